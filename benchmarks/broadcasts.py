@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from bundle.driver.transports.slurm_text import fanout
+from bundle.driver.transports.slurm_text import choose_fanout
 
 from .place import settle
 from .rounds import Step, Value, interleave
@@ -62,7 +62,7 @@ def split(file: Path, folder: Path, count: int) -> list[Path]:
 
 
 def _send(session: Session, slurm: dict[str, str], nodes: int, parts: list[Path]) -> Value:
-    width = str(fanout(nodes, (0, 0)))
+    width = str(choose_fanout(nodes, (0, 0)))
     program = (session.node_python, "-I", "-S", "-c", _PROGRAM, width, *map(str, parts))
     ran = session.run(("salloc", "--quiet", "--nodes", str(nodes), *program), more=slurm)
     (line,) = [line for line in ran.out.splitlines() if line.startswith("SECONDS ")]

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 
 from .report import Results
 from .rows import RELAY_NODES
@@ -56,7 +56,7 @@ def _axes(results: Results, path: Path, size: tuple[float, float]) -> Iterator[A
         plt = import_module("matplotlib.pyplot")
         figure, axes = plt.subplots(figsize=size)
         yield axes
-        rounds = counted(results.rounds, "round")
+        rounds = format_count(results.rounds, "round")
         axes.set_title(f"{results.reference}\n{rounds}, medians", fontsize=9)
         figure.tight_layout()
         path.parent.mkdir(parents=True, exist_ok=True)

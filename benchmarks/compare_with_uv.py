@@ -27,7 +27,7 @@ from stager.core.processes import run
 from stager.core.store import Store
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.spec import read_spec
-from stager.lock.uv import required_command
+from stager.lock.uv import require_uv
 
 from .requirement_inputs import INPUTS
 
@@ -147,7 +147,7 @@ def _arguments(entry: str) -> list[str]:
 
 def _uv(project: Path, argv: Sequence[str]) -> CompletedCommand:
     env = {"UV_PYTHON_DOWNLOADS": "never"}
-    return run([*required_command(), *argv], timeout=_SECONDS, cwd=project, env=env)
+    return run([*require_uv(), *argv], timeout=_SECONDS, cwd=project, env=env)
 
 
 if __name__ == "__main__":

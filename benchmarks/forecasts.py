@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bundle.driver.forecast import Nodes, staging
+from bundle.driver.forecast import Nodes, forecast_staging
 from stager import forecast
 from stager.forecast import JobTimer, Seen
-from stager.logs.job_record import records
+from stager.logs.job_record import read_records
 
 from .rounds import Samples, Value
 
@@ -20,7 +20,7 @@ def seen(logs: Path) -> Seen | None:
     """Return what a job showed, from the events in the log directory that it had for itself."""
     watch = JobTimer()
     for file in logs.glob("events.*.jsonl"):
-        for record in records(file):
+        for record in read_records(file):
             watch.take(record)
     return watch.seen()
 
@@ -38,11 +38,11 @@ def compare(
     known = jobs.get(FITTED, ())
     if not known:
         return
-    rates = forecast.basis(known, one_machine=True).rates
+    rates = forecast.estimate_rates(known, one_machine=True).rates
     for count, found in sorted(jobs.items()):
         for one in found:
             nodes = Nodes(one.nodes, cpus=one.cpus, sharing=one.nodes)
-            predicted = staging(one.work, nodes, rates).seconds
+            predicted = forecast_staging(one.work, nodes, rates).seconds
             samples.add(f"slurm/{count}/forecast/cold", Value(value=predicted))
             fitted = " (fitted to these)" if count == FITTED else ""
             say(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 
 from .curve import Point
 from .rounds import Samples
@@ -150,7 +150,9 @@ def show(results: Results) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     facts = machine(results.cpus)
-    console.print(f"{results.reference}; {counted(results.rounds, 'round')}, A B A B", markup=False)
+    console.print(
+        f"{results.reference}; {format_count(results.rounds, 'round')}, A B A B", markup=False
+    )
     console.print(
         f"{facts['cpus_used']} of {facts['cpus']} CPUs, {facts['memory_gib']} GiB, "
         f"load {facts['load']}; page cache {CACHE}",

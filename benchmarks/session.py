@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stager.core.store import Store
-from stager.pack.node_program import compiled_program
+from stager.pack.node_program import find_compiled_program
 
 from . import ours, process
 from .peers import Argv, Wanted
@@ -107,4 +107,4 @@ class Session:
         """The far side's program, out of a bundle, with bytecode as nodes are sent it."""
         folder = self.place.fresh(f"program-{bundle.stem[:60]}")
         self.run(ours.program_of(bundle, folder))
-        return compiled_program(folder / "node.pyz", Store(folder))
+        return find_compiled_program(folder / "node.pyz", Store(folder))

@@ -72,9 +72,9 @@ def _run(argv: Sequence[str]) -> int:
 
 def _tell(error: NodeError) -> None:
     """Print a problem as `stager` does, which has become this program: a person is waiting."""
-    from .protocol.problem import shown
+    from .protocol.problem import format_problem
 
-    problem = shown(error.problem, (os.uname().nodename,))
+    problem = format_problem(error.problem, (os.uname().nodename,))
     lines = [f"error: {problem.line}", *(f"  {finding}" for finding in problem.findings)]
     if problem.hint:
         lines.append(f"hint: {problem.hint}")
@@ -94,11 +94,11 @@ def _use_environment(options: argparse.Namespace) -> int:
 
 
 def _drive(options: argparse.Namespace) -> int:
-    from .protocol.job import load
+    from .protocol.job import load_job
     from .system.processes import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)
-    job = load(options.job)
+    job = load_job(options.job)
     begun = None
     if job.allocation is Allocation.LOCAL:
         from .driver.transports import local
@@ -187,10 +187,10 @@ def _environment(options: argparse.Namespace) -> unpack.Environment:
     from .checks import probe
     from .environment.listing import own_python
     from .format.archive import BundleFile
-    from .format.manifest import room_for
+    from .format.manifest import estimate_room
     from .node import interpreter
     from .node.machine import host_facts
-    from .node.node_root import base_for, env_path, secure_root
+    from .node.node_root import choose_base_for_bundle, env_path, make_secure_root
     from .system import own_program
 
     with BundleFile(options.bundle, options.id) as bundle:
@@ -200,11 +200,13 @@ def _environment(options: argparse.Namespace) -> unpack.Environment:
         raise NodeError(problem)
     version, python = manifest.requires.python, ""
     if not manifest.requires.bundled_python:
-        python = interpreter.find(version, options.python)
-        if not own_program.loads_modules_for(version):
+        python = interpreter.find_base_python(version, options.python)
+        if not own_program.can_load_modules_for(version):
             os.execv(python, [python, "-I", "-S", *sys.argv])
-    base = base_for(options.base, manifest.id, room_for(manifest.layers, manifest), os.environ)
-    root = secure_root(base)
+    base = choose_base_for_bundle(
+        options.base, manifest.id, estimate_room(manifest.layers, manifest), os.environ
+    )
+    root = make_secure_root(base)
     python = python or own_python(env_path(root, manifest.id), version)
     return _unpack(options, root, manifest.id, python, host.cpus)
 
@@ -227,7 +229,9 @@ def _unpack(
         if options.command != "exec":
             break
         try:
-            unpack.hold(root, bundle_id)  # the command that this process becomes inherits the lock
+            unpack.hold_environment(
+                root, bundle_id
+            )  # the command that this process becomes inherits the lock
             break
         except unpack.GoneError:  # `stager clean` was faster than the lock
             if attempt + 1 == _ATTEMPTS:
@@ -247,15 +251,15 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     from .agent import agent
     from .checks import probe
     from .format.archive import BundleFile
-    from .launch.program_variables import environment_variables
+    from .launch.program_variables import make_environment_variables
     from .protocol.codec import encode
 
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
-    variables = environment_variables(_directories(environment), os.environ)
+    variables = make_environment_variables(_directories(environment), os.environ)
     # Its own standard error is kept until it ends; this process's is read at once.
     variables["STAGER_PROGRESS"] = f"/proc/{os.getpid()}/fd/2"
-    facts = probe.environment_facts(
+    facts = probe.probe_environment(
         environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
     )
     found = {name: value for name, value in encode(facts).items() if name in _PROBED}
@@ -266,19 +270,19 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
     from .launch import exec_command, program_variables
-    from .launch.exec_command import step_variables
-    from .launch.program_variables import environment_variables
+    from .launch.exec_command import read_step_variables
+    from .launch.program_variables import make_environment_variables
     from .launch.wrapper import find_src_folder
 
     directories = _directories(environment)
-    program_variables.prepare(directories, os.environ)
+    program_variables.prepare_hub_cache(directories, os.environ)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.
-    variables = environment_variables(directories, os.environ, os.environ, as_rank=True)
-    variables.update(step_variables(os.environ))
+    variables = make_environment_variables(directories, os.environ, os.environ, as_rank=True)
+    variables.update(read_step_variables(os.environ))
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
     own_code = [
         *filter(None, [find_src_folder(variables["STAGER_PROJECT"])]),
-        *exec_command.trainer(variables),
+        *exec_command.find_trainer(variables),
     ]
     if own_code:  # an empty one would be the working directory
         variables["PYTHONPATH"] = os.pathsep.join(own_code)
@@ -290,24 +294,24 @@ def _mounted(options: argparse.Namespace) -> int:
     from .checks import probe
     from .environment.unpack import write_problem
     from .launch import exec_command, program_variables
-    from .launch.exec_command import step_variables
+    from .launch.exec_command import read_step_variables
     from .node.machine import host_facts
-    from .node.node_root import choose_base, secure_root
+    from .node.node_root import choose_base, make_secure_root
 
     place = os.path.realpath(options.place)
-    manifest = exec_command.manifest_of(place)
+    manifest = exec_command.read_manifest(place)
     for problem in probe.check_requires(manifest.requires, host_facts()):
         raise NodeError(problem)
-    python = exec_command.python_for(place, manifest)
-    root = secure_root(choose_base("auto", os.environ))
+    python = exec_command.find_python(place, manifest)
+    root = make_secure_root(choose_base("auto", os.environ))
     try:
-        directories = exec_command.view(place, manifest, root, python)
-        program_variables.prepare(directories, os.environ)
+        directories = exec_command.make_view(place, manifest, root, python)
+        program_variables.prepare_hub_cache(directories, os.environ)
     except OSError as exc:
         raise NodeError(write_problem(exc, root)) from exc
-    variables = exec_command.variables(directories, place, os.environ)
-    variables.update(step_variables(os.environ))
-    return _become(exec_command.program(directories, _command(options)), variables)
+    variables = exec_command.make_mounted_variables(directories, place, os.environ)
+    variables.update(read_step_variables(os.environ))
+    return _become(exec_command.make_argv(directories, _command(options)), variables)
 
 
 def _become(command: list[str], variables: dict[str, str]) -> int:

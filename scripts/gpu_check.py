@@ -26,12 +26,12 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from bundle.driver.phases import described  # noqa: E402
+from bundle.driver.phases import describe_gpus  # noqa: E402
 from bundle.launch.commands import choose_backend, choose_nproc  # noqa: E402
 from bundle.node.machine import Question, host_facts  # noqa: E402
 from bundle.protocol.enumerations import FailureClass  # noqa: E402
 from stager.diagnosis.diagnosis import diagnose  # noqa: E402
-from stager.logs.job_files import find  # noqa: E402
+from stager.logs.job_files import find_job_files  # noqa: E402
 
 NO_GPU = 4
 """Exit status where there is no GPU."""
@@ -43,7 +43,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from trainer.engine import loop as precision
 from trainer.network import dist
-world = dist.start(dist.world_of(os.environ))
+world = dist.start(dist.read_world(os.environ))
 import torch, torch.distributed
 numbers = torch.full((1 << 20,), world.rank + 1.0, device=world.device)
 torch.distributed.all_reduce(numbers)
@@ -135,7 +135,7 @@ class Machine:
         folder = self.scratch / name
         folder.mkdir()
         (folder / "train.4711.node01.0.out").write_text(text, encoding="utf-8")
-        first = diagnose(find(str(folder), folder)).first
+        first = diagnose(find_job_files(str(folder), folder)).first
         return None if first is None else first.kind
 
 
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         print("there is no NVIDIA GPU on this machine (/dev/nvidia*): nothing was tried")
         return NO_GPU
     if facts is not None:
-        print(f"driver {facts.driver or 'unknown'}, {described(facts.gpus) or 'GPUs unknown'}")
+        print(f"driver {facts.driver or 'unknown'}, {describe_gpus(facts.gpus) or 'GPUs unknown'}")
     failed = 0
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         machine = Machine(python, Path(scratch))

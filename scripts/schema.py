@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from stager.config.checks import schema_of  # noqa: E402
-from stager.config.job_settings import SettingRow, key_of, rows_of  # noqa: E402
+from stager.config.job_settings import SettingRow, list_rows, make_key  # noqa: E402
 from stager.config.load import SECTIONS  # noqa: E402
 
 FILE = HERE.parent / "docs" / "stager.schema.json"
@@ -27,7 +27,7 @@ def schema() -> dict[str, Any]:
     """Return the schema."""
     tables: dict[str, Any] = {}
     for section, kind in SECTIONS.items():
-        properties = {key_of(name): _of(row) for name, row in rows_of(kind).items()}
+        properties = {make_key(name): _of(row) for name, row in list_rows(kind).items()}
         tables[section] = {
             "type": "object",
             "additionalProperties": False,

@@ -19,7 +19,14 @@ from .config.load import load as load_config
 from .core.errors import ConfigError
 from .forecast import PlannedJob
 from .jobs.driver import JobListener, SilentListener
-from .jobs.outcome import Outcome, RunResult, SubmittedJob, VerifyResult, run_result, verify_result
+from .jobs.outcome import (
+    Outcome,
+    RunResult,
+    SubmittedJob,
+    VerifyResult,
+    make_run_result,
+    make_verify_result,
+)
 from .pipeline import CleanOptions
 
 _Result = TypeVar("_Result")
@@ -69,41 +76,43 @@ class Project:
 
         A batch job is followed to its end.
         """
-        asked = replace(_job_options(options), wait=True)
+        asked = replace(_convert_words(options), wait=True)
         ended = pipeline.run_job(self.config, asked, Action.VERIFY, listener)
-        return verify_result(_of_kind(Outcome, ended))
+        return make_verify_result(_require_kind(Outcome, ended))
 
     def run(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> RunResult:
         """Verify, then launch the command once for each rank, and wait for the end.
 
         A batch job is followed to its end.
         """
-        asked = replace(_job_options(options), wait=True)
+        asked = replace(_convert_words(options), wait=True)
         ended = pipeline.run_job(self.config, asked, Action.RUN, listener)
-        return run_result(_of_kind(Outcome, ended))
+        return make_run_result(_require_kind(Outcome, ended))
 
     def submit(
         self, options: JobOptions | None = None, listener: JobListener = SILENT
     ) -> SubmittedJob:
         """Submit a run as a batch job, and return as soon as Slurm has accepted it."""
-        asked = replace(_job_options(options), batch=True, wait=False)
-        return _of_kind(SubmittedJob, pipeline.run_job(self.config, asked, Action.RUN, listener))
+        asked = replace(_convert_words(options), batch=True, wait=False)
+        return _require_kind(
+            SubmittedJob, pipeline.run_job(self.config, asked, Action.RUN, listener)
+        )
 
     def plan(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> PlannedJob:
         """Return what a batch run would ask of Slurm, and how long it would take; ask nothing."""
-        asked = replace(_job_options(options), batch=True, dry_run=True)
-        return _of_kind(PlannedJob, pipeline.run_job(self.config, asked, Action.RUN, listener))
+        asked = replace(_convert_words(options), batch=True, dry_run=True)
+        return _require_kind(PlannedJob, pipeline.run_job(self.config, asked, Action.RUN, listener))
 
     def clean(
         self, options: CleanOptions | None = None, listener: JobListener = SILENT
     ) -> CleanResult:
         """Remove what nobody uses any more from the nodes and the offline root."""
         asked = options or CleanOptions()
-        asked = replace(asked, job=_job_options(asked.job))
+        asked = replace(asked, job=_convert_words(asked.job))
         return pipeline.clean(self.config, asked, listener)
 
 
-def _job_options(options: JobOptions | None) -> JobOptions:
+def _convert_words(options: JobOptions | None) -> JobOptions:
     """Return the options of a job, with enumerations in the place of their words.
 
     Raises:
@@ -123,7 +132,7 @@ def _job_options(options: JobOptions | None) -> JobOptions:
     return replace(asked, **words)
 
 
-def _of_kind(kind: type[_Result], ended: object) -> _Result:
+def _require_kind(kind: type[_Result], ended: object) -> _Result:
     """Return what became of a job, if that is of this kind; only a dry run can be of another."""
     if isinstance(ended, kind):
         return ended

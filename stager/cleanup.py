@@ -13,23 +13,23 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
-from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, origin_of
+from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, read_origin
 from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.digest import Digest
 from bundle.protocol.messages import CleanAnswer, NodeCleanup, UnpackAnswer
-from bundle.system.hostlist import fold
+from bundle.system.hostlist import fold_hosts
 
 from .config.job_settings import JobOptions
 from .core.errors import StagerError
-from .core.files import BUNDLE_SUFFIX, bytes_of, opened, text_of
+from .core.files import BUNDLE_SUFFIX, open_regular, read_bytes, read_text
 from .core.store import DigestCache, Store, remove, size_of
 from .hub.client import is_the_users
 from .jobs.outcome import Outcome
-from .layers.layer_file import compression
+from .layers.layer_file import describe_compression
 from .logs.job_record import parse_event
 from .pack import bundle_file
-from .pack.bundle_file import format_of, is_marked, marks_in
+from .pack.bundle_file import format_of, is_marked, list_marks
 from .pack.decompressor import PINNED
 from .slurm.request import PartitionNode
 from .trust import SUFFIX
@@ -44,13 +44,13 @@ def content_of(layer: Path, key: str) -> str | None:
     is not what its name says. Empty for a wheel's layer that leaves something out: it is needed by
     the bundles that name it, and not by a lock.
     """
-    with opened(layer, unnoticed=True) as handle:  # to look at it is not to use it
+    with open_regular(layer, unnoticed=True) as handle:  # to look at it is not to use it
         try:
-            origin = origin_of(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
+            origin = read_origin(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
         except LayerError:
             return None
     options = origin.options
-    current = (INDEX_FORMAT, compression())
+    current = (INDEX_FORMAT, describe_compression())
     if origin.id != key or (options.get("format"), options.get("compression")) != current:
         return None
     return "" if "prune" in options else origin.content
@@ -61,7 +61,7 @@ def is_outdated(bundle: Path) -> bool:
     return format_of(bundle) < FORMAT
 
 
-def nobody_has_open(path: Path) -> bool:
+def is_unused(path: Path) -> bool:
     """Return whether no job or command has a file of the store open, or a lock of it taken.
 
     Of what cannot be opened, a directory in its place for one, that cannot be known.
@@ -69,7 +69,7 @@ def nobody_has_open(path: Path) -> bool:
     # A build takes this lock for itself; a shared one asked for here cannot keep it waiting.
     operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
     try:
-        file = opened(path)
+        file = open_regular(path)
     except OSError:
         return False
     with file as handle:
@@ -123,10 +123,10 @@ def list_unused_hub_files(
             yield path, size_of(path), "a build left it"
     for repository in folders_in(hub):
         if repository.name.startswith(_REPOSITORIES):
-            yield from _unused_in(repository, commits, limit)
+            yield from _list_unused_in_repository(repository, commits, limit)
 
 
-def _unused_in(
+def _list_unused_in_repository(
     repository: Path, commits: Collection[str], limit: float
 ) -> Iterator[tuple[Path, int, str]]:
     """Yield a repository as a whole, or those of its commits that no lock names."""
@@ -241,7 +241,7 @@ class StoreCleanup:
         return sum(item.size for item in self.removed)
 
 
-def nodes_keep(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
+def list_kept_environments(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
     """Return the bundles whose environments stay on the nodes: each project's newest."""
     if everything:
         return []
@@ -323,7 +323,7 @@ class _Plan:
             else:
                 self.abandoned.append(note)
         notes = self._files("imports", ".txt")
-        imported = {bytes_of(path).decode(errors="replace").strip() for path in notes}
+        imported = {read_bytes(path).decode(errors="replace").strip() for path in notes}
         self.newest = imported | {note.bundle for note in self.alive}
         """The file names of the bundles that stay: each project's newest, built or imported."""
 
@@ -337,9 +337,9 @@ class _Plan:
                 yield _item("bundle", path, why)
             else:
                 staying.append(path)
-        yield from self._seals({path.name for path in staying})
+        yield from self._find_orphans({path.name for path in staying})
         manifests, newer = _manifests(staying)
-        locked = self._locked()
+        locked = self._collect_locked_digests()
         if not newer:
             yield from self._layers(manifests, locked)
             yield from self._programs(manifests)
@@ -362,7 +362,7 @@ class _Plan:
         """Return the reason why a bundle can be removed; empty where it stays."""
         is_others = not self.may_remove_all and path.lstat().st_uid != os.geteuid()
         is_needed = is_marked(path, self.now, by_jobs=not self.rules.keep_newest)
-        if is_others or is_needed or not nobody_has_open(path):
+        if is_others or is_needed or not is_unused(path):
             return ""
         if is_outdated(path):
             return "it was made by an older version of stager, and cannot be used"
@@ -372,7 +372,7 @@ class _Plan:
             return ""
         return "it is not a project's newest bundle"
 
-    def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
+    def _find_orphans(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
         """Yield the seals, locks, signatures and marks of other bundles than these."""
         beside = [
             ("seal", "seals", ".txt", ""),
@@ -385,11 +385,11 @@ class _Plan:
                 bundle = path.name.removesuffix(ending) + suffix
                 if bundle.endswith(BUNDLE_SUFFIX) and bundle not in bundles:
                     yield _item(kind, path, "its bundle is gone")
-        for path in marks_in(self.store.root / "bundles"):
+        for path in list_marks(self.store.root / "bundles"):
             if path.name.partition(BUNDLE_SUFFIX)[0] + BUNDLE_SUFFIX not in bundles:
                 yield _item("note", path, "its bundle is gone")
 
-    def _locked(self) -> set[str]:
+    def _collect_locked_digests(self) -> set[str]:
         """Return every digest and commit that a lock names, of any project or of the tool."""
         pinned = resources.files("stager.pack") / PINNED
         digests = set(_DIGEST.findall(pinned.read_text(encoding="utf-8")))
@@ -408,7 +408,7 @@ class _Plan:
         self, manifests: Sequence[Manifest], locked: Collection[str]
     ) -> Iterator[UnusedItem]:
         needed = {member.file for manifest in manifests for member in manifest.stored}
-        for path in self._unused("layers", _LAYER, ".whl"):
+        for path in self._list_unused_files("layers", _LAYER, ".whl"):
             key = path.name.removesuffix(_LAYER)
             if path.name in needed:
                 continue
@@ -423,7 +423,7 @@ class _Plan:
 
     def _programs(self, manifests: Sequence[Manifest]) -> Iterator[UnusedItem]:
         needed = {manifest.node.sha256 for manifest in manifests}
-        for path in self._unused("programs", ".pyz"):
+        for path in self._list_unused_files("programs", ".pyz"):
             if path.stem.partition(".")[0] not in needed:
                 yield _item("program", path, "no bundle holds it, and it has not been used")
 
@@ -446,7 +446,7 @@ class _Plan:
     def _files(self, folder: str, *endings: str) -> list[Path]:
         return files_in(self.store.root / folder, *endings)
 
-    def _unused(self, folder: str, *endings: str) -> Iterator[Path]:
+    def _list_unused_files(self, folder: str, *endings: str) -> Iterator[Path]:
         """Yield the files not used within a day, as far as the file system records it."""
         for path in self._files(folder, *endings):
             status = path.lstat()
@@ -460,7 +460,7 @@ def _item(kind: str, path: Path, why: str) -> UnusedItem:
 
 def _read_note(path: Path) -> _Note | None:
     try:
-        raw = json.loads(text_of(path))
+        raw = json.loads(read_text(path))
         return _Note(
             path=path,
             settings=Path(raw["project"]),
@@ -496,7 +496,7 @@ def _manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
     found, newer = [], False
     for path in bundles:
         try:
-            found.append(bundle_file.stated_manifest(path))
+            found.append(bundle_file.read_stated_manifest(path))
         except FormatError as exc:
             newer = newer or (isinstance(exc.found, int) and exc.found > FORMAT)
         except ManifestError:
@@ -507,7 +507,7 @@ def _manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
 def _partial(root: Path) -> list[UnusedItem]:
     """Return what killed builds left; nothing during a build, for it may be that one's."""
     locks = [root / name for name in (".lock", ".tmp.lock") if (root / name).exists()]
-    is_busy = not all(map(nobody_has_open, locks))
+    is_busy = not all(map(is_unused, locks))
     if is_busy or not (root / "tmp").is_dir():
         return []
     return [
@@ -583,7 +583,7 @@ class CleanNodeResult:
     """Bytes that became free, or would."""
 
 
-def removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:
+def list_removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:
     """Yield what a node removed, or would remove."""
     for root in answer.roots:
         environments = [(f"envs/{name}", size) for name, size in root.removed]
@@ -597,12 +597,12 @@ def removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:
             )
 
 
-def keeps(answer: CleanAnswer, bundle_id: str) -> bool:
+def has_environment(answer: CleanAnswer, bundle_id: str) -> bool:
     """Return whether a node still has the environment of a bundle."""
     return any(name.endswith(bundle_id) for root in answer.roots for name, _ in root.kept)
 
 
-def removed_in_store(item: UnusedItem) -> CleanedItem:
+def make_removed_item(item: UnusedItem) -> CleanedItem:
     """Return an item of the offline root that was removed, or would be."""
     return CleanedItem(
         place="offline root", path=item.path, bytes=item.size, kind=item.kind, why=item.why
@@ -615,7 +615,7 @@ _TELLING = (b'"unpack"', b'"clean"')
 """What a line has that tells of an environment on a node."""
 
 
-def used_nodes(log_dir: Path) -> list[str]:
+def find_used_nodes(log_dir: Path) -> list[str]:
     """Return the nodes with environments, in the order of the jobs that made or used them last."""
     used: dict[str, None] = {}
     logs = []
@@ -623,7 +623,7 @@ def used_nodes(log_dir: Path) -> list[str]:
         with suppress(OSError):
             logs.append((path.lstat().st_mtime, path))
     for _, path in sorted(logs):
-        with suppress(OSError), opened(path) as handle:
+        with suppress(OSError), open_regular(path) as handle:
             for line in handle:
                 record = parse_event(line) if any(map(line.__contains__, _TELLING)) else None
                 event = record.event if record else None
@@ -645,15 +645,18 @@ def choose_nodes(
     away = [node for node in used if node in known - up]
     notes = []
     if away:
-        notes.append(f"not cleaned: {fold(away)}, which Slurm has down or reserved at the moment")
+        notes.append(
+            f"not cleaned: {fold_hosts(away)}, which Slurm has down or reserved at the moment"
+        )
     if options.nodes or options.nodelist or not chosen:
         if options.nodes and not options.nodelist and len(chosen) > options.nodes[0]:
-            count, names = counted(len(chosen), "node"), fold(chosen)
+            count, names = format_count(len(chosen), "node"), fold_hosts(chosen)
             notes.append(f"the logs tell of environments on {count}: --nodelist {names}")
         return options, notes
     notes.append(
-        f"asking for {fold(chosen)}, where your jobs have left environments, as their logs say; "
+        f"asking for {fold_hosts(chosen)}, where your jobs have left environments, as "
+        "their logs say; "
         "--nodelist names other nodes"
     )
     number = len(chosen)
-    return replace(options, nodes=(number, number), nodelist=fold(chosen)), notes
+    return replace(options, nodes=(number, number), nodelist=fold_hosts(chosen)), notes

@@ -17,15 +17,15 @@ from bundle.driver.forecast import (
     a_step,
     best_width,
     forecast,
+    forecast_shared_staging,
+    forecast_staging,
     levels,
-    staging,
-    staging_by_reading,
-    staging_work,
+    measure_staging_work,
 )
 from bundle.driver.plan import SENT, SHARED, excerpt_size
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.codec import decode, encode
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
 from bundle.protocol.events import (
     FileSent,
@@ -37,15 +37,15 @@ from bundle.protocol.events import (
 )
 from bundle.protocol.job import ASSUMED, Rates
 from bundle.protocol.messages import UnpackAnswer
-from bundle.redaction.secrets import masked
+from bundle.redaction.secrets import mask_arguments
 
 from .building.current_bundle import offline_root
 from .config.load import Config
 from .core.errors import StagerError
-from .core.files import text_of
+from .core.files import read_text
 from .core.store import Store
 from .jobs.preparation import Prepared
-from .pack.bundle_file import manifest_of
+from .pack.bundle_file import read_manifest
 
 # --- The results of ``stager estimate`` and of a dry run, as scripts and Python programs get them
 
@@ -231,7 +231,10 @@ class Basis:
         """The same for a person."""
         if not self.jobs:
             return "assumed; a job that sends its bundle measures them"
-        return f"measured on {counted(self.jobs, 'job')} of up to {counted(self.nodes, 'node')}"
+        return (
+            f"measured on {format_count(self.jobs, 'job')} of up to "
+            f"{format_count(self.nodes, 'node')}"
+        )
 
 
 class JobTimer:
@@ -314,7 +317,7 @@ def record_times(store: Store, seen: Seen) -> bool:
     jobs = [*read_history(store), seen][-KEPT:]
     content = {"version": VERSION, "jobs": [encode(job) for job in jobs]}
     try:
-        with store.publishing(store.root / FILE) as partial:
+        with store.publish(store.root / FILE) as partial:
             partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except StagerError:
         return False
@@ -324,7 +327,7 @@ def record_times(store: Store, seen: Seen) -> bool:
 def read_history(store: Store) -> tuple[Seen, ...]:
     """Return the jobs that are kept, the newest last; none where they cannot be read."""
     try:
-        raw = json.loads(text_of(store.root / FILE))
+        raw = json.loads(read_text(store.root / FILE))
         if raw["version"] != VERSION:
             return ()
         return tuple(_seen(job) for job in raw["jobs"][-KEPT:])
@@ -332,31 +335,35 @@ def read_history(store: Store) -> tuple[Seen, ...]:
         return ()
 
 
-def basis(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
+def estimate_rates(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
     """Return the jobs' median rates, or assumed ones; ``one_machine``: all nodes share its CPUs."""
     if not jobs:
         return Basis()
     send, unpack, step = [], [], []
     for job in jobs:
         nodes = Nodes(job.nodes, cpus=job.cpus, sharing=job.nodes if one_machine else 1)
-        expected = staging(job.work, nodes, relayed=job.relayed)
+        expected = forecast_staging(job.work, nodes, relayed=job.relayed)
         step.append(job.step / a_step(nodes))
         together = max(job.stage - job.step, 0.0) / expected.seconds
         if job.work.sent >= _ENOUGH_BYTES:
             send.append(together if job.send is None else job.send / expected.send)
         if job.work.files >= _ENOUGH_FILES:
             unpack.append(together if job.unpack is None else job.unpack / expected.unpack)
-    factors = {"send": _middle(send), "unpack": _middle(unpack), "step": _middle(step)}
+    factors = {
+        "send": _median_in_bounds(send),
+        "unpack": _median_in_bounds(unpack),
+        "step": _median_in_bounds(step),
+    }
     most = max(job.nodes for job in jobs)
-    return Basis(rates=ASSUMED.scaled(**factors), jobs=len(jobs), nodes=most)
+    return Basis(rates=ASSUMED.scale_rates(**factors), jobs=len(jobs), nodes=most)
 
 
 def find_known_rates(store: Store) -> Basis:
     """Return what is known about this cluster from earlier jobs."""
-    return basis(read_history(store))
+    return estimate_rates(read_history(store))
 
 
-def _middle(factors: Sequence[float]) -> float:
+def _median_in_bounds(factors: Sequence[float]) -> float:
     """Return the median, within what is believable: a clock may have jumped."""
     return min(max(median(factors), 0.01), 100.0) if factors else 1.0
 
@@ -404,7 +411,7 @@ NFS = SharedFiles("NFS", call=0.7e-3, calls=3_500, node=0.3e9, all=1e9)
 """Fits 244 s for the same environment on 8 nodes (Frontier's NFS), each with 8 ranks."""
 
 
-def from_shared(files: int, size: int, nodes: Nodes, shared: SharedFiles) -> float:
+def estimate_shared_reads(files: int, size: int, nodes: Nodes, shared: SharedFiles) -> float:
     """Return the seconds that ranks wait for files when they import from a shared file system.
 
     A node's ranks share what its kernel keeps of paths and files, except that every rank has each
@@ -457,7 +464,7 @@ class Setting:
         return ordered[len(ordered) // 2] if ordered else None
 
 
-def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -> Setting:
+def make_setting(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -> Setting:
     """Return how settings, with the command line's options in them, use a bundle."""
     ranks = config.launch.nproc_per_node or 1
     return Setting(
@@ -474,19 +481,19 @@ def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -
     )
 
 
-def planned(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
+def plan_job(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
     """Return what Slurm would be asked for, and a forecast for nodes that have nothing yet.
 
     Nothing is asked or sent.
     """
     config, bundle = prepared.config, prepared.bundle
-    manifest = manifest_of(bundle, prepared.job.bundle_id)
+    manifest = read_manifest(bundle, prepared.job.bundle_id)
     basis = find_known_rates(Store(offline_root(config)))
     most = config.cluster.nodes[1]
-    setting = setting_of(config, bundle, manifest, basis)
-    seconds = PhaseSeconds.of(cold(setting, most))
+    setting = make_setting(config, bundle, manifest, basis)
+    seconds = PhaseSeconds.of(forecast_cold(setting, most))
     return PlannedJob(
-        argv=tuple(masked(argv)),
+        argv=tuple(mask_arguments(argv)),
         bundle=bundle,
         id=prepared.job.bundle_id,
         transfer=TransferWay.SHARED if setting.read else config.cluster.transfer,
@@ -499,38 +506,40 @@ def planned(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
     )
 
 
-def cold(setting: Setting, count: int) -> Forecast:
+def forecast_cold(setting: Setting, count: int) -> Forecast:
     """Return seconds by phase on nodes that have nothing yet."""
     layers = setting.manifest.layers
-    return _staged(setting, count, staging_work(layers, layers, setting.size))
+    return _forecast_staging(setting, count, measure_staging_work(layers, layers, setting.size))
 
 
-def unchanged(setting: Setting, count: int) -> Forecast:
+def forecast_unchanged(setting: Setting, count: int) -> Forecast:
     """Return seconds by phase on nodes that have the environment."""
-    return _staged(setting, count, None)
+    return _forecast_staging(setting, count, None)
 
 
-def one_changed(setting: Setting, count: int) -> Forecast | None:
+def forecast_one_changed(setting: Setting, count: int) -> Forecast | None:
     """Return seconds by phase on nodes that lack one package; None for a bundle without any."""
     layer = setting.changed
     if layer is None:
         return None
     sent = excerpt_size(layer.members)
-    return _staged(setting, count, staging_work([layer], setting.manifest.layers, sent))
+    return _forecast_staging(
+        setting, count, measure_staging_work([layer], setting.manifest.layers, sent)
+    )
 
 
-def from_files(setting: Setting, count: int, shared: SharedFiles) -> float:
+def estimate_from_files(setting: Setting, count: int, shared: SharedFiles) -> float:
     """Return seconds until ranks that import from a shared file system have all their files."""
     manifest, nodes = setting.manifest, setting.nodes(count)
-    starting = unchanged(setting, count).launch
-    return starting + from_shared(manifest.files, manifest.unpacked_size, nodes, shared)
+    starting = forecast_unchanged(setting, count).launch
+    return starting + estimate_shared_reads(manifest.files, manifest.unpacked_size, nodes, shared)
 
 
-def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int | None:
+def find_break_even(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int | None:
     """Return the fewest nodes from which staging is quicker, though they have nothing yet."""
 
     def pays(count: int) -> bool:
-        return cold(setting, count).total < from_files(setting, count, shared)
+        return forecast_cold(setting, count).total < estimate_from_files(setting, count, shared)
 
     tried = [1]
     while tried[-1] < most:
@@ -548,7 +557,7 @@ def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int 
 def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
     """Return the result of ``stager estimate``."""
     manifest, basis, changed = setting.manifest, setting.basis, setting.changed
-    payable = {shared.name: pays_from(setting, shared) for shared in SHARED_FILE_SYSTEMS}
+    payable = {shared.name: find_break_even(setting, shared) for shared in SHARED_FILE_SYSTEMS}
     return Estimate(
         bundle=setting.bundle,
         id=manifest.id,
@@ -560,46 +569,46 @@ def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
         launcher=setting.launcher,
         changed=None if changed is None else changed.name,
         rates=EstimateRates(basis=basis.text, jobs=basis.jobs, **asdict(basis.rates)),
-        forecasts=tuple(_at(setting, count) for count in counts),
+        forecasts=tuple(_forecast_count(setting, count) for count in counts),
         pays_from={name.lower(): count for name, count in payable.items()},
         verdict=_verdict(payable),
     )
 
 
-def _at(setting: Setting, count: int) -> CountForecast:
+def _forecast_count(setting: Setting, count: int) -> CountForecast:
     width = min(2, count) if setting.relayed else best_width(count, WIDEST, setting.basis.rates)
-    changed = one_changed(setting, count)
+    changed = forecast_one_changed(setting, count)
     return CountForecast(
         nodes=count,
         world_size=count * setting.ranks,
         width=width,
         levels=levels(count, width),
-        cold=PhaseSeconds.of(cold(setting, count)),
-        unchanged=PhaseSeconds.of(unchanged(setting, count)),
+        cold=PhaseSeconds.of(forecast_cold(setting, count)),
+        unchanged=PhaseSeconds.of(forecast_unchanged(setting, count)),
         one_changed=None if changed is None else PhaseSeconds.of(changed),
         shared={
-            shared.name.lower(): round(from_files(setting, count, shared), 3)
+            shared.name.lower(): round(estimate_from_files(setting, count, shared), 3)
             for shared in SHARED_FILE_SYSTEMS
         },
     )
 
 
-def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
+def _forecast_staging(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
     nodes, rates = setting.nodes(count), setting.basis.rates
     if work is None:
         staged = []
     elif setting.read:
         # Not measured before the job: as a server that all nodes share.
-        staged = [staging_by_reading(work, nodes, min(NFS.node, NFS.all / count), rates)]
+        staged = [forecast_shared_staging(work, nodes, min(NFS.node, NFS.all / count), rates)]
     else:
-        staged = [staging(work, nodes, rates, relayed=setting.relayed)]
+        staged = [forecast_staging(work, nodes, rates, relayed=setting.relayed)]
     return forecast(staged, nodes, rates, launcher=setting.launcher)
 
 
 def _verdict(payable: dict[str, int | None]) -> str:
-    parts = [f"against {name} {_from(count)}" for name, count in payable.items()]
+    parts = [f"against {name} {_describe_break_even(count)}" for name, count in payable.items()]
     return f"staging pays: {', '.join(parts)}"
 
 
-def _from(count: int | None) -> str:
-    return "never" if count is None else f"from {counted(count, 'node')} on"
+def _describe_break_even(count: int | None) -> str:
+    return "never" if count is None else f"from {format_count(count, 'node')} on"

@@ -22,13 +22,13 @@ from bundle.system.processes import ProcessError
 from .config.sections import BUNDLED, HEADERS
 from .core import elf
 from .core.errors import ConfigError, StagerError
-from .core.files import expanded
-from .core.processes import CommandError, Runner, feed, run
-from .core.store import sha256_of
+from .core.files import expand_home
+from .core.processes import CommandError, Runner, run, run_with_input
+from .core.store import digest_file
 from .core.values import Target
 from .layers.bytecode import Compiler
 from .layers.source import Interpreter, LayerSource, RunPath
-from .layers.tree import Collector, TreeFile, digest_of
+from .layers.tree import Collector, TreeFile, digest_tree
 from .lock import uv
 
 _RUN_SECONDS = 120.0
@@ -61,13 +61,13 @@ print(json.dumps({
 """
 
 
-def faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()) -> list[str]:
+def list_faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()) -> list[str]:
     """Start a bundle's Python behind ``denied`` (no network); return what it takes from outside."""
     top = (env_dir / OWN_PYTHON).resolve()
     program = own_python(str(env_dir), python)
     argv = [*denied, program, "-s", "-B", "-c", _PROGRAM]
     try:
-        done = feed(argv, "", environment={}, timeout=_RUN_SECONDS)
+        done = run_with_input(argv, "", environment={}, timeout=_RUN_SECONDS)
         said = json.loads(done.stdout)
     except CommandError as exc:
         imported = re.findall(rf"^{_IMPORTS}(.*)", exc.completed.stderr, re.MULTILINE)
@@ -117,7 +117,7 @@ class _UnusableError(ValueError):
     """A Python that a bundle cannot bring; the text says why, after its path."""
 
 
-def find(
+def find_interpreter(
     setting: str, target: Target, env: Mapping[str, str] = os.environ, run: Runner = run
 ) -> Installation:
     """Return the Python that a bundle is to bring.
@@ -133,7 +133,7 @@ def find(
             hint="build on a machine of the nodes' kind, or leave the interpreter to the nodes",
         )
     if setting == BUNDLED:
-        return _found(target, env, run)
+        return _find_any(target, env, run)
     path = Path(setting)
     try:
         return _installation(_program_in(path, target), target, env)
@@ -141,10 +141,10 @@ def find(
         raise ConfigError(f"{_KEY}: {path} {exc}", hint=_advice(target)) from exc
 
 
-def _found(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
+def _find_any(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
     """Return the first Python of the target's version that can be moved."""
     refused: dict[str, str] = {}
-    for path in candidates(target, env, run):
+    for path in list_candidates(target, env, run):
         try:
             return _installation(path, target, env)
         except _UnusableError as exc:
@@ -164,17 +164,17 @@ def _advice(target: Target) -> str:
     )
 
 
-def candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
+def list_candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
     """Yield the programs of the target's version: uv's, pyenv's, and the one that runs this."""
     program = f"bin/python{target.python}"
     kept = _uv_folder(run)
     if kept is not None:
         yield from _newest_first(kept, f"cpython-{target.python}.*", program)
-    pyenv = Path(env.get("PYENV_ROOT") or expanded("~/.pyenv"))
+    pyenv = Path(env.get("PYENV_ROOT") or expand_home("~/.pyenv"))
     yield from _newest_first(pyenv / "versions", f"{target.python}.*", program)
     if target.is_host_python:
         with suppress(NodeError):  # this one is free-threaded, or no CPython
-            yield Path(interpreter.find(target.python, (), env))
+            yield Path(interpreter.find_base_python(target.python, (), env))
 
 
 def _newest_first(folder: Path, pattern: str, program: str) -> list[Path]:
@@ -195,7 +195,7 @@ def _patch(program: Path) -> tuple[int, int, str]:
 
 
 def _uv_folder(run: Runner) -> Path | None:
-    command = uv.command()
+    command = uv.find_uv()
     if command is None:
         return None
     try:
@@ -225,13 +225,13 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
     """Return the installation of a program; a virtual environment's is its base."""
     _refuse_other_machine(path, target)
     try:
-        facts = interpreter.ask(str(path), env)
-        misfit = facts.misfit(target.python)
+        facts = interpreter.describe_interpreter(str(path), env)
+        misfit = facts.explain_misfit(target.python)
         if misfit:
             raise _UnusableError(f"is {misfit}; environment.python asks for {target.python}")
-        program = Path(interpreter.base(target.python, facts, env))
+        program = Path(interpreter.find_base_of(target.python, facts, env))
     except ProcessError as exc:
-        raise _UnusableError(f"does not work: {interpreter.cause_of(exc)}") from exc
+        raise _UnusableError(f"does not work: {interpreter.describe_failure(exc)}") from exc
     prefix = Path(facts.base_prefix).resolve()
     if prefix in _SYSTEM:
         raise _UnusableError(
@@ -250,7 +250,7 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
 def _refuse_other_machine(path: Path, target: Target) -> None:
     """Refuse a program for another processor, even if this machine could emulate that."""
     try:
-        header = elf.read(path)
+        header = elf.read_elf(path)
     except OSError as exc:
         raise _UnusableError(f"cannot be read: {exc.strerror}") from exc
     if header is not None and header.machine != target.machine:
@@ -267,7 +267,7 @@ print("%d.%d.%d" % sys.version_info[:3], importlib.util.MAGIC_NUMBER.hex())
 """
 
 
-def compiler_for(
+def find_compiler(
     target: Target,
     own: Path | None = None,
     env: Mapping[str, str] = os.environ,
@@ -290,8 +290,8 @@ def compiler_for(
 
 
 def _find(target: Target, env: Mapping[str, str], run: Runner) -> str:
-    kept = [str(path) for path in candidates(target, env, run)]
-    return interpreter.find(target.python, kept, env)
+    kept = [str(path) for path in list_candidates(target, env, run)]
+    return interpreter.find_base_python(target.python, kept, env)
 
 
 # --- The shared libraries that a Python needs: those that go with it, those left to the nodes ----
@@ -322,7 +322,7 @@ class Libraries:
 
     def follow(self, path: str) -> list[str]:
         """Note what a file needs; return the files in the folder that are needed only by it."""
-        header = elf.read(self.prefix / path)
+        header = elf.read_elf(self.prefix / path)
         if header is None:
             return []
         self.glibc = max(self.glibc, header.glibc)
@@ -391,7 +391,7 @@ def _is_of_glibc(needed: str) -> bool:
     return _OF_GLIBC.fullmatch(needed.rpartition("/")[2]) is not None
 
 
-def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
+def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
     """Return the shared libraries that a Python and its extension modules need.
 
     Raises:
@@ -458,7 +458,7 @@ class BundledInterpreter:
         )
 
 
-def bundled(
+def make_bundled_interpreter(
     installation: Installation, target: Target, prune: Collection[str]
 ) -> BundledInterpreter:
     """Return the layer's source of a Python, and what it needs of a node.
@@ -475,7 +475,7 @@ def bundled(
         _refuse_other_libc(installation, target)
         paths = [path for folder in folders for path in _files(prefix, folder)]
         modules = sorted(path for path in paths if path.endswith(".so"))
-        libraries = libraries_of(prefix, installation.program, modules)
+        libraries = follow_libraries(prefix, installation.program, modules)
     except OSError as exc:
         raise ConfigError(
             f"environment.interpreter: {exc.filename or f'a file in {prefix}'} cannot be read: "
@@ -491,7 +491,7 @@ def bundled(
         kind=PYTHON,
         name="cpython",
         version=installation.version,
-        digest=digest_of(tree, [_digest_of(file, interpreter) for file in tree.files]),
+        digest=digest_tree(tree, [_digest_of(file, interpreter) for file in tree.files]),
         tree=tree,
         prefix=OWN_PYTHON,
         size=tree.size * 2,
@@ -507,7 +507,7 @@ def bundled(
 
 def _refuse_other_libc(installation: Installation, target: Target) -> None:
     program = installation.prefix / installation.program
-    header = elf.read(program)
+    header = elf.read_elf(program)
     libc = ""
     if header is not None:
         libc = "musl" if Path(header.loader).name.startswith("ld-musl") else "glibc"
@@ -544,4 +544,4 @@ def _reraise(error: OSError) -> None:
 def _digest_of(file: TreeFile, interpreter: Interpreter) -> Digest:
     if file.path in interpreter.run_paths:
         return Digest.of(interpreter.content(file))
-    return sha256_of(file.source)
+    return digest_file(file.source)

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Action
-from bundle.redaction.secrets import masked
+from bundle.redaction.secrets import mask_arguments
 
 from .building.current_bundle import Listener, offline_root
 from .config.load import Config
@@ -71,7 +71,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
 
     if options.output is not None:
         refuse_in_project(options.output, config.project.path)
-    built = make_bundle(config, _with_driver(config, options), listener)
+    built = make_bundle(config, _add_driver_lookup(config, options), listener)
     packed, signature = built.packed, None
     if options.sign is not None:
         listener.begin("sign")
@@ -108,10 +108,10 @@ def lock(config: Config, options: BuildOptions, listener: Listener) -> LockResul
     """
     from .building.project_lock import lock_project
 
-    return lock_project(config, _with_driver(config, options), listener)
+    return lock_project(config, _add_driver_lookup(config, options), listener)
 
 
-def _with_driver(config: Config, options: BuildOptions) -> BuildOptions:
+def _add_driver_lookup(config: Config, options: BuildOptions) -> BuildOptions:
     """Return options that know where to look for the nodes' NVIDIA driver, where it matters."""
     if config.environment.torch_backend != "auto" or options.driver is not None:
         return options
@@ -136,21 +136,21 @@ def run_job(
     from .incidents import bad_nodes
     from .jobs.driver import run_driver
     from .jobs.outcome import Outcome
-    from .jobs.preparation import bundle_of, driver_start, prepare, source_of
+    from .jobs.preparation import choose_source, get_current_bundle, make_driver_start, prepare
 
-    source = source_of(options, config, batch=options.batch)
-    bundle = bundle_of(config, options.bundle, listener, options.bundle_id)
+    source = choose_source(options, config, batch=options.batch)
+    bundle = get_current_bundle(config, options.bundle, listener, options.bundle_id)
     prepared = prepare(config, options, bundle, action=action, source=source)
     store = Store(offline_root(config))
-    prepared, on_event = _with_failed_nodes(prepared, store, listener)
-    prepared = _announced(prepared, forecast.find_known_rates(store), listener)
+    prepared, on_event = _avoid_failed_nodes(prepared, store, listener)
+    prepared = _announce(prepared, forecast.find_known_rates(store), listener)
     with forecast.keep_times(store, on_event) as listen:
         if source == "sbatch":
             return _submit(prepared, options, listener, listen)
-        start = driver_start(prepared, os.environ)
+        start = make_driver_start(prepared, os.environ)
         if start.asks_slurm:
             if options.dry_run:
-                return forecast.planned(prepared, start.argv)
+                return forecast.plan_job(prepared, start.argv)
             _refuse_impossible(prepared)
         outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
         run_driver(outcome, prepared.config, start, listen, listener.talk)
@@ -158,7 +158,7 @@ def run_job(
         return outcome
 
 
-def _with_failed_nodes(
+def _avoid_failed_nodes(
     prepared: Prepared, store: Store, listener: JobListener
 ) -> tuple[Prepared, OnEvent]:
     """Return a job that avoids nodes that failed, and a listener that hears which ones it has."""
@@ -175,13 +175,13 @@ def _with_failed_nodes(
     return prepared, point_out_bad_nodes(listener.event, nodes, prepared, listener)
 
 
-def _announced(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
+def _announce(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
     """Give the job its number and rates, and report what is about to happen."""
-    from .jobs.job_description import numbered
+    from .jobs.job_description import assign_number
 
     for note in prepared.notes:
         listener.note(note)
-    job = numbered(prepared.job)
+    job = assign_number(prepared.job)
     if basis.jobs:
         job = replace(job, rates=basis.rates)
     listener.job(job, prepared.bundle)
@@ -192,21 +192,21 @@ def _submit(
     prepared: Prepared, options: JobOptions, listener: JobListener, listen: OnEvent
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Submit a batch job, and follow it if that is asked for."""
-    from .forecast import planned
+    from .forecast import plan_job
     from .incidents import bad_nodes
-    from .jobs.batch import follow, script_of, submit
-    from .jobs.outcome import Outcome, submitted_job
+    from .jobs.batch import follow, make_submission, submit
+    from .jobs.outcome import Outcome, make_submitted_job
 
-    submission = script_of(prepared, os.environ)
+    submission = make_submission(prepared, os.environ)
     if options.dry_run:
-        return planned(prepared, submission.argv)
+        return plan_job(prepared, submission.argv)
     _refuse_impossible(prepared)
     # Its user's figures of earlier jobs are looked at before the job can write any.
     outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
     accepted = submit(submission, listen, Path(prepared.job.log_dir))
     store = Store(offline_root(prepared.config))
     bad_nodes.expect_job(store, prepared, accepted.job_id)
-    submitted = submitted_job(prepared.job, accepted.job_id)
+    submitted = make_submitted_job(prepared.job, accepted.job_id)
     listener.submitted(submitted)
     if not options.wait:
         return submitted
@@ -217,11 +217,11 @@ def _submit(
 
 def _refuse_impossible(prepared: Prepared) -> None:
     """Refuse a job for which the cluster has no such nodes: it would wait forever."""
-    from .slurm.batch_script import submit_environment
-    from .slurm.request import refuse_impossible, request
+    from .slurm.batch_script import make_submit_environment
+    from .slurm.request import make_request, refuse_impossible
 
-    asked = request(prepared.config, os.environ)
-    refuse_impossible(prepared.config, asked, submit_environment(os.environ))
+    asked = make_request(prepared.config, os.environ)
+    refuse_impossible(prepared.config, asked, make_submit_environment(os.environ))
 
 
 def clean(config: Config, options: CleanOptions, listener: JobListener) -> CleanResult:
@@ -235,14 +235,16 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
 
     job = replace(options.job or JobOptions(), dry_run=options.dry_run)
     items: list[CleanedItem] = []
-    outcome, skipped = None, _nodes_skipped(config, options, job)
+    outcome, skipped = None, _explain_skipped_nodes(config, options, job)
     if options.nodes and not skipped:
         try:
             outcome, items = _clean_nodes(config, job, options.everything, listener)
         except StagerError:
             if options.store and not options.dry_run:  # that needs no nodes
                 removed = _clean_store(config, options, listener)
-                listener.note(f"removed from the offline root: {counted(len(removed), 'item')}")
+                listener.note(
+                    f"removed from the offline root: {format_count(len(removed), 'item')}"
+                )
             raise
     if options.store:
         items += _clean_store(config, options, listener)
@@ -260,23 +262,23 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
     )
 
 
-def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> str:
+def _explain_skipped_nodes(config: Config, options: CleanOptions, job: JobOptions) -> str:
     """Return the reason to leave out the nodes, which cannot be cleaned from here; else empty.
 
     Where only the nodes are to be cleaned, or with a bundle or an allocation that the user names,
     nothing is left out: its errors are errors.
     """
-    from .jobs.preparation import named_bundle, source_of
-    from .trust import trust_in
+    from .jobs.preparation import choose_source, get_named_bundle
+    from .trust import decide_trust
 
     if not (options.nodes and options.store):
         return ""
     if job.bundle is not None or job.bundle_id or job.allocation != "auto":
         return ""
     try:
-        source_of(job, config, batch=False)
-        path, manifest = named_bundle(config, None)
-        trust_in(config, Store(offline_root(config)), path, manifest.id)
+        choose_source(job, config, batch=False)
+        path, manifest = get_named_bundle(config, None)
+        decide_trust(config, Store(offline_root(config)), path, manifest.id)
     except StagerError as exc:
         return f"{exc.message}; {exc.hint}" if exc.hint else exc.message
     return ""
@@ -291,25 +293,31 @@ def _clean_nodes(
     """
     from bundle.protocol.messages import CleanAnswer
 
-    from .cleanup import choose_nodes, keeps, nodes_keep, removed_on_node, used_nodes
+    from .cleanup import (
+        choose_nodes,
+        find_used_nodes,
+        has_environment,
+        list_kept_environments,
+        list_removed_on_node,
+    )
     from .jobs.driver import run_driver
-    from .jobs.job_description import numbered
+    from .jobs.job_description import assign_number
     from .jobs.outcome import Outcome
-    from .jobs.preparation import driver_start, named_bundle, prepare, source_of
-    from .logs.job_files import default_folder
-    from .slurm.request import listed_nodes
+    from .jobs.preparation import choose_source, get_named_bundle, make_driver_start, prepare
+    from .logs.job_files import choose_log_dir
+    from .slurm.request import query_nodes
 
-    source = source_of(options, config, batch=False)
-    path, manifest = named_bundle(config, options.bundle, options.bundle_id)
+    source = choose_source(options, config, batch=False)
+    path, manifest = get_named_bundle(config, options.bundle, options.bundle_id)
     if source == "salloc" and not config.cluster.nodelist:
-        used = used_nodes(default_folder(options.log_dir))
-        options, notes = choose_nodes(options, used, listed_nodes() or ())
+        used = find_used_nodes(choose_log_dir(options.log_dir))
+        options, notes = choose_nodes(options, used, query_nodes() or ())
         for note in notes:
             listener.note(note)
     prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
-    start = driver_start(prepared, os.environ)
+    start = make_driver_start(prepared, os.environ)
     if options.dry_run and start.asks_slurm:
-        command = shlex.join(masked(start.argv))
+        command = shlex.join(mask_arguments(start.argv))
         listener.note(
             "the nodes were not examined: a dry run asks Slurm for nothing; to see what they "
             f"have, run this inside: {command}; or give --allocation local, for those of "
@@ -317,31 +325,31 @@ def _clean_nodes(
         )
         return None, []
     store = Store(offline_root(config))
-    keep = nodes_keep(store, manifest.id, everything=everything)
-    outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(keep)), bundle=path)
+    keep = list_kept_environments(store, manifest.id, everything=everything)
+    outcome = Outcome(job=replace(assign_number(prepared.job), keep=tuple(keep)), bundle=path)
     items: list[CleanedItem] = []
     keeping: set[str] = set()
 
     def listen(record: Record) -> None:
         if isinstance(record.event, CleanAnswer):
-            if keep and keeps(record.event, manifest.id):
+            if keep and has_environment(record.event, manifest.id):
                 keeping.add(record.event.node)
-            items.extend(removed_on_node(record.event))
+            items.extend(list_removed_on_node(record.event))
         listener.event(record)
 
     listener.job(outcome.job, path)
     run_driver(outcome, prepared.config, start, listen, listener.talk)
     if keeping:
-        nodes = counted(len(keeping), "node")
+        nodes = format_count(len(keeping), "node")
         listener.note(f"kept on {nodes}: the environment of {path.name}; --all removes it, too")
     return outcome, items
 
 
 def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -> list[CleanedItem]:
     """Clean the offline root, and return what was removed."""
-    from .cleanup import Rules, apply, plan, removed_in_store
+    from .cleanup import Rules, apply, make_removed_item, plan
     from .incidents.pending_jobs import settle_notes
-    from .pack.bundle_file import marked
+    from .pack.bundle_file import list_marked
 
     store = Store(offline_root(config))
     settle_notes(store, time.time())
@@ -360,9 +368,12 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
         items = cleaned.removed
         for item, why in cleaned.left:
             listener.note(f"{item.path} could not be removed: {why}")
-    named = marked(store, time.time(), by_jobs=options.everything)
+    named = list_marked(store, time.time(), by_jobs=options.everything)
     if named:
-        bundles, more = counted(len(named), "bundle"), "; --all removes those of printed scripts"
+        bundles, more = (
+            format_count(len(named), "bundle"),
+            "; --all removes those of printed scripts",
+        )
         who = "jobs in the queue use" if options.everything else f"batch scripts name{more}"
         listener.note(f"kept: {bundles} that {who}")
-    return [removed_in_store(item) for item in items]
+    return [make_removed_item(item) for item in items]

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bundle.format.manifest import Manifest, room_for
-from bundle.node.node_root import ROOT_VARIABLE, automatic_bases, choose_base, node_root_name
-from bundle.protocol.counts import sized
+from bundle.format.manifest import Manifest, estimate_room
+from bundle.node.node_root import ROOT_VARIABLE, choose_base, list_automatic_bases, node_root_name
+from bundle.protocol.counts import format_size
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
 from bundle.protocol.events import Record
 from bundle.protocol.messages import PreflightAnswer
 from bundle.protocol.problem import NodeError
-from bundle.redaction.secrets import masked
+from bundle.redaction.secrets import mask_arguments
 
 from .building.build import BuildResult
 from .building.current_bundle import offline_root
@@ -27,14 +27,14 @@ from .config.load import Config
 from .core.errors import JobError, StagerError
 from .core.store import Store, remove
 from .jobs.driver import DriverStart, JobListener, run_driver
-from .jobs.job_description import numbered
+from .jobs.job_description import assign_number
 from .jobs.outcome import Outcome
 from .jobs.preparation import Prepared, prepare
-from .layers.ignore import anchored
+from .layers.ignore import anchor
 from .layers.layer_file import decompress_index
 from .layers.prune import is_metadata, is_top
-from .pack.bundle_file import ChosenBundle, manifest_of, node_program, opened
-from .pack.members import unpacked
+from .pack.bundle_file import ChosenBundle, node_program, open_bundle, read_manifest
+from .pack.members import unpack_here
 
 # --- The result of a trace: what a smoke test read of an environment, and what it did not --------
 
@@ -124,7 +124,7 @@ LONG_AGO = 946_684_800 * 10**9
 
 
 @contextlib.contextmanager
-def traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
+def make_traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
     """Yield an empty directory on a file system that keeps access times; it is removed at the end.
 
     The offline root is tried first, where the next build sweeps what a killed command leaves; then
@@ -151,7 +151,7 @@ def traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
             raise StagerError(
                 "there is no place here where it shows which files a program reads",
                 hint="set $TMPDIR to a directory on a local file system that is not mounted with "
-                f"noatime and has room for {sized(room[0])}",
+                f"noatime and has room for {format_size(room[0])}",
                 context=refused,
             )
         yield folder
@@ -161,7 +161,7 @@ def _candidates(
     store: Store,
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[Path]]]:
     yield str(store.root), store.scratch_without_lock("trace")
-    for _, base in automatic_bases(os.environ):
+    for _, base in list_automatic_bases(os.environ):
         yield base, _temporary(base)
 
 
@@ -297,11 +297,11 @@ class Unit:
     """Whether any of them was read: of a module with bytecode, the source is not."""
 
 
-def units(files: Iterable[ReadFile]) -> list[Unit]:
+def group_files(files: Iterable[ReadFile]) -> list[Unit]:
     """Return the files of a package, each module with its bytecode."""
     made: dict[str, Unit] = {}
     for file in files:
-        path = _named_by(file.path)
+        path = _find_named_path(file.path)
         unit = made.setdefault(path, Unit(path))
         unit.files += 1
         unit.size += file.size
@@ -309,18 +309,18 @@ def units(files: Iterable[ReadFile]) -> list[Unit]:
     return list(made.values())
 
 
-def _named_by(path: str) -> str:
+def _find_named_path(path: str) -> str:
     folder, name = posixpath.split(path)
     if posixpath.basename(folder) != _CACHE or not name.endswith(".pyc"):
         return path
     return posixpath.join(posixpath.dirname(folder), name.partition(".")[0] + ".py")
 
 
-def unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadFiles]:
+def list_unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadFiles]:
     """Yield unread topmost directories and files; without a GPU, set files for GPUs apart."""
     apart = _set_apart(package, made, gpus=gpus)
     small: list[Unit] = []
-    for path, members in _left_out(made, apart).items():
+    for path, members in _group_unread(made, apart).items():
         if sum(unit.size for unit in members) < LEAST or not path.isprintable():
             small += members
             continue
@@ -343,12 +343,12 @@ def _set_apart(package: str, made: Sequence[Unit], *, gpus: int) -> Mapping[str,
     return apart
 
 
-def _left_out(
+def _group_unread(
     made: Sequence[Unit], apart: Mapping[str, Sequence[Unit]]
 ) -> Mapping[str, Sequence[Unit]]:
     kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)}
     kept.update(unit.path for units_apart in apart.values() for unit in units_apart)
-    stays = {folder for path in kept for folder in _above(path)} | _tests_in(kept)
+    stays = {folder for path in kept for folder in _list_parents(path)} | _tests_in(kept)
     everything = {unit.path for unit in made}
     groups: dict[str, list[Unit]] = {}
     for unit in made:
@@ -378,14 +378,14 @@ def _unread(
 def _tests_in(paths: Iterable[str]) -> set[str]:
     found = set()
     for path in paths:
-        for part in (*_above(path), path):
+        for part in (*_list_parents(path), path):
             folder, _, name = part.rpartition("/")
             if name.startswith(_TEST):
                 found.add(f"{folder}/{_TEST}*")
     return found
 
 
-def _above(path: str) -> list[str]:
+def _list_parents(path: str) -> list[str]:
     parts = path.split("/")[:-1]
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
@@ -397,7 +397,7 @@ def _group(path: str, kept: set[str], everything: set[str]) -> str:
     The top of a package stays, so that what imports it fails with the name of what is missing:
     ``sympy/*/`` stands for all directories in it.
     """
-    folders = _above(path)
+    folders = _list_parents(path)
     for folder in folders:
         if folder in kept:
             continue
@@ -412,8 +412,8 @@ def _group(path: str, kept: set[str], everything: set[str]) -> str:
 def _pattern(path: str) -> str:
     for wildcard in ("/*/", f"/{_TEST}*"):
         if path.endswith(wildcard):
-            return anchored(path.removesuffix(wildcard)) + wildcard
-    return anchored(path[:-1]) + "/" if path.endswith("/") else anchored(path)
+            return anchor(path.removesuffix(wildcard)) + wildcard
+    return anchor(path[:-1]) + "/" if path.endswith("/") else anchor(path)
 
 
 # --- Running a smoke test in an unpacked bundle, and looking at what it read of the packages -----
@@ -430,16 +430,16 @@ def trace(
     config: Config, bundle: ChosenBundle, command: Sequence[str], listener: JobListener
 ) -> TraceResult:
     """Run a smoke test in a bundle's environment, and return what it read."""
-    manifest = manifest_of(bundle.path, bundle.id)
+    manifest = read_manifest(bundle.path, bundle.id)
     store = Store(offline_root(config))
-    prepared = _prepared(config, bundle, manifest, command)
+    prepared = _prepare_smoke_test(config, bundle, manifest, command)
     listener.begin("trace")
-    with traced_place(store, room_for(manifest.layers, manifest)) as folder:
+    with make_traced_place(store, estimate_room(manifest.layers, manifest)) as folder:
         (node,) = prepared.job.nodes
         place = folder / node_root_name() / "nodes" / node  # where the job looks for it
         place.mkdir(mode=0o700, parents=True)
         program = node_program(bundle.path, store, bundle.id)
-        environment = unpacked(program, bundle, place, trusted=True)  # just built
+        environment = unpack_here(program, bundle, place, trusted=True)  # just built
         set_back(environment)
         smoke = _SmokeTest(listener)
         outcome = smoke.run(prepared, folder)
@@ -447,7 +447,7 @@ def trace(
     return _trace(packages, outcome=outcome, gpus=smoke.gpus, config=config)
 
 
-def _prepared(
+def _prepare_smoke_test(
     config: Config, bundle: ChosenBundle, manifest: Manifest, command: Sequence[str]
 ) -> Prepared:
     """Return the smoke test as a job of one rank on this machine, whatever the settings say."""
@@ -485,7 +485,7 @@ class _SmokeTest:
         """Run it, with its node root below a directory; KeyboardInterrupt if its user ended it."""
         for note in prepared.notes:
             self._listener.note(note)
-        job = numbered(prepared.job)
+        job = assign_number(prepared.job)
         self._listener.job(job, prepared.bundle)
         outcome = Outcome(job=job, bundle=prepared.bundle)
         start = DriverStart(environment={**os.environ, ROOT_VARIABLE: str(folder)})
@@ -493,7 +493,7 @@ class _SmokeTest:
         if outcome.interrupted:
             raise KeyboardInterrupt
         if not outcome.ok:
-            raise _failed(outcome, prepared.config.environment.prune)
+            raise _make_smoke_test_error(outcome, prepared.config.environment.prune)
         return outcome
 
     def _hear(self, record: Record) -> None:
@@ -502,7 +502,7 @@ class _SmokeTest:
         self._listener.event(record)
 
 
-def _failed(outcome: Outcome, prune: Sequence[str]) -> JobError:
+def _make_smoke_test_error(outcome: Outcome, prune: Sequence[str]) -> JobError:
     failure, job = outcome.first_failure, outcome.job
     hints = [f"`stager diagnose {job.id} --log-dir {job.log_dir}` has the details"]
     if failure is not None and failure.hint:
@@ -521,7 +521,7 @@ def _packages(
     bundle: ChosenBundle, manifest: Manifest, environment: Path
 ) -> Iterator[tuple[str, tuple[str, list[Unit]]]]:
     site = f"lib/python{manifest.requires.python}/site-packages/"
-    with opened(bundle.path, bundle.id) as file:
+    with open_bundle(bundle.path, bundle.id) as file:
         for layer in manifest.layers:
             if layer.kind == "wheel":
                 entries = file.index(layer, file.head(layer), decompress_index).files
@@ -534,7 +534,7 @@ def _packages(
                     for entry in entries
                     if entry.path.startswith(site)
                 ]
-                yield layer.name, (layer.version, units(files))
+                yield layer.name, (layer.version, group_files(files))
 
 
 def _trace(
@@ -544,11 +544,11 @@ def _trace(
     rows.sort(key=lambda row: -row.bytes)
     parts: list[UnreadFiles] = []
     for name, (_, made) in packages.items():
-        parts += unread(name, made, gpus=gpus)
+        parts += list_unread(name, made, gpus=gpus)
     parts.sort(key=lambda part: -part.bytes)
     proposed = [part for part in parts if part.pattern is not None][:MOST_PROPOSED]
     return TraceResult(
-        command=tuple(masked(outcome.job.launch.command)),
+        command=tuple(mask_arguments(outcome.job.launch.command)),
         job_id=outcome.job.id,
         log_dir=outcome.job.log_dir,
         gpus=gpus,

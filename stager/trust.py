@@ -19,21 +19,21 @@ from bundle.checks.signature import (
     NAMESPACE,
     REFUSED,
     SECONDS,
-    as_path,
-    lines_of,
+    open_as_path,
+    parse_keygen_lines,
     statement,
-    verify,
+    verify_signature,
 )
 from bundle.protocol.job import Trust
 from bundle.system.processes import CompletedCommand
 
 from .config.load import Config
 from .core.errors import BundleError, ConfigError, StagerError
-from .core.files import opened, replacing
-from .core.processes import CommandError, feed, stream
+from .core.files import open_regular, replace_file
+from .core.processes import CommandError, follow_command, run_with_input
 from .core.store import Store
 from .pack import bundle_file
-from .pack.bundle_file import ChosenBundle, is_sealed, manifest_of
+from .pack.bundle_file import ChosenBundle, is_sealed, read_manifest
 
 if TYPE_CHECKING:
     from .pack.members import InspectedSignature
@@ -50,7 +50,7 @@ OLDEST = "OpenSSH 8.2"
 def run(argv: Sequence[str], text: str) -> CompletedCommand:
     """Run a command that reads a text, to its end."""
     try:
-        return feed(argv, text, environment=os.environ, timeout=SECONDS)
+        return run_with_input(argv, text, environment=os.environ, timeout=SECONDS)
     except CommandError as exc:
         if exc.completed.returncode == REFUSED:
             return exc.completed
@@ -63,16 +63,16 @@ def run(argv: Sequence[str], text: str) -> CompletedCommand:
         ) from exc
 
 
-def signing_key(signature: str, bundle_id: str) -> CompletedCommand:
+def find_signing_key(signature: str, bundle_id: str) -> CompletedCommand:
     """Let it say which key has signed a bundle; whose that is, is not looked at."""
-    with as_path(signature) as path:
+    with open_as_path(signature) as path:
         argv = [KEYGEN, "-Y", "check-novalidate", "-n", NAMESPACE, "-s", path]
         return run(argv, statement(bundle_id))
 
 
-def principals(signature: str, signers: str) -> CompletedCommand:
+def find_principals(signature: str, signers: str) -> CompletedCommand:
     """Let it find whose key has made a signature."""
-    with as_path(signature) as path, as_path(signers) as allowed:
+    with open_as_path(signature) as path, open_as_path(signers) as allowed:
         return run([KEYGEN, "-Y", "find-principals", "-s", path, "-f", allowed], "")
 
 
@@ -95,7 +95,7 @@ def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
             lines.append(line)
 
     argv = [KEYGEN, "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(text)]
-    ended = stream(argv, take, on_talk=take)
+    ended = follow_command(argv, take, on_talk=take)
     if ended.interrupted:
         raise KeyboardInterrupt
     if ended.returncode:
@@ -139,7 +139,7 @@ def read_signers(path: Path) -> str:
     setting = f"trust.allowed-signers: {path}"
     try:
         _refuse_open_folder(path.parent, setting)
-        with opened(path) as handle:
+        with open_regular(path) as handle:
             _refuse_writable(os.fstat(handle.fileno()), path, setting)
             text = handle.read(MOST_SIGNERS_BYTES + 1).decode("utf-8")
     except OSError as exc:
@@ -259,7 +259,7 @@ def signature_of(bundle: Path) -> Path:
 def read_signature(path: Path) -> str | None:
     """Return a signature; None if there is none."""
     try:
-        with opened(path) as handle:
+        with open_regular(path) as handle:
             return handle.read(MOST_SIGNATURE_BYTES).decode("ascii", "replace")
     except FileNotFoundError:
         return None
@@ -270,7 +270,7 @@ def read_signature(path: Path) -> str | None:
         ) from exc
 
 
-def trust_in(
+def decide_trust(
     config: Config, store: Store, bundle: Path, bundle_id: str
 ) -> tuple[SignatureVerdict | None, Trust | None]:
     """Decide on a bundle that is about to be used.
@@ -291,7 +291,7 @@ def trust_in(
 
 def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
     """Read all of a bundle, unless this store has written it and it has not changed since."""
-    with bundle_file.opened(bundle, bundle_id) as held:
+    with bundle_file.open_bundle(bundle, bundle_id) as held:
         if is_sealed(store, bundle, held.manifest):
             return
         from .pack.members import MemberError, refuse_damage  # not before: it takes a while
@@ -305,7 +305,7 @@ def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
             ) from exc
 
 
-def inspected_signature(
+def inspect_signature(
     config: Config | None, bundle: Path, bundle_id: str
 ) -> InspectedSignature | None:
     """Return what is known of the signature of a bundle that nobody is about to use."""
@@ -329,7 +329,7 @@ def inspected_signature(
 def decide(
     config: Config, signature: str | None, bundle_id: str, *, what: str, place: str
 ) -> tuple[SignatureVerdict, Trust | None]:
-    """Decide on a signature, see :func:`trust_in`; ``what`` and ``place`` are for messages."""
+    """Decide on a signature, see :func:`decide_trust`; ``what`` and ``place`` are for messages."""
     path = config.trust.allowed_signers
     signers = read_signers(path) if path is not None else None
     verdict = examine(signature, bundle_id, signers)
@@ -352,41 +352,43 @@ def decide(
 def examine(signature: str | None, bundle_id: str, signers: str | None) -> SignatureVerdict:
     """Return the decision on a signature."""
     if signature is None:
-        return _refused("not signed")
+        return _make_refusal("not signed")
     try:
-        return _examined(signature, bundle_id, signers)
+        return _examine_with_keygen(signature, bundle_id, signers)
     except StagerError as exc:
-        return _refused(f"the signature cannot be checked: {exc.message}")
+        return _make_refusal(f"the signature cannot be checked: {exc.message}")
 
 
-def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureVerdict:
-    made = signing_key(signature, bundle_id)
+def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) -> SignatureVerdict:
+    made = find_signing_key(signature, bundle_id)
     if made.returncode:
         why = f"it is no signature of this bundle ({_why(made)})"
-        return _refused(why, remedy=_SIGN_AGAIN)
+        return _make_refusal(why, remedy=_SIGN_AGAIN)
     key = _key(made)
     if signers is None:
-        return _refused("there is no trust.allowed-signers to compare it with", key)
-    found = principals(signature, signers)
+        return _make_refusal("there is no trust.allowed-signers to compare it with", key)
+    found = find_principals(signature, signers)
     if found.returncode:
         asked = Trust(signers=signers, signer="", signature=signature)
-        why = _of_certificate(found, asked, bundle_id)
+        why = _explain_certificate(found, asked, bundle_id)
         if why:
-            return _refused(f"that certificate does not hold ({why})", key, _NEW_CERTIFICATE)
-        return _not_allowed(found, key, signers)
+            return _make_refusal(f"that certificate does not hold ({why})", key, _NEW_CERTIFICATE)
+        return _explain_unknown_key(found, key, signers)
     why = "nobody's"
     for signer in _names(found.stdout):
-        done = verify(Trust(signers=signers, signer=signer, signature=signature), bundle_id, run)
+        done = verify_signature(
+            Trust(signers=signers, signer=signer, signature=signature), bundle_id, run
+        )
         if done.returncode == 0:
             return SignatureVerdict(accepted=True, signer=signer, key=key, why="")
         why = _why(done)
-    return _refused(f"that key may not sign ({why})", key, _CHANGE_LINE)
+    return _make_refusal(f"that key may not sign ({why})", key, _CHANGE_LINE)
 
 
-def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
+def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
     text = signers.split("\n")
     lines = []
-    for line in lines_of(found):
+    for line in parse_keygen_lines(found):
         numbered = _LINE.match(line)
         number = int(numbered[1]) if numbered else 0
         if 0 < number <= len(text) and text[number - 1].strip():  # an empty line is no fault
@@ -394,28 +396,28 @@ def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVe
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
-        return _refused(why, key, _CORRECT_LINE)
+        return _make_refusal(why, key, _CORRECT_LINE)
     remedy = _CHANGE_LINE if lines else _ADD_LINE
     if not lines and "cert-authority" in signers and "-CERT" not in key:
         remedy += _FOR_CERTIFICATE
-    return _refused(f"that key may not sign ({_why(found)})", key, remedy)
+    return _make_refusal(f"that key may not sign ({_why(found)})", key, remedy)
 
 
-def _of_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) -> str:
+def _explain_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) -> str:
     """Return why a certificate does not hold; empty if it is none, or no line has its authority.
 
     ``verify`` says why, which needs somebody whom the line is for: its own pattern will do.
     """
-    for certificate in filter(None, map(_CERTIFICATE.fullmatch, lines_of(found))):
+    for certificate in filter(None, map(_CERTIFICATE.fullmatch, parse_keygen_lines(found))):
         line = trust.signers.split("\n")[int(certificate[1]) - 1]
         whom = line.split(maxsplit=1)[0].split(",")[0].strip('"!')
-        done = verify(replace(trust, signer=whom), bundle_id, run)
+        done = verify_signature(replace(trust, signer=whom), bundle_id, run)
         if done.returncode:
             return _why(done)
     return ""
 
 
-def _refused(why: str, key: str = "", remedy: str = "") -> SignatureVerdict:
+def _make_refusal(why: str, key: str = "", remedy: str = "") -> SignatureVerdict:
     return SignatureVerdict(accepted=False, signer="", key=key, why=why, remedy=remedy)
 
 
@@ -434,7 +436,7 @@ def _key(done: CompletedCommand) -> str:
 
 def _why(done: CompletedCommand) -> str:
     """Return what ``ssh-keygen`` said; of a long file of signers, the last lines."""
-    lines = [line.rstrip(".") for line in lines_of(done)[-_LINES:]]
+    lines = [line.rstrip(".") for line in parse_keygen_lines(done)[-_LINES:]]
     return "; ".join(lines) or f"ssh-keygen ended with status {done.returncode}"
 
 
@@ -455,7 +457,7 @@ class SignResult:
 
 def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignResult:
     """Write the signature of a bundle beside it; one that is there is replaced."""
-    bundle_id = manifest_of(chosen.path, chosen.id).id
+    bundle_id = read_manifest(chosen.path, chosen.id).id
     signature = _signature(bundle_id, key, say)
     place = signature_of(chosen.path)
     _write(place, signature)
@@ -476,7 +478,7 @@ def copy_signature(signature: Path, copy: Path) -> Path:
 
 def _write(place: Path, signature: str) -> None:
     try:
-        with replacing(place) as handle:
+        with replace_file(place) as handle:
             handle.write(signature.encode())
     except OSError as exc:
         raise StagerError(

@@ -14,18 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bundle.protocol.counts import counted, sized
+from bundle.protocol.counts import format_count, format_size
 
 from .core.errors import ResolveError, StagerError, WheelError
-from .core.files import text_of
+from .core.files import read_text
 from .core.processes import Runner, run
-from .core.store import DigestCache, Store, sha256_of
+from .core.store import DigestCache, Store, digest_file
 from .core.values import Digest, LockedFile, Wheel
 from .lock import source_wheels
-from .lock.build_source import BUILT_AGAINST, BuildSettings, advice, needs_nvcc, refuse_without_nvcc
+from .lock.build_source import (
+    BUILT_AGAINST,
+    BuildSettings,
+    advise_on_failed_build,
+    needs_nvcc,
+    refuse_without_nvcc,
+)
 from .lock.indexes import Indexes, pip_settings, restore_credentials
 from .lock.lock import install
-from .lock.pip import Pip, condense, index_unreachable, unreachable
+from .lock.pip import Pip, condense, is_unreachable, unreachable_index_error
 from .lock.pylock import Lock
 
 FindElsewhere = Callable[[LockedFile], Wheel | None]
@@ -71,7 +77,7 @@ def fetch(
     if offline:
         places = Indexes(no_index=True, find_links=(str(store.wheels),))
     else:
-        places = lock.indexes.with_credentials_from(given.indexes)
+        places = lock.indexes.restore_credentials(given.indexes)
     with store.scratch("wheels") as scratch:
         pip = Pip(
             target=lock.target,
@@ -146,7 +152,7 @@ class _Fetcher:
         hint = "the lock is authoritative; if the files were meant to change, run `stager lock`"
         if self.pip.offline:
             hint = f"run once with a network, or put the files into {self.store.wheels}"
-        many = counted(len(self.problems), "file")
+        many = format_count(len(self.problems), "file")
         return WheelError(
             f"{many} of {self.lock.path.name} cannot be obtained as locked",
             hint=hint,
@@ -158,7 +164,7 @@ class _Fetcher:
         if file.is_wheel:
             path: Path | None = self.store.wheels / file.filename
         else:
-            path = source_wheels.fitting(self._folder_of(file), self.lock.target)
+            path = source_wheels.find_fitting_wheel(self._folder_of(file), self.lock.target)
         digest = self.digests.digest(path) if path is not None else None
         if path is None or digest is None:
             return self.given.elsewhere(file)
@@ -215,15 +221,15 @@ class _Fetcher:
         return False
 
     def _copy(self, file: LockedFile, path: Path) -> None:
-        digest = sha256_of(path)
+        digest = digest_file(path)
         if digest != file.sha256:
             self.problems.append(_describe_other(str(path), file.sha256, digest))
             return
-        with self.store.publishing(self.store.wheels / file.filename) as partial:
+        with self.store.publish(self.store.wheels / file.filename) as partial:
             shutil.copyfile(path, partial)
 
     def _find_in_mirror(self, file: LockedFile) -> Path | None:
-        known = self.lock.indexes.plus(self.pip.indexes).plus(pip_settings(self.pip.run).indexes)
+        known = self.lock.indexes.merge(self.pip.indexes).merge(pip_settings(self.pip.run).indexes)
         return known.find_wheel(file.filename, file.sha256)
 
     def _rebuild(self, source: str) -> Path:
@@ -246,22 +252,22 @@ class _Fetcher:
             batch = files[start : start + BATCH]
             names = ", ".join(f"{file.name} {file.version}" for file in batch)
             size = sum(file.size or 0 for file in batch)
-            amount = f" ({sized(size)})" if size else ""
+            amount = f" ({format_size(size)})" if size else ""
             self.progress(f"downloading {start + len(batch)} of {len(files)}{amount}: {names}")
             if not self._try_to_download(_by_url, batch):
                 self._download_by_name(batch)
             for file in batch:
                 downloaded = self._downloads / file.filename
-                if downloaded.is_file() and sha256_of(downloaded) == file.sha256:
-                    with self.store.publishing(self.store.wheels / file.filename) as partial:
+                if downloaded.is_file() and digest_file(downloaded) == file.sha256:
+                    with self.store.publish(self.store.wheels / file.filename) as partial:
                         downloaded.replace(partial)
 
     def _download_by_name(self, batch: Sequence[LockedFile]) -> None:
         said_by_url = self._output
         if self._try_to_download(_by_name, batch):
             return
-        if unreachable(said_by_url) and unreachable(self._output):
-            raise index_unreachable(said_by_url + self._output)
+        if is_unreachable(said_by_url) and is_unreachable(self._output):
+            raise unreachable_index_error(said_by_url + self._output)
         for file in batch:  # one by one, to report each
             if self._try_to_download(_by_url, [file]):
                 continue
@@ -274,7 +280,7 @@ class _Fetcher:
                 place = file.url or file.filename
                 self.problems.append(_describe_other(place, file.sha256, actual[1]))
                 continue
-            reason = condense(said_by_url if unreachable(said_by_url) else self._output)
+            reason = condense(said_by_url if is_unreachable(said_by_url) else self._output)
             self.problems.append(f"{file.filename}: {reason}")
 
     def _try_to_download(
@@ -308,12 +314,12 @@ class _Fetcher:
                 problem = f"{file.filename}: {exc.message}"
                 output = exc.context
                 continue
-            with self.store.publishing(_note(wheel)) as partial:
-                partial.write_text(f"{sha256_of(wheel)}\n", encoding="utf-8")
+            with self.store.publish(_note(wheel)) as partial:
+                partial.write_text(f"{digest_file(wheel)}\n", encoding="utf-8")
             return
         self.problems.append(problem)
         if output:
-            what_to_do = advice(file.name, "\n".join([problem, *output]))
+            what_to_do = advise_on_failed_build(file.name, "\n".join([problem, *output]))
             self._build_output += [f"the end of the build of {file.name} {file.version}:"]
             self._build_output += [f"  | {line}" for line in output]
             self._build_output += [f"{file.name}: {what_to_do}"]
@@ -330,7 +336,7 @@ def _note(wheel: Path) -> Path:
 
 def _read_note(wheel: Path) -> str:
     try:
-        return Digest(text_of(_note(wheel)).strip())
+        return Digest(read_text(_note(wheel)).strip())
     except (OSError, ValueError):
         return ""
 

@@ -36,20 +36,22 @@ Work = Callable[[dist.World], None]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    work = _work_of(arguments)
+    work = _choose_work(arguments)
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
     world = dist.World()
     try:
-        world = dist.world_of(os.environ)
+        world = dist.read_world(os.environ)
         work(world)
     except loop.TrainingStopped as stop:
         if world.is_first:
-            dist.say(f"{stop}: to continue, add --resume to the same command")
+            dist.write_line(f"{stop}: to continue, add --resume to the same command")
         dist.stop(world)
         return loop.STOPPED
     except KeyboardInterrupt:
-        dist.say(f"[RANK {world.rank}] interrupted; nothing was saved since the last checkpoint")
+        dist.write_line(
+            f"[RANK {world.rank}] interrupted; nothing was saved since the last checkpoint"
+        )
         return 130
     except config.TrainerError as error:
         _report(error, world)
@@ -69,27 +71,27 @@ def _report(error: config.TrainerError, world: dist.World) -> None:
     sys.stderr.flush()
 
 
-def _work_of(arguments: Sequence[str]) -> Work:
+def _choose_work(arguments: Sequence[str]) -> Work:
     if arguments[:1] == [all_reduce.NAME]:
-        return _measuring(arguments[1:])
-    return _training(arguments)
+        return _prepare_measurement(arguments[1:])
+    return _prepare_training(arguments)
 
 
-def _training(arguments: Sequence[str]) -> Work:
+def _prepare_training(arguments: Sequence[str]) -> Work:
     options = config.parse(arguments)
 
     def work(world: dist.World) -> None:
         entry = config.WORKLOADS[options.workload]
         _require(entry.needed)
         world = dist.start(world, all_gpus=options.sync == "dp")
-        dist.together(world, lambda: config.check(options))
+        dist.run_on_all_ranks(world, lambda: config.check_paths(options))
         workload = importlib.import_module(f".workloads.{entry.module}", "trainer")
         workload.run(options, world)
 
     return work
 
 
-def _measuring(arguments: Sequence[str]) -> Work:
+def _prepare_measurement(arguments: Sequence[str]) -> Work:
     options = all_reduce.parse(arguments)
     # Otherwise PyTorch prints a stack for each lost connection, above our message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -111,7 +113,7 @@ def _require(modules: Sequence[str]) -> None:
         )
 
 
-def _leave(status: int) -> NoReturn:
+def _exit_without_finalizing(status: int) -> NoReturn:
     """End one rank of several without finalizing the interpreter.
 
     A thread of Gloo may still hold tensors of a finished operation. If it released them while
@@ -125,5 +127,5 @@ def _leave(status: int) -> NoReturn:
 if __name__ == "__main__":
     code = main()
     if os.environ.get("WORLD_SIZE"):
-        _leave(code)
+        _exit_without_finalizing(code)
     sys.exit(code)

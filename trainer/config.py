@@ -17,7 +17,7 @@ from pathlib import Path
 # --- Counts in words: the trainer's own helper, as it imports nothing of the tool ----------------
 
 
-def counted(number: int, noun: str, several: str = "") -> str:
+def format_count(number: int, noun: str, several: str = "") -> str:
     """Return a count with its noun: ``1 node``, ``3 nodes``; or with the plural ``several``."""
     if number == 1:
         return f"1 {noun}"
@@ -99,7 +99,7 @@ class Workload:
     needed: tuple[str, ...] = ("torch", "numpy")
 
 
-def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
+def _add_tiny_bert_options(parser: argparse.ArgumentParser) -> None:
     words = parser.add_mutually_exclusive_group()
     words.add_argument(
         "--vocab",
@@ -114,7 +114,7 @@ def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _loop_options(parser: argparse.ArgumentParser) -> None:
+def _add_loop_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--sync",
@@ -132,8 +132,8 @@ def _loop_options(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=_count, default=3, metavar="N", help="checkpoints to keep (default: 3)")
 
 
-def _cifar10_options(parser: argparse.ArgumentParser) -> None:
-    _loop_options(parser)
+def _add_cifar10_options(parser: argparse.ArgumentParser) -> None:
+    _add_loop_options(parser)
     parser.add_argument(
         "--width",
         type=_width,
@@ -148,21 +148,21 @@ WORKLOADS = {
         module="mlp",
         summary="10 numbers, 50 hidden units, 2 classes: no data needed, done in seconds",
         data_help="",
-        add_options=_loop_options,
+        add_options=_add_loop_options,
         defaults=(3, 32, "mlp_out"),
     ),
     "mnist": Workload(
         module="mnist",
         summary="a small convolutional network that reads handwritten digits",
         data_help="folder with the IDX files of MNIST, compressed or not",
-        add_options=_loop_options,
+        add_options=_add_loop_options,
         defaults=(3, 32, "mnist_out"),
     ),
     "cifar10": Workload(
         module="cifar10",
         summary="a ResNet-18 that sorts photos into ten classes",
         data_help="npz file with x_train, y_train, x_test and y_test, or its folder",
-        add_options=_cifar10_options,
+        add_options=_add_cifar10_options,
         defaults=(15, 32, "cifar10_out"),
     ),
     "tiny-bert": Workload(
@@ -170,7 +170,7 @@ WORKLOADS = {
         summary="a two-layer BERT that sorts texts into four classes",
         data_help="csv file of class 1-4, title, description, or a folder with train.csv and "
         "test.csv (default: ag_news from the Hugging Face cache)",
-        add_options=_tiny_bert_options,
+        add_options=_add_tiny_bert_options,
         defaults=(3, 16, "tiny_out"),
         lr_help="grows with the rows of a step",
         needed=("torch", "transformers", "accelerate", "numpy"),
@@ -193,7 +193,7 @@ def parse(argv: Sequence[str]) -> Options:
     names = parser.add_subparsers(dest="workload", metavar="NAME", required=True)
     for name, workload in WORKLOADS.items():
         one = names.add_parser(name, help=workload.summary, description=workload.summary)
-        _shared_options(one, workload)
+        _add_shared_options(one, workload)
         workload.add_options(one)
     if argv and not argv[0].startswith("-") and argv[0] not in WORKLOADS:
         near = difflib.get_close_matches(argv[0], [*WORKLOADS, "all-reduce"], n=1)
@@ -202,26 +202,26 @@ def parse(argv: Sequence[str]) -> Options:
     found, unknown = parser.parse_known_args(argv)
     if unknown:
         one = names.choices[found.workload]
-        one.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(one, unknown[0])}")
+        one.error(f"unrecognized arguments: {' '.join(unknown)}{_suggest_option(one, unknown[0])}")
     return Options(**vars(found))
 
 
-def _meant(parser: argparse.ArgumentParser, word: str) -> str:
+def _suggest_option(parser: argparse.ArgumentParser, word: str) -> str:
     known = re.findall(r"--[\w-]+", parser.format_help())
     near = difflib.get_close_matches(word.partition("=")[0], known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def fits(options: Options, rows: int) -> None:
+def require_fitting_batch(options: Options, rows: int) -> None:
     """See whether a step fits into the rows to train on."""
     if options.batch_size > rows:
         raise TrainerError(
-            f"--batch-size {options.batch_size}: only {counted(rows, 'row')} to train on",
+            f"--batch-size {options.batch_size}: only {format_count(rows, 'row')} to train on",
             hint="it is the number of rows that each rank takes in a step; name a smaller one",
         )
 
 
-def check(options: Options) -> None:
+def check_paths(options: Options) -> None:
     """Look at the named files before any work is done."""
     problems = []
     if options.data is not None and not options.data.exists():
@@ -233,11 +233,11 @@ def check(options: Options) -> None:
     if problems:
         raise TrainerError(
             "\n".join(problems),
-            hint=f"correct the path; relative ones are taken from {_looked_in()}",
+            hint=f"correct the path; relative ones are taken from {_describe_search_places()}",
         )
 
 
-def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None:
+def _add_shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None:
     epochs, batch_size, out = workload.defaults
     add = parser.add_argument
     if workload.data_help:
@@ -266,13 +266,13 @@ def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None
     add("--resume", action="store_true", help="continue from the newest checkpoint in --out")
 
 
-def _staged() -> list[Path]:
+def _list_staged_places() -> list[Path]:
     places = [os.environ.get(name) for name in ("STAGER_PROJECT", "STAGER_ASSETS")]
     return [Path(place) for place in places if place]
 
 
-def _looked_in() -> str:
-    return ", or ".join(map(str, (Path.cwd(), *_staged())))
+def _describe_search_places() -> str:
+    return ", or ".join(map(str, (Path.cwd(), *_list_staged_places())))
 
 
 def _input(text: str) -> Path:
@@ -283,7 +283,7 @@ def _input(text: str) -> Path:
     path = _path(text)
     if path.exists():
         return path
-    return next((place / path for place in _staged() if (place / path).exists()), path)
+    return next((place / path for place in _list_staged_places() if (place / path).exists()), path)
 
 
 def _path(text: str) -> Path:

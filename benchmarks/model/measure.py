@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bundle.driver.transports.relay_source import candidates_of
+from bundle.driver.transports.relay_source import find_candidates
 from bundle.transfer.relay import listen
-from bundle.transfer.relay_chunks import ChunkFile, chunk_size
+from bundle.transfer.relay_chunks import ChunkFile, choose_chunk_size
 from bundle.transfer.relay_peers import RelayPlace
 from bundle.transfer.relay_process import RelayProcess
 
@@ -307,7 +307,7 @@ def relay_on_loopback(size: int, folder: Path) -> RelayMeasured:
         second = RelayProcess(ChunkFile(target, size), token, listeners[1])
         first.begin(None)
         began = time.monotonic()
-        second.begin(candidates_of(1, places))
+        second.begin(find_candidates(1, places))
         outcome = second.outcome()
         seconds = time.monotonic() - began
         used = [_children_cpu()]
@@ -319,7 +319,7 @@ def relay_on_loopback(size: int, folder: Path) -> RelayMeasured:
     node, origin = used[1] - used[0], used[2] - used[1]
     return RelayMeasured(
         bytes=size,
-        chunks=-(-size // chunk_size(size)),
+        chunks=-(-size // choose_chunk_size(size)),
         source_cpu=round(origin, 4),
         node_cpu=round(node, 4),
         seconds=round(seconds, 3),

@@ -15,7 +15,7 @@ from bundle.driver.forecast import BLOCK, WIDEST, best_width, levels
 from bundle.protocol.events import StagingWork
 from bundle.protocol.job import ASSUMED
 from bundle.transfer import relay_chunks
-from bundle.transfer.relay_chunks import chunk_size
+from bundle.transfer.relay_chunks import choose_chunk_size
 
 from .events import Clock, Process, Processors, Queue
 
@@ -107,7 +107,7 @@ def relay(
     """
     if not work.sent:
         return Staged(0.0, 0.0)
-    real = -(-work.sent // chunk_size(work.sent))
+    real = -(-work.sent // choose_chunk_size(work.sent))
     if real <= 2 * chunks:
         return _Relay(work, site, costs, real, window).run()
     # The time to fill the trees is that of a chunk on each level, so a coarse chunk's excess is in
@@ -160,7 +160,7 @@ class _Relay:
         self._clock = Clock()
         self._count = max(relay_chunks.TREES, chunks)
         self._size = work.sent / self._count
-        self._real = self._size / chunk_size(work.sent)
+        self._real = self._size / choose_chunk_size(work.sent)
         """Chunks of the file that one of the simulation stands for."""
         self._totals = [
             (self._count - tree + 1) // relay_chunks.TREES for tree in range(relay_chunks.TREES)
@@ -190,7 +190,7 @@ class _Relay:
         """Connect the trees, let everything happen, and return the end."""
         for position in range(1, self._site.nodes + 1):
             for tree in range(relay_chunks.TREES):
-                above = relay_chunks.parent(position, self._site.nodes, tree)
+                above = relay_chunks.find_parent(position, self._site.nodes, tree)
                 flow = _Flow(tree, self._hosts[above], self._hosts[position])
                 self._clock.at(self._costs.start, partial(self._join, flow))
         self._clock.run()

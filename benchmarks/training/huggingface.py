@@ -55,7 +55,7 @@ class Rates(TrainerCallback):  # type: ignore[misc]  # as above
 
 def main(data: str, batch: int, epochs: int) -> None:
     """Train."""
-    rows = images.scaled(images.read_mnist(Path(data)).train, mnist.MEAN, mnist.SPREAD)
+    rows = images.normalize_images(images.read_mnist(Path(data)).train, mnist.MEAN, mnist.SPREAD)
     pairs = [
         {"inputs": one, "labels": label}
         for one, label in zip(rows.inputs, rows.labels, strict=True)
@@ -65,7 +65,7 @@ def main(data: str, batch: int, epochs: int) -> None:
             output_dir=out,
             num_train_epochs=epochs,
             per_device_train_batch_size=batch,
-            learning_rate=1e-3,
+            choose_learning_rate=1e-3,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",

@@ -23,7 +23,7 @@ def main(data: str, batch: int, epochs: int) -> None:
     """Train."""
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    rows = images.scaled(images.read_mnist(Path(data)).train, mnist.MEAN, mnist.SPREAD)
+    rows = images.normalize_images(images.read_mnist(Path(data)).train, mnist.MEAN, mnist.SPREAD)
     dataset = TensorDataset(rows.inputs, rows.labels)
     sampler = DistributedSampler(dataset, ranks, rank, seed=42)
     loader = DataLoader(dataset, batch, sampler=sampler)

@@ -42,7 +42,7 @@ from ..protocol.messages import (
 )
 from ..protocol.problem import NodeError
 from ..system import processes, signals
-from ..system.own_program import loads_modules_for
+from ..system.own_program import can_load_modules_for
 
 if TYPE_CHECKING:
     from ..launch.commands import EarlyLauncher
@@ -68,7 +68,7 @@ def main(phase: str, handle: int | None = None) -> int:
             return _serve_session(AgentChannel(handle))
         channel = AgentChannel(handle, phase)
         answer = _result(channel, PHASES)
-        channel.conclude(answer, channel.request.phase)
+        channel.send_last_answer(answer, channel.request.phase)
         return 0 if answer.ok else 3
     except signals.Stopped:
         return signals.TERMINATED
@@ -90,7 +90,7 @@ def command(argv: Sequence[str]) -> int:
 
 def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
-    from ..launch.program_variables import work_tree
+    from ..launch.program_variables import locate_work_tree
     from ..launch.staged_files import remove_sent_files, remove_staged_files
     from ..node.node_root import env_path
     from ..results import stream
@@ -100,10 +100,12 @@ def collect(handle: int | None) -> int:
         raise TypeError(f"{request.phase}: not a request for the outputs")
     job = request.job
     try:
-        tree = work_tree(job, request.root)
+        tree = locate_work_tree(job, request.root)
         remove_staged_files(tree, env_path(request.root, job.bundle_id))
         deleted = remove_sent_files(tree, request.directory)
-        stream.pack(request.directory, job.outputs, sys.stdout.buffer, deleted, request.brought)
+        stream.send_outputs(
+            request.directory, job.outputs, sys.stdout.buffer, deleted, request.brought
+        )
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3
@@ -130,7 +132,7 @@ def _serve_session(channel: AgentChannel) -> int:
                 if early is not None and _is_damaged(answer):
                     early.close()  # it imports from what is damaged; another one is started later
                     early = None
-            if not channel.following():
+            if not channel.await_request():
                 return 0
     finally:
         if early is not None:
@@ -150,7 +152,7 @@ def _switch_python(channel: AgentChannel) -> None:
     request = channel.request
     if not isinstance(request, PlacedRequest) or not request.python:
         return
-    if not channel.handed_over and not loads_modules_for(request.job.requires.python):
+    if not channel.handed_over and not can_load_modules_for(request.job.requires.python):
         processes.restore_open_files()  # the other Python must not inherit the raised limit
         argv = [request.python, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
         os.execv(request.python, [*argv, "--request", str(channel.handover_file())])
@@ -158,10 +160,10 @@ def _switch_python(channel: AgentChannel) -> None:
 
 def _start_early(request: AgentRequest) -> EarlyLauncher | None:
     job = request.job
-    own = job.requires.bundled_python or loads_modules_for(job.requires.python)
+    own = job.requires.bundled_python or can_load_modules_for(job.requires.python)
     if job.action is not Action.RUN or not own:
         return None
-    if job.allocation is not Allocation.LOCAL and not job.one_step:
+    if job.allocation is not Allocation.LOCAL and not job.can_launch_in_session_step:
         return None
     if job.trust is not None and not isinstance(request, ProbeRequest):
         return None  # nothing runs before the environment has been compared with its listing
@@ -169,7 +171,9 @@ def _start_early(request: AgentRequest) -> EarlyLauncher | None:
 
     try:
         _check_signature(request)
-        return early.start(job, request.root if isinstance(request, PlacedRequest) else "")
+        return early.start_early_launcher(
+            job, request.root if isinstance(request, PlacedRequest) else ""
+        )
     except NodeError:  # the phase itself reports it
         return None
 
@@ -229,14 +233,14 @@ def _relay_receiver_of(task: RelayTask) -> ReceiverOf:
 def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
     """Ask the environment's own Python for its facts; it imports modules where the job says so."""
     from ..checks import probe
-    from ..launch.program_variables import directories_of, environment_variables
+    from ..launch.program_variables import locate_directories, make_environment_variables
     from ..system import network
 
-    job, directories = request.job, directories_of(request)
-    variables = environment_variables(directories, os.environ)
+    job, directories = request.job, locate_directories(request)
+    variables = make_environment_variables(directories, os.environ)
     deep = job.import_modules
     path = directories.environment
-    facts = probe.environment_facts(path, job.packages, job.imports, variables, deep, PROBE_SECONDS)
+    facts = probe.probe_environment(path, job.packages, job.imports, variables, deep, PROBE_SECONDS)
     link = network.choose_link(job.launch.interface, request.node, request.head)
     return replace(facts, interface=link.interface, address=link.address)
 
@@ -244,7 +248,7 @@ def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
 def _deep(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
     from ..checks import deep
 
-    return deep.check(request, channel)
+    return deep.check_deeply(request, channel)
 
 
 def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
@@ -269,20 +273,20 @@ def _run_ranks(
 
 
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
-    from ..launch.program_variables import work_dir, work_tree
+    from ..launch.program_variables import locate_work_dir, locate_work_tree
     from ..launch.staged_files import has_outputs_besides, remove_sent_files, remove_staged_files
     from ..node import removal
     from ..node.node_root import env_path
 
     job, brought = request.job, request.brought
-    path, folder = work_tree(job, request.root), work_dir(job, request.root)
+    path, folder = locate_work_tree(job, request.root), locate_work_dir(job, request.root)
     if request.keep_files or brought is not None:
         remove_staged_files(path, env_path(request.root, job.bundle_id))
         remove_sent_files(path, folder)
         unsent = brought is not None and has_outputs_besides(folder, job.outputs, brought)
         if request.keep_files or unsent:
-            return TidyAnswer(left=not removal.removed_if_empty(path), unsent=unsent)
-    removal.sweep(path)
+            return TidyAnswer(left=not removal.remove_if_empty(path), unsent=unsent)
+    removal.delete_as_far_as_possible(path)
     return TidyAnswer()
 
 
@@ -292,7 +296,7 @@ def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
     from ..protocol.messages import CleanAnswer
 
     job = request.job
-    roots = clean.roots(job.node_root, os.environ)
+    roots = clean.list_node_roots(job.node_root, os.environ)
     cleaned = [clean.clean(root, job.keep, job.dry_run) for root in roots]
     if job.allocation is Allocation.LOCAL and request.node == job.nodes[0]:
         # Below it lie the roots of all these nodes; in it what `stager exec` has unpacked.

@@ -18,7 +18,7 @@ from ..protocol import messages
 from ..protocol.codec import decode, encode
 from ..protocol.messages import AgentEvent, FramesAgain, Handover, Heartbeat, RequestReader
 from ..system import processes, signals
-from ..system.hostlist import node_name
+from ..system.hostlist import get_node_name
 from ..system.signals import USER_SIGNALS
 from .frames import FrameWriter, Lines, heartbeat
 
@@ -88,7 +88,7 @@ class AgentChannel:
         """The lines of the driver that were read in a step; an empty one is the end."""
         self._busy = True
         self.sent: dict[int | None, int] = {}
-        self._requests = RequestReader(node_name(os.environ), phase)
+        self._requests = RequestReader(get_node_name(os.environ), phase)
         self.request = self._requests.first(_first_message(handle))
         self._in_step = self._requests.in_step
         self.handed_over = self._requests.handed_over
@@ -115,10 +115,10 @@ class AgentChannel:
     def output(self, rank: int | None, data: bytes) -> None:
         """Pass on what a rank has written, or the launcher (None)."""
         self.sent[rank] = self.sent.get(rank, 0) + len(data)
-        self._send(messages.output_line(self.node, rank, data))
+        self._send(messages.make_output_line(self.node, rank, data))
 
     def _send(self, line: bytes) -> None:
-        with signals.held(), self._writing:  # half of it would be lost
+        with signals.defer_signals(), self._writing:  # half of it would be lost
             if self._writer is None:
                 _write(line + b"\n")
                 return
@@ -129,7 +129,7 @@ class AgentChannel:
         """Wait for the driver's next line."""
         return self._lines.get()
 
-    def following(self) -> bool:
+    def await_request(self) -> bool:
         """Wait for the next request; return False where there is none any more."""
         while True:
             line = self._next()
@@ -137,7 +137,7 @@ class AgentChannel:
                 return False
             # A command is too late: this node had failed before.
             late = line in (GO, STOP, END) or line.startswith(RELAY)
-            message = None if late else unpacked(line)
+            message = None if late else unpack_line(line)
             if message is not None and self._accept(message):
                 return True
 
@@ -149,7 +149,7 @@ class AgentChannel:
             self.request = request
         return request is not None
 
-    def conclude(self, event: AgentEvent, name: str = "") -> None:
+    def send_last_answer(self, event: AgentEvent, name: str = "") -> None:
         """Send the last answer; stay until the driver has all that was sent, or has gone.
 
         What a task leaves behind when it ends, Slurm passes on in pieces. The arguments are those
@@ -167,10 +167,10 @@ class AgentChannel:
 
     def handover_file(self) -> int:
         """Return the current request as an open file, for the program that goes on with it."""
-        from .bootstrap import in_memory
+        from .bootstrap import make_memory_file
 
         handover = Handover(self.request.to_json(), self._in_step, self._number)
-        return in_memory(json.dumps({"handover": encode(handover)}).encode())
+        return make_memory_file(json.dumps({"handover": encode(handover)}).encode())
 
     def _next(self) -> str:
         if not self._in_step:
@@ -214,7 +214,7 @@ class AgentChannel:
     @contextlib.contextmanager
     def watch_progress(self) -> Iterator[None]:
         """Say in heartbeats what this process hangs in, or its children, while the block runs."""
-        self._progress = TaskProgress(processes.own_tasks())
+        self._progress = TaskProgress(processes.list_own_tasks())
         try:
             yield
         finally:
@@ -228,7 +228,7 @@ class AgentChannel:
                 time.sleep(BEAT_SECONDS)
                 progress, payload = self._progress, b""
                 if progress is not None:
-                    hung = progress.find_hang(processes.own_tasks(), BEAT_SECONDS)
+                    hung = progress.find_hang(processes.list_own_tasks(), BEAT_SECONDS)
                     event = Heartbeat(hung=hung, seconds=progress.still_seconds)
                     payload = json.dumps(event.to_json()).encode() if hung else b""
                 with self._writing:
@@ -269,7 +269,7 @@ def _first_message(handle: int | None) -> object:
         return json.load(stream)
 
 
-def unpacked(line: str) -> object:
+def unpack_line(line: str) -> object:
     """Return the JSON object of a line, compressed or not; None for a line that was cut."""
     try:
         if line.startswith(PACKED):
@@ -299,12 +299,12 @@ class TaskProgress:
 
     def find_hang(self, tasks: tuple[processes.TaskState, ...], seconds: float) -> str:
         """Return what the processes hang in, or empty; no clock: all may have been stopped."""
-        moved = processes.made_progress(self._tasks, tasks)
+        moved = processes.has_progress(self._tasks, tasks)
         self._tasks = tasks
         self.still_seconds = 0.0 if moved else self.still_seconds + seconds
         if self.still_seconds < HANG_SECONDS:
             return ""
-        hung = [task for task in tasks if task.hangs]
+        hung = [task for task in tasks if task.is_hanging]
         more = len(hung) - _MOST_NAMED
         named = "; ".join(map(str, hung[:_MOST_NAMED]))
         return f"{named}; and {more} more" if more > 0 else named

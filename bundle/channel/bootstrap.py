@@ -18,7 +18,7 @@ import sys
 import zlib
 
 
-def take(count: int) -> bytes:
+def read_exactly(count: int) -> bytes:
     """Read exactly so many bytes from standard input, and not one more."""
     parts = []
     while count:
@@ -30,13 +30,13 @@ def take(count: int) -> bytes:
     return b"".join(parts)
 
 
-def carried() -> bytes:
+def take_carried_program() -> bytes:
     """Return the program that is in variables, and remove these: ranks are to inherit the rest."""
     names = sorted(name for name in os.environ if name.startswith("STAGER_PROGRAM_"))
     return binascii.a2b_base64("".join([os.environ.pop(name) for name in names]))
 
 
-def zipped(modules: bytes) -> bytes:
+def make_zip(modules: bytes) -> bytes:
     """Return modules as a zip that Python imports from; a line has their names and sizes."""
     at = modules.index(b"\n") + 1
     body, index, start = [], [], 0
@@ -52,7 +52,7 @@ def zipped(modules: bytes) -> bytes:
     return b"".join([*body, *index, end])
 
 
-def in_memory(data: bytes) -> int:
+def make_memory_file(data: bytes) -> int:
     """Return an open file that holds the data, has no name, and is inherited."""
     try:
         handle = os.memfd_create("stager", 0)
@@ -72,19 +72,19 @@ def main() -> int:
     """Read program and request, and become the agent; return its exit status."""
     line = b""
     while not line.endswith(b"\n"):
-        line += take(1)
+        line += read_exactly(1)
     sizes = [int(word) for word in line.split()]
-    program = zipped(zlib.decompress(take(sizes[0]) or carried()))
-    request = zlib.decompress(take(sizes[1]))
+    program = make_zip(zlib.decompress(read_exactly(sizes[0]) or take_carried_program()))
+    request = zlib.decompress(read_exactly(sizes[1]))
     if sizes[2]:
-        for name, value in json.loads(zlib.decompress(take(sizes[2]))).items():
+        for name, value in json.loads(zlib.decompress(read_exactly(sizes[2]))).items():
             os.environ.setdefault(name, value)
     message = json.loads(request)
     node = os.environ.get("STAGER_NODE") or os.environ["SLURMD_NODENAME"]
     own = {**message["common"], **message["own"].get(node, {})}
     python = own.get("python") or sys.executable
-    path = f"/proc/self/fd/{in_memory(program)}"
-    argv = [*sys.argv[1:], "--request", str(in_memory(request))]
+    path = f"/proc/self/fd/{make_memory_file(program)}"
+    argv = [*sys.argv[1:], "--request", str(make_memory_file(request))]
     # Names in a bundle are UTF-8, also where the locale has another encoding (PEP 540).
     if python != sys.executable or sys.getfilesystemencoding() != "utf-8":
         os.execv(python, [python, "-I", "-S", "-X", "utf8", path, *argv])

@@ -22,16 +22,23 @@ from dataclasses import replace
 
 from ..channel.agent_channel import AgentChannel
 from ..environment import damage, hard_links
-from ..environment.damage import RENEWED, Fault, interpreter_faults, shown
+from ..environment.damage import RENEWED, Fault, compare_interpreter_link, format_path
 from ..environment.listing import STATE, Merged, merge, own_files
-from ..environment.process_pool import share
-from ..environment.unpack import hooks, lock_path, making, own_links, using, write_problem
+from ..environment.process_pool import run_tasks
+from ..environment.unpack import (
+    hold_during,
+    list_hook_files,
+    list_own_links,
+    lock_for_making,
+    lock_path,
+    write_problem,
+)
 from ..format.layer import Entry, LayerError, decode_head
 from ..format.manifest import Manifest, ManifestError, Part, parse
 from ..format.zstd import load_decompressor
 from ..node import machine, node_root, removal
 from ..node.node_root import env_path
-from ..protocol.counts import counted
+from ..protocol.counts import format_count
 from ..protocol.digest import Digest
 from ..protocol.messages import DeepAnswer, DeepRequest, NetworkReport, NodeClock
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -49,14 +56,14 @@ _PAUSE = 0.2
 _LINE = 512
 
 
-def resolution(names: Iterable[str]) -> dict[str, list[str]]:
+def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
     """Look up the addresses of each name on this machine; an empty list for an unknown name."""
     distinct = list(dict.fromkeys(names))
     with ThreadPoolExecutor(max_workers=min(_LOOKUPS, len(distinct) or 1)) as pool:
-        return dict(zip(distinct, pool.map(_addresses, distinct)))
+        return dict(zip(distinct, pool.map(_resolve_name, distinct)))
 
 
-def await_nodes(
+def wait_for_nodes(
     address: str, port: int, job_id: str, nodes: Collection[str], timeout: float
 ) -> list[str]:
     """Listen on the head node until every other node has connected, or the time is up.
@@ -85,12 +92,12 @@ def await_nodes(
             with contextlib.suppress(OSError):  # the peer hung up, or nobody connected
                 peer, _ = listener.accept()
                 with peer:
-                    missing.pop(_greet(peer, job_id, min(left, _PATIENCE)), None)
+                    missing.pop(_read_node_name(peer, job_id, min(left, _PATIENCE)), None)
     return list(missing)
 
 
-def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> float:
-    """Connect from this node to the head, which listens with :func:`await_nodes`.
+def connect_to_head(address: str, port: int, job_id: str, node: str, timeout: float) -> float:
+    """Connect from this node to the head, which listens with :func:`wait_for_nodes`.
 
     The head may begin to listen later than this node begins to try.
 
@@ -109,7 +116,7 @@ def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> 
             with socket.create_connection((address, port), timeout=left) as peer:
                 seconds = time.monotonic() - started
                 peer.sendall(f"stager {job_id} {node}\n".encode())
-                reply = _line(peer)
+                reply = _read_line(peer)
             if not reply and time.monotonic() + _PAUSE < until:
                 # The head hangs up on a peer whose line is late: this node may have stood still.
                 time.sleep(_PAUSE)
@@ -118,24 +125,26 @@ def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> 
             if time.monotonic() + _PAUSE < until:
                 time.sleep(_PAUSE)
                 continue
-            raise NodeError(_unreached(f"{address}:{port}", exc, seconds, timeout)) from exc
+            raise NodeError(
+                _make_unreached_problem(f"{address}:{port}", exc, seconds, timeout)
+            ) from exc
         if reply == f"stager {job_id}":
             return seconds
         values = {"host": socket.gethostname(), "answer": repr(reply[:40])}
         raise NodeError(Problem(ProblemCode.HEAD_IS_ANOTHER, f"{address}:{port}", values))
 
 
-def _addresses(name: str) -> list[str]:
+def _resolve_name(name: str) -> list[str]:
     try:
         return network.resolve(name)
     except NodeError:
         return []
 
 
-def _greet(peer: socket.socket, job_id: str, patience: float) -> str:
+def _read_node_name(peer: socket.socket, job_id: str, patience: float) -> str:
     """Return the name of the connected node; empty for a peer that does not name the job."""
     peer.settimeout(patience)
-    words = _line(peer).split(" ", 2)
+    words = _read_line(peer).split(" ", 2)
     peer.sendall(f"stager {job_id}\n".encode())
     # It hangs up first, so that its side and not this port waits out TIME_WAIT. One that stands
     # still before it does has come all the same.
@@ -144,7 +153,7 @@ def _greet(peer: socket.socket, job_id: str, patience: float) -> str:
     return words[2] if len(words) == 3 and words[:2] == ["stager", job_id] else ""
 
 
-def _line(peer: socket.socket) -> str:
+def _read_line(peer: socket.socket) -> str:
     """Read one line without its end; the peer may close early, or send too much."""
     data = b""
     while not data.endswith(b"\n") and len(data) < _LINE:
@@ -155,7 +164,7 @@ def _line(peer: socket.socket) -> str:
     return data.decode(errors="replace").rstrip("\n")
 
 
-def _unreached(where: str, exc: OSError, connected: float, timeout: float) -> Problem:
+def _make_unreached_problem(where: str, exc: OSError, connected: float, timeout: float) -> Problem:
     values = {"host": socket.gethostname(), "seconds": f"{timeout:g}"}
     if connected >= 0:
         return Problem(ProblemCode.HEAD_MUTE, where, values)
@@ -174,7 +183,7 @@ _GROUPS = 1024  # as many tasks as process_pool.share hands out one by one
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def damaged_files(env_dir: str, processes: int) -> list[Problem]:
+def find_damaged_files(env_dir: str, processes: int) -> list[Problem]:
     """Compare every file, link and directory of a published environment with its own manifest.
 
     Each file is read in full, and its sha256, its size and its exec bit are compared. Files that do
@@ -187,30 +196,32 @@ def damaged_files(env_dir: str, processes: int) -> list[Problem]:
         NodeError: its lock cannot be taken, or the check itself failed.
     """
     root = os.path.dirname(os.path.dirname(env_dir))
-    with using(root, os.path.basename(env_dir)):
+    with hold_during(root, os.path.basename(env_dir)):
         try:
-            manifest = _manifest(env_dir)
-            with making(root, manifest.id):  # else its scratch directory would be swept away
-                merged = _expected_content(env_dir, manifest, os.path.join(root, "incoming"))
+            manifest = _read_manifest(env_dir)
+            with lock_for_making(
+                root, manifest.id
+            ):  # else its scratch directory would be swept away
+                merged = _read_expected_content(env_dir, manifest, os.path.join(root, "incoming"))
         except LayerError as exc:
-            return [_damaged(env_dir, str(exc))]
+            return [_make_damage_problem(env_dir, str(exc))]
         except OSError as exc:
             raise NodeError(write_problem(exc, root)) from exc
         files = [entry for entries in merged.entries for entry in entries]
-        faults = {fault.path: fault for fault in _own_faults(env_dir, manifest)}
-        for fault in _tree_faults(env_dir, manifest, merged):
+        faults = {fault.path: fault for fault in _find_own_faults(env_dir, manifest)}
+        for fault in _find_tree_faults(env_dir, manifest, merged):
             faults.setdefault(fault.path, fault)
         # Last: of a file that has become a link, the tree's fault is better worded.
-        for fault in _content_faults(env_dir, files, processes):
+        for fault in _find_content_faults(env_dir, files, processes):
             faults.setdefault(fault.path, fault)
     return _problems(env_dir, sorted(faults.values()))
 
 
-def discard(root: str, bundle_id: str) -> bool:
+def remove_damaged_environment(root: str, bundle_id: str) -> bool:
     """Remove a damaged environment, so that the next unpack makes it anew.
 
-    A damaged file that other environments share has been marked by :func:`damaged_files`, so that
-    no other environment gets it, and each of them notices the damage when it is used next.
+    A damaged file that other environments share has been marked by :func:`find_damaged_files`, so
+    that no other environment gets it, and each of them notices the damage when it is used next.
 
     Returns:
         True if there was one.
@@ -221,7 +232,7 @@ def discard(root: str, bundle_id: str) -> bool:
     final = env_path(root, bundle_id)
     aside = os.path.join(root, "incoming", f"{bundle_id}.{time.monotonic_ns()}")
     try:
-        with node_root.taken(lock_path(root, bundle_id), fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with node_root.hold_lock(lock_path(root, bundle_id), fcntl.LOCK_EX | fcntl.LOCK_NB):
             if not os.path.lexists(final):
                 return False
             os.rename(final, aside)
@@ -235,7 +246,7 @@ def discard(root: str, bundle_id: str) -> bool:
     return True
 
 
-def _manifest(env_dir: str) -> Manifest:
+def _read_manifest(env_dir: str) -> Manifest:
     """Return the manifest; its digest must be the environment's name."""
     try:
         manifest = parse(read_file(os.path.join(env_dir, damage.MANIFEST)))
@@ -248,11 +259,11 @@ def _manifest(env_dir: str) -> Manifest:
     return manifest
 
 
-def _expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
+def _read_expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
     """Return the content that must be there, by the layer heads kept in the environment."""
     part = manifest.decompressor
     wheel = None if part is None else _decompressor_wheel(env_dir, part)
-    heads = _heads(env_dir, manifest)
+    heads = _read_heads(env_dir, manifest)
     with tempfile.TemporaryDirectory(prefix=f"{manifest.id}.", dir=scratch) as folder:
         decompress = load_decompressor(part.name if part else "", wheel, folder)
         indexes = [decode_head(head, lambda data: decompress(data, -1)) for head in heads]
@@ -269,22 +280,22 @@ def _decompressor_wheel(env_dir: str, part: Part) -> bytes:
     return wheel
 
 
-def _heads(env_dir: str, manifest: Manifest) -> list[bytes]:
+def _read_heads(env_dir: str, manifest: Manifest) -> list[bytes]:
     heads: list[bytes] = []
     lost: list[str] = []
     for layer in manifest.layers:
-        head = hard_links.head_of((env_dir,), layer)
+        head = hard_links.read_head_from_environments((env_dir,), layer)
         if head is None:
             lost.append(layer.name)
         else:
             heads.append(head)
     if lost:
-        more = f" and {counted(len(lost) - 1, 'more layer')}" if lost[1:] else ""
+        more = f" and {format_count(len(lost) - 1, 'more layer')}" if lost[1:] else ""
         raise LayerError(f"the list of files is missing or damaged for {lost[0]}{more}")
     return heads
 
 
-def _content_faults(env_dir: str, files: Sequence[Entry], processes: int) -> Iterator[Fault]:
+def _find_content_faults(env_dir: str, files: Sequence[Entry], processes: int) -> Iterator[Fault]:
     count = min(_GROUPS, len(files))
     largest_first = sorted(range(len(files)), key=lambda number: -files[number].size)
     # The children share this memory. A pipe would not do: nobody reads it before they have ended.
@@ -292,20 +303,20 @@ def _content_faults(env_dir: str, files: Sequence[Entry], processes: int) -> Ite
 
         def read_group(group: int) -> None:
             for number in largest_first[group::count]:
-                if _difference(env_dir, files[number]):
+                if _compare_file(env_dir, files[number]):
                     marks[number] = 1
 
-        share(count, read_group, processes)
+        run_tasks(count, read_group, processes)
         damaged = [entry for number, entry in enumerate(files) if marks[number]]
     for entry in damaged:
-        _mark(f"{env_dir}/{entry.path}")
+        _mark_as_modified(f"{env_dir}/{entry.path}")
     for number, entry in enumerate(damaged):
         # Read again for the message, unless the file is only counted.
-        why = _difference(env_dir, entry) if number < SHOWN else "it differs"
+        why = _compare_file(env_dir, entry) if number < SHOWN else "it differs"
         yield Fault(entry.path, why or "read twice, it differed once: the disk is failing")
 
 
-def _difference(env_dir: str, entry: Entry) -> str:
+def _compare_file(env_dir: str, entry: Entry) -> str:
     try:
         handle = os.open(f"{env_dir}/{entry.path}", _READ_ONLY)
     except OSError as exc:
@@ -313,53 +324,53 @@ def _difference(env_dir: str, entry: Entry) -> str:
             return "it is missing"
         return f"it cannot be opened: {exc.strerror or exc}"
     try:
-        return _state_difference(os.fstat(handle), entry) or _content_difference(handle, entry)
+        return _compare_state(os.fstat(handle), entry) or _compare_content(handle, entry)
     except OSError as exc:
         return f"it cannot be read: {exc.strerror or exc}"
     finally:
         os.close(handle)
 
 
-def _state_difference(state: os.stat_result, entry: Entry) -> str:
+def _compare_state(state: os.stat_result, entry: Entry) -> str:
     if not stat.S_ISREG(state.st_mode):
         return "it is not a file any more"
     if state.st_size != entry.size:
-        return f"it has {counted(state.st_size, 'byte')}, not {entry.size:,}"
+        return f"it has {format_count(state.st_size, 'byte')}, not {entry.size:,}"
     if state.st_mode & 0o100 != entry.mode & 0o100:
         return f"its mode is {stat.S_IMODE(state.st_mode):04o}, not {entry.mode:04o}"
     return ""
 
 
-def _content_difference(handle: int, entry: Entry) -> str:
+def _compare_content(handle: int, entry: Entry) -> str:
     digest = digest_of(handle)
     if digest == entry.sha256:
         return ""
     return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
 
 
-def _own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
+def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
     python = os.path.join(env_dir, "bin", "python")
     if not os.access(python, os.X_OK):
         yield Fault("bin/python", "it leads to no program that can be run")
-    for path, content in hooks(manifest.requires.python).items():
+    for path, content in list_hook_files(manifest.requires.python).items():
         entry = Entry(path, len(content), 0o644, Digest.of(content), 0)
-        why = _difference(env_dir, entry)
+        why = _compare_file(env_dir, entry)
         if why:
             yield Fault(path, why)
-    yield from interpreter_faults(env_dir)
-    fault = damage.own_fault(env_dir)
+    yield from compare_interpreter_link(env_dir)
+    fault = damage.find_listing_fault(env_dir)
     if fault is not None:
         yield fault
 
 
-def _tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[Fault]:
+def _find_tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[Fault]:
     """Find paths that do not belong there, links that have changed, and missing links."""
-    links = {**merged.links, **own_links(manifest.requires.python)}
-    files = _expected_files(env_dir, manifest, merged)
+    links = {**merged.links, **list_own_links(manifest.requires.python)}
+    files = _list_expected_files(env_dir, manifest, merged)
     seen = set()
-    for path, target in _listing(env_dir, merged.directories):
+    for path, target in _walk_environment(env_dir, merged.directories):
         seen.add(path)
-        why = _path_fault(path, target, links, files)
+        why = _check_path(path, target, links, files)
         if why:
             yield Fault(path, why)
     for path in links.keys() - seen:
@@ -369,7 +380,7 @@ def _tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[F
             yield Fault(path, "the directory is missing")
 
 
-def _path_fault(path: str, target: str, links: Mapping[str, str], files: Collection[str]) -> str:
+def _check_path(path: str, target: str, links: Mapping[str, str], files: Collection[str]) -> str:
     if path in links:
         if target == links[path]:
             return ""
@@ -381,7 +392,7 @@ def _path_fault(path: str, target: str, links: Mapping[str, str], files: Collect
     return ""
 
 
-def _expected_files(env_dir: str, manifest: Manifest, merged: Merged) -> set[str]:
+def _list_expected_files(env_dir: str, manifest: Manifest, merged: Merged) -> set[str]:
     files = {entry.path for entries in merged.entries for entry in entries}
     files.update(own_files(manifest.requires.python))
     files.update(f"{STATE}/layers/{layer.id}" for layer in manifest.layers)
@@ -391,13 +402,13 @@ def _expected_files(env_dir: str, manifest: Manifest, merged: Merged) -> set[str
     return files
 
 
-def _listing(env_dir: str, directories: Collection[str]) -> Iterator[tuple[str, str]]:
+def _walk_environment(env_dir: str, directories: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield paths outside the known directories, and link targets; an unknown directory once."""
     known = frozenset(directories)
     pending = [""]
     while pending:
         folder = pending.pop()
-        for item in _items(os.path.join(env_dir, folder)):
+        for item in _list_folder(os.path.join(env_dir, folder)):
             path = f"{folder}/{item.name}" if folder else item.name
             if item.is_symlink():
                 try:
@@ -410,7 +421,7 @@ def _listing(env_dir: str, directories: Collection[str]) -> Iterator[tuple[str, 
                 yield path, ""
 
 
-def _items(folder: str) -> list[os.DirEntry[str]]:
+def _list_folder(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as items:
             return list(items)
@@ -421,25 +432,25 @@ def _items(folder: str) -> list[os.DirEntry[str]]:
 def _problems(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
     problems = []
     for fault in faults[:SHOWN]:
-        where = os.path.join(env_dir, shown(fault.path))
-        problems.append(_damaged(where, fault.why))
+        where = os.path.join(env_dir, format_path(fault.path))
+        problems.append(_make_damage_problem(where, fault.why))
     if len(faults) > SHOWN:
-        more = counted(len(faults) - SHOWN, "more path")
+        more = format_count(len(faults) - SHOWN, "more path")
         why = f"{more} in it differ from what was built"
-        problems.append(_damaged(env_dir, why))
+        problems.append(_make_damage_problem(env_dir, why))
     return problems
 
 
-def _damaged(where: str, why: str) -> Problem:
+def _make_damage_problem(where: str, why: str) -> Problem:
     return Problem(ProblemCode.ENVIRONMENT_DAMAGED, where, {"why": why})
 
 
-def _mark(path: str) -> None:
+def _mark_as_modified(path: str) -> None:
     """Mark a damaged file as just modified, in every environment that shares it."""
     with contextlib.suppress(OSError):  # it is missing, or no file: that is noticed without a mark
         handle = os.open(path, _READ_ONLY)
         try:
-            hard_links.mark(handle)
+            hard_links.mark_as_damaged(handle)
         finally:
             os.close(handle)
 
@@ -454,48 +465,48 @@ REACH_SECONDS = 20.0
 """Seconds that the head listens, and the others try: a step's tasks do not start all at once."""
 
 
-def check(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
+def check_deeply(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
     """Check this node thoroughly; its clock is sent first."""
     channel.emit(NodeClock(clock=time.time()))
-    network = None if request.head is None else _network(request, *request.head)
+    network = None if request.head is None else _check_network(request, *request.head)
     path = env_path(request.root, request.job.bundle_id)
     return DeepAnswer(
         network=network,
         torch=os.path.isdir(os.path.join(path, "pkgs", "torch", "distributed")),
-        damage=tuple(_damage(request, path)),
+        damage=tuple(_find_damage(request, path)),
     )
 
 
-def _network(request: DeepRequest, address: str, port: int) -> NetworkReport:
+def _check_network(request: DeepRequest, address: str, port: int) -> NetworkReport:
     missing, seconds, problem = None, None, None
     job, others = request.job, request.job.nodes[1:]
     try:
         if request.node == job.nodes[0]:
-            missing = tuple(await_nodes(address, port, job.id, others, REACH_SECONDS))
+            missing = tuple(wait_for_nodes(address, port, job.id, others, REACH_SECONDS))
         else:
-            took = connect(address, port, job.id, request.node, REACH_SECONDS)
+            took = connect_to_head(address, port, job.id, request.node, REACH_SECONDS)
             seconds = round(took, 6)
     except NodeError as exc:
         problem = exc.problem
-    return NetworkReport(_differing_names(request.names or {}), missing, seconds, problem)
+    return NetworkReport(_compare_names(request.names or {}), missing, seconds, problem)
 
 
-def _differing_names(expected: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _compare_names(expected: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Return the names for which this node finds other addresses than the driver, and these."""
-    resolved = resolution(expected)
+    resolved = resolve_names(expected)
     found = {name: tuple(addresses) for name, addresses in resolved.items()}
     return {name: found[name] for name in expected if found[name] != expected[name]}
 
 
-def _damage(request: DeepRequest, path: str) -> list[Problem]:
+def _find_damage(request: DeepRequest, path: str) -> list[Problem]:
     try:
-        problems = damaged_files(path, max(1, machine.host_facts().cpus // request.nodes_here))
+        problems = find_damaged_files(path, max(1, machine.host_facts().cpus // request.nodes_here))
     except NodeError as exc:
         return [exc.problem]
     if not problems:
         return []
     try:
-        discard(request.root, request.job.bundle_id)
+        remove_damaged_environment(request.root, request.job.bundle_id)
     except NodeError as exc:
         return [*problems, exc.problem]
     return [replace(problem, code=ProblemCode.ENVIRONMENT_TAKEN_AWAY) for problem in problems]

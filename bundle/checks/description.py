@@ -56,10 +56,10 @@ class _Environment:
             return
         self.packages[name] = dist.version
         path = str(dist.locate_file(""))
-        if not self._has(path):
+        if not self._is_inside(path):
             self._problem("package-foreign", name, found=path)
         for module in sorted(set(_MODULE.findall(dist.read_text("RECORD") or ""))):
-            spec = _spec_of(module)
+            spec = _find_spec(module)
             if spec is None:
                 self._problem("package-incomplete", name, module=module)
             else:
@@ -76,7 +76,7 @@ class _Environment:
 
     def check_import(self, module: str, *, deep: bool) -> None:
         """Look a module up; import it if ``deep`` is true, or a shared library may prevent it."""
-        spec = _spec_of(module)
+        spec = _find_spec(module)
         if spec is None:
             self._problem("module-missing", module, python=sys.executable)
             return
@@ -123,11 +123,11 @@ class _Environment:
         if not paths:
             return
         self.origins[module] = paths[0]
-        outside = [path for path in paths if not self._has(path)]
+        outside = [path for path in paths if not self._is_inside(path)]
         if outside:
             self._problem("module-foreign", module, found=outside[0])
 
-    def _has(self, path: str) -> bool:
+    def _is_inside(self, path: str) -> bool:
         real = os.path.realpath(path)
         if real == self.root or real.startswith(self.root + os.sep):
             return True
@@ -140,7 +140,7 @@ class _Environment:
         self.problems.append({"code": code, "where": where, "values": values})
 
 
-def _spec_of(module: str) -> ModuleSpec | None:
+def _find_spec(module: str) -> ModuleSpec | None:
     """Find a module, and the packages it is in, without importing any."""
     path: list[str] | None = None
     spec, name = None, ""
@@ -148,7 +148,7 @@ def _spec_of(module: str) -> ModuleSpec | None:
     try:
         for part in module.split("."):
             name = f"{name}.{part}" if name else part
-            spec = _found(name, path)
+            spec = _ask_finders(name, path)
             if spec is None:
                 return None
             path = list(spec.submodule_search_locations or ())
@@ -162,7 +162,7 @@ def _spec_of(module: str) -> ModuleSpec | None:
     return spec
 
 
-def _found(name: str, path: list[str] | None) -> ModuleSpec | None:
+def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
     """Ask the finders of this Python, which may have more than the usual ones.
 
     That of setuptools finds no module of a package. Asked for pip, it prevents setuptools from

@@ -13,7 +13,13 @@ from ..environment import damage, hard_links
 from ..format.archive import BundleFile
 from ..node import interpreter, machine, node_root, removal
 from ..node.machine import host_facts
-from ..node.node_root import base_for, choose_base, env_path, node_root_name, secure_root
+from ..node.node_root import (
+    choose_base,
+    choose_base_for_bundle,
+    env_path,
+    make_secure_root,
+    node_root_name,
+)
 from ..protocol.enumerations import Allocation, Stage
 from ..protocol.job import Job
 from ..protocol.messages import PreflightAnswer, PreflightRequest
@@ -32,7 +38,7 @@ _STALE_SECONDS = 3600.0
 """A directory that nobody has written to for so long belongs to a job that has gone."""
 
 
-def base_by_need(request: PreflightRequest) -> str:
+def choose_base_by_need(request: PreflightRequest) -> str:
     """Choose the directory for the node root; layers that are already here need no room again.
 
     Raises:
@@ -42,25 +48,25 @@ def base_by_need(request: PreflightRequest) -> str:
     first = choose_base(job.node_root, os.environ)
     root = os.path.join(first, node_root_name())
     if request.room is None or os.path.isdir(env_path(root, job.bundle_id)):
-        return base_for(job.node_root, job.bundle_id, job.room, os.environ)
+        return choose_base_for_bundle(job.node_root, job.bundle_id, job.room, os.environ)
     # A file that is sent takes room while it is unpacked.
-    whole = 0 if _reads_in_place(job) else request.size
+    whole = 0 if _can_read_in_place(job) else request.size
     heads = request.heads
-    older = hard_links.older_layers(os.path.join(root, "envs"), heads)
+    older = hard_links.find_older_layers(os.path.join(root, "envs"), heads)
     if older:
         missing = [room for head, room in zip(heads, request.room) if head not in older]
         sent = whole * len(missing) // len(heads)
         size, inodes = (sum(column) for column in zip(request.own_room, *missing))
-        if not files.refusals(files.facts_of(first), size + sent, inodes):
+        if not files.list_refusals(files.examine_directory(first), size + sent, inodes):
             return first
     size, inodes = job.room
     return choose_base(job.node_root, os.environ, (size + whole, inodes))
 
 
-def _reads_in_place(job: Job) -> bool:
+def _can_read_in_place(job: Job) -> bool:
     if job.stage is Stage.NEVER:
         return True
-    return job.stage is Stage.AUTO and _reading_rate(job) is not None
+    return job.stage is Stage.AUTO and _measure_reading_rate(job) is not None
 
 
 def preflight(request: PreflightRequest) -> PreflightAnswer:
@@ -69,18 +75,18 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     problems: list[Problem] = []
     question = machine.Question(os.environ)  # the driver takes its time to answer
     root = python = ""
-    with _collecting(problems):
-        root = secure_root(base_by_need(request))
-        sweep(root, time.time())
-    with _collecting(problems):
+    with _collect_problem(problems):
+        root = make_secure_root(choose_base_by_need(request))
+        remove_stale_files(root, time.time())
+    with _collect_problem(problems):
         if not job.requires.bundled_python:
-            python = interpreter.find(job.requires.python, job.python_hints)
+            python = interpreter.find_base_python(job.requires.python, job.python_hints)
     host = host_facts(root)
     problems += probe.check_requires(job.requires, host)
     address, port, no_head = "", 0, None
-    with _collecting(problems):
+    with _collect_problem(problems):
         address, port, no_head = _find_address(request)
-    reached = hostlist.reached_address(os.environ)
+    reached = hostlist.get_reached_address(os.environ)
     answer = PreflightAnswer(
         root=root,
         python=python,
@@ -91,8 +97,8 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
         proj=os.path.exists(os.path.join(job.run_dir, request.marker)),
         host=host,
     )
-    with _collecting(problems):
-        answer = _with_bundle_state(answer, request, max(1, host.cpus // request.nodes_here))
+    with _collect_problem(problems):
+        answer = _add_bundle_state(answer, request, max(1, host.cpus // request.nodes_here))
     return replace(answer, gpus=question.answer(), problems=tuple(problems))
 
 
@@ -105,55 +111,55 @@ def _find_address(request: PreflightRequest) -> tuple[str, int, Problem | None]:
         NodeError: it is the first node, and has no address for others.
     """
     try:
-        return (*_address_and_port(request), None)
+        return (*_choose_address_and_port(request), None)
     except NodeError as exc:
         if request.node_rank == 0:
             raise
-        return _way_to_driver(), 0, exc.problem
+        return _find_address_to_driver(), 0, exc.problem
 
 
-def _way_to_driver() -> str:
+def _find_address_to_driver() -> str:
     """Return this node's source address towards the driver's host; empty for none."""
-    host = hostlist.driver_host(os.environ)
+    host = hostlist.get_driver_host(os.environ)
     if not host or network.is_loopback(host):
         return ""
     with contextlib.suppress(NodeError):
-        return network.route_to(host, network.FIRST_PORT)
+        return network.find_route(host, network.FIRST_PORT)
     return ""
 
 
-def _address_and_port(request: PreflightRequest) -> tuple[str, int]:
+def _choose_address_and_port(request: PreflightRequest) -> tuple[str, int]:
     job = request.job
     if job.allocation is Allocation.LOCAL:
         address = "127.0.0.1"
     else:
         interface = network.interface_setting(job.launch.interface, request.node)
-        address = "" if interface == "auto" else network.address_of(interface)
-        address = address or _advertised_address(alone=len(job.nodes) == 1)
-    return address, network.free_port(network.port_for(job.id))
+        address = "" if interface == "auto" else network.find_address_on_interface(interface)
+        address = address or _find_advertised_address(alone=len(job.nodes) == 1)
+    return address, network.find_free_port(network.choose_port(job.id))
 
 
-def _advertised_address(*, alone: bool) -> str:
+def _find_advertised_address(*, alone: bool) -> str:
     """Return the address of this host's name, or the one that ``ssh`` has reached."""
     try:
-        return network.advertised_address(os.uname().nodename)
+        return network.find_advertised_address(os.uname().nodename)
     except NodeError:
-        reached = hostlist.reached_address(os.environ)
+        reached = hostlist.get_reached_address(os.environ)
         if not reached or (network.is_loopback(reached) and not alone):
             raise
         return reached
 
 
-def _with_bundle_state(
+def _add_bundle_state(
     answer: PreflightAnswer, request: PreflightRequest, processes: int
 ) -> PreflightAnswer:
     """Add the state of the environment here, or else the layers that it lacks."""
     job, root = request.job, answer.root
     env, started = env_path(root, job.bundle_id), time.monotonic()
-    faults = damage.look(env, processes) if root else None
+    faults = damage.find_faults(env, processes) if root else None
     check_seconds = round(time.monotonic() - started, 3)
     ready = faults == []
-    rate = None if ready else _reading_rate(job)
+    rate = None if ready else _measure_reading_rate(job)
     answer = replace(
         answer,
         ready=ready,
@@ -168,9 +174,9 @@ def _with_bundle_state(
     # Where there is damage, more is likely: environments are trusted only after a check.
     older: Collection[str]
     if answer.damage is not None:
-        older = hard_links.sound_layers(envs, processes)
+        older = hard_links.find_sound_layers(envs, processes)
     else:
-        older = hard_links.older_layers(envs, request.heads)
+        older = hard_links.find_older_layers(envs, request.heads)
     return replace(
         answer,
         lacks=tuple(number for number, head in enumerate(request.heads) if head not in older),
@@ -178,7 +184,7 @@ def _with_bundle_state(
     )
 
 
-def _reading_rate(job: Job) -> float | None:
+def _measure_reading_rate(job: Job) -> float | None:
     """Measure how fast this node reads the bundle, in bytes/s; None if it cannot."""
     try:
         with BundleFile(job.bundle, job.bundle_id) as bundle:
@@ -189,12 +195,12 @@ def _reading_rate(job: Job) -> float | None:
                 begun = time.monotonic()
                 bundle.read((size - count) * number // _SAMPLES, count)
                 taken.append(time.monotonic() - begun)
-            return count / typical(taken)
+            return count / compute_median(taken)
     except (NodeError, OSError):
         return None
 
 
-def typical(seconds: Sequence[float]) -> float:
+def compute_median(seconds: Sequence[float]) -> float:
     """Return the median of what some reads have taken, and more than nothing.
 
     That this process had to wait for a processor during some of them says nothing of the files.
@@ -202,31 +208,31 @@ def typical(seconds: Sequence[float]) -> float:
     return max(sorted(seconds)[(len(seconds) - 1) // 2], 1e-6)
 
 
-def sweep(root: str, now: float) -> None:
+def remove_stale_files(root: str, now: float) -> None:
     """Remove the files that broadcasts and agents of killed jobs have left."""
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
         path = os.path.join(incoming, name)
         if name.startswith(INCOMING_PREFIX):
             with contextlib.suppress(OSError):
-                if now - removal.last_change(path) > _STALE_SECONDS:
+                if now - removal.get_last_change(path) > _STALE_SECONDS:
                     removal.delete(path)
     with contextlib.suppress(NodeError):
-        if not files.mount_of(root).shared:  # else another node's lock may be invisible from here
-            _sweep_jobs(os.path.join(root, "jobs"))
+        if not files.find_mount(root).shared:  # else another node's lock may be invisible from here
+            _remove_stale_jobs(os.path.join(root, "jobs"))
 
 
-def _sweep_jobs(folder: str) -> None:
+def _remove_stale_jobs(folder: str) -> None:
     """Remove unlocked, unused task directories; keep ``.work`` for `clean`: it may hold results."""
     for name in filter(_OF_TASK.fullmatch, os.listdir(folder)):
         path = os.path.join(folder, name)
-        with contextlib.suppress(OSError), node_root.alone(path):
-            if removal.user_of(path) is None:
+        with contextlib.suppress(OSError), node_root.hold_directory_alone(path):
+            if removal.find_user_process(path) is None:
                 removal.delete(path)
 
 
 @contextlib.contextmanager
-def _collecting(problems: list[Problem]) -> Iterator[None]:
+def _collect_problem(problems: list[Problem]) -> Iterator[None]:
     try:
         yield
     except NodeError as exc:

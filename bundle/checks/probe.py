@@ -17,7 +17,7 @@ from ..protocol.job import Requires
 from ..protocol.messages import HostFacts, ProbeAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..system import processes
-from ..system.own_program import source_of
+from ..system.own_program import read_source
 
 _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
 
@@ -33,7 +33,7 @@ class _Description:
     warnings: tuple[Problem, ...]
 
 
-def environment_facts(
+def probe_environment(
     env_dir: str,
     packages: Sequence[str],
     imports: Sequence[str],
@@ -55,7 +55,7 @@ def environment_facts(
         The environment in its own words. After a failure to start only ``problems`` has content;
         nothing is raised.
     """
-    program = source_of("checks.description").decode()
+    program = read_source("checks.description").decode()
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", program]
     request = {
         "v": 1,
@@ -70,7 +70,7 @@ def environment_facts(
         )
         description = decode(_Description, json.loads(done.stdout))
     except processes.ProcessError as exc:
-        return ProbeAnswer(problems=(_did_not_run(env_dir, exc),))
+        return ProbeAnswer(problems=(_make_start_problem(env_dir, exc),))
     except ValueError:
         tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
         values = {"answer": " ".join(tail)}
@@ -98,7 +98,7 @@ def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:
     if libc != requires.libc:
         values = {"needed": requires.libc, "libc": f"{libc} {version}".rstrip()}
         problems.append(Problem(ProblemCode.OTHER_LIBC, where, values))
-    elif _version(version) < _version(requires.libc_version):
+    elif _parse_version(version) < _parse_version(requires.libc_version):
         values = {
             "package": requires.libc_needed_by or "the bundle",
             "needed": f"{libc} {requires.libc_version}",
@@ -108,21 +108,21 @@ def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:
     return problems
 
 
-def _version(text: str) -> tuple[int, ...]:
+def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
-def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
+def _make_start_problem(env_dir: str, exc: processes.ProcessError) -> Problem:
     code = ProblemCode.PYTHON_FAILED
     if exc.code == -signal.SIGILL:
         code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
     elif exc.code == -signal.SIGKILL and not exc.timed_out:
         code = ProblemCode.PYTHON_KILLED
-    why = ", ".join([exc.reason, *_last_words(exc.lines)])
+    why = ", ".join([exc.reason, *_pick_last_lines(exc.lines)])
     return Problem(code, env_dir, {"why": why})
 
 
-def _last_words(lines: Sequence[str]) -> list[str]:
+def _pick_last_lines(lines: Sequence[str]) -> list[str]:
     """Return the last imported module, if any, and the error; the stack of a crash may be long."""
     marks = [number for number, line in enumerate(lines) if line.startswith("importing ")]
     since = lines[marks[-1] :] if marks else lines

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Callable
 
-from ..channel.bootstrap import in_memory
+from ..channel.bootstrap import make_memory_file
 from ..protocol.job import Job, Trust
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes
@@ -37,18 +37,18 @@ def statement(bundle_id: str) -> str:
 
 
 @contextlib.contextmanager
-def as_path(text: str) -> Iterator[str]:
+def open_as_path(text: str) -> Iterator[str]:
     """Yield a path at which a process of this user can read a text; it is in no directory."""
-    handle = in_memory(text.encode())
+    handle = make_memory_file(text.encode())
     try:
         yield f"/proc/{os.getpid()}/fd/{handle}"
     finally:
         os.close(handle)
 
 
-def verify(trust: Trust, bundle_id: str, run: Run) -> CompletedCommand:
+def verify_signature(trust: Trust, bundle_id: str, run: Run) -> CompletedCommand:
     """Let ``ssh-keygen`` say whether a signer has signed a bundle, and may."""
-    with as_path(trust.signers) as signers, as_path(trust.signature) as signature:
+    with open_as_path(trust.signers) as signers, open_as_path(trust.signature) as signature:
         argv = [KEYGEN, "-Y", "verify", "-n", NAMESPACE, "-f", signers, "-I", trust.signer]
         return run([*argv, "-s", signature], statement(bundle_id))
 
@@ -63,33 +63,33 @@ def check_signature(job: Job) -> str:
     Raises:
         NodeError: it is not accepted.
     """
-    return "" if job.trust is None else _checked(job.trust, job.bundle_id)
+    return "" if job.trust is None else _check_cached(job.trust, job.bundle_id)
 
 
 @functools.lru_cache(maxsize=1)
-def _checked(trust: Trust, bundle_id: str) -> str:
+def _check_cached(trust: Trust, bundle_id: str) -> str:
     try:
-        done = verify(trust, bundle_id, _run)
+        done = verify_signature(trust, bundle_id, _run)
     except processes.ProcessError as exc:
         if exc.code is None:
             return f"{KEYGEN} {exc.reason}"
-        raise _refused(bundle_id, exc.reason) from exc
+        raise _make_refusal(bundle_id, exc.reason) from exc
     if done.returncode == 0:
         return ""
-    words = lines_of(done)
+    words = parse_keygen_lines(done)
     if done.returncode > 0 and done.returncode != REFUSED:
         return f"{KEYGEN} there is older than OpenSSH 8.1"
-    raise _refused(bundle_id, "; ".join(words) or processes.describe_exit(done.returncode))
+    raise _make_refusal(bundle_id, "; ".join(words) or processes.describe_exit(done.returncode))
 
 
-def lines_of(done: CompletedCommand) -> tuple[str, ...]:
+def parse_keygen_lines(done: CompletedCommand) -> tuple[str, ...]:
     """Return what ``ssh-keygen`` said, without the names of files that are in memory."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     here = f"/proc/{os.getpid()}/fd/"
-    return tuple(_renamed(line, here) for line in lines)
+    return tuple(_rename_memory_files(line, here) for line in lines)
 
 
-def _renamed(line: str, here: str) -> str:
+def _rename_memory_files(line: str, here: str) -> str:
     """Return a line with ``line 3`` in the place of ``/proc/.../fd/5:3``."""
     numbered = re.sub(rf"^{here}\d+:(\d+)", r"line \1", line)
     return re.sub(rf"^{here}\d+", "a file in memory", numbered)
@@ -99,5 +99,5 @@ def _run(argv: Sequence[str], text: str) -> CompletedCommand:
     return processes.run(argv, timeout=SECONDS, input=text, check=False)
 
 
-def _refused(bundle_id: str, why: str) -> NodeError:
+def _make_refusal(bundle_id: str, why: str) -> NodeError:
     return NodeError(Problem(ProblemCode.SIGNATURE_REFUSED, bundle_id[:12], {"why": why}))

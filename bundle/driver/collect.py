@@ -10,18 +10,18 @@ from dataclasses import replace
 from typing import IO
 
 from ..launch import program_variables
-from ..protocol.counts import counted, sized
+from ..protocol.counts import format_count, format_size
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
 from ..protocol.messages import CollectRequest, LaunchAnswer, NodeRootFacts, TidyAnswer, TidyRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..results import patterns
-from ..results.receive import Received, receive
-from ..results.selection import Selection, Sizes, measure, select
-from ..results.stream import send
-from .findings import few_names
-from .placement import scratch, send_results
+from ..results.receive import Received, receive_outputs
+from ..results.selection import Selection, Sizes, measure_entries, select_outputs
+from ..results.stream import send_selection
+from .findings import shorten_names
+from .placement import make_scratch_dir, send_results
 from .state import NodesFailed, State
 
 
@@ -57,7 +57,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     if not state.separate_run_dirs:
         return
     job, node = state.job, _node_of_first_rank(state)
-    work_dir = program_variables.work_dir(job, state.facts[node].root)
+    work_dir = program_variables.locate_work_dir(job, state.facts[node].root)
     if not standing:
         state.note(f"the allocation has ended; what the ranks wrote is on {node} in {work_dir}")
         return
@@ -66,42 +66,42 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         return
     note_unnamed(state)
     if not job.outputs:
-        _report_left(state, _tidy(state, job.nodes))
+        _report_left(state, _remove_work_dirs(state, job.nodes))
         return
-    received, pending = _bring(state, node), [node]
+    received, pending = _fetch_outputs(state, node), [node]
     others: list[str] = []
     try:
-        if _is_whole(received):
-            answers = _tidy(state, job.nodes, received)
+        if _is_complete(received):
+            answers = _remove_work_dirs(state, job.nodes, received)
             pending = [name for name, answer in answers.items() if answer.unsent]
-            while pending and _is_whole(received):
+            while pending and _is_complete(received):
                 others.append(pending[0])
-                received = _bring(state, pending[0], received)
-                if _is_whole(received):
+                received = _fetch_outputs(state, pending[0], received)
+                if _is_complete(received):
                     del pending[0]
     finally:
         _emit_collected(state, node, others, received)
     if pending:
-        where = program_variables.work_dir(job, state.facts[pending[0]].root)
-        names = few_names(pending)
+        where = program_variables.locate_work_dir(job, state.facts[pending[0]].root)
+        names = shorten_names(pending)
         state.note(f"some outputs were not brought back; they are still on {names} in {where}")
         return
     if others:
         left = tuple(name for name, answer in answers.items() if answer.left)
-        answers = _tidy(state, left, received)
+        answers = _remove_work_dirs(state, left, received)
     _report_left(state, answers)
 
 
-def _is_whole(received: Received) -> bool:
+def _is_complete(received: Received) -> bool:
     return received.complete and not received.gaps
 
 
-def named_outputs(job: Job) -> set[str]:
+def list_named_outputs(job: Job) -> set[str]:
     """Return the outputs that the user has named."""
     return {*job.outputs} - {*job.tracked}
 
 
-def _tidy(
+def _remove_work_dirs(
     state: State, nodes: tuple[str, ...], received: Received | None = None
 ) -> dict[str, TidyAnswer]:
     """Remove the ranks' working directories, unless files that may be wanted are left there.
@@ -114,7 +114,7 @@ def _tidy(
     Returns:
         The nodes' answers.
     """
-    named, brought = named_outputs(state.job), None
+    named, brought = list_named_outputs(state.job), None
     keep_files = True
     if received is not None:
         keep_files = not named or not named.isdisjoint(received.missing)
@@ -133,9 +133,9 @@ def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
     """Report where files are left in the ranks' working directories."""
     left = [node for node, answer in answers.items() if answer.left]
     if left:
-        where = program_variables.work_dir(state.job, state.facts[left[0]].root)
+        where = program_variables.locate_work_dir(state.job, state.facts[left[0]].root)
         state.note(
-            f"what the ranks wrote is still on {few_names(left)} in {where}; "
+            f"what the ranks wrote is still on {shorten_names(left)} in {where}; "
             "`stager clean` removes it once nothing has been written there for an hour"
         )
 
@@ -143,7 +143,7 @@ def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
 def note_unnamed(state: State) -> None:
     """Report that no results are named, where the nodes do not share the run directory."""
     job = state.job
-    if state.separate_run_dirs and not named_outputs(job):
+    if state.separate_run_dirs and not list_named_outputs(job):
         beside = f" but {', '.join(job.tracked)}" if job.tracked else ""
         state.note(
             f"the nodes do not see {job.run_dir}; nothing{beside} is brought back: name results "
@@ -161,7 +161,7 @@ def _node_of_first_rank(state: State) -> str:
     return max(began, key=lambda node: began[node], default=state.job.nodes[0])
 
 
-def _bring(state: State, node: str, before: Received | None = None) -> Received:
+def _fetch_outputs(state: State, node: str, before: Received | None = None) -> Received:
     """Bring the outputs of a node into the run directory, after those of other nodes.
 
     Args:
@@ -176,14 +176,16 @@ def _bring(state: State, node: str, before: Received | None = None) -> Received:
     job = state.job
     request = CollectRequest(
         **state.placed(node),
-        directory=program_variables.work_dir(job, state.facts[node].root),
+        directory=program_variables.locate_work_dir(job, state.facts[node].root),
         brought=tuple(sorted(before.names)) if before else None,
     )
     came: list[Received] = []
 
     def take(stream: IO[bytes]) -> None:
         joined = before.renamed if before else None
-        came.append(receive(stream, job.run_dir, job.outputs, node, state.sent_results, joined))
+        came.append(
+            receive_outputs(stream, job.run_dir, job.outputs, node, state.sent_results, joined)
+        )
 
     try:
         state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
@@ -191,14 +193,14 @@ def _bring(state: State, node: str, before: Received | None = None) -> Received:
         known = before or Received(complete=False)
         return replace(known, complete=False, problems=(*known.problems, exc.problem))
     if before is not None:
-        return _joined(before, came[0])
+        return _join_received(before, came[0])
     if came[0].removed:
-        files = counted(came[0].removed, "file")
+        files = format_count(came[0].removed, "file")
         state.note(f"{job.run_dir}: {files} removed, which the job has deleted on {node}")
     return came[0]
 
 
-def _joined(before: Received, more: Received) -> Received:
+def _join_received(before: Received, more: Received) -> Received:
     return replace(
         more,
         files=before.files + more.files,
@@ -218,7 +220,7 @@ def _emit_collected(state: State, node: str, others: Sequence[str], received: Re
         OutputsCollected(
             node=node,
             others=tuple(others),
-            source=program_variables.work_dir(state.job, state.facts[node].root),
+            source=program_variables.locate_work_dir(state.job, state.facts[node].root),
             target=state.job.run_dir,
             files=received.files,
             bytes=received.bytes,
@@ -249,7 +251,7 @@ def send_earlier_results(state: State) -> None:
     if not state.separate_run_dirs or state.sent_results is not None:
         return
     state.sent_results = {}
-    named = sorted(named_outputs(job))
+    named = sorted(list_named_outputs(job))
     if job.allocation is Allocation.LOCAL or not named:
         return
     if not os.path.isdir(job.run_dir):
@@ -257,21 +259,26 @@ def send_earlier_results(state: State) -> None:
         _note_not_sent(state, f"{host}, where the job's driver runs, does not see this directory")
         return
     # What stands for everything here would send the project, with its environment.
-    outputs = [name for name in named if not {"*", "**"}.issuperset(patterns.split(name) or ())]
-    selection = select(job.run_dir, outputs)
-    size = measure(selection.entries)
+    outputs = [
+        name for name in named if not {"*", "**"}.issuperset(patterns.split_pattern(name) or ())
+    ]
+    selection = select_outputs(job.run_dir, outputs)
+    size = measure_entries(selection.entries)
     reasons = [f"{name}: {why}" for name, why in selection.left_out.items()]
     if reasons:
         more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         _note_not_sent(state, f"{reasons[0]}{more}")
     if not size.files:
         return
-    what = f"{_some(selection.roots)} ({counted(size.files, 'file')}, {sized(size.bytes)})"
+    what = (
+        f"{_name_some(selection.roots)} ({format_count(size.files, 'file')}, "
+        f"{format_size(size.bytes)})"
+    )
     refusal = _refusal(state, size)
     if refusal:
         _note_not_sent(state, f"{what}: {refusal}")
         return
-    with scratch() as folder:
+    with make_scratch_dir() as folder:
         path = os.path.join(folder, "results")
         try:
             selection = _write(state, selection, path)
@@ -305,14 +312,14 @@ def _refusal(state: State, size: Sizes) -> str:
     if not limit:
         return "project.resume-limit is 0"
     if size.bytes > limit:
-        return f"more than project.resume-limit, {sized(limit)}"
+        return f"more than project.resume-limit, {format_size(limit)}"
     for node, facts in state.facts.items():
         place = facts.host.node_root if facts.host is not None else None
         environment = 0 if facts.ready else state.job.room[0]
         if isinstance(place, NodeRootFacts):
             free = max(0, place.free_bytes - environment)
             if 2 * size.bytes > free:  # as they come, and in the working directory
-                return f"{node} has room for {sized(free // 2)} in {place.path}"
+                return f"{node} has room for {format_size(free // 2)} in {place.path}"
     return ""
 
 
@@ -321,16 +328,18 @@ def _write(state: State, selection: Selection, path: str) -> Selection:
     directory = state.job.run_dir
     for _ in range(_TRIES):
         with open(path, "wb") as stream:
-            end = send(selection, directory, stream)
+            end = send_selection(selection, directory, stream)
         if not end.changed:
             return selection
-        read, selection = selection, select(directory, selection.roots)
+        read, selection = selection, select_outputs(directory, selection.roots)
     if end.gaps > read.unread:
-        values = {"why": f"{_some(end.changed)} changed while it was read"}
+        values = {"why": f"{_name_some(end.changed)} changed while it was read"}
         raise NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, directory, values))
-    state.note(f"{_some(end.changed)}: written to while it was read for the nodes", warning=True)
+    state.note(
+        f"{_name_some(end.changed)}: written to while it was read for the nodes", warning=True
+    )
     return read
 
 
-def _some(names: Collection[str]) -> str:
+def _name_some(names: Collection[str]) -> str:
     return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -63,7 +63,7 @@ class CudaNeed:
         return ".".join(map(str, self.version))
 
 
-def needed(packages: Iterable[tuple[str, str]]) -> CudaNeed | None:
+def find_cuda_need(packages: Iterable[tuple[str, str]]) -> CudaNeed | None:
     """Return the newest CUDA version that some packages are built for; None if there is none."""
     needs = []
     for name, version in packages:
@@ -72,7 +72,7 @@ def needed(packages: Iterable[tuple[str, str]]) -> CudaNeed | None:
         if match:
             needs.append(CudaNeed((int(match[1]), int(match[2])), f"{name} {version}"))
         elif _RUNTIME.fullmatch(name) and public.count("."):
-            major, minor = parsed(public)[:2]
+            major, minor = parse_version(public)[:2]
             needs.append(CudaNeed((major, minor), f"{name} {version}"))
     return max(needs, key=lambda need: need.version, default=None)
 
@@ -82,7 +82,7 @@ def driver_problem(node: str, facts: GpuFacts | None, need: CudaNeed | None) -> 
     if facts is None or need is None or not facts.driver:
         return None
     minimal = minimal_driver(need.version)
-    if minimal is None or newest(facts) >= parsed(minimal):
+    if minimal is None or newest_cuda(facts) >= parse_version(minimal):
         return None
     values = {
         "driver": facts.driver,
@@ -96,14 +96,14 @@ def driver_problem(node: str, facts: GpuFacts | None, need: CudaNeed | None) -> 
 def minimal_driver(version: tuple[int, int]) -> str | None:
     """Return the oldest driver that runs a version of CUDA; None where that is not known."""
     known = [MINIMAL.get(version[0]), OWN.get(version)]
-    return min((driver for driver in known if driver), key=parsed, default=None)
+    return min((driver for driver in known if driver), key=parse_version, default=None)
 
 
-def parsed(version: str) -> Version:
+def parse_version(version: str) -> Version:
     """Return the numbers of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def newest(facts: GpuFacts) -> Version:
+def newest_cuda(facts: GpuFacts) -> Version:
     """Return the version of the driver, or of the newer library that stands in for it."""
-    return max(parsed(facts.driver), parsed(facts.library))
+    return max(parse_version(facts.driver), parse_version(facts.library))

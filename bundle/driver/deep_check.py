@@ -47,12 +47,12 @@ def check_nodes(state: State) -> None:
         head = _address_of(state, job.nodes[0])
         names = names_to_compare(job)
     clocks = _ask_nodes(state, head, names)
-    found = _damage(state)
+    found = _list_damage(state)
     if names is not None:
-        found += _network(state, names, clocks)
+        found += _compare_networks(state, names, clocks)
     checked = state.answers_of(DeepAnswer)
     state.answers = {
-        node: _with_problems(checked.get(node, DeepAnswer(node)), found, probe)
+        node: _add_problems(checked.get(node, DeepAnswer(node)), found, probe)
         for node, probe in probed.items()
     }
 
@@ -62,7 +62,7 @@ def names_to_compare(job: Job) -> dict[str, tuple[str, ...]]:
 
     What only the user's ``ssh`` knows is no name for the ranks.
     """
-    resolved = deep.resolution(name.rpartition("@")[2] for name in job.nodes)
+    resolved = deep.resolve_names(name.rpartition("@")[2] for name in job.nodes)
     by_ssh = job.allocation is Allocation.SSH
     return {name: tuple(places) for name, places in resolved.items() if places or not by_ssh}
 
@@ -86,7 +86,7 @@ def _ask_nodes(
     return clocks
 
 
-def _damage(state: State) -> list[Problems]:
+def _list_damage(state: State) -> list[Problems]:
     found: list[Problems] = []
     for node, answer in state.answers_of(DeepAnswer).items():
         if answer.damage is None:
@@ -99,10 +99,10 @@ def _damage(state: State) -> list[Problems]:
 
 def _address_of(state: State, node: str) -> tuple[str, int]:
     facts = state.facts[node]
-    return facts.address, facts.port or network.port_for(state.job.id)
+    return facts.address, facts.port or network.choose_port(state.job.id)
 
 
-def _network(
+def _compare_networks(
     state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockReading]
 ) -> list[Problems]:
     answers = state.answers_of(DeepAnswer).items()
@@ -114,14 +114,14 @@ def _network(
     )
     state.result = replace(state.result, deep=deep)
     return [
-        findings.unreachable(state.job.nodes[0], reports),
-        findings.names_apart(names, reports),
-        findings.skewed(clocks),
+        findings.find_unreachable_nodes(state.job.nodes[0], reports),
+        findings.find_differing_names(names, reports),
+        findings.find_skewed_clocks(clocks),
     ]
 
 
 def _clock_offset(clock: ClockReading) -> ClockOffset:
-    offset = findings.offset(clock)
+    offset = findings.measure_clock_offset(clock)
     return ClockOffset(round(offset.seconds, 3), round(offset.uncertainty, 3))
 
 
@@ -134,12 +134,12 @@ def all_reduce(state: State) -> None:
     if why:
         state.note(f"the all-reduce is left out: {why}")
     else:
-        measured = _measure(state, nodes)
+        measured = _measure_all_reduce(state, nodes)
     before_it = state.result.deep or DeepReport()
     deep = replace(before_it, all_reduce=measured.result, skipped=why)
     state.result = replace(state.result, deep=deep)
     state.answers = {
-        node: _with_problems(answer, [measured.problems]) for node, answer in before.items()
+        node: _add_problems(answer, [measured.problems]) for node, answer in before.items()
     }
 
 
@@ -163,7 +163,7 @@ class _Measured:
     """The problems of each node."""
 
 
-def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
+def _measure_all_reduce(state: State, nodes: tuple[str, ...]) -> _Measured:
     all_gpus = state.gpus()
     gpus = {node: all_gpus[node] for node in nodes}
     try:
@@ -172,10 +172,10 @@ def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
         problem = Problem(ProblemCode.BACKEND_UNUSABLE, "", {"why": str(exc)})
         return _Measured(problems={node: [problem] for node in nodes if not gpus[node]})
     printed = _run_ranks(state, nodes, backend)
-    result = findings.measured(itertools.chain.from_iterable(printed.values()))
+    result = findings.read_measurement(itertools.chain.from_iterable(printed.values()))
     if result is None:
-        problems = findings.blamed(printed, state.answers_of(LaunchAnswer))
-        silence = {nodes[0]: [findings.silence(nodes[0], state.job.log_dir)]}
+        problems = findings.find_failed_ranks(printed, state.answers_of(LaunchAnswer))
+        silence = {nodes[0]: [findings.describe_no_measurement(nodes[0], state.job.log_dir)]}
         return _Measured(problems=problems or silence)
     # Printed once every rank has the right sum: a later failure is only one of cleaning up.
     failed = state.failed()
@@ -214,7 +214,7 @@ _NO_ANSWER = Answer()
 """An answer without a problem."""
 
 
-def _with_problems(answer: Answer, found: list[Problems], before: Answer = _NO_ANSWER) -> Answer:
+def _add_problems(answer: Answer, found: list[Problems], before: Answer = _NO_ANSWER) -> Answer:
     """Add problems to a node's answer, and those of its earlier answer, each once."""
     problems = [*answer.problems]
     problems += [problem for by_node in found for problem in by_node.get(answer.node, [])]

@@ -20,13 +20,13 @@ from ..protocol.enumerations import EXIT_INTERRUPTED, EXIT_JOB, Allocation
 from ..protocol.events import JobBegins, PhaseBegins, PhaseEnds
 from ..protocol.job import Job
 from ..protocol.messages import LaunchAnswer
-from ..protocol.problem import NodeError, Problem, ending_problem
+from ..protocol.problem import NodeError, Problem, make_ending_problem
 from ..system import processes, signals
 from . import collect
 from .logs import Logs, cluster_name
-from .output import problems_of
+from .output import describe_losses
 from .phases import Phase, phases_of
-from .placement import problems_of_own_disk
+from .placement import convert_disk_errors
 from .state import NodesFailed, State
 from .transports import slurm_text
 from .transports.local import LocalTransport
@@ -49,7 +49,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     signals.receive_user_signals()
     processes.raise_open_files()
     if job.allocation is Allocation.SLURM:
-        job = slurm_text.bind(job, os.environ)
+        job = slurm_text.bind_allocation(job, os.environ)
     state = State(job, Logs(job))
     try:
         _run_phases(state, transport or _transport(job))
@@ -74,12 +74,12 @@ def _run_phases(state: State, transport: Callable[[Job], Transport]) -> None:
         state.result = replace(state.result, problems=problems)
     except NodeError as exc:
         problem = exc.problem
-        problems = dict.fromkeys(_places_of(problem, state.job), (problem,))
+        problems = dict.fromkeys(_find_problem_places(problem, state.job), (problem,))
         of_driver = problem.where not in state.job.nodes
         state.result = replace(state.result, problems=problems, of_driver=of_driver)
 
 
-def _places_of(problem: Problem, job: Job) -> tuple[str, ...]:
+def _find_problem_places(problem: Problem, job: Job) -> tuple[str, ...]:
     """Return the node of a driver's problem, else this host: no node, or all of them (local)."""
     if problem.where in job.nodes:
         return (problem.where,)
@@ -130,7 +130,7 @@ def _do(phase: Phase, state: State) -> None:
     started = time.monotonic()
     state.emit(PhaseBegins(phase.name))
     try:
-        with problems_of_own_disk():
+        with convert_disk_errors():
             phase.ask(state)
             phase.use(state)
     finally:
@@ -150,17 +150,17 @@ def _problems_before(state: State) -> dict[str, tuple[Problem, ...]]:
 def _conclude(state: State) -> int:
     """Bring the outputs home, and emit the result; return the exit status."""
     problems, interrupted = dict(state.result.problems), state.result.interrupted
-    ended_by = _ended_by(state) if problems or interrupted else ""
+    ended_by = _find_ending(state) if problems or interrupted else ""
     collect.collect_outputs(state, standing=not ended_by)
     if ended_by:  # its first problem; and it was no interruption by the user
         interrupted = False
         lost = state.transport.lost_node if state.has_transport else ""
         node = lost or state.lost_node or state.job.nodes[0]
-        problem = ending_problem(ended_by, state.job.id)
+        problem = make_ending_problem(ended_by, state.job.id)
         problems[node] = (problem, *problems.get(node, ()))
     losses = state.output.losses()
     if losses and not (problems or interrupted):
-        problems = problems_of(losses, state.left_out)
+        problems = describe_losses(losses, state.left_out)
     result = replace(
         state.result,
         ok=not (problems or interrupted),
@@ -179,7 +179,7 @@ def _conclude(state: State) -> int:
     return 0 if result.ok else EXIT_JOB
 
 
-def _ended_by(state: State) -> str:
+def _find_ending(state: State) -> str:
     """Return the reason why the allocation ended; empty while it stands."""
     interrupted = state.result.interrupted
     if state.has_transport:
@@ -187,7 +187,7 @@ def _ended_by(state: State) -> str:
             state.transport.hurry()
         return state.transport.ended_by()
     if interrupted and state.job.allocation is Allocation.SLURM:  # by scancel, right at the start
-        from .transports.slurm import ended_by
+        from .transports.slurm import find_job_ending
 
-        return ended_by(state.job)
+        return find_job_ending(state.job)
     return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..protocol.codec import decode
-from ..protocol.counts import sized
+from ..protocol.counts import format_size
 from ..protocol.events import AllReduceMeasured
 from ..protocol.messages import (
     FailureRecord,
@@ -31,7 +31,7 @@ SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy
 """Packages that the probe's line shows, in this order, with the name it uses."""
 
 
-def preflight_line(answer: PreflightAnswer) -> str:
+def format_preflight_line(answer: PreflightAnswer) -> str:
     """Return the line people grep for, ``hpc07 proj=ok pkgs=ok``, and more facts about a node."""
     words = [answer.node, f"proj={_PRESENCE[answer.proj]}", f"pkgs={_PRESENCE[answer.pkgs]}"]
     if answer.host is not None and isinstance(answer.host.node_root, NodeRootFacts):
@@ -48,13 +48,13 @@ def _root_words(root: str, facts: NodeRootFacts) -> list[str]:
     inodes = "any" if facts.free_inodes is None else facts.free_inodes
     return [
         f"root={root}",
-        f"free={sized(facts.free_bytes).replace(' ', '')}",
+        f"free={format_size(facts.free_bytes).replace(' ', '')}",
         f"inodes={inodes}",
         f"exec={'no' if facts.noexec else 'ok'}",
     ]
 
 
-def probe_line(answer: ProbeAnswer) -> str:
+def format_probe_line(answer: ProbeAnswer) -> str:
     """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``."""
     if answer.problems:
         first = answer.problems[0]  # its finding and its remedy are shown once, for all nodes
@@ -67,7 +67,7 @@ def probe_line(answer: ProbeAnswer) -> str:
     return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])
 
 
-def few_names(nodes: Sequence[str]) -> str:
+def shorten_names(nodes: Sequence[str]) -> str:
     """Return the names of some nodes for a person: the first three, and how many more."""
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return ", ".join(nodes[:3]) + more
@@ -112,13 +112,13 @@ def disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[st
         The problems of each node that has any.
     """
     names = list(dict.fromkeys(name for resolved in answers.values() for name in resolved))
-    expected = {name: _expected(name, answers) for name in names}
+    expected = {name: _find_expected_addresses(name, answers) for name in names}
     all_problems = {}
     for node, resolved in answers.items():
         problems = [
             *_unknown_names(node, resolved),
             *_loopback_names(node, resolved),
-            *_differing_names(node, resolved, expected),
+            *_list_differing_names(node, resolved, expected),
         ]
         if problems:
             all_problems[node] = problems
@@ -138,7 +138,7 @@ def _loopback_names(node: str, resolved: Mapping[str, Sequence[str]]) -> Iterato
         yield Problem(ProblemCode.NAMES_LEAD_BACK, node, {"names": _some(inward)})
 
 
-def _differing_names(
+def _list_differing_names(
     node: str, resolved: Mapping[str, Sequence[str]], expected: Mapping[str, Collection[str]]
 ) -> Iterator[Problem]:
     differing = []
@@ -150,13 +150,13 @@ def _differing_names(
         yield Problem(ProblemCode.NAMES_DIFFER, node, {"names": _some(differing)})
 
 
-def offset(clock: ClockReading) -> Offset:
+def measure_clock_offset(clock: ClockReading) -> Offset:
     """Estimate a clock's offset: it was read between the driver's two times."""
     middle = (clock.sent + clock.received) / 2
     return Offset(clock.clock - middle, abs(clock.received - clock.sent) / 2)
 
 
-def skewed(
+def find_skewed_clocks(
     clocks: Mapping[str, ClockReading], limit: float = SKEW_LIMIT
 ) -> dict[str, list[Problem]]:
     """Find the nodes whose clocks are certainly more than ``limit`` seconds from most clocks.
@@ -166,7 +166,7 @@ def skewed(
     Returns:
         The problems of each node that has any.
     """
-    offsets = {node: offset(clock) for node, clock in clocks.items()}
+    offsets = {node: measure_clock_offset(clock) for node, clock in clocks.items()}
     votes = sorted([Offset(0.0, 0.0), *offsets.values()])
     middle = votes[(len(votes) - 1) // 2], votes[len(votes) // 2]
     median = min(middle, key=lambda vote: abs(vote.seconds))
@@ -194,7 +194,9 @@ def _usable(addresses: Iterable[str]) -> list[str]:
     return usable
 
 
-def _expected(name: str, answers: Mapping[str, Mapping[str, Sequence[str]]]) -> frozenset[str]:
+def _find_expected_addresses(
+    name: str, answers: Mapping[str, Mapping[str, Sequence[str]]]
+) -> frozenset[str]:
     """Return the addresses of a name that most nodes find; its own node decides a tie."""
     by_node = {node: frozenset(_usable(names.get(name, ()))) for node, names in answers.items()}
     counts = Counter(addresses for addresses in by_node.values() if addresses)
@@ -248,7 +250,7 @@ class _Report:
         return (between[1], between[2]) if between else None
 
 
-def unreachable(head: str, reports: Mapping[str, NetworkReport]) -> Problems:
+def find_unreachable_nodes(head: str, reports: Mapping[str, NetworkReport]) -> Problems:
     """Return what keeps nodes from reaching the head; if none can, the head itself is at fault."""
     if head not in reports:
         return {}  # the others may have waited for it in vain
@@ -265,7 +267,7 @@ def unreachable(head: str, reports: Mapping[str, NetworkReport]) -> Problems:
     return problems
 
 
-def names_apart(
+def find_differing_names(
     expected: Mapping[str, Sequence[str]], reports: Mapping[str, NetworkReport]
 ) -> Problems:
     """Return the problems with the nodes' resolution of each other's names."""
@@ -273,7 +275,7 @@ def names_apart(
     return disagreements(resolutions)
 
 
-def measured(lines: Iterable[str]) -> AllReduceMeasured | None:
+def read_measurement(lines: Iterable[str]) -> AllReduceMeasured | None:
     """Return the result of the all-reduce from the output of the ranks; None if there is none."""
     for line in lines:
         if not line.startswith(RESULT):
@@ -285,7 +287,7 @@ def measured(lines: Iterable[str]) -> AllReduceMeasured | None:
     return None
 
 
-def blamed(
+def find_failed_ranks(
     printed: Mapping[tuple[str, int], Sequence[str]], answers: Mapping[str, LaunchAnswer]
 ) -> Problems:
     """Return the nodes that are at fault when an all-reduce has failed.
@@ -296,14 +298,14 @@ def blamed(
     """
     reports = _root_reports(printed)
     if reports:
-        return _by_node(reports, list(answers))
+        return _group_by_node(reports, list(answers))
     records = [record for answer in answers.values() for record in answer.failures]
     if records:
         return _first_failure(records)
-    return _by_status(answers)
+    return _describe_exits(answers)
 
 
-def silence(head: str, log_dir: str) -> Problem:
+def describe_no_measurement(head: str, log_dir: str) -> Problem:
     """Return the problem of ranks that ended well and measured nothing."""
     values = {"prefix": RESULT.strip(), "log_dir": log_dir}
     return Problem(ProblemCode.NOTHING_MEASURED, head, values)
@@ -333,17 +335,19 @@ def _reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
             yield _Report(node, line, for_all)
 
 
-def _by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
+def _group_by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
     frequency = Counter(node for report in reports for node in report.pair or ())
     problems: Problems = {}
     for report in reports:
-        for node in _at_fault(report, nodes, frequency):
+        for node in _pick_faulty_ranks(report, nodes, frequency):
             why = report.text.removeprefix(f"{node}: ")
             problems.setdefault(node, []).append(_cannot_talk(node, why))
     return {node: problems[node] for node in nodes if node in problems}
 
 
-def _at_fault(report: _Report, nodes: Sequence[str], frequency: Mapping[str, int]) -> list[str]:
+def _pick_faulty_ranks(
+    report: _Report, nodes: Sequence[str], frequency: Mapping[str, int]
+) -> list[str]:
     pair = report.pair
     if pair and set(pair) <= set(nodes):
         most = max(frequency[node] for node in pair)
@@ -367,7 +371,7 @@ def _first_failure(records: Iterable[FailureRecord]) -> Problems:
     return {record.node: [_cannot_talk(record.node, why.rstrip(": "))]}
 
 
-def _by_status(answers: Mapping[str, LaunchAnswer]) -> Problems:
+def _describe_exits(answers: Mapping[str, LaunchAnswer]) -> Problems:
     """Attribute the failure by exit status; a node told to end may only have followed another."""
     silent: Problems = {}
     failed: list[str] = []
@@ -378,11 +382,11 @@ def _by_status(answers: Mapping[str, LaunchAnswer]) -> Problems:
             failed.append(node)
     causes = [node for node in failed if answers[node].exit_code != TERMINATED]
     if causes:
-        return _ended_badly(causes, answers)
-    return silent or _ended_badly(failed, answers)
+        return _has_failed(causes, answers)
+    return silent or _has_failed(failed, answers)
 
 
-def _ended_badly(nodes: Iterable[str], answers: Mapping[str, LaunchAnswer]) -> Problems:
+def _has_failed(nodes: Iterable[str], answers: Mapping[str, LaunchAnswer]) -> Problems:
     problems: Problems = {}
     for node in nodes:
         status = f"status {answers[node].exit_code}"

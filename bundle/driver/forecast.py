@@ -47,7 +47,7 @@ class Nodes:
         return cpu_seconds * max(1.0, self.sharing / self.cpus)
 
 
-def staging_work(fresh: Sequence[Layer], every: Sequence[Layer], sent: int) -> StagingWork:
+def measure_staging_work(fresh: Sequence[Layer], every: Sequence[Layer], sent: int) -> StagingWork:
     """Return the work of a node for a bundle of some layers of which some are new there."""
     files = sum(layer.files for layer in fresh)
     return StagingWork(
@@ -124,7 +124,7 @@ def best_width(nodes: int, widest: int, rates: Rates = ASSUMED) -> int:
     return min(widths, key=lambda width: block_seconds(nodes, width, rates))
 
 
-def relaying(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
+def forecast_relay(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
     """Return the seconds for the nodes to pass ``size`` bytes on to each other; 0 for no file."""
     if not size:
         return 0.0
@@ -132,7 +132,7 @@ def relaying(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
     return rates.relay + size * nodes.sharing / rates.link + depth * rates.relay_level
 
 
-def sending(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
+def forecast_broadcast(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
     """Return the seconds for ``sbcast`` to send ``size`` bytes to all nodes; 0 for no file."""
     if not size:
         return 0.0
@@ -143,22 +143,22 @@ def sending(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
     return rates.broadcast + copies * size / rates.link + acknowledgements
 
 
-def staging(
+def forecast_staging(
     work: StagingWork, nodes: Nodes, rates: Rates = ASSUMED, *, relayed: bool = True
 ) -> Staging:
     """Return the seconds to stage the environment on all nodes, to which the bundle is sent."""
-    send = (relaying if relayed else sending)(work.sent, nodes, rates)
-    return _staging(work, nodes, rates, send, rates.received * work.sent)
+    send = (forecast_relay if relayed else forecast_broadcast)(work.sent, nodes, rates)
+    return _forecast_steps(work, nodes, rates, send, rates.received * work.sent)
 
 
-def staging_by_reading(
+def forecast_shared_staging(
     work: StagingWork, nodes: Nodes, speed: float, rates: Rates = ASSUMED
 ) -> Staging:
     """Return the same for nodes that read the bundle; ``speed`` is the slowest one, in bytes/s."""
-    return _staging(work, nodes, rates, work.sent / speed, 0.0)
+    return _forecast_steps(work, nodes, rates, work.sent / speed, 0.0)
 
 
-def _staging(
+def _forecast_steps(
     work: StagingWork, nodes: Nodes, rates: Rates, send: float, receiving: float
 ) -> Staging:
     """Add ``send``, seconds until all nodes have it, and ``receiving``, CPU seconds of a node."""

@@ -22,10 +22,10 @@ from typing import IO
 from ..protocol import log_names
 from ..protocol.enumerations import Allocation
 from ..protocol.events import JobBegins, Record, read_record
-from ..protocol.job import Job, redacted
+from ..protocol.job import Job, redact_job
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files, permissions, processes, signals
-from ..system.own_program import source_of
+from ..system.own_program import read_source
 from .transports.slurm_text import submit_time
 
 # --- The files of another job of the same number, moved away before this job writes any ----------
@@ -53,7 +53,7 @@ def move_older_files(job: Job) -> str:
     """
     if job.allocation is not Allocation.SLURM or job.attempt:
         return ""
-    last = _last_begin(os.path.join(job.log_dir, log_names.events(job.id)))
+    last = _last_begin(os.path.join(job.log_dir, log_names.make_events_name(job.id)))
     if last is None or not _is_of_another(last, job):
         return ""
     begun = time.strftime("%Y%m%d-%H%M%S", time.localtime(last.time or 0))
@@ -68,8 +68,13 @@ def move_older_files(job: Job) -> str:
 
 
 def _names_of(job_id: str) -> re.Pattern[str]:
-    names = (log_names.events, log_names.order, log_names.preflight, log_names.job)
-    fixed = [re.escape(name(job_id)) for name in (*names, log_names.wrapper)]
+    names = (
+        log_names.make_events_name,
+        log_names.make_order_name,
+        log_names.make_preflight_name,
+        log_names.make_job_name,
+    )
+    fixed = [re.escape(name(job_id)) for name in (*names, log_names.make_wrapper_name)]
     return re.compile("|".join((*fixed, rf".+\.{re.escape(job_id)}\.(?:batch|.+\.\d+)\.out")))
 
 
@@ -131,12 +136,12 @@ class Logs:
         self._job = job
         self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
         self._begun: set[str] = set()
-        self._most_open = min(_MOST, max(_FEWEST, processes.open_files() // 2))
+        self._most_open = min(_MOST, max(_FEWEST, processes.get_open_file_limit() // 2))
         self._unended: dict[str, PieceWriter] = {}
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
             self.older = move_older_files(job)
-            self._open(log_names.events(job.id))
+            self._open(log_names.make_events_name(job.id))
         except OSError as exc:
             raise NodeError(
                 Problem(
@@ -145,13 +150,13 @@ class Logs:
                     {"why": files.error_text(exc)},
                 )
             ) from exc
-        self._copy(log_names.wrapper(job.id), source_of("launch.wrapper"))
-        text = json.dumps(redacted(job).to_json(), indent=1)
-        self._copy(log_names.job(job.id), text.encode() + b"\n")
+        self._copy(log_names.make_wrapper_name(job.id), read_source("launch.wrapper"))
+        text = json.dumps(redact_job(job).to_json(), indent=1)
+        self._copy(log_names.make_job_name(job.id), text.encode() + b"\n")
 
     def event(self, line: str) -> None:
         """Keep one event."""
-        self._append(log_names.events(self._job.id), line.encode() + b"\n")
+        self._append(log_names.make_events_name(self._job.id), line.encode() + b"\n")
 
     def lines(self, node: str, task: int, lines: list[str]) -> None:
         """Append lines of the driver's own to a task's log."""
@@ -173,7 +178,7 @@ class Logs:
             self.lost[node, task] += min(size, len(data) - written)
         if written:
             piece = f"{time.time():.3f}\t{node}\t{task}\t{written}\n"
-            self._append(log_names.order(self._job.id), piece.encode())
+            self._append(log_names.make_order_name(self._job.id), piece.encode())
 
     def begin(self, node: str, task: int) -> None:
         """Create a task's log, empty unless it exists."""
@@ -184,14 +189,14 @@ class Logs:
     def preflight(self, lines: list[str]) -> None:
         """Write ``preflight.<jobid>.txt``."""
         text = "".join(f"{line}\n" for line in lines)
-        self._append(log_names.preflight(self._job.id), text.encode())
+        self._append(log_names.make_preflight_name(self._job.id), text.encode())
 
     def _log(self, node: str, task: int) -> str:
-        return log_names.rank_log(self._job.name, self._job.id, node, task)
+        return log_names.make_rank_log_name(self._job.name, self._job.id, node, task)
 
     def _copy(self, name: str, data: bytes) -> None:
         try:
-            with self._opened(name, "wb") as handle:
+            with self._open_with_mode(name, "wb") as handle:
                 handle.write(data)
         except OSError as exc:
             self._note_fault(name, exc)
@@ -215,7 +220,7 @@ class Logs:
         while True:
             try:
                 # Unbuffered: readers see all there is; a failed write leaves nothing behind.
-                handle = self._opened(name, "ab", buffering=0)
+                handle = self._open_with_mode(name, "ab", buffering=0)
                 self._begun.add(name)
                 return handle
             except OSError as exc:
@@ -226,14 +231,14 @@ class Logs:
     def _close_oldest(self) -> None:
         self._files.popitem(last=False)[1].close()
 
-    def _opened(self, name: str, mode: str, buffering: int = -1) -> IO[bytes]:
+    def _open_with_mode(self, name: str, mode: str, buffering: int = -1) -> IO[bytes]:
         path = os.path.join(self._job.log_dir, name)
-        return open(path, mode, buffering, opener=permissions.opener(self._job.log_mode))
+        return open(path, mode, buffering, opener=permissions.make_opener(self._job.log_mode))
 
     def _append(self, name: str, data: bytes) -> int:
         view = memoryview(data)
         try:
-            with signals.held():  # half of a line would be left
+            with signals.defer_signals():  # half of a line would be left
                 handle = self._open(name)
                 while view:
                     view = view[handle.write(view) :]

@@ -87,14 +87,14 @@ class Display:
 
     def event(self, line: str) -> None:
         """Print an event, whatever the reader does."""
-        with signals.held(), self._changed:
+        with signals.defer_signals(), self._changed:
             self._events.append((next(self._numbers), line.encode() + b"\n"))
             self._wake()
 
     def output(self, phase: str, event: RankOutput, *, head: bool) -> None:
         """Print output of ranks, if the reader keeps up."""
         shown = _Output(time.time(), phase, event, head)
-        with signals.held(), self._changed:
+        with signals.defer_signals(), self._changed:
             self._wait_for_room(shown.memory)
             self._output.append((next(self._numbers), shown))
             self._held += shown.memory
@@ -104,7 +104,7 @@ class Display:
 
     def drain(self, seconds: float) -> bool:
         """Wait until the reader has all of it; return whether it has, after so many seconds."""
-        with signals.held(), self._changed:
+        with signals.defer_signals(), self._changed:
             return self._changed.wait_for(lambda: self._idle, seconds)
 
     def _wait_for_room(self, size: int) -> None:
@@ -247,7 +247,7 @@ class OutputLogs:
         return [*self._missing.values(), *unwritten]
 
 
-def problems_of(
+def describe_losses(
     losses: Sequence[OutputLoss], left_out: Collection[str]
 ) -> dict[str, tuple[Problem, ...]]:
     """Return losses as problems by node, without those of nodes that were left out.

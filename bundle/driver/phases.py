@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from ..format.manifest import room_for
+from ..format.manifest import estimate_room
 from ..launch.commands import choose_backend, must_use_cpus
 from ..launch.program_variables import USE_CPU
 from ..node.node_root import MEMORY
@@ -32,18 +32,18 @@ from ..protocol.messages import (
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import collect, placement
 from .collect import note_unnamed, send_earlier_results
-from .cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed
-from .findings import few_names, preflight_line
+from .cuda import OWN, CudaNeed, driver_problem, find_cuda_need, newest_cuda, parse_version
+from .findings import format_preflight_line, shorten_names
 from .state import State
 from .transports.transport import Event
 
 # --- Remarks of the preflight on NVIDIA drivers and GPUs, once all nodes have answered -----------
 
 
-def compare(state: State) -> None:
+def check_drivers(state: State) -> None:
     """Give each node whose driver is too old for the bundle a problem, and note what is unusual."""
     layers = () if state.bundle is None else state.bundle.manifest.layers
-    need = needed((layer.name, layer.version) for layer in layers if layer.kind == "wheel")
+    need = find_cuda_need((layer.name, layer.version) for layer in layers if layer.kind == "wheel")
     answers = state.answers_of(PreflightAnswer)
     for node, answer in answers.items():
         problem = driver_problem(node, answer.gpus, need)
@@ -61,19 +61,26 @@ def list_driver_notes(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | Non
         for node, facts in nodes.items()
         if facts is not None and facts.fault
     ]
-    return [*broken, *_without(nodes, need), *_outdated(nodes, need), *_mixed(nodes)]
+    return [
+        *broken,
+        *_note_missing_drivers(nodes, need),
+        *_note_old_drivers(nodes, need),
+        *_note_differing_gpus(nodes),
+    ]
 
 
-def _without(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
+def _note_missing_drivers(
+    nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None
+) -> Iterator[str]:
     without = [node for node, facts in nodes.items() if facts is None]
     if need is not None and without:
         yield (
-            f"{few_names(without)}: no NVIDIA driver, so what {need.package} is for, CUDA "
+            f"{shorten_names(without)}: no NVIDIA driver, so what {need.package} is for, CUDA "
             f"{need.text}, cannot be used there"
         )
 
 
-def _outdated(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
+def _note_old_drivers(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
     """Yield a line about drivers that run the bundle but are older than its CUDA version's."""
     own = None if need is None else OWN.get(need.version)
     if need is None or own is None:
@@ -82,43 +89,43 @@ def _outdated(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> It
     older = [node for node in runs if _is_older(nodes[node], own)]
     if older:
         yield (
-            f"{few_names(older)}: the driver is older than the one of CUDA {need.text} "
+            f"{shorten_names(older)}: the driver is older than the one of CUDA {need.text} "
             f"({own}): built kernels run, what the driver must compile (PTX) does not"
         )
 
 
-def line(node: str, facts: GpuFacts) -> str:
+def format_gpu_line(node: str, facts: GpuFacts) -> str:
     """Return what the preflight's log says of a node: ``hpc07 driver=570.124.06 gpus=4 x ...``."""
-    gpus = described(facts.gpus) or "none"
+    gpus = describe_gpus(facts.gpus) or "none"
     return f"{node} driver={facts.driver or 'unknown'} gpus={gpus}"
 
 
-def described(gpus: Collection[Gpu]) -> str:
+def describe_gpus(gpus: Collection[Gpu]) -> str:
     """Return GPUs in words: ``4 x NVIDIA A100-SXM4-80GB (80 GiB)``."""
     counts: dict[str, int] = {}
     for gpu in gpus:
-        counts[_kind(gpu)] = counts.get(_kind(gpu), 0) + 1
+        counts[_describe_gpu(gpu)] = counts.get(_describe_gpu(gpu), 0) + 1
     return ", ".join(f"{count} x {kind}" for kind, count in counts.items())
 
 
 def _is_older(facts: GpuFacts | None, own: str) -> bool:
-    return facts is not None and bool(facts.driver) and newest(facts) < parsed(own)
+    return facts is not None and bool(facts.driver) and newest_cuda(facts) < parse_version(own)
 
 
-def _mixed(nodes: Mapping[str, GpuFacts | None]) -> list[str]:
+def _note_differing_gpus(nodes: Mapping[str, GpuFacts | None]) -> list[str]:
     groups: dict[str, list[str]] = {}
     kinds = set()
     for node, facts in nodes.items():
         gpus = () if facts is None else facts.gpus
-        groups.setdefault(described(gpus) or "no NVIDIA GPU", []).append(node)
-        kinds.add(frozenset(map(_kind, gpus)))
+        groups.setdefault(describe_gpus(gpus) or "no NVIDIA GPU", []).append(node)
+        kinds.add(frozenset(map(_describe_gpu, gpus)))
     if len(kinds) < 2:
         return []
-    parts = [f"{few_names(named)}: {kind}" for kind, named in groups.items()]
+    parts = [f"{shorten_names(named)}: {kind}" for kind, named in groups.items()]
     return [f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"]
 
 
-def _kind(gpu: Gpu) -> str:
+def _describe_gpu(gpu: Gpu) -> str:
     """Return a GPU without its number: its name, its memory, its MIG instances."""
     size = f" ({round(gpu.memory / (1 << 30))} GiB)" if gpu.memory else ""
     mig = f" as MIG {'+'.join(gpu.mig)}" if gpu.mig else ""
@@ -130,7 +137,7 @@ def _kind(gpu: Gpu) -> str:
 _T = TypeVar("_T")
 
 
-def start(state: State) -> None:
+def start_ranks(state: State) -> None:
     """Start the ranks on the nodes of the job, and wait until they end.
 
     Raises:
@@ -154,7 +161,7 @@ def start(state: State) -> None:
         )
     finally:  # also of a job that is interrupted: something may have failed before
         logs.complete()
-        state.result = _with_outcome(state.result, state)
+        state.result = _add_outcome(state.result, state)
 
 
 def _group(state: State) -> GroupSettings:
@@ -189,12 +196,12 @@ class _RankLogs:
     def take(self, event: Event) -> None:
         if self._keep_numbers and isinstance(event, Started):
             self._settled = True
-            self._state.begin_logs(event.node)
+            self._state.create_rank_logs(event.node)
 
     def complete(self) -> None:
         """Create the logs of ranks that were never started."""
         if self._keep_numbers and self._settled:
-            self._state.begin_logs(*self._state.job.nodes)
+            self._state.create_rank_logs(*self._state.job.nodes)
 
 
 def _note_cpus(state: State) -> None:
@@ -205,10 +212,10 @@ def _note_cpus(state: State) -> None:
         state.note(f"{USE_CPU}=true: {why}")
 
 
-def _with_outcome(result: JobEnds, state: State) -> JobEnds:
+def _add_outcome(result: JobEnds, state: State) -> JobEnds:
     answers = state.answers_of(LaunchAnswer)
     every = answers.values()
-    failures = _joined(answer.failures for answer in every)
+    failures = _join_tuples(answer.failures for answer in every)
     return replace(
         result,
         exit_codes={
@@ -219,14 +226,14 @@ def _with_outcome(result: JobEnds, state: State) -> JobEnds:
         failures=failures,
         tails={node: answer.tail for node, answer in answers.items() if answer.tail},
         stopped=tuple(node for node, answer in answers.items() if answer.stopped),
-        lingering=_joined(answer.lingering for answer in every),
-        vanished=_joined(answer.vanished for answer in every),
+        lingering=_join_tuples(answer.lingering for answer in every),
+        vanished=_join_tuples(answer.vanished for answer in every),
         # Without a failure nobody asks who ended first.
-        left=_joined(answer.left for answer in every) if failures else None,
+        left=_join_tuples(answer.left for answer in every) if failures else None,
     )
 
 
-def _joined(parts: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
+def _join_tuples(parts: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
     return tuple(itertools.chain.from_iterable(parts))
 
 
@@ -288,7 +295,7 @@ class PreflightPhase(Phase):
 
     def use(self, state: State) -> None:
         """Keep the facts, log them, and decide how many ranks each node gets."""
-        compare(state)
+        check_drivers(state)
         state.facts = state.answers_of(PreflightAnswer)
         lines: list[str] = []
         for node, facts in state.facts.items():
@@ -312,7 +319,7 @@ class PlacePhase(Phase):
 
     def use(self, state: State) -> None:
         """Make the plan from the facts of the nodes."""
-        placement.decide(state)
+        placement.make_and_emit_plan(state)
 
 
 class UnpackPhase(Phase):
@@ -322,7 +329,7 @@ class UnpackPhase(Phase):
 
     def ask(self, state: State) -> None:
         """Carry out the plan."""
-        placement.carry_out(state)
+        placement.execute_plan(state)
 
     def use(self, state: State) -> None:
         """Log where each environment is, and report those that were repaired."""
@@ -401,9 +408,9 @@ class LaunchPhase(Phase):
 
     def ask(self, state: State) -> None:
         """Start the ranks, again without the nodes that kept all of them from beginning."""
-        start(state)
+        start_ranks(state)
         while state.leave_out_unreachable():
-            start(state)
+            start_ranks(state)
 
     def use(self, state: State) -> None:
         """Fail where ranks have failed, unless an elastic group has gone on without them."""
@@ -436,17 +443,17 @@ def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest
     return replace(
         request,
         heads=tuple(layer.head for layer in manifest.layers),
-        room=tuple(room_for([layer]) for layer in manifest.layers),
-        own_room=room_for([], manifest),
+        room=tuple(estimate_room([layer]) for layer in manifest.layers),
+        own_room=estimate_room([], manifest),
         size=manifest.size,
         wheel=None if wheel is None else (wheel.name, wheel.size),
     )
 
 
 def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[str]:
-    lines = [preflight_line(facts)]
+    lines = [format_preflight_line(facts)]
     if facts.gpus is not None:
-        lines.append(line(node, facts.gpus))
+        lines.append(format_gpu_line(node, facts.gpus))
     if facts.damage is not None:
         _warn_of_damage(state, node, facts.damage)
         lines.append(f"{node} damage: {facts.damage}")

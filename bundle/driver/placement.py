@@ -32,7 +32,7 @@ from ..protocol.messages import (
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import disk_problem
 from ..transfer.relay_handshake import TOKEN_BYTES
-from .findings import few_names
+from .findings import shorten_names
 from .forecast import forecast
 from .plan import (
     RELAY,
@@ -42,9 +42,9 @@ from .plan import (
     NodeGroup,
     Plan,
     TransferRule,
-    by_root,
     digest_of_all,
     forecast_nodes,
+    group_by_root,
     is_relayed,
     make_plan,
     write_excerpt,
@@ -60,7 +60,7 @@ _FAULTS = frozenset((errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT))
 
 
 @contextlib.contextmanager
-def problems_of_own_disk() -> Iterator[None]:
+def convert_disk_errors() -> Iterator[None]:
     """Turn an error of a file system on this host into a problem of the host.
 
     Raises:
@@ -75,7 +75,7 @@ def problems_of_own_disk() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[str]:
+def make_scratch_dir() -> Iterator[str]:
     """Make a temporary directory, and remove it after the block; yield its path.
 
     Raises:
@@ -88,7 +88,7 @@ def scratch() -> Iterator[str]:
     try:
         yield folder
     finally:
-        removal.sweep(folder)
+        removal.delete_as_far_as_possible(folder)
 
 
 def _error(exc: OSError) -> NodeError:
@@ -97,7 +97,7 @@ def _error(exc: OSError) -> NodeError:
     return NodeError(disk_problem(exc, str(place), full, other))
 
 
-def decide(state: State) -> None:
+def make_and_emit_plan(state: State) -> None:
     """Make the plan, and report it; nodes that cannot be served have their problem noted."""
     manifest, size = None, 0
     if state.bundle is not None:
@@ -123,7 +123,7 @@ def decide(state: State) -> None:
     state.leave_out_or_fail()
 
 
-def carry_out(state: State) -> None:
+def execute_plan(state: State) -> None:
     """Do what was planned; ``state.answers`` then has every node's."""
     state.answers = {}
     if state.plan is None:
@@ -131,13 +131,13 @@ def carry_out(state: State) -> None:
     _unpack_in_place(state, state.plan)
     for number, group in enumerate(state.plan.groups):
         if group.how in SENT:
-            _serve(state, group, number)
+            _send_to_group(state, group, number)
 
 
 def _unpack_in_place(state: State, plan: Plan) -> None:
     """Unpack on nodes that read the bundle where it is, or that have the environment."""
     direct = [node for group in plan.groups if group.how not in SENT for node in group.nodes]
-    nodes = _remaining(state, direct)
+    nodes = _keep_job_nodes(state, direct)
     if not nodes:
         return
 
@@ -148,19 +148,19 @@ def _unpack_in_place(state: State, plan: Plan) -> None:
     state.ask_some(PhaseName.UNPACK, nodes, request)
 
 
-def _remaining(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def _keep_job_nodes(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(node for node in nodes if node in state.job.nodes)
 
 
-def _serve(state: State, group: NodeGroup, number: int) -> None:
+def _send_to_group(state: State, group: NodeGroup, number: int) -> None:
     """Send a group its file; nodes that turn out to need more get the whole bundle."""
-    nodes = _remaining(state, group.nodes)
+    nodes = _keep_job_nodes(state, group.nodes)
     if not nodes or state.bundle is None:
         return
     folder = f"{INCOMING_PREFIX}{state.job.id}.{number}"
     with contextlib.ExitStack() as temporary:
-        parts = temporary.enter_context(scratch()) if group.members is not None else ""
-        shipment = _Shipment.of_group(state.bundle, group, folder, parts)
+        parts = temporary.enter_context(make_scratch_dir()) if group.members is not None else ""
+        shipment = _Shipment.from_group(state.bundle, group, folder, parts)
         _deliver(state, shipment, nodes)
         _send_again_where_damaged(state, shipment, nodes)
     answers = state.answers_of(UnpackAnswer)
@@ -168,7 +168,7 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
     if lacking:  # an older environment has gone meanwhile
         for node in lacking:
             del state.answers[node]
-        shipment = _Shipment.of_bundle(state.bundle, group, folder)
+        shipment = _Shipment.from_bundle(state.bundle, group, folder)
         _deliver(state, shipment, lacking)
         _send_again_where_damaged(state, shipment, lacking)
 
@@ -213,15 +213,15 @@ class _Shipment:
     """The bundle, where it is sent whole and ``source`` does not have the frames of its layers."""
 
     @classmethod
-    def of_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
+    def from_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
         relayed, thin = group.how == RELAY, bundle if bundle.is_thin else None
         return cls(bundle.path, bundle.manifest.size, folder, relayed=relayed, thin=thin)
 
     @classmethod
-    def of_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, parts: str) -> _Shipment:
+    def from_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, parts: str) -> _Shipment:
         """Return a shipment of a group's missing layers; write a partial bundle to ``parts``."""
         if group.members is None:
-            return cls.of_bundle(bundle, group, folder)
+            return cls.from_bundle(bundle, group, folder)
         source = os.path.join(parts, "parts.tar")
         write_excerpt(bundle, group.members, source)
         return cls(
@@ -233,7 +233,7 @@ class _Shipment:
             relayed=group.how == RELAY,
         )
 
-    def as_file(self, folder: str) -> _Shipment:
+    def write_to_file(self, folder: str) -> _Shipment:
         """Write it to one file, which ``sbcast`` and ``ssh`` need."""
         if self.thin is None:
             return self
@@ -260,22 +260,24 @@ class _Shipment:
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Send to all nodes, then to failed ones singly; by ``sbcast`` or ``ssh`` if a relay failed."""
     if shipment.relayed:
-        unreached = _unreached(state, nodes, _try(state, shipment, nodes))
+        unreached = _find_unreached_nodes(state, nodes, _deliver_once(state, shipment, nodes))
         if not unreached:
             return
         for line in _not_relayed(unreached, _other_way(state.job)):
             state.note(line, warning=True)
         nodes, shipment = tuple(unreached), replace(shipment, relayed=False)
-    with scratch() if shipment.thin else contextlib.nullcontext("") as folder:
-        shipment = shipment.as_file(folder)
-        for group in by_root(nodes, state.facts):
+    with make_scratch_dir() if shipment.thin else contextlib.nullcontext("") as folder:
+        shipment = shipment.write_to_file(folder)
+        for group in group_by_root(nodes, state.facts):
             for node in _deliver_together(state, shipment, group):
-                delivery = _try(state, shipment, (node,))
+                delivery = _deliver_once(state, shipment, (node,))
                 if delivery.failed and node not in delivery.settled:
-                    _blame(state, (node,), delivery.failed)
+                    _note_not_sent(state, (node,), delivery.failed)
 
 
-def _unreached(state: State, nodes: tuple[str, ...], delivery: Delivery) -> dict[str, str]:
+def _find_unreached_nodes(
+    state: State, nodes: tuple[str, ...], delivery: Delivery
+) -> dict[str, str]:
     unreached = {}
     for node in nodes:
         problems = state.answers[node].problems if node in state.answers else ()
@@ -302,7 +304,7 @@ def _not_relayed(unreached: dict[str, str], other_way: str) -> list[str]:
     for node, why in unreached.items():
         by_reason.setdefault(why, []).append(node)
     return [
-        f"the relay did not reach {few_names(nodes)} ({why}): using {other_way}"
+        f"the relay did not reach {shorten_names(nodes)} ({why}): using {other_way}"
         for why, nodes in by_reason.items()
     ]
 
@@ -312,7 +314,7 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
     failed_nodes: list[str] = []
     unexplained = 0
     while nodes:
-        delivery = _try(state, shipment, nodes)
+        delivery = _deliver_once(state, shipment, nodes)
         faults = delivery.failed
         if not faults:
             break
@@ -320,7 +322,7 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
         named = [node for node in nodes if node in faults]
         unexplained += not (named or delivery.settled)
         if unexplained > 1:
-            _blame(state, nodes, faults)
+            _note_not_sent(state, nodes, faults)
             break
         failed_nodes += named
         nodes = tuple(node for node in nodes if node not in faults)
@@ -331,18 +333,18 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
 
 def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Retry copies damaged in transit; one that arrived as sent would fail again."""
-    damaged = _damaged_on_the_way(state, shipment, nodes)
+    damaged = _find_damaged_copies(state, shipment, nodes)
     if not damaged:
         return
     state.note(f"the copy was damaged on its way to {', '.join(damaged)}; sending it again")
     _deliver(state, shipment, damaged)
-    for node in _damaged_on_the_way(state, shipment, damaged):
+    for node in _find_damaged_copies(state, shipment, damaged):
         damage = state.answers[node].problems[0]
         problem = Problem(ProblemCode.COPY_DAMAGED_TWICE, node, {"why": damage.why})
         state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
 
 
-def _damaged_on_the_way(
+def _find_damaged_copies(
     state: State, shipment: _Shipment, nodes: tuple[str, ...]
 ) -> tuple[str, ...]:
     answers = state.answers_of(UnpackAnswer)
@@ -353,7 +355,7 @@ def _damaged_on_the_way(
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 
-def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
+def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
     for node in nodes:
         state.answers.pop(node, None)
     attempts = state.sent_folders.count(shipment.folder)
@@ -380,7 +382,7 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
     return delivery
 
 
-def _blame(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None:
+def _note_not_sent(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None:
     for node in nodes:
         why = faults.get(node) or faults.get("") or "it failed on another node, see there"
         answer = state.answers.get(node)

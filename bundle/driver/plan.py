@@ -9,16 +9,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..format.archive import END, BundleFile
-from ..format.manifest import BLOCK, Manifest, member_header, padding
-from ..protocol.counts import counted, sized
+from ..format.manifest import BLOCK, Manifest, count_padding, member_header
+from ..protocol.counts import format_count, format_size
 from ..protocol.enumerations import Stage, TransferWay
 from ..protocol.events import PlannedGroup, StagingWork
 from ..protocol.job import ASSUMED, Rates
 from ..protocol.messages import PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
-from .findings import few_names
-from .forecast import Nodes, Staging, staging, staging_by_reading, staging_work
+from .findings import shorten_names
+from .forecast import (
+    Nodes,
+    Staging,
+    forecast_shared_staging,
+    forecast_staging,
+    measure_staging_work,
+)
 
 # --- A file with only some members of a bundle, which the nodes do not have, or with all of them
 
@@ -55,7 +61,7 @@ def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> in
                 start = bundle.offset(name)
                 for done in range(0, size, _CHUNK):
                     out.write(bundle.read(start + done, min(_CHUNK, size - done)))
-                out.write(bytes(padding(size)))
+                out.write(bytes(count_padding(size)))
             out.write(END)
             return out.tell()
     except OSError as exc:
@@ -140,7 +146,7 @@ def make_plan(
     how, no_relay = _choose_way(rule, waiting, facts)
     groups = _group_to_send(waiting, facts, how)
     if manifest is not None:
-        groups = [_with_content(group, facts, manifest, size) for group in groups]
+        groups = [_keep_nonempty_groups(group, facts, manifest, size) for group in groups]
     forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
     is_sent, why = _choose(waiting, blind, rule.stage, groups, facts, forecast)
     problems: dict[str, Problem] = {}
@@ -151,7 +157,7 @@ def make_plan(
         problems = {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in unserved}
     if is_sent:
         besides = f"; no relay, as {no_relay}" if no_relay else ""
-        why = f"{how} to {counted(len(waiting), 'node')}: {why}{besides}"
+        why = f"{how} to {format_count(len(waiting), 'node')}: {why}{besides}"
     if not is_sent or manifest is None:
         groups = _read_in_place(groups, problems)
     ready = tuple(node for node, answer in facts.items() if answer.ready)
@@ -173,7 +179,7 @@ def forecast_nodes(
 
 def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
     """Return the length of a file with some of a bundle's members, given with their sizes."""
-    return len(END) + sum(BLOCK + length + padding(length) for _, length in members)
+    return len(END) + sum(BLOCK + length + count_padding(length) for _, length in members)
 
 
 def is_relayed(rule: TransferRule, facts: Mapping[str, PreflightAnswer]) -> bool:
@@ -190,7 +196,7 @@ def _choose_way(
     nowhere = [node for node in nodes if not facts[node].address]
     if nowhere:
         have = "has" if len(nowhere) == 1 else "have"
-        return rule.without_relay, f"{few_names(nowhere)} {have} no address for others"
+        return rule.without_relay, f"{shorten_names(nowhere)} {have} no address for others"
     return RELAY, ""
 
 
@@ -210,8 +216,8 @@ def _forecast_group(
     nodes = forecast_nodes(group.nodes, facts, sharing)
     if group.how == SHARED:
         speed = _slowest_reader(group.nodes, facts)[1]
-        return staging_by_reading(group.work, nodes, speed, rates)
-    return staging(group.work, nodes, rates, relayed=group.how == RELAY)
+        return forecast_shared_staging(group.work, nodes, speed, rates)
+    return forecast_staging(group.work, nodes, rates, relayed=group.how == RELAY)
 
 
 def _choose(
@@ -223,7 +229,7 @@ def _choose(
     forecast: Callable[[NodeGroup], Staging],
 ) -> tuple[bool, str]:
     """Return whether the bundle is sent, rather than read in place, and why."""
-    count = counted(len(waiting), "node")
+    count = format_count(len(waiting), "node")
     if not waiting:
         return False, "nothing to send: every node has the environment"
     if stage == Stage.NEVER:
@@ -231,14 +237,14 @@ def _choose(
     if stage == Stage.ALWAYS:
         return True, "sending is asked for"
     if blind:
-        return True, f"{few_names(blind)} cannot see the bundle"
+        return True, f"{shorten_names(blind)} cannot see the bundle"
     if any(group.work is None for group in groups):
         return False, f"{count} read the shared bundle: the first node cannot see it"
     slowest, rate = _slowest_reader(waiting, facts)
     # All nodes read at the same time; files are sent one after the other.
     reading = max(forecast(replace(group, how=SHARED)).seconds for group in groups)
     sending = sum(forecast(group).seconds for group in groups)
-    speed = f"{sized(int(rate))}/s on {slowest}, about {reading:.1f} s"
+    speed = f"{format_size(int(rate))}/s on {slowest}, about {reading:.1f} s"
     slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
     quick = (
         f"{count} read the shared bundle: reading from the shared disk "
@@ -253,10 +259,12 @@ def _group_to_send(
     """Group the nodes that get one file each: by equal path, except for a relay."""
     if how == RELAY:
         return [NodeGroup(tuple(nodes), how)] if nodes else []
-    return [NodeGroup(group, how) for group in by_root(nodes, facts)]
+    return [NodeGroup(group, how) for group in group_by_root(nodes, facts)]
 
 
-def by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[tuple[str, ...]]:
+def group_by_root(
+    nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
+) -> list[tuple[str, ...]]:
     """Return the nodes that have the same node root, together."""
     groups: dict[str, list[str]] = {}
     for node in nodes:
@@ -271,7 +279,7 @@ def _read_in_place(groups: Sequence[NodeGroup], left_out: Collection[str]) -> li
     ]
 
 
-def _with_content(
+def _keep_nonempty_groups(
     group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest, size: int
 ) -> NodeGroup:
     """Add the layers that at least one node of the group is missing."""
@@ -294,5 +302,5 @@ def _with_content(
         members=members,
         layers=tuple(layer.name for layer in layers),
         bytes=size,
-        work=staging_work(layers, manifest.layers, size),
+        work=measure_staging_work(layers, manifest.layers, size),
     )

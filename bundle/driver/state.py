@@ -19,7 +19,7 @@ from ..protocol.events import (
     NodesLeftOut,
     RankOutput,
     Remark,
-    answer_class,
+    find_answer_class,
 )
 from ..protocol.job import ONE_A_CPU, Job
 from ..protocol.messages import (
@@ -35,7 +35,7 @@ from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals
 from . import output
-from .findings import few_names, probe_line
+from .findings import format_probe_line, shorten_names
 from .logs import Logs
 from .output import Display, OutputLogs
 from .plan import Plan
@@ -74,7 +74,7 @@ def join_answers(first: Answer | None, second: Answer) -> Answer:
 def describe_silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
     """Return the answer of a node, or of one of its tasks, that has not answered."""
     values = {**end.values, "phase": phase, "log_dir": log_dir}
-    return answer_class(phase)(
+    return find_answer_class(phase)(
         node=node,
         ok=False,
         problems=(Problem(end.problem, node, values),),
@@ -226,7 +226,7 @@ class State:
         for node, text in texts:
             nodes.setdefault(text, []).append(node)
         for text, named in nodes.items():
-            self.note(f"{few_names(named)}: {text}", warning=warning)
+            self.note(f"{shorten_names(named)}: {text}", warning=warning)
 
     def take(self, phase: str, event: Event) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
@@ -235,14 +235,14 @@ class State:
             return
         task = self.first_task(event.node) if event.rank is None else event.rank
         head = self._is_from_head(event)
-        with signals.held():  # a part of it would be lost
+        with signals.defer_signals():  # a part of it would be lost
             self.output.write(event, task)
             if head or self.job.show_all:  # else nobody would look at it
                 self.display.output(phase, event, head=head)
 
     def _keep(self, event: Mapping[str, object]) -> None:
-        line = output.line(self.job.id, time.time(), self._mask.without_secrets(event))
-        with signals.held():
+        line = output.line(self.job.id, time.time(), self._mask.hide_secrets(event))
+        with signals.defer_signals():
             self.logs.event(line)
             self.display.event(line)
 
@@ -257,7 +257,7 @@ class State:
         """Write a line about a node to the node's log."""
         self.logs.lines(node, self.first_task(node), [line])
 
-    def begin_logs(self, *nodes: str) -> None:
+    def create_rank_logs(self, *nodes: str) -> None:
         """Create a log for every rank of some nodes, also for one that will write nothing."""
         for node in nodes:
             first = self.first_task(node)
@@ -326,7 +326,9 @@ class State:
     ) -> None:
         """Let some nodes' agents do a phase; adds to ``answers``."""
         requests = {node: request(node) for node in nodes}
-        self._settle(phase, self.transport.run(phase, requests, self._listener(phase, on_event)))
+        self._add_missing_answers(
+            phase, self.transport.run(phase, requests, self._listener(phase, on_event))
+        )
 
     def deliver(self, transfer: Transfer, nodes: tuple[str, ...], request: RequestFor) -> Delivery:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
@@ -335,7 +337,7 @@ class State:
         ended = delivery.ended
         if delivery.failed and not transfer.token:  # the others have not had their turn
             ended = {node: ended[node] for node in delivery.settled}
-        self._settle(PhaseName.UNPACK, ended)
+        self._add_missing_answers(PhaseName.UNPACK, ended)
         return delivery
 
     def fail_if_any(self) -> None:
@@ -391,7 +393,7 @@ class State:
     def _listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
         def listen(event: Event) -> None:
             if isinstance(event, ProbeAnswer):
-                event = replace(event, line=probe_line(event))
+                event = replace(event, line=format_probe_line(event))
             if isinstance(event, Started):
                 event = drop_known_command(event, self._commands)
             if on_event is not None:
@@ -413,7 +415,7 @@ class State:
             self.task_codes[str(number)] = answer.exit_code
         self.answers[node] = join_answers(self.answers.get(node), answer)
 
-    def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
+    def _add_missing_answers(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
         by_slurm = phase == PhaseName.LAUNCH and self.job.launch.launcher is Launcher.SRUN
         tasks = self.nproc if by_slurm else 1

@@ -26,9 +26,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..node import node_root, removal
-from ..node.node_root import ROOT_LOCK, SUBDIRECTORIES, secure_root, taken
+from ..node.node_root import ROOT_LOCK, SUBDIRECTORIES, hold_lock, make_secure_root
 from ..protocol.codec import decode, encode
-from ..protocol.counts import counted, sized
+from ..protocol.counts import format_count, format_size
 from ..protocol.messages import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import signals
@@ -43,14 +43,18 @@ _OF_BUNDLE = re.compile(r"([0-9a-f]{64})\.")
 _OF_JOB = "job-"
 
 
-def roots(setting: str, env: Mapping[str, str]) -> list[str]:
+def list_node_roots(setting: str, env: Mapping[str, str]) -> list[str]:
     """Return every node root of this user in the places where one may have been made."""
     named = env.get(node_root.ROOT_VARIABLE) or setting
     automatic = named in (node_root.AUTO, node_root.AUTO_WITH_MEMORY)
-    bases = node_root.automatic_bases(env) if automatic else node_root.named_bases(setting, env)
+    bases = (
+        node_root.list_automatic_bases(env)
+        if automatic
+        else node_root.list_named_bases(setting, env)
+    )
     roots = [os.path.join(path, node_root.node_root_name()) for _, path in bases]
     found = [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
-    return [root for root in found if not (automatic and node_root.planted(root))]
+    return [root for root in found if not (automatic and node_root.find_foreign_root(root))]
 
 
 def clean(
@@ -78,7 +82,7 @@ def clean(
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))
     if not os.path.lexists(root):
         return NodeCleanup(root, gone=True)
-    real = secure_root(os.path.dirname(root))
+    real = make_secure_root(os.path.dirname(root))
     before = time.time() - IDLE_SECONDS if idle_since is None else idle_since
     cleaning = _Cleaning(real, frozenset(keep), dry_run, before)
     return cleaning.all(caches, nodes)
@@ -100,13 +104,13 @@ class _Cleaning:
 
     def all(self, caches: bool, nodes: bool = True) -> NodeCleanup:
         """Clean in the order in which one part makes the next one removable."""
-        self._each("envs", self._environment)
-        self._each("incoming", self._incoming)
+        self._each("envs", self._clean_environment)
+        self._each("incoming", self._clean_incoming)
         self._each("jobs", self._job)
         if nodes:
             self._each("nodes", lambda name: self._local_node(name, caches))
         if caches and os.path.lexists(self._path("cache")):
-            self._cache()
+            self._clean_cache()
         gone = False
         if not self.dry_run:
             self._each("locks", self._lock)
@@ -125,7 +129,7 @@ class _Cleaning:
         return os.path.join(self.root, *names)
 
     def _each(self, folder: str, act: Callable[[str], None]) -> None:
-        for name in listed(self._path(folder)):
+        for name in list_names(self._path(folder)):
             try:
                 act(name)
             except FileNotFoundError:
@@ -139,7 +143,7 @@ class _Cleaning:
         self.kept.append((label, why))
         self.in_use = True
 
-    def _environment(self, name: str) -> None:
+    def _clean_environment(self, name: str) -> None:
         if not _BUNDLE_ID.fullmatch(name):
             self.kept.append((name, NOT_OURS))
             return
@@ -147,8 +151,8 @@ class _Cleaning:
             self.kept.append((name, "to be kept"))
             return
         path = self._path("envs", name)
-        with self._alone(lock_path(self.root, name)):
-            user = removal.user_of(path)
+        with self._hold_exclusively(lock_path(self.root, name)):
+            user = removal.find_user_process(path)
             if user is not None:
                 self._keep(name, f"process {user} uses it")
                 return
@@ -157,13 +161,13 @@ class _Cleaning:
             if size is not None:
                 self.removed.append((name, size))
 
-    def _incoming(self, name: str) -> None:
+    def _clean_incoming(self, name: str) -> None:
         """Remove leftovers of an unpack or a broadcast; one in progress holds a lock, or writes."""
         path, label = self._path("incoming", name), f"incoming/{name}"
         of_bundle = _OF_BUNDLE.match(name)
         if of_bundle is not None:
-            with self._alone(lock_path(self.root, of_bundle[1])):
-                self._left_over(path, label)
+            with self._hold_exclusively(lock_path(self.root, of_bundle[1])):
+                self._remove_leftover(path, label)
             return
         if name.startswith(_OF_JOB):
             self._remove_if_idle(path, label)
@@ -174,16 +178,16 @@ class _Cleaning:
         self._remove_if_idle(self._path("jobs", name), f"jobs/{name}")
 
     def _remove_if_idle(self, path: str, label: str) -> None:
-        user = removal.user_of(path)
+        user = removal.find_user_process(path)
         if user is not None:
             self._keep(label, f"process {user} uses it")
-        elif not removal.lock_is_free(path):
+        elif not removal.is_unlocked(path):
             self._keep(label, "in use")
-        elif removal.last_change(path) > self.idle_since:
+        elif removal.get_last_change(path) > self.idle_since:
             hours = round((time.time() - self.idle_since) / 3600)
-            self._keep(label, f"written to in the last {counted(max(1, hours), 'hour')}")
+            self._keep(label, f"written to in the last {format_count(max(1, hours), 'hour')}")
         else:
-            self._left_over(path, label)
+            self._remove_leftover(path, label)
 
     def _local_node(self, name: str, caches: bool) -> None:
         base = self._path("nodes", name)
@@ -191,7 +195,7 @@ class _Cleaning:
         if os.path.islink(base) or not os.path.isdir(root):
             return
         try:
-            secure_root(base)
+            make_secure_root(base)
         except NodeError as exc:
             self.problems.append(exc.problem)
             return
@@ -206,12 +210,12 @@ class _Cleaning:
             with contextlib.suppress(OSError):  # another file has been put there
                 os.rmdir(base)
 
-    def _cache(self) -> None:
+    def _clean_cache(self) -> None:
         if self.in_use:
             self.kept.append(("cache", "something in the node root is in use"))
             return
         try:
-            self._left_over(self._path("cache"), "cache")
+            self._remove_leftover(self._path("cache"), "cache")
         except OSError as exc:
             self.problems.append(_make_removal_problem(self._path("cache"), exc))
 
@@ -221,30 +225,30 @@ class _Cleaning:
         if ending not in ("lock", "making") or not _BUNDLE_ID.fullmatch(bundle_id):
             return
         path = self._path("locks", name)
-        with contextlib.suppress(BlockingIOError), taken(path, _ALONE, create=False):
+        with contextlib.suppress(BlockingIOError), hold_lock(path, _ALONE, create=False):
             # Checked under the lock: only its holder makes an environment.
-            incoming = listed(self._path("incoming"))
+            incoming = list_names(self._path("incoming"))
             is_made = any(entry.startswith(bundle_id) for entry in incoming)
             if not is_made and not os.path.lexists(node_root.env_path(self.root, bundle_id)):
                 os.unlink(path)
 
     @contextlib.contextmanager
-    def _alone(self, path: str) -> Iterator[None]:
+    def _hold_exclusively(self, path: str) -> Iterator[None]:
         """Hold an exclusive lock (BlockingIOError if held); a dry run does not make the file."""
         if self.dry_run and not os.path.lexists(path):
             yield
             return
-        with taken(path, _ALONE, create=not self.dry_run):
+        with hold_lock(path, _ALONE, create=not self.dry_run):
             yield
 
-    def _left_over(self, path: str, label: str) -> None:
+    def _remove_leftover(self, path: str, label: str) -> None:
         size = self._remove(path)
         if size is not None:
             self.left_overs.append((label, size))
 
     def _remove(self, path: str, aside: str = "") -> int | None:
         """Delete a path, renamed first if ``aside``; return bytes freed, None if it stays."""
-        mounts = removal.mounts_below(path)
+        mounts = removal.list_mounts_below(path)
         if mounts:
             values = {"mount": mounts[0]}
             self.problems.append(Problem(ProblemCode.NOT_REMOVED_MOUNT, path, values))
@@ -259,8 +263,8 @@ class _Cleaning:
         """Remove the root if it is empty; a process about to use it holds its lock."""
         known = {*SUBDIRECTORIES, "nodes", ".gitignore", ROOT_LOCK}
         try:
-            with taken(self._path(ROOT_LOCK), _ALONE):
-                names = set(listed(self.root))
+            with hold_lock(self._path(ROOT_LOCK), _ALONE):
+                names = set(list_names(self.root))
                 folders = sorted(names & {*SUBDIRECTORIES, "nodes"})
                 if names - known or any(_has_content(self._path(name)) for name in folders):
                     os.unlink(self._path(ROOT_LOCK))
@@ -276,7 +280,7 @@ class _Cleaning:
         return True
 
 
-def listed(folder: str) -> list[str]:
+def list_names(folder: str) -> list[str]:
     """Return the names in a directory; none if it is a link, or missing."""
     try:
         return [] if os.path.islink(folder) else sorted(os.listdir(folder))
@@ -326,9 +330,9 @@ def clean_node(
     bases: Sequence[str], limits: Retention, dry_run: bool, env: Mapping[str, str] = os.environ
 ) -> list[NodeCleanup]:
     """Clean the node roots on this machine: this user's own, or for root those of all users."""
-    places = list(bases) or [path for _, path in node_root.automatic_bases(env)]
+    places = list(bases) or [path for _, path in node_root.list_automatic_bases(env)]
     return [
-        _clean_as(root, status, limits, dry_run)
+        _clean_as_owner(root, status, limits, dry_run)
         for base in dict.fromkeys(map(os.path.realpath, places))
         for root, status in _node_roots(base)
     ]
@@ -337,9 +341,9 @@ def clean_node(
 def describe(cleanup: NodeCleanup, dry_run: bool) -> str:
     """Return one line about a node root that was cleaned."""
     word = "would be freed" if dry_run else "freed"
-    removed = counted(len(cleanup.removed), "environment")
-    kept = f", {counted(len(cleanup.kept), 'item')} kept" if cleanup.kept else ""
-    return f"{cleanup.root}: {removed}, {sized(cleanup.freed)} {word}{kept}"
+    removed = format_count(len(cleanup.removed), "environment")
+    kept = f", {format_count(len(cleanup.kept), 'item')} kept" if cleanup.kept else ""
+    return f"{cleanup.root}: {removed}, {format_size(cleanup.freed)} {word}{kept}"
 
 
 def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -360,15 +364,17 @@ def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
             yield path, status
 
 
-def _clean_as(root: str, owner: os.stat_result, limits: Retention, dry_run: bool) -> NodeCleanup:
+def _clean_as_owner(
+    root: str, owner: os.stat_result, limits: Retention, dry_run: bool
+) -> NodeCleanup:
     """Clean a node root with its owner's rights, in another process if that is another user."""
     if owner.st_uid == os.geteuid():
         return _clean(root, limits, dry_run)
     readable, writable = os.pipe()
-    with signals.held():
+    with signals.defer_signals():
         child = os.fork()
         if not child:
-            _be_owner(root, owner, limits, dry_run, writable)
+            _run_as_owner(root, owner, limits, dry_run, writable)
     os.close(writable)
     with open(readable, "rb") as answer:
         data = _read_within(answer.fileno(), SECONDS_A_USER)
@@ -384,12 +390,12 @@ def _clean_as(root: str, owner: os.stat_result, limits: Retention, dry_run: bool
         return NodeCleanup(root, problems=(_make_root_problem(root, why),))
 
 
-def _be_owner(
+def _run_as_owner(
     root: str, owner: os.stat_result, limits: Retention, dry_run: bool, writable: int
 ) -> None:
     """Drop to the owner's rights and clean a node root; never return."""
     try:
-        signals.end_as_usual()
+        signals.restore_default_signals()
         os.setgroups([])
         os.setgid(owner.st_gid)
         os.setuid(owner.st_uid)
@@ -418,7 +424,7 @@ def _read_within(handle: int, seconds: float) -> bytes | None:
 def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
     try:
         now = time.time()
-        keep = _recently_used(root, limits, now)
+        keep = _list_recently_used(root, limits, now)
         # What lies in a job's directory may be results that could not be brought back.
         idle_since = now - max(IDLE_SECONDS, limits.days * _DAY)
         return clean(root, keep, dry_run, idle_since=idle_since)
@@ -428,9 +434,9 @@ def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
         return NodeCleanup(root, problems=(_make_root_problem(root, exc.strerror or str(exc)),))
 
 
-def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
+def _list_recently_used(root: str, limits: Retention, now: float) -> list[str]:
     places = _roots_by_environment(root)
-    last = {name: max(_last_use(each, name) for each in at) for name, at in places.items()}
+    last = {name: max(_get_last_use(each, name) for each in at) for name, at in places.items()}
     recent = [name for name in places if last[name] > now - limits.days * _DAY]
     recent.sort(key=last.__getitem__, reverse=True)
     if limits.bytes_a_user is None:
@@ -440,7 +446,7 @@ def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
     total = 0
     for name in recent:
         paths = [node_root.env_path(each, name) for each in places[name]]
-        total += sum(removal.bytes_besides(path, seen) for path in paths)
+        total += sum(removal.count_new_bytes(path, seen) for path in paths)
         if total > limits.bytes_a_user:
             break
         keep.append(name)
@@ -450,15 +456,15 @@ def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
 def _roots_by_environment(root: str) -> dict[str, list[str]]:
     """Return the node roots with each environment; a local allocation has some for its nodes."""
     nodes = os.path.join(root, "nodes")
-    inner = [os.path.join(nodes, node, os.path.basename(root)) for node in listed(nodes)]
+    inner = [os.path.join(nodes, node, os.path.basename(root)) for node in list_names(nodes)]
     places: dict[str, list[str]] = {}
     for each in [root, *inner]:
-        for name in listed(os.path.join(each, "envs")):
+        for name in list_names(os.path.join(each, "envs")):
             places.setdefault(name, []).append(each)
     return places
 
 
-def _last_use(root: str, bundle_id: str) -> float:
+def _get_last_use(root: str, bundle_id: str) -> float:
     """Return when it was made or last held, in seconds since the epoch."""
     times = [0.0]
     for path in (node_root.env_path(root, bundle_id), lock_path(root, bundle_id)):

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from ..format.manifest import Manifest, ManifestError, parse
-from ..protocol.counts import counted
+from ..protocol.counts import format_count
 from ..protocol.problem import Problem, ProblemCode
 from ..system.files import read_file
 from .listing import (
@@ -31,11 +31,11 @@ from .listing import (
     ListingError,
     Window,
     Written,
-    layers_in,
-    names_in,
+    iterate_layers,
+    parse_folders,
     read,
 )
-from .process_pool import share
+from .process_pool import run_tasks
 
 # --- A fault of an environment: a path that is not as it was built -------------------------------
 
@@ -50,12 +50,12 @@ class Fault(NamedTuple):
     """The numbers of the layers with a file there; None if that is not known."""
 
 
-def shown(path: str) -> str:
+def format_path(path: str) -> str:
     """Return a path as it may stand in a message."""
     return path if path.isprintable() else ascii(path)
 
 
-def reason(exc: Exception) -> str:
+def describe_read_error(exc: Exception) -> str:
     """Return why a file of an environment cannot be read."""
     if isinstance(exc, FileNotFoundError):
         return "it is missing"
@@ -69,7 +69,7 @@ RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
 _RENEWAL_SECONDS = 0.05
 
 
-def interpreter_faults(env_dir: str) -> Iterator[Fault]:
+def compare_interpreter_link(env_dir: str) -> Iterator[Fault]:
     """Compare ``pyvenv.cfg`` with the link to the interpreter, as they are now."""
     try:
         target = os.readlink(os.path.join(env_dir, "bin", "python"))
@@ -80,18 +80,18 @@ def interpreter_faults(env_dir: str) -> Iterator[Fault]:
     try:
         data = read_file(os.path.join(env_dir, "pyvenv.cfg"), len(wanted) + 1)
     except OSError as exc:
-        yield Fault("pyvenv.cfg", reason(exc))
+        yield Fault("pyvenv.cfg", describe_read_error(exc))
         return
     if data != wanted:
         yield Fault("pyvenv.cfg", f"it does not say what it must for {target}")
 
 
-def settled_interpreter_faults(env_dir: str) -> list[Fault]:
-    """Do as :func:`interpreter_faults`, twice if need be: another job may be changing both."""
-    found = list(interpreter_faults(env_dir))
+def find_interpreter_faults(env_dir: str) -> list[Fault]:
+    """Do as :func:`compare_interpreter_link`, twice if need be: another job may change both."""
+    found = list(compare_interpreter_link(env_dir))
     if found:
         time.sleep(_RENEWAL_SECONDS)
-        found = list(interpreter_faults(env_dir))
+        found = list(compare_interpreter_link(env_dir))
     return found
 
 
@@ -118,7 +118,7 @@ def is_directory(path: str) -> bool:
         return False
 
 
-def strays(env_dir: str, other: str) -> list[str]:
+def find_strays(env_dir: str, other: str) -> list[str]:
     """Return the files that programs have left in an environment and that another copy lacks."""
     strays = []
     pending = list(_UNGUARDED)
@@ -141,7 +141,7 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def may_stay(path: str) -> bool:
+def is_allowed_stray(path: str) -> bool:
     """Return True for a stray that is harmless: bytecode of Python, or a file of the user's."""
     *folders, name = path.split("/")
     if name == "__pycache__":
@@ -164,16 +164,16 @@ _RUN = 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def look(env_dir: str, processes: int) -> list[Fault] | None:
+def find_faults(env_dir: str, processes: int) -> list[Fault] | None:
     """Compare the environment at a path with its listing; return None if there is none."""
     if not os.path.lexists(env_dir):
         return None
     if not is_directory(env_dir):
         return [Fault(".", "it is not a directory")]
-    return faults(env_dir, processes)
+    return compare_with_listing(env_dir, processes)
 
 
-def faults(env_dir: str, processes: int) -> list[Fault]:
+def compare_with_listing(env_dir: str, processes: int) -> list[Fault]:
     """Compare a published environment with its listing, without reading its files.
 
     Returns:
@@ -183,9 +183,9 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
         listing = read(env_dir)
     except ListingError as exc:
         return [Fault(PATH, str(exc), None)]
-    found = [*_manifest_faults(env_dir), *settled_interpreter_faults(env_dir)]
+    found = [*_manifest_faults(env_dir), *find_interpreter_faults(env_dir)]
     for line in _damaged_folders(env_dir, listing, processes):
-        found += _differences(env_dir, line, listing.written)
+        found += _compare_folder(env_dir, line, listing.written)
     return sorted(found, key=lambda fault: (fault.path, fault.why))
 
 
@@ -196,20 +196,20 @@ def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[byt
 
         def work(run: int) -> None:
             start = run * _RUN
-            folders = names_in(lines[start : start + _RUN], listing.written)
+            folders = parse_folders(lines[start : start + _RUN], listing.written)
             for number, (folder, names, window) in enumerate(folders, start):
                 if window is not None and _is_untouched(env_dir, folder, names, window):
                     continue
-                if any(_differences(env_dir, lines[number], listing.written)):
+                if any(_compare_folder(env_dir, lines[number], listing.written)):
                     marks[number] = 1
 
-        share(-(-len(lines) // _RUN), work, processes)
+        run_tasks(-(-len(lines) // _RUN), work, processes)
         return [line for number, line in enumerate(lines) if marks[number]]
 
 
 def describe(env_dir: str, found: Sequence[Fault]) -> Problem:
     """Return the problem of an environment that will be repaired: paths, number, reasons."""
-    named = [f"{shown(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
+    named = [f"{format_path(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
     if len(found) > SHOWN:
         named.append(f"and {len(found) - SHOWN} more")
     count = "1 path in it is" if len(found) == 1 else f"{len(found)} paths in it are"
@@ -230,7 +230,7 @@ def damaged_layers(manifest: Manifest, found: Sequence[Fault]) -> set[int]:
     return damaged
 
 
-def own_fault(env_dir: str) -> Fault | None:
+def find_listing_fault(env_dir: str) -> Fault | None:
     """Return the fault of the listing itself; None if it is sound."""
     try:
         read(env_dir)
@@ -244,7 +244,7 @@ def _manifest_faults(env_dir: str) -> Iterator[Fault]:
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
     except (OSError, ManifestError) as exc:
-        yield Fault(MANIFEST, reason(exc), None)
+        yield Fault(MANIFEST, describe_read_error(exc), None)
         return
     if bundle_id != os.path.basename(env_dir):
         yield Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}", None)
@@ -281,17 +281,17 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: W
     return not expected
 
 
-def _differences(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
+def _compare_folder(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
     folder, content = Folder.parse(line)
     missing = dict(content.names)
-    layers = dict(zip(content.names, layers_in(content)))
+    layers = dict(zip(content.names, iterate_layers(content)))
     try:
         with ExitStack() as opened:
             handle = os.open(f"{env_dir}/{folder}", _FOLDER)
             opened.callback(os.close, handle)
             for item in opened.enter_context(os.scandir(handle)):
                 code = missing.pop(item.name, _STRAY)
-                path, layer = _join(folder, item.name), layers.get(item.name)
+                path, layer = _join_path(folder, item.name), layers.get(item.name)
                 status = item.stat(follow_symlinks=False)
                 if code >= 0:
                     window = written.own if layer is None else written.layers[layer]
@@ -309,7 +309,7 @@ def _differences(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]
         return
     for name, code in missing.items():
         if code != OWN:
-            yield _make_fault(_join(folder, name), "it is missing", layers[name])
+            yield _make_fault(_join_path(folder, name), "it is missing", layers[name])
 
 
 def _make_fault(path: str, why: str, layer: int | None) -> Fault:
@@ -322,7 +322,7 @@ def _file_difference(status: os.stat_result, code: int, window: Window) -> str:
     if not stat.S_ISREG(mode):
         return "it is not a file any more"
     if status.st_size != size:
-        return f"it has {counted(status.st_size, 'byte')}, not {size:,}"
+        return f"it has {format_count(status.st_size, 'byte')}, not {size:,}"
     if mode >> 6 & 1 != executable or not mode & stat.S_IRUSR:
         return f"its mode is {stat.S_IMODE(mode):04o}"
     if status.st_mtime_ns > window.last:
@@ -341,10 +341,10 @@ def _link_difference(item: os.DirEntry[str], folder: int, target: str | None) ->
 def _other_difference(path: str, status: os.stat_result, code: int) -> str:
     if code == FOLDER and not stat.S_ISDIR(status.st_mode):
         return "it is not a directory any more"
-    if code == _STRAY and not may_stay(path):
+    if code == _STRAY and not is_allowed_stray(path):
         return "it does not belong there"
     return ""
 
 
-def _join(folder: str, name: str) -> str:
+def _join_path(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name

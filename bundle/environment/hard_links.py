@@ -24,7 +24,7 @@ from ..protocol.digest import Digest
 from ..system.files import digest_of, read_file
 from . import damage, listing
 from .listing import STATE, Window
-from .process_pool import share
+from .process_pool import run_tasks
 
 _RUN = 400
 """Files that are linked as one task: some milliseconds of work.
@@ -33,7 +33,7 @@ They are next to one another in the order of paths, so that two processes seldom
 directory, for which they would wait for each other."""
 
 
-def older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]]:
+def find_older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the environments with each layer, newest first, by the layer's head digest."""
     wanted = set(heads)
     sources: dict[str, tuple[str, ...]] = {}
@@ -44,11 +44,11 @@ def older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]
     return sources
 
 
-def sound_layers(envs: str, processes: int) -> set[str]:
+def find_sound_layers(envs: str, processes: int) -> set[str]:
     """Return the head digests of layers that lie in some environment without visible damage."""
     sound: set[str] = set()
     for path, manifest in _manifests(envs):
-        damaged = damage.damaged_layers(manifest, damage.faults(path, processes))
+        damaged = damage.damaged_layers(manifest, damage.compare_with_listing(path, processes))
         for number, layer in enumerate(manifest.layers):
             if number not in damaged:
                 sound.add(layer.head)
@@ -124,7 +124,7 @@ def _link_in_processes(
             if missing:
                 incomplete[number] = 1
 
-        share(len(tasks), work, processes)
+        run_tasks(len(tasks), work, processes)
         return {
             number for number in range(len(wanted)) if incomplete[number] or not windows[number]
         }
@@ -199,20 +199,20 @@ def _has_digest(folder: int, name: str, sha256: str) -> bool:
     with open(handle, "rb"):
         if digest_of(handle) == sha256:
             return True
-        mark(handle)
+        mark_as_damaged(handle)
     return False
 
 
-def mark(handle: int) -> None:
+def mark_as_damaged(handle: int) -> None:
     """Mark a damaged file as written to just now, in every environment that shares it."""
     now = time.time_ns()
     os.utime(handle, ns=(now, now))
 
 
-def head_of(envs: Sequence[str], layer: Layer) -> bytes | None:
+def read_head_from_environments(envs: Sequence[str], layer: Layer) -> bytes | None:
     """Return the head of a layer from an environment that has it; None if none does."""
     for env in envs:
-        head = _checked(os.path.join(env, STATE, "layers", layer.id), layer.head)
+        head = _read_checked(os.path.join(env, STATE, "layers", layer.id), layer.head)
         if head is not None:
             return head
     return None
@@ -225,8 +225,8 @@ def decompressor_path(env: str, part: Part) -> str:
 
 def older_decompressor(envs: str, part: Part) -> bytes | None:
     """Return the zstandard wheel from any environment that has it; None if none does."""
-    for env in _newest_first(envs):
-        data = _checked(decompressor_path(env, part), part.sha256)
+    for env in _list_newest_first(envs):
+        data = _read_checked(decompressor_path(env, part), part.sha256)
         if data is not None:
             return data
     return None
@@ -237,7 +237,7 @@ def has_decompressor(envs: str, name: str, size: int) -> bool:
 
     Its digest is checked later.
     """
-    for env in _newest_first(envs):
+    for env in _list_newest_first(envs):
         try:
             if os.stat(os.path.join(env, STATE, "decompressor", name)).st_size == size:
                 return True
@@ -246,7 +246,7 @@ def has_decompressor(envs: str, name: str, size: int) -> bool:
     return False
 
 
-def _checked(path: str, sha256: str) -> bytes | None:
+def _read_checked(path: str, sha256: str) -> bytes | None:
     try:
         data = read_file(path)
     except OSError:
@@ -256,7 +256,7 @@ def _checked(path: str, sha256: str) -> bytes | None:
 
 def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
     """Yield the environments with a readable manifest, newest first."""
-    for path in _newest_first(envs):
+    for path in _list_newest_first(envs):
         try:
             manifest = parse(read_file(os.path.join(path, damage.MANIFEST)))
         except (OSError, ManifestError):
@@ -264,7 +264,7 @@ def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
         yield path, manifest
 
 
-def _newest_first(envs: str) -> list[str]:
+def _list_newest_first(envs: str) -> list[str]:
     try:
         with os.scandir(envs) as items:
             folders = [item for item in items if item.is_dir(follow_symlinks=False)]

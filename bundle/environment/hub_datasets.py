@@ -59,12 +59,12 @@ def is_needed(load: types.ModuleType) -> bool:
     return not hasattr(load.dataset_module_factory, _MARK) and _has_any("datasets--*")
 
 
-def has_left_out(file_download: types.ModuleType) -> bool:
+def has_missing_files(file_download: types.ModuleType) -> bool:
     """Return True if ``huggingface_hub.file_download`` is not patched, and files were left out."""
     return not hasattr(file_download.hf_hub_download, _MARK) and _has_any(f"*/{PART}")
 
 
-def has_spaces(loading: types.ModuleType) -> bool:
+def has_hub_spaces(loading: types.ModuleType) -> bool:
     """Return True if ``evaluate.loading`` is not patched, and the hub's cache has Spaces."""
     return not hasattr(loading, _MARK) and _has_any("spaces--*")
 
@@ -76,7 +76,7 @@ def _has_any(pattern: str) -> bool:
     return False
 
 
-def snapshot_of(
+def find_snapshot(
     name: str, revision: Optional[str], kind: str = "dataset", cache: str = ""
 ) -> Optional[Path]:
     """Return the directory of a repository's snapshot in the hub's cache; None if it has none."""
@@ -94,7 +94,7 @@ def snapshot_of(
     return snapshot if snapshot.is_dir() else None
 
 
-def refuse_left_out(file_download: Any) -> None:
+def refuse_missing_files(file_download: Any) -> None:
     """Make a file that was left out of the bundle an error, offline.
 
     Libraries take one that is not in the cache for one that the repository does not have, and go on
@@ -108,7 +108,7 @@ def refuse_left_out(file_download: Any) -> None:
         path = "/".join(filter(None, [kwargs.get("subfolder"), filename]))
         snapshot = None
         if _is_offline():
-            snapshot = snapshot_of(repo_id, kwargs.get("revision"), kind, cache)
+            snapshot = find_snapshot(repo_id, kwargs.get("revision"), kind, cache)
         if snapshot is not None and path in _Part(repo_id, snapshot).missing:
             message = (
                 f"{kind} {repo_id}: the bundle does not have {path}; take it with files = [...] in "
@@ -132,7 +132,7 @@ def read_spaces(loading: Any) -> None:
     def get_module_offline(self: Any) -> Any:
         snapshot = None
         if _is_offline():
-            snapshot = snapshot_of(self.name, self.revision, "space")
+            snapshot = find_snapshot(self.name, self.revision, "space")
         if snapshot is None:
             return get_module(self)
         return loading.LocalEvaluationModuleFactory(
@@ -149,19 +149,21 @@ def read_spaces(loading: Any) -> None:
 
 def split_files(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the files of each split of a configuration, as ``datasets`` finds them."""
-    inner = _inner(config, names)
+    inner = _map_inner_paths(config, names)
     return {
-        split: [inner[name] for name in inner if any(_fits(name, one) for one in patterns)]
+        split: [
+            inner[name] for name in inner if any(_matches_pattern(name, one) for one in patterns)
+        ]
         for split, patterns in split_patterns(config, names).items()
     }
 
 
 def split_patterns(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the patterns of each split, below the folder of the configuration."""
-    return _split_patterns(config.get("data_files"), list(_inner(config, names)))
+    return _split_patterns(config.get("data_files"), list(_map_inner_paths(config, names)))
 
 
-def _inner(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+def _map_inner_paths(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
     """Map paths below a configuration's folder to those in the repository."""
     folder = str(config.get("data_dir") or "").strip("/")
     start = f"{folder}/" if folder else ""
@@ -171,7 +173,7 @@ def _inner(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
 def _split_patterns(data_files: Any, names: Sequence[str]) -> dict[str, list[str]]:
     """Return each split's patterns; without any, those that file names imply."""
     if data_files is None:
-        return _implied_splits(names)
+        return _imply_splits(names)
     if isinstance(data_files, Mapping):
         pairs = list(data_files.items())
     else:
@@ -188,18 +190,23 @@ def _split_patterns(data_files: Any, names: Sequence[str]) -> dict[str, list[str
     return patterns
 
 
-def _implied_splits(names: Sequence[str]) -> dict[str, list[str]]:
-    data = [name for name in names if _fits(name, "**")]
+def _imply_splits(names: Sequence[str]) -> dict[str, list[str]]:
+    data = [name for name in names if _matches_pattern(name, "**")]
     shards: dict[str, list[str]] = {}
     for name in data:
         match = _SHARD.fullmatch(name)
         if match:
             shards.setdefault(match["split"], []).append(glob.escape(name))
     everything = {"train": list(map(glob.escape, data))} if data else {}
-    return shards or _named_splits(data, True) or _named_splits(data, False) or everything
+    return (
+        shards
+        or _find_splits_by_word(data, True)
+        or _find_splits_by_word(data, False)
+        or everything
+    )
 
 
-def _named_splits(names: Sequence[str], in_folder: bool) -> dict[str, list[str]]:
+def _find_splits_by_word(names: Sequence[str], in_folder: bool) -> dict[str, list[str]]:
     """Return the files of the splits that the names of folders, or of files, have a word for."""
     found: dict[str, list[str]] = {}
     for split, words in _KEYWORDS.items():
@@ -212,7 +219,7 @@ def _named_splits(names: Sequence[str], in_folder: bool) -> dict[str, list[str]]
     return found
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches_pattern(name: str, pattern: str) -> bool:
     """Match a path; hidden files, and names of no data files, only if the pattern names them."""
     pattern = pattern[2:] if pattern.startswith("./") else pattern.lstrip("/")
     for mark in (".", "__"):
@@ -225,11 +232,11 @@ def _fits(name: str, pattern: str) -> bool:
     file = name.rpartition("/")[2]
     if file in _NO_DATA and file != pattern.rpartition("/")[2]:
         return False
-    return _compiled(pattern).fullmatch(name) is not None
+    return _compile_pattern(pattern).fullmatch(name) is not None
 
 
 @lru_cache(maxsize=None)
-def _compiled(pattern: str) -> "re.Pattern[str]":
+def _compile_pattern(pattern: str) -> "re.Pattern[str]":
     """Compile a glob pattern; ``*`` does not match a slash."""
     meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = ""
@@ -249,7 +256,7 @@ def read_snapshots(load: Any) -> None:
     def dataset_module_factory(path: str, *args: Any, **kwargs: Any) -> Any:
         """Return the module of a data set, from its snapshot where one is there."""
         revision = kwargs.get("revision", args[0] if args else None)
-        snapshot = snapshot_of(path, revision) if _is_offline() else None
+        snapshot = find_snapshot(path, revision) if _is_offline() else None
         if snapshot is None:
             return make_module(path, *args, **kwargs)
         # What follows the path is by name in every call of the library; a local one takes no
@@ -257,11 +264,11 @@ def read_snapshots(load: Any) -> None:
         part = _Part(path, snapshot)
         part.refuse_script()
         part.refuse_missing(kwargs.get("data_files"), kwargs.get("data_dir"))
-        _reading.part = part if part.is_part else None
+        _reading.read_part = part if part.is_part else None
         try:
             module = make_module(str(snapshot), **{**kwargs, "revision": None})
         finally:
-            _reading.part = None
+            _reading.read_part = None
         module.builder_kwargs["dataset_name"] = _snake_case(path.rpartition("/")[2])
         if not kwargs.get("data_files") and not kwargs.get("data_dir"):
             # A new environment has the snapshot at a new path; what was prepared stays as good.
@@ -281,8 +288,8 @@ def read_snapshots(load: Any) -> None:
     setattr(dataset_module_factory, _MARK, True)
     load.dataset_module_factory = dataset_module_factory
     load.load_dataset = load_dataset
-    _filter(load.MetadataConfigs, _whole_only)
-    _filter(load.DatasetInfosDict, _without_splits)
+    _patch_card_reader(load.MetadataConfigs, _keep_whole_splits)
+    _patch_card_reader(load.DatasetInfosDict, _drop_split_sizes)
 
 
 class _Part:
@@ -324,7 +331,7 @@ class _Part:
         if lost:
             raise FileNotFoundError(self.explain(lost))
 
-    def sorted_splits(
+    def separate_splits(
         self, config: Mapping[str, Any]
     ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         """Return the patterns of whole splits, and the missing files of the others."""
@@ -359,7 +366,7 @@ def _refuse_lost_splits(
     path: str, revision: Optional[str], config: Optional[str], splits: Sequence[str]
 ) -> None:
     """Refuse a data set without a requested split that exists online: the bundle has a part."""
-    snapshot = snapshot_of(path, revision) if _is_offline() else None
+    snapshot = find_snapshot(path, revision) if _is_offline() else None
     part = _Part(path, snapshot) if snapshot else None
     if part is None or not part.is_part:
         return
@@ -383,17 +390,17 @@ def _snake_case(name: str) -> str:
     return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
 
 
-def _whole_only(configs: Any) -> Any:
+def _keep_whole_splits(configs: Any) -> Any:
     """Leave to each configuration of a card its splits of which all files are there.
 
     One without any names a file that is missing, so that the default, and what can be chosen, stay
     what they are. It comes last: the library looks at the files of the first one.
     """
-    part = getattr(_reading, "part", None)
+    part = getattr(_reading, "read_part", None)
     if part is None:
         return configs
     named = dict(configs) or {"default": {}}
-    found = {name: part.sorted_splits(config) for name, config in named.items()}
+    found = {name: part.separate_splits(config) for name, config in named.items()}
     for name, (_, lost) in found.items():
         _lost_splits[str(part.snapshot), name] = lost
     if not any(lost for _, lost in found.values()):
@@ -402,13 +409,13 @@ def _whole_only(configs: Any) -> Any:
         files = [files for _, lost in found.values() for files in lost.values()]
         raise FileNotFoundError(part.explain(list(chain.from_iterable(files))))
     order = sorted(named, key=lambda name: not found[name][0])
-    changed = {name: _with_whole_splits(named[name], *found[name]) for name in order}
+    changed = {name: _replace_data_files(named[name], *found[name]) for name in order}
     configs.clear()
     configs.update(changed)
     return configs
 
 
-def _with_whole_splits(
+def _replace_data_files(
     config: Mapping[str, Any], splits: Mapping[str, list[str]], lost: Mapping[str, list[str]]
 ) -> Mapping[str, Any]:
     if not lost:
@@ -422,15 +429,15 @@ def _with_whole_splits(
     return {**config, "data_files": entries}
 
 
-def _without_splits(infos: Any) -> Any:
+def _drop_split_sizes(infos: Any) -> Any:
     """Remove split infos of partial data sets: the library would report the absent ones."""
-    if getattr(_reading, "part", None) is not None:
+    if getattr(_reading, "read_part", None) is not None:
         for info in infos.values():
             info.splits = info.download_size = info.dataset_size = None
     return infos
 
 
-def _filter(kind: Any, change: Callable[[Any], Any]) -> None:
+def _patch_card_reader(kind: Any, change: Callable[[Any], Any]) -> None:
     """Change what a class reads from a card; the class stays what it is, also when pickled."""
     original = kind.from_dataset_card_data.__func__
 

@@ -146,11 +146,11 @@ class _Patience:
         self._spec = None
         if gc.get_threshold() == (PATIENCE, *self._before[1:]):  # else the package wants another
             if spec is not None:
-                self._call_them_old()
+                self._move_to_oldest_generation()
             gc.set_threshold(*self._before)
         self._importing.release()
 
-    def _call_them_old(self) -> None:
+    def _move_to_oldest_generation(self) -> None:
         """Put the many objects of an import where only a full collection looks; it frees them, too.
 
         ``unfreeze`` moves objects to the oldest generation (the manual of :mod:`gc`). Whoever has

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby, repeat
 from typing import NamedTuple
 
-from ..format.layer import Entry, Index, LayerError, check_links, parents
+from ..format.layer import Entry, Index, LayerError, check_links, list_parents
 from ..format.manifest import Layer
 from ..protocol.digest import Digest, canonical_json
 from ..system.files import error_text, read_file
@@ -95,11 +95,11 @@ def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Mer
         entries.append(_add_files(files, layer, index))
         for path, target in index.links:
             if links.setdefault(path, target) != target:
-                raise _clash(path, f"leads elsewhere in {layer.name}")
+                raise _make_clash(path, f"leads elsewhere in {layer.name}")
     own = own_directories(python)
-    folders = parents([*files, *links])
+    folders = list_parents([*files, *links])
     _refuse_state_directories(folders)
-    folders |= {*own, *parents(own)}
+    folders |= {*own, *list_parents(own)}
     _refuse_own_files(files, links, folders, own_files(python))
     _refuse_clashes(files, links, folders)
     check_links(links)
@@ -123,14 +123,14 @@ def _add_files(files: dict[str, Entry], layer: Layer, index: Index) -> tuple[Ent
         if first is entry:
             new.append(entry)
         elif first.sha256 != entry.sha256 and not is_document(entry.path):
-            raise _clash(entry.path, f"differs in {layer.name} {layer.version}".rstrip())
+            raise _make_clash(entry.path, f"differs in {layer.name} {layer.version}".rstrip())
     return tuple(new)
 
 
 def _refuse_state_directories(folders: set[str]) -> None:
     for name in KEPT:
         if f"{STATE}/{name}" in folders:
-            raise _clash(f"{STATE}/{name}", "belongs to the environment itself")
+            raise _make_clash(f"{STATE}/{name}", "belongs to the environment itself")
 
 
 def _refuse_own_files(
@@ -138,7 +138,7 @@ def _refuse_own_files(
 ) -> None:
     for path in own:
         if any(path in paths for paths in (files, links, folders)):
-            raise _clash(path, "belongs to the environment itself")
+            raise _make_clash(path, "belongs to the environment itself")
 
 
 def _refuse_clashes(
@@ -146,12 +146,12 @@ def _refuse_clashes(
 ) -> None:
     """Refuse a path that would be two kinds of thing."""
     for path in sorted(files.keys() & folders) + sorted(links.keys() & folders):
-        raise _clash(path, "is a directory, and something else")
+        raise _make_clash(path, "is a directory, and something else")
     for path in sorted(links.keys() & files.keys()):
-        raise _clash(path, "is a file, and a link")
+        raise _make_clash(path, "is a file, and a link")
 
 
-def _clash(path: str, why: str) -> LayerError:
+def _make_clash(path: str, why: str) -> LayerError:
     return LayerError(f"the layers do not go together: {path} {why}")
 
 
@@ -229,10 +229,10 @@ class Folder:
     def parse(cls, line: bytes) -> tuple[str, Folder]:
         """Return the path and the content of a directory from its line."""
         path, names, codes, links, layers = json.loads(line)
-        return path, cls(_coded(names, codes), links, layers)
+        return path, cls(_parse_codes(names, codes), links, layers)
 
 
-def names_in(
+def parse_folders(
     lines: Sequence[bytes], written: Written
 ) -> Iterator[tuple[str, dict[str, int], Window | None]]:
     """Yield the path of each directory, its names, and when its files were written.
@@ -241,7 +241,7 @@ def names_in(
     without the rest, take half the time.
     """
     for path, names, codes, _, layers in json.loads(b"[%s]" % b",".join(lines)):
-        coded = _coded(names, codes)
+        coded = _parse_codes(names, codes)
         windows = {written.layers[number] for number, _ in layers}
         files = len(coded) - codes.count("-")
         if sum(count for _, count in layers) < files or not windows:
@@ -249,14 +249,14 @@ def names_in(
         yield path, coded, windows.pop() if len(windows) == 1 else None
 
 
-def layers_in(content: Folder) -> Iterator[int | None]:
+def iterate_layers(content: Folder) -> Iterator[int | None]:
     """Yield the layer of each name of a directory, in their order; None for others than files."""
     for number, count in content.layers:
         yield from repeat(number, count)
     yield from repeat(None)
 
 
-def _coded(names: str, codes: str) -> dict[str, int]:
+def _parse_codes(names: str, codes: str) -> dict[str, int]:
     if not names:
         return {}
     return dict(zip(names.split("/"), map(int, codes.split(","))))

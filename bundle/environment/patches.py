@@ -48,7 +48,7 @@ class Patch:
     """Repairs the imported module in place."""
 
 
-def _no_cuda(torch: types.ModuleType) -> bool:
+def _is_without_cuda(torch: types.ModuleType) -> bool:
     """Return True if this process can have no GPU, without waking the driver.
 
     ``torch.cuda.is_available()`` may initialise CUDA, after which forked workers cannot use it,
@@ -71,7 +71,7 @@ def _torch_cpu(torch: types.ModuleType) -> Optional[types.ModuleType]:
 
 def _set_device_is_missing(torch: types.ModuleType) -> bool:
     cpu = _torch_cpu(torch)
-    return cpu is not None and not hasattr(cpu, "set_device") and _no_cuda(torch)
+    return cpu is not None and not hasattr(cpu, "set_device") and _is_without_cuda(torch)
 
 
 def _add_set_device(torch: types.ModuleType) -> None:
@@ -193,7 +193,7 @@ PATCHES: tuple[Patch, ...] = (
 """Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""
 
 
-def selected(wanted: str) -> tuple[Patch, ...]:
+def select_patches(wanted: str) -> tuple[Patch, ...]:
     """Return the patches that a value of ``STAGER_PATCHES`` asks for; report unknown names."""
     names = {name.strip() for name in wanted.split(",")} - {""}
     if names & {"1", "all"}:
@@ -219,14 +219,14 @@ def activate() -> None:
     """
     if any(getattr(finder, "finds_for_stager", False) for finder in sys.meta_path):
         return
-    patches = selected(os.environ.get("STAGER_PATCHES", ""))
+    patches = select_patches(os.environ.get("STAGER_PATCHES", ""))
     if not patches:
         return
     sys.meta_path.insert(0, _PatchFinder(patches))
     for patch in patches:
         module = sys.modules.get(patch.module)
         if module is not None:
-            _consider(patch, module)
+            _apply_if_needed(patch, module)
 
 
 class _PatchFinder:
@@ -277,12 +277,12 @@ def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:
         execute(module)
         if module.__name__ == spec.name:
             for patch in patches:
-                _consider(patch, module)
+                _apply_if_needed(patch, module)
 
     loader.exec_module = exec_module
 
 
-def _consider(patch: Patch, module: types.ModuleType) -> None:
+def _apply_if_needed(patch: Patch, module: types.ModuleType) -> None:
     """Apply the patch if needed, and check that the fault is gone."""
     try:
         if not patch.applies(module):

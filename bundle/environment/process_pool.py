@@ -29,7 +29,9 @@ _LINE = 3072
 """Bytes of a child's line: the kernel keeps a write in one piece if it is shorter than a page."""
 
 
-def share(count: int, work: Callable[[int], None], processes: int, *, niceness: int = 0) -> None:
+def run_tasks(
+    count: int, work: Callable[[int], None], processes: int, *, niceness: int = 0
+) -> None:
     """Call ``work`` once for each number below ``count``, in up to ``processes`` children.
 
     Numbers are handed out in order, and a child that is free takes the next. The first failure ends
@@ -58,7 +60,7 @@ def share(count: int, work: Callable[[int], None], processes: int, *, niceness: 
         if count > 1 and (processes > 1 or niceness):
             _fork_all(children, min(processes, count), runs, work, reports_write)
         if not children:
-            runs.work_off(work)
+            runs.run_remaining(work)
         os.set_blocking(reports_read, False)
         _collect(children, reports_read)
     finally:
@@ -79,7 +81,7 @@ class _Runs:
         self.niceness = niceness
         """What is added to the niceness of a child that works them off."""
 
-    def work_off(self, work: Callable[[int], None]) -> None:
+    def run_remaining(self, work: Callable[[int], None]) -> None:
         """Do tasks until none is left, or the parent has ended."""
         while data := os.read(self._tasks, _NUMBER.size):
             start = _NUMBER.unpack(data)[0]
@@ -96,7 +98,7 @@ def _fork_all(
     for _ in range(wanted):
         # A signal in here would leave a child that nobody knows of, or a child that does what its
         # parent is to do in the end.
-        with signals.held():
+        with signals.defer_signals():
             try:
                 end, alive = os.pipe()
             except OSError:
@@ -108,19 +110,19 @@ def _fork_all(
                 os.close(alive)
                 return
             if not child:
-                _be_child(runs, work, reports)
+                _run_child(runs, work, reports)
             os.close(alive)  # before the next fork: each child holds its own only
             children[end] = child
 
 
-def _be_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
+def _run_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
     status = 1
     try:
-        signals.end_as_usual()
+        signals.restore_default_signals()
         # Between two tasks it looks for its parent; in one, it may wait for bytes that it brings.
         signal_at_parent_death(signal.SIGKILL)
         os.nice(runs.niceness)
-        runs.work_off(work)
+        runs.run_remaining(work)
         status = 0
     except NodeError as exc:
         _report(reports, exc.problem)
@@ -165,10 +167,10 @@ def _raise_failure(status: int, reports: int) -> None:
             Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(os.WTERMSIG(status))})
         )
     if status:
-        raise NodeError(_reported(reports, os.WEXITSTATUS(status)))
+        raise NodeError(_read_report(reports, os.WEXITSTATUS(status)))
 
 
-def _reported(reports: int, code: int) -> Problem:
+def _read_report(reports: int, code: int) -> Problem:
     try:
         line = os.read(reports, 2 * _LINE).split(b"\n")[0]
     except BlockingIOError:

@@ -29,17 +29,17 @@ from typing import NamedTuple
 
 from ..format.archive import Arrival, BundleFile, Excerpt
 from ..format.layer import Entry, Frame, Index, LayerError
-from ..format.manifest import Layer, Manifest, room_for
+from ..format.manifest import Layer, Manifest, estimate_room
 from ..format.zstd import Decompress, load_decompressor
 from ..node import node_root, removal
 from ..node.node_root import env_path
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.files import digest_of, disk_problem, facts_of, refusals
-from ..system.own_program import source_of
+from ..system.files import digest_of, disk_problem, examine_directory, list_refusals
+from ..system.own_program import read_source
 from . import damage, hard_links, imports, listing, patches
-from .damage import MANIFEST, is_directory, pyvenv_cfg, strays
+from .damage import MANIFEST, find_strays, is_directory, pyvenv_cfg
 from .listing import HOOK, HOOK_MODULES, STATE, Merged, Window, merge, site_packages
-from .process_pool import share
+from .process_pool import run_tasks
 
 # --- The files of layers, written by several processes, a frame at a time ------------------------
 
@@ -78,27 +78,27 @@ def write_layers(
     The frames of a file that is still being transferred arrive in that order, and a disk reads it
     best. With ``compare``, each file is compared with its digest.
     """
-    tasks = [task for item in fresh for task in _tasks(bundle, item)]
+    tasks = [task for item in fresh for task in _iterate_frame_tasks(bundle, item)]
 
     def write(number: int) -> None:
         task = tasks[number]
         frame = task.frame
         data = bundle.frame(task.offset, frame.size, frame.sha256)
-        with bundle.refusing(LayerError):
+        with bundle.turn_into_damage(LayerError):
             content = decompress(data, frame.unpacked_size)
         try:
-            with bundle.refusing(LayerError):
+            with bundle.turn_into_damage(LayerError):
                 _write_files(staging, memoryview(content), task.start, task.entries, compare)
         except OSError as exc:
             raise NodeError(write_problem(exc, staging)) from exc
 
     niceness = _NICENESS if bundle.is_arriving else 0
-    share(len(tasks), write, processes, niceness=niceness)
+    run_tasks(len(tasks), write, processes, niceness=niceness)
     if compare:
         _compare_long(bundle, staging, fresh, processes)
 
 
-def _tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
+def _iterate_frame_tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
     layer, index, entries = item
     offset = bundle.frames_start(layer)
     starts = [entry.offset for entry in entries]
@@ -122,7 +122,7 @@ def _compare_long(
     """Compare files that span frames, the largest first; they are read again."""
     long: list[Entry] = []
     for _, index, entries in fresh:
-        long += _across_frames(index, entries)
+        long += _find_files_across_frames(index, entries)
     long.sort(key=lambda entry: -entry.size)
 
     def work(number: int) -> None:
@@ -132,13 +132,13 @@ def _compare_long(
                 digest = digest_of(file.fileno())
         except OSError as exc:
             raise NodeError(write_problem(exc, staging)) from exc
-        with bundle.refusing(LayerError):
+        with bundle.turn_into_damage(LayerError):
             _compare(digest, entry)
 
-    share(len(long), work, processes)
+    run_tasks(len(long), work, processes)
 
 
-def _across_frames(index: Index, entries: Sequence[Entry]) -> Iterator[Entry]:
+def _find_files_across_frames(index: Index, entries: Sequence[Entry]) -> Iterator[Entry]:
     ends = list(accumulate(frame.unpacked_size for frame in index.frames))
     for entry in entries:
         if not entry.size:
@@ -186,13 +186,13 @@ def write_problem(exc: OSError, where: str) -> Problem:
 # --- A staged tree as a relocatable virtual environment (PEP 405), with its own files ------------
 
 
-def renew(path: str, python: str) -> None:
+def point_at_interpreter(path: str, python: str) -> None:
     """Point a published environment at an interpreter, if it uses another one."""
     if os.path.realpath(os.path.join(path, "bin", "python")) != os.path.realpath(python):
-        _interpreter(path, python)
+        _link_interpreter(path, python)
 
 
-def finish(
+def write_own_files(
     staging: str,
     manifest: Manifest,
     python: str,
@@ -212,11 +212,11 @@ def finish(
             and the time of the first new file, in nanoseconds by the file system's clock.
     """
     version = manifest.requires.python
-    links = own_links(version)
+    links = list_own_links(version)
     for path, target in links.items():
         os.symlink(target, os.path.join(staging, path))
-    _interpreter(staging, python)
-    own = {**hooks(version), MANIFEST: manifest.to_bytes(), **kept}
+    _link_interpreter(staging, python)
+    own = {**list_hook_files(version), MANIFEST: manifest.to_bytes(), **kept}
     for path, data in own.items():
         _write(os.path.join(staging, path), data)
     _sync(os.path.join(staging, MANIFEST))
@@ -228,7 +228,7 @@ def finish(
     listing.write(staging, manifest.id, folders, layers, started)
 
 
-def own_links(python: str) -> dict[str, str]:
+def list_own_links(python: str) -> dict[str, str]:
     """Return the targets of an environment's own links, except the interpreter, by their paths."""
     return {
         "pkgs": site_packages(python),
@@ -238,19 +238,19 @@ def own_links(python: str) -> dict[str, str]:
     }
 
 
-def hooks(python: str) -> dict[str, bytes]:
+def list_hook_files(python: str) -> dict[str, bytes]:
     """Return the files that every interpreter of an environment runs at start, by their paths."""
     start = f"{site_packages(python)}/{HOOK}"
     contents = {}
     for name, line in (("imports", imports.PTH_LINE), ("patches", patches.PTH_LINE)):
         contents[f"{start}{name}.pth"] = line.encode() + b"\n"
-        contents[f"{start}{name}.py"] = source_of(f"environment.{name}")
+        contents[f"{start}{name}.py"] = read_source(f"environment.{name}")
     for name in HOOK_MODULES:
-        contents[f"{start}{name}.py"] = source_of(f"environment.{name}")
+        contents[f"{start}{name}.py"] = read_source(f"environment.{name}")
     return contents
 
 
-def _interpreter(path: str, python: str) -> None:
+def _link_interpreter(path: str, python: str) -> None:
     """Point the environment at an interpreter of this node, by renames."""
     mark = f".{os.getpid()}-{time.monotonic_ns()}"
     # The link comes last: if it is right, the rest is, too.
@@ -304,7 +304,7 @@ def assemble(
     """
     manifest = bundle.manifest
     incoming, final = os.path.join(root, "incoming"), env_path(root, manifest.id)
-    older = _sources(root, manifest)
+    older = _find_sources(root, manifest)
     absent = [layer for layer in manifest.layers if layer.head not in older]
     _require_room(incoming, manifest, absent)
     private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
@@ -313,8 +313,8 @@ def assemble(
         os.mkdir(staging, 0o700)
         os.mkdir(tools, 0o700)
         if bundle.holds(manifest.node.name):
-            bundle.part(manifest.node)  # not needed here, but damage must be found
-        kept = _kept_files(bundle, root, older)
+            bundle.read_part(manifest.node)  # not needed here, but damage must be found
+        kept = _read_kept_files(bundle, root, older)
         name = manifest.decompressor.name if manifest.decompressor else ""
         wheel = kept.get(f"{STATE}/decompressor/{name}")
         decompress = load_decompressor(name, wheel, tools)
@@ -328,21 +328,21 @@ def assemble(
         verify = os.path.lexists(final)
         files = list(zip((layer.head for layer in manifest.layers), merged.entries))
         linked = hard_links.link_layers(files, older, staging, processes, verify=verify)
-        fresh = _list_fresh(bundle, indexes, merged, linked)
+        fresh = _list_layers_to_write(bundle, indexes, merged, linked)
         write_layers(bundle, staging, fresh, decompress, processes, compare)
         for path, target in merged.links.items():
             os.symlink(target, os.path.join(staging, path))
         bundle.check_frame()  # possible only now if the file was still arriving
-        finish(staging, manifest, python, merged, kept, (linked, started))
+        write_own_files(staging, manifest, python, merged, kept, (linked, started))
         publish(staging, final)
     finally:
-        removal.sweep(private)
+        removal.delete_as_far_as_possible(private)
     total = sum(map(len, merged.entries))
     written = sum(len(entries) for _, _, entries in fresh)
     return total - written, written
 
 
-def _list_fresh(
+def _list_layers_to_write(
     bundle: BundleFile, indexes: Sequence[Index], merged: Merged, linked: Container[str]
 ) -> list[Fresh]:
     fresh: list[Fresh] = []
@@ -355,7 +355,7 @@ def _list_fresh(
     return fresh
 
 
-def _kept_files(
+def _read_kept_files(
     bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
     """Return what an environment keeps, by its path: the heads of layers, and the decompressor."""
@@ -364,14 +364,14 @@ def _kept_files(
         if bundle.holds(layer.head_member):
             head: bytes | None = bundle.head(layer)
         else:
-            head = hard_links.head_of(older.get(layer.head, ()), layer)
+            head = hard_links.read_head_from_environments(older.get(layer.head, ()), layer)
         if head is None:
             raise MissingLayer(layer.name, bundle.path)
         kept[f"{STATE}/layers/{layer.id}"] = head
     part = bundle.manifest.decompressor
     if part is not None:
         if bundle.holds(part.name):
-            wheel: bytes | None = bundle.part(part)
+            wheel: bytes | None = bundle.read_part(part)
         else:
             wheel = hard_links.older_decompressor(os.path.join(root, "envs"), part)
         if wheel is None:
@@ -384,20 +384,20 @@ def _merge_layers(
     bundle: BundleFile, kept: Mapping[str, bytes], decompress: Decompress, checked: Container[str]
 ) -> tuple[list[Index], Merged]:
     layers = bundle.manifest.layers
-    with _no_collection():
+    with _pause_collector():
         indexes = []
         for layer in layers:
             head = kept[f"{STATE}/layers/{layer.id}"]
             is_checked = layer.head in checked
             indexes.append(bundle.index(layer, head, decompress, checked=is_checked))
-        with bundle.refusing(LayerError):
+        with bundle.turn_into_damage(LayerError):
             return indexes, merge(layers, indexes, bundle.manifest.requires.python)
 
 
-def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
+def _find_sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
     """Return environments that may have each layer, by head; a damaged one of this bundle too."""
     heads = [layer.head for layer in manifest.layers]
-    older = hard_links.older_layers(os.path.join(root, "envs"), heads)
+    older = hard_links.find_older_layers(os.path.join(root, "envs"), heads)
     final = env_path(root, manifest.id)
     if os.path.isdir(final) and not os.path.islink(final):
         for head in heads:
@@ -406,7 +406,7 @@ def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _pause_collector() -> Iterator[None]:
     """Pause the garbage collector while large structures without cycles are built."""
     before = gc.isenabled()
     gc.disable()
@@ -418,8 +418,8 @@ def _no_collection() -> Iterator[None]:
 
 
 def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> None:
-    needed, inodes = room_for(layers, manifest)
-    faults = refusals(facts_of(path), needed, inodes)
+    needed, inodes = estimate_room(layers, manifest)
+    faults = list_refusals(examine_directory(path), needed, inodes)
     if faults:
         raise NodeError(Problem(ProblemCode.NO_ROOM, path, {"why": "; ".join(faults)}))
 
@@ -468,12 +468,12 @@ def lock_path(root: str, bundle_id: str) -> str:
     return os.path.join(root, "locks", f"{bundle_id}.lock")
 
 
-def making_path(root: str, bundle_id: str) -> str:
+def get_making_lock_path(root: str, bundle_id: str) -> str:
     """Return the file that is locked, exclusively, to make an environment."""
     return os.path.join(root, "locks", f"{bundle_id}.making")
 
 
-def hold(root: str, bundle_id: str) -> int:
+def hold_environment(root: str, bundle_id: str) -> int:
     """Keep an environment from being removed until the descriptor, or its last copy, is closed.
 
     The descriptor is inherited by whatever this process becomes or starts.
@@ -484,7 +484,7 @@ def hold(root: str, bundle_id: str) -> int:
     """
     path = lock_path(root, bundle_id)
     try:
-        handle = node_root.take(path, fcntl.LOCK_SH)
+        handle = node_root.take_lock(path, fcntl.LOCK_SH)
         os.set_inheritable(handle, True)
         with contextlib.suppress(OSError):
             os.utime(handle)  # the time of its last use, for clean_node
@@ -497,9 +497,9 @@ def hold(root: str, bundle_id: str) -> int:
 
 
 @contextlib.contextmanager
-def using(root: str, bundle_id: str) -> Iterator[None]:
+def hold_during(root: str, bundle_id: str) -> Iterator[None]:
     """Keep an environment from being removed while the block runs."""
-    handle = hold(root, bundle_id)
+    handle = hold_environment(root, bundle_id)
     try:
         yield
     finally:
@@ -523,19 +523,19 @@ def unpack(
     mended = None
     try:
         is_sound = source.checked and is_directory(final)
-        faults = [] if is_sound else damage.look(final, processes)
+        faults = [] if is_sound else damage.find_faults(final, processes)
         if faults != []:
-            with node_root.using_root(root), making(root, expected):
-                faults = damage.look(final, processes)
+            with node_root.hold_root(root), lock_for_making(root, expected):
+                faults = damage.find_faults(final, processes)
                 if faults != []:
-                    _sweep(root, expected)
+                    _remove_leftovers(root, expected)
                     with BundleFile(path, expected, source.excerpt, source.arrival) as bundle:
                         linked, written = assemble(
                             bundle, root, python, processes, not source.trusted, _publish
                         )
                 if faults:
                     mended = damage.describe(final, faults)
-        renew(final, python)
+        point_at_interpreter(final, python)
     except OSError as exc:
         raise NodeError(write_problem(exc, root)) from exc
     seconds = time.monotonic() - started
@@ -543,10 +543,10 @@ def unpack(
 
 
 @contextlib.contextmanager
-def making(root: str, bundle_id: str) -> Iterator[None]:
+def lock_for_making(root: str, bundle_id: str) -> Iterator[None]:
     """Be the only process to make an environment; processes that use it are not waited for."""
-    use, make = lock_path(root, bundle_id), making_path(root, bundle_id)
-    with node_root.taken(use, fcntl.LOCK_SH), node_root.taken(make, fcntl.LOCK_EX):
+    use, make = lock_path(root, bundle_id), get_making_lock_path(root, bundle_id)
+    with node_root.hold_lock(use, fcntl.LOCK_SH), node_root.hold_lock(make, fcntl.LOCK_EX):
         yield
 
 
@@ -555,7 +555,7 @@ def _publish(staging: str, final: str) -> None:
     if not os.path.lexists(final):
         os.rename(staging, final)
         return
-    left = strays(final, staging) if is_directory(final) else []
+    left = find_strays(final, staging) if is_directory(final) else []
     _exchange(staging, final)
     for path in left:
         with contextlib.suppress(OSError):  # its directory was not published, or has gone
@@ -574,7 +574,7 @@ def _exchange(one: str, other: str) -> None:
     os.rename(aside, one)
 
 
-def _sweep(root: str, bundle_id: str) -> None:
+def _remove_leftovers(root: str, bundle_id: str) -> None:
     """Remove leftovers of killed unpacks: of this bundle, and of those not in use."""
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
@@ -583,9 +583,12 @@ def _sweep(root: str, bundle_id: str) -> None:
             continue
         path = os.path.join(incoming, name)
         if left_over[1] == bundle_id:
-            removal.sweep(path)
+            removal.delete_as_far_as_possible(path)
             continue
         # If the lock is taken, another process makes that environment, or uses it.
         alone = fcntl.LOCK_EX | fcntl.LOCK_NB
-        with contextlib.suppress(OSError), node_root.taken(lock_path(root, left_over[1]), alone):
-            removal.sweep(path)
+        with (
+            contextlib.suppress(OSError),
+            node_root.hold_lock(lock_path(root, left_over[1]), alone),
+        ):
+            removal.delete_as_far_as_possible(path)

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
-from .layer import Index, LayerError, decode_head, origin_of
+from .layer import Index, LayerError, decode_head, read_origin
 from .manifest import (
     BLOCK,
     PART_LIMIT,
@@ -26,8 +26,8 @@ from .manifest import (
     ManifestError,
     Part,
     StoredMember,
+    count_padding,
     member_header,
-    padding,
     parse,
 )
 from .zstd import Decompress
@@ -72,7 +72,7 @@ class Arrival:
         """True if the transfer has failed."""
         return self._state[0] == _FAILED
 
-    def ongoing(self, path: str) -> bool:
+    def may_grow(self, path: str) -> bool:
         """Return True if more bytes may come."""
         if self.failed:
             raise NodeError(Problem(ProblemCode.BUNDLE_CUT_OFF, path))
@@ -85,7 +85,7 @@ class Arrival:
             NodeError: the transfer has failed.
             OSError: it cannot be opened, or is missing after the transfer.
         """
-        while self.ongoing(path):
+        while self.may_grow(path):
             with contextlib.suppress(FileNotFoundError):
                 return os.open(path, flags)
             self.pause()
@@ -94,11 +94,11 @@ class Arrival:
     def wait(self, handle: int, end: int, path: str) -> None:
         """Wait until the open file has ``end`` bytes, or no more will come."""
         seconds = _PAUSE_SECONDS
-        while self._arrived(handle) < end and self.ongoing(path):
+        while self._count_arrived_bytes(handle) < end and self.may_grow(path):
             self.pause(seconds)
             seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
 
-    def _arrived(self, handle: int) -> int:
+    def _count_arrived_bytes(self, handle: int) -> int:
         if self._prefix is not None:
             return int(self._prefix[0])
         return os.fstat(handle).st_size
@@ -110,7 +110,7 @@ class Arrival:
         self._waits[os.getpid() % _SLOTS] += time.monotonic() - started
 
     @property
-    def waited(self) -> float:
+    def average_wait_seconds(self) -> float:
         """Average of the seconds that processes have waited, without those that never did."""
         waits = list(filter(None, self._waits))
         if not waits:
@@ -160,7 +160,7 @@ class BundleFile:
         """For each stretch of the bundle its beginning, and the layer that has it, or else this
         file; with its beginning goes how much further it is in the bundle than in that file."""
         while True:
-            more_may_come = self._arrival.ongoing(path)
+            more_may_come = self._arrival.may_grow(path)
             self._handle = self._open()
             try:
                 self._begin(excerpt)
@@ -208,7 +208,7 @@ class BundleFile:
     @property
     def is_arriving(self) -> bool:
         """True while more bytes of it may come."""
-        return self._arrival.ongoing(self.path)
+        return self._arrival.may_grow(self.path)
 
     def offset(self, member: str) -> int:
         """Return where the content of a member begins in the file."""
@@ -223,10 +223,10 @@ class BundleFile:
                 handle, place, length = self.locate(offset + len(data), size - len(data))
                 more = os.pread(handle, length, place)
                 if not more:
-                    raise self._damaged("it ends too early")
+                    raise self._make_damage_error("it ends too early")
                 data = data + more if data else more
         except OSError as exc:
-            raise self._damaged(f"it cannot be read: {exc.strerror or exc}") from exc
+            raise self._make_damage_error(f"it cannot be read: {exc.strerror or exc}") from exc
         return data
 
     def locate(self, offset: int, size: int) -> tuple[int, int, int]:
@@ -249,22 +249,24 @@ class BundleFile:
         """Return True if a member of the bundle is in this file."""
         return member in self._offsets
 
-    def part(self, part: Part) -> bytes:
+    def read_part(self, part: Part) -> bytes:
         """Return a raw member, its digest checked."""
         why = f"{part.name} does not have the digest in the manifest"
-        return self._checked(self._offsets[part.name], part.size, part.sha256, why)
+        return self._read_checked_bytes(self._offsets[part.name], part.size, part.sha256, why)
 
     def head(self, layer: Layer) -> bytes:
         """Return the bytes of a layer's head, which holds its index, their digest checked."""
         why = f"the index of {layer.name} does not have the promised digest"
-        return self._checked(self._offsets[layer.head_member], layer.head_size, layer.head, why)
+        return self._read_checked_bytes(
+            self._offsets[layer.head_member], layer.head_size, layer.head, why
+        )
 
     def index(
         self, layer: Layer, head: bytes, decompress: Decompress, *, checked: bool = False
     ) -> Index:
         """Return the checked index of a layer, from its head."""
-        with self.refusing(LayerError):
-            origin = origin_of(head)
+        with self.turn_into_damage(LayerError):
+            origin = read_origin(head)
             if not origin.describes(layer):
                 source = f"{origin.kind} {origin.name} {origin.version}".strip()
                 raise LayerError(
@@ -273,9 +275,9 @@ class BundleFile:
                 )
             index = decode_head(head, lambda data: decompress(data, -1), checked=checked)
         if layer.head_size + sum(frame.size for frame in index.frames) != layer.size:
-            raise self._damaged(f"{layer.name} does not have the promised length")
+            raise self._make_damage_error(f"{layer.name} does not have the promised length")
         if (index.unpacked_size, len(index.files)) != (layer.unpacked_size, layer.files):
-            raise self._damaged(f"{layer.name} does not hold as much as promised")
+            raise self._make_damage_error(f"{layer.name} does not hold as much as promised")
         return index
 
     def frames_start(self, layer: Layer) -> int:
@@ -285,15 +287,15 @@ class BundleFile:
     def frame(self, offset: int, size: int, sha256: str) -> bytes:
         """Return the compressed bytes of one frame, their digest checked."""
         why = f"the {size} bytes at {offset} do not have the promised digest"
-        return self._checked(offset, size, sha256, why)
+        return self._read_checked_bytes(offset, size, sha256, why)
 
     @contextlib.contextmanager
-    def refusing(self, *kinds: type[Exception]) -> Iterator[None]:
+    def turn_into_damage(self, *kinds: type[Exception]) -> Iterator[None]:
         """Turn these exceptions into an error about a damaged bundle."""
         try:
             yield
         except kinds as exc:
-            raise self._damaged(str(exc)) from exc
+            raise self._make_damage_error(str(exc)) from exc
 
     def check_frame(self) -> None:
         """Check every header, every padding byte, the end of the tar and the file's length."""
@@ -301,17 +303,17 @@ class BundleFile:
         for name, length in self._members:
             start = self._offsets[name]
             if self.read(start - BLOCK, BLOCK) != member_header(name, length):
-                raise self._damaged(f"the tar header of {name} is not what it must be")
-            fill = padding(length)
+                raise self._make_damage_error(f"the tar header of {name} is not what it must be")
+            fill = count_padding(length)
             end = start + length + fill
             if self.read(end - fill, fill) != bytes(fill):
-                raise self._damaged(f"the padding behind {name} is not empty")
+                raise self._make_damage_error(f"the padding behind {name} is not empty")
         self._arrival.wait(self._handle, end + len(END), self.path)
         total = os.fstat(self._handle).st_size
         if not self.is_thin and total != end + len(END):
-            raise self._damaged(f"it has {total} bytes, not {end + len(END)}")
+            raise self._make_damage_error(f"it has {total} bytes, not {end + len(END)}")
         if self.read(end, len(END)) != END:
-            raise self._damaged("the end mark of the tar is damaged")
+            raise self._make_damage_error("the end mark of the tar is damaged")
 
     def _begin(self, excerpt: Excerpt | None) -> None:
         if not stat.S_ISREG(os.fstat(self._handle).st_mode):
@@ -338,16 +340,16 @@ class BundleFile:
         if size != self.manifest.thin_size or size == self.manifest.size:
             return
         stored = {member.name: member for member in self.manifest.stored}
-        cut = sum(BLOCK + member.size + padding(member.size) for member in stored.values())
+        cut = sum(BLOCK + member.size + count_padding(member.size) for member in stored.values())
         folder, place, behind = layers_folder(self.path), 0, self.manifest.size - cut
         parts: list[tuple[int, str, int]] = []
         for name, size in self._members:
-            fill, member = padding(size), stored.get(name)
+            fill, member = count_padding(size), stored.get(name)
             if member is None:
                 parts.append((BLOCK + size + fill, "", place))
                 place += BLOCK + size + fill
             else:
-                path = self._stored(folder, member)
+                path = self._find_stored_layer(folder, member)
                 parts += (BLOCK, "", behind), (size, path, member.start), (fill, "", behind + BLOCK)
                 behind += BLOCK + fill
         position = 0
@@ -357,7 +359,7 @@ class BundleFile:
             self._sources.append((path, position - start))
             position += length
 
-    def _stored(self, folder: str, member: StoredMember) -> str:
+    def _find_stored_layer(self, folder: str, member: StoredMember) -> str:
         path, expected = os.path.join(folder, member.file), member.start + member.size
         try:
             found = os.stat(path).st_size
@@ -392,19 +394,19 @@ class BundleFile:
             raise ManifestError("it does not begin with manifest.json")
         return parse(self.read(BLOCK, size))
 
-    def _checked(self, offset: int, size: int, sha256: str, why: str) -> bytes:
+    def _read_checked_bytes(self, offset: int, size: int, sha256: str, why: str) -> bytes:
         """Read bytes and check their digest; wait while more of an arriving file may come."""
         while True:
-            more_may_come = self._arrival.ongoing(self.path)
+            more_may_come = self._arrival.may_grow(self.path)
             data = self.read(offset, size)
             if hashlib.sha256(data).hexdigest() == sha256:
                 return data
             if not more_may_come:
                 path, _ = self._sources[bisect.bisect_right(self._starts, offset) - 1]
-                raise self._unusable_layer(path, why) if path else self._damaged(why)
+                raise self._unusable_layer(path, why) if path else self._make_damage_error(why)
             self._arrival.pause()
 
-    def _damaged(self, why: str) -> NodeError:
+    def _make_damage_error(self, why: str) -> NodeError:
         return self._problem(ProblemCode.BUNDLE_DAMAGED, why=why)
 
     def _problem(self, code: ProblemCode, **values: str) -> NodeError:
@@ -430,7 +432,7 @@ def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
     position = 0
     for name, length in members:
         yield name, position + BLOCK
-        position += BLOCK + length + padding(length)
+        position += BLOCK + length + count_padding(length)
 
 
 def _size_field(header: bytes) -> int:

@@ -33,7 +33,7 @@ _SHOWN = 300
 """Characters of a path that a message shows."""
 
 
-def excess(path: str) -> str:
+def explain_excess(path: str) -> str:
     """Return the respect in which a path is too long for some node; empty if it fits."""
     data = path.encode("utf-8", "replace")
     longest_name = max(map(len, data.split(b"/")))
@@ -47,14 +47,14 @@ def excess(path: str) -> str:
     return ""
 
 
-def abridged(path: str) -> str:
+def abridge_path(path: str) -> str:
     """Return a path as a message shows it, without the middle of a long one."""
     if len(path) <= _SHOWN:
         return path
     return f"{path[:60]}...{path[-60:]}"
 
 
-def any_excess(joined: str) -> bool:
+def has_excess(joined: str) -> bool:
     """Return True if any of several paths, one a line, may exceed a limit of a node."""
     lines = joined.encode("utf-8", "replace").split(b"\n")
     longest = max(map(len, lines))
@@ -132,9 +132,9 @@ def check_path(path: object) -> str:
     """Return ``path`` if it stays inside the environment, whatever it is joined to."""
     if not isinstance(path, str) or not path.isprintable() or _UNSAFE.search(path):
         raise LayerError(f"unsafe path in an archive: {path!r}")
-    why = excess(path)
+    why = explain_excess(path)
     if why:
-        raise LayerError(f"no node can hold {why}: {abridged(path)}")
+        raise LayerError(f"no node can hold {why}: {abridge_path(path)}")
     return path
 
 
@@ -157,7 +157,7 @@ def check_link(link: Link) -> None:
 def _is_relative_target(target: object) -> bool:
     if not isinstance(target, str) or not target.isprintable():
         return False
-    return target != "" and not target.startswith("/") and not excess(target)
+    return target != "" and not target.startswith("/") and not explain_excess(target)
 
 
 def check_links(links: Mapping[str, str]) -> None:
@@ -197,7 +197,7 @@ def _follow(path: str, links: Mapping[str, str]) -> None:
         remaining += target.split("/")[::-1]
 
 
-def parents(paths: Iterable[str]) -> set[str]:
+def list_parents(paths: Iterable[str]) -> set[str]:
     """Return all directories that these paths lie in, except the empty one."""
     directories: set[str] = set()
     for folder in {path.rpartition("/")[0] for path in paths}:
@@ -212,7 +212,7 @@ def _check_paths(paths: Sequence[str]) -> None:
     """Do as :func:`check_path` for each path, 20 times as fast if all are safe."""
     joined = "/" + "/\n/".join(paths) + "/"
     unsafe = any(part in joined for part in ("//", "/./", "/../"))
-    if unsafe or any_excess(joined) or not "".join(paths).isprintable():
+    if unsafe or has_excess(joined) or not "".join(paths).isprintable():
         for path in paths:
             check_path(path)
 
@@ -270,7 +270,7 @@ def _check_unique_paths(index: Index) -> None:
         twice = next(path for path, count in Counter(paths).items() if count > 1)
         raise LayerError(f"{twice} is listed twice")
     # No file may also be a directory of another: a link there would redirect what follows.
-    for path in parents(unique) & unique:
+    for path in list_parents(unique) & unique:
         raise LayerError(f"{path} is both a file and a directory")
 
 
@@ -388,7 +388,7 @@ def head_summary(prefix: bytes) -> HeadSummary:
     return HeadSummary(head_size, total, unpacked_size, files, origin_size)
 
 
-def origin_of(head: bytes) -> Origin:
+def read_origin(head: bytes) -> Origin:
     """Return the origin in a layer's head."""
     data = head[HEAD_PREFIX : HEAD_PREFIX + head_summary(head).origin_size]
     try:
@@ -397,7 +397,7 @@ def origin_of(head: bytes) -> Origin:
         raise LayerError(f"the layer does not say what it was made from: {exc}") from exc
 
 
-def packed_index(head: bytes) -> bytes:
+def get_packed_index(head: bytes) -> bytes:
     """Return the compressed index in a layer's head."""
     return head[HEAD_PREFIX + head_summary(head).origin_size :]
 
@@ -419,7 +419,7 @@ def decode_head(
     if summary.head_size != len(head):
         raise LayerError("the layer's index is cut short")
     try:
-        index = _index_from(json.loads(decompress(packed_index(head))))
+        index = _index_from(json.loads(decompress(get_packed_index(head))))
         if not checked:
             check_index(index)
     except LayerError:

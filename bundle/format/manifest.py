@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from ..protocol.codec import decode
 from ..protocol.digest import Digest, canonical_json
-from ..protocol.job import Requires, printable
+from ..protocol.job import Requires, require_printable
 
 FORMAT = 4
 """Version of the bundle's layout; raised with each change that an older program cannot read."""
@@ -178,7 +178,7 @@ class Manifest:
     @property
     def size(self) -> int:
         """Length in bytes of the bundle, as one file."""
-        return sum(BLOCK + size + padding(size) for _, size in self.members()) + 2 * BLOCK
+        return sum(BLOCK + size + count_padding(size) for _, size in self.members()) + 2 * BLOCK
 
     @property
     def thin_size(self) -> int:
@@ -270,7 +270,7 @@ def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
     return header[:148] + b"%06o\0 " % sum(header) + header[156:]
 
 
-def room_for(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[int, int]:
+def estimate_room(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[int, int]:
     """Return bytes and inodes of layers in whole blocks; with ``whole``, its own files as well."""
     files = sum(layer.files + 1 for layer in layers)  # each keeps its head
     size = sum(layer.unpacked_size + layer.head_size for layer in layers)
@@ -284,7 +284,7 @@ def room_for(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[in
     return size + files * _DISK_BLOCK // 2, inodes
 
 
-def padding(size: int) -> int:
+def count_padding(size: int) -> int:
     """Return the number of zero bytes after a member of this size, up to the next full block."""
     return -size % BLOCK
 
@@ -292,7 +292,7 @@ def padding(size: int) -> int:
 def _check(manifest: Manifest) -> None:
     """Refuse values that no build writes: they become file names, offsets and memory sizes."""
     for value in (manifest.name, *manifest.packages, *manifest.imports):
-        printable(value, "name, packages or imports")
+        require_printable(value, "name, packages or imports")
     _check_part(manifest.node)
     if manifest.decompressor is not None:
         _check_part(manifest.decompressor)
@@ -307,21 +307,21 @@ def _check(manifest: Manifest) -> None:
 
 
 def _check_part(part: Part) -> None:
-    if "/" in printable(part.name, "a part's name") or not part.name:
+    if "/" in require_printable(part.name, "a part's name") or not part.name:
         raise ValueError(f"a part is called {part.name!r}")
-    _within(part.size, PART_LIMIT, part.name)
+    _check_size(part.size, PART_LIMIT, part.name)
 
 
 def _check_layer(layer: Layer) -> None:
-    printable(layer.name, "a layer's name")
-    printable(layer.version, "a layer's version")
+    require_printable(layer.name, "a layer's name")
+    require_printable(layer.version, "a layer's version")
     if layer.kind not in KINDS:
         raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
     for size in (layer.size, layer.unpacked_size, layer.files):
-        _within(size, _SIZE_LIMIT, layer.name)
-    _within(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
+        _check_size(size, _SIZE_LIMIT, layer.name)
+    _check_size(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
 
 
-def _within(value: object, limit: int, what: str) -> None:
+def _check_size(value: object, limit: int, what: str) -> None:
     if type(value) is not int or not 0 <= value <= limit:
         raise ValueError(f"{what} has an impossible size, {value!r}")

@@ -27,7 +27,7 @@ _SIZES_AT = 0x36
 _SEGMENT = struct.Struct("<II5Q8x")
 
 
-def mapped(library: IO[bytes]) -> bytes:
+def strip_unmapped_tail(library: IO[bytes]) -> bytes:
     """Return a shared library without its tail of debug information and section headers.
 
     Loaders use the segments alone (elf(5): sections are for linking and for debuggers). Most of a
@@ -88,7 +88,7 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
             (member,) = filter(_LIBRARY.fullmatch, wheel.namelist())
             with wheel.open(member) as library, open(path, "wb") as file:
-                file.write(mapped(library))
+                file.write(strip_unmapped_tail(library))
         return _wrap_library(path)
     except Exception as exc:  # whatever the wheel holds
         reason = ascii(str(exc))[1:-1][:200] or type(exc).__name__

@@ -9,12 +9,12 @@ import os.path
 from collections.abc import Mapping, Sequence
 
 from ..environment.listing import STATE
-from ..node.node_root import choose_base, env_path, secure_root
+from ..node.node_root import choose_base, env_path, make_secure_root
 from ..protocol.enumerations import Backend
 from ..protocol.job import ONE_A_CPU, Job
 from ..protocol.problem import NodeError
 from ..system import processes
-from .program_variables import JobDirectories, RankGroup, environment_variables
+from .program_variables import JobDirectories, RankGroup, make_environment_variables
 
 # --- The choices of the driver for all nodes of a launch: backend, ranks a node, threads ---------
 
@@ -63,12 +63,12 @@ PROCESSES = "run_processes.py"
 """The launcher of ranks that are plain processes, beside the wrapper."""
 
 
-def wrapper(directories: JobDirectories, command: Sequence[str]) -> list[str]:
+def wrap_command(directories: JobDirectories, command: Sequence[str]) -> list[str]:
     """Return the arguments that run a user's command under the wrapper."""
     return [os.path.join(directories.job_dir, WRAPPER), *command]
 
 
-def torchrun(
+def make_torchrun_argv(
     directories: JobDirectories, group: RankGroup, run_id: str, program: Sequence[str]
 ) -> list[str]:
     """Return the command that starts all ranks of one node.
@@ -112,17 +112,17 @@ def _dynamic_rendezvous(group: RankGroup) -> list[str]:
     return [
         f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={_host(group.address)}:{group.port}",
+        f"--rdzv-endpoint={_bracket_address(group.address)}:{group.port}",
         f"--rdzv-conf=is_host={int(group.node_rank == 0)}",
         f"--local-addr={group.own_address}",
     ]
 
 
-def _host(address: str) -> str:
+def _bracket_address(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def possible_ranks(group: RankGroup) -> list[range]:
+def list_possible_ranks(group: RankGroup) -> list[range]:
     """Return for each local rank of a node the ranks that torchrun may assign to it.
 
     Ranks that may be restarted are assigned anew each time, in blocks of one node.
@@ -134,7 +134,7 @@ def possible_ranks(group: RankGroup) -> list[range]:
     return [range(rank, rank + 1) for rank in range(first, first + group.nproc)]
 
 
-def native(directories: JobDirectories, program: Sequence[str]) -> list[str]:
+def make_native_argv(directories: JobDirectories, program: Sequence[str]) -> list[str]:
     """Return the command of one rank that Slurm itself starts."""
     return [os.path.join(directories.environment, "bin", "python"), *program]
 
@@ -196,7 +196,7 @@ class EarlyLauncher:
         """
         self._python = os.path.join(directories.environment, "bin", "python")
         self._real = os.path.realpath(self._python)
-        variables = environment_variables(directories, os.environ)
+        variables = make_environment_variables(directories, os.environ)
         variables.pop("STAGER_PATCHES", None)  # they are for ranks, and would print too early
         self._running = processes.start(
             [self._python, "-c", _PROGRAM],
@@ -210,17 +210,19 @@ class EarlyLauncher:
             # Imported only now, which takes a while: the other process imports at the same time.
             from ..environment import unpack
 
-            self._lock = unpack.hold(directories.root, os.path.basename(directories.environment))
+            self._lock = unpack.hold_environment(
+                directories.root, os.path.basename(directories.environment)
+            )
         except BaseException:
             processes.stop(self._running, 0)
             raise
 
-    def go(
+    def launch(
         self, argv: Sequence[str], variables: Mapping[str, str], cwd: str
     ) -> processes.Process | None:
         """Let it launch; None if it has failed, or would not run the command."""
         running = self._running
-        if running.stdin is None or running.poll() is not None or not self._would_run(argv):
+        if running.stdin is None or running.poll() is not None or not self._can_run(argv):
             return None
         marks = filter(None, (os.environ.get(processes.MARK), running.mark))
         variables = {**variables, processes.MARK: "/".join(marks)}
@@ -232,7 +234,7 @@ class EarlyLauncher:
             return None
         return running
 
-    def _would_run(self, argv: Sequence[str]) -> bool:
+    def _can_run(self, argv: Sequence[str]) -> bool:
         if list(argv[:3]) != [self._python, *_MODULE]:
             return False
         return os.path.realpath(self._python) == self._real
@@ -248,12 +250,12 @@ class EarlyLauncher:
         os.close(self._lock)
 
 
-def start(job: Job, root: str = "") -> EarlyLauncher | None:
+def start_early_launcher(job: Job, root: str = "") -> EarlyLauncher | None:
     """Start one if the environment is there; any obstacle is reported by the launch itself."""
     if job.action != "run" or job.dry_run or job.launch.launcher != "torchrun":
         return None
     try:
-        root = root or secure_root(choose_base(job.node_root, os.environ))
+        root = root or make_secure_root(choose_base(job.node_root, os.environ))
         environment = env_path(root, job.bundle_id)
         needed = ("pyvenv.cfg", "bin", STATE, os.path.join("pkgs", "torch", "distributed"))
         if not all(os.path.exists(os.path.join(environment, name)) for name in needed):

@@ -10,10 +10,10 @@ import os
 from ..node import removal
 from ..protocol.messages import UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, ProblemCode
-from ..results.receive import receive
+from ..results.receive import receive_outputs
 from ..system.files import disk_problem
-from .program_variables import work_dir, work_tree
-from .staged_files import in_order, note_sent_files, sent_files_noted
+from .program_variables import locate_work_dir, locate_work_tree
+from .staged_files import has_sent_files, lock_tree, record_sent_files
 
 
 def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
@@ -22,7 +22,7 @@ def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
     Raises:
         NodeError: they are damaged, or cannot be written.
     """
-    folder = work_dir(request.job, request.root)
+    folder = locate_work_dir(request.job, request.root)
     try:
         _place(request, folder, path)
     except OSError as exc:
@@ -33,17 +33,17 @@ def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
 
 def _place(request: UnpackRequest, folder: str, path: str) -> None:
     job = request.job
-    tree = work_tree(job, request.root)
+    tree = locate_work_tree(job, request.root)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    with in_order(tree), open(path, "rb") as stream:
-        if sent_files_noted(tree):  # by another node that shares the node root
+    with lock_tree(tree), open(path, "rb") as stream:
+        if has_sent_files(tree):  # by another node that shares the node root
             return
-        received = receive(stream, folder, job.outputs, request.node)
+        received = receive_outputs(stream, folder, job.outputs, request.node)
         for name in received.renamed.values():  # what an earlier attempt of the job has left stays
-            removal.sweep(os.path.join(folder, name))
+            removal.delete_as_far_as_possible(os.path.join(folder, name))
         if not received.complete:
             for name in received.placed:
-                removal.sweep(os.path.join(folder, name))
+                removal.delete_as_far_as_possible(os.path.join(folder, name))
             raise NodeError(received.problems[0])
         placed = [name for name in received.placed if name not in received.renamed.values()]
-        note_sent_files(tree, folder, placed)
+        record_sent_files(tree, folder, placed)

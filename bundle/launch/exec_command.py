@@ -16,8 +16,8 @@ from ..node import interpreter, removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
 from ..system.hostlist import expand_hostlist
-from ..system.own_program import source_of
-from .program_variables import JobDirectories, environment_variables
+from ..system.own_program import read_source
+from .program_variables import JobDirectories, make_environment_variables
 from .wrapper import find_src_folder
 
 # --- What any program in an environment finds besides the packages: the user's code, and the
@@ -26,7 +26,7 @@ from .wrapper import find_src_folder
 # For ranks the run wrapper arranges ``sys.path``; any other program is told by ``PYTHONPATH``.
 
 
-def trainer(variables: Mapping[str, str]) -> list[str]:
+def find_trainer(variables: Mapping[str, str]) -> list[str]:
     """Return the directory of the bundle's ``trainer``, if it has one and no package is called so.
 
     ``PYTHONPATH`` comes before the packages, and nothing of the user's may be hidden.
@@ -43,7 +43,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 """Ports that all tasks of a step can tell from its number; below those that Linux gives away."""
 
 
-def step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
+def read_step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would set for a task that ``srun`` has started.
 
     Empty where there is no such task, or only one in its step, and where the caller has set a rank
@@ -91,7 +91,7 @@ _OWN = ("bin", "pyvenv.cfg")
 """What a view has of its own."""
 
 
-def manifest_of(place: str) -> Manifest:
+def read_manifest(place: str) -> Manifest:
     """Return the manifest of a mounted environment.
 
     Raises:
@@ -105,7 +105,7 @@ def manifest_of(place: str) -> Manifest:
         raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, path, {"why": why})) from exc
 
 
-def python_for(place: str, manifest: Manifest) -> str:
+def find_python(place: str, manifest: Manifest) -> str:
     """Return the program that runs a mounted environment: the image's own, or this node's.
 
     Raises:
@@ -114,10 +114,10 @@ def python_for(place: str, manifest: Manifest) -> str:
     version = manifest.requires.python
     if manifest.requires.bundled_python:
         return own_python(place, version)
-    return interpreter.find(version, env={**os.environ, LOOKING: "1"})
+    return interpreter.find_base_python(version, env={**os.environ, LOOKING: "1"})
 
 
-def view(place: str, manifest: Manifest, root: str, python: str) -> JobDirectories:
+def make_view(place: str, manifest: Manifest, root: str, python: str) -> JobDirectories:
     """Make a view of a mounted environment, or take the one that is there.
 
     It lies among the directories of jobs, where ``stager clean`` removes it once nobody uses it.
@@ -141,7 +141,7 @@ def view(place: str, manifest: Manifest, root: str, python: str) -> JobDirectori
                     raise
                 # Another process was faster, with the same content.
         finally:
-            removal.sweep(partial)
+            removal.delete_as_far_as_possible(partial)
     return JobDirectories(root=root, environment=final, job_dir="")
 
 
@@ -153,31 +153,36 @@ def _fill(folder: str, place: str, version: str, python: str) -> None:
     os.symlink(python, os.path.join(folder, "bin", "python"))
     for name in ("python3", f"python{version}"):
         os.symlink("python", os.path.join(folder, "bin", name))
-    for name, data in (("pyvenv.cfg", pyvenv_cfg(python)), (_WRAPPER, source_of("launch.wrapper"))):
+    for name, data in (
+        ("pyvenv.cfg", pyvenv_cfg(python)),
+        (_WRAPPER, read_source("launch.wrapper")),
+    ):
         with open(os.path.join(folder, name), "wb") as file:
             file.write(data)
 
 
-def variables(directories: JobDirectories, place: str, base: Mapping[str, str]) -> dict[str, str]:
+def make_mounted_variables(
+    directories: JobDirectories, place: str, base: Mapping[str, str]
+) -> dict[str, str]:
     """Return the variables of a program in a mounted environment.
 
     What the run wrapper does for ranks is done by variables, as any program may be started: the
     project and the trainer are importable, and the patches are active. Nothing is recorded: there
     is no job.
     """
-    found = environment_variables(directories, base, base, as_rank=True)
+    found = make_environment_variables(directories, base, base, as_rank=True)
     for name in ("STAGER_JOB_DIR", LOOKING):
         found.pop(name, None)
     found["STAGER_PATCHES"] = base.get("STAGER_PATCHES", "1")
     own, _, rest = found["PATH"].partition(os.pathsep)
     found["PATH"] = os.pathsep.join([own, os.path.join(place, "bin"), rest])
     project = os.path.join(place, "project")
-    own_code = [project, *filter(None, [find_src_folder(project)]), *trainer(found)]
+    own_code = [project, *filter(None, [find_src_folder(project)]), *find_trainer(found)]
     found["PYTHONPATH"] = os.pathsep.join(own_code)
     return found
 
 
-def program(directories: JobDirectories, command: Sequence[str]) -> list[str]:
+def make_argv(directories: JobDirectories, command: Sequence[str]) -> list[str]:
     """Return the command to become: a script or a module of its own runs under the wrapper.
 
     The wrapper looks for a script in the project first, as it does for ranks.

@@ -49,7 +49,7 @@ class RecentOutput:
     """The last lines of the launcher, and of ranks that write to its output."""
 
 
-def recording(recent: RecentOutput, on_output: OnOutput) -> OnOutput:
+def make_recorder(recent: RecentOutput, on_output: OnOutput) -> OnOutput:
     """Return a function that keeps the last lines of output, and passes all of it on."""
 
     def record(rank: int | None, data: bytes) -> None:
@@ -140,7 +140,7 @@ class Outputs:
 
     def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
         """Make a pipe per local rank, for the ranks it may be; EMFILE at the limit of files."""
-        if ranks and len(ranks) + _RESERVE > processes.open_files():
+        if ranks and len(ranks) + _RESERVE > processes.get_open_file_limit():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self.folder = folder
         nonce = os.urandom(16).hex()
@@ -174,7 +174,7 @@ class Outputs:
         self.monitor.close()
 
     @property
-    def all_finished(self) -> bool:
+    def has_all_finished(self) -> bool:
         """True if the programs of all ranks have ended well; a launcher may still wait."""
         return bool(self._ranks) and self.monitor.finished_well() >= len(self._ranks)
 
@@ -187,13 +187,13 @@ class Outputs:
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
-        record = recording(recent, on_output)
+        record = make_recorder(recent, on_output)
         with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, record))
             selector.register(self.monitor, selectors.EVENT_READ)
-            with processes.end_of(running.pid) as end:
+            with processes.hold_pidfd(running.pid) as end:
                 if end is not None:
                     selector.register(end, selectors.EVENT_READ)
                 poll = _BLIND_POLL_SECONDS if end is None else _POLL_SECONDS
@@ -233,7 +233,7 @@ class Outputs:
 
     def _report_finished(self) -> None:
         """Report once, some time after all ranks have finished."""
-        if not self.all_finished:
+        if not self.has_all_finished:
             self._finished_since = 0.0
             return
         now = time.monotonic()
@@ -285,7 +285,7 @@ class Outputs:
         return [self._read(stream, selector, record) for stream, record in ready]
 
     def _read(self, stream: _Stream, selector: selectors.BaseSelector, record: OnOutput) -> int:
-        with signals.held():  # what was read and not recorded would be lost
+        with signals.defer_signals():  # what was read and not recorded would be lost
             try:
                 chunk = os.read(stream.handle, _CHUNK)
             except BlockingIOError:
@@ -347,7 +347,7 @@ def run_launcher(
         outputs.monitor.note_launcher_end(stopped=True)
         with contextlib.suppress(OSError):  # the driver has gone, too
             outputs.stop(running, on_output)
-        return 0 if outputs.all_finished else signals.TERMINATED, recent
+        return 0 if outputs.has_all_finished else signals.TERMINATED, recent
     finally:
         processes.stop(running, 0)
     return code if code >= 0 else 128 - code, recent

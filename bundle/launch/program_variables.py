@@ -14,7 +14,7 @@ from ..node.node_root import env_path
 from ..protocol.enumerations import Launcher
 from ..protocol.job import Job
 from ..protocol.messages import PlacedRequest
-from ..redaction.secret_names import without_secrets
+from ..redaction.secret_names import remove_secret_variables
 
 # --- The directories of a job under a node root --------------------------------------------------
 
@@ -31,7 +31,7 @@ class JobDirectories:
     """This job's private directory under the node root."""
 
 
-def directories_of(request: PlacedRequest) -> JobDirectories:
+def locate_directories(request: PlacedRequest) -> JobDirectories:
     """Return the directories of a job on the node that is asked."""
     job = request.job
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher is Launcher.SRUN else "0"
@@ -42,14 +42,14 @@ def directories_of(request: PlacedRequest) -> JobDirectories:
     )
 
 
-def work_tree(job: Job, root: str) -> str:
+def locate_work_tree(job: Job, root: str) -> str:
     """Return the copy of the project's folder on a node that does not share the run directory."""
     return os.path.join(root, "jobs", f"{job.id}.work")
 
 
-def work_dir(job: Job, root: str) -> str:
+def locate_work_dir(job: Job, root: str) -> str:
     """Return the ranks' working directory on a node that does not share the run directory."""
-    tree = work_tree(job, root)
+    tree = locate_work_tree(job, root)
     return os.path.join(tree, job.run_subdir) if job.run_subdir else tree
 
 
@@ -117,34 +117,34 @@ HUB = "hub"
 """The directory of the bundle's repositories in an environment, below its own state."""
 
 
-def variables(directories: JobDirectories, base: Mapping[str, str]) -> dict[str, str]:
+def make_hub_variables(directories: JobDirectories, base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that say where the hub's cache is.
 
     Where the bundle has no models or data sets, a cache that the user has named stays what it is;
     without one, the user's cache at its usual place is used if it is there. Only ``HF_HOME`` moves
     to the node's disk then, for what the libraries write.
     """
-    if os.path.isdir(_of_bundle(directories)):
+    if os.path.isdir(_locate_bundled_hub(directories)):
         view = _view(directories, base)
         return dict.fromkeys(("HF_HUB_CACHE", *(n for n in _OTHER_NAMES if n in base)), view)
     if any(name in base for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")):
         return {}
-    usual = _usual(base)
+    usual = _locate_usual_cache(base)
     return {"HF_HUB_CACHE": usual} if os.path.isdir(usual) else {}
 
 
-def prepare(directories: JobDirectories, base: Mapping[str, str]) -> None:
+def prepare_hub_cache(directories: JobDirectories, base: Mapping[str, str]) -> None:
     """Make the directory that :func:`variables` names; several tasks of a node may do so at once.
 
     Raises:
         OSError: it cannot be made.
     """
-    own = _of_bundle(directories)
+    own = _locate_bundled_hub(directories)
     if not os.path.isdir(own):
         return
     view = _view(directories, base)
     os.makedirs(view, mode=0o700, exist_ok=True)
-    for cache in (own, *_of_user(base)):
+    for cache in (own, *_list_user_caches(base)):
         with contextlib.suppress(OSError):  # somebody else's, or none at all
             for name in os.listdir(cache):
                 if name.startswith(_REPOSITORIES):
@@ -155,24 +155,24 @@ def prepare(directories: JobDirectories, base: Mapping[str, str]) -> None:
 
 def _view(directories: JobDirectories, base: Mapping[str, str]) -> str:
     """Return the directory of links, one for each environment and choice of the user's caches."""
-    text = "\n".join([directories.environment, *_of_user(base)])
+    text = "\n".join([directories.environment, *_list_user_caches(base)])
     name = hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
     return os.path.join(directories.root, "cache", HUB, name)
 
 
-def _of_bundle(directories: JobDirectories) -> str:
+def _locate_bundled_hub(directories: JobDirectories) -> str:
     return os.path.join(directories.environment, STATE, HUB)
 
 
-def _of_user(base: Mapping[str, str]) -> list[str]:
+def _list_user_caches(base: Mapping[str, str]) -> list[str]:
     """Return the caches that a user's own programs would use, by precedence."""
     named = [base[name] for name in ("HF_HUB_CACHE", *_OTHER_NAMES) if base.get(name)]
     home = base.get("HF_HOME")
-    usual = os.path.join(home, "hub") if home else _usual(base)
+    usual = os.path.join(home, "hub") if home else _locate_usual_cache(base)
     return [os.path.abspath(os.path.expanduser(cache)) for cache in (*named, usual)]
 
 
-def _usual(base: Mapping[str, str]) -> str:
+def _locate_usual_cache(base: Mapping[str, str]) -> str:
     """Return huggingface_hub's cache directory if none of its variables is set."""
     caches = base.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(caches, "huggingface", "hub")
@@ -221,7 +221,7 @@ _OFFLINE = {
 }
 
 
-def environment_variables(
+def make_environment_variables(
     directories: JobDirectories,
     base: Mapping[str, str],
     passed: Collection[str] = (),
@@ -236,7 +236,7 @@ def environment_variables(
     environment brings its own and is never modified. Secrets are removed: every program of an
     environment gets its variables here, however its node was reached.
     """
-    kept = without_secrets(base, passed)
+    kept = remove_secret_variables(base, passed)
     env = {
         name: value
         for name, value in kept.items()
@@ -254,7 +254,7 @@ def environment_variables(
             "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
         },
         **env,
-        **variables(directories, env),
+        **make_hub_variables(directories, env),
         **_OFFLINE,
         **_asset_variables(directories.environment),
         "PATH": os.pathsep.join(
@@ -291,7 +291,7 @@ def _asset_variables(environment: str) -> dict[str, str]:
     return found
 
 
-def rank_variables(
+def make_rank_variables(
     directories: JobDirectories,
     group: RankGroup,
     base: Mapping[str, str],
@@ -303,7 +303,7 @@ def rank_variables(
     guide, ``NCCL_SOCKET_IFNAME``).
     """
     env = {
-        **environment_variables(directories, base, passed),
+        **make_environment_variables(directories, base, passed),
         "STAGER_NODE": group.node,
         "PYTORCH_DIST_BACKEND": group.backend,
         "OMP_NUM_THREADS": str(group.threads),
@@ -324,7 +324,7 @@ def rank_variables(
     return env
 
 
-def group_variables(group: RankGroup) -> dict[str, str]:
+def make_group_variables(group: RankGroup) -> dict[str, str]:
     """Return the variables that all ranks of a node share where torchrun does not set them."""
     return {
         "WORLD_SIZE": str(group.nnodes * group.nproc),
@@ -336,7 +336,7 @@ def group_variables(group: RankGroup) -> dict[str, str]:
     }
 
 
-def native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:
+def make_native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would set for a rank, from those of a Slurm task."""
     return {
         "RANK": slurm["SLURM_PROCID"],

@@ -72,7 +72,7 @@ class Rank:
         return self.finished is not None and self.status == 0
 
     @property
-    def left_and_went_on(self) -> bool:
+    def has_left_and_gone_on(self) -> bool:
         """True if it left its process group without having ended well.
 
         A rank that was still in its group has ended, even if nobody saw its exit status.
@@ -168,7 +168,7 @@ class RankMonitor:
         """Count the ranks whose programs have ended well."""
         return sum(rank.finished_well for rank in self.ranks.values())
 
-    def departed(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
+    def list_departed(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
         """Return the ranks that others may have missed, with the time since; the earliest first.
 
         They had left their process group, or ended well.
@@ -185,7 +185,7 @@ class RankMonitor:
                 departed.append((since, rank))
         return sorted(departed, key=lambda pair: pair[0])
 
-    def unreported(self, failed: Mapping[int, object]) -> list[Rank]:
+    def list_unreported(self, failed: Mapping[int, object]) -> list[Rank]:
         """Return the ranks that had failed before their launcher was stopped, unreported by it.
 
         One that ended by a signal just before was ended by the same signal to all processes.
@@ -253,7 +253,7 @@ class RankMonitor:
 
     def _watch(self, rank: Rank) -> None:
         try:
-            handle = processes.open_end(rank.pid)
+            handle = processes.open_pidfd(rank.pid)
         except ProcessLookupError:  # it has ended already
             rank.ended = time.time()
             return

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..protocol.codec import decode
-from ..protocol.counts import counted
+from ..protocol.counts import format_count
 from ..protocol.messages import FailureRecord
 from .rank_monitor import RankMonitor
 from .wrapper import keep_own_frame
@@ -43,7 +43,7 @@ _LOST_PEER = re.compile(
 """Messages of Gloo, NCCL, the store and Python's sockets when the other side has gone."""
 
 
-def failures(
+def find_failures(
     job_dir: str,
     node: str,
     tail: Iterable[str],
@@ -60,30 +60,30 @@ def failures(
     by_rank = by_rank or {}
     records = {record.rank: record for record in _records(os.path.join(job_dir, "failures"))}
     for rank, record in records.items():
-        records[rank] = _with_printed(record, by_rank.get(rank, ()))
+        records[rank] = _add_printed(record, by_rank.get(rank, ()))
     lines = list(tail)
-    for rank, local_rank, code in reported(lines):
+    for rank, local_rank, code in parse_report(lines):
         if rank not in records:
-            own_lines = by_rank.get(rank) or program_lines(lines, rank)
-            records[rank] = unrecorded(node, rank, local_rank, code, own_lines, ended)
+            own_lines = by_rank.get(rank) or select_program_lines(lines, rank)
+            records[rank] = make_record(node, rank, local_rank, code, own_lines, ended)
     return sorted(records.values(), key=_importance)
 
 
 def _importance(record: FailureRecord) -> tuple[int, float]:
-    return weight(record.exit_code, record.exception, record.message), record.time
+    return weigh_exit(record.exit_code, record.exception, record.message), record.time
 
 
-def unrecorded(
+def make_record(
     node: str, rank: int, local_rank: int, code: int, lines: Iterable[str], time: float
 ) -> FailureRecord:
     """Return the failure of a rank that left no record."""
     record = FailureRecord(
         node=node, rank=rank, local_rank=local_rank, exit_code=code, lines=(), time=time
     )
-    return _with_printed(record, tuple(lines))
+    return _add_printed(record, tuple(lines))
 
 
-def _with_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
+def _add_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
     """Complete a record from the output if the rank ended itself or left no traceback."""
     is_exit = record.exception == "SystemExit"
     if not lines or not (is_exit or not record.lines):
@@ -113,13 +113,13 @@ def _printed_exception(lines: Sequence[str]) -> tuple[str, str, tuple[str, ...]]
     return printed[1], printed[2] or "", tuple(keep_own_frame(trace, _SHOWN))
 
 
-def settled(
+def complete_records(
     records: Iterable[FailureRecord], monitor: RankMonitor, launcher: Sequence[str]
 ) -> list[FailureRecord]:
     """Complete the failures of a node with the monitor's times, and with who ended the ranks."""
-    listed = reported(launcher)
+    listed = parse_report(launcher)
     root_cause = listed[-1][0] if listed else None  # the last entry of torchrun's report
-    pids = signalled(launcher)
+    pids = find_signalled(launcher)
     return [_settle(record, monitor, pids, record.rank == root_cause) for record in records]
 
 
@@ -143,21 +143,21 @@ def _is_sigterm(code: int) -> bool:
     return code in (_SIGTERM, 128 - _SIGTERM)
 
 
-def signalled(launcher: Iterable[str]) -> set[int]:
+def find_signalled(launcher: Iterable[str]) -> set[int]:
     """Return the ids of the processes that torchrun reports to have told to end."""
     matches = (_SIGNALLED.search(line) for line in launcher)
     return {int(match[1]) for match in matches if match}
 
 
-def single(job_dir: str, failure: FailureRecord) -> FailureRecord:
+def find_own_record(job_dir: str, failure: FailureRecord) -> FailureRecord:
     """Return the failure of a rank without a launcher: its own record, if it has left one."""
     for record in _records(os.path.join(job_dir, "failures")):
         if record.rank == failure.rank:
-            return _with_printed(record, failure.lines)
+            return _add_printed(record, failure.lines)
     return failure
 
 
-def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
+def parse_report(lines: Iterable[str]) -> list[tuple[int, int, int]]:
     """Return rank, local rank and exit status of each failure in torchrun's report.
 
     The format is that of ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``.
@@ -176,7 +176,7 @@ def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
     return failed
 
 
-def program_lines(lines: Iterable[str], rank: int) -> list[str]:
+def select_program_lines(lines: Iterable[str], rank: int) -> list[str]:
     """Return the lines that a rank may have written.
 
     Lines that torchrun adds when a rank has failed are left out, and lines that PyTorch has marked
@@ -196,7 +196,7 @@ def _may_be_of_rank(line: str, rank: int) -> bool:
     return prefix is None or int(prefix[1]) == rank
 
 
-def weight(code: int, exception: str, message: str, told_to_end: bool | None = None) -> int:
+def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None = None) -> int:
     """Classify a failure: by itself (``CAUSE``), or only because another rank failed.
 
     A rank that loses the connection to a failed one raises, too (``LOST_PEER``), often before the
@@ -217,7 +217,7 @@ def weight(code: int, exception: str, message: str, told_to_end: bool | None = N
     return LOST_PEER if _LOST_PEER.search(f"{exception}: {message}") else CAUSE
 
 
-def out_of_memory(
+def explain_oom_kills(
     records: Iterable[FailureRecord], before: int | None, after: int | None
 ) -> dict[int, str]:
     """Return a line for each rank that was killed while the kernel was out of memory.
@@ -227,7 +227,8 @@ def out_of_memory(
     if before is None or after is None or after <= before:
         return {}
     line = (
-        f"stager: {counted(after - before, 'oom-kill event')} on this node while the ranks ran: "
+        f"stager: {format_count(after - before, 'oom-kill event')} on this node while the "
+        "ranks ran: "
         "the kernel killed for want of memory"
     )
     return {record.rank: line for record in records if record.exit_code == _SIGKILL}

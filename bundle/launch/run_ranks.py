@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..channel.agent_channel import AgentChannel
 from ..environment import unpack
 from ..node import machine, node_root, removal
-from ..protocol.counts import counted
+from ..protocol.counts import format_count
 from ..protocol.enumerations import Allocation, Launcher
 from ..protocol.messages import (
     Departure,
@@ -27,20 +27,20 @@ from ..protocol.messages import (
     Vanished,
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..redaction.secrets import masked
+from ..redaction.secrets import mask_arguments
 from ..system import files, network, processes, signals
-from ..system.own_program import source_of
+from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import (
     JobDirectories,
     RankGroup,
-    directories_of,
     drop_schedulers,
-    group_variables,
-    native_variables,
-    rank_variables,
+    locate_directories,
+    make_group_variables,
+    make_native_variables,
+    make_rank_variables,
 )
 from .rank_monitor import Rank, RankMonitor
 from .staged_files import make_work_dir
@@ -61,14 +61,14 @@ def run_ranks(
     request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
 ) -> LaunchAnswer:
     """Start this task's ranks and pass on their output until they end."""
-    job, directories = request.job, directories_of(request)
+    job, directories = request.job, locate_directories(request)
     group, link = _group(request)
     native = job.launch.launcher is Launcher.SRUN
     private = _job_dir(directories.job_dir, job.launch.launcher)
-    with unpack.using(directories.root, job.bundle_id), private:
+    with unpack.hold_during(directories.root, job.bundle_id), private:
         start = _start(directories, group, request)
         own_rank = int(start.variables["RANK"]) if native else None
-        channel.emit(Started(argv=tuple(masked(start.argv)), interface=link.interface))
+        channel.emit(Started(argv=tuple(mask_arguments(start.argv)), interface=link.interface))
         outputs = _open_outputs(directories, start, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
@@ -81,7 +81,7 @@ def run_ranks(
             signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
         signals.take_user_signals()  # those from before are for no rank
         with contextlib.closing(outputs), _limit(request.limit):
-            running = early.go(start.argv, start.variables, start.cwd) if early else None
+            running = early.launch(start.argv, start.variables, start.cwd) if early else None
             killed_before = machine.oom_kills()
             code, recent = run_launcher(
                 start.argv, start.variables, start.cwd, outputs, pass_on, running
@@ -94,14 +94,14 @@ def run_ranks(
         failed = _explain_oom_kills(failed, killed_before, channel)
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
     answer = LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
-    return _observed(answer, group.node, monitor, recent)
+    return _add_observations(answer, group.node, monitor, recent)
 
 
 def _explain_oom_kills(
     failed: list[FailureRecord], before: int | None, channel: AgentChannel
 ) -> list[FailureRecord]:
     """Add to log and record that the kernel may have killed a rank for lack of memory."""
-    killed = rank_results.out_of_memory(failed, before, machine.oom_kills())
+    killed = rank_results.explain_oom_kills(failed, before, machine.oom_kills())
     for rank, line in killed.items():
         channel.output(rank, f"{line}\n".encode())
     return [
@@ -122,7 +122,7 @@ def _report_events(outputs: Outputs, channel: AgentChannel, node: str, pass_on: 
 
     outputs.on_signal = note_signal
     outputs.on_finished = lambda: channel.emit(RanksEnded())
-    outputs.monitor.on_lingering = lambda rank: channel.emit(_lingering(node, rank))
+    outputs.monitor.on_lingering = lambda rank: channel.emit(_describe_lingering(node, rank))
 
 
 def _failures(
@@ -130,12 +130,12 @@ def _failures(
 ) -> list[FailureRecord]:
     node = start.variables["STAGER_NODE"]
     by_rank = {rank: list(lines) for rank, lines in recent.by_rank.items()}
-    failed = rank_results.failures(job_dir, node, recent.tail, time.time(), by_rank)
-    for rank in monitor.unreported({record.rank: record for record in failed}):
+    failed = rank_results.find_failures(job_dir, node, recent.tail, time.time(), by_rank)
+    for rank in monitor.list_unreported({record.rank: record for record in failed}):
         numbers = (rank.rank, rank.local_rank, rank.code or 0)
         lines = by_rank.get(rank.rank, ())
-        failed.append(rank_results.unrecorded(node, *numbers, lines, rank.ended or 0.0))
-    return rank_results.settled(failed, monitor, list(recent.launcher))
+        failed.append(rank_results.make_record(node, *numbers, lines, rank.ended or 0.0))
+    return rank_results.complete_records(failed, monitor, list(recent.launcher))
 
 
 def _native_failures(
@@ -143,7 +143,7 @@ def _native_failures(
 ) -> list[FailureRecord]:
     """Return the failure of the one rank that Slurm has started."""
     variables = start.variables
-    seen = rank_results.unrecorded(
+    seen = rank_results.make_record(
         variables["STAGER_NODE"],
         int(variables["RANK"]),
         int(variables["LOCAL_RANK"]),
@@ -151,16 +151,16 @@ def _native_failures(
         recent.tail,
         time.time(),
     )
-    return [replace(rank_results.single(job_dir, seen), told_to_end=monitor.stopped)]
+    return [replace(rank_results.find_own_record(job_dir, seen), told_to_end=monitor.stopped)]
 
 
-def _observed(
+def _add_observations(
     answer: LaunchAnswer, node: str, monitor: RankMonitor, recent: RecentOutput
 ) -> LaunchAnswer:
     """Add the first rank that left, and ranks that vanished, linger or miss in a group."""
     by_rank = {record.rank: record for record in answer.failures}
-    departed = monitor.departed(by_rank)[:1]  # later ones only follow from the first
-    told_some = bool(rank_results.signalled(recent.launcher))
+    departed = monitor.list_departed(by_rank)[:1]  # later ones only follow from the first
+    told_some = bool(rank_results.find_signalled(recent.launcher))
     vanished = monitor.vanished(by_rank) if told_some else []
     return replace(
         answer,
@@ -168,17 +168,17 @@ def _observed(
         stopped=monitor.stopped,
         first_rank=monitor.ranks[0].began if 0 in monitor.ranks else None,
         left=tuple(
-            Departure(node, rank.rank, since, goes_on=rank.left_and_went_on)
+            Departure(node, rank.rank, since, goes_on=rank.has_left_and_gone_on)
             for since, rank in departed
         ),
         vanished=tuple(Vanished(node, rank.rank, rank.ended) for rank in vanished),
-        lingering=tuple(_lingering(node, rank) for rank in monitor.lingering()),
+        lingering=tuple(_describe_lingering(node, rank) for rank in monitor.lingering()),
         joined=monitor.list_joined(joined=True),
         alone=monitor.list_joined(joined=False),
     )
 
 
-def _lingering(node: str, rank: Rank) -> Lingering:
+def _describe_lingering(node: str, rank: Rank) -> Lingering:
     return Lingering(
         node=node,
         rank=rank.rank,
@@ -218,10 +218,10 @@ def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
 
 def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
     job = request.job
-    program = commands.wrapper(directories, job.launch.command)
+    program = commands.wrap_command(directories, job.launch.command)
     base = os.environ if job.allocation is Allocation.SLURM else drop_schedulers(os.environ)
-    variables = rank_variables(directories, group, base, job.launch.pass_env)
-    program_variables.prepare(directories, os.environ)
+    variables = make_rank_variables(directories, group, base, job.launch.pass_env)
+    program_variables.prepare_hub_cache(directories, os.environ)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]
@@ -229,31 +229,31 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
     elif not request.shared:
         cwd = make_work_dir(directories, job)
     if job.launch.launcher is Launcher.SRUN:
-        variables |= native_variables(group, os.environ)
-        return _Start(commands.native(directories, program), variables, cwd, [])
+        variables |= make_native_variables(group, os.environ)
+        return _Start(commands.make_native_argv(directories, program), variables, cwd, [])
     if job.launch.launcher is Launcher.PROCESSES:
-        variables |= group_variables(group)
+        variables |= make_group_variables(group)
         argv = commands.make_processes_argv(directories, group, program)
     else:
-        argv = commands.torchrun(directories, group, f"{job.id}.{job.attempt}", program)
-    return _Start(argv, variables, cwd, commands.possible_ranks(group))
+        argv = commands.make_torchrun_argv(directories, group, f"{job.id}.{job.attempt}", program)
+    return _Start(argv, variables, cwd, commands.list_possible_ranks(group))
 
 
 @contextlib.contextmanager
 def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
     """Make and remove the job's directory; it is locked, so that a killed agent's is swept."""
-    removal.sweep(path)  # of the same job, before it was requeued
-    held = node_root.make_held(path)
+    removal.delete_as_far_as_possible(path)  # of the same job, before it was requeued
+    held = node_root.make_locked_directory(path)
     programs = {commands.WRAPPER: "launch.wrapper"}
     if launcher is Launcher.PROCESSES:
         programs[commands.PROCESSES] = "launch.rank_processes"
     try:
         for name, source in programs.items():
             with open(os.path.join(path, name), "wb") as handle:
-                handle.write(source_of(source))
+                handle.write(read_source(source))
         yield
     finally:
-        removal.sweep(path)
+        removal.delete_as_far_as_possible(path)
         os.close(held)
 
 
@@ -275,16 +275,16 @@ def _open_outputs(directories: JobDirectories, start: _Start, grace: float) -> O
     try:
         return Outputs(os.path.join(directories.job_dir, "output"), start.ranks, grace)
     except OSError as exc:
-        raise NodeError(_no_pipes(directories, exc, len(start.ranks))) from exc
+        raise NodeError(_describe_missing_pipes(directories, exc, len(start.ranks))) from exc
 
 
-def _no_pipes(directories: JobDirectories, exc: OSError, ranks: int) -> Problem:
+def _describe_missing_pipes(directories: JobDirectories, exc: OSError, ranks: int) -> Problem:
     if exc.errno != errno.EMFILE:
         full, other = ProblemCode.PIPES_DISK_FULL, ProblemCode.PIPES_NOT_MADE
         return files.disk_problem(exc, directories.job_dir, full, other)
     values = {
         "why": str(exc.strerror or exc),
-        "ranks": counted(ranks, "rank"),
-        "limit": counted(processes.open_files(), "open file"),
+        "ranks": format_count(ranks, "rank"),
+        "limit": format_count(processes.get_open_file_limit(), "open file"),
     }
     return Problem(ProblemCode.PIPES_OVER_LIMIT, directories.job_dir, values)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from ..protocol.job import Job
 from ..results import patterns
-from .program_variables import JobDirectories, work_dir, work_tree
+from .program_variables import JobDirectories, locate_work_dir, locate_work_tree
 
 _COPIED_BYTES = 32 << 20
 """Bytes of a project's files that are copied into a working directory; all others are linked."""
@@ -33,18 +33,18 @@ def make_work_dir(directories: JobDirectories, job: Job) -> str:
     Raises:
         OSError: it cannot be made.
     """
-    tree, path = work_tree(job, directories.root), work_dir(job, directories.root)
+    tree, path = locate_work_tree(job, directories.root), locate_work_dir(job, directories.root)
     os.makedirs(path, mode=0o700, exist_ok=True)
     if job.run_subdir is None:
         return path
-    with in_order(tree):  # srun starts several tasks at once
+    with lock_tree(tree):  # srun starts several tasks at once
         for folder, to_copy in (("project", _COPIED_BYTES), ("assets", 0)):
             _fill(os.path.join(directories.environment, folder), tree, to_copy, job)
     return path
 
 
 @contextlib.contextmanager
-def in_order(tree: str) -> Iterator[None]:
+def lock_tree(tree: str) -> Iterator[None]:
     """Let one task at a time fill the copy of the project's folder."""
     handle = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -60,7 +60,7 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
     pending = [""]
     while pending:
         folder = pending.pop()
-        listed, path = _listed(os.path.join(source, folder)), os.path.join(tree, folder)
+        listed, path = _list_entries(os.path.join(source, folder)), os.path.join(tree, folder)
         room -= len(listed)
         if not os.path.lexists(path):
             _make_folder(os.path.join(source, folder), path, room >= 0 or _may_hold(folder, job))
@@ -105,14 +105,16 @@ def _copy(source: str, path: str) -> None:
 
 def _is_output(name: str, job: Job) -> bool:
     inner = os.path.relpath(name, job.run_subdir or ".")
-    return any(patterns.wanted(path, job.outputs) for path in (*patterns.above(inner), inner))
+    return any(
+        patterns.is_wanted(path, job.outputs) for path in (*patterns.list_parents(inner), inner)
+    )
 
 
 def _may_hold(name: str, job: Job) -> bool:
     parts = os.path.relpath(name, job.run_subdir or ".").split("/")
     return any(
         all(asked == "**" or fnmatchcase(part, asked) for part, asked in zip(parts, pattern))
-        for pattern in map(patterns.split, job.outputs)
+        for pattern in map(patterns.split_pattern, job.outputs)
         if pattern is not None
     )
 
@@ -123,7 +125,7 @@ def remove_staged_files(tree: str, environment: str) -> None:
         source = os.path.join(environment, folder)
         folders = [""]
         for inner in folders:
-            for entry in _listed(os.path.join(source, inner)):
+            for entry in _list_entries(os.path.join(source, inner)):
                 name = os.path.join(inner, entry.name)
                 path = os.path.join(tree, name)
                 if entry.is_dir(follow_symlinks=False) and not os.path.islink(path):
@@ -151,12 +153,12 @@ def _remove_unchanged(path: str, entry: os.DirEntry[str]) -> None:
         os.unlink(path)
 
 
-def sent_files_noted(tree: str) -> bool:
+def has_sent_files(tree: str) -> bool:
     """Return whether earlier results have been put into the copy of the project's folder."""
     return os.path.lexists(os.path.join(tree, _SENT))
 
 
-def note_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:
+def record_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:
     """Record the state of the earlier results before a rank starts."""
     entries: dict[str, list[int]] = {}
     pending = list(reversed(outputs))
@@ -211,8 +213,8 @@ def has_outputs_besides(folder: str, outputs: Sequence[str], brought: Collection
         links = [name for name in folders if os.path.islink(os.path.join(path, name))]
         for name in (*files, *links):
             inner = os.path.join(prefix, name)
-            paths = (*patterns.above(inner), inner)
-            if inner not in known and any(patterns.wanted(one, outputs) for one in paths):
+            paths = (*patterns.list_parents(inner), inner)
+            if inner not in known and any(patterns.is_wanted(one, outputs) for one in paths):
                 return True
     return False
 
@@ -223,7 +225,7 @@ def _content_state(state: os.stat_result) -> list[int]:
     return [state.st_mode, *(() if stat.S_ISDIR(state.st_mode) else (state.st_size, *times))]
 
 
-def _listed(folder: str) -> list[os.DirEntry[str]]:
+def _list_entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)

@@ -90,7 +90,7 @@ def _run_watched(program: Program, argv: list[str]) -> int:
     try:
         keep_main(run(program))
     except BaseException as error:  # every way to end: the record and the status depend on it
-        status = _ended_by(error, program, is_rank=os.getpid() == rank_pid)
+        status = _handle_error(error, program, is_rank=os.getpid() == rank_pid)
     if os.getpid() == rank_pid:
         end_watch(status)
     return status
@@ -121,7 +121,7 @@ def arrange_path(program: Program) -> None:
     head = [entry for entry in sys.path if os.path.realpath(entry) == packages]
     tail = os.environ.get("STAGER_TRAINER")
     own_code = [_first_entry(program), _project(), find_src_folder(_project())]
-    sys.path[:] = _distinct([*own_code, *head, *sys.path, tail])
+    sys.path[:] = _drop_duplicates([*own_code, *head, *sys.path, tail])
 
 
 def _first_entry(program: Program) -> str:
@@ -147,7 +147,7 @@ def find_src_folder(project: Optional[str]) -> Optional[str]:
     return str(sources) if project and is_layout else None
 
 
-def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
+def _drop_duplicates(entries: Iterable[Optional[str]]) -> list[str]:
     """Drop empty entries, and repeated ones that are the same directory."""
     kept: dict[str, str] = {}
     for entry in filter(None, entries):
@@ -216,7 +216,7 @@ def keep_main(program_globals: dict[str, Any]) -> None:
     sys.modules["__main__"] = module
 
 
-def _ended_by(error: BaseException, program: Program, *, is_rank: bool) -> int:
+def _handle_error(error: BaseException, program: Program, *, is_rank: bool) -> int:
     """Record and show the error; return the exit status. A forked child leaves no record."""
     frames = _program_frames(error.__traceback__)
     if frames is None and isinstance(error, ImportError):
@@ -235,7 +235,7 @@ def _ended_by(error: BaseException, program: Program, *, is_rank: bool) -> int:
     return status
 
 
-def _caught_before(error: BaseException) -> Optional[Exception]:
+def _find_caught(error: BaseException) -> Optional[Exception]:
     """Return the exception because of which a program has ended itself with a status, if any.
 
     ``sys.exit`` where an exception is handled has it as its context, even with ``from None``.
@@ -268,10 +268,10 @@ def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     frames = frames[frames.index(handler) :]
     if len(frames) == 1 or all(_LIBRARY.search(frame.f_code.co_filename) for frame in frames):
         return True
-    return any(_tells_of(value, caught) for value in frames[1].f_locals.values())
+    return any(_mentions(value, caught) for value in frames[1].f_locals.values())
 
 
-def _tells_of(value: object, caught: BaseException) -> bool:
+def _mentions(value: object, caught: BaseException) -> bool:
     text = _text(caught)
     return value is caught or (isinstance(value, str) and text != "" and text in value)
 
@@ -355,7 +355,7 @@ def write_record(error: BaseException, status: int) -> None:
     path = _record_path()
     if path is None:
         return
-    caught = _caught_before(error)
+    caught = _find_caught(error)
     error = caught or error
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     lines = keep_own_frame(text.splitlines(), RECORDED_LINES)
@@ -426,7 +426,7 @@ GROUPS = "torch.distributed.distributed_c10d"
 """The module of PyTorch that makes and destroys process groups."""
 
 
-def tell(event: str, **more: object) -> None:
+def send_event(event: str, **more: object) -> None:
     """Tell the node's agent, if it listens, how far this rank is."""
     job_dir = os.environ.get("STAGER_JOB_DIR")
     if not job_dir:
@@ -441,7 +441,7 @@ def tell(event: str, **more: object) -> None:
             os.close(pipe)
 
 
-def joined_group() -> Optional[bool]:
+def has_joined_group() -> Optional[bool]:
     """Return whether the program has ever joined a process group; None if it meets otherwise.
 
     ``_backend`` is None until the first ``init_process_group``, and stays set when that group is
@@ -455,7 +455,7 @@ def joined_group() -> Optional[bool]:
 
 def begin_watch() -> None:
     """Tell that this rank's process is there, and see to it that leaving its group is told."""
-    tell("started")
+    send_event("started")
     if os.environ.get("STAGER_JOB_DIR"):
         sys.meta_path.insert(0, _GroupsFinder())
 
@@ -512,7 +512,7 @@ def _report_change(change: Callable[..., Any], is_member: Callable[[], Any]) -> 
         finally:
             after = is_member()
             if after != before:
-                tell("joined" if after else "left")
+                send_event("joined" if after else "left")
 
     return changed
 
@@ -523,7 +523,7 @@ def end_watch(status: int) -> None:
     Python waits for threads that are not daemons, then for exit handlers. The thread that watches
     is a daemon: it ends with the process and changes nothing of how that ends.
     """
-    tell("finished", status=status, joined=joined_group())
+    send_event("finished", status=status, joined=has_joined_group())
     try:
         seconds = float(os.environ.get("STAGER_LINGER_SECONDS", LINGER_SECONDS))
         threading.Thread(target=_report_lingering, args=(seconds,), daemon=True).start()
@@ -534,7 +534,7 @@ def end_watch(status: int) -> None:
 def _report_lingering(seconds: float) -> None:
     time.sleep(max(0.0, seconds))
     names = find_lingering()
-    tell("lingers", threads=names)
+    send_event("lingers", threads=names)
     why = f"waits for {', '.join(names)}" if names else "its exit handlers do not come to an end"
     node = os.environ.get("STAGER_NODE") or os.uname().nodename
     line = (

@@ -44,7 +44,7 @@ class InterpreterFacts:
     base_executable: str
     """The program of that installation, as far as it knows."""
 
-    def misfit(self, version: str) -> str:
+    def explain_misfit(self, version: str) -> str:
         """Return why it cannot be the base for ``major.minor``; empty if it can."""
         if self.implementation != "cpython":
             return f"{self.implementation} {self.version}"
@@ -55,7 +55,9 @@ class InterpreterFacts:
         return ""
 
 
-def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
+def find_base_python(
+    version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> str:
     """Return the base CPython of exactly this version, as an absolute path without links.
 
     Tried in order: the installation of the running interpreter, the hints, ``pythonX.Y``,
@@ -69,32 +71,32 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
         if candidate in refused:
             continue
         try:
-            answer = ask(candidate, env)
-            misfit = answer.misfit(version)
+            answer = describe_interpreter(candidate, env)
+            misfit = answer.explain_misfit(version)
             if not misfit:
-                return base(version, answer, env)
+                return find_base_of(version, answer, env)
             refused[candidate] = misfit
         except processes.ProcessError as exc:
-            refused[candidate] = cause_of(exc)
+            refused[candidate] = describe_failure(exc)
     listed = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
     values = {"version": version, "listed": listed or "no Python"}
     raise NodeError(Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values))
 
 
-def cause_of(failure: processes.ProcessError) -> str:
+def describe_failure(failure: processes.ProcessError) -> str:
     """Return why a program failed: of a traceback the end, of a shim's words the beginning."""
     shim = failure.code == _NOT_FOUND
     return ": ".join([failure.reason, *(failure.lines[:1] if shim else failure.lines[-1:])])
 
 
-def ask(program: str, env: Mapping[str, str]) -> InterpreterFacts:
+def describe_interpreter(program: str, env: Mapping[str, str]) -> InterpreterFacts:
     """Return the description of an interpreter: of the running one at once, else by running it.
 
     Raises:
         processes.ProcessError: it does not start, fails, takes too long, or prints something else.
     """
     if _is_running(program):
-        return _running_interpreter()
+        return _describe_running_interpreter()
     argv = [program, "-I", "-S", "-c", _DESCRIBE]
     done = processes.run(argv, env=env, timeout=TIMEOUT_SECONDS)
     try:
@@ -113,7 +115,7 @@ def _is_running(program: str) -> bool:
         return False
 
 
-def _running_interpreter() -> InterpreterFacts:
+def _describe_running_interpreter() -> InterpreterFacts:
     return InterpreterFacts(
         "%d.%d.%d" % sys.version_info[:3],
         sys.implementation.name,
@@ -123,7 +125,7 @@ def _running_interpreter() -> InterpreterFacts:
     )
 
 
-def base(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
+def find_base_of(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
     """Return the program of the installation behind an interpreter, which must run by itself.
 
     The prefix is tried before ``sys._base_executable``, which before Python 3.11 names the virtual
@@ -136,10 +138,10 @@ def base(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
     failure = None
     for path in [str(in_prefix), answer.base_executable]:
         real = os.path.realpath(path)
-        if _in_environment(real):
+        if _is_in_environment(real):
             continue
         try:
-            if not ask(real, env).misfit(version):
+            if not describe_interpreter(real, env).explain_misfit(version):
                 return real
         except processes.ProcessError as exc:
             failure = failure or exc
@@ -148,7 +150,7 @@ def base(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
     raise processes.ProcessError([str(in_prefix)], None, tail, reason=reason)
 
 
-def _in_environment(program: str) -> bool:
+def _is_in_environment(program: str) -> bool:
     """Tell whether it is in a virtual environment that copies Python; links are resolved."""
     folder = Path(program).parent
     return (folder / "pyvenv.cfg").exists() or (folder.parent / "pyvenv.cfg").exists()

@@ -56,12 +56,14 @@ class Question:
         if not driver:
             return None  # the program is installed, and there is nothing for it
         library = "" if self._library == driver else self._library
-        return GpuFacts(driver, library, self._gpus(rows) or _named(self._folder), fault)
+        return GpuFacts(
+            driver, library, self._gpus(rows) or _read_gpus_from_proc(self._folder), fault
+        )
 
     def _gpus(self, rows: Sequence[tuple[Gpu, str, bool]]) -> tuple[Gpu, ...]:
         gpus = tuple(gpu for gpu, _, _ in rows)
         if any(has_instances for _, _, has_instances in rows):
-            return _with_instances(gpus, self._read(self._start("-L"))[0])
+            return _add_instances(gpus, self._read(self._start("-L"))[0])
         return gpus
 
     def _start(self, *options: str) -> processes.Process | None:
@@ -77,7 +79,7 @@ class Question:
     def _read(self, asked: processes.Process | None) -> tuple[Sequence[str], str]:
         if asked is None:
             return (), ""
-        out = processes.output_of(asked, max(0.1, self._until - time.monotonic()), _LIMIT)
+        out = processes.read_output(asked, max(0.1, self._until - time.monotonic()), _LIMIT)
         if out is None:
             return (), f"nvidia-smi gave no answer in {_SECONDS:g} s"
         if len(out) >= _LIMIT:
@@ -100,10 +102,10 @@ def _short(line: str) -> str:
 
 def kernel_driver(folder: Path = Path("/proc/driver/nvidia")) -> str:
     """Return the version of the driver that the kernel has loaded; empty for none."""
-    return version_in(_text(folder / "version"))
+    return parse_driver_version(_text(folder / "version"))
 
 
-def version_in(text: str) -> str:
+def parse_driver_version(text: str) -> str:
     """Return the version of the driver that the kernel's account of it names; empty for none."""
     match = _VERSION.search(text)
     return match[1] if match else ""
@@ -118,7 +120,7 @@ def _read_row(line: str) -> tuple[Gpu, str, bool] | None:
     return Gpu(name, _mebibytes(memory)), driver, mig == "Enabled"
 
 
-def _with_instances(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
+def _add_instances(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
     profiles: list[list[str]] = []
     for line in lines:
         instance = re.match(r"\s+MIG (\S+)", line)
@@ -131,7 +133,7 @@ def _with_instances(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...
     return tuple(Gpu(gpu.name, gpu.memory, tuple(found)) for gpu, found in zip(gpus, profiles))
 
 
-def _named(folder: Path) -> tuple[Gpu, ...]:
+def _read_gpus_from_proc(folder: Path) -> tuple[Gpu, ...]:
     """Return the GPUs by /proc, which has their names only."""
     found = [_text(path) for path in sorted(folder.glob("gpus/*/information"))]
     names = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in found]
@@ -181,7 +183,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> Hos
     env = os.environ if env is None else env
     libc, libc_version = c_library()
     limits = cgroup_limits()
-    total, available = memory(Path("/proc/meminfo").read_text("utf-8"), limits)
+    total, available = read_memory(Path("/proc/meminfo").read_text("utf-8"), limits)
     shm = Path("/dev/shm")  # noqa: S108 - only examined
     return HostFacts(
         hostname=os.uname().nodename,
@@ -194,7 +196,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> Hos
         memory_total=total,
         memory_available=available,
         gpus=count_gpus(os.listdir("/dev"), env.get("CUDA_VISIBLE_DEVICES")),
-        shm_free=files.facts_of(str(shm)).free_bytes if shm.is_dir() else None,
+        shm_free=files.examine_directory(str(shm)).free_bytes if shm.is_dir() else None,
         clock=time.time(),
         node_root=directory_facts(node_root) if node_root else None,
     )
@@ -216,7 +218,7 @@ def oom_kills() -> int | None:
 def directory_facts(path: str) -> NodeRootFacts | NodeRootProblem:
     """Return a directory's :class:`files.DirectoryFacts`, owner and mode, or the problem."""
     try:
-        facts = files.facts_of(path)
+        facts = files.examine_directory(path)
         state = Path(path).lstat()
     except (NodeError, OSError) as exc:
         return NodeRootProblem(path, str(exc))
@@ -273,7 +275,7 @@ def usable_cpus(env: Mapping[str, str], affinity: int, limits: Limits) -> int:
     return max(1, min(counts))
 
 
-def memory(meminfo: str, limits: Limits) -> tuple[int, int]:
+def read_memory(meminfo: str, limits: Limits) -> tuple[int, int]:
     """Return total and available memory in bytes, from /proc/meminfo and the cgroup's limits."""
     rows = re.findall(r"^(\w+):\s+(\d+) kB$", meminfo, re.MULTILINE)
     sizes = {str(name): int(count) * 1024 for name, count in rows}

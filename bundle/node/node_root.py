@@ -25,7 +25,9 @@ AUTO, AUTO_WITH_MEMORY = "auto", "auto-memory"
 MEMORY = "/dev/shm/"  # noqa: S108 - only compared
 
 
-def base_for(setting: str, bundle_id: str, room: tuple[int, int], env: Mapping[str, str]) -> str:
+def choose_base_for_bundle(
+    setting: str, bundle_id: str, room: tuple[int, int], env: Mapping[str, str]
+) -> str:
     """Return the directory for the node root: one that has an environment, or room for it."""
     base = choose_base(setting, env)
     if os.path.isdir(env_path(os.path.join(base, node_root_name()), bundle_id)):
@@ -59,10 +61,10 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
     """
     asked = env.get(ROOT_VARIABLE) or setting
     named = asked not in (AUTO, AUTO_WITH_MEMORY)
-    candidates = named_bases(setting, env) if named else automatic_bases(env)
+    candidates = list_named_bases(setting, env) if named else list_automatic_bases(env)
     refused, code = [], ProblemCode.NO_PLACE
     for source, path in candidates:
-        reasons, room_reasons = _faults(path, room, shared_ok=named)
+        reasons, room_reasons = _find_base_faults(path, room, shared_ok=named)
         if asked == AUTO and os.path.join(os.path.realpath(path), "").startswith(MEMORY):
             reasons.append(f'it takes memory, which node-root = "{AUTO_WITH_MEMORY}" allows')
         if not reasons and not room_reasons:
@@ -73,7 +75,7 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
     raise NodeError(Problem(code, os.uname().nodename, {"why": "; ".join(refused)}))
 
 
-def automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def list_automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the candidates in order, with the source of each; each directory once."""
     seen = set()
     for source, path in (
@@ -88,18 +90,18 @@ def automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield source, path
 
 
-def named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def list_named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the one candidate that the user named, with the node's variables filled in."""
     named = env.get(ROOT_VARIABLE)
     if named:
         yield f"${ROOT_VARIABLE} = ", named
         return
-    path = _substituted(setting, env)
+    path = _substitute_variables(setting, env)
     source = "" if path == setting else f"{setting} = "
     yield source, path
 
 
-def _substituted(setting: str, env: Mapping[str, str]) -> str:
+def _substitute_variables(setting: str, env: Mapping[str, str]) -> str:
     try:
         return Template(setting).substitute(env)
     except KeyError as exc:
@@ -109,7 +111,9 @@ def _substituted(setting: str, env: Mapping[str, str]) -> str:
         return setting
 
 
-def _faults(path: str, room: tuple[int, int], *, shared_ok: bool) -> tuple[list[str], list[str]]:
+def _find_base_faults(
+    path: str, room: tuple[int, int], *, shared_ok: bool
+) -> tuple[list[str], list[str]]:
     if not path.startswith("/"):
         return ["it is not an absolute path"], []
     if not os.path.exists(path):
@@ -117,20 +121,20 @@ def _faults(path: str, room: tuple[int, int], *, shared_ok: bool) -> tuple[list[
     if not os.path.isdir(path):
         return ["it is not a directory"], []
     try:
-        facts = files.facts_of(path)
+        facts = files.examine_directory(path)
     except NodeError as exc:
         return [exc.problem.values["why"]], []
-    reasons = files.use_refusals(facts)
+    reasons = files.list_use_refusals(facts)
     if facts.shared and not shared_ok:
         reasons.insert(0, f"it is on a shared file system ({facts.fstype})")
     if not facts.read_only and not _is_writable(path):
         reasons.append("this user may not write to it")
     elif not shared_ok:
-        reasons += planted(os.path.join(path, node_root_name()))
-    return reasons, files.room_refusals(facts, *room)
+        reasons += find_foreign_root(os.path.join(path, node_root_name()))
+    return reasons, files.list_room_refusals(facts, *room)
 
 
-def planted(node_root: str) -> list[str]:
+def find_foreign_root(node_root: str) -> list[str]:
     """Return why a node root is not ours: in a public directory anybody can take its place.
 
     Only the choice hangs on this: what is used is checked again when it is opened.
@@ -159,7 +163,7 @@ SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
 _ATTEMPTS = 10
 
 
-def secure_root(base: str, uid: int | None = None) -> str:
+def make_secure_root(base: str, uid: int | None = None) -> str:
     """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that exist.
 
     A directory of ours that others could enter is closed to them. It is safe against others who act
@@ -226,7 +230,7 @@ def _open_private(parent: int, path: str, owner: int) -> int:
     except OSError as exc:
         if isinstance(exc, FileNotFoundError):
             raise _Vanished from exc
-        why = _refused_kind(path) or str(exc.strerror)
+        why = _explain_refused_kind(path) or str(exc.strerror)
         raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why})) from exc
     status = os.fstat(opened)
     if status.st_uid != owner:
@@ -246,7 +250,7 @@ def _ignore_in_git(root_fd: int) -> None:
         os.close(handle)
 
 
-def _refused_kind(path: str) -> str:
+def _explain_refused_kind(path: str) -> str:
     try:
         mode = Path(path).lstat().st_mode
     except OSError:
@@ -269,7 +273,7 @@ ROOT_LOCK = ".lock"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def take(path: str, operation: int, *, create: bool = True) -> int:
+def take_lock(path: str, operation: int, *, create: bool = True) -> int:
     """Open a lock file and lock it; the lock lasts until the descriptor's last copy is closed.
 
     Args:
@@ -295,16 +299,16 @@ def take(path: str, operation: int, *, create: bool = True) -> int:
 
 
 @contextlib.contextmanager
-def taken(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
+def hold_lock(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
     """Hold a lock file while the block runs; see :func:`take`."""
-    handle = take(path, operation, create=create)
+    handle = take_lock(path, operation, create=create)
     try:
         yield
     finally:
         os.close(handle)
 
 
-def make_held(path: str) -> int:
+def make_locked_directory(path: str) -> int:
     """Make a directory and lock it until the descriptor is closed or its holder ends.
 
     Only a process that holds it alone (:func:`alone`) may remove it.
@@ -326,7 +330,7 @@ def make_held(path: str) -> int:
 
 
 @contextlib.contextmanager
-def alone(path: str) -> Iterator[None]:
+def hold_directory_alone(path: str) -> Iterator[None]:
     """Hold a directory that nobody else holds while the block runs.
 
     Raises:
@@ -343,24 +347,24 @@ def alone(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def using_root(root: str) -> Iterator[None]:
+def hold_root(root: str) -> Iterator[None]:
     """Keep a node root from being removed while the block runs; make it if it is missing.
 
     Raises:
-        NodeError: it is not there any more, and cannot be made; see :func:`secure_root`.
+        NodeError: it is not there any more, and cannot be made; see :func:`make_secure_root`.
         OSError: it cannot be locked.
     """
     base, lock = os.path.dirname(root), os.path.join(root, ROOT_LOCK)
     while True:
         try:
-            handle = take(lock, fcntl.LOCK_SH)
+            handle = take_lock(lock, fcntl.LOCK_SH)
             break
         except FileNotFoundError:
-            secure_root(base)
+            make_secure_root(base)
     try:
         # A process that failed to remove it may have removed a part.
         if not all(os.path.isdir(os.path.join(root, name)) for name in SUBDIRECTORIES):
-            secure_root(base)
+            make_secure_root(base)
         yield
     finally:
         os.close(handle)

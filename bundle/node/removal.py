@@ -43,7 +43,7 @@ def measure(path: str, links: Links) -> int:
     return total
 
 
-def bytes_besides(path: str, counted: set[tuple[int, int]]) -> int:
+def count_new_bytes(path: str, counted: set[tuple[int, int]]) -> int:
     """Return the bytes of a tree's files that were not counted yet; add them to the counted."""
     found = [status for status in _statuses(path) if not _is_directory(status)]
     files = {(status.st_dev, status.st_ino): status.st_size for status in found}
@@ -80,14 +80,14 @@ def delete(path: str) -> int:
         os.close(parent)
 
 
-def removed_if_empty(path: str) -> bool:
+def remove_if_empty(path: str) -> bool:
     """Remove a directory if nothing is in it; return whether it is gone."""
     with contextlib.suppress(OSError):
         os.rmdir(path)
     return not os.path.lexists(path)
 
 
-def sweep(path: str) -> None:
+def delete_as_far_as_possible(path: str) -> None:
     """Delete a file, a link or a tree as far as possible; failures do not matter.
 
     A signal to end that comes meanwhile takes effect afterwards: what is swept is often the last
@@ -217,7 +217,7 @@ def _unlink(name: str, parent: int) -> int:
     return status.st_size if status.st_nlink == 1 else 0
 
 
-def user_of(path: str) -> int | None:
+def find_user_process(path: str) -> int | None:
     """Return the id of a process, other than this one, that names a directory or works in it.
 
     Only processes whose command line and variables this user may read are seen: its own.
@@ -274,7 +274,7 @@ def _statuses(path: str) -> Iterator[os.stat_result]:
                 pending += [os.path.join(current, name) for name in os.listdir(current)]
 
 
-def last_change(path: str) -> float:
+def get_last_change(path: str) -> float:
     """Return the time of the last change in a tree, in seconds since the epoch."""
     latest = 0.0
     for status in _statuses(path):
@@ -282,7 +282,7 @@ def last_change(path: str) -> float:
     return latest
 
 
-def lock_is_free(path: str) -> bool:
+def is_unlocked(path: str) -> bool:
     """Return True if nobody holds a lock on a file or directory itself."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -300,7 +300,7 @@ def lock_is_free(path: str) -> bool:
     return True
 
 
-def mounts_below(path: str) -> list[str]:
+def list_mounts_below(path: str) -> list[str]:
     """Return the mount points in a tree, its top included."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as handle:

@@ -138,7 +138,7 @@ def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
 
 @functools.lru_cache(maxsize=None)
 def _reader(declared: str, module: str, strict: bool) -> _Reader:
-    alternatives = list(_split(declared, "|"))
+    alternatives = list(_split_type(declared, "|"))
     if len(alternatives) > 1:
         readers = [_reader(alternative, module, strict) for alternative in alternatives]
         return functools.partial(_read_union, readers, declared)
@@ -146,7 +146,7 @@ def _reader(declared: str, module: str, strict: bool) -> _Reader:
     if not bracket:
         plain = _PLAIN.get("AnyText" if name == "str" and not strict else name)
         return plain or _class_reader(getattr(sys.modules[module], name), strict)
-    *others, last = _split(inner[:-1], ",")
+    *others, last = _split_type(inner[:-1], ",")
     if name == "dict":
         return functools.partial(_read_dict, _reader(last, module, strict), strict)
     if last == "...":
@@ -155,7 +155,7 @@ def _reader(declared: str, module: str, strict: bool) -> _Reader:
     return functools.partial(_read_tuple, items)
 
 
-def _split(text: str, separator: str) -> Iterator[str]:
+def _split_type(text: str, separator: str) -> Iterator[str]:
     """Split a type's text at separators outside brackets."""
     depth, part = 0, ""
     for char in text:
@@ -179,7 +179,7 @@ def _class_reader(kind: Any, strict: bool) -> _Reader:  # noqa: ANN401 - any cla
     return functools.partial(_convert, kind, choices)
 
 
-def _wrong(raw: object, path: str, words: object) -> DecodeError:
+def _make_error(raw: object, path: str, words: object) -> DecodeError:
     whole = repr(raw)
     shown = whole if len(whole) <= 80 else f"{whole[:80]}..."
     return DecodeError(path, f"is {shown}, {words}")
@@ -187,13 +187,13 @@ def _wrong(raw: object, path: str, words: object) -> DecodeError:
 
 def _require(kind: Any, words: str, raw: Any, path: str) -> Any:  # noqa: ANN401 - a JSON value
     if not isinstance(raw, kind):
-        raise _wrong(raw, path, f"not {words}")
+        raise _make_error(raw, path, f"not {words}")
     return raw
 
 
 def _read_integer(raw: object, path: str) -> int:
     if type(raw) is not int or not -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
-        raise _wrong(raw, path, "not a whole number of a usual size")
+        raise _make_error(raw, path, "not a whole number of a usual size")
     return raw
 
 
@@ -201,13 +201,13 @@ def _read_float(raw: object, path: str) -> float:
     if type(raw) is int and -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
         return float(raw)
     if not isinstance(raw, float) or not math.isfinite(raw):
-        raise _wrong(raw, path, "not a finite number")
+        raise _make_error(raw, path, "not a finite number")
     return raw
 
 
 def _read_text(raw: object, path: str) -> str:
     if not isinstance(raw, str) or "\0" in raw:
-        raise _wrong(raw, path, "not a text")
+        raise _make_error(raw, path, "not a text")
     return raw
 
 
@@ -232,7 +232,7 @@ def _read_union(readers: list[_Reader], declared: str, raw: object, path: str) -
             if exc.path != path:
                 inner = exc
     # A fault inside an object or a list says more than the names of all types.
-    raise inner or _wrong(raw, path, f"not {declared}")
+    raise inner or _make_error(raw, path, f"not {declared}")
 
 
 def _read_list(item: _Reader, strict: bool, raw: object, path: str) -> object:
@@ -263,4 +263,4 @@ def _convert(convert: Callable[[Any], object], reason: str, raw: object, path: s
     try:
         return convert(raw)
     except (KeyError, TypeError, ValueError) as exc:
-        raise _wrong(raw, path, reason or exc) from exc
+        raise _make_error(raw, path, reason or exc) from exc

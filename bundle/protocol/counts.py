@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str, several: str = "") -> str:
+def format_count(number: int, noun: str, several: str = "") -> str:
     """Return a count with its noun: ``1 node``, ``3 nodes``, ``12,000 files``."""
     if number == 1:
         return f"1 {noun}"
@@ -11,10 +11,10 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number:,} {plural}"
 
 
-def sized(count: int) -> str:
+def format_size(count: int) -> str:
     """Return a number of bytes for people: ``1.4 GB``."""
     if count < 1000:
-        return counted(count, "byte")
+        return format_count(count, "byte")
     amount = count / 1000
     for unit in ("kB", "MB"):
         if amount < 1000:

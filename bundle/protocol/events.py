@@ -9,7 +9,7 @@ from typing import ClassVar, Union
 
 from . import messages
 from .codec import AnyText, DecodeError, decode, encode
-from .counts import counted
+from .counts import format_count
 from .enumerations import PhaseName
 from .messages import VERSION, AgentEvent, Answer, Departure, FailureRecord, Lingering, Vanished
 from .problem import Problem, ProblemCode
@@ -41,9 +41,9 @@ class OutputLoss:
 
     def _amount(self) -> str:
         if self.bytes is not None:
-            return counted(self.bytes, "byte")
+            return format_count(self.bytes, "byte")
         if self.frames is not None:
-            return f"{counted(self.frames, 'frame')} of messages"
+            return f"{format_count(self.frames, 'frame')} of messages"
         return "some frames of messages"
 
 
@@ -501,16 +501,16 @@ def read_record(raw: object) -> Record | None:
     if kind is None:
         return None
     event: Event | None
-    event = _shown_at_once(raw) if kind is OutputShown else None
+    event = _read_output_fast(raw) if kind is OutputShown else None
     if event is None:
         try:
             event = decode(kind, raw, strict=False)
         except (DecodeError, RecursionError):
             return None
-    return Record(event, _text(raw, "job_id"), _time(raw), _text(raw, "phase"))
+    return Record(event, _get_text(raw, "job_id"), _get_time(raw), _get_text(raw, "phase"))
 
 
-def _shown_at_once(raw: Mapping[str, object]) -> OutputShown | None:
+def _read_output_fast(raw: Mapping[str, object]) -> OutputShown | None:
     """Read output without the codec (a million lines are possible); None if it needs the codec."""
     node, rank = raw.get("node"), raw.get("rank")
     lines, head, skipped = raw.get("lines"), raw.get("head"), raw.get("skipped", 0)
@@ -523,12 +523,12 @@ def _shown_at_once(raw: Mapping[str, object]) -> OutputShown | None:
     return OutputShown(node, rank, tuple(lines), head, skipped)
 
 
-def _text(raw: Mapping[str, object], key: str) -> str:
+def _get_text(raw: Mapping[str, object], key: str) -> str:
     value = raw.get(key)
     return value if isinstance(value, str) else ""
 
 
-def _time(raw: Mapping[str, object]) -> float | None:
+def _get_time(raw: Mapping[str, object]) -> float | None:
     value = raw.get("time")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -556,7 +556,7 @@ class RankOutput(AgentEvent):
     """True if a rank or the launcher wrote it; only that is counted by agents."""
 
 
-def answer_class(phase: str) -> type[Answer]:
+def find_answer_class(phase: str) -> type[Answer]:
     """Return the class of the answers to a phase."""
     kind = _KINDS.get(phase, Answer)
     return kind if issubclass(kind, Answer) else Answer

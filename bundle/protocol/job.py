@@ -75,7 +75,7 @@ class Rates:
             if not is_number or not 0 < value < math.inf:
                 raise ValueError(f"rates.{name} is {value!r}")
 
-    def scaled(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
+    def scale_rates(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
         """Return the rates of a cluster on which these take so many times as long."""
         return replace(
             self,
@@ -123,14 +123,14 @@ class Requires:
 
     def __post_init__(self) -> None:
         for value in (self.machine, self.libc, self.libc_version, self.libc_needed_by):
-            printable(value, "requires")
+            require_printable(value, "requires")
         if not _LIBC_VERSION.fullmatch(self.libc_version):
             raise ValueError(f"requires.libc_version is {self.libc_version[:20]!r}")
-        if not _PYTHON.fullmatch(printable(self.python, "requires.python")):
+        if not _PYTHON.fullmatch(require_printable(self.python, "requires.python")):
             raise ValueError(f"requires.python is {self.python[:20]!r}")
 
 
-def printable(value: object, what: str) -> str:
+def require_printable(value: object, what: str) -> str:
     """Return a value that is printable text.
 
     Raises:
@@ -175,7 +175,7 @@ class Launch:
     """Grace period of the ranks after SIGTERM, in seconds."""
 
     @property
-    def in_apptainer(self) -> bool:
+    def is_run_by_apptainer(self) -> bool:
         """True if Apptainer starts the image: a ``.sif``, or a directory, named with a slash."""
         return (self.container_image or "").endswith((".sif", "/"))
 
@@ -260,7 +260,7 @@ class Job:
     """Given where the settings require a signature: each node then checks it, too."""
 
     @property
-    def one_step(self) -> bool:
+    def can_launch_in_session_step(self) -> bool:
         """True if the Slurm step that runs the other phases may launch the ranks, too.
 
         Ranks that Slurm starts are tasks of their own; secret variables are for the ranks' own
@@ -276,10 +276,10 @@ class Job:
     @classmethod
     def from_json(cls, raw: object) -> Job:
         """Read :meth:`to_json`'s output; see :func:`parse`."""
-        return parse(raw if isinstance(raw, dict) else {})
+        return parse_job(raw if isinstance(raw, dict) else {})
 
 
-def parse(raw: Mapping[str, object]) -> Job:
+def parse_job(raw: Mapping[str, object]) -> Job:
     """Read a job.
 
     Raises:
@@ -291,27 +291,27 @@ def parse(raw: Mapping[str, object]) -> Job:
         if version != VERSION:
             raise ValueError(f"version {version!r}, this program speaks {VERSION}")
         job = decode(Job, fields)
-        check(job)
+        check_job(job)
     except (TypeError, ValueError) as exc:
         why = {"why": f"{type(exc).__name__}: {exc}"}
         raise NodeError(Problem(ProblemCode.JOB_OF_OTHER_VERSION, "job.json", why)) from exc
     return job
 
 
-def redacted(job: Job) -> Job:
+def redact_job(job: Job) -> Job:
     """Return the job as it may be kept and shown, without the secrets among its arguments."""
-    from ..redaction.secrets import masked, without_url_secrets
+    from ..redaction.secrets import mask_arguments, strip_url_secrets
 
     image = job.launch.container_image
     launch = replace(
         job.launch,
-        command=tuple(masked(job.launch.command)),
-        container_image=image and without_url_secrets(image),
+        command=tuple(mask_arguments(job.launch.command)),
+        container_image=image and strip_url_secrets(image),
     )
     return replace(job, launch=launch, trust=None)  # it names people
 
 
-def load(path: str) -> Job:
+def load_job(path: str) -> Job:
     """Read a job from a file.
 
     Raises:
@@ -322,10 +322,10 @@ def load(path: str) -> Job:
             raw = json.load(handle)
     except (OSError, ValueError, RecursionError) as exc:
         raise NodeError(Problem(ProblemCode.JOB_UNREADABLE, path, {"why": str(exc)})) from exc
-    return parse(raw)
+    return parse_job(raw)
 
 
-def check(job: Job) -> None:
+def check_job(job: Job) -> None:
     """Refuse a job with a value that could not name a file, or start no rank.
 
     Call it again when values are filled in later, as those of an allocation are.

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 
-def events(job_id: str) -> str:
+def make_events_name(job_id: str) -> str:
     """Return the name of the driver's events, one JSON object in each line."""
     return f"events.{job_id}.jsonl"
 
 
-def order(job_id: str) -> str:
+def make_order_name(job_id: str) -> str:
     """Return the name of the record of the order in which the ranks' logs grew."""
     return f"order.{job_id}.tsv"
 
 
-def preflight(job_id: str) -> str:
+def make_preflight_name(job_id: str) -> str:
     """Return the name of the findings about each node before anything was sent."""
     return f"preflight.{job_id}.txt"
 
 
-def job(job_id: str) -> str:
+def make_job_name(job_id: str) -> str:
     """Return the name of the job's description."""
     return f"job.{job_id}.json"
 
 
-def wrapper(job_id: str) -> str:
+def make_wrapper_name(job_id: str) -> str:
     """Return the name of the run wrapper."""
     return f"run_wrapper.{job_id}.py"
 
 
-def rank_log(job_name: str, job_id: str, node: str, task: int | str) -> str:
+def make_rank_log_name(job_name: str, job_id: str, node: str, task: int | str) -> str:
     """Return the name of the output of one rank."""
     return f"{job_name}.{job_id}.{node}.{task}.out"
 
 
-def batch_log(job_name: str, job_id: str) -> str:
+def make_batch_log_name(job_name: str, job_id: str) -> str:
     """Return the name of what the batch script and the driver print."""
     return f"{job_name}.{job_id}.batch.out"

@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 24
 """Bytes that one event may hold, many times what an agent sends at once."""
 
 
-def output_line(node: str, rank: int | None, data: bytes) -> bytes:
+def make_output_line(node: str, rank: int | None, data: bytes) -> bytes:
     """Return output of a rank, or of the launcher (None), as an event in one line of JSON.
 
     UTF-8 stays readable. The line has no end.
@@ -453,7 +453,7 @@ class RequestReader:
         self.in_step = "common" in fields
         request = self.next(raw)
         if request is None:
-            raise NodeError(_unreadable("nodes", f"{self._node} is not asked"))
+            raise NodeError(_make_unreadable_problem("nodes", f"{self._node} is not asked"))
         return request
 
     def next(self, raw: object) -> AgentRequest | None:
@@ -482,14 +482,16 @@ class RequestReader:
 
     def _decode_request(self, raw: object) -> AgentRequest:
         if not isinstance(raw, dict):
-            raise NodeError(_unreadable("", "it is not an object"))
+            raise NodeError(_make_unreadable_problem("", "it is not an object"))
         fields = {"v": None, "phase": self._phase, **raw}
         version, phase = fields.pop("v"), str(fields.pop("phase"))
         if version != VERSION:
             why = f"version {version!r}, this program speaks {VERSION}"
-            raise NodeError(_unreadable("v", why))
+            raise NodeError(_make_unreadable_problem("v", why))
         if phase not in REQUESTS:
-            raise NodeError(_unreadable("phase", f"{phase!r} is none of {', '.join(REQUESTS)}"))
+            raise NodeError(
+                _make_unreadable_problem("phase", f"{phase!r} is none of {', '.join(REQUESTS)}")
+            )
         return _decode_message(REQUESTS[phase], fields)
 
 
@@ -507,10 +509,10 @@ def _decode_message(kind: type[_T], raw: object) -> _T:
     try:
         return decode(kind, raw)
     except DecodeError as exc:
-        raise NodeError(_unreadable(exc.path, exc.reason)) from exc
+        raise NodeError(_make_unreadable_problem(exc.path, exc.reason)) from exc
 
 
-def _unreadable(where: str, why: str) -> Problem:
+def _make_unreadable_problem(where: str, why: str) -> Problem:
     return Problem(ProblemCode.REQUEST_UNREADABLE, where, {"why": why})
 
 

@@ -970,17 +970,17 @@ class Problem:
         return self._fill(self.code.row.fix)
 
     @property
-    def without_place(self) -> str:
+    def sentence(self) -> str:
         """The problem as a sentence that does not begin with its place."""
         return "; ".join(filter(None, (self.what, self.why, self.fix)))
 
     @property
-    def ends_job(self) -> bool:
+    def is_end_of_job(self) -> bool:
         """True for the end of a job that Slurm made."""
         return self.code is ProblemCode.JOB_ENDED or self.code in JOB_ENDINGS.values()
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.without_place}" if self.where else self.without_place
+        return f"{self.where}: {self.sentence}" if self.where else self.sentence
 
     def _fill(self, text: str) -> str:
         return text.format_map({**self.values, "where": self.where})
@@ -1010,20 +1010,22 @@ class Problem:
         with contextlib.suppress(ValueError):
             code = ProblemCode.from_json(raw.get("code"))
             if isinstance(values, Mapping) and values.keys() >= code.names:
-                return cls(code, _text(raw, "where"), {key: _text(values, key) for key in values})
-        words = {"what": _text(raw, "what"), "why": "", "fix": ""}
-        words.update((key, _text(raw, key)) for key in ("why", "fix") if key in raw)
-        return cls(ProblemCode.OTHER, _text(raw, "where") if "where" in raw else "", words)
+                return cls(
+                    code, _get_text(raw, "where"), {key: _get_text(values, key) for key in values}
+                )
+        words = {"what": _get_text(raw, "what"), "why": "", "fix": ""}
+        words.update((key, _get_text(raw, key)) for key in ("why", "fix") if key in raw)
+        return cls(ProblemCode.OTHER, _get_text(raw, "where") if "where" in raw else "", words)
 
 
-def _text(raw: Mapping[str, object], key: str) -> str:
+def _get_text(raw: Mapping[str, object], key: str) -> str:
     value = raw[key]
     if not isinstance(value, str):
         raise TypeError(f"{key} is no text")
     return value
 
 
-def ending_problem(ending: str, job_id: str) -> Problem:
+def make_ending_problem(ending: str, job_id: str) -> Problem:
     """Return the problem of a job that Slurm ended; another version's ending is accepted."""
     where, code = f"job {job_id}", JOB_ENDINGS.get(ending)
     if code is None:
@@ -1063,7 +1065,7 @@ class ShownProblem(NamedTuple):
     """The remedy."""
 
 
-def shown(problem: Problem, here: Collection[str]) -> ShownProblem:
+def format_problem(problem: Problem, here: Collection[str]) -> ShownProblem:
     """Return a problem as it is shown where the places ``here`` need no name."""
     place = "" if problem.where in here else problem.where
     line, finding = ": ".join(filter(None, (place, problem.what))), problem.why

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .secret_names import is_secret
-from .secrets import Span, change_bytes, end_of, hide_spans, looks_random
+from .secrets import Span, change_bytes, find_match_end, hide_spans, looks_random
 
 _MIN_LENGTH = 5
 _MIN_DIFFERENT = 3
@@ -182,8 +182,8 @@ def _common_length(first: bytes, second: bytes) -> int:
 def _widen(text: bytes, start: int, end: int, form: _Form) -> tuple[int, int]:
     """Return a find with what belongs to it: the signs of the value, or the rest of a base64."""
     if form.in_base64:
-        before = end_of(_ENCODED, text[max(0, start - _ENCODED_BYTES) : start][::-1])
-        return start - before, end_of(_ENCODED, text, end, end + _ENCODED_BYTES)
+        before = find_match_end(_ENCODED, text[max(0, start - _ENCODED_BYTES) : start][::-1])
+        return start - before, find_match_end(_ENCODED, text, end, end + _ENCODED_BYTES)
     if form.lead and text.endswith(form.lead, 0, start):
         start -= len(form.lead)
     if form.trail and text.startswith(form.trail, end):
@@ -198,7 +198,7 @@ class SecretMask:
         """Take the values of variables with secret names, and of those the user declares secret."""
         self._known = KnownValues(secrets_of_environment(env, passed))
 
-    def without_secrets(self, fields: Mapping[str, object]) -> dict[str, object]:
+    def hide_secrets(self, fields: Mapping[str, object]) -> dict[str, object]:
         """Return a JSON object with the secrets in its texts hidden."""
         if not self._known.values:
             return dict(fields)
@@ -210,7 +210,7 @@ class SecretMask:
         if isinstance(value, str):
             return change_bytes(value, self._hide_bytes)
         if isinstance(value, Mapping):
-            return self.without_secrets(value)
+            return self.hide_secrets(value)
         if isinstance(value, (list, tuple)):
             return [self._hide(item) for item in value]
         return value

@@ -152,7 +152,7 @@ class Meaning(NamedTuple):
     """False where the value must decide: ``token`` alone may be anything."""
 
 
-def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
+def remove_secret_variables(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
     """Return the variables of a program without secrets, except those that ``passed`` names.
 
     What is left out reaches no rank, and so no file, log or list of processes on a node.
@@ -169,7 +169,7 @@ def is_secret(name: str) -> bool:
     if name in _HARMLESS_VARIABLES or not HINT.search(name):
         return False
     raw = name.encode(errors="replace")
-    if meaning(raw) is not None or name.lower() in _BARE_NAMES:
+    if judge_secret_name(raw) is not None or name.lower() in _BARE_NAMES:
         return True
     words = _words(raw)
     if not words or words[0] == "no" or words[-1] in _DESCRIPTIVE_ENDINGS:
@@ -183,7 +183,7 @@ def _has_infix(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def meaning(name: bytes, *, query: bool = False) -> Meaning | None:
+def judge_secret_name(name: bytes, *, query: bool = False) -> Meaning | None:
     """Return the meaning of a name in a text; None if it means no secret."""
     if query:
         kind = _KIND_IN_QUERY.get(name.decode("ascii", "replace").lower())

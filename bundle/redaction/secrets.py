@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .secret_names import HINT, SPLIT, Meaning, is_secret, meaning
+from .secret_names import HINT, SPLIT, Meaning, is_secret, judge_secret_name
 
 HIDDEN = "***"
 """The replacement of a secret in arguments, events and messages."""
@@ -53,7 +53,9 @@ def _unite(first: Span, second: Span) -> Span:
     )
 
 
-def end_of(pattern: re.Pattern[bytes], text: bytes, start: int = 0, stop: int = sys.maxsize) -> int:
+def find_match_end(
+    pattern: re.Pattern[bytes], text: bytes, start: int = 0, stop: int = sys.maxsize
+) -> int:
     """Return where the match of a pattern at a place ends; the place itself for no match."""
     match = pattern.match(text, start, stop)
     return match.end() if match else start
@@ -94,8 +96,8 @@ def _find_names(text: bytes, in_argument: bool) -> Iterator[_Name]:
     for needle in _find_needles(text):
         if needle < end:
             continue
-        start = needle - end_of(_PART, text[max(end, needle - _REACH) : needle][::-1])
-        end = end_of(_PART, text, needle, needle + _REACH)
+        start = needle - find_match_end(_PART, text[max(end, needle - _REACH) : needle][::-1])
+        end = find_match_end(_PART, text, needle, needle + _REACH)
         if needle - start < _REACH and end - needle < _REACH:
             name = _judge_name(text, start, end, in_argument)
             if name is not None:
@@ -124,7 +126,7 @@ def _judge_name(text: bytes, start: int, end: int, in_argument: bool) -> _Name |
     pair = _judge_two_words(text, start, word)
     if pair is not None:
         return pair
-    secret = meaning(word, query=in_query)
+    secret = judge_secret_name(word, query=in_query)
     if in_argument:
         secret = _judge_argument(word, secret, text[end : end + 1])
     if secret is None:
@@ -145,7 +147,7 @@ def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
     if word.lower().decode() not in SPLIT:
         return None
     before = _WORD_BEFORE.search(text[max(0, start - 20) : start])
-    secret = meaning(before[1] + b"_" + word) if before else None
+    secret = judge_secret_name(before[1] + b"_" + word) if before else None
     if before is None or secret is None or not secret.sure:
         return None
     return _Name(start - len(before[0]), start + len(word), secret)
@@ -221,7 +223,7 @@ def _read_value(
     text: bytes, name: _Name, at: int, sign: bytes = b"=", close: bytes = b""
 ) -> Span | None:
     """Return the secret at ``at``, or None; ``sign`` precedes it, ``close`` closed the name."""
-    at = end_of(_TAG, text, at)
+    at = find_match_end(_TAG, text, at)
     opened = _OPEN.match(text, at)
     if opened is not None:
         end = _end_of_quoted_words(text, opened.end(), opened["quote"])
@@ -232,17 +234,17 @@ def _read_value(
     if called is not None:
         end = _end_of_bracketed(text, name, at, called.end() - 1)
         if end > at:
-            return _span(name, at, end, quote)
+            return _make_span(name, at, end, quote)
         if not name.meaning.sure:
             return None
     around = _QUOTE_BEFORE.search(text[max(0, name.start - _REACH) : name.start])
     if around and not close and (name.meaning.kind in _SEVERAL_WORDS or is_colon):
         return _check(text, name, at, _end_of_quoted_words(text, at, around[0]))
-    end = end_of(_pattern_of_word(text, name, at, sign, close), text, at)
+    end = find_match_end(_pattern_of_word(text, name, at, sign, close), text, at)
     return _check(text, name, at, end, quote)
 
 
-def _span(name: _Name, start: int, end: int, quote: bytes = b"") -> Span:
+def _make_span(name: _Name, start: int, end: int, quote: bytes = b"") -> Span:
     return Span(start, end, name.meaning.kind, name.start, quote)
 
 
@@ -265,7 +267,7 @@ def _takes_line(text: bytes, name: _Name, at: int, sign: bytes) -> bool:
         return True
     if kind not in _PASSPHRASES or name.is_option:
         return False
-    if is_placeholder(text[at : end_of(_WORD, text, at)]):
+    if is_placeholder(text[at : find_match_end(_WORD, text, at)]):
         return False
     before = text[max(0, name.start - _BEFORE) : name.start]
     return sign == b":" or (not name.in_argument and bool(_SHELL_LINE.search(before)))
@@ -282,7 +284,7 @@ def _check(text: bytes, name: _Name, start: int, end: int, quote: bytes = b"") -
     if not name.meaning.sure and _is_of_text(text, name, start, raw):
         return None
     start += len(whole) - len(whole.lstrip())
-    return _span(name, start, start + len(raw), quote)
+    return _make_span(name, start, start + len(raw), quote)
 
 
 def _strip_outer_brackets(raw: bytes) -> bytes:
@@ -307,7 +309,7 @@ def _end_of_quoted_words(text: bytes, start: int, quote: bytes) -> int:
             return end
         quote = glued["quote"] or quote
         if not glued["quote"]:
-            return end_of(_WORD, text, glued.end())
+            return find_match_end(_WORD, text, glued.end())
         end = _end_of_quoted(text, glued.end(), quote)
     return end
 
@@ -317,8 +319,8 @@ def _end_of_quoted(text: bytes, start: int, quote: bytes) -> int:
     limit = min(len(text), start + _QUOTED_BYTES)
     if len(quote) == 3 and b"\\" not in quote:  # around any number of lines
         closing = text.find(quote, start, limit)
-        return closing if closing >= 0 else end_of(_LINE, text, start, limit)
-    stop = end_of(_LINE, text, start, limit)
+        return closing if closing >= 0 else find_match_end(_LINE, text, start, limit)
+    stop = find_match_end(_LINE, text, start, limit)
     escapes = len(quote) - 1
     for match in _CLOSING[quote[-1:].decode()].finditer(text, start, stop):
         # Each level of escaping doubles the backslashes and adds one for the quote.
@@ -334,15 +336,15 @@ def _end_of_bracketed(text: bytes, name: _Name, at: int, bracket: int) -> int:
     """Return where a list, a table or a call ends; its start where it is no secret as a whole."""
     if not name.meaning.sure or text.startswith(b"[redacted", at):
         return at
-    end = _closing_bracket(text, bracket)
+    end = _find_closing_bracket(text, bracket)
     if end < 0:
-        return end_of(_LINE, text, at)
+        return find_match_end(_LINE, text, at)
     inner = text[bracket + 1 : end - 1].strip()
     is_call_without_text = at < bracket and not re.search(rb"[\"']", inner)
     return at if not inner or is_call_without_text or is_placeholder(text[at:end]) else end
 
 
-def _closing_bracket(text: bytes, bracket: int) -> int:
+def _find_closing_bracket(text: bytes, bracket: int) -> int:
     """Return the place after the bracket that closes one; -1 if it is far away or missing."""
     depth = 0
     for match in _BRACKET.finditer(text, bracket, bracket + _LIST_BYTES):
@@ -381,7 +383,7 @@ def _is_of_text(text: bytes, name: _Name, start: int, raw: bytes) -> bool:
     if text[name.start - 1 : name.start] != b" ":
         return False
     words = text[max(0, name.start - 24) : name.start].split()
-    return bool(words) and words[-1].isalpha() and meaning(words[-1] + b"_token") is None
+    return bool(words) and words[-1].isalpha() and judge_secret_name(words[-1] + b"_token") is None
 
 
 # --- The value of a name: in shell, JSON, TOML, Python, headers, URLs, tables, commands ----------
@@ -480,7 +482,7 @@ def _read_assigned(text: bytes, name: _Name, match: re.Match[bytes]) -> Span | N
         return _read_value(text, name, match.end(), match["sign"], match["close"] or b"")
     value = _read_next_line(text, name, gap.end(), can_be_quoted=not gap["listed"])
     if value is not None and gap["item"]:
-        value = value._replace(end=end_of(_ITEMS, text, value.end))
+        value = value._replace(end=find_match_end(_ITEMS, text, value.end))
     return value
 
 
@@ -534,7 +536,7 @@ def _is_of_manual(raw: bytes) -> bool:
     """Return whether a word goes on with a sentence about an option, or stands for its value."""
     if not _METAVAR.fullmatch(raw):
         return raw in _PROSE
-    return len(raw) <= 8 or meaning(raw) is not None
+    return len(raw) <= 8 or judge_secret_name(raw) is not None
 
 
 def _fills_line(text: bytes, value: Span) -> bool:
@@ -587,7 +589,7 @@ def _read_pair(text: bytes, name: _Name, end: int) -> Span | None:
     if value is None:
         return None
     raw = text[value.start : value.end]
-    if _PLAIN_NAME.fullmatch(raw) or meaning(raw) is not None:
+    if _PLAIN_NAME.fullmatch(raw) or judge_secret_name(raw) is not None:
         return None
     return value if name.meaning.sure or looks_random(raw) else None
 
@@ -603,7 +605,7 @@ def _read_sentence(text: bytes, name: _Name) -> Span | None:
         is_capital = text[name.start : name.end].isupper()
         is_stressed = name.meaning.sure and (is_capital or bool(_STRESS.search(gap[0])))
         if looks_random(word) or (is_stressed and _is_password(word)):
-            return _span(name, match.start(), match.start() + len(word))
+            return _make_span(name, match.start(), match.start() + len(word))
     return None
 
 
@@ -677,7 +679,11 @@ def find_passwords(text: bytes) -> Iterator[Span]:
             if match is not None:
                 start = following = match.end()
                 quote = match["quote"]
-                end = _end_of_quoted(text, start, quote) if quote else end_of(_BARE, text, start)
+                end = (
+                    _end_of_quoted(text, start, quote)
+                    if quote
+                    else find_match_end(_BARE, text, start)
+                )
                 yield Span(start, end, "password", at)
             at = text.find(program, following)
     if b"@" in text:
@@ -691,7 +697,7 @@ def find_url_logins(text: bytes) -> Iterator[Span]:
     while at >= 0:
         start = at + 3
         end = start + _length_of_login(
-            text[start : end_of(_URL_REST, text, start, start + _URL_BYTES)]
+            text[start : find_match_end(_URL_REST, text, start, start + _URL_BYTES)]
         )
         login = text[start:end]
         is_secret_login = b":" in login or looks_random(login)
@@ -702,7 +708,7 @@ def find_url_logins(text: bytes) -> Iterator[Span]:
 
 def _length_of_login(url: bytes) -> int:
     """Return the length of user and password at the start of a URL without its scheme."""
-    authority = url[: end_of(_AUTHORITY, url)]
+    authority = url[: find_match_end(_AUTHORITY, url)]
     if b"@" not in authority and not _HOST.fullmatch(authority):  # a password with a slash in it
         authority = url
     return max(0, authority.rfind(b"@"))
@@ -728,7 +734,7 @@ _TOKEN_VALUE = re.compile(
 _REGISTRY = re.compile("docker|podman|nerdctl|buildah|skopeo|apptainer|singularity|oras|helm")
 
 
-def masked(argv: Sequence[str]) -> list[str]:
+def mask_arguments(argv: Sequence[str]) -> list[str]:
     """Return arguments as they may be shown, with the values of secret names hidden.
 
     An option hides the argument after it, unless that is an option itself.
@@ -744,7 +750,7 @@ def masked(argv: Sequence[str]) -> list[str]:
     return shown
 
 
-def without_url_secrets(text: str) -> str:
+def strip_url_secrets(text: str) -> str:
     """Return a text with the users, passwords and query values of all its URLs removed.
 
     Tokens of downloads stand in queries under any name, so no value of a query stays.
@@ -809,7 +815,7 @@ def _mask_argument(word: str) -> str:
     user = _USER_OPTION.fullmatch(word)
     if user and _LOGIN_VALUE.fullmatch(user[3] or ""):  # which has no other end
         return f"{user[1]}{user[2]}{HIDDEN}"
-    return change_bytes(without_url_secrets(word), _mask_text)
+    return change_bytes(strip_url_secrets(word), _mask_text)
 
 
 def _mask_text(text: bytes) -> bytes:

@@ -19,7 +19,7 @@ _MAGIC = frozenset("*?[")
 _ANY_DIRECTORIES = "**"
 
 
-def split(output: str) -> Pattern | None:
+def split_pattern(output: str) -> Pattern | None:
     """Split an output into its parts; none for everything.
 
     Returns:
@@ -37,53 +37,53 @@ def split(output: str) -> Pattern | None:
     return parts
 
 
-def wanted(name: str, outputs: Sequence[str]) -> bool:
+def is_wanted(name: str, outputs: Sequence[str]) -> bool:
     """Tell whether one of the outputs stands for a path."""
     parts = name.split("/")
-    patterns = (split(output) for output in outputs)
-    return any(_matches(parts, pattern) for pattern in patterns if pattern is not None)
+    patterns = (split_pattern(output) for output in outputs)
+    return any(_is_match(parts, pattern) for pattern in patterns if pattern is not None)
 
 
-def expand(base: str, pattern: Pattern) -> set[str]:
+def expand_pattern(base: str, pattern: Pattern) -> set[str]:
     """Find the paths below ``base`` that match; a name that exists matches itself literally."""
     if not pattern:
-        return set(_names_in(base, ""))
+        return set(_list_names(base, ""))
     literal = "/".join(pattern)
     if os.path.lexists(os.path.join(base, literal)):
         return {literal}
     prefixes = {""}
     for part in pattern:
-        prefixes = _extended(base, prefixes, part)
+        prefixes = _extend_prefixes(base, prefixes, part)
     return {prefix[:-1] for prefix in prefixes}
 
 
-def above(name: str) -> Iterator[str]:
+def list_parents(name: str) -> Iterator[str]:
     """Yield the directories that a path lies in, from the outermost."""
     parts = name.split("/")
     return ("/".join(parts[:count]) for count in range(1, len(parts)))
 
 
-def _extended(base: str, prefixes: set[str], part: str) -> set[str]:
+def _extend_prefixes(base: str, prefixes: set[str], part: str) -> set[str]:
     """Extend prefixes, each ending in a slash, by one part of a pattern."""
     extended: set[str] = set()
     for prefix in prefixes:
         if part == _ANY_DIRECTORIES:
-            extended.update(_directories_below(base, prefix))
+            extended.update(_list_directories_below(base, prefix))
         elif _MAGIC.isdisjoint(part):
             if os.path.lexists(os.path.join(base, prefix + part)):
                 extended.add(f"{prefix}{part}/")
         else:
-            names = _names_in(base, prefix)
-            extended.update(f"{prefix}{name}/" for name in names if _part_matches(name, part))
+            names = _list_names(base, prefix)
+            extended.update(f"{prefix}{name}/" for name in names if _is_part_match(name, part))
     return extended
 
 
-def _directories_below(base: str, prefix: str) -> Iterator[str]:
+def _list_directories_below(base: str, prefix: str) -> Iterator[str]:
     pending = [prefix]
     while pending:
         current = pending.pop()
         yield current
-        for name in _names_in(base, current):
+        for name in _list_names(base, current):
             if not name.startswith(".") and _is_real_directory(os.path.join(base, current, name)):
                 pending.append(f"{current}{name}/")
 
@@ -92,32 +92,32 @@ def _is_real_directory(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
 
 
-def _names_in(base: str, prefix: str) -> list[str]:
+def _list_names(base: str, prefix: str) -> list[str]:
     try:
         return os.listdir(os.path.join(base, prefix))
     except OSError:  # not a directory, or not readable: nothing in it can be an output
         return []
 
 
-def _part_matches(name: str, part: str) -> bool:
+def _is_part_match(name: str, part: str) -> bool:
     """Match one name with one part of a pattern; only a leading dot matches hidden names."""
     if name.startswith(".") and not part.startswith("."):
         return False
     return fnmatchcase(name, part)
 
 
-def _matches(parts: Sequence[str], pattern: Pattern) -> bool:
+def _is_match(parts: Sequence[str], pattern: Pattern) -> bool:
     if not pattern:
         return len(parts) == 1
     if tuple(parts) == pattern:
         return True
-    states = _with_skipped({0}, pattern)
+    states = _skip_any_directories({0}, pattern)
     for name in parts:
-        states = _with_skipped(set(_next_states(states, pattern, name)), pattern)
+        states = _skip_any_directories(set(_next_states(states, pattern, name)), pattern)
     return len(pattern) in states
 
 
-def _with_skipped(states: set[int], pattern: Pattern) -> set[int]:
+def _skip_any_directories(states: set[int], pattern: Pattern) -> set[int]:
     """Add the states behind each ``**``, which may stand for no directory."""
     for state, part in enumerate(pattern):  # in order, so that several in a row are all skipped
         if part == _ANY_DIRECTORIES and state in states:
@@ -132,5 +132,5 @@ def _next_states(states: set[int], pattern: Pattern, name: str) -> Iterator[int]
         if pattern[state] == _ANY_DIRECTORIES:
             if not name.startswith("."):
                 yield state
-        elif _part_matches(name, pattern[state]):
+        elif _is_part_match(name, pattern[state]):
             yield state + 1

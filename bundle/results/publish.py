@@ -23,8 +23,8 @@ from contextlib import suppress
 from ..node import removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
-from .patterns import above, wanted
-from .selection import OutputEntry, leads_out
+from .patterns import is_wanted, list_parents
+from .selection import OutputEntry, is_link_outside
 from .stream import InvalidStream
 
 SentEntries = Mapping[str, OutputEntry]
@@ -68,7 +68,7 @@ class ResultsWriter:
         """
         self._target, self._sent, self._joined = target, sent or {}, joined or {}
         self._roots = {root: number for number, root in enumerate(roots)}
-        name = f".stager-results.{_owner()}.{os.getpid()}.{time.monotonic_ns()}"
+        name = f".stager-results.{_name_owner()}.{os.getpid()}.{time.monotonic_ns()}"
         self._path = os.path.join(target, name)
         try:
             os.mkdir(self._path, 0o700)
@@ -98,16 +98,16 @@ class ResultsWriter:
             InvalidStream: it lies outside of the outputs, or is a link out of one.
             OSError: nothing more can be written here.
         """
-        root, inner = self._root_of(info.name)
+        root, inner = self._split_root(info.name)
         if inner and not self._has_parent(info):
             self._leave_out(info, "the directory that holds it could not be made")
             return
-        if info.issym() and (not inner or leads_out(inner, info.linkname)):
+        if info.issym() and (not inner or is_link_outside(inner, info.linkname)):
             raise InvalidStream(f"{info.name!r} is a link that leads out, to {info.linkname!r}")
         if info.name in self._directories:
             raise InvalidStream(f"{info.name!r} comes twice")
         try:
-            self._write(self._path_of(root, inner), info, content)
+            self._write(self._locate_hidden(root, inner), info, content)
         except OSError as exc:
             if exc.errno in _FULL:
                 raise
@@ -127,11 +127,11 @@ class ResultsWriter:
         """
         if not complete:
             for root in self._roots.keys() - self._nonempty:
-                removal.sweep(self._path_of(root))
+                removal.delete_as_far_as_possible(self._locate_hidden(root))
         inner = self._inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
-            if not os.path.lexists(self._path_of(root)):
+            if not os.path.lexists(self._locate_hidden(root)):
                 continue
             try:
                 if not (complete and self._update(root, inner.get(root, []))):
@@ -152,16 +152,16 @@ class ResultsWriter:
         """
 
         def stays(name: str) -> bool:
-            return name in self.renamed or wanted(name, missing)
+            return name in self.renamed or is_wanted(name, missing)
 
-        gone = {name for name in deleted if not any(map(stays, _with_above(name)))}
-        sent = [name for name in self._sent if not gone.isdisjoint(_with_above(name))]
+        gone = {name for name in deleted if not any(map(stays, _list_with_parents(name)))}
+        sent = [name for name in self._sent if not gone.isdisjoint(_list_with_parents(name))]
         return sum(self._remove(name) for name in reversed(sent))
 
     def _remove(self, name: str) -> bool:
         """Remove what was sent, if it has not changed; return whether it was a file or link."""
         entry, path = self._sent[name], os.path.join(self._target, name)
-        if any(os.path.islink(os.path.join(self._target, folder)) for folder in above(name)):
+        if any(os.path.islink(os.path.join(self._target, folder)) for folder in list_parents(name)):
             return False
         with suppress(OSError):
             if stat.S_ISDIR(entry.mode):
@@ -174,17 +174,17 @@ class ResultsWriter:
     def discard(self) -> None:
         """Remove the hidden directory with its remaining content."""
         if not self._kept:
-            removal.sweep(self._path)
+            removal.delete_as_far_as_possible(self._path)
 
-    def _path_of(self, root: str, inner: str = "") -> str:
+    def _locate_hidden(self, root: str, inner: str = "") -> str:
         path = os.path.join(self._path, str(self._roots[root]))
         return os.path.join(path, inner) if inner else path
 
-    def _root_of(self, name: str) -> tuple[str, str]:
+    def _split_root(self, name: str) -> tuple[str, str]:
         """Return a member's output, and its path inside; empty for the output itself."""
         if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name:
             raise InvalidStream(f"{name!r} is not a plain path")
-        for root in _with_above(name):
+        for root in _list_with_parents(name):
             if root in self._roots:
                 return root, name[len(root) + 1 :]
         raise InvalidStream(f"{name!r} lies in none of the announced outputs")
@@ -213,7 +213,7 @@ class ResultsWriter:
         """Return inner directories, deepest first; an outermost closed one could not be moved."""
         inner: dict[str, list[tuple[str, tarfile.TarInfo]]] = {}
         for path, info in reversed(list(self._directories.values())):
-            root, below = self._root_of(info.name)
+            root, below = self._split_root(info.name)
             if below:
                 inner.setdefault(root, []).append((path, info))
         return inner
@@ -225,7 +225,7 @@ class ResultsWriter:
         if self._parent(folder) != folder or not os.path.lexists(os.path.join(self._target, name)):
             return False
         final = self._final_path(name)
-        moves = _plan_moves(self._path_of(root), final, name, self._sent)
+        moves = _plan_moves(self._locate_hidden(root), final, name, self._sent)
         if moves is None:
             return False
         for source, target, _ in moves:
@@ -233,7 +233,7 @@ class ResultsWriter:
         made = {path for _, _, path in moves}
         for _, info in inner:
             path = info.name[len(root) :]
-            if not made.isdisjoint(_with_above(name + path)):
+            if not made.isdisjoint(_list_with_parents(name + path)):
                 _finish([(f"{final}{path}", info)])
         self.placed.append(name)
         return True
@@ -246,7 +246,7 @@ class ResultsWriter:
         return real if os.path.islink(path) and is_inside else path
 
     def _publish_root(self, root: str, wanted: str) -> None:
-        given = self._place(self._path_of(root), wanted)
+        given = self._place(self._locate_hidden(root), wanted)
         if root in self._directories:
             _finish([(os.path.join(self._target, given), self._directories[root][1])])
         self.placed.append(given)
@@ -256,7 +256,7 @@ class ResultsWriter:
     def _place(self, path: str, wanted: str) -> str:
         """Rename to the first free name, replacing nothing."""
         parent, _, name = wanted.rpartition("/")
-        for given in _numbered(self._parent(parent), name):
+        for given in _number_names(self._parent(parent), name):
             final = os.path.join(self._target, given)
             if os.path.lexists(final):
                 continue
@@ -275,7 +275,7 @@ class ResultsWriter:
             return self._parents[path]
         parent, _, name = path.rpartition("/")
         device = os.stat(self._target).st_dev
-        for given in _numbered(self._parent(parent), name):
+        for given in _number_names(self._parent(parent), name):
             with suppress(FileExistsError):
                 os.mkdir(os.path.join(self._target, given))
             state = os.lstat(os.path.join(self._target, given))
@@ -298,14 +298,14 @@ class ResultsWriter:
             self.problems.append(Problem(ProblemCode.OUTPUT_NOT_PLACED, where, values))
 
 
-def sweep(target: str) -> None:
+def remove_abandoned(target: str) -> None:
     """Remove hidden directories whose owner is gone, or that are a week old."""
     with suppress(OSError):
         for name in os.listdir(target):
             hidden = _HIDDEN.fullmatch(name)
             path = os.path.join(target, name)
             if hidden and _is_abandoned(path, hidden["owner"], int(hidden["pid"])):
-                removal.sweep(path)
+                removal.delete_as_far_as_possible(path)
 
 
 def _is_abandoned(path: str, owner: str, pid: int) -> bool:
@@ -314,7 +314,9 @@ def _is_abandoned(path: str, owner: str, pid: int) -> bool:
         return False
     if time.time() - state.st_mtime > _OLD:
         return True
-    if owner != _owner():  # on another machine, or in a container: its process cannot be looked up
+    if (
+        owner != _name_owner()
+    ):  # on another machine, or in a container: its process cannot be looked up
         return False
     try:
         os.kill(pid, 0)
@@ -325,20 +327,20 @@ def _is_abandoned(path: str, owner: str, pid: int) -> bool:
     return False
 
 
-def _owner() -> str:
+def _name_owner() -> str:
     """Name the scope in which a process id is unique: the machine and its process namespace."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     return f"{os.uname().nodename}-{namespace}"
 
 
-def _numbered(folder: str, name: str) -> Iterator[str]:
+def _number_names(folder: str, name: str) -> Iterator[str]:
     yield os.path.join(folder, name)
     for number in range(1, _MOST_NUMBERS):
         yield os.path.join(folder, f"{name}.{number}")
 
 
-def _with_above(name: str) -> list[str]:
-    return [*above(name), name]
+def _list_with_parents(name: str) -> list[str]:
+    return [*list_parents(name), name]
 
 
 def _plan_moves(

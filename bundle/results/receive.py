@@ -22,20 +22,20 @@ from dataclasses import dataclass, field, replace
 from typing import IO, cast
 
 from ..format.manifest import BLOCK
-from ..protocol.counts import counted
+from ..protocol.counts import format_count
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.files import error_text, facts_of, refusals
-from .patterns import above, wanted
-from .publish import ResultsWriter, SentEntries, sweep
+from ..system.files import error_text, examine_directory, list_refusals
+from .patterns import is_wanted, list_parents
+from .publish import ResultsWriter, SentEntries, remove_abandoned
 from .stream import (
     CHUNK,
     LINE_LIMIT,
     InvalidStream,
     StreamEnd,
     StreamHead,
+    limit_reasons,
     read_end,
     read_head,
-    some_of,
 )
 
 _NAME_LIMIT = 64 << 10
@@ -75,7 +75,7 @@ class Received:
     """The reasons why it is not complete, or was put elsewhere."""
 
 
-def receive(
+def receive_outputs(
     stream: IO[bytes],
     target: str,
     outputs: Sequence[str],
@@ -105,14 +105,14 @@ def receive(
         _check_roots(header.roots, outputs)
     except (_Truncated, InvalidStream) as exc:
         raise NodeError(Problem(ProblemCode.NO_RESULTS, source, {"why": str(exc)})) from exc
-    sweep(target)
+    remove_abandoned(target)
     _require_room(target, header, source)
     writer = ResultsWriter(target, header.roots, sent, joined)
     try:
         problem, end = _unpack(reader, writer, header, target, source)
         complete = problem is None and not writer.left_out
         # Who puts earlier results on a node holds its directory already.
-        with _alone(target) if sent is not None else contextlib.nullcontext():
+        with _lock_target(target) if sent is not None else contextlib.nullcontext():
             writer.publish(complete=complete)
             removed = 0
             if complete and not (end.gaps or writer.problems):
@@ -125,7 +125,7 @@ def receive(
             placed=tuple(writer.placed),
             renamed=writer.renamed,
             missing=header.missing,
-            left_out=some_of({**header.left_out, **writer.left_out}),
+            left_out=limit_reasons({**header.left_out, **writer.left_out}),
             changed=end.changed,
             gaps=end.gaps,
             removed=removed,
@@ -136,7 +136,7 @@ def receive(
 
 
 @contextlib.contextmanager
-def _alone(target: str) -> Iterator[None]:
+def _lock_target(target: str) -> Iterator[None]:
     """Exclude other jobs' results, if the file system has locks."""
     handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -224,20 +224,20 @@ def _unpack(
             raise InvalidStream("it does not have the digest that its end mark names")
         end = read
     except _Truncated as exc:
-        return _incomplete(source, f"the stream was cut: {exc}"), end
+        return _describe_incomplete(source, f"the stream was cut: {exc}"), end
     except InvalidStream as exc:
-        return _incomplete(source, f"the stream is damaged: {exc}"), end
+        return _describe_incomplete(source, f"the stream is damaged: {exc}"), end
     except OSError as exc:
         values = {"why": error_text(exc)}
         return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), end
     if writer.left_out:
         name, reason = next(iter(writer.left_out.items()))
         why = f"{len(writer.left_out)} could not be written: {name}: {reason}"
-        return _incomplete(target, why), end
+        return _describe_incomplete(target, why), end
     return None, end
 
 
-def _incomplete(where: str, why: str) -> Problem:
+def _describe_incomplete(where: str, why: str) -> Problem:
     return Problem(ProblemCode.RESULTS_INCOMPLETE, where, {"why": why})
 
 
@@ -283,10 +283,10 @@ def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
     for root in roots:
         if "\0" in root or not {"", ".", ".."}.isdisjoint(root.split("/")):
             raise InvalidStream(f"{root!r} is not a plain path")
-        if not wanted(root, outputs):
+        if not is_wanted(root, outputs):
             raise InvalidStream(f"nobody asked for {root!r}")
     distinct = set(roots)
-    nested = any(not distinct.isdisjoint(above(root)) for root in roots)
+    nested = any(not distinct.isdisjoint(list_parents(root)) for root in roots)
     if nested or len(distinct) != len(roots):
         raise InvalidStream("its outputs lie in one another")
 
@@ -294,16 +294,16 @@ def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
 def _require_room(target: str, header: StreamHead, source: str) -> None:
     code = ProblemCode.RESULTS_TOO_LARGE
     if os.path.isdir(target):
-        facts = replace(facts_of(target), noexec=False)  # nothing is run from there
+        facts = replace(examine_directory(target), noexec=False)  # nothing is run from there
         needed_bytes = header.bytes + header.entries * _HALF_BLOCK
         needed_inodes = header.entries + _SPARE_INODES if header.entries else 0
-        reasons = refusals(facts, needed_bytes, needed_inodes)
+        reasons = list_refusals(facts, needed_bytes, needed_inodes)
         if not facts.read_only and not os.access(target, os.R_OK | os.W_OK | os.X_OK):
             reasons.append("this user may not write to it")
     else:
         code = ProblemCode.NO_PLACE_FOR_RESULTS
         reasons = ["it is not a directory" if os.path.exists(target) else "it does not exist"]
     if reasons:
-        files = counted(header.files, "file")
+        files = format_count(header.files, "file")
         values = {"why": "; ".join(reasons), "files": files, "source": source}
         raise NodeError(Problem(code, target, values))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
-from .patterns import above, expand, split
+from .patterns import expand_pattern, list_parents, split_pattern
 
 
 class OutputEntry(NamedTuple):
@@ -59,7 +59,7 @@ class Sizes:
     """Files, directories and links: the inodes they take."""
 
 
-def select(directory: str, outputs: Sequence[str]) -> Selection:
+def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
     """Find what the outputs stand for.
 
     An output is a path or a pattern below the directory; ``**`` stands for any directories, ``.``
@@ -75,11 +75,11 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
     left_out: dict[str, str] = {}
     unread: list[str] = []
     for output in outputs:
-        pattern = split(output)
+        pattern = split_pattern(output)
         if pattern is None:
             left_out[output] = "it does not lie in the run directory"
             continue
-        names = sorted(expand(base, pattern))
+        names = sorted(expand_pattern(base, pattern))
         if not names:
             missing.append(output)
         for name in names:
@@ -89,7 +89,7 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
                 left_out[name] = reason
             else:
                 sources[name] = source
-    roots = [name for name in sorted(sources) if sources.keys().isdisjoint(above(name))]
+    roots = [name for name in sorted(sources) if sources.keys().isdisjoint(list_parents(name))]
     entries = [entry for root in roots for entry in _walk(root, sources[root], left_out, unread)]
     return Selection(
         roots=tuple(roots),
@@ -100,11 +100,11 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
     )
 
 
-def besides(selection: Selection, brought: Collection[str]) -> Selection:
+def exclude_received(selection: Selection, brought: Collection[str]) -> Selection:
     """Return the files and links of a selection besides these, with the directories they lie in."""
     names = {entry.name for entry in selection.entries if not stat.S_ISDIR(entry.mode)}
     names.difference_update(brought)
-    kept = names.union(*map(above, names))
+    kept = names.union(*map(list_parents, names))
     return replace(
         selection,
         roots=tuple(root for root in selection.roots if root in kept),
@@ -112,7 +112,7 @@ def besides(selection: Selection, brought: Collection[str]) -> Selection:
     )
 
 
-def leads_out(inner: str, target: str) -> bool:
+def is_link_outside(inner: str, target: str) -> bool:
     """Tell whether a link could lead out of the output that holds it.
 
     ``..`` is allowed only at the beginning: there it goes up real directories. Behind a name, which
@@ -123,7 +123,7 @@ def leads_out(inner: str, target: str) -> bool:
     return target.split("/").count("..") > inner.count("/")
 
 
-def measure(entries: Sequence[OutputEntry]) -> Sizes:
+def measure_entries(entries: Sequence[OutputEntry]) -> Sizes:
     """Return the amount of data that these entries stand for."""
     file_sizes = [entry.size for entry in entries if stat.S_ISREG(entry.mode)]
     return Sizes(files=len(file_sizes), bytes=sum(file_sizes), entries=len(entries))
@@ -192,7 +192,7 @@ def _entry(name: str, path: str, root: str, top: str) -> OutputEntry:
 def _link_target(path: str, top: str) -> str:
     """Return the target, if need be made relative; empty if it leads out of ``top``."""
     text = os.readlink(path)
-    if not leads_out(os.path.relpath(path, top), text):
+    if not is_link_outside(os.path.relpath(path, top), text):
         return text
     folder, last = os.path.dirname(path), os.path.basename(text)
     target = os.path.join(folder, text)

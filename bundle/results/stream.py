@@ -25,12 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from ..format.manifest import BLOCK, padding
+from ..format.manifest import BLOCK, count_padding
 from ..protocol.codec import AnyText, DecodeError, decode, encode
-from ..protocol.counts import counted
+from ..protocol.counts import format_count
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
-from .selection import OutputEntry, Selection, besides, measure, select
+from .selection import OutputEntry, Selection, exclude_received, measure_entries, select_outputs
 
 VERSION = 3
 LINE_LIMIT = 16 << 20
@@ -133,7 +133,7 @@ def _json_object(line: bytes) -> dict[str, object]:
     return raw if isinstance(raw, dict) else {}
 
 
-def some_of(reasons: Mapping[str, str]) -> dict[str, str]:
+def limit_reasons(reasons: Mapping[str, str]) -> dict[str, str]:
     """Return the first ``MOST_NAMES`` paths with their reasons, and how many more there are."""
     first = dict(list(reasons.items())[:MOST_NAMES])
     if len(reasons) > len(first):
@@ -141,7 +141,7 @@ def some_of(reasons: Mapping[str, str]) -> dict[str, str]:
     return first
 
 
-def pack(
+def send_outputs(
     directory: str,
     outputs: Sequence[str],
     stream: IO[bytes],
@@ -153,13 +153,13 @@ def pack(
     Raises:
         NodeError: the directory cannot be read, or nobody reads the stream any more.
     """
-    selection = select(directory, outputs)
+    selection = select_outputs(directory, outputs)
     if brought is not None:
-        selection = besides(selection, brought)
-    send(selection, directory, stream, deleted)
+        selection = exclude_received(selection, brought)
+    send_selection(selection, directory, stream, deleted)
 
 
-def send(
+def send_selection(
     selection: Selection, directory: str, stream: IO[bytes], deleted: Sequence[str] = ()
 ) -> StreamEnd:
     """Send what was selected in a directory; return the end of the stream.
@@ -181,7 +181,7 @@ def send(
 def _send_all(
     selection: Selection, directory: str, stream: IO[bytes], deleted: Sequence[str]
 ) -> StreamEnd:
-    total = measure(selection.entries)
+    total = measure_entries(selection.entries)
     writer = _StreamWriter(stream, directory)
     writer.line(
         StreamHead(
@@ -191,7 +191,7 @@ def _send_all(
             files=total.files,
             bytes=total.bytes,
             missing=selection.missing,
-            left_out=some_of(selection.left_out),
+            left_out=limit_reasons(selection.left_out),
         )
     )
     changed: dict[str, str] = {}
@@ -205,7 +205,7 @@ def _send_all(
     end = StreamEnd(
         end=1,
         sha256=writer.digest.hexdigest(),
-        changed=some_of(changed),
+        changed=limit_reasons(changed),
         gaps=gaps,
         deleted=tuple(deleted) if sum(map(len, deleted)) < _DELETED_NAMES else (),
     )
@@ -261,10 +261,10 @@ def _send(entry: OutputEntry, writer: _StreamWriter) -> tuple[str, bool]:
         size = min(before.st_size, entry.size)
         writer.tar(_header(entry, size))
         missing, why = _send_content(file, size, writer)
-        writer.zeros(missing + padding(size))
+        writer.zeros(missing + count_padding(size))
         after = os.fstat(handle)
     if missing:
-        return f"zeros stand in for the last {counted(missing, 'byte')}: {why}", True
+        return f"zeros stand in for the last {format_count(missing, 'byte')}: {why}", True
     if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
         return "it was written to while it was sent", False
     return "", False

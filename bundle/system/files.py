@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.counts import sized
+from ..protocol.counts import format_size
 from ..protocol.problem import NodeError, Problem, ProblemCode
 
 _SHARED = """9p acfs afs beegfs ceph cifs cvmfs2 exafs fhgfs gfs2 glusterfs gpfs lustre ncpfs nfs
@@ -62,7 +62,7 @@ def parse_mounts(text: str) -> list[Mount]:
             Mount(
                 id=int(mount[0]),
                 parent=int(mount[1]),
-                point=_unescaped(mount[4]),
+                point=_unescape_mount_field(mount[4]),
                 fstype=system[0],
                 options=frozenset(f"{mount[5]},{system[2]}".split(",")),
             )
@@ -70,7 +70,7 @@ def parse_mounts(text: str) -> list[Mount]:
     return mounts
 
 
-def mount_for(path: str, mounts: Iterable[Mount]) -> Mount | None:
+def choose_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
     """Return the mount that a path without links lies on, found the way the kernel walks.
 
     From the root, a mount further up hides those made below it before; of two on the same
@@ -101,7 +101,7 @@ def _depth(mount: Mount) -> int:
     return len(mount.point)
 
 
-def mount_of(path: str) -> Mount:
+def find_mount(path: str) -> Mount:
     """Return the mount that holds an existing path on this machine.
 
     The root of a chroot need not be a mount point: what lies on it is on no mount that the kernel
@@ -111,8 +111,8 @@ def mount_of(path: str) -> Mount:
         os.statvfs(path)  # makes an automounter mount what it has only announced
         text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError as exc:
-        raise _not_examined(path, error_text(exc)) from exc
-    mount = mount_for(os.path.realpath(path), parse_mounts(text))
+        raise _make_not_examined_error(path, error_text(exc)) from exc
+    mount = choose_mount(os.path.realpath(path), parse_mounts(text))
     return mount or Mount(id=0, parent=0, point="/", fstype="unknown", options=frozenset())
 
 
@@ -133,13 +133,13 @@ class DirectoryFacts:
     """True if it is on a network file system."""
 
 
-def facts_of(path: str) -> DirectoryFacts:
+def examine_directory(path: str) -> DirectoryFacts:
     """Examine an existing directory.
 
     Both the kernel's flags and the listed mount options count: statvfs of network and FUSE file
     systems does not always carry the flags.
     """
-    mount = mount_of(path)
+    mount = find_mount(path)
     state = os.statvfs(path)
     return DirectoryFacts(
         path=path,
@@ -152,12 +152,12 @@ def facts_of(path: str) -> DirectoryFacts:
     )
 
 
-def refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
+def list_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
     """Return every reason why an environment of this size does not fit there."""
-    return use_refusals(facts) + room_refusals(facts, needed_bytes, needed_inodes)
+    return list_use_refusals(facts) + list_room_refusals(facts, needed_bytes, needed_inodes)
 
 
-def use_refusals(facts: DirectoryFacts) -> list[str]:
+def list_use_refusals(facts: DirectoryFacts) -> list[str]:
     """Return every reason why no environment can be used there, however small."""
     reasons = []
     if facts.read_only:
@@ -167,11 +167,13 @@ def use_refusals(facts: DirectoryFacts) -> list[str]:
     return reasons
 
 
-def room_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
+def list_room_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
     """Return every way in which an environment of this size lacks room there."""
     reasons = []
     if facts.free_bytes < needed_bytes:
-        reasons.append(f"needs {sized(needed_bytes)}, {sized(facts.free_bytes)} are free")
+        reasons.append(
+            f"needs {format_size(needed_bytes)}, {format_size(facts.free_bytes)} are free"
+        )
     if facts.free_inodes is not None and facts.free_inodes < needed_inodes:
         reasons.append(f"needs {needed_inodes} inodes, {facts.free_inodes} are free")
     return reasons
@@ -181,11 +183,11 @@ def _covers(point: str, path: str) -> bool:
     return point in ("/", path) or path.startswith(point + "/")
 
 
-def _unescaped(field: str) -> str:
+def _unescape_mount_field(field: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
 
 
-def _not_examined(path: str, why: str) -> NodeError:
+def _make_not_examined_error(path: str, why: str) -> NodeError:
     return NodeError(Problem(ProblemCode.PATH_NOT_EXAMINED, path, {"why": why}))
 
 

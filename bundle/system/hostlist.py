@@ -34,7 +34,7 @@ def expand_hostlist(text: str) -> list[str]:
     return hosts
 
 
-def fold(hosts: Sequence[str]) -> str:
+def fold_hosts(hosts: Sequence[str]) -> str:
     """Return host names as Slurm would write them: ``n[01-03,07],login1``.
 
     It is the reverse of :func:`expand_hostlist`. Names are grouped by what stands before their last
@@ -78,13 +78,13 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def matches(pattern: str, host: str) -> bool:
+def matches_host(pattern: str, host: str) -> bool:
     """Return True if a list in this notation has the host, by its full or its short name."""
     names = expand_hostlist(pattern)
     return host in names or host.partition(".")[0] in names
 
 
-def wrong_hosts(names: Iterable[str]) -> list[str]:
+def find_invalid_hosts(names: Iterable[str]) -> list[str]:
     """Return the names that cannot be a host's: ``ssh`` or a shell would read them otherwise."""
     return [name for name in names if not _is_host(name)]
 
@@ -149,23 +149,23 @@ _CONNECTION = "SSH_CONNECTION"
 """The client's address and port, then the server's, see ssh(1)."""
 
 
-def node_name(env: Mapping[str, str]) -> str:
+def get_node_name(env: Mapping[str, str]) -> str:
     """Return the name that the driver has for this node; empty outside of a step."""
     return env.get(NODE) or env.get("SLURMD_NODENAME", "")
 
 
-def driver_host(env: Mapping[str, str]) -> str:
+def get_driver_host(env: Mapping[str, str]) -> str:
     """Return the address of the driver's host as this node sees it; empty if it is not known."""
     if NODE in env:
-        return _of_connection(env, 0)
+        return _get_connection_word(env, 0)
     return env.get(_LAUNCH_HOST, "")
 
 
-def reached_address(env: Mapping[str, str]) -> str:
+def get_reached_address(env: Mapping[str, str]) -> str:
     """Return the address at which ``ssh`` has reached this host; empty if it has not."""
-    return _of_connection(env, 2) if NODE in env else ""
+    return _get_connection_word(env, 2) if NODE in env else ""
 
 
-def _of_connection(env: Mapping[str, str], position: int) -> str:
+def _get_connection_word(env: Mapping[str, str], position: int) -> str:
     words = env.get(_CONNECTION, "").split()
     return words[position] if len(words) == 4 else ""

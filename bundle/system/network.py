@@ -49,7 +49,7 @@ def is_loopback(address: str) -> bool:
 def resolve(hostname: str) -> list[str]:
     """Return every address of a name, each once, in the resolver's order of preference."""
     try:
-        entries = socket.getaddrinfo(_for_resolver(hostname), None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(_encode_for_resolver(hostname), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
         why = str(getattr(exc, "strerror", None) or exc)
         values = {"host": socket.gethostname(), "why": why}
@@ -57,19 +57,19 @@ def resolve(hostname: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def _for_resolver(hostname: str) -> str | bytes:
+def _encode_for_resolver(hostname: str) -> str | bytes:
     """Return bytes if possible, so that Python loads no codec for the resolver."""
     return hostname.encode() if hostname.isascii() else hostname
 
 
-def route_to(address: str, port: int) -> str:
+def find_route(address: str, port: int) -> str:
     """Return the address of this machine from which it would send to a numeric address.
 
     A UDP socket is connected, which makes the kernel choose a route and sends nothing.
     """
     try:
         family, kind, _, _, target = socket.getaddrinfo(
-            _for_resolver(address), port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+            _encode_for_resolver(address), port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
         )[0]
         with socket.socket(family, kind) as probe:
             probe.connect(target)
@@ -116,34 +116,34 @@ def parse_if_inet6(text: str) -> list[Route]:
     return links
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     """Return the interface that has this address."""
     links = local_addresses()
     without_zone = address.partition("%")[0]
     for link in links:
         if link.address == without_zone:
             return link.interface
-    raise _no_such(ProblemCode.NO_INTERFACE_WITH_ADDRESS, address, links)
+    raise _make_no_such_error(ProblemCode.NO_INTERFACE_WITH_ADDRESS, address, links)
 
 
-def address_of(interface: str, like: str = "") -> str:
+def find_address_on_interface(interface: str, like: str = "") -> str:
     """Return the first address of an interface, of the family of ``like`` if it has one."""
     links = local_addresses()
     addresses = [link.address for link in links if link.interface == interface]
     if not addresses:
-        raise _no_such(ProblemCode.NO_INTERFACE, interface, links)
+        raise _make_no_such_error(ProblemCode.NO_INTERFACE, interface, links)
     for address in addresses:
         if _is_ipv6(address) == _is_ipv6(like):
             return address
     return addresses[0]
 
 
-def interface_for(head_address: str) -> Route:
+def find_interface_to_head(head_address: str) -> Route:
     """Return the interface and address by which this node reaches the head node."""
     if is_loopback(head_address):
         return Route("lo", "127.0.0.1")
-    address = route_to(head_address, FIRST_PORT)
-    return Route(interface_of(address), address)
+    address = find_route(head_address, FIRST_PORT)
+    return Route(find_interface(address), address)
 
 
 def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) -> Route:
@@ -158,8 +158,8 @@ def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) 
     """
     name = interface_setting(setting, node)
     if name == "auto":
-        return interface_for(head_address)
-    return Route(name, address_of(name, like=head_address))
+        return find_interface_to_head(head_address)
+    return Route(name, find_address_on_interface(name, like=head_address))
 
 
 def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
@@ -167,12 +167,12 @@ def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
     if isinstance(setting, str):
         return setting
     for pattern, name in setting.items():
-        if hostlist.matches(pattern, node):
+        if hostlist.matches_host(pattern, node):
             return name
     return "auto"
 
 
-def advertised_address(hostname: str, peer: str = "") -> str:
+def find_advertised_address(hostname: str, peer: str = "") -> str:
     """Return the address under which other nodes reach this host.
 
     With a peer's numeric address: the one this host would send to it from. Otherwise the first
@@ -180,11 +180,11 @@ def advertised_address(hostname: str, peer: str = "") -> str:
     only address that its interfaces have.
     """
     if peer and not is_loopback(peer):
-        return route_to(peer, FIRST_PORT)
-    return _named_address(hostname) or _only_address(hostname)
+        return find_route(peer, FIRST_PORT)
+    return _find_address_by_name(hostname) or _find_only_address(hostname)
 
 
-def _named_address(hostname: str) -> str:
+def _find_address_by_name(hostname: str) -> str:
     try:
         addresses = resolve(hostname)
     except NodeError:  # the interfaces may still tell
@@ -192,13 +192,13 @@ def _named_address(hostname: str) -> str:
     return next(filter(_is_reachable, addresses), "")
 
 
-def _only_address(hostname: str) -> str:
+def _find_only_address(hostname: str) -> str:
     """Return the only reachable address (IPv4 first); NodeError for none or several."""
     links = [link for link in local_addresses() if _is_reachable(link.address)]
     addresses = [link.address for link in links]
     candidates = [address for address in addresses if not _is_ipv6(address)] or addresses
     if len(candidates) != 1:
-        raise _no_such(ProblemCode.NO_ADDRESS_FOR_OTHERS, hostname, links)
+        raise _make_no_such_error(ProblemCode.NO_ADDRESS_FOR_OTHERS, hostname, links)
     return candidates[0]
 
 
@@ -206,14 +206,14 @@ def _is_ipv6(address: str) -> bool:
     return ":" in address
 
 
-def port_for(job_id: str) -> int:
+def choose_port(job_id: str) -> int:
     """Return a job's own port, outside the ephemeral range; every node computes the same one."""
     is_number = job_id.isascii() and job_id.isdigit()
-    number = int(job_id) if is_number else _hashed(job_id)
+    number = int(job_id) if is_number else _hash_job_id(job_id)
     return FIRST_PORT + number % (LAST_PORT - FIRST_PORT + 1)
 
 
-def free_port(preferred: int, span: int = 64, address: str = "") -> int:
+def find_free_port(preferred: int, span: int = 64, address: str = "") -> int:
     """Return the preferred port, or the next free one, up to 65535 and on from 61000.
 
     Args:
@@ -251,7 +251,7 @@ def _listen(address: str, port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _hashed(job_id: str) -> int:
+def _hash_job_id(job_id: str) -> int:
     return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big")
 
 
@@ -260,7 +260,7 @@ def _is_reachable(address: str) -> bool:
     return not is_loopback(address) and not ipaddress.ip_address(address).is_link_local
 
 
-def _no_such(code: ProblemCode, where: str, links: list[Route]) -> NodeError:
+def _make_no_such_error(code: ProblemCode, where: str, links: list[Route]) -> NodeError:
     listed = ", ".join(f"{link.interface} {link.address}" for link in links)
     values = {"host": socket.gethostname(), "listed": listed or "none but loopback"}
     return NodeError(Problem(code, where, values))

@@ -15,7 +15,7 @@ def short_version() -> str:
     return "%d.%d" % sys.version_info[:2]
 
 
-def loads_modules_for(version: str) -> bool:
+def can_load_modules_for(version: str) -> bool:
     """Return True if it loads what was compiled for CPython of this version, ``major.minor``."""
     own = (sys.implementation.name, short_version(), "t" in sys.abiflags)
     return own == ("cpython", version, False)
@@ -24,7 +24,7 @@ def loads_modules_for(version: str) -> bool:
 # --- The source of a module of the far side, for those that run in a process of their own --------
 
 
-def source_of(name: str) -> bytes:
+def read_source(name: str) -> bytes:
     """Return the source of a module, from the directory or the zip that this one came from."""
     top = __name__.partition(".")[0]
     data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")

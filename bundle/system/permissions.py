@@ -38,12 +38,12 @@ def make_folder(path: str, mode: LogMode) -> None:
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _share(handle, os.path.dirname(path), _FOLDER[mode], mode)
+        _set_mode(handle, os.path.dirname(path), _FOLDER[mode], mode)
     finally:
         os.close(handle)
 
 
-def opener(mode: LogMode) -> Opener:
+def make_opener(mode: LogMode) -> Opener:
     """Return a function that opens, or creates, the files of a job for writing.
 
     A file that exists is examined before it is written to, or emptied: it may be planted.
@@ -56,9 +56,9 @@ def opener(mode: LogMode) -> Opener:
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            return _examined(os.open(path, flags & ~os.O_TRUNC), path, flags)
+            return _examine_existing_file(os.open(path, flags & ~os.O_TRUNC), path, flags)
         try:
-            _share(handle, os.path.dirname(os.path.abspath(path)), _FILE[mode], mode)
+            _set_mode(handle, os.path.dirname(os.path.abspath(path)), _FILE[mode], mode)
         except BaseException:
             os.close(handle)
             raise
@@ -67,7 +67,7 @@ def opener(mode: LogMode) -> Opener:
     return open_file
 
 
-def _examined(handle: int, path: str, flags: int) -> int:
+def _examine_existing_file(handle: int, path: str, flags: int) -> int:
     """Return an open existing file, truncated if ``flags`` ask for that."""
     try:
         why = _refusal(os.fstat(handle), os.path.dirname(os.path.abspath(path)))
@@ -92,7 +92,7 @@ def _refusal(status: os.stat_result, folder: str) -> str:
     return ""
 
 
-def _share(handle: int, folder: str, bits: int, mode: LogMode) -> None:
+def _set_mode(handle: int, folder: str, bits: int, mode: LogMode) -> None:
     """Set the mode of a new file; only the directory's own group may ever read it."""
     if mode is LogMode.GROUP:
         try:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Callable, Union
 
-from ..redaction.secrets import masked
+from ..redaction.secrets import mask_arguments
 
 # --- The end of a process with its parent: the kernel sends it a signal then ---------------------
 
@@ -47,7 +47,7 @@ def signal_at_parent_death(number: int) -> None:
         call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def end_with_parent() -> Callable[[], None]:
+def make_parent_death_hook() -> Callable[[], None]:
     """Return what a child does between fork and exec, to get SIGTERM when its parent ends.
 
     libc is loaded now, as that is unsafe after a fork.
@@ -113,7 +113,7 @@ def _is_orphan(child: int) -> bool:
     return child not in waited_for and os.getsid(child) != os.getsid(0)
 
 
-def members_of(group: int, mark: str) -> set[int]:
+def find_members(group: int, mark: str) -> set[int]:
     """Return the living processes of a group or session, those with the mark, and orphans.
 
     If several processes are stopped, the orphans belong to the one that is stopped first.
@@ -177,7 +177,7 @@ def restore_open_files() -> None:
         resource.setrlimit(_FILES, limit)
 
 
-def open_files() -> int:
+def get_open_file_limit() -> int:
     """Return the number of files that this process may have open."""
     return _finite(resource.getrlimit(_FILES)[0])
 
@@ -235,7 +235,7 @@ class ProcessError(Exception):
         self.tail = self.lines[-TAIL_LINES:]
         self.reason = reason or describe_exit(code)
         self.timed_out = False
-        shown = shlex.join(masked(self.argv))
+        shown = shlex.join(mask_arguments(self.argv))
         super().__init__(": ".join([self.reason, shown, *self.tail[-1:]]))
 
 
@@ -296,7 +296,7 @@ class Process(subprocess.Popen[bytes]):
         return self.returncode
 
 
-def open_end(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
     """Return a descriptor that is readable once a process has ended.
 
     None where there is none: Python may be built without it, the kernel may be older than 5.3, or a
@@ -317,14 +317,14 @@ def open_end(pid: int) -> int | None:
 
 
 @contextmanager
-def end_of(pid: int) -> Iterator[int | None]:
+def hold_pidfd(pid: int) -> Iterator[int | None]:
     """Hold a descriptor that is readable once a child that nobody has waited for has ended.
 
     Yields:
         The descriptor; None where there is none.
     """
     try:
-        handle = open_end(pid)
+        handle = open_pidfd(pid)
     except ProcessLookupError:  # somebody has waited for it
         handle = None
     try:
@@ -386,7 +386,7 @@ def run(
     return CompletedCommand(tuple(argv), process.returncode, stdout, stderr)
 
 
-def output_of(process: Process, timeout: float, limit: int = 1 << 20) -> bytes | None:
+def read_output(process: Process, timeout: float, limit: int = 1 << 20) -> bytes | None:
     """Return what a process writes until it ends; None where it takes too long, and is killed then.
 
     So is one that writes ``limit`` bytes, which are returned. The end of what is killed is not
@@ -439,7 +439,7 @@ def start(  # noqa: PLR0913 - those of Popen
     Raises:
         ProcessError: it cannot be started.
     """
-    log.debug("start: %s", shlex.join(masked(argv)))
+    log.debug("start: %s", shlex.join(mask_arguments(argv)))
     mark = f"{os.getpid()}-{time.time_ns()}-{next(_SERIAL_NUMBERS)}"
     marks = "/".join(filter(None, (os.environ.get(MARK), mark)))
     full_env = {**(os.environ if env is None else env), MARK: marks}
@@ -452,7 +452,7 @@ def start(  # noqa: PLR0913 - those of Popen
             stdout=stdout,
             stderr=stderr,
             start_new_session=new_session,
-            preexec_fn=_before_exec(),  # few system calls; libc is loaded before the fork
+            preexec_fn=_make_preexec(),  # few system calls; libc is loaded before the fork
         )
     except (OSError, subprocess.SubprocessError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
@@ -491,7 +491,7 @@ def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
         leader_ended = process.poll() is not None
         if leader_ended or killing:
             # A child that becomes an orphan during the search may be missed once.
-            members = members_of(process.pid, mark) or members_of(process.pid, mark)
+            members = find_members(process.pid, mark) or find_members(process.pid, mark)
             if leader_ended and not members:
                 return
             if leader_ended:
@@ -500,7 +500,7 @@ def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
             if killing:  # parents first, as a rule: a shell would report the end of its children
                 _signal_each(sorted(members), signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    members = members_of(process.pid, mark)
+    members = find_members(process.pid, mark)
     log.warning("processes of group %d do not end: %s", process.pid, sorted(members))
 
 
@@ -525,8 +525,8 @@ def _drain(process: subprocess.Popen[bytes]) -> str:
     return text
 
 
-def _before_exec() -> Callable[[], None]:
-    ask = end_with_parent()
+def _make_preexec() -> Callable[[], None]:
+    ask = make_parent_death_hook()
 
     def prepare() -> None:
         restore_open_files()
@@ -559,7 +559,7 @@ class TaskState:
     """The number of times that it was switched away from, by its own doing or not."""
 
     @property
-    def hangs(self) -> bool:
+    def is_hanging(self) -> bool:
         """True if it is in a state from which it cannot wake by itself."""
         return self.state in _HANGING
 
@@ -576,19 +576,19 @@ class TaskState:
         return f"{command} (pid {self.pid}, {_WORDS.get(self.state, self.state)}{place})"
 
 
-def own_tasks() -> tuple[TaskState, ...]:
+def list_own_tasks() -> tuple[TaskState, ...]:
     """Return this process by its first thread, and the children that it has forked.
 
     Programs that it has started are in sessions of their own, and do not count.
     """
-    return tuple(found for pid in _own_pids() if (found := task(pid)) is not None)
+    return tuple(found for pid in _own_pids() if (found := read_task_state(pid)) is not None)
 
 
-def made_progress(before: tuple[TaskState, ...], now: tuple[TaskState, ...]) -> bool:
+def has_progress(before: tuple[TaskState, ...], now: tuple[TaskState, ...]) -> bool:
     """Return whether some of these processes works, or all of them wait for what may come."""
     if before != now:
         return True
-    return any(task.state == "R" for task in now) or not any(task.hangs for task in now)
+    return any(task.state == "R" for task in now) or not any(task.is_hanging for task in now)
 
 
 def _own_pids() -> Iterator[int]:
@@ -601,7 +601,7 @@ def _own_pids() -> Iterator[int]:
                     yield child
 
 
-def task(pid: int) -> TaskState | None:
+def read_task_state(pid: int) -> TaskState | None:
     """Return a process as it is; None for one that has ended."""
     fields = dict(
         line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line

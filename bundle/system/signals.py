@@ -85,7 +85,7 @@ def ignore_user_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Put signals off until the block is done: it must not be left half-way.
 
     Signals interrupt the main thread alone. In any other thread this does nothing: it must neither
@@ -104,7 +104,7 @@ def held() -> Iterator[None]:
             _stop(signal.SIGTERM, None)
 
 
-def end_as_usual() -> None:
+def restore_default_signals() -> None:
     """Let the same signals end this process, a forked child, without an exception or clean-up.
 
     Those that are ignored, or were handled by somebody else, stay as they are.
@@ -128,7 +128,7 @@ def ignore_signals() -> None:
 
 
 @contextlib.contextmanager
-def heeding(act: Callable[[], None]) -> Iterator[None]:
+def handle_signals(act: Callable[[], None]) -> Iterator[None]:
     """Call a function at each of these signals while the block runs, whatever came of them before.
 
     To be used in the main thread.

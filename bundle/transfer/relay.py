@@ -94,14 +94,14 @@ class Pace:
         True once at the end of a measurement, after which the next one begins.
         """
         have = self._file.have
-        expected = self._expected(now)
+        expected = self._count_expected_chunks(now)
         if now < self._since + self._seconds or expected < _LEAST_CHUNKS:
             return False
         gained = have[self._tree] - self._first[self._tree]
         self.restart(now)
         return have[self._tree] < have[self._other] and gained < _SLOW_SHARE * expected
 
-    def _expected(self, now: float) -> float:
+    def _count_expected_chunks(self, now: float) -> float:
         have = self._file.have[self._other]
         if self._other_is_there:
             return self._usual * (now - self._since)
@@ -196,11 +196,11 @@ class Inflow:
         return self._file.have[self.tree] == self._file.totals[self.tree]
 
     @property
-    def connections(self) -> list[RelayParent]:
+    def list_connections(self) -> list[RelayParent]:
         """The open connections."""
         return [link for link in (self.parent, self.candidate) if link is not None]
 
-    def gave_up(self, now: float) -> bool:
+    def has_given_up(self, now: float) -> bool:
         """Return whether no parent can be found."""
         if self.done or self.parent is not None:
             return False
@@ -213,26 +213,26 @@ class Inflow:
 
     def receive(self, link: RelayParent, now: float) -> None:
         """Take what has come over a connection."""
-        with self._leaving_if_it_fails(link, now):
-            if link.connecting:
+        with self._leave_on_failure(link, now):
+            if link.is_connecting:
                 link.connect(now)
                 self._note_contact("")
                 return
             link.receive(self._file, now)
             if link is self.candidate and link.accepted:
-                self._take_or_leave(link, now)
+                self._adopt_or_disconnect(link, now)
 
     def tick(self, now: float) -> None:
         """Look after the connections: end those that are of no use, and look for better ones."""
         if self.done:
             self._note_contact("")
-            for link in self.connections:
+            for link in self.list_connections:
                 self._end(link)
             return
         if self._have != self._file.have[self.tree]:
             self._have, self._fed = self._file.have[self.tree], now
-        for link in self.connections:
-            with self._leaving_if_it_fails(link, now):
+        for link in self.list_connections:
+            with self._leave_on_failure(link, now):
                 link.tick(now)
         slow = self._pace.is_slow(now)
         wanted = slow if self.parent is not None else now >= self._again
@@ -257,7 +257,7 @@ class Inflow:
         if self.contact is None:
             self.contact = failure
 
-    def _take_or_leave(self, link: RelayParent, now: float) -> None:
+    def _adopt_or_disconnect(self, link: RelayParent, now: float) -> None:
         """Take a serving node as parent, but none as far as a slow one: its chunk may be coming."""
         self._reached, self.candidate = True, None
         if self.parent is not None:
@@ -270,7 +270,7 @@ class Inflow:
         self._pace.restart(now)
 
     @contextlib.contextmanager
-    def _leaving_if_it_fails(self, link: RelayParent, now: float) -> Iterator[None]:
+    def _leave_on_failure(self, link: RelayParent, now: float) -> Iterator[None]:
         """Leave a node whose connection the block fails on, but not for a full disk here."""
         try:
             yield
@@ -291,7 +291,7 @@ class Inflow:
         A parent that sent nothing does not renew the time for which others are looked for: one
         that fails each time would be asked for ever.
         """
-        if link.connecting:
+        if link.is_connecting:
             self._note_contact(why)
         if link is self.parent:
             if self._file.have[self.tree] > self._had:
@@ -406,7 +406,7 @@ class Relay:
         whoever took chunks from it would wait for the rest in vain. UnwritableFile if this node's
         disk does not take a chunk.
         """
-        due = [self._contact, self._outcome]
+        due = [self._report_contact, self._outcome]
         if candidates is None:
             self._most_children = MOST_OF_SOURCE
             due.clear()
@@ -456,7 +456,7 @@ class Relay:
         for child in list(self._children):
             self._drop(child)
         for inflow in self._inflows:
-            for link in inflow.connections:
+            for link in inflow.list_connections:
                 self.disconnect(link)
         self._selector.close()
         self._listener.close()
@@ -467,11 +467,11 @@ class Relay:
         link = RelayParent(position, address, self._token, inflow.tree, self._clock.now)
 
         def receive(events: int) -> None:
-            if link not in inflow.connections:  # ended in this round
+            if link not in inflow.list_connections:  # ended in this round
                 return
             inflow.receive(link, self._clock.now)
             self._drained &= link.drained
-            if events & _WRITE and link in inflow.connections:
+            if events & _WRITE and link in inflow.list_connections:
                 self._selector.modify(link, _READ, receive)
 
         self._selector.register(link, _WRITE, receive)
@@ -482,7 +482,7 @@ class Relay:
         self._selector.unregister(link)
         link.close()
 
-    def _contact(self) -> dict[int, str] | None:
+    def _report_contact(self) -> dict[int, str] | None:
         """Return the parents that cannot be connected to, and why; None while that is unknown."""
         contacts = {inflow.first: inflow.contact for inflow in self._inflows}
         if None in contacts.values():
@@ -492,7 +492,7 @@ class Relay:
         }
 
     def _outcome(self) -> RelayOutcome | None:
-        failed = [inflow for inflow in self._inflows if inflow.gave_up(self._clock.now)]
+        failed = [inflow for inflow in self._inflows if inflow.has_given_up(self._clock.now)]
         if not self._file.complete and not failed:
             return None
         return RelayOutcome(
@@ -511,16 +511,16 @@ class Relay:
                     self._directory,
                 )
                 self._children.append(child)
-                self._selector.register(child, _READ | _WRITE, self._server_of(child))
+                self._selector.register(child, _READ | _WRITE, self._make_server(child))
                 strangers = [child for child in self._children if not child.accepted]
                 if len(strangers) > MOST_STRANGERS:
                     self._drop(secrets.choice(strangers))
 
-    def _server_of(self, child: RelayChild) -> Callable[[int], None]:
+    def _make_server(self, child: RelayChild) -> Callable[[int], None]:
         def serve(events: int) -> None:
             if child not in self._children:  # ended in this round
                 return
-            with self._dropping(child):
+            with self._drop_on_failure(child):
                 if events & _READ:
                     served = sum(other.accepted for other in self._children)
                     child.receive(room=served < self._most_children)
@@ -532,7 +532,7 @@ class Relay:
         return serve
 
     @contextlib.contextmanager
-    def _dropping(self, child: RelayChild) -> Iterator[None]:
+    def _drop_on_failure(self, child: RelayChild) -> Iterator[None]:
         try:
             yield
         except BlockingIOError:  # it takes no more at present
@@ -549,7 +549,7 @@ class Relay:
         for inflow in self._inflows:
             inflow.tick(now)
         for child in list(self._children):
-            with self._dropping(child):
+            with self._drop_on_failure(child):
                 child.tick(now)
                 self._await_child(child)
 

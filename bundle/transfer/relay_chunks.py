@@ -26,23 +26,23 @@ TREES = 2
 """The number of trees; chunk ``n`` of a file travels along tree ``n % TREES``."""
 
 
-def parent(position: int, nodes: int, tree: int) -> int:
+def find_parent(position: int, nodes: int, tree: int) -> int:
     """Return the parent of a position in one of the trees."""
     if tree == 0:
-        return _in_order_parent(position, nodes)
-    above = _in_order_parent(_renumbered(position, nodes), nodes)
-    return above and _original(above, nodes)
+        return _find_in_order_parent(position, nodes)
+    above = _find_in_order_parent(_number_in_second_tree(position, nodes), nodes)
+    return above and _number_in_first_tree(above, nodes)
 
 
-def ancestors(position: int, nodes: int, tree: int) -> list[int]:
+def list_ancestors(position: int, nodes: int, tree: int) -> list[int]:
     """Return the parent of a position in one of the trees, its parent, and so on to the source."""
-    chain = [parent(position, nodes, tree)]
+    chain = [find_parent(position, nodes, tree)]
     while chain[-1] != SOURCE:
-        chain.append(parent(chain[-1], nodes, tree))
+        chain.append(find_parent(chain[-1], nodes, tree))
     return chain
 
 
-def _in_order_parent(position: int, nodes: int) -> int:
+def _find_in_order_parent(position: int, nodes: int) -> int:
     """Return the parent where a position's lowest bit is its height above the leaves."""
     height = position & -position
     above = (position ^ height) | (height << 1)
@@ -50,12 +50,12 @@ def _in_order_parent(position: int, nodes: int) -> int:
     return above if above <= nodes else position ^ height
 
 
-def _renumbered(position: int, nodes: int) -> int:
+def _number_in_second_tree(position: int, nodes: int) -> int:
     """Return the place of a node in the second tree: an odd position becomes an even one."""
     return position % nodes + 1 if nodes % 2 else nodes + 1 - position
 
 
-def _original(place: int, nodes: int) -> int:
+def _number_in_first_tree(place: int, nodes: int) -> int:
     """Return the node at a place of the second tree."""
     return (place - 2) % nodes + 1 if nodes % 2 else nodes + 1 - place
 
@@ -83,7 +83,7 @@ class UnwritableFile(Exception):
     """The disk does not take a chunk: a fault of this node, and of no connection."""
 
 
-def chunk_size(size: int) -> int:
+def choose_chunk_size(size: int) -> int:
     """Return the bytes of a chunk of a file with so many bytes: a power of two."""
     wanted = max(_LEAST_CHUNK_BYTES, min(MOST_CHUNK_BYTES, size // _CHUNKS))
     return 1 << (wanted.bit_length() - 1)
@@ -107,7 +107,7 @@ class ChunkFile:
         """Hold the chunks of a file; ``locate`` replaces ``handle`` if its bytes are in several."""
         self.handle, self.size = handle, size
         self.locate: Locate = locate or (lambda offset, length: (handle, offset, length))
-        self.chunk_bytes = chunk_size(size)
+        self.chunk_bytes = choose_chunk_size(size)
         count = -(-size // self.chunk_bytes)
         self.totals = [(count - tree + TREES - 1) // TREES for tree in range(TREES)]
         self.have = list(self.totals) if complete else [0] * TREES
@@ -126,7 +126,7 @@ class ChunkFile:
         offset = (position * TREES + tree) * self.chunk_bytes
         return offset, min(self.chunk_bytes, self.size - offset)
 
-    def checksum(self, tree: int, position: int) -> int:
+    def compute_checksum(self, tree: int, position: int) -> int:
         """Return the CRC-32 of a chunk that is there; OSError if it cannot be read."""
         number = position * TREES + tree
         if not self._known[number]:

@@ -72,43 +72,45 @@ class Handshake:
     nonce: bytes
     """The parent's nonce, with which the handshake begins."""
 
-    def hello(self, child_nonce: bytes, request: ChunkRequest) -> bytes:
+    def make_hello(self, child_nonce: bytes, request: ChunkRequest) -> bytes:
         """Return the child's message."""
         asked = _REQUEST.pack(request.parent, request.tree, request.first)
-        return child_nonce + asked + self._proof(b"child", child_nonce, asked)
+        return child_nonce + asked + self._compute_proof(b"child", child_nonce, asked)
 
     def read_hello(self, hello: bytes) -> ChunkRequest | None:
         """Return what a child asks for with ``HELLO_BYTES`` bytes; None without the token."""
         child_nonce, asked, proof = _split(hello)
-        if not hmac.compare_digest(proof, self._proof(b"child", child_nonce, asked)):
+        if not hmac.compare_digest(proof, self._compute_proof(b"child", child_nonce, asked)):
             return None
         return ChunkRequest(*_REQUEST.unpack(asked))
 
-    def reply(self, hello: bytes, answer: ParentReply) -> bytes:
+    def make_reply(self, hello: bytes, answer: ParentReply) -> bytes:
         """Return what a parent answers to a child's hello."""
         child_nonce, asked, _ = _split(hello)
         answered = _REPLY.pack(answer.parent, answer.accepted, answer.have)
-        return answered + self._proof(b"parent", child_nonce, asked, answered)
+        return answered + self._compute_proof(b"parent", child_nonce, asked, answered)
 
     def read_reply(self, hello: bytes, reply: bytes) -> ParentReply | None:
         """Return a parent's answer in ``REPLY_BYTES`` bytes; None without the token."""
         child_nonce, asked, _ = _split(hello)
         answered, proof = reply[: _REPLY.size], reply[_REPLY.size :]
-        if not hmac.compare_digest(proof, self._proof(b"parent", child_nonce, asked, answered)):
+        if not hmac.compare_digest(
+            proof, self._compute_proof(b"parent", child_nonce, asked, answered)
+        ):
             return None
         parent, accepted, have = _REPLY.unpack(answered)
         return ParentReply(parent, bool(accepted), have)
 
-    def seal(self, hello: bytes, places: bytes) -> bytes:
+    def make_seal(self, hello: bytes, places: bytes) -> bytes:
         """Return the proof that follows the source's answer to a question for places."""
         child_nonce, asked, _ = _split(hello)
-        return self._proof(b"places", child_nonce, asked, places)
+        return self._compute_proof(b"places", child_nonce, asked, places)
 
     def is_sealed(self, hello: bytes, places: bytes, seal: bytes) -> bool:
         """Return whether an answer to a question for places is the source's."""
-        return hmac.compare_digest(seal, self.seal(hello, places))
+        return hmac.compare_digest(seal, self.make_seal(hello, places))
 
-    def _proof(self, what: bytes, *parts: bytes) -> bytes:
+    def _compute_proof(self, what: bytes, *parts: bytes) -> bytes:
         """Return a proof; all parts but the last have a fixed length, so no separator is needed."""
         return hmac.new(self.token, b"".join([what, self.nonce, *parts]), "sha256").digest()
 

@@ -120,7 +120,9 @@ class RelayChild:
         if request is not None and request.tree == PLACES:
             places = self._directory(request.first) if self._directory is not None else None
             answer = ParentReply(self._position, places is not None, len(places or b""))
-            sealed = b"" if places is None else places + self._handshake.seal(self._hello, places)
+            sealed = (
+                b"" if places is None else places + self._handshake.make_seal(self._hello, places)
+            )
         elif request is not None and request.tree < len(self._file.have):
             self.accepted = room and request.parent == self._position
             self._tree, self._next = request.tree, request.first
@@ -129,7 +131,7 @@ class RelayChild:
         else:
             raise ConnectionOver("it does not know the token")
         self._asked = True
-        raw = self._handshake.reply(self._hello, answer) + sealed
+        raw = self._handshake.make_reply(self._hello, answer) + sealed
         self._unsent = memoryview(bytes(self._unsent) + raw)
 
     def send(self, now: float) -> None:
@@ -157,7 +159,7 @@ class RelayChild:
 
     def _begin_chunk(self) -> None:
         self._body = self._file.place(self._tree, self._next)
-        checksum = self._file.checksum(self._tree, self._next)
+        checksum = self._file.compute_checksum(self._tree, self._next)
         self._unsent = memoryview(FRAME.pack(CHUNK, self._next, self._body[1], checksum))
         self._next += 1
 
@@ -234,7 +236,7 @@ class RelayParent:
         return self._socket.fileno()
 
     @property
-    def connecting(self) -> bool:
+    def is_connecting(self) -> bool:
         """True until the connection stands, which shows when it can be written to."""
         return not self._connected
 
@@ -262,7 +264,7 @@ class RelayParent:
 
     def _take(self, file: ChunkFile, now: float) -> None:
         if not self._handshake.nonce:
-            self._prove(file)
+            self._send_hello(file)
         elif not self.accepted:
             self._read_reply(file, now)
         elif self._wanted == FRAME.size:
@@ -270,16 +272,16 @@ class RelayParent:
         else:
             self._read_chunk(file)
 
-    def _forget(self, size: int) -> None:
+    def _drop_buffered(self, size: int) -> None:
         with memoryview(self._buffer) as view:
             view[: self._filled - size] = view[size : self._filled]
         self._filled -= size
         self._wanted = FRAME.size
 
-    def _prove(self, file: ChunkFile) -> None:
+    def _send_hello(self, file: ChunkFile) -> None:
         self._handshake = replace(self._handshake, nonce=bytes(self._buffer[:NONCE_BYTES]))
         request = ChunkRequest(self.position, self._tree, file.have[self._tree])
-        self._hello = self._handshake.hello(secrets.token_bytes(NONCE_BYTES), request)
+        self._hello = self._handshake.make_hello(secrets.token_bytes(NONCE_BYTES), request)
         self._socket.sendall(self._hello)  # the first bytes of a connection always have room
         self._filled, self._wanted = 0, REPLY_BYTES
 
@@ -294,7 +296,7 @@ class RelayParent:
             raise ParentBusy("it serves as many as it can")
         self.accepted, self.have = True, answer.have
         self._until = now + SILENT_SECONDS
-        self._forget(REPLY_BYTES)
+        self._drop_buffered(REPLY_BYTES)
         # So the head of a chunk comes with its first bytes, and the next one's head with its last.
         self._buffer = bytearray(FRAME.size + file.chunk_bytes + FRAME.size)
 
@@ -302,7 +304,7 @@ class RelayParent:
         kind, position, length, _ = FRAME.unpack_from(self._buffer)
         if kind == ALIVE:
             self.have = position
-            self._forget(FRAME.size)
+            self._drop_buffered(FRAME.size)
             return
         if position >= file.totals[self._tree] or length != file.place(self._tree, position)[1]:
             kind = 0
@@ -318,7 +320,7 @@ class RelayParent:
                 raise CorruptChunk("its bytes did not come as they were sent")
             if position == file.have[self._tree]:  # else it came from another parent meanwhile
                 file.add(self._tree, data, checksum)
-        self._forget(self._wanted)
+        self._drop_buffered(self._wanted)
 
     def tick(self, now: float) -> None:
         """Look at the time."""
@@ -384,7 +386,7 @@ class _NoAnswer(Exception):
     """The source was reached, and ended the connection without an answer."""
 
 
-def key_of(node: str) -> int:
+def compute_node_key(node: str) -> int:
     """Return the number by which a node asks for its places: a digest of its name."""
     return int.from_bytes(hashlib.sha256(node.encode()).digest()[:8], "big")
 
@@ -409,47 +411,47 @@ def ask_source(
         except _NoAnswer as exc:
             reason = str(exc)
         except OSError as exc:
-            reason = _reason(exc, CONNECT_SECONDS)
+            reason = _describe_connection_error(exc, CONNECT_SECONDS)
             unreached += 1
             if unreached == 1:
                 on_unreached(reason)
         if time.monotonic() >= until:  # not before the first question: this node may stand still
             break
-        over.wait(_PAUSE_SECONDS * (0.5 + _spread(node)))
+        over.wait(_PAUSE_SECONDS * (0.5 + _spread_by_name(node)))
     raise SourceUnreachable(reason)
 
 
-def first_pause(node: str, nodes: int) -> float:
+def compute_first_pause(node: str, nodes: int) -> float:
     """Return the seconds that a node waits before it asks: all at once would crowd the source."""
-    return nodes * _SPREAD_SECONDS * _spread(node)
+    return nodes * _SPREAD_SECONDS * _spread_by_name(node)
 
 
-def _spread(node: str) -> float:
+def _spread_by_name(node: str) -> float:
     """Return a number from 0 to 1 that differs between nodes."""
-    return key_of(node) / (1 << 64)
+    return compute_node_key(node) / (1 << 64)
 
 
 def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
     with socket.create_connection(source, timeout=CONNECT_SECONDS) as connection:
         connection.settimeout(HANDSHAKE_SECONDS)
         try:
-            handshake = Handshake(token, _exactly(connection, NONCE_BYTES))
-            question = ChunkRequest(relay_chunks.SOURCE, PLACES, key_of(node))
-            hello = handshake.hello(secrets.token_bytes(NONCE_BYTES), question)
+            handshake = Handshake(token, _read_exactly(connection, NONCE_BYTES))
+            question = ChunkRequest(relay_chunks.SOURCE, PLACES, compute_node_key(node))
+            hello = handshake.make_hello(secrets.token_bytes(NONCE_BYTES), question)
             connection.sendall(hello)
-            answer = handshake.read_reply(hello, _exactly(connection, REPLY_BYTES))
+            answer = handshake.read_reply(hello, _read_exactly(connection, REPLY_BYTES))
             if answer is None or not answer.accepted or answer.have > _MOST_BYTES:
                 raise _NoAnswer("it does not know this transfer, or this node")
-            body = _exactly(connection, answer.have)
-            seal = _exactly(connection, SEAL_BYTES)
+            body = _read_exactly(connection, answer.have)
+            seal = _read_exactly(connection, SEAL_BYTES)
         except OSError as exc:
-            raise _NoAnswer(_reason(exc, HANDSHAKE_SECONDS)) from exc
+            raise _NoAnswer(_describe_connection_error(exc, HANDSHAKE_SECONDS)) from exc
     if not handshake.is_sealed(hello, body, seal):
         raise _NoAnswer("its answer was changed on the way")
     return decode(RelayCandidates, json.loads(zlib.decompress(body)))
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
     received = b""
     while len(received) < size:
         piece = connection.recv(size - len(received))
@@ -459,7 +461,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return received
 
 
-def _reason(exc: OSError, seconds: float) -> str:
+def _describe_connection_error(exc: OSError, seconds: float) -> str:
     if isinstance(exc, socket.timeout):
         return f"no answer within {seconds:g} s"
     return error_text(exc).lower()

@@ -55,7 +55,7 @@ class RelayProcess:
         self._seen_rounds, self._seen_at, self._still = 0, time.monotonic(), 0.0
         self._reading, self._lines = Lines(), list[bytes]()
         parent = os.getpid()
-        with signals.held():  # else the child might do its parent's clean-up
+        with signals.defer_signals():  # else the child might do its parent's clean-up
             try:
                 self._child = os.fork()
             except OSError:
@@ -64,7 +64,7 @@ class RelayProcess:
             if not self._child:
                 self._close(self._control, self._report)
                 make = functools.partial(Relay, file, token, listener, self._rounds, directory)
-                _be_the_relay(make, control, report, parent)
+                _run_child(make, control, report, parent)
         self._close(control, report)
         listener.close()
 
@@ -113,7 +113,7 @@ class RelayProcess:
         """Its process id; 0 once it has ended."""
         return self._child
 
-    def source_failure(self) -> str:
+    def find_source_failure(self) -> str:
         """Return why this process, a source, serves no longer; empty while it does."""
         coming = select.poll()
         coming.register(self._report, select.POLLIN)
@@ -125,14 +125,14 @@ class RelayProcess:
         while not self._lines:
             piece = os.read(self._report, 1 << 16)
             if not piece:
-                return self._unreported_end()
+                return self._describe_end()
             self._lines += self._reading.feed(piece)
         report = json.loads(self._lines.pop(0))
         if isinstance(report, list):
             return {int(place): str(why) for place, why in report}
         return decode(RelayOutcome, report)
 
-    def _unreported_end(self) -> RelayOutcome:
+    def _describe_end(self) -> RelayOutcome:
         with self._ending:
             status = self._reap()
         if status is not None and os.WIFSIGNALED(status):
@@ -187,7 +187,7 @@ def _await_end(child: int) -> int | None:
     return None
 
 
-def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: int) -> None:
+def _run_child(make: Callable[[], Relay], control: int, report: int, parent: int) -> None:
     """Run the child; clean up whatever happens, and never return."""
 
     def send(message: dict[int, str] | RelayOutcome) -> None:
@@ -196,7 +196,7 @@ def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: 
 
     failure = ""
     try:
-        signals.end_as_usual()
+        signals.restore_default_signals()
         signal_at_parent_death(signal.SIGKILL)
         raw = _read_line(control) if os.getppid() == parent else b""
         if raw:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from ..channel.agent_channel import RELAY, AgentChannel, unpacked
+from ..channel.agent_channel import RELAY, AgentChannel, unpack_line
 from ..format.archive import Arrival
 from ..protocol.codec import decode
 from ..protocol.messages import (
@@ -26,7 +26,13 @@ from ..system import files, hostlist
 from . import relay_chunks
 from .relay import RelayOutcome, listen
 from .relay_chunks import ChunkFile
-from .relay_peers import RelayCandidates, RelayPlace, SourceUnreachable, ask_source, first_pause
+from .relay_peers import (
+    RelayCandidates,
+    RelayPlace,
+    SourceUnreachable,
+    ask_source,
+    compute_first_pause,
+)
 from .relay_process import RelayProcess
 
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
@@ -77,7 +83,7 @@ class RelayReceiver:
         command = channel.command()
         start = None
         if command.startswith(RELAY):
-            start = decode(RelayStart, unpacked(command[len(RELAY) :]))
+            start = decode(RelayStart, unpack_line(command[len(RELAY) :]))
         if start is None or channel.node in start.left_out:  # the driver has given this node up
             self.arrival.end(whole=False)
             return
@@ -108,16 +114,16 @@ class RelayReceiver:
         self._report(channel, outcome, names)
 
     def _ask(self, channel: AgentChannel, start: RelayStart) -> RelayCandidates:
-        driver_host = hostlist.driver_host(os.environ)
+        driver_host = hostlist.get_driver_host(os.environ)
 
         def report_unreached(why: str) -> None:
             self._source_unreached = True
             _tell(channel, OutOfReach(nodes=((RELAY_SOURCE, why),)))
 
-        self._over.wait(first_pause(channel.node, start.nodes))
+        self._over.wait(compute_first_pause(channel.node, start.nodes))
         source = (driver_host, start.port)
         candidates = ask_source(source, self._token, channel.node, self._over, report_unreached)
-        places = tuple(_with_address(place, driver_host) for place in candidates.places)
+        places = tuple(_fill_in_address(place, driver_host) for place in candidates.places)
         return replace(candidates, places=places)
 
     def _report_unreached(
@@ -135,7 +141,7 @@ class RelayReceiver:
         self, channel: AgentChannel, outcome: RelayOutcome, names: Mapping[int, str]
     ) -> None:
         self.arrival.end(whole=not outcome.failure)
-        _tell(channel, _relayed(outcome, names))
+        _tell(channel, _make_relayed_event(outcome, names))
 
     def _end(self) -> None:
         self._over.set()
@@ -150,7 +156,7 @@ class RelayReceiver:
         os.close(self._handle)
 
 
-def _with_address(place: RelayPlace, driver_host: str) -> RelayPlace:
+def _fill_in_address(place: RelayPlace, driver_host: str) -> RelayPlace:
     """Give the source, which has no address of its own, that of the driver's host."""
     return place if place.address else replace(place, address=driver_host)
 
@@ -160,7 +166,7 @@ def _tell(channel: AgentChannel, event: OutOfReach | Relayed) -> None:
         channel.emit(event)
 
 
-def _relayed(outcome: RelayOutcome, names: Mapping[int, str]) -> Relayed:
+def _make_relayed_event(outcome: RelayOutcome, names: Mapping[int, str]) -> Relayed:
     reasons = "; ".join(f"{names[place]}: {why}" for place, why in outcome.unreached)
     return Relayed(
         seconds=outcome.seconds,

@@ -48,7 +48,7 @@ def stage(
     if request.incoming is None:
         with channel.watch_progress():
             return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
-    with channel.watch_progress(), node_root.using_root(request.root):
+    with channel.watch_progress(), node_root.hold_root(request.root):
         receiver = receiver_of or BroadcastReceiver
         return _receive(request, request.incoming, channel, receiver, place)
 
@@ -79,13 +79,13 @@ def _receive(
             if place is None:
                 answer = _unpack(request, path, unpack.Source(excerpt, arrival))
             else:
-                while arrival.ongoing(path):
+                while arrival.may_grow(path):
                     arrival.pause()
                 answer = place(request, path)
         except NodeError as exc:
             listening.join()
             if arrival.failed:
-                raise NodeError(_not_sent(path, incoming.size)) from exc
+                raise NodeError(_describe_failed_broadcast(path, incoming.size)) from exc
             if exc.problem.code in _DAMAGED:
                 arrived = Digest(archive.digest_of(path))
                 return UnpackAnswer(problems=(exc.problem,), arrived=arrived)
@@ -174,7 +174,7 @@ def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackA
         )
     except unpack.MissingLayer as exc:
         return UnpackAnswer(problems=(exc.problem,), lacking=True)
-    waited = source.arrival.waited if source.arrival is not None else 0.0
+    waited = source.arrival.average_wait_seconds if source.arrival is not None else 0.0
     seconds = None if made.reused else round(max(0.0, made.seconds - waited), 3)
     return UnpackAnswer(
         path=made.path,
@@ -186,7 +186,7 @@ def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackA
     )
 
 
-def _not_sent(path: str, size: int) -> Problem:
+def _describe_failed_broadcast(path: str, size: int) -> Problem:
     """Describe a failed broadcast as this node sees it: Slurm hides a full disk."""
     try:
         arrived = os.stat(path).st_size

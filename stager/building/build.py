@@ -13,38 +13,43 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.format.manifest import Layer, Manifest
-from bundle.protocol.counts import counted, sized
+from bundle.protocol.counts import format_count, format_size
 
 from ..config.load import Config
 from ..config.sections import OF_NODE
-from ..config.template import unnamed_requirements
+from ..config.template import find_unnamed_requirements
 from ..core.errors import BundleError, StagerError
 from ..core.store import Store
 from ..core.values import Target
-from ..interpreter import BundledInterpreter, bundled, compiler_for, find
+from ..interpreter import (
+    BundledInterpreter,
+    find_compiler,
+    find_interpreter,
+    make_bundled_interpreter,
+)
 from ..layers.bytecode import Compiler
 from ..layers.layer_build import MadeLayers, make_layers
-from ..layers.layer_file import top_modules
+from ..layers.layer_file import list_top_modules
 from ..layers.prune import Pruned, notes_on_patterns
 from ..layers.source import LayerSource, layer_id
-from ..layers.tree import folders_of
+from ..layers.tree import list_folders
 from ..lock.lock import ResolveOptions
-from ..lock.pylock import Lock, PackageChanges, compare, read_lock
+from ..lock.pylock import Lock, PackageChanges, compare_packages, read_lock
 from ..lock.spec import Spec
 from ..pack import bundle_file
-from ..pack.bundle import Contents, Packed, file_needs, pack, stored_index
+from ..pack.bundle import Contents, Packed, list_file_needs, pack, read_stored_index
 from ..pack.bundle_file import ChosenBundle, Newest
-from ..pack.node_program import compiled_program
+from ..pack.node_program import find_compiled_program
 from ..pack.proof import Proof, Wanted, prove
-from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
-from .layer_sources import BundledWheels, advising, forget_files, hub_sources
+from .current_bundle import Listener, digest_inputs, list_project_sources, lock_path, offline_root
+from .layer_sources import BundledWheels, advise_behind_air_gap, forget_files, make_hub_sources
 from .project_lock import (
     WheelSource,
-    buildable_spec,
-    current_lock,
+    ensure_lock,
     hub_files,
-    upgraded,
-    with_assets,
+    lock_assets,
+    read_buildable_spec,
+    sort_upgrades,
 )
 
 # --- The Python that a project's bundle brings, if the settings ask for one ----------------------
@@ -61,7 +66,7 @@ def own_interpreter(
     setting = config.environment.interpreter
     if setting == OF_NODE:
         return None
-    own = bundled(find(setting, spec.target), spec.target, spec.prune)
+    own = make_bundled_interpreter(find_interpreter(setting, spec.target), spec.target, spec.prune)
     if own.foreign:
         note(own.note())
     return own
@@ -81,8 +86,9 @@ def advise_on_size(layers: Sequence[Layer]) -> list[str]:
     if is_small or (files <= package_files and size <= package_size):
         return []
     return [
-        f"the project is larger than its packages: {counted(files, 'file')}, {sized(size)}; "
-        f"they have {package_files}, {sized(package_size)}. Name what ranks do not need in "
+        f"the project is larger than its packages: {format_count(files, 'file')}, "
+        f"{format_size(size)}; "
+        f"they have {package_files}, {format_size(package_size)}. Name what ranks do not need in "
         "project.exclude, and data in assets.paths"
     ]
 
@@ -98,7 +104,7 @@ REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages whose versions a probe always reports where they are present."""
 
 
-def requested_of(spec: Spec, lock: Lock) -> tuple[str, ...]:
+def list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
     """Return the user's requirements; all packages of a lock without requirements."""
     requested = [*spec.requirements]
     if spec.pylock is not None:
@@ -111,14 +117,14 @@ def requested_of(spec: Spec, lock: Lock) -> tuple[str, ...]:
     return tuple(requested)
 
 
-def reported_of(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
+def list_reported(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
     """Return the packages whose versions a probe reports."""
     present = {layer.name for layer in layers if layer.kind == "wheel"}
     names = [canonicalize_name(Requirement(text).name) for text in requested]
     return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in present)
 
 
-def imports_of(
+def list_imports(
     config: Config, requested: Sequence[str], layers: Sequence[Layer], store: Store
 ) -> tuple[str, ...]:
     """Return the modules that must import: as set, else those of the requested packages."""
@@ -128,7 +134,7 @@ def imports_of(
     modules: list[str] = []
     for layer in layers:
         if layer.kind == "wheel" and layer.name in names:
-            modules += top_modules(layer.name, stored_index(store, layer))
+            modules += list_top_modules(layer.name, read_stored_index(store, layer))
     # setuptools refuses to be imported after another package has imported distutils, as pip does.
     return tuple(sorted(dict.fromkeys(modules), key=lambda module: module != "setuptools"))
 
@@ -139,18 +145,18 @@ _MOST_NAMED = 3
 """Names of one kind in a message."""
 
 
-def before(store: Store, project: Path) -> Manifest | None:
+def find_previous_manifest(store: Store, project: Path) -> Manifest | None:
     """Return the manifest of the bundle that a project's last build made, if it can be read."""
-    newest = bundle_file.newest(store, project)
+    newest = bundle_file.find_newest(store, project)
     if newest is None:
         return None
     try:
-        return bundle_file.manifest_of(newest.path)
+        return bundle_file.read_manifest(newest.path)
     except StagerError:
         return None
 
 
-def changes(old: Manifest | None, new: Manifest) -> PackageChanges:
+def compare_manifests(old: Manifest | None, new: Manifest) -> PackageChanges:
     """Compare a bundle with the one before; without one, all packages are added.
 
     Returns:
@@ -160,12 +166,14 @@ def changes(old: Manifest | None, new: Manifest) -> PackageChanges:
     earlier = old.layers if old is not None else ()
     there = {layer.id for layer in earlier}
     return replace(
-        compare(_packages(earlier), _packages(new.layers)),
+        compare_packages(_packages(earlier), _packages(new.layers)),
         bytes=sum(layer.size for layer in new.layers if layer.id not in there),
     )
 
 
-def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, target: Target) -> str:
+def describe_changed_files(
+    old: Manifest, trees: Sequence[LayerSource], store: Store, target: Target
+) -> str:
     """Return the files of a project that differ from those in its bundle, in words.
 
     Args:
@@ -177,13 +185,13 @@ def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, tar
     Returns:
         The files, in parentheses; empty if no file of the project differs, or it is not known.
     """
-    was = _shipped(old, store)
+    was = _list_shipped(old, store)
     now = _find_contents(trees) if was else None
     now = was if now is None else now
     added = now.keys() - was.keys()
     edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
     kinds = {
-        "new": _merge_new_folders(added, folders_of(was)),
+        "new": _merge_new_folders(added, list_folders(was)),
         "changed": [*_changed_assets(old, trees, target), *edited],
         "removed": list(was.keys() - now.keys()),
     }
@@ -219,12 +227,12 @@ def _name_some(kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield f"and {more} more"
 
 
-def _shipped(old: Manifest, store: Store) -> dict[str, str]:
+def _list_shipped(old: Manifest, store: Store) -> dict[str, str]:
     """Return the digests of the project's files in a bundle; empty if its layer is damaged."""
     with suppress(StagerError):
         for layer in old.layers:
             if layer.kind == "project":
-                files = stored_index(store, layer).files
+                files = read_stored_index(store, layer).files
                 paths = {file.path.partition("/")[2]: file.sha256 for file in files}
                 return {path: digest for path, digest in paths.items() if path[-4:] != ".pyc"}
     return {}
@@ -234,7 +242,7 @@ def _merge_new_folders(paths: Iterable[str], known: Collection[str]) -> list[str
     """Return new paths, with one entry for each new folder."""
     merged = set()
     for path in paths:
-        folders = [f"{folder}/" for folder in sorted(folders_of([path])) if folder not in known]
+        folders = [f"{folder}/" for folder in sorted(list_folders([path])) if folder not in known]
         merged.add(folders[0] if folders else path)
     return list(merged)
 
@@ -325,24 +333,24 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         StagerError: an expected failure; see the stages.
     """
     store = Store(offline_root(config))
-    earlier = before(store, config.source)
+    earlier = find_previous_manifest(store, config.source)
     phase = _Phases(listener)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
-        with phase("lock"), advising(store):
-            spec = buildable_spec(config, options.launcher)
+        with phase("lock"), advise_behind_air_gap(store):
+            spec = read_buildable_spec(config, options.launcher)
             own = own_interpreter(config, spec, listener.note)
-            compiler = compiler_for(spec.target, own.program if own else None)
-            unnamed = unnamed_requirements(config.root)
+            compiler = find_compiler(spec.target, own.program if own else None)
+            unnamed = find_unnamed_requirements(config.root)
             if unnamed and not config.environment.requirements:
                 listener.note(
                     f"environment.requirements is empty: the bundle gets no packages; {unnamed} is "
                     f"here, but {config.source.name} does not name it"
                 )
             files = hub_files(store, options.offline, listener)
-            resolving, moved = upgraded(config, options)
-            lock = current_lock(config, spec, store, resolving, listener, locked=options.locked)
-            lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
-        with phase("wheels"), advising(store):
+            resolving, moved = sort_upgrades(config, options)
+            lock = ensure_lock(config, spec, store, resolving, listener, locked=options.locked)
+            lock = lock_assets(config, lock, files, listener, locked=options.locked, moved=moved)
+        with phase("wheels"), advise_behind_air_gap(store):
             bundled = BundledWheels(config, spec, store, compiler, listener.note)
             source = WheelSource(
                 spec=spec,
@@ -351,30 +359,30 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 progress=lambda line: listener.step(line, 0, 0),
                 elsewhere=bundled.find,
             )
-            wheels, decompressor = source.of_lock(lock), source.decompressor(own is not None)
+            wheels, decompressor = source.fetch_lock(lock), source.decompressor(own is not None)
             bundled.take_assets(lock.assets)
         with phase("layers"):
-            trees = sources_of_project(config, store, lock.path, listener.note)
+            trees = list_project_sources(config, store, lock.path, listener.note)
             for line in (*notes_on_patterns(wheels, spec.prune), *bundled.summary()):
                 listener.note(line)
-            hub = hub_sources(lock.assets, files, spec.target)
+            hub = make_hub_sources(lock.assets, files, spec.target)
             sources = [*map(bundled.source, wheels), *trees, *hub, *([own.source] if own else [])]
-            made = _made(sources, spec, store, compiler, options, listener)
+            made = _make_missing_layers(sources, spec, store, compiler, options, listener)
         with phase("bundle"):
-            requested = requested_of(spec, lock)
+            requested = list_requested(spec, lock)
             contents = Contents(
                 name=config.name,
                 target=spec.target,
                 wheels=wheels,
                 layers=made.layers,
                 decompressor=decompressor,
-                packages=reported_of(requested, made.layers),
-                imports=imports_of(config, requested, made.layers, store),
+                packages=list_reported(requested, made.layers),
+                imports=list_imports(config, requested, made.layers, store),
                 bundled_glibc=own.glibc if own else None,
-                files=file_needs(wheels, made.layers, store, spec.target, listener.note),
+                files=list_file_needs(wheels, made.layers, store, spec.target, listener.note),
             )
             packed = pack(contents, store)
-            compiled_program(
+            find_compiled_program(
                 bundle_file.node_program(packed.path, store, packed.manifest.id), store
             )
         proof = None
@@ -386,20 +394,20 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                     python=compiler.program if compiler else None,
                 )
                 proof = _prove(packed, store, spec, wanted, listener)
-        made_of = inputs(config, spec, trees, lock.path)
+        made_of = digest_inputs(config, spec, trees, lock.path)
         newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
         bundle_file.remember(store, config.source, newest)
     return Built(
         packed=packed,
         lock=lock,
         made=made,
-        changes=changes(earlier, packed.manifest),
+        changes=compare_manifests(earlier, packed.manifest),
         proof=proof,
         seconds=phase.seconds,
     )
 
 
-def _made(
+def _make_missing_layers(
     sources: Sequence[LayerSource],
     spec: Spec,
     store: Store,
@@ -476,7 +484,7 @@ def build_result(built: Built, output: Path | None = None) -> BuildResult:
         layers_built=built.made.built,
         layers_reused=built.made.reused,
         output=output,
-        pruned=bundle_file.pruned(built.packed.path),
+        pruned=bundle_file.sum_pruned(built.packed.path),
         proved=built.proof is not None and built.proof.done,
         lock=built.lock.path,
         changes=built.changes,

@@ -18,10 +18,10 @@ from bundle.protocol.problem import NodeError, ProblemCode
 
 from ..config import inline_script
 from ..config.load import Config
-from ..config.sections import tracker_outputs
+from ..config.sections import list_tracker_outputs
 from ..core.errors import BundleError, StagerError
-from ..core.files import expanded, text_of
-from ..core.store import DigestCache, Store, sha256_of
+from ..core.files import expand_home, read_text
+from ..core.store import DigestCache, Store, digest_file
 from ..core.values import Target
 from ..hub.repositories import HubRequest
 from ..pack import bundle_file
@@ -53,17 +53,17 @@ def offline_root(config: Config) -> Path:
     """Return the project's offline root: ``$OFFLINE_ROOT``, else the setting, else the default."""
     named = os.environ.get("OFFLINE_ROOT")
     if named:
-        return expanded(named).absolute()
+        return expand_home(named).absolute()
     if config.environment.offline_root is not None:
         return config.environment.offline_root
     python = config.environment.python or Target.of_host().python
-    return expanded("~") / f"offline_repo_py{python.replace('.', '')}"
+    return expand_home("~") / f"offline_repo_py{python.replace('.', '')}"
 
 
 def lock_path(config: Config, spec: Spec) -> Path:
     """Return the path of the project's lock, never that of a lock that the user supplied."""
     if inline_script.is_script(config):
-        return config.root / f"pylock.{inline_script.name_of(config.source)}.toml"
+        return config.root / f"pylock.{inline_script.make_script_name(config.source)}.toml"
     path = config.root / LOCK_NAME
     if spec.pylock == path:
         return config.root / "pylock.stager.toml"
@@ -86,21 +86,21 @@ def newest_bundle(config: Config) -> ChosenBundle:
 
 
 def _newest(config: Config, store: Store) -> Newest:
-    newest = bundle_file.newest(store, config.source)
+    newest = bundle_file.find_newest(store, config.source)
     if newest is None:
         raise BundleError(
             f"there is no bundle of {config.name} in {store.root} that was built in this folder",
             hint="make one with `stager build`, or name a bundle's file",
-            context=imported(store),
+            context=list_imports(store),
         )
     return newest
 
 
-def imported(store: Store) -> list[str]:
+def list_imports(store: Store) -> list[str]:
     """Return a line for each imported bundle: none is chosen, as no build here has made it."""
     return [
         f"imported: {name} {begin}: give --id {begin}"
-        for name, begin in bundle_file.imported(store)
+        for name, begin in bundle_file.list_imported(store)
     ]
 
 
@@ -116,29 +116,29 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     from ..lock.spec import read_spec
 
     store = Store(offline_root(config))
-    if inline_script.is_script(config) and bundle_file.newest(store, config.source) is None:
-        return _of_script(config, listener)
+    if inline_script.is_script(config) and bundle_file.find_newest(store, config.source) is None:
+        return _build_script_bundle(config, listener)
     newest = _newest(config, store)
     spec = read_spec(config)
     lock = lock_path(config, spec)
-    trees = sources_of_project(config, store, lock, remembered=True)
-    current = inputs(config, spec, trees, lock)
+    trees = list_project_sources(config, store, lock, remembered=True)
+    current = digest_inputs(config, spec, trees, lock)
     why = "the project has changed since its bundle was made"
     if newest.id is not None and newest.inputs == current:
-        why = _lacks_a_layer(newest.path)
+        why = _find_unusable_layer(newest.path)
         if not why:
             return ChosenBundle(path=newest.path, id=newest.id)
     if inline_script.is_script(config):
-        return _of_script(config, listener)
-    from .build import before, changed_files, make_again
+        return _build_script_bundle(config, listener)
+    from .build import describe_changed_files, find_previous_manifest, make_again
 
-    old = before(store, config.source)
+    old = find_previous_manifest(store, config.source)
     if old is not None and newest.inputs != current:
-        why += changed_files(old, trees, store, spec.target)
+        why += describe_changed_files(old, trees, store, spec.target)
     return make_again(config, spec, newest.path, listener, why)
 
 
-def _lacks_a_layer(bundle: Path) -> str:
+def _find_unusable_layer(bundle: Path) -> str:
     """Return which layer a bundle cannot use; empty for none, and for any other damage."""
     try:
         with BundleFile(str(bundle)):
@@ -149,7 +149,7 @@ def _lacks_a_layer(bundle: Path) -> str:
         return ""  # other damage is an error where it is read
 
 
-def sources_of_project(
+def list_project_sources(
     config: Config,
     store: Store,
     lock: Path,
@@ -173,10 +173,10 @@ def sources_of_project(
     from ..layers.source import ProjectLook, project_sources
 
     try:
-        packages = _NAME.findall(text_of(lock))
+        packages = _NAME.findall(read_text(lock))
     except (OSError, UnicodeDecodeError):
         packages = []
-    tracked = tracker_outputs(packages)
+    tracked = list_tracker_outputs(packages)
     own = [store.root, lock]
     if config.trust.allowed_signers is not None:  # a new signer is to make no new, unsigned bundle
         own.append(config.trust.allowed_signers)
@@ -192,7 +192,7 @@ def sources_of_project(
     return sources
 
 
-def _of_script(config: Config, listener: Listener) -> ChosenBundle:
+def _build_script_bundle(config: Config, listener: Listener) -> ChosenBundle:
     from .build import BuildOptions, build
 
     listener.note(f"{config.source.name} says itself what it needs: building its bundle")
@@ -205,13 +205,13 @@ def hub_requests(config: Config) -> tuple[HubRequest, ...]:
     return (*config.assets.models, *config.assets.datasets, *config.assets.spaces)
 
 
-def inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:
+def digest_inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:
     """Return the digest of everything that decides a bundle, known without building it."""
     from ..layers.source import layer_id
     from ..pack.node_program import make_node_program
 
     ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
-    pinned = sha256_of(lock) if lock.is_file() else None
+    pinned = digest_file(lock) if lock.is_file() else None
     node = Digest.of(make_node_program())
     content: dict[str, object] = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
     content["interpreter"] = config.environment.interpreter

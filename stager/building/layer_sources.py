@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 from bundle.environment.hub_datasets import PART
 from bundle.environment.listing import STATE
 from bundle.format.archive import BundleFile
-from bundle.format.layer import LayerError, Origin, origin_of
+from bundle.format.layer import LayerError, Origin, read_origin
 from bundle.format.manifest import Layer, Manifest
 from bundle.launch.program_variables import HUB
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 
@@ -33,14 +33,14 @@ from ..hub.client import HubFiles, is_the_users
 from ..hub.repositories import HubFile, LockedRepository
 from ..layers.bytecode import Compiler
 from ..layers.layer_build import is_stored
-from ..layers.prune import of_package
+from ..layers.prune import select_entries
 from ..layers.source import LayerSource, layer_id
-from ..layers.tree import Tree, TreeFile, digest_of
-from ..lock.pylock import earlier_lock
+from ..layers.tree import Tree, TreeFile, digest_tree
+from ..lock.pylock import find_earlier_lock
 from ..lock.spec import Spec
 from ..pack import bundle_file
-from ..pack.members import CheckedMembers, MemberError, reader
-from ..trust import trust_in
+from ..pack.members import CheckedMembers, MemberError, make_reader
+from ..trust import decide_trust
 
 
 class BundledWheels:
@@ -67,19 +67,19 @@ class BundledWheels:
         A bundle's decompressor is a wheel as it was, and is put into the offline root.
         """
         if file.sha256 not in self._found:
-            self._found[file.sha256] = self._decompressor(file) or self._layered(file)
+            self._found[file.sha256] = self._decompressor(file) or self._find_layer(file)
         return self._found[file.sha256]
 
     def source(self, wheel: Wheel) -> LayerSource:
         """Return the source of the layer of a wheel, which is here itself or as that layer."""
-        return self._sources.get(wheel.sha256) or LayerSource.of_wheel(wheel, self._spec.prune)
+        return self._sources.get(wheel.sha256) or LayerSource.from_wheel(wheel, self._spec.prune)
 
     def summary(self) -> list[str]:
         """Return a line on the packages whose wheels are not here; none where all are."""
         if not self._sources:
             return []
         lines = [
-            f"{counted(len(self._sources), 'package')} taken from bundles in "
+            f"{format_count(len(self._sources), 'package')} taken from bundles in "
             f"{self._store.bundles}: the wheels are not here"
         ]
         used = {word for source in self._sources.values() for word in source.prune}
@@ -102,8 +102,8 @@ class BundledWheels:
             self._known = []
             for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
                 with contextlib.suppress(BundleError):  # damaged, of another format, not signed
-                    manifest = bundle_file.manifest_of(path)
-                    verdict, _ = trust_in(self._config, self._store, path, manifest.id)
+                    manifest = bundle_file.read_manifest(path)
+                    verdict, _ = decide_trust(self._config, self._store, path, manifest.id)
                     signed = verdict is not None and verdict.accepted
                     if signed or bundle_file.is_for_builds(self._store, path, manifest.id):
                         self._known.append((path, manifest))
@@ -114,15 +114,15 @@ class BundledWheels:
             part = manifest.decompressor
             if part is None or part.sha256 != file.sha256:
                 continue
-            with self._noting_damage(path), bundle_file.opened(path, manifest.id) as bundle:
-                data = bundle.part(part)
+            with self._noting_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
+                data = bundle.read_part(part)
                 final = self._store.wheels / file.filename
-                with self._store.publishing(final) as partial:
+                with self._store.publish(final) as partial:
                     partial.write_bytes(data)
                 return _wheel(file, final, file.sha256, len(data))
         return None
 
-    def _layered(self, file: LockedFile) -> Wheel | None:
+    def _find_layer(self, file: LockedFile) -> Wheel | None:
         for path, manifest in self._bundles():
             layer = _layer_of(file, manifest)
             source = self._source_of(path, manifest, layer, file) if layer else None
@@ -137,13 +137,13 @@ class BundledWheels:
     ) -> LayerSource | None:
         """Return the source of a layer; None if this build would make another layer."""
         made_from: Origin | None = None
-        with self._noting_damage(path), bundle_file.opened(path, manifest.id) as bundle:
-            made_from = origin_of(bundle.head(layer))
+        with self._noting_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
+            made_from = read_origin(bundle.head(layer))
         if made_from is None or not _is_of(made_from, path, file, self._spec):
             return None
         pruned = made_from.options.get("prune", {"words": []})
         words = pruned.get("words") if isinstance(pruned, dict) else None
-        allowed = of_package(self._spec.prune, file.name)
+        allowed = select_entries(self._spec.prune, file.name)
         if not isinstance(words, list) or any(word not in allowed for word in words):
             return None
         source = LayerSource(
@@ -163,9 +163,9 @@ class BundledWheels:
             return True
         self._store.require_space(layer.size, "the layers")
         final = self._store.layer(layer.id)
-        with self._noting_damage(path), bundle_file.opened(path, manifest.id) as bundle:
-            with self._store.publishing(final) as partial, partial.open("wb") as out:
-                out.writelines(_checked(bundle, layer))
+        with self._noting_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
+            with self._store.publish(final) as partial, partial.open("wb") as out:
+                out.writelines(_read_checked(bundle, layer))
             return True
         return False
 
@@ -184,11 +184,11 @@ def _layer_of(file: LockedFile, manifest: Manifest) -> Layer | None:
     return next((one for one in layers if (one.kind, one.name, one.version) == wanted), None)
 
 
-def _checked(bundle: BundleFile, layer: Layer) -> Iterator[bytes]:
+def _read_checked(bundle: BundleFile, layer: Layer) -> Iterator[bytes]:
     """Yield the bytes of a layer, each piece after its check."""
     members = CheckedMembers(bundle.manifest, files=True)
     for name, _ in layer.members:
-        yield from members.pieces(name, reader(bundle, name))
+        yield from members.pieces(name, make_reader(bundle, name))
 
 
 def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> bool:
@@ -196,7 +196,7 @@ def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> boo
     if file.is_wheel:
         return made_from.content == file.sha256
     lock = bundle_file.imported_lock(bundle)
-    theirs = earlier_lock(lock, spec.target)
+    theirs = find_earlier_lock(lock, spec.target)
     return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
 
 
@@ -216,7 +216,7 @@ def _wheel(file: LockedFile, path: Path, digest: Digest, size: int) -> Wheel:
 
 
 @contextlib.contextmanager
-def advising(store: Store) -> Iterator[None]:
+def advise_behind_air_gap(store: Store) -> Iterator[None]:
     """Say what helps behind an air gap, where packages cannot be had.
 
     Raises:
@@ -279,7 +279,7 @@ class _Content:
         self.links[path] = os.path.relpath(goal, str(PurePosixPath(path).parent))
 
 
-def hub_sources(
+def make_hub_sources(
     repositories: Sequence[LockedRepository], files: HubFiles, target: Target
 ) -> list[LayerSource]:
     """Return the sources of the layers of models and data sets.
@@ -300,7 +300,7 @@ def hub_sources(
                 taken.add(ref)
         source = _source(repository, content)
         if not is_stored(files.store, layer_id(source, target)):
-            source = _with_files(source, repository, content, files)
+            source = _place_files(source, repository, content, files)
         sources.append(source)
     return sources
 
@@ -369,7 +369,7 @@ def _source(repository: LockedRepository, content: _Content) -> LayerSource:
         kind="asset",
         name=request.name,
         version=repository.commit[:12],
-        digest=digest_of(tree, digests),
+        digest=digest_tree(tree, digests),
         tree=tree,
         prefix=f"{STATE}/{HUB}",
         size=tree.size,
@@ -377,7 +377,7 @@ def _source(repository: LockedRepository, content: _Content) -> LayerSource:
     )
 
 
-def _with_files(
+def _place_files(
     source: LayerSource, repository: LockedRepository, content: _Content, files: HubFiles
 ) -> LayerSource:
     tree = source.tree or Tree(files=(), links=(), skipped=())

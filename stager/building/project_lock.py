@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bundle.protocol.counts import counted, sized
+from bundle.protocol.counts import format_count, format_size
 
 from ..config.load import Config
 from ..core.errors import ConfigError, ResolveError, WheelError
@@ -19,10 +19,17 @@ from ..core.store import Store
 from ..core.values import Wheel
 from ..hub.client import HubClient, HubFiles, resolve
 from ..hub.repositories import HubRequest, LockedRepository
-from ..lock.build_source import built_for_sure, refuse_without_nvcc
+from ..lock.build_source import list_certain_builds, refuse_without_nvcc
 from ..lock.indexes import TORCH_INDEX
 from ..lock.lock import ResolveOptions, make_lock
-from ..lock.pylock import Lock, PackageChanges, changes, earlier_lock, keep_assets, read_lock
+from ..lock.pylock import (
+    Lock,
+    PackageChanges,
+    compare_locks,
+    find_earlier_lock,
+    keep_assets,
+    read_lock,
+)
 from ..lock.resolver import NONE
 from ..lock.spec import Spec, read_spec
 from ..pack.decompressor import decompressor_lock
@@ -41,7 +48,7 @@ def hub_files(store: Store, offline: bool, listener: Listener) -> HubFiles:
     )
 
 
-def upgraded(
+def sort_upgrades(
     config: Config, options: ResolveOptions
 ) -> tuple[ResolveOptions, frozenset[HubRequest]]:
     """Sort what is upgraded.
@@ -72,7 +79,7 @@ def upgraded(
     return replace(options, upgrade_packages=tuple(packages)), frozenset(moved)
 
 
-def with_assets(
+def lock_assets(
     config: Config,
     lock: Lock,
     files: HubFiles,
@@ -152,15 +159,15 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
         StagerError: see :func:`stager.lock.spec.read_spec` and :func:`stager.lock.lock.make_lock`.
     """
     store = Store(offline_root(config))
-    spec = buildable_spec(config)
-    options, moved = upgraded(config, options)
+    spec = read_buildable_spec(config)
+    options, moved = sort_upgrades(config, options)
     _refuse_without_effect(spec, options)
     listener.begin("lock")
     with store.lock():
-        earlier = earlier_lock(lock_path(config, spec), spec.target)
+        earlier = find_earlier_lock(lock_path(config, spec), spec.target)
         lock = _make_lock(config, spec, store, options, listener)
         files = hub_files(store, options.offline, listener)
-        lock = with_assets(config, lock, files, listener, moved=moved)
+        lock = lock_assets(config, lock, files, listener, moved=moved)
     kinds = Counter(repository.request.kind for repository in lock.assets)
     return LockResult(
         lock=lock.path,
@@ -170,14 +177,14 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
         spaces=kinds["space"],
         asset_bytes=sum(repository.size for repository in lock.assets),
         first=earlier is None,
-        changes=changes(earlier, lock),
+        changes=compare_locks(earlier, lock),
         left_out={
             f"{r.request.kind} {r.request.label}": r.left_out for r in lock.assets if r.left_out
         },
     )
 
 
-def buildable_spec(config: Config, launcher: tuple[str, ...] = ()) -> Spec:
+def read_buildable_spec(config: Config, launcher: tuple[str, ...] = ()) -> Spec:
     """Return the project's spec; what has to be compiled without the compiler is refused now.
 
     Raises:
@@ -186,11 +193,11 @@ def buildable_spec(config: Config, launcher: tuple[str, ...] = ()) -> Spec:
     spec = read_spec(config)
     builds = replace(spec.builds, launcher=launcher)
     names = [canonicalize_name(Requirement(text).name) for text in spec.requirements]
-    refuse_without_nvcc(built_for_sure(names, builds, spec.indexes), builds)
+    refuse_without_nvcc(list_certain_builds(names, builds, spec.indexes), builds)
     return replace(spec, builds=builds)
 
 
-def current_lock(
+def ensure_lock(
     config: Config,
     spec: Spec,
     store: Store,
@@ -208,7 +215,7 @@ def current_lock(
     path = lock_path(config, spec)
     if path.exists():
         lock = read_lock(path, spec.target)
-        if lock.is_current(spec) and not options.outdates(lock.exclude_newer):
+        if lock.is_current(spec) and not options.requires_new_lock(lock.exclude_newer):
             return lock
     if locked:
         state = "is out of date" if path.exists() else "does not exist"
@@ -237,7 +244,7 @@ def _make_lock(
     config: Config, spec: Spec, store: Store, options: ResolveOptions, listener: Listener
 ) -> Lock:
     path = lock_path(config, spec)
-    earlier = earlier_lock(path, spec.target)
+    earlier = find_earlier_lock(path, spec.target)
     told = replace(options, note=listener.note)
     lock = make_lock(spec, path=path, store=store, options=told)
     lock = keep_assets(lock, earlier.assets if earlier else ())
@@ -271,7 +278,8 @@ def _notes_on_gpus(spec: Spec, lock: Lock) -> Iterator[str]:
     if gpu and spec.torch_backend is None:
         size = sum(file.size or 0 for file in lock.files)
         yield (
-            f"for nodes with NVIDIA GPUs: {counted(gpu, 'CUDA package')} in {sized(size)}; "
+            f"for nodes with NVIDIA GPUs: {format_count(gpu, 'CUDA package')} in "
+            f"{format_size(size)}; "
             'where the nodes have none, environment.torch-backend = "cpu" is much smaller'
         )
 
@@ -294,7 +302,7 @@ class WheelSource:
     elsewhere: FindElsewhere = lambda file: None
     """Asked for wheels that are not in the offline root, before they are fetched."""
 
-    def of_lock(self, lock: Lock) -> tuple[Wheel, ...]:
+    def fetch_lock(self, lock: Lock) -> tuple[Wheel, ...]:
         """Return the wheel of each file of a lock.
 
         Raises:
@@ -322,12 +330,12 @@ class WheelSource:
         lock = decompressor_lock(self.spec.target, bundled_python=bundled_python)
         if lock is None:
             return None
-        indexes = self.spec.all_indexes.without_credentials()
+        indexes = self.spec.all_indexes.strip_credentials()
         if indexes != lock.indexes:
             with suppress(WheelError, ResolveError):
-                return self.of_lock(replace(lock, indexes=indexes))[0]
+                return self.fetch_lock(replace(lock, indexes=indexes))[0]
         try:
-            return self.of_lock(lock)[0]
+            return self.fetch_lock(lock)[0]
         except WheelError as exc:
             (file,) = lock.files
             raise WheelError(

@@ -17,15 +17,15 @@ from ..building.current_bundle import (
 )
 from ..config.load import Config
 from ..core.errors import BundleError
-from ..core.files import CARRIED_SUFFIX, bytes_of
+from ..core.files import CARRIED_SUFFIX, read_bytes
 from ..core.store import Store
-from ..inventory.provenance import lock_of, locks_at_hand
+from ..inventory.provenance import find_lock, list_possible_locks
 from ..lock.spec import read_spec
 from ..pack import bundle_file
 from ..pack.members import project_folder, refuse_in_project
-from .exports import ExportResult, base_manifest, export
+from .exports import ExportResult, export, find_base_manifest
 from .imports import ImportResult, import_file, refuse_used, write_project
-from .tool import carried_tool
+from .tool import collect_tool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,10 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     if options.output is not None:
         refuse_in_project(options.output, project_folder(config), CARRIED_SUFFIX)
     chosen = options.bundle or current_bundle(config, listener)
-    manifest = bundle_file.manifest_of(chosen.path, chosen.id)
+    manifest = bundle_file.read_manifest(chosen.path, chosen.id)
     store = Store(offline_root(config))
-    before = None if options.bundle is not None else bytes_of(_own_lock(config))
-    base = base_manifest(store, manifest.name, options.base, options.since)
+    before = None if options.bundle is not None else read_bytes(_own_lock(config))
+    base = find_base_manifest(store, manifest.name, options.base, options.since)
     output = options.output or Path(_default_name(manifest, base))
     with (
         store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
@@ -64,7 +64,7 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
         tool = None
         if options.with_tool:
             listener.begin("tool")
-            tool = carried_tool(
+            tool = collect_tool(
                 read_spec(config),
                 config,
                 store,
@@ -90,8 +90,8 @@ def _own_lock(config: Config) -> Path:
 def _lock(config: Config, chosen: bundle_file.ChosenBundle, before: bytes | None) -> bytes:
     """Return a bundle's lock; ``before`` is None for a named one. The store's lock must be held."""
     if before is None:
-        return bytes_of(lock_of(chosen, locks_at_hand(chosen.path, config)))
-    if bytes_of(_own_lock(config)) != before or newest_bundle(config).id != chosen.id:
+        return read_bytes(find_lock(chosen, list_possible_locks(chosen.path, config)))
+    if read_bytes(_own_lock(config)) != before or newest_bundle(config).id != chosen.id:
         raise BundleError(
             f"another command has built {config.name} just now, so its lock may not be that of "
             f"{chosen.path}",
@@ -126,7 +126,7 @@ def import_bundle(
         listener.begin("import")
         result = import_file(path, config, store, asked=asked)
         if for_builds or project is not None:
-            bundle_file.let_builds_take(store, result.bundle, result.id)
+            bundle_file.allow_for_builds(store, result.bundle, result.id)
         if project is None:
             return result
         notes = write_project(result, store, project)

@@ -19,16 +19,16 @@ from bundle.format.manifest import (
     FormatError,
     Manifest,
     ManifestError,
+    count_padding,
     member_header,
-    padding,
     parse,
 )
 from bundle.protocol.codec import decode
-from bundle.protocol.counts import sized
+from bundle.protocol.counts import format_size
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.errors import BundleError, StagerError
-from ..core.files import bytes_of, replacing
+from ..core.files import read_bytes, replace_file
 from ..core.store import Store
 from ..pack import bundle_file
 from ..pack.bundle import short_name
@@ -132,7 +132,7 @@ class CarriedFile:
         self.label = read_label(path, self._first())
         part = next((part for part in self.label.parts if part.name == MANIFEST_NAME), None)
         if part is None or part != self.label.parts[0]:
-            raise self._damaged(f"{LABEL_NAME} does not name the manifest first")
+            raise self._make_damage_error(f"{LABEL_NAME} does not name the manifest first")
         self._refuse_short(())
         try:
             self.manifest: Manifest = parse(b"".join(self.content(part.name, part.size)))
@@ -141,13 +141,13 @@ class CarriedFile:
                 f"{path} carries a bundle of another version of stager: {exc}", hint=_SAME_VERSION
             ) from exc
         except ManifestError as exc:
-            raise self._damaged(str(exc)) from exc
+            raise self._make_damage_error(str(exc)) from exc
         if self.manifest.id != self.label.id:
-            raise self._damaged(f"the manifest is that of {self.manifest.id[:12]}")
+            raise self._make_damage_error(f"the manifest is that of {self.manifest.id[:12]}")
         if not _NAME.fullmatch(self.manifest.name):  # it becomes part of a file's name
-            raise self._damaged(f"no project is called {self.manifest.name!r}")
+            raise self._make_damage_error(f"no project is called {self.manifest.name!r}")
         if CARRIED_LOCK not in {part.name for part in self.label.parts}:
-            raise self._damaged(f"{CARRIED_LOCK} is missing")
+            raise self._make_damage_error(f"{CARRIED_LOCK} is missing")
         self.members = CheckedMembers(self.manifest, files=True)
         left_out = {*self.label.left_out, MANIFEST_NAME}
         members = self.manifest.members()
@@ -164,7 +164,9 @@ class CarriedFile:
         for part in self.label.parts[1:]:
             data = b"".join(self.content(part.name, part.size))
             if Digest.of(data) != part.sha256:
-                raise self._damaged(f"{part.name} does not have the digest that it must have")
+                raise self._make_damage_error(
+                    f"{part.name} does not have the digest that it must have"
+                )
             yield part.name, data
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
@@ -173,13 +175,13 @@ class CarriedFile:
         try:
             yield from self.members.pieces(name, self._read)
         except MemberError as exc:
-            raise self._damaged(str(exc)) from exc
+            raise self._make_damage_error(str(exc)) from exc
         self._end(size)
 
     def end(self) -> None:
         """Check that the tar ends here."""
         if self._read(len(END)) != END:
-            raise self._damaged("more follows than it says")
+            raise self._make_damage_error("more follows than it says")
 
     def _first(self) -> bytes:
         header = self._read_up_to(BLOCK)
@@ -212,11 +214,12 @@ class CarriedFile:
     def _refuse_short(self, members: Iterable[int]) -> None:
         """Refuse a file that cannot hold its parts, and members of the bundle of these sizes."""
         sizes = [len(self.label.to_bytes()), *(part.size for part in self.label.parts), *members]
-        needed = sum(BLOCK + size + padding(size) for size in sizes) + len(END)
+        needed = sum(BLOCK + size + count_padding(size) for size in sizes) + len(END)
         actual = os.fstat(self._handle.fileno()).st_size
         if actual < needed:
             raise BundleError(
-                f"{self.path} ends too early: it has {sized(actual)} of {sized(needed)}",
+                f"{self.path} ends too early: it has {format_size(actual)} of "
+                f"{format_size(needed)}",
                 hint="the copy was interrupted: copy it again; nothing was imported",
             )
 
@@ -224,18 +227,18 @@ class CarriedFile:
         try:
             expected = member_header(name, size)
         except ManifestError as exc:  # no tar has a name like that
-            raise self._damaged(str(exc)) from exc
+            raise self._make_damage_error(str(exc)) from exc
         if self._read(BLOCK) != expected:
-            raise self._damaged(f"{name} does not begin where it must")
+            raise self._make_damage_error(f"{name} does not begin where it must")
 
     def _end(self, size: int) -> None:
-        if self._read(padding(size)).strip(b"\0"):
-            raise self._damaged("there are bytes between its members")
+        if self._read(count_padding(size)).strip(b"\0"):
+            raise self._make_damage_error("there are bytes between its members")
 
     def _read(self, size: int) -> bytes:
         data = self._read_up_to(size)
         if len(data) != size:
-            raise self._damaged("it ends too early")
+            raise self._make_damage_error("it ends too early")
         return data
 
     def _read_up_to(self, size: int) -> bytes:
@@ -247,7 +250,7 @@ class CarriedFile:
                 hint="the disk or stick that it is on fails: copy it again, or use another",
             ) from exc
 
-    def _damaged(self, why: str) -> BundleError:
+    def _make_damage_error(self, why: str) -> BundleError:
         return BundleError(f"{self.path} is damaged: {why}", hint=_COPY_AGAIN)
 
 
@@ -273,7 +276,7 @@ class ExportResult:
     """True if the bundle's signature comes along."""
 
 
-def base_manifest(
+def find_base_manifest(
     store: Store, name: str, asked: str, since: datetime.datetime | None
 ) -> Manifest | None:
     """Return the manifest of the bundle that the other side has; None if none is named.
@@ -285,11 +288,11 @@ def base_manifest(
         since: the time before which it was exported; None if it is not named so.
     """
     if asked:
-        return _by_id(store, asked)
+        return _find_base_by_id(store, asked)
     if since is None:
         return None
     limit = since.timestamp()
-    known = [(time, manifest) for time, manifest in _exported(store) if manifest.name == name]
+    known = [(time, manifest) for time, manifest in _list_exported(store) if manifest.name == name]
     before = [manifest for time, manifest in known if time < limit]
     if before:
         return before[-1]
@@ -302,19 +305,19 @@ def base_manifest(
     )
 
 
-def _exported(store: Store) -> list[tuple[float, Manifest]]:
+def _list_exported(store: Store) -> list[tuple[float, Manifest]]:
     """Return the exported bundles with the times of their first exports, oldest first."""
     found = []
     for path in store.exports.glob("*.json"):
         try:
-            found.append((path.stat().st_mtime, parse(bytes_of(path))))
+            found.append((path.stat().st_mtime, parse(read_bytes(path))))
         except (OSError, ManifestError):
             continue  # of another version: its layers are not these
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _by_id(store: Store, asked: str) -> Manifest:
-    found = {item.id: item for _, item in _exported(store) if item.id.startswith(asked)}
+def _find_base_by_id(store: Store, asked: str) -> Manifest:
+    found = {item.id: item for _, item in _list_exported(store) if item.id.startswith(asked)}
     if len(found) == 1:
         return next(iter(found.values()))
     if len(found) > 1:
@@ -324,8 +327,8 @@ def _by_id(store: Store, asked: str) -> Manifest:
             context=sorted(found),
         )
     try:
-        chosen = bundle_file.with_id(store, asked)
-        return bundle_file.manifest_of(chosen.path, chosen.id)
+        chosen = bundle_file.find_by_id(store, asked)
+        return bundle_file.read_manifest(chosen.path, chosen.id)
     except BundleError as exc:
         raise BundleError(
             f"the bundle {asked} that --base names is not known in {store.root}: it was neither "
@@ -334,7 +337,7 @@ def _by_id(store: Store, asked: str) -> Manifest:
         ) from exc
 
 
-def members_of(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
+def list_shared_members(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
     """Return name, size and digest of what one bundle may take from another.
 
     The head of a layer has the digests of its frames, so its digest stands for both.
@@ -356,19 +359,19 @@ def export(
     tool: CarriedTool | None = None,
 ) -> ExportResult:
     """Write a bundle, or what the other side lacks of it, to a file."""
-    with bundle_file.opened(chosen.path, chosen.id) as bundle:
+    with bundle_file.open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
-        known = members_of(base) if base is not None else frozenset()
-        left_out = [member[0] for member in _in_order(manifest) if member in known]
+        known = list_shared_members(base) if base is not None else frozenset()
+        left_out = [member[0] for member in _list_members_in_order(manifest) if member in known]
         beside = [(CARRIED_LOCK, lock)]
         signature = read_signature(signature_of(chosen.path))
         if signature is not None:
             beside.append((SIGNATURE_NAME, signature.encode()))
         wheels = tool.wheels if tool is not None else ()
-        beside += [(TOOL + short_name(wheel.name), bytes_of(wheel)) for wheel in wheels]
+        beside += [(TOOL + short_name(wheel.name), read_bytes(wheel)) for wheel in wheels]
         label = _label(manifest, base, left_out, beside)
         try:
-            with replacing(output) as handle:
+            with replace_file(output) as handle:
                 out = _Digesting(handle)
                 _write(out, bundle, label, beside)
                 if tool is not None:
@@ -378,7 +381,7 @@ def export(
                 f"{output} cannot be written: {exc.strerror or exc}",
                 hint="name another file with --output",
             ) from exc
-    _remember(store, manifest)
+    _note_export(store, manifest)
     carried = sum(layer.member not in left_out for layer in manifest.layers)
     return ExportResult(
         file=output,
@@ -393,15 +396,15 @@ def export(
     )
 
 
-def _remember(store: Store, manifest: Manifest) -> None:
+def _note_export(store: Store, manifest: Manifest) -> None:
     """Note that a bundle was exported; the time of the note is that of its first export."""
     note = store.exports / f"{manifest.id}.json"
     try:
-        if bytes_of(note) == manifest.to_bytes():
+        if read_bytes(note) == manifest.to_bytes():
             return
     except OSError:
         pass
-    with store.publishing(note) as partial:
+    with store.publish(note) as partial:
         partial.write_bytes(manifest.to_bytes())
 
 
@@ -416,9 +419,9 @@ class _Digesting:
         self.size += len(data)
 
 
-def _in_order(manifest: Manifest) -> list[tuple[str, int, str]]:
-    """Return what :func:`members_of` does, in the bundle's order."""
-    digests = {name: (size, digest) for name, size, digest in members_of(manifest)}
+def _list_members_in_order(manifest: Manifest) -> list[tuple[str, int, str]]:
+    """Return what :func:`list_shared_members` does, in the bundle's order."""
+    digests = {name: (size, digest) for name, size, digest in list_shared_members(manifest)}
     return [(name, *digests[name]) for name, _ in manifest.members() if name != MANIFEST_NAME]
 
 

@@ -17,18 +17,18 @@ from pathlib import Path
 
 from bundle.environment import listing
 from bundle.environment.listing import OWN_PYTHON, STATE
-from bundle.format.manifest import Manifest, room_for
+from bundle.format.manifest import Manifest, estimate_room
 from bundle.launch.exec_command import LOOKING
 
 from ..building.current_bundle import Listener, current_bundle, offline_root
 from ..config.load import Config
 from ..core.errors import StagerError
-from ..core.files import ANOTHER_OUTPUT, IMAGE_SUFFIX, output_file
+from ..core.files import ANOTHER_OUTPUT, IMAGE_SUFFIX, write_output
 from ..core.processes import CommandError, run
-from ..core.store import Store, sha256_of
-from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
-from ..pack.members import project_folder, refuse_in_project, unpacked
-from ..trust import trust_in
+from ..core.store import Store, digest_file
+from ..pack.bundle_file import ChosenBundle, is_made_here, node_program, open_bundle
+from ..pack.members import project_folder, refuse_in_project, unpack_here
+from ..trust import decide_trust
 
 PROGRAM = "mksquashfs"
 _PLACES = ("/usr/sbin", "/sbin")
@@ -93,29 +93,29 @@ def export_image(
         refuse_in_project(output, project_folder(config), IMAGE_SUFFIX)
     chosen = chosen or current_bundle(config, listener)
     store = Store(offline_root(config))
-    with opened(chosen.path, chosen.id) as bundle:
+    with open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
-        program = bundle.part(manifest.node)
+        program = bundle.read_part(manifest.node)
     whole = ChosenBundle(path=chosen.path, id=manifest.id)
-    trust_in(config, store, whole.path, whole.id)  # its program is about to run
+    decide_trust(config, store, whole.path, whole.id)  # its program is about to run
     output = output or Path(f"{manifest.name}-{manifest.id[:12]}{IMAGE_SUFFIX}")
     output = output.absolute()
     store.require_space(*_room(manifest))
     # The file is opened first: a place that cannot be written is known before anything is unpacked.
-    with store.scratch_without_lock("export") as scratch, output_file(output) as target:
+    with store.scratch_without_lock("export") as scratch, write_output(output) as target:
         _require_zstd(tool, scratch)
         listener.begin("unpack")
-        trusted = made_here(store, whole.path, whole.id)
+        trusted = is_made_here(store, whole.path, whole.id)
         unpacker = node_program(whole.path, store, whole.id)
-        tree = unpacked(unpacker, whole, scratch, trusted=trusted)
+        tree = unpack_here(unpacker, whole, scratch, trusted=trusted)
         _make_movable(tree, manifest, program)
         listener.begin("squashfs")
-        with _failing_as(f"{output} cannot be written: {PROGRAM} failed", _HINT_NO_ROOM):
+        with _convert_command_error(f"{output} cannot be written: {PROGRAM} failed", _HINT_NO_ROOM):
             run(_argv(tool, tree, Path(target.name)), timeout=_SECONDS, env=_VARIABLES)
     return ImageResult(
         file=output,
         id=manifest.id,
-        sha256=sha256_of(output),
+        sha256=digest_file(output),
         bytes=output.stat().st_size,
         brings_python=manifest.requires.bundled_python,
         python=manifest.requires.python,
@@ -136,7 +136,7 @@ def find_tool() -> str:
 
 
 def _room(manifest: Manifest) -> tuple[int, str, int]:
-    needed, inodes = room_for(manifest.layers, manifest)
+    needed, inodes = estimate_room(manifest.layers, manifest)
     return needed, "the environment, before it is an image", inodes
 
 
@@ -149,10 +149,10 @@ def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
         path = tree / name
         path.write_text(text.replace("@VERSION@", manifest.requires.python))
         path.chmod(0o755)
-    _open_up(tree)
+    _set_image_modes(tree)
 
 
-def _open_up(tree: Path) -> None:
+def _set_image_modes(tree: Path) -> None:
     """Give everything the mode that the bundle says: all of it is to be root's, for all to read.
 
     What was unpacked lacks what the umask takes away, and has a shared offline root's setgid bit.
@@ -178,12 +178,12 @@ def _require_zstd(tool: str, scratch: Path) -> None:
     """Try the tool on an empty directory: old versions lack zstd or these options."""
     empty = scratch / "empty"
     empty.mkdir()
-    with _failing_as(f"{tool} cannot make an image with zstd", _HINT_OLD):
+    with _convert_command_error(f"{tool} cannot make an image with zstd", _HINT_OLD):
         run(_argv(tool, empty, scratch / "empty.img"), timeout=_TRY_SECONDS, env=_VARIABLES)
 
 
 @contextlib.contextmanager
-def _failing_as(message: str, hint: str) -> Iterator[None]:
+def _convert_command_error(message: str, hint: str) -> Iterator[None]:
     try:
         yield
     except CommandError as exc:

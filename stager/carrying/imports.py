@@ -14,26 +14,26 @@ from bundle.environment.unpack import Fresh, write_layers
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Entry, Index, LayerError, check_links
 from bundle.format.manifest import MANIFEST_NAME, Manifest
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.problem import NodeError
 
 from ..building.current_bundle import LOCK_NAME, lock_path, offline_root
 from ..config import inline_script
 from ..config.load import Config, find, load
 from ..core.errors import BundleError, ConfigError, StagerError
-from ..core.files import BUNDLE_SUFFIX, bytes_of, opened, output_file
+from ..core.files import BUNDLE_SUFFIX, open_regular, read_bytes, write_output
 from ..core.store import Store, remove
-from ..inventory.provenance import names_wheels
-from ..layers.layer_file import content_of, decompress_index
+from ..inventory.provenance import has_bundle_wheels
+from ..layers.layer_file import decompress_frame, decompress_index
 from ..lock.pylock import read_lock
 from ..lock.spec import read_spec
 from ..pack import bundle_file
 from ..pack.bundle import bundle_path
 from ..pack.bundle_file import ChosenBundle, is_sealed, seal
-from ..pack.members import InspectedSignature, MemberError, reader, write_member
-from ..pack.node_program import compiled_program
-from ..trust import decide, inspected_signature, signature_of
-from .exports import CARRIED_LOCK, SIGNATURE_NAME, CarriedFile, members_of
+from ..pack.members import InspectedSignature, MemberError, make_reader, write_member
+from ..pack.node_program import find_compiled_program
+from ..trust import decide, inspect_signature, signature_of
+from .exports import CARRIED_LOCK, SIGNATURE_NAME, CarriedFile, list_shared_members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class ImportResult:
 def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:
     """Add the bundle of a carried file to the offline root. The store's lock must be held."""
     try:
-        handle = opened(path)
+        handle = open_regular(path)
     except OSError as exc:
         raise BundleError(
             f"{path} cannot be read: {exc.strerror or exc}", hint="name the exported file"
@@ -74,7 +74,7 @@ def import_file(path: Path, config: Config, store: Store, *, asked: str = "") ->
 
 
 @contextlib.contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
+def _remove_on_failure(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -104,22 +104,22 @@ class _Import:
         self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))
         if not here:
             store.require_space(self._size, "the bundle")
-        with store.publishing(lock) as partial:  # first: it tells an import from a build's bundle
+        with store.publish(lock) as partial:  # first: it tells an import from a build's bundle
             partial.write_bytes(beside[CARRIED_LOCK])
             if here:  # what is here stays as it is
                 self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), partial)
         if not here:
-            with _removed_on_failure(lock):
+            with _remove_on_failure(lock):
                 self._write(final)
-            with _removed_on_failure(lock), _removed_on_failure(final):
+            with _remove_on_failure(lock), _remove_on_failure(final):
                 self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), lock)
             seal(store, final, manifest)  # only now it counts as checked
         if SIGNATURE_NAME in beside:
-            with store.publishing(signature_of(final)) as partial:
+            with store.publish(signature_of(final)) as partial:
                 partial.write_bytes(beside[SIGNATURE_NAME])
         bundle_file.remember_import(store, manifest.name, final)
         # As a build does: whoever may only read this offline root could not make them.
-        compiled_program(bundle_file.node_program(final, store, manifest.id), store)
+        find_compiled_program(bundle_file.node_program(final, store, manifest.id), store)
         left_out = set(self._file.label.left_out)
         layers = sum(layer.member not in left_out for layer in manifest.layers)
         return ImportResult(
@@ -131,7 +131,7 @@ class _Import:
             layers_here=len(manifest.layers) - layers,
             lock=lock,
             already_here=here,
-            signature=inspected_signature(config, final, manifest.id),
+            signature=inspect_signature(config, final, manifest.id),
         )
 
     def _refuse_unsigned(self, config: Config, signature: bytes | None) -> None:
@@ -142,7 +142,7 @@ class _Import:
 
     def _refuse_other_lock(self, chosen: ChosenBundle, lock: Path) -> None:
         """Refuse a lock that names other wheels than the bundle has: the id does not cover it."""
-        if not names_wheels(chosen, lock):
+        if not has_bundle_wheels(chosen, lock):
             raise BundleError(
                 f"{self._file.path}: the lock in it is not the one that its bundle was made from",
                 hint="carry the file again; if it is as it was exported, export it once more",
@@ -152,7 +152,7 @@ class _Import:
         """Write the bundle, each byte of it checked on its way."""
         with contextlib.ExitStack() as opened_bundles:
             sources = self._sources(opened_bundles)
-            with self._store.publishing(final) as partial, partial.open("wb") as out:
+            with self._store.publish(final) as partial, partial.open("wb") as out:
                 for name, size in self._manifest.members():
                     write_member(out, name, size, self._pieces(name, size, sources))
                 self._file.end()
@@ -163,11 +163,11 @@ class _Import:
             return iter((self._manifest.to_bytes(),))
         if name not in sources:
             return self._file.pieces(name, size)
-        return self._from_here(name, sources[name])
+        return self._copy_from_source(name, sources[name])
 
-    def _from_here(self, name: str, source: BundleFile) -> Iterator[bytes]:
+    def _copy_from_source(self, name: str, source: BundleFile) -> Iterator[bytes]:
         try:
-            yield from self._file.members.pieces(name, reader(source, name))
+            yield from self._file.members.pieces(name, make_reader(source, name))
         except (MemberError, NodeError) as exc:
             why = exc.problem.why if isinstance(exc, NodeError) else str(exc)
             raise BundleError(
@@ -179,25 +179,25 @@ class _Import:
     def _sources(self, opened_bundles: contextlib.ExitStack) -> Mapping[str, BundleFile]:
         """Open the bundles that have the members left out of the file; BundleError if none has."""
         left_out = set(self._file.label.left_out)
-        wanted = {member for member in members_of(self._manifest) if member[0] in left_out}
+        wanted = {member for member in list_shared_members(self._manifest) if member[0] in left_out}
         sources: dict[str, BundleFile] = {}
         for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
             if not wanted:
                 break
             with contextlib.suppress(BundleError):  # this one is damaged, or of another format
-                bundle = opened_bundles.enter_context(bundle_file.opened(path))
-                found = wanted & members_of(bundle.manifest)
+                bundle = opened_bundles.enter_context(bundle_file.open_bundle(path))
+                found = wanted & list_shared_members(bundle.manifest)
                 sources.update((name, bundle) for name, _, _ in found)
                 wanted -= found
         if wanted or left_out - sources.keys():
-            raise self._without_base(len(wanted))
+            raise self._make_missing_base_error(len(wanted))
         return sources
 
-    def _without_base(self, missing: int) -> BundleError:
+    def _make_missing_base_error(self, missing: int) -> BundleError:
         label = self._file.label
         return BundleError(
             f"{self._file.path} carries only what is new since the bundle {label.base[:12]}, and "
-            f"{counted(missing, 'part')} of that cannot be found in {self._store.root}",
+            f"{format_count(missing, 'part')} of that cannot be found in {self._store.root}",
             hint=f"import the file that carries {label.base[:12]} first, or export again on the "
             "other side without --base and --since",
         )
@@ -242,7 +242,7 @@ def write_project(imported: ImportResult, store: Store, folder: Path) -> list[st
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         partial.mkdir(parents=True)
-        with bundle_file.opened(imported.bundle, imported.id) as bundle:
+        with bundle_file.open_bundle(imported.bundle, imported.id) as bundle:
             _unpack(bundle, partial)
         if folder.is_dir():
             folder.rmdir()
@@ -267,7 +267,7 @@ def _unpack(bundle: BundleFile, place: Path) -> None:
     for _, index, entries in fresh:
         for path in [entry.path for entry in entries] + [link.path for link in index.links]:
             (place / path).parent.mkdir(parents=True, exist_ok=True)
-    write_layers(bundle, str(place), fresh, content_of, processes=1, compare=True)
+    write_layers(bundle, str(place), fresh, decompress_frame, processes=1, compare=True)
     for _, index, _ in fresh:
         for link in index.links:
             (place / link.path).symlink_to(link.target)
@@ -283,14 +283,14 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
     links: dict[str, str] = {}
     for index in indexes:
         for link in index.links:
-            path = _in_folder(link.path)
+            path = _make_project_path(link.path)
             if path in files or links.setdefault(path, link.target) != link.target:
-                raise _clash(path)
+                raise _make_clash_error(path)
         for entry in index.files:
-            path = _in_folder(entry.path)
+            path = _make_project_path(entry.path)
             other = files.setdefault(path, entry)
             if path in links or (other.size, other.sha256) != (entry.size, entry.sha256):
-                raise _clash(path)
+                raise _make_clash_error(path)
     try:
         check_links({f"{_ALL}/{path}": target for path, target in links.items()})
     except LayerError as exc:
@@ -299,12 +299,12 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
         ) from exc
 
 
-def _in_folder(path: str) -> str:
+def _make_project_path(path: str) -> str:
     """Return a path in the project's folder, for one in an environment."""
     return path.partition("/")[2]
 
 
-def _clash(path: str) -> StagerError:
+def _make_clash_error(path: str) -> StagerError:
     return StagerError(
         f"two different files of the bundle would be {path} in the project's folder: one lay in "
         "the project, the other elsewhere (assets.paths, project.path)",
@@ -325,7 +325,7 @@ def _layers(bundle: BundleFile) -> Iterator[Fresh]:
 
 def _write_lock(folder: Path, imported: ImportResult, root: Path) -> list[str]:
     """Write the lock where a build looks for it; return warnings about that build."""
-    name, lock = imported.name, bytes_of(imported.lock)
+    name, lock = imported.name, read_bytes(imported.lock)
     settings = find(folder)
     if settings is not None and settings.parent == folder:
         try:
@@ -334,8 +334,8 @@ def _write_lock(folder: Path, imported: ImportResult, root: Path) -> list[str]:
             if not os.path.lexists(folder / LOCK_NAME):
                 _write(folder / LOCK_NAME, lock)
             return [f"a build in {folder} would fail: {exc.message}", *exc.context]
-    scripts = [path for path in folder.glob("*.py") if inline_script.name_of(path) == name]
-    if inline_script.named_in(list(map(str, scripts))) is not None:
+    scripts = [path for path in folder.glob("*.py") if inline_script.make_script_name(path) == name]
+    if inline_script.find_script(list(map(str, scripts))) is not None:
         _write(folder / f"pylock.{name}.toml", lock)
         return []
     _write(folder / LOCK_NAME, lock)
@@ -347,7 +347,7 @@ def _write_lock(folder: Path, imported: ImportResult, root: Path) -> list[str]:
 
 def _write(place: Path, lock: bytes) -> None:
     """Write a lock; a link that the bundle has there is replaced, not followed."""
-    with output_file(place, hint="write the lock there by hand") as handle:
+    with write_output(place, hint="write the lock there by hand") as handle:
         handle.write(lock)
 
 

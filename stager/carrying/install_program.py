@@ -93,12 +93,12 @@ def install(carried: pathlib.Path, place: pathlib.Path) -> None:
     program = place / "bin" / "stager"
     print(program)
     sys.stderr.write(
-        f"stager is installed; put it on PATH: export PATH={quoted(program.parent)}:$PATH\n"
-        f"then take the bundle out of this file: stager import {quoted(carried)}\n"
+        f"stager is installed; put it on PATH: export PATH={quote_path(program.parent)}:$PATH\n"
+        f"then take the bundle out of this file: stager import {quote_path(carried)}\n"
     )
 
 
-def quoted(path: pathlib.Path) -> str:
+def quote_path(path: pathlib.Path) -> str:
     """Return a path as a word of a shell."""
     return shlex.quote(str(path))
 

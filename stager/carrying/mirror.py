@@ -10,20 +10,20 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.digest import Digest
 
 from ..building.current_bundle import Listener, offline_root
-from ..building.project_lock import WheelSource, buildable_spec, current_lock
+from ..building.project_lock import WheelSource, ensure_lock, read_buildable_spec
 from ..config.load import Config
 from ..config.sections import OF_NODE
 from ..core.errors import ConfigError, WheelError
-from ..core.store import Store, sha256_of
+from ..core.store import Store, digest_file
 from ..core.values import Wheel
 from ..lock.lock import ResolveOptions, make_lock
 from ..lock.pylock import Lock
 from ..lock.spec import Spec, read_spec
-from .mirror_folder import ListedWheel, MirrorFolder, held, listed_wheel, refuse_other
+from .mirror_folder import ListedWheel, MirrorFolder, describe_wheel, lock_mirror, refuse_other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,41 +59,41 @@ class MirrorRequest:
         ]
 
 
-def wanted_wheels(
+def fetch_wanted_wheels(
     config: Config, wanted: MirrorRequest, store: Store, listener: Listener
 ) -> WantedWheels:
     """Fetch the wheels of requirements, or of the project's lock. The store's lock must be held."""
     wheels: dict[str, Wheel] = {}
     built: set[str] = set()
     for settings in wanted.settings(config):
-        found = _of_target(config, settings, wanted, store, listener)
+        found = _fetch_for_target(config, settings, wanted, store, listener)
         wheels.update((wheel.path.name, wheel) for wheel in found.wheels)
         built.update(found.built)
     return WantedWheels(wheels=tuple(wheels.values()), built=built)
 
 
-def _of_target(
+def _fetch_for_target(
     project: Config, settings: Config, wanted: MirrorRequest, store: Store, listener: Listener
 ) -> WantedWheels:
     """Fetch the wheels for one target; ``settings`` are the project's with that target."""
     options = ResolveOptions(offline=wanted.offline, note=listener.note)
     listener.begin("lock")
     asked = wanted.requirements
-    spec = _spec_of(settings, asked) if asked else buildable_spec(settings)
+    spec = _spec_of(settings, asked) if asked else read_buildable_spec(settings)
     if settings != project:
         listener.note(f"for Python {spec.target.python} on {spec.target.platform}")
     if asked or spec.target != read_spec(project).target:
         with store.scratch("lock") as scratch:
             lock = make_lock(spec, path=scratch / "pylock.toml", store=store, options=options)
     else:
-        lock = current_lock(project, spec, store, options, listener, locked=False)
+        lock = ensure_lock(project, spec, store, options, listener, locked=False)
     listener.begin("wheels")
     source = WheelSource(spec=spec, store=store, offline=wanted.offline, progress=listener.note)
-    wheels = source.of_lock(lock)
+    wheels = source.fetch_lock(lock)
     decompressor = source.decompressor(settings.environment.interpreter != OF_NODE)
     if decompressor is not None:
         wheels = (*wheels, decompressor)
-    return WantedWheels(wheels=wheels, built=_built(lock, wheels))
+    return WantedWheels(wheels=wheels, built=_list_built_wheels(lock, wheels))
 
 
 def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:
@@ -108,10 +108,10 @@ def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:
             "environment.requirements takes; see docs/settings.md",
             context=exc.context or (exc.message,),
         ) from exc
-    return replace(asked, indexes=read_spec(config).all_indexes.plus(asked.indexes))
+    return replace(asked, indexes=read_spec(config).all_indexes.merge(asked.indexes))
 
 
-def _built(lock: Lock, wheels: Sequence[Wheel]) -> Collection[str]:
+def _list_built_wheels(lock: Lock, wheels: Sequence[Wheel]) -> Collection[str]:
     """Return the file names of the wheels that came from no index."""
     from_index = {file.sha256 for file in lock.files if file.is_wheel}
     own = {name for name, _ in lock.sources}
@@ -151,7 +151,7 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
     changed = differing - recorded.items()
     damaged = sorted(name for name, _ in changed if name in recorded and name not in wheels)
     kept = {name: present[name] for name in present if name not in {*replaced, *damaged}}
-    listed, problems = _listed(
+    listed, problems = _describe_wheels(
         {folder.root / name: digest for name, digest in kept.items()}
         | {wheel.path: wheel.sha256 for wheel in (*added, *replaced.values())}
     )
@@ -168,8 +168,8 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
     problems = [*damages, *conflicts, *problems]
     if problems:
         raise WheelError(
-            f"{counted(len(problems), 'wheel')} cannot be listed in the mirror {folder.root}",
-            hint=_remedy(folder, damaged),
+            f"{format_count(len(problems), 'wheel')} cannot be listed in the mirror {folder.root}",
+            hint=_suggest_repair(folder, damaged),
             context=problems,
         )
     return MirrorPlan(
@@ -181,11 +181,11 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
     )
 
 
-def _listed(wheels: Mapping[Path, Digest]) -> tuple[tuple[ListedWheel, ...], list[str]]:
+def _describe_wheels(wheels: Mapping[Path, Digest]) -> tuple[tuple[ListedWheel, ...], list[str]]:
     listed, problems = [], []
     for path, digest in wheels.items():
         try:
-            listed.append(listed_wheel(path, digest))
+            listed.append(describe_wheel(path, digest))
         except ValueError as exc:
             problems.append(str(exc))
     return tuple(listed), problems
@@ -204,7 +204,7 @@ def _digests(folder: MirrorFolder, listener: Listener) -> dict[str, Digest]:
 
 def _digest(path: Path) -> Digest:
     try:
-        return sha256_of(path)
+        return digest_file(path)
     except OSError as exc:
         raise WheelError(
             f"{path} cannot be read: {exc.strerror or exc}",
@@ -212,7 +212,7 @@ def _digest(path: Path) -> Digest:
         ) from exc
 
 
-def _remedy(folder: MirrorFolder, damaged: Sequence[str]) -> str:
+def _suggest_repair(folder: MirrorFolder, damaged: Sequence[str]) -> str:
     pins = []
     for name in damaged:
         try:
@@ -263,14 +263,16 @@ def mirror_wheels(
     refuse_other(root)
     store = Store(offline_root(config))
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
-        wheels = wanted_wheels(config, wanted, store, listener)
+        wheels = fetch_wanted_wheels(config, wanted, store, listener)
         listener.begin("mirror")
         return fill(root, wheels, listener)
 
 
 def fill(root: Path, wanted: WantedWheels, listener: Listener) -> MirrorResult:
     """Put wheels into the mirror in a folder, and list all that are there."""
-    with held(root, lambda: listener.note(f"waiting for another process at {root}")) as folder:
+    with lock_mirror(
+        root, lambda: listener.note(f"waiting for another process at {root}")
+    ) as folder:
         todo = plan(folder, wanted, listener)
         if todo.replaced:  # nothing is claimed of them until they are there
             folder.record(todo.kept)

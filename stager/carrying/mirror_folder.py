@@ -25,10 +25,10 @@ from packaging.version import Version
 from bundle.protocol.digest import Digest
 
 from ..core.errors import SpaceError, StagerError, WheelError
-from ..core.files import bytes_of, opened, replacing, text_of
+from ..core.files import open_regular, read_bytes, read_text, replace_file
 from ..core.store import CHUNK
 from ..core.values import Wheel
-from ..layers.wheel_members import UNREADABLE, beginning_of
+from ..layers.wheel_members import UNREADABLE, read_beginning
 
 _LARGEST_METADATA = 16 << 20
 """Bytes; no real package has a longer description."""
@@ -59,7 +59,7 @@ class ListedWheel:
         return Digest.of(self.metadata)
 
 
-def listed_wheel(path: Path, sha256: Digest) -> ListedWheel:
+def describe_wheel(path: Path, sha256: Digest) -> ListedWheel:
     """Return what an index says of a wheel whose digest is known."""
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
@@ -78,23 +78,23 @@ def listed_wheel(path: Path, sha256: Digest) -> ListedWheel:
         sha256=sha256,
         size=size,
         metadata=metadata,
-        requires_python=_valid(raw.get("requires_python", "")),
+        requires_python=_read_specifier(raw.get("requires_python", "")),
     )
 
 
 def _metadata(path: Path) -> bytes:
     """Return the METADATA file of a wheel; raise one of ``UNREADABLE``."""
-    with opened(path) as handle, zipfile.ZipFile(handle) as archive:
+    with open_regular(path) as handle, zipfile.ZipFile(handle) as archive:
         members = list(filter(_MEMBER.fullmatch, archive.namelist()))
         if len(members) != 1:
             raise ValueError("it has no METADATA file, or more than one")
-        metadata = beginning_of(archive, members[0], _LARGEST_METADATA + 1)
+        metadata = read_beginning(archive, members[0], _LARGEST_METADATA + 1)
     if len(metadata) > _LARGEST_METADATA:
         raise ValueError("its METADATA file is too large")
     return metadata
 
 
-def _valid(specifier: str) -> str:
+def _read_specifier(specifier: str) -> str:
     """Return a version specifier; empty if it is not valid: an installer would refuse that."""
     try:
         return str(SpecifierSet(specifier))
@@ -224,15 +224,15 @@ class MirrorFolder:
         """Return what each wheel must be, by file name."""
         path = self.root / SUMS
         try:
-            lines = text_of(path).splitlines()
+            lines = read_text(path).splitlines()
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError) as exc:
-            raise _damaged_record(path, str(exc)) from exc
+            raise _make_record_error(path, str(exc)) from exc
         found = [(number, _SUM.fullmatch(line)) for number, line in enumerate(lines, 1)]
         bad = [f"line {number}" for number, match in found if match is None]
         if bad:
-            raise _damaged_record(path, ", ".join(bad))
+            raise _make_record_error(path, ", ".join(bad))
         return {match[2]: Digest(match[1]) for _, match in found if match is not None}
 
     def record(self, digests: Mapping[str, Digest]) -> None:
@@ -244,7 +244,11 @@ class MirrorFolder:
         """Copy a wheel into the folder, in place of one that is there."""
         place = self.root / wheel.path.name
         state = hashlib.sha256()
-        with writing(place), replacing(place) as target, opened(wheel.path) as source:
+        with (
+            convert_write_error(place),
+            replace_file(place) as target,
+            open_regular(wheel.path) as source,
+        ):
             while chunk := source.read(CHUNK):
                 state.update(chunk)
                 target.write(chunk)
@@ -263,7 +267,7 @@ class MirrorFolder:
         written = dict(pages(wheels))
         for path, text in written.items():
             self._write(self.index / path, text.encode())
-        with writing(self.index):
+        with convert_write_error(self.index):
             projects = [page.parent for page in self.index.glob("*/index.json")]
             _remove(path for path in projects if f"{path.name}/index.json" not in written)
             others = self.root.glob(f"*.whl{_METADATA}")
@@ -271,22 +275,22 @@ class MirrorFolder:
 
     def _write(self, path: Path, data: bytes) -> None:
         """Write a file unless it has this content already: a USB stick is slow, and wears out."""
-        with writing(path):
+        with convert_write_error(path):
             with contextlib.suppress(FileNotFoundError):
-                if bytes_of(path) == data:
+                if read_bytes(path) == data:
                     return
             path.parent.mkdir(exist_ok=True, parents=True)
-            with replacing(path) as target:
+            with replace_file(path) as target:
                 target.write(data)
 
 
 @contextlib.contextmanager
-def held(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolder]:
+def lock_mirror(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolder]:
     """Make the folder if need be, and hold it alone until the block ends."""
     refuse_other(root)
     handle = -1
     try:
-        with writing(root):
+        with convert_write_error(root):
             root.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             handle = os.open(root / MARK, flags, 0o666)
@@ -324,13 +328,13 @@ def _begin(root: Path, handle: int) -> None:
     _remove(path for path in root.rglob(".*.part") if _PARTIAL.fullmatch(path.name))
     if os.fstat(handle).st_size:
         return
-    with replacing(root / ".gitignore") as ignored:  # a project around it does not ship it
+    with replace_file(root / ".gitignore") as ignored:  # a project around it does not ship it
         ignored.write(b"*\n")
     os.write(handle, _TEXT.encode())
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def convert_write_error(path: Path) -> Iterator[None]:
     """Turn a failure to write below a mirror into an error that says what to do."""
     try:
         yield
@@ -356,7 +360,7 @@ def _remove(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _damaged_record(path: Path, what: str) -> StagerError:
+def _make_record_error(path: Path, what: str) -> StagerError:
     return StagerError(
         f"{path} is damaged: {what}",
         hint="take it from another copy of the mirror; or remove it, and the wheels that are "

@@ -43,7 +43,7 @@ class CarriedTool:
     """A zip that Python can run from the end of another file: it installs the wheels."""
 
 
-def carried_tool(
+def collect_tool(
     spec: Spec, config: Config, store: Store, scratch: Path, *, offline: bool, progress: Progress
 ) -> CarriedTool:
     """Collect stager's wheels for the target of a project. The store's lock must be held.

@@ -201,28 +201,28 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 
 
 @functools.cache
-def entry(name: str) -> CatalogueEntry:
+def get_entry(name: str) -> CatalogueEntry:
     """Return the entry of a name."""
     return next(known for known in catalogue() if known.name == name)
 
 
-def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> CatalogueMatch | None:
+def match_line(line: str, entries: Sequence[CatalogueEntry] | None = None) -> CatalogueMatch | None:
     """Return the entry that a line is a sample of, and its groups; causes come first."""
     line = line[:LONGEST]
     if _WARNING.search(line):
         return None
-    searched = _with_needle(_DIGITS.sub("", line)) if entries is None else entries
-    matches = filter(None, (_matched(candidate, line) for candidate in searched))
+    searched = _find_by_needle(_DIGITS.sub("", line)) if entries is None else entries
+    matches = filter(None, (_match_entry(candidate, line) for candidate in searched))
     return min(matches, key=_weight, default=None)  # of equal ones the first
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _with_needle(shape: str) -> tuple[CatalogueEntry, ...]:
+def _find_by_needle(shape: str) -> tuple[CatalogueEntry, ...]:
     """Find entries by their needles, which contain no digits, in a line without digits."""
     return tuple(candidate for candidate in catalogue() if candidate.needle in shape)
 
 
-def _matched(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
+def _match_entry(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
     if entry.needle not in line:
         return None
     found = entry.pattern.search(line)

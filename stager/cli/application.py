@@ -40,7 +40,7 @@ from ..core.errors import (
     UNWRITABLE,
     ConfigError,
     StagerError,
-    visible,
+    escape_invisible,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _place: ContextVar[Path | None] = ContextVar("place", default=None)
 
 
-def settings_place() -> Path:
+def get_settings_place() -> Path:
     """Return a settings file, or the folder from which to look upwards for one.
 
     Raises:
@@ -158,7 +158,7 @@ class _Fields:
         hints = get_type_hints(self._kind, include_extras=True)
         panel = getattr(self._kind, "panel", None)
         return [
-            keyword(one.name, one.default, _under(panel, hints[one.name]))
+            make_parameter(one.name, one.default, _set_panel(panel, hints[one.name]))
             for one in fields(self._kind)
         ]
 
@@ -166,15 +166,15 @@ class _Fields:
         return self._kind(**given)
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take groups of options."""
     groups: dict[str, tuple[OptionGroup, list[str]]] = {}
     shown: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        group = _group_of(hints[name])
+        group = _find_group(hints[name])
         if group is None:
-            shown.append(keyword(name, parameter.default, hints[name]))
+            shown.append(make_parameter(name, parameter.default, hints[name]))
             continue
         options = group.parameters()
         groups[name] = group, [option.name for option in options]
@@ -193,14 +193,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _group_of(hint: Any) -> OptionGroup | None:  # noqa: ANN401
+def _find_group(hint: Any) -> OptionGroup | None:  # noqa: ANN401
     for one in getattr(hint, "__metadata__", ()):
         if hasattr(one, "parameters"):
             return cast("OptionGroup", one)
     return _Fields(hint) if isinstance(hint, type) and is_dataclass(hint) else None
 
 
-def _under(panel: str | None, annotation: type[Any]) -> object:
+def _set_panel(panel: str | None, annotation: type[Any]) -> object:
     if panel is None:
         return annotation
     kind, option = get_args(annotation)[:2]
@@ -209,7 +209,7 @@ def _under(panel: str | None, annotation: type[Any]) -> object:
     return Annotated[kind, option]
 
 
-def keyword(name: str, default: object, annotation: object) -> inspect.Parameter:
+def make_parameter(name: str, default: object, annotation: object) -> inspect.Parameter:
     """Return a parameter of a signature."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
@@ -255,13 +255,13 @@ def main(argv: list[str]) -> int:
 def _exit_code(argv: list[str]) -> int:
     try:
         _open_streams()
-        _end_as_ctrl_c_does()
+        _install_signal_handlers()
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
         code = int(exc.exit_code)
     except (typer.Abort, KeyboardInterrupt) as exc:
         # typer takes the EOFError of a file that was cut short for the end of standard input.
-        code = _end_of_damaged(exc) or EXIT_INTERRUPTED
+        code = _report_damaged_bytecode(exc) or EXIT_INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_FAILURE
@@ -269,13 +269,13 @@ def _exit_code(argv: list[str]) -> int:
         if exc.errno not in UNWRITABLE or exc.filename is not None:
             raise
         _drop_stdout()
-        _tell(
+        _print_error(
             f"error: standard output cannot be written: {exc.strerror}",
             "hint: free some space there, or send the output elsewhere",
         )
         return EXIT_FAILURE
     except Exception as exc:
-        return _usage_error(exc)
+        return _report_usage_error(exc)
     if code == EXIT_INTERRUPTED:
         # All is done: another Ctrl-C must not change the exit code on the way out.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -299,23 +299,26 @@ def _drop(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _tell(*lines: str) -> None:
+def _print_error(*lines: str) -> None:
     with suppress(OSError):
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _end_of_damaged(exc: BaseException) -> int:
+def _report_damaged_bytecode(exc: BaseException) -> int:
     """Report a compiled module that cannot be read, and return the exit code; 0 if all can."""
     file = damaged_bytecode.damaged_file(exc)
     if not file:
         return EXIT_OK
-    _tell(f"error: {visible(damaged_bytecode.message(file))}", f"hint: {damaged_bytecode.HINT}")
+    _print_error(
+        f"error: {escape_invisible(damaged_bytecode.message(file))}",
+        f"hint: {damaged_bytecode.HINT}",
+    )
     return EXIT_FAILURE
 
 
-def _usage_error(exc: Exception) -> int:
+def _report_usage_error(exc: Exception) -> int:
     """Show a usage error like any other, and return its exit code; raise any other error."""
-    code = _end_of_damaged(exc)
+    code = _report_damaged_bytecode(exc)
     if code:
         return code
     if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
@@ -329,8 +332,8 @@ def _usage_error(exc: Exception) -> int:
     _suggest(exc)
     message = str(exc.format_message())
     command = context.command_path if context is not None else "stager"
-    _tell(
-        f"error: {visible(message[:1].lower() + message[1:])}",
+    _print_error(
+        f"error: {escape_invisible(message[:1].lower() + message[1:])}",
         f"hint: `{command} --help` shows what can be given",
     )
     return int(getattr(exc, "exit_code", EXIT_USAGE))
@@ -348,7 +351,7 @@ def _suggest(exc: Exception) -> None:
     ] or exc.possibilities
 
 
-def _end_as_ctrl_c_does() -> None:
+def _install_signal_handlers() -> None:
     """Let other signals end a command as Ctrl-C does: ranks are ended, locks released."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` has it ignored
@@ -380,7 +383,7 @@ def _open_streams() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def top(
+def read_global_options(
     *,
     directory: Annotated[
         Path | None,
@@ -453,7 +456,7 @@ def boundary(console: Output) -> Iterator[None]:
         console.error(StagerError(damaged_bytecode.message(file), hint=damaged_bytecode.HINT))
         raise typer.Exit(EXIT_FAILURE) from None
     except (OSError, MemoryError) as exc:
-        failure = _limit_reached(exc)
+        failure = _explain_limit(exc)
         if failure is None:
             raise
         console.error(failure)
@@ -465,7 +468,7 @@ def boundary(console: Output) -> Iterator[None]:
         console.stop()
 
 
-def _limit_reached(exc: OSError | MemoryError) -> StagerError | None:
+def _explain_limit(exc: OSError | MemoryError) -> StagerError | None:
     if isinstance(exc, MemoryError):
         return StagerError(
             "there is not enough memory",
@@ -501,7 +504,7 @@ class _Visible(logging.Formatter):
     """Formats log records for a terminal: a command's arguments may hold anything."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return escape_invisible(super().format(record))
 
 
 def make_console(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Console:

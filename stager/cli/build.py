@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, boundary, grouped, path_option, settings_place
-from .options import ResolveFlags, Talk, file_option, settings_for
+from .application import app, boundary, expand_groups, get_settings_place, path_option
+from .options import ResolveFlags, Talk, file_option, load_settings
 
 if TYPE_CHECKING:
     from ..building.build import BuildOptions
@@ -95,7 +95,7 @@ class BuildFlags:
 
 
 @app.command()
-@grouped
+@expand_groups
 def build(
     *,
     words: Words = None,
@@ -105,35 +105,35 @@ def build(
 ) -> None:
     """Make the bundle, and prove that nothing is missing in it."""
     from ..lock.pip import NoNodeError
-    from ..slurm.messages import failure
+    from ..slurm.messages import make_failure
     from ..slurm.request import make_build_launcher
 
     words = words or []
     making.check(words)
-    console, make = _traced(talk, words) if making.trace else _plain(talk)
+    console, make = _make_traced_build(talk, words) if making.trace else _make_build(talk)
     with boundary(console):
         options = resolving.options(making.options())
-        config = _settings(words, trace=making.trace)
+        config = _load_settings(words, trace=making.trace)
         if making.on_node:
             options = replace(options, launcher=make_build_launcher(config, os.environ))
         try:
             make(config, options)
         except NoNodeError as exc:
-            raise failure(exc.context, 1, "") from exc
+            raise make_failure(exc.context, 1, "") from exc
         except KeyboardInterrupt:
             console.say("what was fetched and made is kept: the next build goes on from there")
             raise
 
 
-def _settings(words: Sequence[str], *, trace: bool) -> Config:
+def _load_settings(words: Sequence[str], *, trace: bool) -> Config:
     if not trace:
-        return settings_for(path_option(words[0]) if words else None)
+        return load_settings(path_option(words[0]) if words else None)
     from ..jobs.preparation import load_project
 
-    return load_project(None, start=settings_place(), command=words)
+    return load_project(None, start=get_settings_place(), command=words)
 
 
-def _plain(talk: Talk) -> tuple[Reports, _Make]:
+def _make_build(talk: Talk) -> tuple[Reports, _Make]:
     """Return the output of a build, and the build itself, which shows its result."""
     from .. import pipeline
 
@@ -149,7 +149,7 @@ def _plain(talk: Talk) -> tuple[Reports, _Make]:
     return console, make
 
 
-def _traced(talk: Talk, command: Sequence[str]) -> tuple[Reports, _Make]:
+def _make_traced_build(talk: Talk, command: Sequence[str]) -> tuple[Reports, _Make]:
     """Return the same for a build with a smoke test."""
     from .. import pipeline
 
@@ -160,6 +160,6 @@ def _traced(talk: Talk, command: Sequence[str]) -> tuple[Reports, _Make]:
         if talk.json:
             console.emit(result)
         else:
-            console.traced(result)
+            console.show_trace(result)
 
     return console, make

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, boundary, grouped, make_reports, path_option, settings_place
+from .application import app, boundary, expand_groups, get_settings_place, make_reports, path_option
 from .options import (
     BundleId,
     Json,
@@ -19,8 +19,8 @@ from .options import (
     Script,
     Talk,
     file_option,
+    load_settings,
     read_bundle_id,
-    settings_for,
 )
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ def init(
     json: Json = False,
 ) -> None:
     """Write a commented stager.toml here."""
-    from ..config.template import GUESSES, create
+    from ..config.template import GUESSES, write_settings
 
     console = make_reports(quiet=quiet, as_json=json)
     with boundary(console):
-        place = settings_place()
-        made = create(place if place.is_dir() else Path.cwd(), source)
+        place = get_settings_place()
+        made = write_settings(place if place.is_dir() else Path.cwd(), source)
         if json:
             console.emit(made)
         if made.requirements:
@@ -67,32 +67,32 @@ def init(
 
 
 @app.command()
-@grouped
+@expand_groups
 def config(*, talk: Talk) -> None:
     """Show every setting, its value, and where that came from."""
     from ..building.current_bundle import offline_root
-    from ..config.load import find, listed, load
-    from ..config.template import default
+    from ..config.load import find, list_settings, load
+    from ..config.template import make_default_config
 
     console = talk.reports()
     with boundary(console):
-        place = settings_place()
+        place = get_settings_place()
         found = find(place)
-        config = load(place) if found else default(place)
-        result = listed(config, os.environ, offline_root(config))
+        config = load(place) if found else make_default_config(place)
+        result = list_settings(config, os.environ, offline_root(config))
         if talk.json:
             console.emit(result)
             return
         if found is None:
             console.note("there is no stager.toml here: these are the values without one")
-        console.configured(result)
+        console.show_config(result)
 
 
 # --- ``stager lock``: pin the requirements in ``pylock.toml`` ------------------------------------
 
 
 @app.command()
-@grouped
+@expand_groups
 def lock(
     *,
     script: Script = None,
@@ -106,7 +106,7 @@ def lock(
     console = talk.reports()
     with boundary(console):
         options = resolving.options(BuildOptions())
-        written = pipeline.lock(settings_for(script), options, console)
+        written = pipeline.lock(load_settings(script), options, console)
         console.stop()
         if talk.json:
             console.emit(written)
@@ -117,7 +117,7 @@ def lock(
 
 
 @app.command()
-@grouped
+@expand_groups
 def sign(
     *,
     bundle: Annotated[
@@ -142,7 +142,7 @@ def sign(
 ) -> None:
     """Sign a bundle with an SSH key."""
     from ..building.current_bundle import current_bundle
-    from ..jobs.preparation import chosen_bundle, load_project
+    from ..jobs.preparation import choose_bundle, load_project
     from ..pack.bundle_file import ChosenBundle
     from ..trust import sign as make_signature
 
@@ -152,9 +152,9 @@ def sign(
         if bundle is not None:
             chosen = ChosenBundle(path=bundle, id=asked)
         elif asked:
-            chosen = chosen_bundle(load_project(None, asked, settings_place()), None, asked)
+            chosen = choose_bundle(load_project(None, asked, get_settings_place()), None, asked)
         else:  # made again if the project has changed: it is what the next job takes
-            chosen = current_bundle(load_project(None, start=settings_place()), console)
+            chosen = current_bundle(load_project(None, start=get_settings_place()), console)
         result = make_signature(chosen, key, console.note)
         if talk.json:
             console.emit(result)
@@ -195,7 +195,7 @@ class InspectFlags:
 
 
 @app.command()
-@grouped
+@expand_groups
 def inspect(
     *,
     bundle: Annotated[
@@ -209,24 +209,24 @@ def inspect(
     asked = read_bundle_id(id)
     console = make_reports(as_json=view.json)
     with boundary(console):
-        chosen, config = _chosen(bundle, asked)
+        chosen, config = _choose_bundle(bundle, asked)
         if view.licenses or view.sbom:
             _show_components(console, view, chosen, config)
         else:
             _show_layers(console, view, chosen, config)
 
 
-def _chosen(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | None]:
+def _choose_bundle(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | None]:
     """Return the bundle, and the settings of the project; None for those of no project."""
     from ..config.load import find, load
     from ..core.errors import ConfigError
-    from ..jobs.preparation import chosen_bundle, load_project
+    from ..jobs.preparation import choose_bundle, load_project
     from ..pack.bundle_file import ChosenBundle
 
-    place = settings_place()
+    place = get_settings_place()
     if bundle is None:
         config = load_project(None, asked, place)
-        return chosen_bundle(config, None, asked), config if find(place) else None
+        return choose_bundle(config, None, asked), config if find(place) else None
     chosen = ChosenBundle(path=bundle, id=asked)
     with suppress(ConfigError):
         return chosen, load(place)
@@ -238,25 +238,25 @@ def _show_layers(
 ) -> None:
     from ..pack.members import inspect as inspect_bundle
     from ..pack.members import inspect_files
-    from ..trust import inspected_signature
+    from ..trust import inspect_signature
 
     look = inspect_files if view.files else inspect_bundle
     result = look(chosen.path, asked=chosen.id)
-    made = inspected_signature(config, chosen.path, result.id)
+    made = inspect_signature(config, chosen.path, result.id)
     result = replace(result, signature=made)
     if view.json:
         console.emit(result)
     else:
-        console.inspected(result)
+        console.show_inspection(result)
 
 
 def _show_components(
     console: Reports, view: InspectFlags, chosen: ChosenBundle, config: Config | None
 ) -> None:
     from ..inventory.inventory import inventory, licence_list
-    from ..inventory.provenance import locks_at_hand
+    from ..inventory.provenance import list_possible_locks
 
-    found = inventory(chosen, locks_at_hand(chosen.path, config))
+    found = inventory(chosen, list_possible_locks(chosen.path, config))
     if view.sbom:
         _show_sbom(console, view, found, config)
         return
@@ -272,11 +272,11 @@ def _show_sbom(
 ) -> None:
     from ..inventory.sbom import sbom, unknown_sources, write_sbom
 
-    console.without_source(unknown_sources(found), len(found.packages))
+    console.show_missing_sources(unknown_sources(found), len(found.packages))
     if view.output is None:
         console.text(sbom(found))
         return
     result = write_sbom(found, view.output.absolute(), config.project.path if config else None)
     if view.json:
         console.emit(result)
-    console.wrote_sbom(result)
+    console.show_sbom(result)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, boundary, grouped, path_option, settings_place
+from .application import app, boundary, expand_groups, get_settings_place, path_option
 from .options import (
     BundleChoice,
     BundleId,
@@ -17,9 +17,9 @@ from .options import (
     Script,
     Talk,
     file_option,
+    load_settings,
     read_bundle_id,
     read_texts,
-    settings_for,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ExportFlags:
         return ExportOptions(
             output=self.output,
             base=read_bundle_id(self.base, "--base"),
-            since=_moment(self.since),
+            since=_parse_moment(self.since),
             with_tool=self.with_tool,
             offline=self.offline,
         )
@@ -88,7 +88,7 @@ _OF_CARRIED = ("base", "since", "with_tool", "offline")
 """What concerns only a file to carry."""
 
 
-def _moment(text: str | None) -> datetime.datetime | None:
+def _parse_moment(text: str | None) -> datetime.datetime | None:
     """Return the beginning of a day, or a time, in this machine's time zone; else a usage error."""
     if text is None:
         return None
@@ -101,23 +101,23 @@ def _moment(text: str | None) -> datetime.datetime | None:
         ) from None
 
 
-def _chosen(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle | None, Config]:
+def _choose_bundle(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle | None, Config]:
     """Return the bundle that is named, None for the project's, and the settings."""
-    from ..jobs.preparation import chosen_bundle, load_project
+    from ..jobs.preparation import choose_bundle, load_project
 
     asked = flags.bundle_id
     if flags.bundle is None and not asked:
-        return None, settings_for(script)
+        return None, load_settings(script)
     config = (
-        load_project(flags.bundle, asked, settings_place())
+        load_project(flags.bundle, asked, get_settings_place())
         if script is None
-        else settings_for(script)
+        else load_settings(script)
     )
-    return chosen_bundle(config, flags.bundle, asked), config
+    return choose_bundle(config, flags.bundle, asked), config
 
 
 @app.command()
-@grouped
+@expand_groups
 def export(*, script: Script = None, chosen: BundleChoice, what: ExportFlags, talk: Talk) -> None:
     """Write the bundle to a file to carry over an air gap, or to an image to mount."""
     from ..carrying.carry import export_project
@@ -125,27 +125,27 @@ def export(*, script: Script = None, chosen: BundleChoice, what: ExportFlags, ta
 
     console = talk.reports()
     with boundary(console):
-        bundle, config = _chosen(chosen, script)
+        bundle, config = _choose_bundle(chosen, script)
         options = replace(what.options(), bundle=bundle)
         if what.squashfs:
             image = export_image(config, options.output, console, bundle)
             console.stop()
             if talk.json:
                 console.emit(image)
-            console.exported_image(image)
+            console.show_image(image)
             return
         result = export_project(config, options, console)
         console.stop()
         if talk.json:
             console.emit(result)
-        console.exported(result)
+        console.show_export(result)
 
 
 # --- ``stager import``: take a bundle out of a carried file --------------------------------------
 
 
 @app.command("import")
-@grouped
+@expand_groups
 def import_file(
     *,
     file: Annotated[
@@ -177,7 +177,7 @@ def import_file(
 
     console = talk.reports()
     with boundary(console):
-        config = preparation.load_project(file, "", settings_place())
+        config = preparation.load_project(file, "", get_settings_place())
         asked = read_bundle_id(id)
         result = import_bundle(
             config, file, console, asked=asked, project=project, for_builds=for_builds
@@ -185,7 +185,7 @@ def import_file(
         console.stop()
         if talk.json:
             console.emit(result)
-        console.imported(result)
+        console.show_import(result)
 
 
 # --- ``stager mirror``: a folder of wheels with an index, for pip and uv inside an air gap -------
@@ -221,7 +221,7 @@ class TargetFlags:
 
 
 @app.command()
-@grouped
+@expand_groups
 def mirror(
     *,
     folder: Annotated[
@@ -242,22 +242,22 @@ def mirror(
 ) -> None:
     """Keep a folder of wheels with an index for pip and uv."""
     from ..carrying.mirror import MirrorRequest, mirror_wheels
-    from ..core.files import expanded
+    from ..core.files import expand_home
 
     wanted = MirrorRequest(tuple(requirements or ()), *targets.read(), offline=offline)
     console = talk.reports()
     with boundary(console):
         config = _settings(alone=bool(requirements))
-        result = mirror_wheels(config, expanded(folder).absolute(), wanted, console)
+        result = mirror_wheels(config, expand_home(folder).absolute(), wanted, console)
         console.stop()
         if talk.json:
             console.emit(result)
-        console.mirrored(result)
+        console.show_mirror(result)
 
 
 def _settings(*, alone: bool) -> Config:
     from ..config.load import find, load
-    from ..config.template import default
+    from ..config.template import make_default_config
 
-    place = settings_place()
-    return default(place) if alone and find(place) is None else load(place)
+    place = get_settings_place()
+    return make_default_config(place) if alone and find(place) is None else load(place)

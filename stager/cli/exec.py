@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from .application import app, boundary, grouped, make_reports, settings_place
+from .application import app, boundary, expand_groups, get_settings_place, make_reports
 from .options import BundleChoice
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
-@grouped
+@expand_groups
 def exec_(
     *,
     command: Annotated[
@@ -22,11 +22,11 @@ def exec_(
 ) -> None:
     """Run any command in the environment, on this machine."""
     from ..jobs.driver import execute
-    from ..jobs.preparation import bundle_of, load_project
+    from ..jobs.preparation import get_current_bundle, load_project
     from ..pack.bundle_file import ChosenBundle
 
     console = make_reports(quiet=quiet)
     with boundary(console):
-        config = load_project(chosen.bundle, chosen.bundle_id, settings_place(), command)
-        path, manifest = bundle_of(config, chosen.bundle, console, chosen.bundle_id)
+        config = load_project(chosen.bundle, chosen.bundle_id, get_settings_place(), command)
+        path, manifest = get_current_bundle(config, chosen.bundle, console, chosen.bundle_id)
         execute(config, ChosenBundle(path=path, id=manifest.id), command)

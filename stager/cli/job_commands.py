@@ -13,7 +13,7 @@ from bundle.protocol.enumerations import Action
 
 from ..config.job_settings import BATCH, BUNDLE, LAUNCH, SLURM, JobOptions
 from ..core.errors import EXIT_JOB, CommandFailure, JobError
-from .application import app, boundary, grouped, settings_place
+from .application import app, boundary, expand_groups, get_settings_place
 from .options import Command, JobFlags, Talk
 
 if TYPE_CHECKING:
@@ -30,9 +30,13 @@ _TALK = frozenset({"--quiet", "--verbose", "--json", "--help"})
 """Options that many programs have, too, and that change nothing of a job."""
 
 
-def warn_of_options_behind(context: typer.Context, command: Sequence[str], console: Output) -> None:
+def warn_about_misplaced_options(
+    context: typer.Context, command: Sequence[str], console: Output
+) -> None:
     """Warn of options of ``stager`` behind a script, where no ``--`` says that they are its own."""
-    words = misplaced(command, [word for param in context.command.params for word in param.opts])
+    words = find_misplaced_options(
+        command, [word for param in context.command.params for word in param.opts]
+    )
     marked = sys.argv[-len(command) - 1 :][:1] == ["--"]
     if words and not marked:
         console.warn(
@@ -42,7 +46,7 @@ def warn_of_options_behind(context: typer.Context, command: Sequence[str], conso
         )
 
 
-def misplaced(command: Sequence[str], options: Sequence[str]) -> list[str]:
+def find_misplaced_options(command: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return the words behind a script that are options of ``stager``, in their order."""
     if not command or not command[0].endswith(".py"):
         return []
@@ -53,7 +57,7 @@ def misplaced(command: Sequence[str], options: Sequence[str]) -> list[str]:
 # --- The part that ``verify`` and ``run`` share: a job from its options to its exit code ---------
 
 
-def carry_out(
+def run_command(
     console: Console,
     action: Action,
     options: JobOptions,
@@ -66,23 +70,23 @@ def carry_out(
     ``diagnose`` hears of a command that fails before its job begins.
     """
     from .. import pipeline
-    from ..config.load import project_file
+    from ..config.load import find_project_file
     from ..jobs.outcome import Outcome
     from ..jobs.preparation import load_project
-    from ..logs.job_files import default_folder
-    from ..logs.job_record import remember_refused
+    from ..logs.job_files import choose_log_dir
+    from ..logs.job_record import note_refused_command
 
     config: Config | None = None
     try:
-        with remember_refused(
-            default_folder(options.log_dir), action.value, project_file(settings_place())
+        with note_refused_command(
+            choose_log_dir(options.log_dir), action.value, find_project_file(get_settings_place())
         ):
             config = load_project(
-                options.bundle, options.bundle_id, settings_place(), options.command
+                options.bundle, options.bundle_id, get_settings_place(), options.command
             )
             ended = pipeline.run_job(config, options, action, console)
     except JobError as exc:
-        if config is None or not _hook(config, options):
+        if config is None or not _choose_hook(config, options):
             raise
         console.error(exc)
         _start_hook(console, config, options, CommandFailure.of(exc))
@@ -98,14 +102,14 @@ def carry_out(
     raise typer.Exit(code)
 
 
-def _hook(config: Config, options: JobOptions) -> tuple[str, ...]:
+def _choose_hook(config: Config, options: JobOptions) -> tuple[str, ...]:
     return options.on_failure or config.launch.on_failure
 
 
 def _start_hook(console: Console, config: Config, options: JobOptions, result: object) -> None:
     from ..jobs.driver import run_hook
 
-    hook = _hook(config, options)
+    hook = _choose_hook(config, options)
     if hook:
         console.stop()
         run_hook(hook, result, console.warn)
@@ -122,7 +126,7 @@ def _show_planned(
         console.planned(ended)
     else:
         console.data(ended.job_id)
-    if not isinstance(ended, PlannedJob) and _hook(config, options):
+    if not isinstance(ended, PlannedJob) and _choose_hook(config, options):
         console.warn(
             "the on-failure command is not started for this job: nobody waits for it; --wait does"
         )
@@ -132,23 +136,23 @@ def _show_planned(
 
 
 @app.command()
-@grouped
+@expand_groups
 def verify(
     *,
     options: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, LAUNCH, BATCH, "deep")],
     talk: Talk,
 ) -> None:
     """Put the bundle on every node and check it; launch nothing."""
-    from ..jobs.outcome import verify_result
+    from ..jobs.outcome import make_verify_result
 
     console = talk.console()
     with boundary(console):
-        carry_out(
+        run_command(
             console,
             Action.VERIFY,
             replace(options, show_all=talk.verbose),
-            result_of=verify_result,
-            render=console.verified,
+            result_of=make_verify_result,
+            render=console.show_verify,
         )
 
 
@@ -156,7 +160,7 @@ def verify(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@grouped
+@expand_groups
 def run(
     *,
     context: typer.Context,
@@ -165,16 +169,16 @@ def run(
     talk: Talk,
 ) -> None:
     """Verify, then launch COMMAND (default: project.command)."""
-    from ..jobs.outcome import run_result
+    from ..jobs.outcome import make_run_result
 
     options = replace(options, command=tuple(command or ()), show_all=talk.verbose)
     console = talk.console()
     with boundary(console):
-        warn_of_options_behind(context, options.command, console)
-        carry_out(
+        warn_about_misplaced_options(context, options.command, console)
+        run_command(
             console,
             Action.RUN,
             options,
-            result_of=run_result,
-            render=console.ran,
+            result_of=make_run_result,
+            render=console.show_run,
         )

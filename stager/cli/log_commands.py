@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 
 from ..support import LOG_BYTES
-from .application import app, boundary, grouped, settings_place
-from .options import JobArgument, LogDir, Talk, chosen_files, file_option, job_files
+from .application import app, boundary, expand_groups, get_settings_place
+from .options import JobArgument, LogDir, Talk, choose_job_files, file_option, find_job_files
 
 if TYPE_CHECKING:
     from ..console.job_result import Console
@@ -56,7 +56,7 @@ class LineFlags:
 
 
 @app.command()
-@grouped
+@expand_groups
 def logs(
     *,
     job: JobArgument = None,
@@ -68,19 +68,19 @@ def logs(
     talk: Talk,
 ) -> None:
     """Show a job's logs as one, by time, with node and rank in front."""
-    from ..logs.merged_lines import follow as followed
-    from ..logs.merged_lines import merged
+    from ..logs.merged_lines import follow_logs as followed
+    from ..logs.merged_lines import merge_logs
 
     wanted = choice.wanted()
     console = talk.console()
     with boundary(console):
-        files = chosen_files(job, log_dir, console)
+        files = choose_job_files(job, log_dir, console)
         if follow:
-            console.lines(followed(lambda: job_files(files.job_id or job, log_dir), wanted))
+            console.lines(followed(lambda: find_job_files(files.job_id or job, log_dir), wanted))
         else:
-            looked = counted(len(files.logs), "log")
+            looked = format_count(len(files.logs), "log")
             none = f"no errors found in {looked}" if wanted.errors else "no line matches"
-            console.lines(merged(files, wanted), files, none)
+            console.lines(merge_logs(files, wanted), files, none)
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
@@ -96,7 +96,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 @app.command()
-@grouped
+@expand_groups
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
     """Say what failed first in a job, why, and what to do."""
     console = talk.console()
@@ -110,26 +110,28 @@ def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> 
 
 def _diagnosis(job: str | None, log_dir: Path | None, console: Console) -> Diagnosis:
     """Return the diagnosis of a job, by default of what came last here; that may be a refusal."""
-    from ..config.load import project_file
+    from ..config.load import find_project_file
     from ..diagnosis.diagnosis import diagnose as diagnose_job
-    from ..diagnosis.diagnosis import of_refused
+    from ..diagnosis.diagnosis import diagnose_refused
     from ..logs import job_record
-    from ..logs.job_files import default_folder
+    from ..logs.job_files import choose_log_dir
 
-    folder = default_folder(log_dir)
+    folder = choose_log_dir(log_dir)
     refusal = (
-        job_record.find_refused(folder, project_file(settings_place())) if job is None else None
+        job_record.find_refused(folder, find_project_file(get_settings_place()))
+        if job is None
+        else None
     )
     if refusal:
-        return of_refused(refusal, folder)
-    return diagnose_job(chosen_files(job, log_dir, console))
+        return diagnose_refused(refusal, folder)
+    return diagnose_job(choose_job_files(job, log_dir, console))
 
 
 # --- ``stager report``: write one HTML page about a job ------------------------------------------
 
 
 @app.command()
-@grouped
+@expand_groups
 def report(
     *,
     job: JobArgument = None,
@@ -138,11 +140,11 @@ def report(
     talk: Talk,
 ) -> None:
     """Write one HTML page about a job: its failure, times and nodes."""
-    from ..report.page import report as write_report
+    from ..report.page import write_report
 
     console = talk.console()
     with boundary(console):
-        page = write_report(chosen_files(job, log_dir, console), output)
+        page = write_report(choose_job_files(job, log_dir, console), output)
         if talk.json:
             console.emit(page)
         else:
@@ -181,7 +183,7 @@ class PackFlags:
 
 
 @app.command()
-@grouped
+@expand_groups
 def support(
     *,
     job: JobArgument = None,
@@ -193,16 +195,20 @@ def support(
     talk: Talk,
 ) -> None:
     """Pack a job's logs and diagnosis for support, without secrets."""
-    from ..support.archive import listed
-    from ..support.archive import support as make_archive
+    from ..support.archive import list_support_files
+    from ..support.archive import make_support_archive as make_archive
 
     console = talk.console()
     with boundary(console):
-        files = chosen_files(job, log_dir, console, named=False)
+        files = choose_job_files(job, log_dir, console, named=False)
         if list_:
-            _show_listing(console, listed(files, packing.max_log_bytes), packing.max_log_bytes)
+            _show_listing(
+                console, list_support_files(files, packing.max_log_bytes), packing.max_log_bytes
+            )
             return
-        archive = make_archive(files, packing.options(), _in_words, step=_Progress(console).step)
+        archive = make_archive(
+            files, packing.options(), _describe_diagnosis, step=_Progress(console).step
+        )
         console.stop()
         if talk.json:
             console.emit(archive)
@@ -214,7 +220,7 @@ def _show_archive(console: Console, archive: Supported) -> None:
     console.data(str(archive.archive))
     total = sum(archive.redacted.values())
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(archive.redacted.items()))
-    content = f"{counted(archive.files, 'file')}, {counted(archive.size, 'byte')}"
+    content = f"{format_count(archive.files, 'file')}, {format_count(archive.size, 'byte')}"
     console.say(f"{content}; taken out: {total}")
     if kinds:
         console.note(kinds)
@@ -247,7 +253,7 @@ class _Progress:
             self._console.step(name, done, total)
 
 
-def _in_words(diagnosis: Diagnosis) -> str:
+def _describe_diagnosis(diagnosis: Diagnosis) -> str:
     from ..console.job_result import Recorder
 
     recorder = Recorder(quiet=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config.job_settings import BUNDLE, SLURM, JobOptions
-from .application import app, boundary, grouped, path_option, settings_place
+from .application import app, boundary, expand_groups, get_settings_place, path_option
 from .options import (
     BundleChoice,
     DryRun,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @app.command()
 @app.command("plan", hidden=True)  # its former name, for scripts that use it
-@grouped
+@expand_groups
 def estimate(
     *,
     nodes: Annotated[
@@ -46,25 +46,25 @@ def estimate(
     from .. import forecast
     from ..building.current_bundle import offline_root
     from ..core.store import Store
-    from ..forecast import MOST_NODES, setting_of
+    from ..forecast import MOST_NODES, make_setting
     from ..forecast import estimate as make_estimate
-    from ..jobs.job_description import settle
-    from ..jobs.preparation import load_project, named_bundle
+    from ..jobs.job_description import apply_options
+    from ..jobs.preparation import get_named_bundle, load_project
 
     counts, asked = node_counts(nodes, MOST_NODES), chosen.bundle_id
     ranks = None if nproc_per_node is None else read_option("nproc_per_node", nproc_per_node)
     console = talk.reports()
     with boundary(console):
         options = JobOptions(nproc_per_node=ranks)
-        config = settle(load_project(chosen.bundle, asked, settings_place()), options)
-        path, manifest = named_bundle(config, chosen.bundle, asked)
+        config = apply_options(load_project(chosen.bundle, asked, get_settings_place()), options)
+        path, manifest = get_named_bundle(config, chosen.bundle, asked)
         basis = forecast.find_known_rates(Store(offline_root(config)))
-        setting = setting_of(config, path, manifest, basis)
+        setting = make_setting(config, path, manifest, basis)
         result = make_estimate(setting, counts or (config.cluster.nodes[1],))
         if talk.json:
             console.emit(result)
         else:
-            console.estimated(result)
+            console.show_estimate(result)
 
 
 def node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ MOST_DAYS = 90
 
 
 @app.command()
-@grouped
+@expand_groups
 def nodes(
     *,
     days: Annotated[
@@ -104,7 +104,7 @@ def nodes(
     """List the nodes that failed lately, and why."""
     from ..building.current_bundle import offline_root
     from ..config.load import find, load
-    from ..config.template import default
+    from ..config.template import make_default_config
     from ..core.store import Store
     from ..incidents.node_history import (
         NodesResult,
@@ -117,8 +117,8 @@ def nodes(
     names = _node_names(forget)
     console = talk.reports()
     with boundary(console):
-        here = settings_place()
-        store = Store(offline_root(default(here) if find(here) is None else load(here)))
+        here = get_settings_place()
+        store = Store(offline_root(make_default_config(here) if find(here) is None else load(here)))
         now = time()
         settle_notes(store, now)
         forgotten = forget_nodes(store, names, now) if names else None
@@ -139,7 +139,7 @@ def _node_names(texts: list[str] | None) -> frozenset[str]:
         try:
             names.update(expand_hostlist(text))
         except NodeError as exc:
-            raise typer.BadParameter(exc.problem.without_place, param_hint="--forget") from None
+            raise typer.BadParameter(exc.problem.sentence, param_hint="--forget") from None
     return frozenset(names)
 
 
@@ -187,7 +187,7 @@ class CleanFlags:
 
 
 @app.command()
-@grouped
+@expand_groups
 def clean(
     *,
     what: CleanFlags,
@@ -203,22 +203,22 @@ def clean(
     with boundary(console):
         config = _settings(what, job)
         result = pipeline.clean(config, options, console)
-        code = console.nodes_cleaned(result)
+        code = console.show_cleaned_nodes(result)
         if talk.json:
             console.emit(result)
         else:
-            console.cleaned(result)
+            console.show_clean(result)
         raise typer.Exit(code)
 
 
 def _settings(what: CleanFlags, job: JobOptions) -> Config:
     from ..config.load import find
-    from ..config.template import default
+    from ..config.template import make_default_config
     from ..jobs.preparation import load_project
 
-    start = settings_place()
+    start = get_settings_place()
     if what.store_only and find(start) is None:
-        return default(start)
+        return make_default_config(start)
     return load_project(job.bundle, job.bundle_id, start)
 
 
@@ -226,7 +226,7 @@ def _settings(what: CleanFlags, job: JobOptions) -> Config:
 
 
 @app.command("clean-node")
-@grouped
+@expand_groups
 def clean_node(
     *,
     bases: Annotated[
@@ -277,5 +277,5 @@ def clean_node(
         if talk.json:
             console.emit(result)
         else:
-            console.node_cleaned(result)
+            console.show_clean_node(result)
         raise typer.Exit(0 if result.ok else 1)

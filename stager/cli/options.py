@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 import typer
 import typer.models
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 
 from ..config import checks
-from ..config.job_settings import BUNDLE, JobOptions, SettingRow, option_rows
-from .application import keyword, make_console, make_reports, path_option, settings_place
+from ..config.job_settings import BUNDLE, JobOptions, SettingRow, list_option_rows
+from .application import get_settings_place, make_console, make_parameter, make_reports, path_option
 
 if TYPE_CHECKING:
     from ..building.build import BuildOptions
@@ -70,13 +70,13 @@ class JobFlags:
         self._names = [
             name
             for one in chosen
-            for name, row in option_rows().items()
+            for name, row in list_option_rows().items()
             if one in (name, row.panel) and name not in without
         ]
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the options, as typer reads them from a signature."""
-        return [self._parameter(name, option_rows()[name]) for name in self._names]
+        return [self._parameter(name, list_option_rows()[name]) for name in self._names]
 
     def make(self, given: Mapping[str, object]) -> JobOptions:
         """Return the options of a job; a value that cannot be used is a usage error."""
@@ -98,18 +98,20 @@ class JobFlags:
             kind = Path | None
         elif default:
             kind = str
-        elif _item_of(row):
+        elif _get_item_check(row):
             kind = list[str] | None
-        return keyword(name, default or (False if kind is bool else None), Annotated[kind, option])
+        return make_parameter(
+            name, default or (False if kind is bool else None), Annotated[kind, option]
+        )
 
 
 def typer_option(name: str) -> typer.models.OptionInfo:
     """Return an option of a job for a command's signature."""
-    row = option_rows()[name]
+    row = list_option_rows()[name]
     words = row.flag.split()
     names = [word for word in words if word.startswith("-")]
-    if _words_of(row.check):
-        return choice(_words_of(row.check), row.help, *names)
+    if _get_words(row.check):
+        return choice(_get_words(row.check), row.help, *names)
     option: typer.models.OptionInfo = typer.Option(
         *names,
         metavar=" ".join(words[len(names) :]) or None,
@@ -122,8 +124,8 @@ def typer_option(name: str) -> typer.models.OptionInfo:
 
 def read_option(name: str, value: object) -> Any:  # noqa: ANN401
     """Return the value of an option of a job; one that cannot be used is a usage error."""
-    row = option_rows()[name]
-    item = _item_of(row)
+    row = list_option_rows()[name]
+    item = _get_item_check(row)
     if isinstance(value, list) and item:
         return read_texts(item, value, row.option, row.option_allowed)
     if isinstance(value, str):
@@ -131,11 +133,11 @@ def read_option(name: str, value: object) -> Any:  # noqa: ANN401
     return value
 
 
-def _item_of(row: SettingRow) -> Callable[[object], object] | None:
+def _get_item_check(row: SettingRow) -> Callable[[object], object] | None:
     return row.check.item if isinstance(row.check, checks.Check) else None
 
 
-def _words_of(check: Callable[..., object]) -> Sequence[str]:
+def _get_words(check: Callable[..., object]) -> Sequence[str]:
     words: Sequence[str] = checks.schema_of(check).get("enum", ())
     return words
 
@@ -147,7 +149,7 @@ def read_text(check: Callable[[object], T], text: str, option: str, allowed: str
     if text.isascii() and text.isdecimal():
         with suppress(ValueError):
             return check(int(text))
-    words = _words_of(check)
+    words = _get_words(check)
     wrong = f"is not one of {', '.join(words)}" if words else f"cannot be used, allowed: {allowed}"
     raise typer.BadParameter(f"{text!r} {wrong}", param_hint=option)
 
@@ -183,7 +185,7 @@ Command = Annotated[
 
 def read_bundle_id(text: str | None, option: str = "--id") -> str:
     """Return the id that a bundle must have, or its first digits; empty for any."""
-    allowed = option_rows()["bundle_id"].allowed
+    allowed = list_option_rows()["bundle_id"].allowed
     return "" if text is None else read_text(checks.bundle_id, text, option, allowed)
 
 
@@ -218,23 +220,23 @@ JobArgument = Annotated[
 ]
 
 
-def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
+def find_job_files(job: str | None, log_dir: Path | None) -> JobFiles:
     """Return the files of a job, by default of the newest."""
-    from ..logs.job_files import default_folder, find
+    from ..logs.job_files import choose_log_dir, find_job_files
 
-    return find(job, default_folder(log_dir))
+    return find_job_files(job, choose_log_dir(log_dir))
 
 
-def chosen_files(
+def choose_job_files(
     job: str | None, log_dir: Path | None, console: Console, *, named: bool = True
 ) -> JobFiles:
     """Return a job's files, or the newest's; its project, maybe a secret, is shown if ``named``."""
-    files = job_files(job, log_dir)
+    files = find_job_files(job, log_dir)
     if job is None:
         console.say(f"newest job: {files.describe(with_project=named)}")
     if files.other_jobs:
         newest = max(log.job for log in files.logs)
-        jobs = counted(len(files.other_jobs) + 1, "job")
+        jobs = format_count(len(files.other_jobs) + 1, "job")
         console.say(
             f"newest job: {newest}, of {jobs} in {files.folder}; "
             "--log-dir and a number choose another one"
@@ -257,12 +259,12 @@ Script = Annotated[
 ]
 
 
-def settings_for(script: Path | None) -> Config:
+def load_settings(script: Path | None) -> Config:
     """Return the settings of a script, or of this directory's project."""
     from ..config.inline_script import load_script
     from ..config.load import load
 
-    return load(settings_place()) if script is None else load_script(script)
+    return load(get_settings_place()) if script is None else load_script(script)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,11 +310,11 @@ class ResolveFlags:
             )
         return replace(
             options,
-            resolver=resolver_name(self.resolver),
+            resolver=read_resolver_name(self.resolver),
             offline=self.offline,
             upgrade=self.upgrade,
             upgrade_packages=upgraded,
-            exclude_newer=_cutoff(self.exclude_newer),
+            exclude_newer=_read_cutoff(self.exclude_newer),
         )
 
 
@@ -331,19 +333,19 @@ def _is_name(text: str) -> bool:
     return True
 
 
-def _cutoff(text: str | None) -> str | None:
+def _read_cutoff(text: str | None) -> str | None:
     from ..lock import resolver
 
     if text is None:
         return None
     try:
-        return resolver.checked(text)
+        return resolver.check_cutoff(text)
     except ValueError:
         raise typer.BadParameter(
             f"{text!r} cannot be used, allowed: {resolver.ALLOWED}", param_hint="--exclude-newer"
         ) from None
 
 
-def resolver_name(text: str) -> ResolverName:
+def read_resolver_name(text: str) -> ResolverName:
     """Return a resolver's name, checked."""
     return cast("ResolverName", read_text(checks.one_of(RESOLVERS), text, "--resolver", ""))

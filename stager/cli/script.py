@@ -11,13 +11,13 @@ import typer
 from bundle.protocol.enumerations import Action
 
 from ..config.job_settings import LAUNCH, SLURM, JobOptions
-from .application import app, boundary, grouped, settings_place
-from .job_commands import warn_of_options_behind
+from .application import app, boundary, expand_groups, get_settings_place
+from .job_commands import warn_about_misplaced_options
 from .options import Command, JobFlags, ScriptFlags, Talk
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@grouped
+@expand_groups
 def script(
     *,
     context: typer.Context,
@@ -30,17 +30,19 @@ def script(
     from ..building.current_bundle import offline_root
     from ..core.store import Store
     from ..incidents.bad_nodes import exclude_bad_nodes, find_failed_nodes
-    from ..jobs.batch import script_of
+    from ..jobs.batch import make_submission
     from ..jobs.outcome import ScriptResult
-    from ..jobs.preparation import bundle_of, load_project, prepare
+    from ..jobs.preparation import get_current_bundle, load_project, prepare
     from ..pack.bundle_file import mark
 
     options = replace(options, allocation="slurm", command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
-        warn_of_options_behind(context, options.command, console)
-        config = load_project(options.bundle, options.bundle_id, settings_place(), options.command)
-        bundle = bundle_of(config, options.bundle, console, options.bundle_id)
+        warn_about_misplaced_options(context, options.command, console)
+        config = load_project(
+            options.bundle, options.bundle_id, get_settings_place(), options.command
+        )
+        bundle = get_current_bundle(config, options.bundle, console, options.bundle_id)
         prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
         store = Store(offline_root(config))
         if not mark(store, prepared.bundle):
@@ -49,7 +51,7 @@ def script(
         prepared = exclude_bad_nodes(prepared, nodes, console)
         for note in prepared.notes:
             console.note(note)
-        text = script_of(prepared, os.environ, requeue=kind.requeue, embed=kind.embed).script
+        text = make_submission(prepared, os.environ, requeue=kind.requeue, embed=kind.embed).script
         console.stop()
         if talk.json:
             console.emit(ScriptResult(script=text))

@@ -107,7 +107,7 @@ def _full_match(pattern: str, value: object) -> str:
     return string
 
 
-def matching(pattern: str) -> Check[str]:
+def text_matching(pattern: str) -> Check[str]:
     """A string that a regular expression matches as a whole."""
     return Check(
         read=lambda value: _full_match(pattern, value),
@@ -172,7 +172,7 @@ def command(value: object) -> tuple[str, ...]:
     return argv
 
 
-def whole(least: int) -> Check[int]:
+def whole_number_from(least: int) -> Check[int]:
     """A whole number from ``least`` to ``MOST``; true and false are not numbers."""
 
     def read(value: object) -> int:
@@ -183,7 +183,7 @@ def whole(least: int) -> Check[int]:
     return Check(read=read, schema={"type": "integer", "minimum": least, "maximum": MOST})
 
 
-count = whole(1)
+count = whole_number_from(1)
 
 
 @check(**_either(count.schema, {"enum": list(_RANK_WORDS)}))
@@ -311,7 +311,7 @@ def output(value: object) -> str:
     from bundle.results import patterns  # not before: the command line has no use for it
 
     path = text(value)
-    if patterns.split(path) is None:
+    if patterns.split_pattern(path) is None:
         raise RefusedValue(("", f"{path!r} lies outside the folder that a job runs in"))
     return path
 

@@ -55,13 +55,13 @@ _PACKAGES = ("discord.py", "ruamel.yaml", "web.py")
 """Widely used packages with names like files; taken for packages if no such file exists."""
 
 
-def bare_name(text: str) -> str:
+def parse_bare_name(text: str) -> str:
     """Return the name in a requirement that has neither version nor URL; empty for any other."""
     match = _BARE.fullmatch(text.strip())
     return match["name"] if match else ""
 
 
-def known(name: str) -> str:
+def find_remedy(name: str) -> str:
     """Return the remedy for a file that is known by its name; empty for any other."""
     lower = name.lower()
     return next((what for glob, what in _REMEDIES if fnmatch.fnmatchcase(lower, glob)), "")
@@ -69,13 +69,13 @@ def known(name: str) -> str:
 
 def is_export_needed(name: str) -> bool:
     """Return whether a file lists requirements in a form that only another tool reads."""
-    return known(name) not in ("", _BUILD, _ALONE)
+    return find_remedy(name) not in ("", _BUILD, _ALONE)
 
 
-def remedy(name: str) -> str:
+def remedy_for(name: str) -> str:
     """Return the remedy for a file that is not a requirement file, by its name."""
-    if known(name):
-        return known(name)
+    if find_remedy(name):
+        return find_remedy(name)
     if name.endswith((".txt", ".in")):
         return f'write "-r {name}" in a requirement file, or name it in environment.requirements'
     if name.endswith(".py"):
@@ -86,18 +86,18 @@ def remedy(name: str) -> str:
     return "name a requirements.txt, a pyproject.toml, a wheel, an sdist or a folder"
 
 
-def misread(text: str, folders: Iterable[Path]) -> str:
+def explain_misread(text: str, folders: Iterable[Path]) -> str:
     """Return why a requirement is taken for a file, and the remedy; empty if it is a package."""
-    name = bare_name(text)
+    name = parse_bare_name(text)
     if not name:
         return ""
     if any(os.path.isfile(folder / name) for folder in folders):  # noqa: PTH113 - never raises
         why = "is a file here"
-    elif known(name) or (name.lower().endswith(_SUFFIXES) and name.lower() not in _PACKAGES):
+    elif find_remedy(name) or (name.lower().endswith(_SUFFIXES) and name.lower() not in _PACKAGES):
         why = "is the name of a file"
     else:
         return ""
     return (
-        f"{name} {why}, so it is not looked up in a package index; {remedy(name)}; "
+        f"{name} {why}, so it is not looked up in a package index; {remedy_for(name)}; "
         f'if you mean a package of this name, write "{name}>=0"'
     )

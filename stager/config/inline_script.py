@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core import toml
 from ..core.errors import ConfigError
-from ..core.files import bytes_of
+from ..core.files import read_bytes
 from .load import FILE_NAME, Config, find, parse
 from .table import describe
 
@@ -19,14 +19,14 @@ _START = "# /// script"
 _BLOCK = re.compile(r"(?m)^# /// script\s*?$\n(?P<content>(^#(| .*)$\n?)+?)^# ///\s*?$")
 
 
-def read(path: Path) -> Mapping[str, Any] | None:
+def read_block(path: Path) -> Mapping[str, Any] | None:
     """Return the block of a script; None if it has none, or if there is no such script.
 
     Raises:
         ConfigError: the block is not TOML or has no end, or there are two.
     """
     try:
-        text = bytes_of(path).decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
     text = text.replace("\r\n", "\n")
@@ -57,7 +57,7 @@ def is_script(config: Config) -> bool:
     return config.source.suffix == _SUFFIX
 
 
-def named_in(command: Sequence[str]) -> Path | None:
+def find_script(command: Sequence[str]) -> Path | None:
     """Return the first script with a block that a command names; None if it names none.
 
     Raises:
@@ -66,11 +66,11 @@ def named_in(command: Sequence[str]) -> Path | None:
     for word in command:
         path = Path(word)
         if path.suffix == _SUFFIX and os.path.isfile(path):  # noqa: PTH113 - never raises
-            return path if read(path) is not None else None
+            return path if read_block(path) is not None else None
     return None
 
 
-def refuse_absent(command: Sequence[str]) -> None:
+def refuse_missing_script(command: Sequence[str]) -> None:
     """Refuse a command whose script is not there.
 
     Raises:
@@ -97,7 +97,7 @@ def load_script(path: Path) -> Config:
     """
     source, here = path.absolute(), Path.cwd()
     _refuse_missing(str(path))
-    block, settings = read(source), find(here)
+    block, settings = read_block(source), find(here)
     if block is None:
         hint = "`uv add --script` writes one; or write a stager.toml with `stager init`"
         if settings is not None:
@@ -109,7 +109,7 @@ def load_script(path: Path) -> Config:
             hint=f'name "{path}" in environment.requirements of {settings.name}',
         )
     root = here if source.is_relative_to(here) else source.parent
-    data = _settings(block, path)
+    data = _read_tool_table(block, path)
     home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is none
     if str(root) == home and "path" not in data["project"]:
         raise ConfigError(
@@ -118,15 +118,15 @@ def load_script(path: Path) -> Config:
             f'`path = "FOLDER"` into its block; {FILE_NAME} is not needed',
         )
     data["environment"].setdefault("requirements", [source.relative_to(root).as_posix()])
-    data["project"].setdefault("name", name_of(source))
+    data["project"].setdefault("name", make_script_name(source))
     return parse(data, root=root, source=source)
 
 
-def without_effect(config: Config, command: Sequence[str]) -> Iterator[str]:
+def explain_ignored_block(config: Config, command: Sequence[str]) -> Iterator[str]:
     """Yield a note that names the script whose own block does not decide what is installed."""
     try:
-        path = None if is_script(config) else named_in(command)
-        block = read(path) if path else None
+        path = None if is_script(config) else find_script(command)
+        block = read_block(path) if path else None
     except ConfigError:  # nobody needs what cannot be read
         return
     if path is None or not block or not block.get("dependencies"):
@@ -143,14 +143,14 @@ def without_effect(config: Config, command: Sequence[str]) -> Iterator[str]:
     )
 
 
-def name_of(path: Path) -> str:
+def make_script_name(path: Path) -> str:
     """Return the name of a script's bundle, also part of its lock's file name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-_")[:60] or "script"
 
 
-def _settings(block: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _read_tool_table(block: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return ``[tool.stager]`` of a block, with copies of the tables that get defaults."""
-    data = dict(toml.table(block, "tool", "stager"))
+    data = dict(toml.get_table(block, "tool", "stager"))
     for key in ("environment", "project"):
         value = data.get(key, {})
         if not isinstance(value, dict):

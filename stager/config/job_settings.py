@@ -227,7 +227,7 @@ class ProjectConfig:
     """``[project]``: the user's own code."""
 
     name: str = setting(
-        checks.matching(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}"),
+        checks.text_matching(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}"),
         f"up to {_LONGEST_NAME} letters, digits, dots, dashes and underscores, a letter or digit "
         "first, since files are named by it",
     )
@@ -256,7 +256,7 @@ class ProjectConfig:
     """The command of every rank if the command line names none."""
 
 
-def name_after(folder: str) -> str:
+def make_project_name(folder: str) -> str:
     """Return a project's name that is like its folder's."""
     import re
 
@@ -369,14 +369,14 @@ class LaunchConfig:
     )
     """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
     max_restarts: int = setting(
-        checks.whole(0), f"a whole number from 0 to {checks.MOST}", default=0
+        checks.whole_number_from(0), f"a whole number from 0 to {checks.MOST}", default=0
     )
     """Number of times torchrun restarts a failed group of ranks."""
     # Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job.
     grace_seconds: int = setting(checks.count, checks.COUNT, default=7)
     """Grace period of ranks after SIGTERM, in seconds."""
     pass_env: tuple[str, ...] = _launch(
-        checks.list_of(checks.matching(checks.VARIABLE)),
+        checks.list_of(checks.text_matching(checks.VARIABLE)),
         'a list of names of variables, without their values: ["HF_TOKEN"]',
         default=(),
         flag="--pass-env NAME",
@@ -503,7 +503,7 @@ class JobOptions(SlurmOptions):
 # --- The rows ------------------------------------------------------------------------------------
 
 
-def rows_of(kind: type) -> Mapping[str, SettingRow]:
+def list_rows(kind: type) -> Mapping[str, SettingRow]:
     """Return the rows of a section, by the names of its fields; a subclass keeps those it has."""
     found = {}
     for base in reversed(kind.__mro__):
@@ -514,19 +514,19 @@ def rows_of(kind: type) -> Mapping[str, SettingRow]:
 
 
 @cache
-def option_rows() -> Mapping[str, SettingRow]:
+def list_option_rows() -> Mapping[str, SettingRow]:
     """Return the rows of all options of a job, by the names of their fields in JobOptions."""
-    known = {**rows_of(ProjectConfig), **rows_of(ClusterConfig), **rows_of(LaunchConfig)}
-    rows = {**known, **rows_of(JobOptions)}
+    known = {**list_rows(ProjectConfig), **list_rows(ClusterConfig), **list_rows(LaunchConfig)}
+    rows = {**known, **list_rows(JobOptions)}
     names = JobOptions.__dataclass_fields__
     return {name: rows[name] for name in names if name in rows and rows[name].flag}
 
 
-def slurm_options() -> dict[str, SettingRow]:
+def list_slurm_rows() -> dict[str, SettingRow]:
     """Return the rows of the options that Slurm has by the same name."""
-    return {name: row for name, row in rows_of(SlurmOptions).items() if row.slurm}
+    return {name: row for name, row in list_rows(SlurmOptions).items() if row.slurm}
 
 
-def key_of(name: str) -> str:
+def make_key(name: str) -> str:
     """Return the key, and Slurm's long option, of a field: ``cpus-per-task``."""
     return name.replace("_", "-")

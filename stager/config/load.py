@@ -15,10 +15,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Backend
 from bundle.protocol.job import ONE_A_CPU
-from bundle.redaction.secrets import masked, without_url_secrets
+from bundle.redaction.secrets import mask_arguments, strip_url_secrets
 
 from ..core import toml
 from ..core.errors import ConfigError
@@ -27,8 +27,8 @@ from .job_settings import (
     ClusterConfig,
     LaunchConfig,
     ProjectConfig,
-    name_after,
-    rows_of,
+    list_rows,
+    make_project_name,
 )
 from .sections import AssetsConfig, EnvironmentConfig, TrustConfig
 from .table import (
@@ -37,11 +37,11 @@ from .table import (
     SettingsReader,
     SettingsSource,
     WrittenSetting,
-    default_sources,
     describe,
+    find_user_file,
     is_within,
-    user_file,
-    variable_of,
+    load_default_sources,
+    make_variable_name,
 )
 
 FILE_NAME = "stager.toml"
@@ -139,7 +139,7 @@ def find(start: Path) -> Path | None:
     """
     start = Path(os.path.realpath(start)) if ".." in start.parts else start.absolute()
     try:
-        return _nearest(start)
+        return _find_nearest(start)
     except OSError as exc:
         raise ConfigError(
             f"cannot look for {FILE_NAME} at {exc.filename or start}: {exc.strerror or exc}",
@@ -147,7 +147,7 @@ def find(start: Path) -> Path | None:
         ) from exc
 
 
-def _nearest(start: Path) -> Path | None:
+def _find_nearest(start: Path) -> Path | None:
     if start.is_file():
         return start
     for folder in [start, *start.parents]:
@@ -185,16 +185,16 @@ def parse(
     own_defaults: dict[str, dict[str, object]] = {
         # Settings in a pyproject.toml name that file by default.
         "environment": {"requirements": [PYPROJECT]} if source.name == PYPROJECT else {},
-        "project": {"name": name_after(root.name)},
+        "project": {"name": make_project_name(root.name)},
     }
     values = {
-        section: reader.read(section, rows_of(kind), root, **own_defaults.get(section, {}))
+        section: reader.read(section, list_rows(kind), root, **own_defaults.get(section, {}))
         for section, kind in SECTIONS.items()
     }
     _check_together(values, reader)
     problems = reader.finish()
     if problems:
-        many = counted(len(problems), "problem")
+        many = format_count(len(problems), "problem")
         raise ConfigError(
             f"{', '.join(reader.places) or source}: {many} in the settings",
             hint="`stager init` writes a file that explains every key; so does docs/settings.md",
@@ -260,14 +260,14 @@ def _join_assets(assets: AssetsConfig) -> AssetsConfig:
     return replace(assets, paths=(*paths, *dict.fromkeys(more)))
 
 
-def template(requirements: Sequence[str]) -> str:
+def fill_template(requirements: Sequence[str]) -> str:
     """Return the commented ``stager.toml`` that ``stager init`` writes."""
     text = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
     line = toml.dumps({"requirements": list(requirements)}).rstrip("\n")
     return text.replace("requirements = []", line, 1)
 
 
-def project_file(start: Path | None = None) -> Path:
+def find_project_file(start: Path | None = None) -> Path:
     """Return the settings file of a directory (None: this one); the directory if there is none."""
     try:
         start = start or Path.cwd()
@@ -281,13 +281,17 @@ def project_file(start: Path | None = None) -> Path:
 def _load_file(path: Path) -> Config:
     data: Mapping[str, Any] = toml.read(path)
     if path.name == PYPROJECT:
-        data = _own_table(data, path)
+        data = _get_own_table(data, path)
     return parse(
-        data, root=path.parent, source=path, defaults=default_sources(os.environ), env=os.environ
+        data,
+        root=path.parent,
+        source=path,
+        defaults=load_default_sources(os.environ),
+        env=os.environ,
     )
 
 
-def _own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _get_own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     own: object = data
     for key in ("tool", "stager"):
         own = own.get(key, {}) if isinstance(own, Mapping) else own
@@ -344,7 +348,7 @@ class ConfigResult:
     """Every setting."""
 
 
-def listed(config: Config, env: Mapping[str, str], offline_root: Path) -> ConfigResult:
+def list_settings(config: Config, env: Mapping[str, str], offline_root: Path) -> ConfigResult:
     """Return every setting of a project and where it came from."""
     host = Target.of_host()
     in_force = {
@@ -358,49 +362,49 @@ def listed(config: Config, env: Mapping[str, str], offline_root: Path) -> Config
     ]
     return ConfigResult(
         project=config.source,
-        user=user_file(env),
+        user=find_user_file(env),
         site=SITE_FILE,
-        settings=tuple(_listed(_overridden(setting, env)) for setting in settings),
+        settings=tuple(_list_setting(_apply_variable(setting, env)) for setting in settings),
     )
 
 
-def _overridden(setting: WrittenSetting, env: Mapping[str, str]) -> WrittenSetting:
+def _apply_variable(setting: WrittenSetting, env: Mapping[str, str]) -> WrittenSetting:
     variable = OVERRIDING.get(setting.path, "")
     if not env.get(variable):
         return setting
     return replace(setting, value=env[variable], origin="variable", place=variable)
 
 
-def _listed(setting: WrittenSetting) -> ListedSetting:
+def _list_setting(setting: WrittenSetting) -> ListedSetting:
     return ListedSetting(
         key=setting.path,
-        value=_shown(setting.value),
+        value=_mask_value(setting.value),
         origin=setting.origin,
         place=setting.place,
-        variable=variable_of(setting.path),
+        variable=make_variable_name(setting.path),
     )
 
 
-def _shown(value: object) -> object:
+def _mask_value(value: object) -> object:
     """Convert a value for JSON, with secrets masked."""
     if isinstance(value, Enum | Path | datetime.date | datetime.time):
         return str(value)
     if isinstance(value, str):
-        return _without_secrets(value)
+        return _mask_text(value)
     if isinstance(value, Mapping):
-        return {str(key): _shown(item) for key, item in value.items()}
+        return {str(key): _mask_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         texts = [item for item in value if isinstance(item, str)]
         if len(texts) == len(value):
-            return masked([without_url_secrets(text) for text in texts])
-        return [_shown(item) for item in value]
+            return mask_arguments([strip_url_secrets(text) for text in texts])
+        return [_mask_value(item) for item in value]
     return value
 
 
-def _without_secrets(text: str) -> str:
+def _mask_text(text: str) -> str:
     try:
         words = shlex.split(text)
     except ValueError:
-        return without_url_secrets(text)
-    hidden = masked(words)
-    return without_url_secrets(text if hidden == words else shlex.join(hidden))
+        return strip_url_secrets(text)
+    hidden = mask_arguments(words)
+    return strip_url_secrets(text if hidden == words else shlex.join(hidden))

@@ -25,16 +25,16 @@ HEADERS, TESTS = "headers", "tests"
 PRUNABLE = (HEADERS, TESTS)
 """Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
 _PRUNABLE = " and ".join(f'"{word}"' for word in PRUNABLE)
-VERSION = checks.matching(r"3\.\d+")
+VERSION = checks.text_matching(r"3\.\d+")
 """A version of Python."""
 VERSIONS = 'major.minor in quotes, for example "3.11"'
 """Such versions, in words."""
-PLATFORM = checks.matching(r"(manylinux|musllinux)_\d+_\d+_\w+")
+PLATFORM = checks.text_matching(r"(manylinux|musllinux)_\d+_\d+_\w+")
 """A platform that wheels are for."""
 PLATFORMS = 'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"'
 """Such platforms, in words."""
 _PACKAGE = r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?"
-_TORCH = checks.matching(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
+_TORCH = checks.text_matching(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
 
 
 @checks.check(**_TORCH.schema)
@@ -106,7 +106,7 @@ class EnvironmentConfig:
     platform: str | None = setting(PLATFORM, PLATFORMS)
     """PEP 600 platform tag of the nodes; None for this machine's."""
     index_strategy: str | None = setting(
-        checks.matching("|".join(INDEX_STRATEGIES)),
+        checks.text_matching("|".join(INDEX_STRATEGIES)),
         "one of " + ", ".join(f'"{word}"' for word in INDEX_STRATEGIES),
     )
     """uv's rule for a package that several indexes have: a word of ``INDEX_STRATEGIES``."""
@@ -119,7 +119,7 @@ class EnvironmentConfig:
     offline_root: Path | None = setting(checks.path, "a path", starts_at_root=True)
     """Directory for wheels, layers and bundles; None for the default."""
     imports: tuple[str, ...] = setting(
-        checks.list_of(checks.matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")),
+        checks.list_of(checks.text_matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")),
         'a list of module names, for example ["torch", "datasets"]',
         default=(),
     )
@@ -139,7 +139,7 @@ class EnvironmentConfig:
     )
     """Folders, or pages, with prebuilt wheels; folders are absolute."""
     no_build_isolation: tuple[str, ...] = setting(
-        checks.list_of(checks.matching(_PACKAGE)),
+        checks.list_of(checks.text_matching(_PACKAGE)),
         'a list of package names, for example ["flash-attn"]',
         default=(),
     )
@@ -255,7 +255,7 @@ _FOLDERS = {
 """By package, the names that it gives its results by default."""
 
 
-def tracker_outputs(packages: Iterable[str]) -> tuple[str, ...]:
+def list_tracker_outputs(packages: Iterable[str]) -> tuple[str, ...]:
     """Return the names that trackers give their results, of those among some packages."""
     present = {*packages}
     names = [name for package, names in _FOLDERS.items() if package in present for name in names]

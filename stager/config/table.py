@@ -18,7 +18,7 @@ from bundle.node.node_root import ROOT_VARIABLE
 from ..core import toml
 from ..core.errors import ConfigError
 from .checks import RefusedValue
-from .job_settings import SettingRow, key_of
+from .job_settings import SettingRow, make_key
 
 # --- The places that settings come from, and the rule by which a variable is named after a key
 
@@ -67,12 +67,12 @@ def is_within(path: str, key: str) -> bool:
     return path == key or path.startswith(f"{key}.")
 
 
-def variable_of(path: str) -> str:
+def make_variable_name(path: str) -> str:
     """Return the variable of a setting: ``cluster.min-nodes`` is ``STAGER_CLUSTER_MIN_NODES``."""
     return PREFIX + path.replace(".", "_").replace("-", "_").upper()
 
 
-def readings(text: str) -> Iterator[object]:
+def read_text_forms(text: str) -> Iterator[object]:
     """Yield what the text of a variable may mean: a TOML value, the text, the words of a list.
 
     The first that the key allows counts. Words are split as a shell splits them.
@@ -87,7 +87,7 @@ def readings(text: str) -> Iterator[object]:
         return
 
 
-def user_file(env: Mapping[str, str]) -> Path:
+def find_user_file(env: Mapping[str, str]) -> Path:
     """Return the path of the user's own settings; the file may be absent."""
     base = env.get("XDG_CONFIG_HOME", "")
     # The XDG base directory specification has a relative path ignored.
@@ -98,27 +98,27 @@ def user_file(env: Mapping[str, str]) -> Path:
     return folder / "stager" / "config.toml"
 
 
-def user_source(env: Mapping[str, str]) -> SettingsSource:
+def load_user_source(env: Mapping[str, str]) -> SettingsSource:
     """Return the user's own settings, which may be none.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    path = user_file(env)
+    path = find_user_file(env)
     data = toml.read(path) if _exists(path) else {}
     return SettingsSource(name=str(path), origin="user", data=data)
 
 
-def default_sources(env: Mapping[str, str]) -> list[SettingsSource]:
+def load_default_sources(env: Mapping[str, str]) -> list[SettingsSource]:
     """Return the settings of the user and of the site.
 
     Raises:
         ConfigError: a file cannot be used.
     """
-    return [user_source(env), site_source()]
+    return [load_user_source(env), load_site_source()]
 
 
-def site_source() -> SettingsSource:
+def load_site_source() -> SettingsSource:
     """Return the site's settings, which may be none.
 
     Raises:
@@ -160,10 +160,12 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def misspelt(env: Mapping[str, str], paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+def find_misspelt_variables(
+    env: Mapping[str, str], paths: Iterable[str]
+) -> Iterator[tuple[str, str]]:
     """Yield each variable that looks like a setting's and is none's, with what is wrong."""
-    known = [variable_of(path) for path in paths]
-    begins = tuple(variable_of(f"{table}.") for table in TABLES)
+    known = [make_variable_name(path) for path in paths]
+    begins = tuple(make_variable_name(f"{table}.") for table in TABLES)
     for name in sorted(env):
         foreign = not name.startswith(PREFIX) or name in _TAKEN
         if foreign or name in known or name.startswith(_TAKEN_PREFIXES):
@@ -225,7 +227,7 @@ class SettingsReader:
                 self._note(section, source, wrong)
         values = {}
         for name, row in rows.items():
-            path = f"{section}.{key_of(name)}"
+            path = f"{section}.{make_key(name)}"
             self._known.append(path)
             written = defaults.get(name, row.default)
             values[name] = self._read_row(path, replace(row, default=written), root)
@@ -237,13 +239,13 @@ class SettingsReader:
         fixed = next((source for source in self._sources if source.is_fixed(path)), None)
         if fixed is not None:
             self._note_overrides(path, fixed)
-        elif variable_of(path) in self._env:
+        elif make_variable_name(path) in self._env:
             return self._read_variable(path, row, check, default)
         source = self._find_source(path)
         if source is None:
             self.settings.append(WrittenSetting(path=path, value=row.default))
             return default
-        value = _value_at(source, path)
+        value = _get_value(source, path)
         self.settings.append(
             WrittenSetting(path=path, value=value, origin=source.origin, place=source.name)
         )
@@ -264,11 +266,11 @@ class SettingsReader:
         self, path: str, row: SettingRow, check: Callable[[object], object], default: object
     ) -> object:
         """Return a variable's value, in the first reading of its text that the key allows."""
-        variable = variable_of(path)
+        variable = make_variable_name(path)
         text = self._env[variable]
         setting = WrittenSetting(path=path, value=text, origin="variable", place=variable)
         problems = [f"found {describe(text)}, allowed: {row.allowed}"]
-        for reading in readings(text):
+        for reading in read_text_forms(text):
             try:
                 value = check(reading)
             except RefusedValue as exc:
@@ -287,28 +289,28 @@ class SettingsReader:
         """Return the document that decides a key: the one that has fixed it, else the first."""
         fixed = [source for source in self._sources if source.is_fixed(path)]
         return next(
-            (one for one in fixed or self._sources if _value_at(one, path) is not None), None
+            (one for one in fixed or self._sources if _get_value(one, path) is not None), None
         )
 
     def _note_overrides(self, path: str, fixed: SettingsSource) -> None:
         wrong = f"fixed by your site in {fixed.name}: remove it here"
-        own = _value_at(fixed, path)
+        own = _get_value(fixed, path)
         values = [] if own is None else [own]  # none: the default is fixed
         for source in self._sources:
-            if source is not fixed and _value_at(source, path) not in (None, *values):
+            if source is not fixed and _get_value(source, path) not in (None, *values):
                 self._note(path, source, wrong)
-        for variable in filter(None, (variable_of(path), OVERRIDING.get(path))):
+        for variable in filter(None, (make_variable_name(path), OVERRIDING.get(path))):
             text = self._env.get(variable)
-            if text is not None and not any(value in values for value in readings(text)):
+            if text is not None and not any(value in values for value in read_text_forms(text)):
                 self._note_variable(variable, wrong)
 
     def is_given(self, path: str) -> bool:
         """Return whether the key is present, whatever its value."""
-        return self._find_source(path) is not None or variable_of(path) in self._env
+        return self._find_source(path) is not None or make_variable_name(path) in self._env
 
     def note(self, path: str, problem: str) -> None:
         """Note that a key's value cannot be used."""
-        variable = variable_of(path)
+        variable = make_variable_name(path)
         if variable in self._env:
             self._note_variable(variable, problem)
         else:
@@ -327,9 +329,9 @@ class SettingsReader:
         tables = [key for key in self._known if "." not in key]
         for table in ("", *tables):
             for source in self._sources:
-                for path in _paths_in(source, table):
+                for path in _list_key_paths(source, table):
                     if path not in self._known:
-                        suggestion = _suggestion(path, self._known)
+                        suggestion = _suggest_key(path, self._known)
                         self._note(path, source, f"unknown key; {suggestion}")
 
     def finish(self) -> list[str]:
@@ -340,12 +342,14 @@ class SettingsReader:
                 if not any(is_within(path, key) for path in self._known):
                     self.problems.append(f"fixed in {source.name}: {key} is no setting")
                     self.places[source.name] = None
-        for variable, problem in misspelt(self._env, [setting.path for setting in self.settings]):
+        for variable, problem in find_misspelt_variables(
+            self._env, [setting.path for setting in self.settings]
+        ):
             self._note_variable(variable, problem)
         return self.problems
 
 
-def _paths_in(source: SettingsSource, table: str) -> list[str]:
+def _list_key_paths(source: SettingsSource, table: str) -> list[str]:
     """Return the paths of a table's keys in a document; of its tables for an empty name."""
     if not table:
         return list(source.data)
@@ -353,7 +357,7 @@ def _paths_in(source: SettingsSource, table: str) -> list[str]:
     return [f"{table}.{key}" for key in content] if isinstance(content, Mapping) else []
 
 
-def _value_at(source: SettingsSource, path: str) -> object:
+def _get_value(source: SettingsSource, path: str) -> object:
     """Return the value of a key; None where it is absent, since TOML has no null."""
     table, _, key = path.partition(".")
     content = source.data.get(table)
@@ -363,12 +367,12 @@ def _value_at(source: SettingsSource, path: str) -> object:
 def describe(value: object) -> str:
     """Return a TOML value in words: its type, and the value itself if it is short."""
     try:
-        return _described(value)
+        return _describe_value(value)
     except ValueError:  # Python writes no number of more than 4300 digits
         return "a number of thousands of digits"
 
 
-def _described(value: object) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -391,14 +395,14 @@ def _has_nul(value: object) -> bool:
     return isinstance(value, list) and any(map(_has_nul, value))
 
 
-def _suggestion(path: str, known: list[str]) -> str:
-    nearest = _nearest(path, known)
+def _suggest_key(path: str, known: list[str]) -> str:
+    nearest = _find_similar_key(path, known)
     if nearest:
         return f"did you mean {nearest}?"
-    return f"known are {', '.join(_siblings(path, known))}"
+    return f"known are {', '.join(_list_siblings(path, known))}"
 
 
-def _siblings(path: str, known: list[str]) -> dict[str, str]:
+def _list_siblings(path: str, known: list[str]) -> dict[str, str]:
     table = path.rpartition(".")[0]
     siblings = {}
     for key in known:
@@ -408,11 +412,11 @@ def _siblings(path: str, known: list[str]) -> dict[str, str]:
     return siblings
 
 
-def _nearest(path: str, known: list[str]) -> str:
+def _find_similar_key(path: str, known: list[str]) -> str:
     """Return the known key path most like this one: in its own table first, then in any."""
     name = path.rpartition(".")[2]
     namesakes = {key.rpartition(".")[2]: key for key in reversed(known)}
-    for candidates, cutoff in ((_siblings(path, known), 0.6), (namesakes, 0.75)):
+    for candidates, cutoff in ((_list_siblings(path, known), 0.6), (namesakes, 0.75)):
         match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
         if match:
             return candidates[match[0]]

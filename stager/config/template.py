@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..core.errors import ConfigError, StagerError
 from . import foreign_files
-from .load import FILE_NAME, Config, parse, template
-from .table import default_sources
+from .load import FILE_NAME, Config, fill_template, parse
+from .table import load_default_sources
 
 GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
 _READ = (
@@ -35,7 +35,7 @@ class InitResult:
     """The requirements files that it names."""
 
 
-def create(folder: Path, source: Path | None) -> InitResult:
+def write_settings(folder: Path, source: Path | None) -> InitResult:
     """Write ``stager.toml`` in a folder.
 
     Args:
@@ -49,8 +49,8 @@ def create(folder: Path, source: Path | None) -> InitResult:
         StagerError: it cannot be written.
     """
     path = folder / FILE_NAME
-    requirements = _requirements(folder, source)
-    text = template(requirements)
+    requirements = _choose_requirements(folder, source)
+    text = fill_template(requirements)
     try:
         with path.open("x", encoding="utf-8") as handle:
             handle.write(text)
@@ -65,12 +65,12 @@ def create(folder: Path, source: Path | None) -> InitResult:
     return InitResult(path=path, requirements=tuple(requirements))
 
 
-def unnamed_requirements(folder: Path) -> str:
+def find_unnamed_requirements(folder: Path) -> str:
     """Return the requirements file that a project without requirements may mean; empty if none."""
     return next((name for name in GUESSES if (folder / name).is_file()), "")
 
 
-def _requirements(folder: Path, source: Path | None) -> list[str]:
+def _choose_requirements(folder: Path, source: Path | None) -> list[str]:
     """Return the value of ``environment.requirements``; empty if there is no file to name."""
     if source is not None and not (folder / source).is_dir():
         _require_readable(folder, source)
@@ -85,7 +85,7 @@ def _requirements(folder: Path, source: Path | None) -> list[str]:
     if other is not None:
         raise ConfigError(
             f"stager cannot use {other} {where}, and there is no {wanted} {where}",
-            hint=f"{foreign_files.remedy(other)}; `stager init` then finds it by itself",
+            hint=f"{foreign_files.remedy_for(other)}; `stager init` then finds it by itself",
         )
     if source is not None:
         raise ConfigError(
@@ -102,7 +102,7 @@ def _require_readable(folder: Path, source: Path) -> None:
         hint = f"name a requirements file with --from{known}"
         raise ConfigError(f"there is no file {source}", hint=hint)
     if not any(source.match(pattern) for pattern in _READ):
-        hint = foreign_files.remedy(source.name)
+        hint = foreign_files.remedy_for(source.name)
         raise ConfigError(f"{source} is not a requirement file", hint=hint)
 
 
@@ -114,7 +114,7 @@ def _other_tools_file(folder: Path) -> str | None:
     return None
 
 
-def default(folder: Path) -> Config:
+def make_default_config(folder: Path) -> Config:
     """Return the settings of a folder without a ``stager.toml``, to use a bundle named by path."""
     empty: list[str] = []
     required = {"environment": {"requirements": empty}}  # the only key that must be present
@@ -122,6 +122,6 @@ def default(folder: Path) -> Config:
         required,
         root=folder,
         source=folder / FILE_NAME,
-        defaults=default_sources(os.environ),
+        defaults=load_default_sources(os.environ),
         env=os.environ,
     )

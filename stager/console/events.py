@@ -6,8 +6,8 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from bundle.driver.findings import few_names
-from bundle.protocol.counts import counted, sized
+from bundle.driver.findings import shorten_names
+from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (
     JobBegins,
@@ -30,7 +30,7 @@ from bundle.protocol.messages import (
     UnpackAnswer,
 )
 
-from ..core.errors import overwritten
+from ..core.errors import apply_carriage_returns
 from ..slurm import messages
 from .reports import Reports
 
@@ -83,10 +83,10 @@ class Events(Reports):
             job.id,
         )
         if job.allocation is Allocation.LOCAL:
-            nodes = counted(len(job.nodes), "local node")
+            nodes = format_count(len(job.nodes), "local node")
             self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
         elif job.allocation is Allocation.SSH:
-            nodes = counted(len(job.nodes), "host")
+            nodes = format_count(len(job.nodes), "host")
             self.say(f"job {job.id}: {nodes} over ssh ({_names(job.nodes)}), bundle {bundle.name}")
         else:  # its number and nodes come with its first event
             self.say(f"bundle {bundle.name}")
@@ -95,7 +95,7 @@ class Events(Reports):
 
     def talk(self, line: str) -> None:
         """Show a line of Slurm's commands, or of the driver's standard error."""
-        shown = messages.read(line).shown
+        shown = messages.parse_message(line).shown
         if self.verbose:
             self.say(f"  {line}", "dim")
         elif shown:
@@ -109,7 +109,7 @@ class Events(Reports):
 
     def _count(self, answered: frozenset[str]) -> None:
         self._answered = answered
-        self.progress = f", {len(answered)} of {counted(self._nodes, 'node')}"
+        self.progress = f", {len(answered)} of {format_count(self._nodes, 'node')}"
 
     @functools.singledispatchmethod
     def _show(self, event: object, record: Record) -> None:
@@ -119,7 +119,7 @@ class Events(Reports):
     def _show_job(self, event: JobBegins, record: Record) -> None:
         self._nodes = len(event.nodes)
         if record.job_id != self._job_id and self._slurm:
-            count = counted(len(event.nodes), "node")
+            count = format_count(len(event.nodes), "node")
             names = _names(event.nodes)
             self.say(f"job {record.job_id}: {count} ({names}), logs: {event.log_dir}")
 
@@ -140,7 +140,7 @@ class Events(Reports):
 
     def _group(self, group: PlannedGroup) -> str:
         names = f": {', '.join(group.layers)}" if self.verbose and group.layers else ""
-        sent = f"{sized(group.bytes)}, {counted(len(group.layers), 'layer')}"
+        sent = f"{format_size(group.bytes)}, {format_count(len(group.layers), 'layer')}"
         return f"{','.join(group.nodes)} {group.how} {sent}{names}"
 
     @_show.register(NodesLeftOut)
@@ -151,8 +151,8 @@ class Events(Reports):
 
     @_show.register(OutputsCollected)
     def _show_collected(self, event: OutputsCollected, record: Record) -> None:
-        what = f"{counted(event.files, 'file')}, {sized(event.bytes)}"
-        nodes = few_names([event.node, *event.others])
+        what = f"{format_count(event.files, 'file')}, {format_size(event.bytes)}"
+        nodes = shorten_names([event.node, *event.others])
         if event.files:
             self.say(f"  {nodes}: {what}: {event.source} -> {event.target}")
         for name in event.missing:
@@ -173,14 +173,14 @@ class Events(Reports):
     def _show_stray(self, event: StrayLines, record: Record) -> None:
         if self.verbose or record.phase == PhaseName.LAUNCH:
             first = next(iter(event.lines), "")
-            lines = counted(event.count, "line")
+            lines = format_count(event.count, "line")
             self.note(f"{lines} came through srun, but not from an agent; the first: {first}")
 
     @_show.register(Lingering)
     def _show_lingering(self, event: Lingering, record: Record) -> None:
-        from ..diagnosis.failure import lingering_in_words
+        from ..diagnosis.failure import describe_lingering
 
-        cause, hint = lingering_in_words(event.finished, event.left, event.waits_for)
+        cause, hint = describe_lingering(event.finished, event.left, event.waits_for)
         self._write(f"warning: {event.node} rank {event.rank}: {cause}; {hint}", "warning")
 
     @_show.register(PhaseBegins)
@@ -235,16 +235,16 @@ class Events(Reports):
         if self.verbose:
             self._note_skipped(event)
             who = event.node if event.rank is None else f"{event.node} {event.rank}"
-            self.data_lines([f"{who}: {overwritten(line)}" for line in event.lines])
+            self.data_lines([f"{who}: {apply_carriage_returns(line)}" for line in event.lines])
         elif self._action is Action.VERIFY and record.phase == PhaseName.LAUNCH:
             return  # the ranks of the check: their result is shown at the end
         elif self._is_shown(event):
             self._note_skipped(event)
-            self.data_lines([*map(overwritten, self._without_launchers(event.lines))])
+            self.data_lines([*map(apply_carriage_returns, self._drop_launcher_lines(event.lines))])
 
     def _note_skipped(self, event: OutputShown) -> None:
         if event.skipped:
-            lines = counted(event.skipped, "line")
+            lines = format_count(event.skipped, "line")
             self.note(f"{lines} not shown: the reader did not keep up; the logs have all of it")
 
     def _is_shown(self, event: OutputShown) -> bool:
@@ -253,14 +253,14 @@ class Events(Reports):
             return event.head
         return event.rank < self._each
 
-    def _without_launchers(self, lines: Sequence[str]) -> Sequence[str]:
+    def _drop_launcher_lines(self, lines: Sequence[str]) -> Sequence[str]:
         if not self._launcher_reports and not any(
             line.startswith(_LAUNCHERS_BEGIN) for line in lines
         ):
             return lines
-        return [line for line in lines if not self._is_launchers(line)]
+        return [line for line in lines if not self._is_launcher_line(line)]
 
-    def _is_launchers(self, line: str) -> bool:
+    def _is_launcher_line(self, line: str) -> bool:
         """Return whether a line is torchrun's own, as all are once it reports that a rank failed.
 
         That report fills a screen and names the first failure of its own node, which often is a

@@ -11,12 +11,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from bundle.launch.wrapper import keep_own_frame
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Allocation, PhaseName
-from bundle.protocol.problem import ProblemCode, shown
+from bundle.protocol.problem import ProblemCode, format_problem
 
-from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK, in_one_line
-from ..diagnosis.failure import ranks_in_words, when
+from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK, escape_line_feeds
+from ..diagnosis.failure import format_ranks, format_time
 from ..jobs import outcome as metrics
 from .events import Events
 from .output import Output
@@ -52,14 +52,14 @@ class JobLogs(Output):
     ) -> None:
         """Show lines of logs, each with its source; as one JSON object with ``--json``."""
         if self.as_json:
-            from ..logs.merged_lines import merged_lines
+            from ..logs.merged_lines import make_merged_lines
 
-            self.emit(merged_lines(files.job_id if files else "", lines))
+            self.emit(make_merged_lines(files.job_id if files else "", lines))
             return
         width, line = 0, None
         for line in lines:
-            width = min(max(width, len(line.who)), _WIDEST)
-            self.data(f"{_clock(line)} {line.who:<{width}} | {line.text}")
+            width = min(max(width, len(line.writer)), _WIDEST)
+            self.data(f"{_clock(line)} {line.writer:<{width}} | {line.text}")
         if line is None:
             self.say(none)
 
@@ -68,7 +68,7 @@ class JobLogs(Output):
         who = _who(failure) or "the job"
         code = "" if failure.exit_code is None else f" (exit status {failure.exit_code})"
         self._write(f"error: {who} {_did(failure)}{code}: {failure.cause[:_LONG]}", "error")
-        for line in _telling_lines(failure):
+        for line in _select_telling_lines(failure):
             self._write(f"  | {_short(line)}")
         if failure.meaning and failure.meaning != failure.cause:
             self._write(f"cause: {failure.meaning}")
@@ -79,7 +79,7 @@ class JobLogs(Output):
         """Show the result of ``stager diagnose``."""
         failure = diagnosis.first
         if failure is None:
-            self.data(f"{_name(diagnosis)}: {_without_failure(diagnosis)}")
+            self.data(f"{_name(diagnosis)}: {_describe_no_failure(diagnosis)}")
             self._evidence("printed and survived:", diagnosis)
             return
         self.data(_headline(diagnosis, failure))
@@ -96,7 +96,7 @@ class JobLogs(Output):
     def _evidence(self, title: str, diagnosis: Diagnosis) -> None:
         for evidence in diagnosis.evidence:
             self.data(f"{title} {_place(evidence)}")
-            self.data(f"  {_short(_in_words(evidence, diagnosis.first))}")
+            self.data(f"  {_short(_describe_evidence(evidence, diagnosis.first))}")
 
     def _cause(self, failure: FirstFailure) -> None:
         self.data(f"class:  {failure.kind}")
@@ -108,14 +108,14 @@ class JobLogs(Output):
 
     def _ranks(self, title: str, ranks: Sequence[int]) -> None:
         if ranks:
-            self.data(f"{title} {ranks_in_words(ranks)}")
+            self.data(f"{title} {format_ranks(ranks)}")
 
-    def followed_by(self, diagnosis: Diagnosis) -> None:
+    def show_consequences(self, diagnosis: Diagnosis) -> None:
         """Add what else there is to know, in a line or two, after the first failure."""
         if diagnosis.same_failure:
-            self._write(f"the same on {ranks_in_words(diagnosis.same_failure)}")
+            self._write(f"the same on {format_ranks(diagnosis.same_failure)}")
         if diagnosis.consequences:
-            self._write(f"consequences: {ranks_in_words(diagnosis.consequences)}")
+            self._write(f"consequences: {format_ranks(diagnosis.consequences)}")
         if diagnosis.evidence:
             self._write(f"shown by {_place(diagnosis.evidence[0])}")
 
@@ -129,7 +129,7 @@ def _name(diagnosis: Diagnosis) -> str:
 
 
 def _headline(diagnosis: Diagnosis, failure: FirstFailure) -> str:
-    at = f" at {when(failure.time)}" if failure.time else ""
+    at = f" at {format_time(failure.time)}" if failure.time else ""
     if diagnosis.command:
         return f"`stager {diagnosis.command}` failed{at}, before its job began"
     code = "" if failure.exit_code is None else f", exit status {failure.exit_code}"
@@ -145,7 +145,7 @@ def _who(failure: FirstFailure) -> str:
     return f"{failure.node or ''} {rank}".strip()
 
 
-def _telling_lines(failure: FirstFailure) -> Sequence[str]:
+def _select_telling_lines(failure: FirstFailure) -> Sequence[str]:
     """Return the last lines of a failure, unless they only repeat its cause."""
     repeats = len(failure.lines) == 1 and failure.cause in failure.lines[0]
     return () if repeats else keep_own_frame(failure.lines, _LAST_LINES)
@@ -159,7 +159,7 @@ def _place(line: Evidence) -> str:
     return f"{line.path}:{line.number}"
 
 
-def _in_words(evidence: Evidence, failure: FirstFailure | None) -> str:
+def _describe_evidence(evidence: Evidence, failure: FirstFailure | None) -> str:
     """Return the line that shows a failure; a problem, which an event has as JSON, in words."""
     problem = None if failure is None else failure.problem
     is_json = evidence.text.startswith('"code": ')
@@ -171,18 +171,18 @@ def _short(line: str) -> str:
     return _STAGED.sub("", line)[:_LONG]
 
 
-def _without_failure(diagnosis: Diagnosis) -> str:
+def _describe_no_failure(diagnosis: Diagnosis) -> str:
     if diagnosis.ok:
         return "it ended well"
     if diagnosis.ok is None and diagnosis.job_id:
-        logs = counted(diagnosis.read, "log")
+        logs = format_count(diagnosis.read, "log")
         return f"nothing failed as far as its {logs} can tell; it may still be running"
     if diagnosis.interrupted:
         return (
             "it was interrupted (Ctrl-C, a signal, or the command that followed it was ended); "
             "nothing had failed until then"
         )
-    return f"nothing shows that the job failed, in {counted(diagnosis.read, 'file')}"
+    return f"nothing shows that the job failed, in {format_count(diagnosis.read, 'file')}"
 
 
 # --- The end of a job: its result, the first failure, and the exit code --------------------------
@@ -199,10 +199,10 @@ _MAX_NAMED = 8
 class Console(Events, JobLogs):
     """Everything a person sees of one command."""
 
-    def verified(self, outcome: Outcome) -> int:
+    def show_verify(self, outcome: Outcome) -> int:
         """Show the result of ``stager verify``, and return its exit code."""
         if outcome.interrupted:
-            return self._interrupted(outcome)
+            return self._show_interrupt(outcome)
         if self._table and outcome.probes:
             self._show_table(outcome)
         self._show_network(outcome)
@@ -219,7 +219,7 @@ class Console(Events, JobLogs):
         return EXIT_OK
 
     def _can_run(self, outcome: Outcome) -> None:
-        left_out = _left_out(outcome)
+        left_out = _list_left_out(outcome)
         count = len(outcome.job.nodes)
         if left_out:
             who = f"{count - len(left_out)} of {count} nodes"
@@ -237,14 +237,14 @@ class Console(Events, JobLogs):
                 f"no node is at fault, but {','.join(hosts)}, where the driver ran", "error"
             )
             return EXIT_JOB
-        bad = list(dict.fromkeys([*outcome.problems, *_left_out(outcome)]))
-        of = counted(len(outcome.job.nodes), "node")
+        bad = list(dict.fromkeys([*outcome.problems, *_list_left_out(outcome)]))
+        of = format_count(len(outcome.job.nodes), "node")
         self._write(f"{len(bad)} of {of} cannot run it: {','.join(bad)}", "error")
         self._advise(outcome, bad)
         self._more(outcome)
         return EXIT_JOB
 
-    def ran(self, outcome: Outcome) -> int:
+    def show_run(self, outcome: Outcome) -> int:
         """Show the result of ``stager run``, and return its exit code."""
         failure = outcome.first_failure
         if outcome.interrupted:
@@ -262,7 +262,7 @@ class Console(Events, JobLogs):
         return EXIT_OK
 
     def _run_interrupted(self, outcome: Outcome, failure: FirstFailure | None) -> int:
-        code = self._interrupted(outcome)
+        code = self._show_interrupt(outcome)
         self._log_loss(outcome)
         if failure is not None:
             self._write("before that:")
@@ -278,23 +278,23 @@ class Console(Events, JobLogs):
         return EXIT_JOB
 
     def _run_succeeded(self, outcome: Outcome) -> None:
-        spent = ", ".join(_spent(outcome, name) for name in outcome.spent)
+        spent = ", ".join(_format_phase_time(outcome, name) for name in outcome.spent)
         count = outcome.ending.world_size or 0
-        self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
+        self.say(f"done: {format_count(count, 'rank')}; {spent}", "good")
         for trained in outcome.trained:
             self.say(metrics.format_figures(trained), "good")
         for note in outcome.ending.notes or ():
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
-        self._advise(outcome, _left_out(outcome))
+        self._advise(outcome, _list_left_out(outcome))
 
-    def nodes_cleaned(self, result: CleanResult) -> int:
+    def show_cleaned_nodes(self, result: CleanResult) -> int:
         """Show what went wrong on the nodes in ``stager clean``, and return its exit code."""
         outcome = result.outcome
         if outcome is None:
             return EXIT_OK
         if outcome.interrupted:
-            return self._interrupted(outcome)
+            return self._show_interrupt(outcome)
         self._problems(outcome)
         return EXIT_OK if outcome.ok else EXIT_JOB
 
@@ -302,7 +302,7 @@ class Console(Events, JobLogs):
         if failure.exit_code is not None or failure.rank is not None:  # else one of the problems
             self.failure(failure)
             if outcome.diagnosis is not None:
-                self.followed_by(outcome.diagnosis)
+                self.show_consequences(outcome.diagnosis)
         self._more(outcome)
 
     def _more(self, outcome: Outcome) -> None:
@@ -337,10 +337,10 @@ class Console(Events, JobLogs):
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
     def _show_table(self, outcome: Outcome) -> None:
-        from ..jobs.outcome import verify_result
+        from ..jobs.outcome import make_verify_result
         from .tables import node_table
 
-        self._print_table(node_table(verify_result(outcome).nodes, self._width()))
+        self._print_table(node_table(make_verify_result(outcome).nodes, self._width()))
 
     def _show_network(self, outcome: Outcome) -> None:
         deep = outcome.ending.deep
@@ -364,7 +364,7 @@ class Console(Events, JobLogs):
         # without it equal problems meet.
         here = [os.uname().nodename] if outcome.job.allocation is Allocation.LOCAL else []
         for node, problem in _each_problem(outcome):
-            nodes.setdefault(shown(problem, (node, *here)), []).append(node)
+            nodes.setdefault(format_problem(problem, (node, *here)), []).append(node)
         for hint, alike in groupby(nodes, key=lambda fault: fault.hint):
             for fault in alike:
                 self._write(f"error: {','.join(nodes[fault])}: {fault.line}", "error")
@@ -390,14 +390,14 @@ class Console(Events, JobLogs):
             self._write(f"warning: {node}: output of {source} is lost", "warning")
         more = len(unreported) - _MAX_NAMED
         if more > 0:
-            self._write(f"warning: and output of {counted(more, 'more rank')}", "warning")
+            self._write(f"warning: and output of {format_count(more, 'more rank')}", "warning")
 
-    def _interrupted(self, outcome: Outcome) -> int:
+    def _show_interrupt(self, outcome: Outcome) -> int:
         self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")
         return EXIT_INTERRUPTED
 
 
-def _spent(outcome: Outcome, phase: str) -> str:
+def _format_phase_time(outcome: Outcome, phase: str) -> str:
     name = "plan" if phase == PhaseName.PLACE else phase
     words, ending = f"{name} {outcome.spent[phase]:.1f} s", outcome.ending
     if phase != PhaseName.UNPACK or ending.send_seconds is None:
@@ -408,7 +408,7 @@ def _spent(outcome: Outcome, phase: str) -> str:
     return f"{words} ({', '.join(parts)})"
 
 
-def _left_out(outcome: Outcome) -> list[str]:
+def _list_left_out(outcome: Outcome) -> list[str]:
     return list(outcome.ending.left_out)
 
 
@@ -421,7 +421,7 @@ def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
         (node, problem)
         for node, problems in outcome.problems.items()
         for problem in problems
-        if not problem.ends_job
+        if not problem.is_end_of_job
     ]
     own = [(node, problem) for node, problem in problems if not problem.code.row.follows]
     return own if own or outcome.ending.failures else problems
@@ -439,4 +439,4 @@ class Recorder(Console):
 
     def data(self, line: str) -> None:
         """Keep a line."""
-        self.recorded.append(in_one_line(line))
+        self.recorded.append(escape_line_feeds(line))

@@ -12,9 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bundle.protocol.counts import sized
+from bundle.protocol.counts import format_size
 
-from ..core.errors import UNWRITABLE, CommandFailure, StagerError, in_one_line, json_object, visible
+from ..core.errors import (
+    UNWRITABLE,
+    CommandFailure,
+    StagerError,
+    escape_invisible,
+    escape_line_feeds,
+    json_object,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +63,7 @@ class Pulse:
         self._patience = RANKS_SECONDS if of_ranks else SILENT_SECONDS
         self._of_ranks = of_ranks
         self._begun = time.monotonic()
-        self._before = _written()
+        self._before = _count_written_bytes()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -69,19 +76,21 @@ class Pulse:
     def _run(self) -> None:
         new = 0
         while not self._over.wait(1.0):
-            new = max(new, _written() - self._before)  # a process may end while they are counted
+            new = max(
+                new, _count_written_bytes() - self._before
+            )  # a process may end while they are counted
             talk = self._talk()
             if talk is None:
                 return
             if time.monotonic() - talk.told >= self._patience:
-                size = f", {sized(new)} written" if new >= _LEAST else ""
+                size = f", {format_size(new)} written" if new >= _LEAST else ""
                 done = _NO_OUTPUT if self._of_ranks else f"{talk.progress}{size}"
                 with suppress(OSError, ValueError):  # the reader has gone
                     talk.show_pulse(f"  {time.monotonic() - self._begun:.0f} s{done}")
             del talk
 
 
-def _written() -> int:
+def _count_written_bytes() -> int:
     """Return the bytes that this process and those below it have written.
 
     The kernel adds those of a process that has ended to its parent's (``wait_task_zombie``).
@@ -186,7 +195,7 @@ class Output:
 
     def _write(self, line: str, style: str = "") -> None:
         self.told = time.monotonic()
-        line = visible(line)
+        line = escape_invisible(line)
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
@@ -211,9 +220,9 @@ class Output:
         """Print a line of a command's result; to standard error while JSON owns standard output."""
         self.stop()
         if self.as_json:
-            self.say(in_one_line(line))
+            self.say(escape_line_feeds(line))
         else:
-            print(in_one_line(line), flush=True)
+            print(escape_line_feeds(line), flush=True)
 
     def data_lines(self, lines: Sequence[str]) -> None:
         """Print lines of a result at once, each like :meth:`data`: a rank may print a million."""
@@ -279,7 +288,7 @@ class Output:
         """Print that a piece of the phase is done; on a terminal, move the progress bar."""
         if self.quiet:
             return
-        what = visible(what)
+        what = escape_invisible(what)
         if self._terminal and total:
             self._move_progress(what, done, total)
         elif self._terminal:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bundle.protocol.counts import counted, sized
+from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import TransferWay
-from bundle.protocol.problem import shown
+from bundle.protocol.problem import format_problem
 
-from ..core.errors import in_one_line, visible
+from ..core.errors import escape_invisible, escape_line_feeds
 from .output import Output
 
 if TYPE_CHECKING:
@@ -48,19 +48,29 @@ def build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
     made = f"{result.layers_built} made, {result.layers_reused} reused"
     proved = "nothing is missing offline" if result.proved else "not proved"
     rows = [
-        ("packages", _changed(result.changes), "", took.get("lock", "")),
-        ("wheels", counted(result.packages, "package"), "", took.get("wheels", "")),
-        ("layers", made, f"{sized(result.changes.bytes)} new to nodes", took.get("layers", "")),
-        ("bundle", counted(result.files, "file"), sized(result.bundle_bytes), took["bundle"]),
+        ("packages", _format_changes(result.changes), "", took.get("lock", "")),
+        ("wheels", format_count(result.packages, "package"), "", took.get("wheels", "")),
+        (
+            "layers",
+            made,
+            f"{format_size(result.changes.bytes)} new to nodes",
+            took.get("layers", ""),
+        ),
+        (
+            "bundle",
+            format_count(result.files, "file"),
+            format_size(result.bundle_bytes),
+            took["bundle"],
+        ),
         ("proof", proved, "", took.get("proof", "")),
         ("total", "", "", f"{sum(result.seconds.values()):.1f} s"),
     ]
     if result.output is not None:
-        rows.insert(-1, ("copy", str(result.output), sized(result.bundle_bytes), ""))
+        rows.insert(-1, ("copy", str(result.output), format_size(result.bundle_bytes), ""))
     return rows
 
 
-def _changed(changes: PackageChanges) -> str:
+def _format_changes(changes: PackageChanges) -> str:
     updated = [f"{one.name} {one.old} -> {one.new}" for one in changes.changed]
     added = [f"{one.name} {one.new}" for one in changes.added]
     removed = [one.name for one in changes.removed]
@@ -94,30 +104,30 @@ _COMMIT = 12
 
 def licence_lines(result: LicenceList) -> Iterator[str]:
     """Yield a line for each component; then how many name no licence, and which."""
-    rows = [(_named(one), _version(one), one.licence) for one in result.components]
+    rows = [(_format_name(one), _version(one), one.licence) for one in result.components]
     names = min(_NAME, max((len(name) for name, _, _ in rows), default=0))
     versions = min(_VERSION, max((len(version) for _, version, _ in rows), default=0))
     licensed = len(rows) - result.without_licence
     for name, version, licence in rows[:licensed]:
         yield from _row(f"{name:{names}}  {version:{versions}}", licence, names + versions + 4)
     if result.without_licence:
-        yield f"{counted(result.without_licence, 'component')} without a licence:"
+        yield f"{format_count(result.without_licence, 'component')} without a licence:"
     for name, version, _ in rows[licensed:]:
         yield from _row(f"{name:{names}}", version, names + 2)
 
 
-def _named(one: LicensedComponent) -> str:
-    return in_one_line(_LABELS.get(one.kind, "") + one.name)
+def _format_name(one: LicensedComponent) -> str:
+    return escape_line_feeds(_LABELS.get(one.kind, "") + one.name)
 
 
 def _version(one: LicensedComponent) -> str:
     is_commit = one.kind in ("model", "dataset")
-    return in_one_line(one.version[:_COMMIT] if is_commit else one.version)
+    return escape_line_feeds(one.version[:_COMMIT] if is_commit else one.version)
 
 
 def _row(start: str, text: str, column: int) -> Iterator[str]:
     """Yield a row whose last text begins at a column, on lines of its own where it has no room."""
-    lines = textwrap.wrap(in_one_line(text), _COLUMNS - column) or [""]
+    lines = textwrap.wrap(escape_line_feeds(text), _COLUMNS - column) or [""]
     if len(start) + 2 <= column:
         yield f"{start:{column}}{lines.pop(0)}".rstrip()
     else:
@@ -144,12 +154,15 @@ class Reports(Output):
 
     def built(self, result: BuildResult) -> None:
         """Show the result of ``stager build``."""
-        packages, files = counted(result.packages, "package"), counted(result.files, "file")
-        layers = f"{counted(result.layers_built, 'layer')} made, {result.layers_reused} reused"
-        sizes = f"{sized(result.bundle_bytes)}, {sized(result.unpacked_bytes)} unpacked"
+        packages, files = (
+            format_count(result.packages, "package"),
+            format_count(result.files, "file"),
+        )
+        layers = f"{format_count(result.layers_built, 'layer')} made, {result.layers_reused} reused"
+        sizes = f"{format_size(result.bundle_bytes)}, {format_size(result.unpacked_bytes)} unpacked"
         seconds = sum(result.seconds.values())
         self.say(f"{packages}, {files}: {sizes}; {layers}; {seconds:.1f} s", "good")
-        for line in _left_out(result.pruned):
+        for line in _format_pruned(result.pruned):
             self.say(line)
         rows = build_rows(result)
         if self._terminal and not self.quiet:
@@ -159,7 +172,7 @@ class Reports(Output):
                 self.say(f"  {name}: {'; '.join(filter(None, (what, size, took)))}")
         self.data(str(result.output or result.bundle))
 
-    def traced(self, result: TracedBuildResult) -> None:
+    def show_trace(self, result: TracedBuildResult) -> None:
         """Show the result of ``stager build --trace``: the build, and what was not read."""
         from .tables import format_trace, make_trace_table, propose_pruning, summarize_trace
 
@@ -181,62 +194,70 @@ class Reports(Output):
 
         self.stop()
         columns = [("step", "text"), ("what", "text"), ("bytes", "right"), ("time", "right")]
-        table = draw_table(columns, ([visible(text) for text in row] for row in rows))
+        table = draw_table(columns, ([escape_invisible(text) for text in row] for row in rows))
         RichConsole(stderr=True, no_color=not self._colour).print(table)
 
     def locked(self, result: LockResult) -> None:
         """Show the result of ``stager lock``."""
-        parts = [counted(result.packages, "package")]
+        parts = [format_count(result.packages, "package")]
         if result.models:
-            parts.append(counted(result.models, "model"))
+            parts.append(format_count(result.models, "model"))
         if result.datasets:
-            parts.append(counted(result.datasets, "data set"))
+            parts.append(format_count(result.datasets, "data set"))
         if result.spaces:
-            parts.append(counted(result.spaces, "Space"))
+            parts.append(format_count(result.spaces, "Space"))
         self.say(f"locked {', '.join(parts)} in {result.lock}", "good")
         for name, files in result.left_out.items():
-            self.say(f"  {visible(name)} without {_some(files, len(files))}")
+            self.say(f"  {escape_invisible(name)} without {_some(files, len(files))}")
         if result.first:
-            self.say(f"  {sized(result.changes.bytes)} to send to a node that has none of it")
+            self.say(f"  {format_size(result.changes.bytes)} to send to a node that has none of it")
             return
         for line in _changed_packages(result.changes) or ["  no package changed"]:
             self.say(line)
 
-    def configured(self, result: ConfigResult) -> None:
+    def show_config(self, result: ConfigResult) -> None:
         """Show the result of ``stager config``: a line for each setting, which greps well."""
-        from ..core.toml import inline
+        from ..core.toml import dump_inline
 
         for setting in result.settings:
             value = setting.value
-            text = "unset" if value is None else inline(value)
+            text = "unset" if value is None else dump_inline(value)
             place = f" {setting.place}" if setting.place else ""
             line = " ".join(text.split()) if "\n" in text.strip() else text.strip()
             self.data(f"{setting.key} = {line}  # {setting.origin}{place}")
 
-    def inspected(self, result: Inspection) -> None:
+    def show_inspection(self, result: Inspection) -> None:
         """Show the result of ``stager inspect``."""
         from ..pack.members import InspectionWithFiles
 
         self.data(f"{result.name} {result.id}")
         self.data(f"Python {result.python}, {result.platform}")
-        sizes = f"{sized(result.bundle_bytes)}, {sized(result.unpacked_bytes)} unpacked"
-        layers, files = counted(len(result.layers), "layer"), counted(result.files, "file")
+        sizes = f"{format_size(result.bundle_bytes)}, {format_size(result.unpacked_bytes)} unpacked"
+        layers, files = (
+            format_count(len(result.layers), "layer"),
+            format_count(result.files, "file"),
+        )
         self.data(f"{layers}, {files}, {sizes}")
-        for line in _left_out(result.pruned):
+        for line in _format_pruned(result.pruned):
             self.data(line)
-        self.data(_signed(result.signature))
+        self.data(_format_signature(result.signature))
         for found in result.hub:
-            licence = visible(found.licence) or "no licence named"
-            size = sized(found.unpacked_bytes)
-            self.data(f"{found.type} {visible(found.name)} {found.commit[:12]}, {size}, {licence}")
+            licence = escape_invisible(found.licence) or "no licence named"
+            size = format_size(found.unpacked_bytes)
+            self.data(
+                f"{found.type} {escape_invisible(found.name)} {found.commit[:12]}, "
+                f"{size}, {licence}"
+            )
             if found.left_out:
                 self.data(f"  without {_some(found.left_out_files, found.left_out)}")
         for layer in sorted(result.layers, key=lambda layer: -layer.bytes):
             name = f"{layer.name} {layer.version}".strip()
-            row = f"{sized(layer.bytes):>9}  {sized(layer.unpacked_bytes):>9}"
-            self.data(f"  {layer.kind:8}{name:40}{row}  {counted(layer.files, 'file'):>12}")
+            row = f"{format_size(layer.bytes):>9}  {format_size(layer.unpacked_bytes):>9}"
+            self.data(f"  {layer.kind:8}{name:40}{row}  {format_count(layer.files, 'file'):>12}")
         rest = result.bundle_bytes - sum(layer.bytes for layer in result.layers)
-        self.data(f"  {'stager':8}{'manifest, node program, decompressor':40}{sized(rest):>9}")
+        self.data(
+            f"  {'stager':8}{'manifest, node program, decompressor':40}{format_size(rest):>9}"
+        )
         for file in result.listing if isinstance(result, InspectionWithFiles) else ():
             self.data(f"{file.sha256[:16]} {file.size:>12} {file.path}")
 
@@ -244,20 +265,20 @@ class Reports(Output):
         """Show the result of ``stager inspect --licenses``."""
         self.data_lines(list(licence_lines(result)))
 
-    def without_source(self, names: Sequence[str], packages: int) -> None:
+    def show_missing_sources(self, names: Sequence[str], packages: int) -> None:
         """Say of how many packages a bill of materials does not tell the source."""
         if names:
             them = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
             self.say(
                 f"no lock beside the bundle or in this project says where {them} came from "
-                f"({len(names)} of {counted(packages, 'package')})"
+                f"({len(names)} of {format_count(packages, 'package')})"
             )
 
-    def wrote_sbom(self, result: SbomResult) -> None:
+    def show_sbom(self, result: SbomResult) -> None:
         """Show the result of ``stager inspect --sbom`` with a file."""
-        parts = [counted(result.packages, "package")]
+        parts = [format_count(result.packages, "package")]
         if result.assets:
-            parts.append(counted(result.assets, "asset"))
+            parts.append(format_count(result.assets, "asset"))
         self.say(f"{', '.join(parts)}: CycloneDX 1.6", "good")
         self.data(str(result.file))
 
@@ -266,14 +287,14 @@ class Reports(Output):
         self.say(f"signed {result.bundle.name} with {result.key}", "good")
         self.data(str(result.signature))
 
-    def exported(self, result: ExportResult) -> None:
+    def show_export(self, result: ExportResult) -> None:
         """Show the result of ``stager export``."""
-        layers = counted(result.layers, "layer")
+        layers = format_count(result.layers, "layer")
         if result.base:
             layers += f", {result.layers_left_out} left out that {result.base[:12]} has"
         layers += ", its signature" if result.signed else ""
         tool = ", and stager itself" if result.with_tool else ""
-        self.say(f"{sized(result.bytes)}: {layers}{tool}", "good")
+        self.say(f"{format_size(result.bytes)}: {layers}{tool}", "good")
         self.say(f"  sha256 {result.sha256}")
         name = shlex.quote(result.file.name)
         if result.with_tool:
@@ -282,24 +303,26 @@ class Reports(Output):
             self.say(f"  on the other side: stager import {name}")
         self.data(str(result.file))
 
-    def exported_image(self, result: ImageResult) -> None:
+    def show_image(self, result: ImageResult) -> None:
         """Show the result of ``stager export --squashfs``."""
         own = "brings its Python" if result.brings_python else f"needs Python {result.python} there"
-        self.say(f"{sized(result.bytes)}: an image that {own}", "good")
+        self.say(f"{format_size(result.bytes)}: an image that {own}", "good")
         self.say(f"  sha256 {result.sha256}")
         name = shlex.quote(result.file.name)
         self.say(f"  to use it: mount -o loop {name} /opt/env; /opt/env/run python train.py")
         self.data(str(result.file))
 
-    def imported(self, result: ImportResult) -> None:
+    def show_import(self, result: ImportResult) -> None:
         """Show the result of ``stager import``."""
         if result.already_here:
             self.say(f"{result.name} {result.id[:12]} was here already", "good")
         else:
             here = f", {result.layers_here} were here" if result.layers_here else ""
-            layers = counted(result.layers, "layer") + here
-            self.say(f"{result.name} {result.id[:12]}: {sized(result.bytes)}, {layers}", "good")
-        self.say(f"  {_signed(result.signature)}")
+            layers = format_count(result.layers, "layer") + here
+            self.say(
+                f"{result.name} {result.id[:12]}: {format_size(result.bytes)}, {layers}", "good"
+            )
+        self.say(f"  {_format_signature(result.signature)}")
         self.say(f"  next: stager verify --id {result.id[:12]}")
         if result.project is not None:
             self.say(f"  its code: {result.project}; edit it, and run `stager build` there")
@@ -307,15 +330,17 @@ class Reports(Output):
             self.note(line)
         self.data(str(result.bundle))
 
-    def mirrored(self, result: MirrorResult) -> None:
+    def show_mirror(self, result: MirrorResult) -> None:
         """Show the result of ``stager mirror``."""
         for name in result.missing:
             self.say(f"  {name} is gone from there, and is no longer listed")
         for name in result.replaced:
             self.say(f"  {name} was damaged or another one, and is replaced")
-        have = f"{counted(result.wheels, 'wheel')} of {counted(result.packages, 'package')}"
-        added = counted(len(result.added), "wheel")
-        self.say(f"added {added}: the mirror has {have}, {sized(result.bytes)}", "good")
+        have = (
+            f"{format_count(result.wheels, 'wheel')} of {format_count(result.packages, 'package')}"
+        )
+        added = format_count(len(result.added), "wheel")
+        self.say(f"added {added}: the mirror has {have}, {format_size(result.bytes)}", "good")
         self.say(f"  pip install --index-url {result.index} NAME")
         self.say(f"  uv pip install --default-index {result.index} NAME")
         self.data(result.index)
@@ -327,7 +352,7 @@ class Reports(Output):
         forecast = job.forecast
         seconds = asdict(forecast.seconds)
         self.expected(seconds, measured=forecast.measured, nodes=forecast.nodes)
-        way = _WAYS[job.transfer].format(bytes=sized(job.bytes_at_most))
+        way = _WAYS[job.transfer].format(bytes=format_size(job.bytes_at_most))
         self.say(
             f"nothing was requested from Slurm; {way}: what the nodes already have can be seen "
             "only inside an allocation",
@@ -348,11 +373,15 @@ class Reports(Output):
         """Show the seconds until a job's ranks run; ``nodes`` if they have none of the bundle."""
         from .tables import format_phases
 
-        where = "" if nodes is None else f" on {counted(nodes, 'node')} that have nothing of it yet"
+        where = (
+            ""
+            if nodes is None
+            else f" on {format_count(nodes, 'node')} that have nothing of it yet"
+        )
         self.say(f"  expected{where}: {format_phases(seconds)}")
         self.say(f"  (rates {'measured on earlier jobs' if measured else 'assumed'})")
 
-    def estimated(self, estimate: Estimate) -> None:
+    def show_estimate(self, estimate: Estimate) -> None:
         """Show the result of ``stager estimate``."""
         from .tables import forecast_table, format_forecast
 
@@ -362,7 +391,10 @@ class Reports(Output):
             for line in format_forecast(estimate):
                 self.data(line)
         self.data(estimate.verdict)
-        ranks, cpus = counted(estimate.nproc_per_node, "rank"), counted(estimate.cpus, "CPU")
+        ranks, cpus = (
+            format_count(estimate.nproc_per_node, "rank"),
+            format_count(estimate.cpus, "CPU"),
+        )
         self.say(
             f"seconds, for {ranks} and {cpus} a node; stage: send and unpack, which overlap", "dim"
         )
@@ -373,10 +405,11 @@ class Reports(Output):
         from .tables import format_failed_nodes, make_failed_node_table
 
         if result.forgotten is not None:
-            self.say(f"forgotten: {counted(result.forgotten, 'failure')}", "good")
+            self.say(f"forgotten: {format_count(result.forgotten, 'failure')}", "good")
         if not result.nodes:
             self.say(
-                f"no node is remembered to have failed in the last {counted(result.days, 'day')}"
+                "no node is remembered to have failed in the last "
+                f"{format_count(result.days, 'day')}"
             )
             self.say(
                 "  jobs on Slurm leave here what failed because of a node: a full disk, no answer, "
@@ -390,58 +423,60 @@ class Reports(Output):
                 self.data(line)
         self.say("leave them out: --avoid-bad; after a repair: stager nodes --forget NODE", "dim")
 
-    def cleaned(self, result: CleanResult) -> None:
+    def show_clean(self, result: CleanResult) -> None:
         """Show the result of ``stager clean``."""
         seals = [item for item in result.items if item.kind == "seal"]
         summed = seals if len(seals) > 1 else []  # each is a line of text: their sum says it all
         for item in result.items:
             if item not in summed:
-                self.data(f"{item.place}: {sized(item.bytes)}  {item.path}  {item.why}")
+                self.data(f"{item.place}: {format_size(item.bytes)}  {item.path}  {item.why}")
         if summed:
-            size, folder = sized(sum(item.bytes for item in seals)), seals[0].path.parent
-            whose = f"{counted(len(seals), 'seal')} of bundles that are gone"
+            size, folder = format_size(sum(item.bytes for item in seals)), seals[0].path.parent
+            whose = f"{format_count(len(seals), 'seal')} of bundles that are gone"
             self.data(f"{seals[0].place}: {size}  {folder}  {whose}")
         word = "would be freed" if result.dry_run else "freed"
-        self.say(f"{sized(result.bytes)} {word}", "good")
+        self.say(f"{format_size(result.bytes)} {word}", "good")
 
-    def node_cleaned(self, result: CleanNodeResult) -> None:
+    def show_clean_node(self, result: CleanNodeResult) -> None:
         """Show the result of ``stager clean-node``."""
         from bundle.environment.clean import describe
 
         for root in result.roots:
             self.data(describe(root, result.dry_run))
             for problem in root.problems:
-                self._write(f"error: {shown(problem, ()).line}", "error")
+                self._write(f"error: {format_problem(problem, ()).line}", "error")
         if not result.roots:
             self.say("no node root is here")
 
 
 def _changed_packages(changes: PackageChanges) -> list[str]:
-    lines = [f"  added    {one.name} {one.new}  {sized(one.bytes)}" for one in changes.added]
+    lines = [f"  added    {one.name} {one.new}  {format_size(one.bytes)}" for one in changes.added]
     lines += [f"  removed  {one.name} {one.old}" for one in changes.removed]
     for one in changes.changed:
         other = ", another file" if one.old == one.new else ""
-        lines.append(f"  changed  {one.name} {one.old} -> {one.new}{other}  {sized(one.bytes)}")
+        lines.append(
+            f"  changed  {one.name} {one.old} -> {one.new}{other}  {format_size(one.bytes)}"
+        )
     if lines:
-        lines.append(f"  {sized(changes.bytes)} to send to a node that has the rest")
+        lines.append(f"  {format_size(changes.bytes)} to send to a node that has the rest")
     return lines
 
 
-def _signed(made: InspectedSignature | None) -> str:
+def _format_signature(made: InspectedSignature | None) -> str:
     if made is None:
         return "not signed"
     if made.accepted:
-        return f"signed by {visible(made.signer)} ({made.key})"
+        return f"signed by {escape_invisible(made.signer)} ({made.key})"
     return f"signed with {made.key}: {made.why}" if made.key else f"signature: {made.why}"
 
 
 def _some(names: Sequence[str], count: int) -> str:
-    shown = [visible(name) for name in names[:_SOME]]
+    shown = [escape_invisible(name) for name in names[:_SOME]]
     rest = [f"{count - len(shown)} more"] if count > len(shown) else []
     return ", ".join([*shown, *rest])
 
 
-def _left_out(pruned: Pruned) -> list[str]:
+def _format_pruned(pruned: Pruned) -> list[str]:
     """Return a line about what ``environment.prune`` saved; none where it left nothing out."""
     if not pruned.files:
         return []
@@ -449,6 +484,6 @@ def _left_out(pruned: Pruned) -> list[str]:
     what = [" and ".join(words) + " of the packages"] if words else []
     if len(words) < len(pruned.words):
         count = len(pruned.words) - len(words)
-        what.append(f"what {counted(count, 'pattern')} {'matches' if count == 1 else 'match'}")
-    much = f"{counted(pruned.files, 'file')}, {sized(pruned.size)}"
+        what.append(f"what {format_count(count, 'pattern')} {'matches' if count == 1 else 'match'}")
+    much = f"{format_count(pruned.files, 'file')}, {format_size(pruned.size)}"
     return [f"left out: {' and '.join(what)}, {much}"]

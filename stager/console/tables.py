@@ -7,9 +7,9 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from bundle.protocol.counts import counted, sized
+from bundle.protocol.counts import format_count, format_size
 
-from ..core.errors import in_one_line, visible
+from ..core.errors import escape_invisible, escape_line_feeds
 from ..core.toml import dumps
 
 if TYPE_CHECKING:
@@ -75,14 +75,14 @@ def node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
         columns.append(("problem", "rest"))
     drawn: list[list[Cell]] = []
     for node, (name, state, *facts) in zip(nodes, rows, strict=True):
-        problem = [visible("; ".join(node.problems))] if has_problems else []
+        problem = [escape_invisible("; ".join(node.problems))] if has_problems else []
         drawn.append([name, (state, "green" if node.ok else "bold red"), *facts, *problem])
     return draw_table(columns, drawn)
 
 
 def _fit(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[str]]]:
     packages = _packages(nodes)
-    titles = [SHORT.get(name, visible(name)) for name in packages]
+    titles = [SHORT.get(name, escape_invisible(name)) for name in packages]
     titles = ["node", "state", "python", *titles, "interface", "address", "seconds"]
     rows = [_cells(node, packages) for node in nodes]
     count = len(titles)
@@ -94,12 +94,12 @@ def _fit(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[s
 
 def _cells(node: NodeCheck, packages: Sequence[str]) -> list[str]:
     return [
-        visible(node.node),
+        escape_invisible(node.node),
         "OK" if node.ok else "FAILED",
-        visible(node.python or ""),
-        *(visible(node.packages.get(name) or "") for name in packages),
-        visible(node.interface or ""),
-        visible(node.address or ""),
+        escape_invisible(node.python or ""),
+        *(escape_invisible(node.packages.get(name) or "") for name in packages),
+        escape_invisible(node.interface or ""),
+        escape_invisible(node.address or ""),
         "" if node.seconds is None else f"{node.seconds:.1f}",
     ]
 
@@ -154,7 +154,7 @@ def _list_failed_nodes(result: NodesResult) -> Iterator[tuple[str, ...]]:
         name = f"{node.node} ({node.cluster})" if several and node.cluster else node.node
         for fault in node.faults:
             last = datetime.fromtimestamp(fault.last).strftime("%Y-%m-%d")
-            failure = in_one_line(f"{fault.fault.words}: {fault.cause}")
+            failure = escape_line_feeds(f"{fault.fault.words}: {fault.cause}")
             yield name, str(fault.times), last, fault.job_id, failure
 
 
@@ -193,7 +193,7 @@ def forecast_table(estimate: Estimate) -> Table:
     for nodes, case, cells in _list_forecasts(estimate):
         style = "bold" if case == _COLD else "yellow" if case.startswith("run") else ""
         count = "" if nodes == before else str(nodes)
-        rows.append([count, visible(case), *((cell, style) for cell in cells)])
+        rows.append([count, escape_invisible(case), *((cell, style) for cell in cells)])
         before = nodes
     return draw_table(columns, rows)
 
@@ -258,26 +258,26 @@ def _cut(text: str, width: int) -> str:
 
 def _list_unread(trace: TraceResult) -> Iterator[tuple[str, str, str, str]]:
     for part in trace.unread[:MOST_ROWS]:
-        what = visible(part.path) or f"({part.reason})"
-        yield visible(part.package), what, f"{part.files:,}", sized(part.bytes)
+        what = escape_invisible(part.path) or f"({part.reason})"
+        yield escape_invisible(part.package), what, f"{part.files:,}", format_size(part.bytes)
     rest = trace.unread[MOST_ROWS:]
     if rest:
         yield ("", f"{len(rest)} more", *_sum(rest))
 
 
 def _sum(parts: Sequence[UnreadFiles]) -> tuple[str, str]:
-    return f"{sum(part.files for part in parts):,}", sized(sum(part.bytes for part in parts))
+    return f"{sum(part.files for part in parts):,}", format_size(sum(part.bytes for part in parts))
 
 
 def summarize_trace(trace: TraceResult) -> Iterator[str]:
     """Yield what the test read in all, and what to think of before a proposal is accepted."""
-    files, size = counted(trace.files_read, "file"), sized(trace.bytes_read)
-    yield f"the smoke test read {files} of {trace.files:,}, {size} of {sized(trace.bytes)}"
+    files, size = format_count(trace.files_read, "file"), format_size(trace.bytes_read)
+    yield f"the smoke test read {files} of {trace.files:,}, {size} of {format_size(trace.bytes)}"
     if trace.prune:
         yield "it passed without what environment.prune leaves out"
     idle = [row.name for row in trace.packages if not row.used]
     if idle:
-        named = ", ".join(map(visible, idle[:_MOST_NAMES]))
+        named = ", ".join(map(escape_invisible, idle[:_MOST_NAMES]))
         more = f" and {len(idle) - _MOST_NAMES} more" if len(idle) > _MOST_NAMES else ""
         yield f"nothing was read of {named}{more}, metadata aside"
     if any(part.reason and not part.path and "GPU" in part.reason for part in trace.unread):
@@ -292,7 +292,7 @@ def propose_pruning(trace: TraceResult) -> Iterator[str]:
     """Yield the lines to paste into ``stager.toml``: what is there already, then the proposals."""
     if not trace.proposed:
         return
-    files, size = counted(trace.proposed_files, "file"), sized(trace.proposed_bytes)
+    files, size = format_count(trace.proposed_files, "file"), format_size(trace.proposed_bytes)
     yield f"# [environment] in stager.toml: without {files}, {size}, that the test did not read"
     yield "prune = ["
     for entry in (*trace.prune, *trace.proposed):
@@ -323,13 +323,14 @@ def format_pairs(measured: AllReduceMeasured) -> list[str]:
 def summarize_network(measured: AllReduceMeasured) -> list[str]:
     """Return a line about all ranks together, and one about the slowest pair."""
     summary = [
-        f"all-reduce of {sized(measured.bytes)} over {counted(measured.world_size, 'rank')} "
+        f"all-reduce of {format_size(measured.bytes)} over "
+        f"{format_count(measured.world_size, 'rank')} "
         f"({measured.backend}): {measured.seconds:.3f} s, {measured.gb_per_s:.2f} GB/s"
     ]
     pairs = measured.pairs
     if pairs:
         worst = min(pairs, key=_rate)
-        count = counted(len(pairs), "pair")
+        count = format_count(len(pairs), "pair")
         of = f", shown are {SHOWN}" if len(pairs) > SHOWN else ""
         summary.append(
             f"{count} of nodes{of}; slowest: {worst.a} and {worst.b}, {worst.gb_per_s:.2f} GB/s"
@@ -347,7 +348,7 @@ def pair_table(measured: AllReduceMeasured) -> Table:
     for pair in pairs:
         style = "yellow" if _rate(pair) == slowest else ""
         cells = (pair.a, pair.b, f"{pair.gb_per_s:.2f}", f"{pair.latency_us:.0f}")
-        rows.append([(visible(cell), style) for cell in cells])
+        rows.append([(escape_invisible(cell), style) for cell in cells])
     return draw_table(columns, rows)
 
 

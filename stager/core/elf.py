@@ -62,7 +62,7 @@ class Elf:
     """The oldest glibc that has all that it needs; (0, 0) for any."""
 
     @property
-    def for_musl(self) -> bool:
+    def is_for_musl(self) -> bool:
         """True if it was linked with musl, and cannot be loaded where the C library is another.
 
         musl calls itself ``libc.so``, Alpine Linux calls it ``libc.musl-x86_64.so.1``.
@@ -73,17 +73,17 @@ class Elf:
         )
 
 
-def read(path: Path) -> Elf | None:
+def read_elf(path: Path) -> Elf | None:
     """Read a file; None if it is no program or shared library for 64 bits, little-endian.
 
     Raises:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        return parsed(lambda at, size: os.pread(file.fileno(), size, at))
+        return parse(lambda at, size: os.pread(file.fileno(), size, at))
 
 
-def parsed(read: Read) -> Elf | None:
+def parse(read: Read) -> Elf | None:
     """Read what the dynamic loader reads, and no more; None as for :func:`read`."""
     if read(0, len(_64_BIT_LITTLE_ENDIAN)) != _64_BIT_LITTLE_ENDIAN:
         return None
@@ -112,14 +112,16 @@ class _File:
         run_path = (self._dynamic[_RUNPATH] or self._dynamic[_RPATH])[-1:]
         return Elf(
             machine=self._machine,
-            loader=b"".join(self._of_kind(_LOADER)[:1]).rstrip(b"\0").decode(errors="replace"),
+            loader=b"".join(self._read_segments(_LOADER)[:1])
+            .rstrip(b"\0")
+            .decode(errors="replace"),
             needed=tuple(map(self._text, self._dynamic[_NEEDED])),
             run_path="".join(map(self._text, run_path)),
             run_path_at=self._strings + sum(run_path),
             glibc=max(map(_glibc, self._versions()), default=(0, 0)),
         )
 
-    def _of_kind(self, kind: int) -> Sequence[bytes]:
+    def _read_segments(self, kind: int) -> Sequence[bytes]:
         return [
             self._read(offset, min(size, _TEXT * _DYNAMIC.size))
             for found, offset, _, size in self._segments
@@ -128,7 +130,7 @@ class _File:
 
     def _entries(self) -> Iterator[tuple[int, int]]:
         """Yield the entries of the dynamic section."""
-        for table in self._of_kind(_TABLE):
+        for table in self._read_segments(_TABLE):
             whole = table[: len(table) // _DYNAMIC.size * _DYNAMIC.size]
             for tag, value in _DYNAMIC.iter_unpack(whole):
                 if tag == _END:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bundle.protocol import enumerations
 from bundle.protocol.codec import encode
-from bundle.redaction.secrets import without_url_secrets
+from bundle.redaction.secrets import strip_url_secrets
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -38,10 +38,10 @@ class StagerError(Exception):
     exit_code = EXIT_FAILURE
 
     def __init__(self, message: str, *, hint: str = "", context: Sequence[str] = ()) -> None:
-        self.message = without_url_secrets(message)
+        self.message = strip_url_secrets(message)
         super().__init__(self.message)
-        self.hint = without_url_secrets(hint)
-        self.context = tuple(map(without_url_secrets, context))
+        self.hint = strip_url_secrets(hint)
+        self.context = tuple(map(strip_url_secrets, context))
 
 
 class ConfigError(StagerError):
@@ -112,7 +112,7 @@ _UNSEEN = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\u2028\u2029\ud800
 """Control characters but for tabs and line feeds; those of Unicode that end a line or turn it."""
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     r"""Return a text without colours, with other invisible characters written as ``\x1b``.
 
     A carriage return at its end, as files from elsewhere have it, goes without a word.
@@ -123,14 +123,14 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(_escape, _COLOUR.sub("", text))
 
 
-def overwritten(line: str) -> str:
+def apply_carriage_returns(line: str) -> str:
     """Return what a terminal shows of a line in the end: a progress bar is its last state."""
     return line.removesuffix("\r").rpartition("\r")[2]
 
 
-def in_one_line(text: str) -> str:
+def escape_line_feeds(text: str) -> str:
     r"""Return a text like :func:`visible`, with line feeds, too, as ``\n``: for names of files."""
-    return visible(text).replace("\n", r"\n")
+    return escape_invisible(text).replace("\n", r"\n")
 
 
 def json_object(result: object) -> str:

@@ -30,7 +30,7 @@ SBOM_SUFFIX = ".cdx.json"
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def opened(path: Path, *, unnoticed: bool = False) -> BufferedReader:
+def open_regular(path: Path, *, unnoticed: bool = False) -> BufferedReader:
     """Open a regular file; a pipe would keep a reader waiting, a device may do anything.
 
     Args:
@@ -40,7 +40,7 @@ def opened(path: Path, *, unnoticed: bool = False) -> BufferedReader:
     Raises:
         OSError: there is none, or it cannot be read.
     """
-    handle = _unnoticed(path) if unnoticed else os.open(path, _READING)
+    handle = _open_without_access_time(path) if unnoticed else os.open(path, _READING)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
@@ -50,37 +50,37 @@ def opened(path: Path, *, unnoticed: bool = False) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def _unnoticed(path: Path) -> int:
+def _open_without_access_time(path: Path) -> int:
     try:
         return os.open(path, _READING | os.O_NOATIME)
     except PermissionError:  # it is somebody else's: open(2)
         return os.open(path, _READING)
 
 
-def bytes_of(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Read a regular file.
 
     Raises:
         OSError: see :func:`opened`.
     """
-    with opened(path) as handle:
+    with open_regular(path) as handle:
         return handle.read()
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read a regular file of UTF-8.
 
     Raises:
         OSError: see :func:`opened`.
         UnicodeDecodeError: it is none.
     """
-    return bytes_of(path).decode("utf-8")
+    return read_bytes(path).decode("utf-8")
 
 
 # --- Paths that start at a home directory, which not everybody has -------------------------------
 
 
-def expanded(path: Path | str) -> Path:
+def expand_home(path: Path | str) -> Path:
     """Return a path with the home directory in place of a leading ``~`` or ``~USER``.
 
     Raises:
@@ -104,7 +104,7 @@ _PARTIAL = ".part"
 
 
 @contextlib.contextmanager
-def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
+def replace_file(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
     """Open a new file beside its place, and move it there once the block succeeds.
 
     Args:
@@ -129,12 +129,12 @@ def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def output_file(
+def write_output(
     path: Path, opener: Opener | None = None, *, hint: str = ANOTHER_OUTPUT
 ) -> Iterator[BinaryIO]:
     """Do the same for a file that the user asked for."""
     try:
-        with replacing(path, opener) as handle:
+        with replace_file(path, opener) as handle:
             yield handle
     except OSError as exc:
         named = str(exc.filename or "")

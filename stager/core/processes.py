@@ -21,7 +21,7 @@ from types import FrameType
 from typing import IO
 
 from bundle.channel.frames import Lines
-from bundle.redaction.secrets import masked
+from bundle.redaction.secrets import mask_arguments
 from bundle.system import processes
 from bundle.system.processes import TAIL_LINES, CompletedCommand, ProcessError
 from bundle.system.signals import USER_SIGNALS
@@ -40,7 +40,7 @@ class CommandError(StagerError):
         self, completed: CompletedCommand, *, reason: str, timed_out: bool = False
     ) -> None:
         tail = (completed.stderr.strip() or completed.stdout.strip()).splitlines()[-TAIL_LINES:]
-        super().__init__(f"{reason}: {shlex.join(masked(completed.argv))}", context=tail)
+        super().__init__(f"{reason}: {shlex.join(mask_arguments(completed.argv))}", context=tail)
         self.completed = completed
         self.timed_out = timed_out
 
@@ -67,7 +67,7 @@ def run(
     return _finish(argv, timeout, check, full_env, cwd=None if cwd is None else str(cwd))
 
 
-def feed(
+def run_with_input(
     argv: Sequence[str], text: str, *, environment: Mapping[str, str], timeout: float
 ) -> CompletedCommand:
     """Run one command that reads a text from its standard input, in this environment.
@@ -100,7 +100,7 @@ def _finish(
     return completed
 
 
-def inform(argv: Sequence[str], text: str, *, timeout: float) -> None:
+def feed_command(argv: Sequence[str], text: str, *, timeout: float) -> None:
     """Run one command that reads a text from its standard input, and writes to standard error.
 
     What it starts in the background does not keep this process waiting.
@@ -134,7 +134,7 @@ class Streamed:
     """True if it was interrupted, by Ctrl-C or a signal to this process."""
 
 
-def stream(
+def follow_command(
     argv: Sequence[str],
     on_line: Callable[[str], None],
     *,
@@ -181,7 +181,7 @@ def stream(
             if pass_on is not None and process.returncode is None:
                 pass_on(process.pid, number)
 
-    with _interrupts_call(interrupt), _user_signals_call(signal_it), _Lines() as lines:
+    with _handle_interrupts(interrupt), _handle_user_signals(signal_it), _Lines() as lines:
         lines.add(process.stdout, on_line)
         lines.add(process.stderr, on_talk)
         try:
@@ -211,14 +211,14 @@ def _start(
 
 
 @contextlib.contextmanager
-def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
+def _handle_interrupts(act: Callable[[], None]) -> Iterator[None]:
     """Call a function at each interrupt, instead of raising KeyboardInterrupt.
 
     The exception could be raised anywhere, and the line being handled would be lost. After the
     first interrupt the handlers stay, so that further ones cannot stop the report of what happened.
     Signals with another handler, and threads that get no signals, are left as they are.
     """
-    numbers = _interrupting_signals()
+    numbers = _list_interrupting_signals()
     called = False
 
     def call(number: int, frame: FrameType | None) -> None:
@@ -237,7 +237,7 @@ def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _user_signals_call(act: Callable[[int], None]) -> Iterator[None]:
+def _handle_user_signals(act: Callable[[int], None]) -> Iterator[None]:
     """Call a function at SIGUSR1 and SIGUSR2 while the block runs; nothing in another thread."""
     own = threading.current_thread() is threading.main_thread()
     numbers = USER_SIGNALS if own else ()
@@ -249,7 +249,7 @@ def _user_signals_call(act: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _interrupting_signals() -> list[signal.Signals]:
+def _list_interrupting_signals() -> list[signal.Signals]:
     if threading.current_thread() is not threading.main_thread():
         return []
     return [
@@ -306,9 +306,9 @@ class _Lines:
             pipe.close()
 
 
-def become(argv: Sequence[str]) -> None:
+def replace_process(argv: Sequence[str]) -> None:
     """Replace this process by a command; returns only by raising."""
-    log.debug("become: %s", shlex.join(masked(argv)))
+    log.debug("become: %s", shlex.join(mask_arguments(argv)))
     try:
         os.execv(argv[0], list(argv))  # noqa: S606 - no shell is wanted
     except OSError as exc:

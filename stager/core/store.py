@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from bundle.node.removal import delete, measure
-from bundle.protocol.counts import sized
+from bundle.protocol.counts import format_size
 from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
 from .errors import SpaceError, StagerError
-from .files import opened, text_of
+from .files import open_regular, read_text
 from .values import Digest
 
 # --- Removing trees of any depth, without following links; a failure is logged, not raised -------
@@ -180,7 +180,7 @@ class Store:
                 folder.mkdir(mode=0o700)
                 self.open_up(folder)  # so that other users of the store can sweep it
             except OSError as exc:
-                raise cannot_write(place, exc) from exc
+                raise write_error(place, exc) from exc
             yield folder
         finally:
             remove(folder)
@@ -214,7 +214,7 @@ class Store:
                 path.chmod(mode)
 
     @contextlib.contextmanager
-    def publishing(self, final: Path) -> Iterator[Path]:
+    def publish(self, final: Path) -> Iterator[Path]:
         """Yield a temporary path to write to; rename it to ``final`` once the block succeeds.
 
         Raises:
@@ -237,7 +237,7 @@ class Store:
                         f"cannot read {culprit}, which {final.name} is made of: {exc.strerror}",
                         hint="check that it exists and is readable",
                     ) from exc
-                raise cannot_write(final, exc) from exc
+                raise write_error(final, exc) from exc
 
     def require_space(self, needed: int, what: str, inodes: int = FEW_INODES) -> None:
         """Refuse to start writing if there is not enough space.
@@ -256,10 +256,10 @@ class Store:
         too_few_inodes = bool(state.f_files) and state.f_favail < inodes
         if free >= needed and not too_few_inodes:
             return
-        need = sized(needed)
+        need = format_size(needed)
         if too_few_inodes:
             need += f" and {inodes} inodes"
-        have = sized(free)
+        have = format_size(free)
         if state.f_files:
             have += f" and {state.f_favail} inodes"
         raise SpaceError(
@@ -289,7 +289,7 @@ class Store:
         except OSError as exc:
             if handle >= 0:
                 os.close(handle)
-            raise cannot_write(path, exc) from exc
+            raise write_error(path, exc) from exc
         try:
             yield held
         finally:
@@ -315,7 +315,7 @@ class Store:
                     f"{path} is not a directory, but a directory is expected there",
                     hint="move it away and run the command again",
                 ) from exc
-            raise cannot_write(path, exc) from exc
+            raise write_error(path, exc) from exc
 
 
 def _try_lock(handle: int, operation: int) -> bool:
@@ -331,13 +331,13 @@ def keep_out_of_projects(folder: Path, mode: LogMode = LogMode.PRIVATE) -> bool:
     with contextlib.suppress(OSError):
         if not any(folder.iterdir()):
             mark = folder / ".gitignore"
-            with open(mark, "x", encoding="utf-8", opener=permissions.opener(mode)) as handle:
+            with open(mark, "x", encoding="utf-8", opener=permissions.make_opener(mode)) as handle:
                 handle.write("*\n")
             return True
     return False
 
 
-def stamp(status: os.stat_result) -> list[int]:
+def to_stamp(status: os.stat_result) -> list[int]:
     """Return the values that change whenever a file does: size, times and inode.
 
     A program that rewrites a file in place can restore its modification time, but not the time of
@@ -346,16 +346,16 @@ def stamp(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def sha256_of(path: Path) -> Digest:
+def digest_file(path: Path) -> Digest:
     """Return the digest of a file's bytes, read in pieces so that memory use stays constant."""
     state = hashlib.sha256()
-    with opened(path) as handle:
+    with open_regular(path) as handle:
         while chunk := handle.read(CHUNK):
             state.update(chunk)
     return Digest(state.hexdigest())
 
 
-def cannot_write(path: Path, exc: OSError) -> StagerError:
+def write_error(path: Path, exc: OSError) -> StagerError:
     """Return the error for a path in the store that cannot be written, and what to change."""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(
@@ -402,7 +402,7 @@ class DigestCache:
         self._known: dict[str, list[object]] = {}
         self._changed = False
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(text_of(store.root / FILE_NAME))
+            found = json.loads(read_text(store.root / FILE_NAME))
             if isinstance(found, dict):
                 self._known = found
 
@@ -442,14 +442,14 @@ class DigestCache:
         status = path.stat()
         settled = status.st_ctime_ns < time.time_ns() - SETTLED_NS
         if not settled or status.st_size < _LARGE:
-            return sha256_of(path)
+            return digest_file(path)
         return self._digest(path, str(path.absolute()), status)
 
     def _digest(self, path: Path, key: str, status: os.stat_result) -> Digest:
-        current = stamp(status)
+        current = to_stamp(status)
         digest = self._remembered(key, current)
         if digest is None:
-            digest = sha256_of(path)
+            digest = digest_file(path)
             self._known[key] = [*current, digest]
             self._changed = True
         return digest
@@ -468,6 +468,6 @@ class DigestCache:
             return
         root = self._store.root
         kept = {key: value for key, value in self._known.items() if (root / key).exists()}
-        with self._store.publishing(root / FILE_NAME) as partial:
+        with self._store.publish(root / FILE_NAME) as partial:
             partial.write_text(json.dumps(kept, sort_keys=True, indent=0), encoding="utf-8")
         self._changed = False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
-from .files import bytes_of
+from .files import read_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not UTF-8, or is not TOML; says file, line, column.
     """
     try:
-        text = bytes_of(path).decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
     except OSError as exc:
         raise ConfigError(
             f"cannot read {path}: {exc.strerror or exc}", hint="check the path and its permissions"
@@ -77,7 +77,7 @@ def loads(text: str, source: Path) -> dict[str, Any]:
     return data
 
 
-def table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def get_table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """Return the table at a path of keys; an empty one where there is none."""
     value: object = data
     for key in keys:
@@ -85,7 +85,7 @@ def table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def listed(data: Mapping[str, Any], key: str) -> list[Any]:
+def get_list(data: Mapping[str, Any], key: str) -> list[Any]:
     """Return the list at a key; an empty one where there is none."""
     value = data.get(key)
     return value if isinstance(value, list) else []
@@ -118,7 +118,7 @@ def dumps(data: Mapping[str, Any]) -> str:
     return "\n".join(_table_lines(data, "")).strip("\n") + "\n"
 
 
-def inline(value: object) -> str:
+def dump_inline(value: object) -> str:
     """Write a value as it may stand behind a key; a long list has several lines.
 
     Raises:
@@ -131,7 +131,7 @@ def inline(value: object) -> str:
     if isinstance(value, Mapping):
         return f"{{ {', '.join(_key_lines(value))} }}" if value else "{}"
     if isinstance(value, Sequence):
-        items = [inline(one) for one in value]
+        items = [dump_inline(one) for one in value]
         short = f"[{', '.join(items)}]"
         if len(short) <= 80:
             return short
@@ -155,7 +155,7 @@ def _table_lines(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def _key_lines(data: Mapping[str, Any]) -> list[str]:
-    return [f"{_key(key)} = {inline(value)}" for key, value in data.items()]
+    return [f"{_key(key)} = {dump_inline(value)}" for key, value in data.items()]
 
 
 def _has_header(value: object) -> bool:
@@ -165,4 +165,4 @@ def _has_header(value: object) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else inline(key)
+    return key if _BARE_KEY.fullmatch(key) else dump_inline(key)

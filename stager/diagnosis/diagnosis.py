@@ -34,13 +34,13 @@ from ..config import load as settings
 from ..core.errors import StagerError
 from ..logs.job_files import JobFiles, KeptJob, LogFile
 from ..logs.job_record import JobRecord, Refused, parse_event, read_events
-from ..logs.lines import Clock, last_lines, numbered
+from ..logs.lines import Clock, number_lines, read_last_lines
 from ..slurm import messages
 from . import verdict
 from .failure import Diagnosis, Evidence, FirstFailure
-from .hits import Hit, Scanned, prefilter, scan
-from .log_verdict import LOG_TELLS, LogVerdict, absent, hang, log_verdict
-from .process_exits import Exit, Torchruns, torchruns, waited_in_vain, weigh
+from .hits import Hit, Scanned, make_prefilter, scan_log
+from .log_verdict import LOG_TELLS, LogVerdict, describe_hang, find_absent_ranks, judge_logs
+from .process_exits import Exit, Torchruns, find_torchruns, has_waited_in_vain, weigh_failure
 
 # --- Failures of several ranks compared, without what only tells one place from another ----------
 
@@ -57,7 +57,7 @@ _VARIABLE = (
 """Parts that differ from rank to rank though the failure is the same, and their stand-ins."""
 
 
-def comparable(record: FailureRecord) -> tuple[str, str]:
+def make_comparable(record: FailureRecord) -> tuple[str, str]:
     """Return the exception and the message of a rank's failure, equal for equal failures.
 
     The node root, the job's directory, addresses, and the numbers of the rank and its process are
@@ -126,17 +126,17 @@ def explain_missing_module(first: FirstFailure, job: KeptJob) -> FirstFailure:
     found = _NAME.search(first.cause)
     if first.entry != _ENTRY or found is None:
         return first
-    from ..pack.bundle_file import layer_paths, opened
+    from ..pack.bundle_file import layer_paths, open_bundle
 
     try:
-        with opened(Path(job.bundle), job.bundle_id) as bundle:
+        with open_bundle(Path(job.bundle), job.bundle_id) as bundle:
             paths = {path.partition("/")[2] for path in layer_paths(bundle, "project")}
             manifest = bundle.manifest
     except (StagerError, OSError, ValueError):  # it was removed, or replaced by a newer one
         return first
     root = _project_folder(Path(job.run_dir))
-    reason = _elsewhere(found[1], paths) or _left_out(found[1], root)
-    meaning, hint = reason or _without_package(found[1], manifest, root)
+    reason = _explain_other_folder(found[1], paths) or _explain_left_out(found[1], root)
+    meaning, hint = reason or _explain_missing_package(found[1], manifest, root)
     return replace(first, meaning=meaning, hint=hint)
 
 
@@ -147,7 +147,7 @@ def _project_folder(run_dir: Path) -> Path:
     return run_dir
 
 
-def _elsewhere(module: str, paths: Collection[str]) -> tuple[str, str] | None:
+def _explain_other_folder(module: str, paths: Collection[str]) -> tuple[str, str] | None:
     """Return meaning and hint where the project in the bundle has the module in another folder."""
     place = module.replace(".", "/")
     ends = (f"/{place}.py", f"/{place}/__init__.py")
@@ -164,7 +164,7 @@ def _elsewhere(module: str, paths: Collection[str]) -> tuple[str, str] | None:
     )
 
 
-def _left_out(module: str, root: Path) -> tuple[str, str] | None:
+def _explain_left_out(module: str, root: Path) -> tuple[str, str] | None:
     """Return meaning and hint where the project's folder has the module, and the bundle not."""
     place = module.replace(".", "/")
     for name in (f"{place}.py", f"{place}/", f"src/{place}.py", f"src/{place}/"):
@@ -177,7 +177,7 @@ def _left_out(module: str, root: Path) -> tuple[str, str] | None:
     return None
 
 
-def _requirements(root: Path) -> str:
+def _find_requirements(root: Path) -> str:
     """Return where the requirements of a project are to be named."""
     with suppress(StagerError):
         config = settings.load(root)
@@ -187,13 +187,13 @@ def _requirements(root: Path) -> str:
     return "environment.requirements"
 
 
-def _without_package(module: str, manifest: Manifest, root: Path) -> tuple[str, str]:
+def _explain_missing_package(module: str, manifest: Manifest, root: Path) -> tuple[str, str]:
     """Return meaning and hint where no file of the project is the module."""
     top = module.partition(".")[0]
     package = _PACKAGES.get(top, top)
     there = {layer.name: layer.version for layer in manifest.layers if layer.kind == "wheel"}
     version = there.get(canonicalize_name(package))
-    where = _requirements(root)
+    where = _find_requirements(root)
     if version is not None:
         return (
             f"{package} is in the bundle in version {version}, which has no module {module}",
@@ -220,20 +220,20 @@ _MOST = 5
 """Lines that are shown of one failure."""
 
 
-def evidence(
+def find_evidence(
     first: FirstFailure, verdict: LogVerdict, seen: Scanned, files: JobFiles
 ) -> list[Evidence]:
     """Return the lines that show a failure."""
-    hits = _of_logs(first, verdict, seen)
+    hits = _find_in_logs(first, verdict, seen)
     if hits:
         return [_line(hit) for hit in hits]
     if not files.job_id:
         return []
-    of_driver = _of_preflight(first, files) or _of_events(first, files)
+    of_driver = _find_in_preflight(first, files) or _find_in_events(first, files)
     return [] if of_driver is None else [of_driver]
 
 
-def weak_evidence(verdict: LogVerdict) -> tuple[Evidence, ...]:
+def list_weak_evidence(verdict: LogVerdict) -> tuple[Evidence, ...]:
     """Return errors that programs have printed and survived, where nothing shows a failure."""
     return tuple(map(_line, verdict.weak))
 
@@ -242,7 +242,7 @@ def _line(hit: Hit | Exit) -> Evidence:
     return Evidence(path=hit.log.path, number=hit.number, text=hit.text)
 
 
-def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequence[Hit | Exit]:
+def _find_in_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequence[Hit | Exit]:
     """Return the failure's own line, else the first of its entry and those of the verdict."""
     own = [hit for hit in seen.hits if _is_own(hit, first)]
     if own:
@@ -277,17 +277,17 @@ def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
     return first.exit_code is None or verdict.first.rank in (None, first.rank)
 
 
-def _of_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
-    for number, line in numbered(files.preflight):
+def _find_in_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
+    for number, line in number_lines(files.preflight):
         node, _, problem = line.partition(" problem: ")
         if node == first.node and _is_first_line(problem, first.problem):
             return Evidence(path=files.preflight, number=number, text=line)
     return None
 
 
-def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
+def _find_in_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
     """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
-    for number, line in numbered(files.events):
+    for number, line in number_lines(files.events):
         record = parse_event(line)
         for text in () if record is None else _parts_of_event(record.event, first):
             if text in line:
@@ -378,13 +378,13 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         record = read_events(files.events) if files.job_id else JobRecord()
     case = _gather(files, record)
     restarts = max((log.attempt or 0 for log in files.logs), default=0)
-    in_logs = log_verdict(case.seen, case.nodes, restarts)
+    in_logs = judge_logs(case.seen, case.nodes, restarts)
     ok = None if record.result is None else record.result.ok
-    first = verdict.verdict(case.result, files.job_id)
+    first = verdict.judge_result(case.result, files.job_id)
     if first is not None:
-        first, in_logs = _explained(case, first, in_logs)
+        first, in_logs = _explain_failure(case, first, in_logs)
     elif ok is None:
-        ok, first = _without_result(case, in_logs)
+        ok, first = _judge_without_result(case, in_logs)
     diagnosis = Diagnosis(
         job_id=files.job_id,
         folder=files.folder,
@@ -392,10 +392,10 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         first=first,
         interrupted=case.result.interrupted,
         read=len(files.logs),
-        before_launch=_failed_before_launch(case),
+        before_launch=_has_failed_before_launch(case),
     )
     if first is None:
-        return replace(diagnosis, evidence=() if ok else weak_evidence(in_logs))
+        return replace(diagnosis, evidence=() if ok else list_weak_evidence(in_logs))
     if files.ours:
         job = files.read_job()
         first = explain_withheld_variable(first, job)
@@ -403,16 +403,16 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
     same_failure = _same_failure(first, case.result)
     return replace(
         diagnosis,
-        first=_with_last_words(first, files),
+        first=_add_last_lines(first, files),
         entry=first.entry,
-        evidence=tuple(evidence(first, in_logs, case.seen, files)),
+        evidence=tuple(find_evidence(first, in_logs, case.seen, files)),
         same_failure=same_failure,
         consequences=_consequences(first, in_logs, case.result, same_failure),
         missing=in_logs.missing if first.kind == FailureClass.HANG else (),
     )
 
 
-def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
+def diagnose_refused(refused: Refused, log_dir: Path) -> Diagnosis:
     """Return the diagnosis of a command that failed before its job began."""
     first = FirstFailure(
         node="",
@@ -433,21 +433,21 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
 
 
 def _gather(files: JobFiles, record: JobRecord) -> _Case:
-    result = verdict.usable_result(record.result or JobEnds(ok=False))
-    files = replace(files, logs=tuple(_of_last_attempt(files.logs)))
-    launched = torchruns(files.logs)
+    result = verdict.select_usable_result(record.result or JobEnds(ok=False))
+    files = replace(files, logs=tuple(_select_last_attempt(files.logs)))
+    launched = find_torchruns(files.logs)
     nodes = _nodes_of_ranks(files, record, result) | launched.nodes(files.logs)
     return _Case(
         files=files,
         record=record,
         result=result,
         launched=launched,
-        seen=launched.with_ranks(_scan(files, launched)),
+        seen=launched.add_ranks(_scan(files, launched)),
         nodes=nodes,
     )
 
 
-def _of_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
+def _select_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
     last: dict[Path, int] = {}
     for log in logs:
         if log.attempt is not None:
@@ -457,7 +457,7 @@ def _of_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
             yield log
 
 
-def _failed_before_launch(case: _Case) -> bool:
+def _has_failed_before_launch(case: _Case) -> bool:
     if case.record.begun is None or case.record.has_launched:
         return False
     return case.files.read_job().action is Action.RUN
@@ -465,20 +465,20 @@ def _failed_before_launch(case: _Case) -> bool:
 
 def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
     clock = Clock(files)
-    logs = [launched.without_task(log) for log in files.logs]
+    logs = [launched.drop_task(log) for log in files.logs]
     if files.job_id and files.preflight.exists() and not files.events.exists():
         logs.append(LogFile(path=files.preflight))
-    texts = prefilter()
-    return Scanned.joined(scan(log, clock, texts) for log in logs)
+    texts = make_prefilter()
+    return Scanned.joined(scan_log(log, clock, texts) for log in logs)
 
 
 def _nodes_of_ranks(files: JobFiles, record: JobRecord, result: JobEnds) -> dict[int, str]:
     """Return the node of each rank: the names of logs win over the order of the nodes."""
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
-    return _dealt(result.world_size or 0, record.nodes) | named
+    return _deal_ranks(result.world_size or 0, record.nodes) | named
 
 
-def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
+def _deal_ranks(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
     """Return the node of each rank; empty if the nodes cannot have equally many ranks."""
     if not nodes or world_size % len(nodes):
         return {}
@@ -486,17 +486,19 @@ def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
     return {rank: nodes[rank // ranks_per_node] for rank in range(world_size)}
 
 
-def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
+def _judge_without_result(
+    case: _Case, in_logs: LogVerdict
+) -> tuple[bool | None, FirstFailure | None]:
     """Return the verdict without a driver's result, from Slurm's accounting and the logs."""
     job_id = case.files.job_id
     state = messages.read_job_state(job_id, begun=case.record.begun) if job_id else ""
-    first = _ended_by_slurm(state, job_id, in_logs) or _placed(case, in_logs)
+    first = _find_end_by_slurm(state, job_id, in_logs) or _place_failure(case, in_logs)
     if first is not None:
         return False, first
     return (True if state == "COMPLETED" else None), None
 
 
-def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
+def _find_end_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
     """Return the failure for Slurm's end of a job; None if the logs show a cause."""
     ended_by = ENDED_BY_STATE.get(state)
     has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
@@ -505,14 +507,14 @@ def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailur
     return verdict.convert_ending(ended_by, job_id, "")
 
 
-def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
+def _place_failure(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
     first, hit = in_logs.first, next(iter(in_logs.shown), None)
     if first is None or not isinstance(hit, Hit):
         return first
     if hit.entry.tells == LineTells.END:
         # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
         failed_node = first.kind == FailureClass.NODE_FAILURE
-        node = _lost_node((hit, *case.seen.hits)) if failed_node else ""
+        node = _find_lost_node((hit, *case.seen.hits)) if failed_node else ""
         return replace(first, node=node, rank=None)
     if first.rank is not None or case.launched.first:
         return first
@@ -520,49 +522,49 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
     return replace(first, rank=int(task)) if task.isdigit() else first
 
 
-def _lost_node(hits: tuple[Hit, ...]) -> str:
+def _find_lost_node(hits: tuple[Hit, ...]) -> str:
     for hit in hits:
         if hit.entry.kind == FailureClass.NODE_FAILURE and hit.groups.get("node"):
             return hit.groups["node"]
     return ""
 
 
-def _explained(
+def _explain_failure(
     case: _Case, first: FirstFailure, in_logs: LogVerdict
 ) -> tuple[FirstFailure, LogVerdict]:
     """Add what only the logs show to the driver's verdict: missing ranks, a kill for memory."""
     if first.exit_code == 0:  # it left early; ranks missing in the logs are a consequence
         return first, replace(in_logs, missing=())
     if first.kind == FailureClass.HANG:
-        return _explained_hang(case, first, in_logs)
-    killer = case.seen.out_of_memory(first.node)
+        return _explain_hang(case, first, in_logs)
+    killer = case.seen.find_out_of_memory(first.node)
     if first.kind != FailureClass.KILLED or first.exit_code not in (-9, 137) or killer is None:
         return first, in_logs
-    first = first.explained_by(killer.known)
+    first = first.explain(killer.known)
     return first, replace(in_logs, shown=(killer,))
 
 
-def _explained_hang(
+def _explain_hang(
     case: _Case, first: FirstFailure, in_logs: LogVerdict
 ) -> tuple[FirstFailure, LogVerdict]:
     """Name the ranks missing in a collective, if the blamed rank itself timed out in it."""
-    waited = {record.rank for record in case.result.failures or () if waited_in_vain(record)}
+    waited = {record.rank for record in case.result.failures or () if has_waited_in_vain(record)}
     waiting = case.seen.waiting()
     if first.rank not in waited or not waiting:
         return first, in_logs
-    missing = absent(waiting, case.nodes) or tuple(sorted(set(case.nodes) - waited))
+    missing = find_absent_ranks(waiting, case.nodes) or tuple(sorted(set(case.nodes) - waited))
     in_logs = replace(in_logs, shown=tuple(waiting[:3]), missing=missing)
-    return hang(waiting[0], missing, case.nodes), in_logs
+    return describe_hang(waiting[0], missing, case.nodes), in_logs
 
 
-def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
+def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
     """Add the last lines of the rank that the others waited for to a hang."""
     if first.kind != FailureClass.HANG or first.exit_code:
         return first
     lines: list[str] = []
     for log in files.logs:
         if log.rank == first.rank:
-            lines += last_lines(log.path, _LAST_WORDS)
+            lines += read_last_lines(log.path, _LAST_WORDS)
     if lines or first.rank is None or first.hint != LOG_TELLS:
         return replace(first, lines=tuple(lines))
     return replace(first, lines=(), hint=_SILENT)
@@ -571,14 +573,14 @@ def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
 def _same_failure(first: FirstFailure, result: JobEnds) -> tuple[int, ...]:
     records = {record.rank: record for record in result.failures or ()}
     record = None if first.rank is None else records.pop(first.rank, None)
-    if record is None or not _raised_by_itself(record):
+    if record is None or not _has_raised(record):
         return ()
-    error = comparable(record)
-    return tuple(sorted(rank for rank, other in records.items() if comparable(other) == error))
+    error = make_comparable(record)
+    return tuple(sorted(rank for rank, other in records.items() if make_comparable(other) == error))
 
 
-def _raised_by_itself(record: FailureRecord) -> bool:
-    return record.exception != "" and weigh(record) == CAUSE
+def _has_raised(record: FailureRecord) -> bool:
+    return record.exception != "" and weigh_failure(record) == CAUSE
 
 
 def _consequences(

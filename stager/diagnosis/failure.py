@@ -54,7 +54,7 @@ class FirstFailure:
     problem: Problem | None = field(default=None, metadata={"json": None})
     """The far side's problem that it is; None for a failure of another kind."""
 
-    def explained_by(self, known: CatalogueMatch) -> FirstFailure:
+    def explain(self, known: CatalogueMatch) -> FirstFailure:
         """Return it with the class, the meaning and the advice that the catalogue knows."""
         entry = known.entry
         meaning, hint = entry.explain(known.groups)
@@ -98,7 +98,7 @@ class Diagnosis:
 # --- The wording of ranks, times, and ranks that run for too long --------------------------------
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """Return ranks as ``ranks 0-3,7``, a single one as ``rank 7``; empty for none."""
     ranges: list[list[int]] = []
     for rank in sorted(ranks):
@@ -112,7 +112,7 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank {shown}" if shown.isdigit() else f"ranks {shown}"
 
 
-def when(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return a time in this machine's zone, to the second; empty for one that cannot be."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
@@ -120,7 +120,7 @@ def when(seconds: float) -> str:
         return ""
 
 
-def lingering_in_words(
+def describe_lingering(
     finished: float | None, left: float | None, waits_for: Sequence[str]
 ) -> tuple[str, str]:
     """Return cause and hint for a rank whose process goes on for too long."""

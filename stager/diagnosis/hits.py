@@ -17,10 +17,10 @@ from ..catalogue.catalogue import (
     Prefilter,
     PrefilterMatches,
     catalogue,
-    match,
+    match_line,
 )
 from ..logs.job_files import LogFile
-from ..logs.lines import Clock, stamp, year_of
+from ..logs.lines import Clock, read_stamp, read_year
 from ..logs.prefixes import (
     TRACEBACK,
     TracebackPrefix,
@@ -185,15 +185,15 @@ class Trace:
     """Whether lines that are not there yet may belong to it."""
 
 
-def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
+def read_trace(lines: Sequence[bytes], start: int, longest: int) -> Trace:
     """Return the traceback that begins in a line."""
     reader = _Reader()
     end = min(start + 1 + _WINDOW, len(lines))
-    below = shown(lines[start + 1], longest) if start + 1 < end else ""
-    prefix = TracebackPrefix(shown(lines[start], longest), below)
+    below = show_line(lines[start + 1], longest) if start + 1 < end else ""
+    prefix = TracebackPrefix(show_line(lines[start], longest), below)
     reader.take(start, prefix.first)
     for place in range(start + 1, end):
-        text = prefix.strip(shown(lines[place], longest))
+        text = prefix.strip(show_line(lines[place], longest))
         if text is not None:
             reader.take(place, text)
         else:
@@ -203,15 +203,15 @@ def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
     return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
 
 
-def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
+def read_frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
     """Return an exception with the place above it: all that Python shows of an unreadable file.
 
     Returns:
         The lines from ``File "..."`` to the exception; none where no such place is shown.
     """
-    frame = [parse_line(shown(lines[at], longest)).text]
+    frame = [parse_line(show_line(lines[at], longest)).text]
     for line in reversed(lines[max(0, at - _FRAME) : at]):
-        text = parse_line(shown(line, longest)).text
+        text = parse_line(show_line(line, longest)).text
         if not text.startswith("  "):
             break
         frame.insert(0, text)
@@ -278,7 +278,7 @@ class _Reader:
         )
 
 
-def shown(line: bytes, longest: int) -> str:
+def show_line(line: bytes, longest: int) -> str:
     """Return a line as a terminal shows it: overwritten text is left out."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2][: 2 * longest].decode(errors="replace")
     return show_as_terminal(text)[:longest]
@@ -385,7 +385,7 @@ class Hit:
         return self.groups.get("node") or self.prefix_node or self.log.node
 
     @property
-    def primary(self) -> bool:
+    def is_primary(self) -> bool:
         """True if it tells a cause."""
         return self.entry.role == LineRole.PRIMARY and not self.entry.tells
 
@@ -414,7 +414,7 @@ class Scanned:
         waiting = [hit for hit in self.hits if hit.entry.tells == LineTells.STUCK]
         return sorted(waiting, key=lambda hit: (hit.time is None, hit.time or 0.0))
 
-    def out_of_memory(self, node: str) -> Hit | None:
+    def find_out_of_memory(self, node: str) -> Hit | None:
         """Return a hit that tells that memory ran out on that node, or on one that is not named."""
         for hit in self.hits:
             if hit.entry.kind != FailureClass.OUT_OF_MEMORY:
@@ -424,7 +424,7 @@ class Scanned:
         return None
 
 
-def prefilter() -> Prefilter:
+def make_prefilter() -> Prefilter:
     """Return the prefilter for all that can make a hit; one is enough for all logs of a job."""
     texts = {TRACEBACK}
     for entry in catalogue():
@@ -434,9 +434,9 @@ def prefilter() -> Prefilter:
     return Prefilter(texts)
 
 
-def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
+def scan_log(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
     """Return the hits of a log in order, none if unreadable; sharing ``texts`` is quicker."""
-    scanner = _Scanner(log, clock, texts or prefilter())
+    scanner = _Scanner(log, clock, texts or make_prefilter())
     try:
         with log.path.open("rb") as handle:
             rest = b""
@@ -463,7 +463,7 @@ class _Scanner:
         self._head, self._first = b"", b""
         self._above = b""
         self._log, self._pieces = log, clock.pieces(log)
-        self._year = year_of(log.path)
+        self._year = read_year(log.path)
         self._texts = texts
         self._hits: list[Hit] = []
         self._counts: dict[str, int] = {}
@@ -476,9 +476,9 @@ class _Scanner:
         names = {hit.entry.name for hit in self._hits}
         satisfied = {"", *names}
         hits = tuple(hit for hit in self._hits if hit.entry.needs in satisfied)
-        return hits if names.isdisjoint(_OF_TORCHRUN) else tuple(map(self._without_task, hits))
+        return hits if names.isdisjoint(_OF_TORCHRUN) else tuple(map(self._drop_task, hits))
 
-    def _without_task(self, hit: Hit) -> Hit:
+    def _drop_task(self, hit: Hit) -> Hit:
         return replace(hit, rank=None) if hit.number in self._labelled else hit
 
     def skip(self, count: int) -> None:
@@ -506,14 +506,14 @@ class _Scanner:
     def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
         """Find lines that repeat the first one: the script was started again."""
         if self.line == 0 and not self._head:
-            self._head, self._first = _beginning(lines[0]), _without_date(lines[0])
+            self._head, self._first = _cut_at_number(lines[0]), _remove_dates(lines[0])
         if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:
             return
         if text.count(b"\n" + self._head) > _HEADS:
             self._head = b""
         elif b"\n" + self._head in text:
             for at, line in enumerate(lines):
-                same = line.startswith(self._head) and _without_date(line) == self._first
+                same = line.startswith(self._head) and _remove_dates(line) == self._first
                 if same and self.line + at:
                     self.heads.append(self.line + at + 1)
 
@@ -530,7 +530,7 @@ class _Scanner:
             if TRACEBACK.encode() not in shape:
                 self._single(lines, at, entries)
                 continue
-            trace = trace_at(lines, at, _LINE_CHARACTERS)
+            trace = read_trace(lines, at, _LINE_CHARACTERS)
             if trace.open and not last:
                 return at
             if trace.closing:  # else its lines may tell something one by one
@@ -539,27 +539,29 @@ class _Scanner:
         return len(lines)
 
     def _single(self, lines: list[bytes], at: int, entries: Sequence[CatalogueEntry]) -> None:
-        text = shown(lines[at], _LINE_CHARACTERS)
+        text = show_line(lines[at], _LINE_CHARACTERS)
         # Patterns begin at the text; a few need what a logger puts before it.
-        known = match(parse_line(text).text, entries) or match(text, entries)
+        known = match_line(parse_line(text).text, entries) or match_line(text, entries)
         if known is None:
-            self._hits = [hit for hit in self._hits if not _takes_back(text, hit)]
+            self._hits = [hit for hit in self._hits if not _is_taken_back(text, hit)]
         elif known.entry.role != LineRole.NOISE and not self._is_enough(known.entry.name):
             author = self._author(text, self.line + at + 1)
-            self._keep(lines, (at, at), author, known, frame_above(lines, at, _LINE_CHARACTERS))
+            self._keep(
+                lines, (at, at), author, known, read_frame_above(lines, at, _LINE_CHARACTERS)
+            )
 
     def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]) -> None:
         """Keep a traceback, with its chain, under its most informative exception."""
         last = trace.closing[-1]
-        at, known = _telling_exception(trace, entries) or (last, _UNKNOWN)
+        at, known = _choose_exception(trace, entries) or (last, _UNKNOWN)
         if self._is_enough(f"traceback {trace.texts[last].partition(':')[0]}"):
             return
         line = trace.at[at]
         line_above = lines[trace.at[0] - 1] if trace.at[0] else self._above
-        above = parse_line(shown(line_above, _LINE_CHARACTERS)).logged
+        above = parse_line(show_line(line_above, _LINE_CHARACTERS)).logged
         if introduces_ignored(above) or _FINALIZER.search("".join(trace.texts[:2])):
             return
-        rank, _ = self._author(shown(lines[line], _LINE_CHARACTERS), self.line + line + 1)
+        rank, _ = self._author(show_line(lines[line], _LINE_CHARACTERS), self.line + line + 1)
         if any(LAUNCHER_FRAME.search(text) for text in trace.texts):
             rank = None
         self._keep(lines, (line, trace.at[last]), (rank, trace.texts[at]), known, trace.texts)
@@ -576,7 +578,7 @@ class _Scanner:
     ) -> None:
         """Keep a hit; ``places`` is its main and its last line, ``author`` rank and bare text."""
         (at, last), (rank, text) = places, author
-        line = parse_line(shown(lines[at], _LINE_CHARACTERS))
+        line = parse_line(show_line(lines[at], _LINE_CHARACTERS))
         self._hits.append(
             Hit(
                 log=self._log,
@@ -615,7 +617,7 @@ class _Scanner:
 
     def _last_stamp(self, lines: list[bytes], end: int) -> float | None:
         for line in reversed(lines[max(0, end - _STAMP_LINES) : end]):
-            if (time := stamp(line, self._year)) is not None:
+            if (time := read_stamp(line, self._year)) is not None:
                 return time
         return None
 
@@ -624,16 +626,16 @@ class _Scanner:
         return self._counts[name] > _PER_ENTRY
 
 
-def _telling_exception(
+def _choose_exception(
     trace: Trace, entries: Sequence[CatalogueEntry]
 ) -> tuple[int, CatalogueMatch] | None:
     """Return the most informative exception with its position; of equal ones the last."""
     telling: list[tuple[int, CatalogueMatch]] = []
     for at in reversed(trace.closing):
-        known = match(trace.texts[at], entries)
+        known = match_line(trace.texts[at], entries)
         if known is not None and _tells(known.entry, alone=len(trace.closing) == 1):
             telling.append((at, known))
-    return min(telling, key=lambda place: _doubt(place[1].entry), default=None)
+    return min(telling, key=lambda place: _rank_exception(place[1].entry), default=None)
 
 
 def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
@@ -642,14 +644,14 @@ def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
     return alone or (entry.role, entry.kind) != _PASSED_ON
 
 
-def _beginning(line: bytes) -> bytes:
+def _cut_at_number(line: bytes) -> bytes:
     """Return a script's first line up to the first date or number, which differ between runs."""
     if line.startswith(TRACEBACK.encode()) or not _LETTER.search(line):
         return b""
     return _DATE_OR_NUMBER.split(line, maxsplit=1)[0].rstrip()
 
 
-def _without_date(line: bytes) -> bytes:
+def _remove_dates(line: bytes) -> bytes:
     return _DATE_OR_NUMBER.sub(b"", line).rstrip()
 
 
@@ -662,11 +664,11 @@ def _is_weak(entry: CatalogueEntry, text: str) -> bool:
     return entry.weak or says_survived(text)
 
 
-def _takes_back(text: str, hit: Hit) -> bool:
+def _is_taken_back(text: str, hit: Hit) -> bool:
     return bool(hit.entry.over) and hit.entry.over in text
 
 
-def _doubt(entry: CatalogueEntry) -> int:
+def _rank_exception(entry: CatalogueEntry) -> int:
     """Order exceptions of one traceback: a lower number is more informative."""
     if entry.role != LineRole.PRIMARY:
         return 2

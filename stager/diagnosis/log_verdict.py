@@ -14,10 +14,10 @@ from typing import TypeVar
 from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.enumerations import FailureClass
 
-from ..catalogue.catalogue import LineRole, LineTells, match
-from ..logs.lines import last_lines
+from ..catalogue.catalogue import LineRole, LineTells, match_line
+from ..logs.lines import read_last_lines
 from ..logs.prefixes import ParsedLine, parse_line
-from .failure import FirstFailure, ranks_in_words
+from .failure import FirstFailure, format_ranks
 from .hits import (
     EXCEPTION,
     Hit,
@@ -27,10 +27,17 @@ from .hits import (
     says_recovered,
     says_restarted,
     says_trained,
-    shown,
+    show_line,
 )
-from .process_exits import LINES, Exit, exits, nodes_of_ranks, of_code, root_cause
-from .verdict import Candidate, Role, blamed
+from .process_exits import (
+    LINES,
+    Exit,
+    describe_exit_code,
+    find_root_cause,
+    list_exits,
+    map_ranks_to_nodes,
+)
+from .verdict import Candidate, Role, pick_first_failure
 
 # --- The lines that a process printed after a hit: whether it survived what the hit tells --------
 
@@ -90,13 +97,13 @@ class Aftermath:
         return self.ended_well and self.ordinary >= _NEAR
 
 
-def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
+def read_aftermath(hit: Hit, until: int | None = None) -> Aftermath:
     """Return what the writer of a hit printed after it, before line ``until`` (None: the end)."""
     first: list[str] = []
     ordinary: list[str] = []
     last: collections.deque[str] = collections.deque(maxlen=_NEAR)
     boxed = hit.entry.source.startswith("Open MPI") and not hit.trace
-    for number, line in enumerate(_below(hit), start=hit.last + 1):
+    for number, line in enumerate(_read_lines_below(hit), start=hit.last + 1):
         if (until is not None and number >= until) or len(ordinary) >= _ENOUGH:
             break
         mark = parse_line(line)
@@ -107,7 +114,7 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
         if boxed or is_rule:
             continue
         last.append(mark.logged)
-        known = match(mark.logged) is not None
+        known = match_line(mark.logged) is not None
         if not known and len(first) < _FIRST:
             first.append(mark.logged)
         if not known and not is_of_an_end(mark.logged):
@@ -126,7 +133,7 @@ def _last_output(errors: Path) -> tuple[str, ...]:
     for of_errors, of_output in _STREAMS:
         name = of_errors.sub(of_output, errors.name)
         if name != errors.name:
-            return last_lines(errors.with_name(name), _LAST_OUTPUT)
+            return read_last_lines(errors.with_name(name), _LAST_OUTPUT)
     return ()
 
 
@@ -136,7 +143,7 @@ def _is_same_process(hit: Hit, mark: ParsedLine) -> bool:
     return bool(common) and all(mine[name] == other[name] for name in common)
 
 
-def _below(hit: Hit) -> Iterator[str]:
+def _read_lines_below(hit: Hit) -> Iterator[str]:
     try:
         with hit.log.path.open("rb") as handle:
             handle.seek(hit.below)
@@ -144,7 +151,7 @@ def _below(hit: Hit) -> Iterator[str]:
     except OSError:
         return
     for raw in raws:
-        yield shown(raw, _CHARACTERS)
+        yield show_line(raw, _CHARACTERS)
 
 
 # --- Several attempts in one log: a job that was requeued, ranks that were started again ---------
@@ -163,19 +170,19 @@ _AFTER_REPORT = 5
 """Ordinary lines below torchrun's report of a failed rank that a restarted one has written."""
 
 
-def of_last_attempts(
+def select_last_attempts(
     hits: Sequence[Hit], heads: Mapping[Path, Sequence[int]], restarts: int
 ) -> list[Hit]:
     """Return the hits of each log's last attempt."""
     kept: list[Hit] = []
     for path, group in groupby(hits, key=lambda hit: hit.log.path):
         of_log = sorted(group, key=lambda hit: hit.number)
-        start = _start_of_last(of_log, heads.get(path, ()), restarts)
+        start = _find_last_start(of_log, heads.get(path, ()), restarts)
         kept += [hit for hit in of_log if hit.number > start]
     return kept
 
 
-def _start_of_last(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> int:
+def _find_last_start(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> int:
     """Return the line after which the last attempt begins; 0 for a single attempt."""
     ends = [hit for hit in hits if _is_end(hit)]
     start = _last_restart_of_torchrun(hits, restarts)
@@ -206,7 +213,7 @@ def _is_end(hit: Hit) -> bool:
 def _is_followed_by_another(end: Hit, until: int | None, heads: Sequence[int]) -> bool:
     if any(end.last < head and (until is None or head < until) for head in heads):
         return True
-    after = aftermath(end, until)
+    after = read_aftermath(end, until)
     if after.restarted:
         return True
     if end.entry.name in _REQUEUED:
@@ -223,27 +230,31 @@ LOG_TELLS = (
 """The hint for a rank that others waited for."""
 
 
-def absent(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
+def find_absent_ranks(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
     """Return the ranks that others waited for: those they name, else those without a hit."""
-    return _named(waiting) or _behind(waiting) or _without_hit(waiting, nodes)
+    return (
+        _find_named_ranks(waiting)
+        or _find_ranks_behind(waiting)
+        or _find_silent_ranks(waiting, nodes)
+    )
 
 
-def _named(waiting: Sequence[Hit]) -> tuple[int, ...]:
+def _find_named_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
     named: set[int] = set()
     for hit in waiting:
         named.update(map(int, re.findall(r"\d+", hit.groups.get("ranks", ""))))
     return tuple(sorted(named))
 
 
-def _without_hit(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
+def _find_silent_ranks(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
     """Return the ranks that report no wait; empty if no waiting rank is known."""
     waited = {hit.rank for hit in waiting if hit.rank is not None}
     return tuple(sorted(nodes.keys() - waited)) if waited else ()
 
 
-def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> FirstFailure:
+def describe_hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> FirstFailure:
     """Return the failure of the ranks that others waited for."""
-    ranks = ranks_in_words(missing) or "some rank"
+    ranks = format_ranks(missing) or "some rank"
     meaning, _ = waited.entry.explain(waited.groups)
     return FirstFailure(
         node=nodes.get(missing[0], "") if missing else "",
@@ -258,7 +269,7 @@ def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> First
     )
 
 
-def _behind(waiting: Sequence[Hit]) -> tuple[int, ...]:
+def _find_ranks_behind(waiting: Sequence[Hit]) -> tuple[int, ...]:
     """Return the ranks whose watchdogs name an earlier collective than those of other ranks.
 
     Collectives are counted for each group of ranks. A rank with several numbers has several groups,
@@ -337,32 +348,35 @@ class LogVerdict:
     """Where nothing shows an end: errors that programs have printed and survived."""
 
 
-def log_verdict(seen: Scanned, nodes: dict[int, str], restarts: int = 0) -> LogVerdict:
+def judge_logs(seen: Scanned, nodes: dict[int, str], restarts: int = 0) -> LogVerdict:
     """Return the first failure that logs show; its class may be unknown.
 
     Two questions, in this order: does anything show that something ended badly? Then why?
     """
-    logs = _Logs(of_last_attempts(seen.hits, seen.heads, restarts), nodes)
-    first = blamed(logs.candidates()) if logs.show_an_end() else None
+    logs = _Logs(select_last_attempts(seen.hits, seen.heads, restarts), nodes)
+    first = pick_first_failure(logs.list_candidates()) if logs.has_bad_end() else None
     if first is None:
         return LogVerdict(first=None, weak=logs.weak())
     return LogVerdict(
-        first=first.failure(), shown=first.shown, failed=logs.failed_ranks(), missing=first.missing
+        first=first.failure(),
+        shown=first.shown,
+        failed=logs.list_failed_ranks(),
+        missing=first.missing,
     )
 
 
 class _Logs:
     def __init__(self, hits: Sequence[Hit], nodes: dict[int, str]) -> None:
         self._hits = hits
-        self._ended = exits(hits)
-        self._nodes = nodes_of_ranks(self._ended) | nodes
-        self._root = root_cause(self._ended)
-        self._explained = _explained_entries(hits)
+        self._ended = list_exits(hits)
+        self._nodes = map_ranks_to_nodes(self._ended) | nodes
+        self._root = find_root_cause(self._ended)
+        self._explained = _find_explained_entries(hits)
         self._after: dict[int, Aftermath] = {}
-        ends = _in_place(_telling(hits, LineTells.END))
+        ends = _sort_by_place(_select_role(hits, LineTells.END))
         self._ends = [self._hit(Role.SLURM_END, hit) for hit in ends]
 
-    def show_an_end(self) -> bool:
+    def has_bad_end(self) -> bool:
         """Return whether it ended badly: a status, a signal, Slurm's end, or a last error."""
         return bool(self._ended or self._ends) or any(map(self._is_end, self._hits))
 
@@ -371,28 +385,30 @@ class _Logs:
 
     def weak(self) -> tuple[Hit, ...]:
         """Return the first errors that programs have survived."""
-        return tuple(_in_place(self._hits)[:_SHOWN])
+        return tuple(_sort_by_place(self._hits)[:_SHOWN])
 
     def _is_survived(self, hit: Hit, *, shared: bool) -> bool:
         if id(hit) not in self._after:
-            self._after[id(hit)] = aftermath(hit)
+            self._after[id(hit)] = read_aftermath(hit)
         return self._after[id(hit)].shows_survival(hit, shared=shared)
 
-    def candidates(self) -> Iterator[Candidate]:
+    def list_candidates(self) -> Iterator[Candidate]:
         """Yield all that may have failed first; skip what came after Slurm ended the job."""
-        for hit in self._before_the_end(_in_place(self._causes())):
+        for hit in self._select_before_end(_sort_by_place(self._causes())):
             candidate = self._hit(Role.CAUSE, hit)
             if not candidate.survived:
                 yield candidate
             elif self._ended and not hit.is_weak:
                 yield replace(candidate, role=Role.SURVIVED)
-        for report in self._before_the_end(self._ended):
-            if report.by_itself:
+        for report in self._select_before_end(self._ended):
+            if report.is_own_end:
                 yield _exit(Role.KILLED, report)
-        for hit in self._before_the_end(_in_place(_telling(self._hits, LineTells.SYMPTOM))):
+        for hit in self._select_before_end(
+            _sort_by_place(_select_role(self._hits, LineTells.SYMPTOM))
+        ):
             if not self._is_explained(hit):
                 yield self._hit(Role.SYMPTOM, hit)
-        yield from self._absent()
+        yield from self._list_absent()
         yield from self._ends
         for report in self._ended:
             if report.code not in _ENDED_BY_SIGTERM and not report.followed:
@@ -405,7 +421,7 @@ class _Logs:
     def _is_explained(self, hit: Hit) -> bool:
         return hit.entry.name in self._explained.get(hit.log.path, ())
 
-    def failed_ranks(self) -> tuple[int, ...]:
+    def list_failed_ranks(self) -> tuple[int, ...]:
         ranks = {report.rank for report in self._ended}
         for hit in self._hits:
             if hit.trace or hit.entry.tells == LineTells.STUCK:
@@ -419,42 +435,42 @@ class _Logs:
         shared = hit.log.rank is None and bool(self._ended)
         return Candidate(
             role=role,
-            failure=partial(_of_hit, self._placed(hit), self._ended, self._nodes),
+            failure=partial(_convert_hit, self._find_place(hit), self._ended, self._nodes),
             time=hit.time,
             survived=self._is_survived(hit, shared=shared),
             silent=silent,
             same=(hit.log, hit.entry),
             passed_over=self._root is not None and hit.rank not in (None, self._root.rank),
-            shown=(self._placed(hit),),
+            shown=(self._find_place(hit),),
         )
 
-    def _placed(self, hit: Hit) -> Hit:
+    def _find_place(self, hit: Hit) -> Hit:
         if hit.trace and hit.rank is None and hit.entry.role == LineRole.PRIMARY:
-            return self._with_root_cause(hit)
-        return self._with_task(hit if _names_writer(hit) else self._with_rank_below(hit))
+            return self._add_root_cause(hit)
+        return self._add_task(hit if _has_writer(hit) else self._add_rank_below(hit))
 
-    def _with_root_cause(self, hit: Hit) -> Hit:
+    def _add_root_cause(self, hit: Hit) -> Hit:
         """Give an unmarked traceback the rank of the root cause in the first table below it."""
         below = [
             report
             for report in self._ended
-            if report.log == hit.log and report.number > hit.number and report.raised
+            if report.log == hit.log and report.number > hit.number and report.has_raised
         ]
         root = min(below, key=lambda report: (report.followed, report.number), default=None)
         if root is None or any(map(_OF_LAUNCHER.search, hit.trace)):
             return hit
         return replace(hit, rank=root.rank)
 
-    def _with_rank_below(self, hit: Hit) -> Hit:
+    def _add_rank_below(self, hit: Hit) -> Hit:
         """Give a line the rank of the traceback near below it, if there is only one rank."""
         below = (other for other in self._hits if other.log == hit.log and other.trace)
         near = (other for other in below if 0 < other.last - hit.number <= _NEAR_LINES)
         ranks = {other.rank for other in near}
         return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
 
-    def _with_task(self, hit: Hit) -> Hit:
+    def _add_task(self, hit: Hit) -> Hit:
         """Add the rank that a launcher prints below a line about memory or a crash."""
-        if hit.entry.kind not in _ENDED_BY_KERNEL or _names_writer(hit):
+        if hit.entry.kind not in _ENDED_BY_KERNEL or _has_writer(hit):
             return hit
         for other in self._hits:
             same = other.entry.kind == hit.entry.kind and other.log == hit.log
@@ -463,57 +479,57 @@ class _Logs:
                 return replace(hit, known=replace(hit.known, groups=groups))
         return hit
 
-    def _before_the_end(self, reports: Sequence[Report]) -> Iterator[Report]:
-        end = blamed(self._ends)
+    def _select_before_end(self, reports: Sequence[Report]) -> Iterator[Report]:
+        end = pick_first_failure(self._ends)
         for report in reports:
             if end is None or not _is_after(report, end.shown[0]):
                 yield report
 
-    def _absent(self) -> Iterator[Candidate]:
-        waiting = tuple(self._before_the_end(_telling(self._hits, LineTells.STUCK)))
+    def _list_absent(self) -> Iterator[Candidate]:
+        waiting = tuple(self._select_before_end(_select_role(self._hits, LineTells.STUCK)))
         if not waiting:
             return
-        missing = absent(waiting, self._nodes)
+        missing = find_absent_ranks(waiting, self._nodes)
         yield Candidate(
             role=Role.ABSENT,
-            failure=partial(hang, waiting[0], missing, self._nodes),
+            failure=partial(describe_hang, waiting[0], missing, self._nodes),
             shown=waiting[:_SHOWN],
             missing=missing,
         )
 
     def _consequences(self) -> Iterator[Candidate]:
-        shown = tuple(filter(_may_follow, self._hits))[:_SHOWN]
+        shown = tuple(filter(_can_follow, self._hits))[:_SHOWN]
         for hit in shown[:1]:
-            failure = partial(_unknown, hit, hit.prefix_node or hit.log.node)
+            failure = partial(_describe_unknown, hit, hit.prefix_node or hit.log.node)
             yield Candidate(role=Role.LOST_PEER, failure=failure, shown=shown)
         for report in self._ended[:1]:
-            failure = partial(_unknown, report, report.node)
+            failure = partial(_describe_unknown, report, report.node)
             yield Candidate(role=Role.ENDED_BY_OTHERS, failure=failure, shown=(report,))
 
 
 def _exit(role: Role, report: Exit) -> Candidate:
     return Candidate(
-        role=role, failure=partial(_of_exit, report), time=report.time, shown=(report,)
+        role=role, failure=partial(_convert_exit, report), time=report.time, shown=(report,)
     )
 
 
-def _names_writer(hit: Hit) -> bool:
+def _has_writer(hit: Hit) -> bool:
     return hit.rank is not None or bool(hit.node)
 
 
-def _explained_entries(hits: Iterable[Hit]) -> dict[Path, set[str]]:
+def _find_explained_entries(hits: Iterable[Hit]) -> dict[Path, set[str]]:
     explained: dict[Path, set[str]] = {}
     for hit in hits:
         explained.setdefault(hit.log.path, set()).update(hit.entry.explains)
     return explained
 
 
-def _in_place(hits: Sequence[Hit]) -> list[Hit]:
+def _sort_by_place(hits: Sequence[Hit]) -> list[Hit]:
     """Sort hits by file and line: their order decides between hits of the same time."""
     return sorted(hits, key=lambda hit: (str(hit.log.path), hit.number))
 
 
-def _telling(hits: Sequence[Hit], what: LineTells) -> list[Hit]:
+def _select_role(hits: Sequence[Hit], what: LineTells) -> list[Hit]:
     return [hit for hit in hits if hit.entry.tells == what]
 
 
@@ -526,7 +542,7 @@ def _is_after(report: Hit | Exit, end: Hit | Exit) -> bool:
 def _causes(hits: Sequence[Hit]) -> list[Hit]:
     """Return the causes; only the last traceback of a rank, which survived the others."""
     last = {_writer(hit): hit.number for hit in hits}
-    own = filter(_failed_by_itself, hits)
+    own = filter(_is_own_failure, hits)
     return [hit for hit in own if last[_writer(hit)] == hit.number]
 
 
@@ -536,12 +552,12 @@ def _writer(hit: Hit) -> tuple[Path, int | None, int]:
     return hit.log.path, hit.rank, 0 if by_rank else hit.number
 
 
-def _may_follow(hit: Hit) -> bool:
+def _can_follow(hit: Hit) -> bool:
     return hit.entry is EXCEPTION or hit.entry.role == LineRole.CASCADE
 
 
-def _failed_by_itself(hit: Hit) -> bool:
-    if not hit.primary:
+def _is_own_failure(hit: Hit) -> bool:
+    if not hit.is_primary:
         return False
     return hit.entry is not EXCEPTION or not _has_lost_peer(hit)
 
@@ -553,9 +569,9 @@ def _has_lost_peer(hit: Hit) -> bool:
     return any(_IN_COLLECTIVE.search(line) for line in hit.trace[-6:])
 
 
-def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
+def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
     rank = _find_failed_rank(hit)
-    node = _node_of(hit, rank, nodes)
+    node = _find_node(hit, rank, nodes)
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
     failure = FirstFailure(
         node=node,
@@ -568,13 +584,13 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
         meaning=meaning,
         entry=hit.entry.name,
     )
-    report = _exit_of(rank, ended)
+    report = _find_exit(rank, ended)
     if report is None:
         return replace(failure, node=node or _only_node(hit, ended))
     return replace(failure, node=node or report.node, exit_code=report.code)
 
 
-def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
+def _find_node(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
     return hit.node or ("" if rank is None else nodes.get(rank, ""))
 
 
@@ -584,7 +600,7 @@ def _only_node(hit: Hit, ended: Sequence[Exit]) -> str:
     return nodes.pop() if len(nodes) == 1 and hit.rank is None else ""
 
 
-def _exit_of(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
+def _find_exit(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
     if rank is None:
         return None
     return next((report for report in ended if report.rank == rank), None)
@@ -597,8 +613,8 @@ def _find_failed_rank(hit: Hit) -> int | None:
     return int(named) if named.isdigit() else None
 
 
-def _of_exit(report: Exit) -> FirstFailure:
-    cause = of_code(report.code)
+def _convert_exit(report: Exit) -> FirstFailure:
+    cause = describe_exit_code(report.code)
     return FirstFailure(
         node=report.node,
         rank=report.rank,
@@ -611,7 +627,7 @@ def _of_exit(report: Exit) -> FirstFailure:
     )
 
 
-def _unknown(shown: Hit | Exit, node: str) -> FirstFailure:
+def _describe_unknown(shown: Hit | Exit, node: str) -> FirstFailure:
     return FirstFailure(
         node=node,
         rank=None,  # another one's failure made this one end

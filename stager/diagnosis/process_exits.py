@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
+from bundle.launch.rank_results import CAUSE, LOST_PEER, weigh_exit
 from bundle.launch.wrapper import is_own_frame, keep_own_frame
 from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.messages import FailureRecord
 
-from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
+from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match_line
 from ..logs.job_files import LogFile
-from ..logs.lines import numbered, stamp, year_of
+from ..logs.lines import number_lines, read_stamp, read_year
 from ..logs.prefixes import parse_line
 from .failure import FirstFailure
 from .hits import LAUNCHER_FRAME, Hit, Scanned
@@ -55,10 +55,10 @@ class Cause:
     """What to do about it."""
 
 
-def of_rank(record: FailureRecord) -> FirstFailure:
+def describe_rank_failure(record: FailureRecord) -> FirstFailure:
     """Return the failure of a rank; what the catalogue knows of it comes before its own words."""
     cause = _cause(record)
-    words, own_hint = own_words(record)
+    words, own_hint = find_own_words(record)
     if words:
         cause = Cause(text=words, kind=FailureClass.PYTHON_ERROR, hint=cause.hint)
     failure = FirstFailure(
@@ -71,16 +71,16 @@ def of_rank(record: FailureRecord) -> FirstFailure:
         lines=tuple(keep_own_frame(record.lines, LINES)),
         time=record.time,
     )
-    known = explained(record) or (match(words) if words else None)
+    known = look_up_failure(record) or (match_line(words) if words else None)
     if known is not None:
-        failure = failure.explained_by(known)
+        failure = failure.explain(known)
     return replace(failure, hint=own_hint or failure.hint)
 
 
 def _cause(record: FailureRecord) -> Cause:
     exception, summary = record.exception, _summary(record)
     if not exception:
-        return of_code(record.exit_code)
+        return describe_exit_code(record.exit_code)
     if exception == "SystemExit":
         text, hint = _exit_of_its_own(summary)
     else:
@@ -101,9 +101,9 @@ def _summary(record: FailureRecord) -> str:
     return next(iter(record.message.strip().splitlines()), "")
 
 
-def of_code(code: int) -> Cause:
+def describe_exit_code(code: int) -> Cause:
     """Return the cause that the exit status of a silent process tells."""
-    number = signal_of(code)
+    number = find_signal(code)
     if number == 0:
         text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
         return Cause(text=text, kind=FailureClass.UNKNOWN, hint=hint)
@@ -112,7 +112,7 @@ def of_code(code: int) -> Cause:
     return Cause(text=f"it was killed by {name}", kind=FailureClass.KILLED, hint=hint)
 
 
-def signal_of(code: int) -> int:
+def find_signal(code: int) -> int:
     """Return the number of the signal that an exit status stands for; 0 for none.
 
     A shell adds 128 to a signal's number; ssh, Apptainer and ``sys.exit(-1)`` end with 255.
@@ -128,7 +128,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def own_words(record: FailureRecord) -> tuple[str, str]:
+def find_own_words(record: FailureRecord) -> tuple[str, str]:
     """Return the words with which a rank ended itself, and its hint; empty if it did not.
 
     An exception with a line in the user's own code tells more, and so does one that they lack.
@@ -145,26 +145,26 @@ def own_words(record: FailureRecord) -> tuple[str, str]:
     return "", ""
 
 
-def weigh(record: FailureRecord) -> int:
+def weigh_failure(record: FailureRecord) -> int:
     """Return the relation of a failure to those of others: cause, lost peer, or ended by others.
 
     The far side weighs it; but a rank whose collective did not end in time has lost its peers, too.
     """
-    seen = weight(record.exit_code, record.exception, record.message, record.told_to_end)
+    seen = weigh_exit(record.exit_code, record.exception, record.message, record.told_to_end)
     if seen != CAUSE:
         return seen
-    known = explained(record)
+    known = look_up_failure(record)
     follows = known is not None and known.entry.role == LineRole.CASCADE
     return LOST_PEER if follows else CAUSE
 
 
-def waited_in_vain(record: FailureRecord) -> bool:
+def has_waited_in_vain(record: FailureRecord) -> bool:
     """Return whether a rank failed because it had waited too long for another one."""
-    known = explained(record)
+    known = look_up_failure(record)
     return known is not None and known.entry.tells == LineTells.STUCK
 
 
-def explained(record: FailureRecord) -> CatalogueMatch | None:
+def look_up_failure(record: FailureRecord) -> CatalogueMatch | None:
     """Return what the catalogue knows of a rank's failure.
 
     Its exception counts, then those that it followed from. Of a rank that left none, the lines may
@@ -172,12 +172,12 @@ def explained(record: FailureRecord) -> CatalogueMatch | None:
     """
     if not record.exception:
         return None
-    closing = match(f"{record.exception}: {_summary(record)}")
+    closing = match_line(f"{record.exception}: {_summary(record)}")
     if closing is not None and _explains(closing.entry):
         return closing
     last: CatalogueMatch | None = None
     for line in reversed(_exception_lines(record)):
-        known = match(line)
+        known = match_line(line)
         if known is None or not _explains(known.entry):
             continue
         if known.entry.role == LineRole.PRIMARY:
@@ -246,25 +246,25 @@ class Exit:
     """Whether its launcher saw another one fail first, and may have killed it."""
 
     @property
-    def by_itself(self) -> bool:
+    def is_own_end(self) -> bool:
         """True if a signal ended it that no other process can have sent."""
         if self.followed or self.code in ENDED_BY_OTHERS:
             return False
-        return signal_of(self.code) > 0
+        return find_signal(self.code) > 0
 
     @property
-    def raised(self) -> bool:
+    def has_raised(self) -> bool:
         """True if it is a rank that ended by itself, with an exception."""
-        return self.rank is not None and self.code > 0 and signal_of(self.code) == 0
+        return self.rank is not None and self.code > 0 and find_signal(self.code) == 0
 
 
-def exits(hits: Sequence[Hit]) -> list[Exit]:
+def list_exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
-    tables = _in_tables(hits)
+    tables = _read_tables(hits)
     with_table = {process.log.path for process in tables}
     step_ends = _step_ends(hits)
     of_torchrun, tasks, others = list(tables), [], []
-    for hit in _joined(hit for hit in hits if hit.entry.tells == LineTells.EXIT):
+    for hit in _join_openmpi_lines(hit for hit in hits if hit.entry.tells == LineTells.EXIT):
         if "local" in hit.groups:
             if hit.log.path not in with_table:  # it ends before its table
                 of_torchrun.append(_exit(hit, node=hit.log.node, rank=None))
@@ -290,20 +290,20 @@ def _exit(hit: Hit, *, node: str, rank: int | None) -> Exit:
         text=hit.text,
         node=node,
         rank=rank,
-        code=_code_of(hit),
+        code=_read_exit_code(hit),
         time=hit.time,
     )
 
 
-def nodes_of_ranks(ended: Iterable[Exit]) -> dict[int, str]:
+def map_ranks_to_nodes(ended: Iterable[Exit]) -> dict[int, str]:
     """Return the node of each rank whose end is reported."""
     return {process.rank: process.node for process in ended if process.rank is not None}
 
 
-def root_cause(ended: Sequence[Exit]) -> Exit | None:
+def find_root_cause(ended: Sequence[Exit]) -> Exit | None:
     """Return the first failed rank if it raised, else None; ``ended`` is in order of time."""
     first = next((process for process in ended if not process.followed), None)
-    return first if first is not None and first.raised else None
+    return first if first is not None and first.has_raised else None
 
 
 def _time(process: Exit) -> tuple[bool, float]:
@@ -319,7 +319,7 @@ def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
     return ends
 
 
-def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
+def _read_tables(hits: Iterable[Hit]) -> list[Exit]:
     """Return the processes of torchrun's ``ChildFailedError`` tables."""
     first: dict[LogFile, int] = {}
     for hit in hits:  # those of an earlier attempt are no longer among the hits
@@ -327,8 +327,8 @@ def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
             first[hit.log] = min(hit.number, first.get(hit.log, hit.number))
     processes = []
     for log, start in first.items():
-        year = year_of(log.path)
-        for row in _read_rows(numbered(log.path)):
+        year = read_year(log.path)
+        for row in _read_rows(number_lines(log.path)):
             if row.number > start:
                 processes.append(
                     Exit(
@@ -338,7 +338,7 @@ def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
                         node=log.node or row.host,
                         rank=row.rank,
                         code=row.code,
-                        time=stamp(row.time.encode(), year),
+                        time=read_stamp(row.time.encode(), year),
                         followed=not row.is_root,
                     )
                 )
@@ -390,7 +390,7 @@ def _read_rows(lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
         fields, is_root = {}, False
 
 
-def _joined(reports: Iterable[Hit]) -> Iterator[Hit]:
+def _join_openmpi_lines(reports: Iterable[Hit]) -> Iterator[Hit]:
     """Join Open MPI's status with the line above it, which names the process."""
     above: Hit | None = None
     for hit in reports:
@@ -408,7 +408,7 @@ def _joined(reports: Iterable[Hit]) -> Iterator[Hit]:
         yield above
 
 
-def _code_of(hit: Hit) -> int:
+def _read_exit_code(hit: Hit) -> int:
     """Return the exit status in a line, negative for a signal; 1 if it is unknown."""
     code, name = hit.groups.get("code", ""), hit.groups.get("signal", "")
     if code.lstrip("-").isdigit():
@@ -451,7 +451,7 @@ class Torchruns:
     blamed: Mapping[Path, int]
     """The rank that ended with an exception, by its log; of several the one that was first."""
 
-    def without_task(self, log: LogFile) -> LogFile:
+    def drop_task(self, log: LogFile) -> LogFile:
         """Return the log, without a task's number that is no rank's."""
         return replace(log, rank=None) if log.path in self.first else log
 
@@ -464,11 +464,11 @@ class Torchruns:
                 nodes.update(dict.fromkeys(range(first, first + self.each), log.node))
         return nodes
 
-    def with_ranks(self, seen: Scanned) -> Scanned:
+    def add_ranks(self, seen: Scanned) -> Scanned:
         """Return the hits, with the ranks of tracebacks that no mark says the rank of."""
-        return replace(seen, hits=tuple(self._with_rank(hit) for hit in seen.hits))
+        return replace(seen, hits=tuple(self._add_rank(hit) for hit in seen.hits))
 
-    def _with_rank(self, hit: Hit) -> Hit:
+    def _add_rank(self, hit: Hit) -> Hit:
         if hit.rank is not None or not hit.trace or hit.log.path not in self.blamed:
             return hit
         if any(LAUNCHER_FRAME.search(line) for line in hit.trace):
@@ -479,10 +479,10 @@ class Torchruns:
 _NONE = Torchruns(first={}, blamed={})
 
 
-def torchruns(logs: Sequence[LogFile]) -> Torchruns:
+def find_torchruns(logs: Sequence[LogFile]) -> Torchruns:
     """Return which logs are of whole torchruns with several ranks each, and the ranks."""
     tasks = {log.path: log.rank for log in logs if not log.own and log.rank is not None}
-    tails = {path: _tail(path) for path in tasks}
+    tails = {path: _read_tail(path) for path in tasks}
     if not any(map(_TORCHRUN.search, tails.values())):
         return _NONE
     first: dict[Path, int] = {}
@@ -505,7 +505,7 @@ def torchruns(logs: Sequence[LogFile]) -> Torchruns:
     return Torchruns(each=each, first=by_task | first, blamed=blamed)
 
 
-def _tail(path: Path) -> bytes:
+def _read_tail(path: Path) -> bytes:
     try:
         with path.open("rb") as handle:
             handle.seek(max(0, os.fstat(handle.fileno()).st_size - _TAIL_BYTES))

@@ -13,12 +13,12 @@ from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
 from bundle.protocol.enumerations import Ending, FailureClass
 from bundle.protocol.events import JobEnds
 from bundle.protocol.messages import Departure, FailureRecord, Lingering, Vanished
-from bundle.protocol.problem import Problem, ending_problem
+from bundle.protocol.problem import Problem, make_ending_problem
 
-from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
-from .failure import FirstFailure, lingering_in_words
+from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match_line
+from .failure import FirstFailure, describe_lingering
 from .hits import Hit
-from .process_exits import LINES, Exit, of_rank, own_words, weigh
+from .process_exits import LINES, Exit, describe_rank_failure, find_own_words, weigh_failure
 
 # --- The verdict: which of many candidates failed first, and why it is that one ------------------
 
@@ -124,7 +124,7 @@ class Candidate:
     """Ranks that did not come, for ``ABSENT``."""
 
 
-def blamed(candidates: Iterable[Candidate]) -> Candidate | None:
+def pick_first_failure(candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the candidate that failed first, or the one that speaks for it; None for none."""
     ranked = sorted(candidates, key=_order)
     if not ranked:
@@ -147,7 +147,7 @@ def _order(candidate: Candidate) -> tuple[Role, bool, bool, float]:
 def convert_problem(problem: Problem, node: str) -> FirstFailure:
     """Return the failure that is a problem."""
     # The end of a job is said of that job alone: its number needs no mention.
-    where = "" if problem.ends_job else problem.where
+    where = "" if problem.is_end_of_job else problem.where
     return FirstFailure(
         node=node,
         kind=problem.code.row.failure_class,
@@ -159,7 +159,7 @@ def convert_problem(problem: Problem, node: str) -> FirstFailure:
 
 def convert_ending(ending: str, job_id: str, node: str) -> FirstFailure:
     """Return the failure for Slurm's end of a job: an ``Ending``, or another version's word."""
-    return convert_problem(ending_problem(ending, job_id), node)
+    return convert_problem(make_ending_problem(ending, job_id), node)
 
 
 # --- The first failure as the driver's result tells it: from ranks' records, problems and statuses
@@ -173,31 +173,31 @@ _NOTICE_SECONDS = 1.0
 """Seconds by which a busy node may be late to notice that a rank has ended."""
 
 
-def verdict(result: JobEnds, job_id: str) -> FirstFailure | None:
+def judge_result(result: JobEnds, job_id: str) -> FirstFailure | None:
     """Return the first failure; Slurm's end of the job comes before what followed from it."""
     if result.ok:
         return None
     if not result.ended_by:
-        return first_failure(result)
+        return find_first_failure_of_result(result)
     node = ""
     if result.ended_by == Ending.NODE_FAILURE:
         node = next(iter(result.problems), "")
     return convert_ending(result.ended_by, job_id, node)
 
 
-def usable_result(result: JobEnds) -> JobEnds:
+def select_usable_result(result: JobEnds) -> JobEnds:
     """Return a result without ranks that cannot be.
 
     If its user's interrupt ended the job, it is also without what only followed from that.
     """
     # Without the time of its end it is unknown which ranks a rank delayed.
-    vanished = [rank for rank in _with_number(result.vanished) if rank.time is not None]
+    vanished = [rank for rank in _drop_unknown_ranks(result.vanished) if rank.time is not None]
     result = replace(
         result,
-        failures=_with_number(result.failures),
-        left=_with_number(result.left),
+        failures=_drop_unknown_ranks(result.failures),
+        left=_drop_unknown_ranks(result.left),
         vanished=tuple(vanished),
-        lingering=_with_number(result.lingering),
+        lingering=_drop_unknown_ranks(result.lingering),
     )
     if not result.interrupted or result.ended_by:
         return result
@@ -213,13 +213,13 @@ def usable_result(result: JobEnds) -> JobEnds:
 _OfRank = TypeVar("_OfRank", FailureRecord, Departure, Vanished, Lingering)
 
 
-def _with_number(records: Iterable[_OfRank] | None) -> tuple[_OfRank, ...]:
+def _drop_unknown_ranks(records: Iterable[_OfRank] | None) -> tuple[_OfRank, ...]:
     return tuple(record for record in records or () if record.rank >= 0)
 
 
-def first_failure(result: JobEnds) -> FirstFailure | None:
+def find_first_failure_of_result(result: JobEnds) -> FirstFailure | None:
     """Return the earliest failure that is a cause and not a consequence; None for no failure."""
-    first = blamed(_candidates(result))
+    first = pick_first_failure(_candidates(result))
     return None if first is None else first.failure()
 
 
@@ -229,24 +229,24 @@ def _candidates(result: JobEnds) -> Iterator[Candidate]:
     ranks = [_rank(record) for record in records]
     yield from ranks
     yield from _nodes(result, ranks)
-    yield from map(_vanished, result.vanished or ())
-    yield from _left_early(result)
+    yield from map(_convert_vanished, result.vanished or ())
+    yield from _list_left_early(result)
     yield from _launchers(result)
-    lingering = _lingering(result)
+    lingering = _find_lingering(result)
     if lingering is not None:
-        yield Candidate(role=Role.LINGERING, failure=partial(_of_lingering, lingering))
+        yield Candidate(role=Role.LINGERING, failure=partial(_convert_lingering, lingering))
 
 
 def _rank(record: FailureRecord) -> Candidate:
     """Return a failed rank; of ranks that exit together without an exception, one is enough."""
-    role = _ROLES[weigh(record)]
+    role = _ROLES[weigh_failure(record)]
     wordless = role is Role.CAUSE and not record.exception
     return Candidate(
         role=role,
-        failure=partial(of_rank, record),
+        failure=partial(describe_rank_failure, record),
         node=record.node,
         time=record.time,
-        silent=wordless and not own_words(record)[0],
+        silent=wordless and not find_own_words(record)[0],
         same=record.exit_code if wordless else None,
     )
 
@@ -256,25 +256,25 @@ def _nodes(result: JobEnds, ranks: Sequence[Candidate]) -> Iterator[Candidate]:
         for problem in problems:
             yield Candidate(
                 role=Role.FOLLOWING_NODE if problem.code.row.follows else Role.NODE,
-                failure=partial(_of_node, node, problem, result, ranks),
+                failure=partial(_describe_node_failure, node, problem, result, ranks),
             )
 
 
-def _of_node(
+def _describe_node_failure(
     node: str, problem: Problem, result: JobEnds, ranks: Sequence[Candidate]
 ) -> FirstFailure:
     failure = convert_problem(problem, node)
-    first = blamed(rank for rank in ranks if rank.node == node)
+    first = pick_first_failure(rank for rank in ranks if rank.node == node)
     if first is not None:
         rank = first.failure()
         return replace(failure, rank=rank.rank, exit_code=rank.exit_code, lines=rank.lines)
     if failure.kind != FailureClass.HANG:
         return failure
-    lingering = _lingering(result, node)
-    return failure if lingering is None else _of_lingering(lingering)
+    lingering = _find_lingering(result, node)
+    return failure if lingering is None else _convert_lingering(lingering)
 
 
-def _vanished(gone: Vanished) -> Candidate:
+def _convert_vanished(gone: Vanished) -> Candidate:
     failure = FirstFailure(
         node=gone.node,
         rank=gone.rank,
@@ -286,24 +286,24 @@ def _vanished(gone: Vanished) -> Candidate:
     return Candidate(role=Role.VANISHED, failure=lambda: failure, time=gone.time)
 
 
-def _left_early(result: JobEnds) -> Iterator[Candidate]:
+def _list_left_early(result: JobEnds) -> Iterator[Candidate]:
     """Yield the ranks that exited, or left the group, before others lost their peer."""
     # Their processes' ends count: an exception is often noted before the kernel tells of the end
     # that it follows from.
-    lost = [record for record in result.failures or () if weigh(record) == LOST_PEER]
+    lost = [record for record in result.failures or () if weigh_failure(record) == LOST_PEER]
     if not lost:
         return
     missed = min(record.ended or record.time for record in lost)
     for gone in result.left or ():
         if gone.time <= missed + _NOTICE_SECONDS:
             yield Candidate(
-                role=Role.LEFT_EARLY, failure=partial(_of_departed, gone), time=gone.time
+                role=Role.LEFT_EARLY, failure=partial(_describe_departed, gone), time=gone.time
             )
 
 
-def _of_departed(gone: Departure) -> FirstFailure:
+def _describe_departed(gone: Departure) -> FirstFailure:
     if gone.goes_on:
-        return _of_lingering(Lingering(gone.node, gone.rank, left=gone.time))
+        return _convert_lingering(Lingering(gone.node, gone.rank, left=gone.time))
     return FirstFailure(
         node=gone.node,
         rank=gone.rank,
@@ -323,11 +323,11 @@ def _launchers(result: JobEnds) -> Iterator[Candidate]:
             continue
         yield Candidate(
             role=Role.ENDED_LAUNCHER if code == _ENDED_BY_SIGTERM else Role.BARE_STATUS,
-            failure=partial(_of_launcher, node, code, (result.tails or {}).get(node, ())),
+            failure=partial(_describe_launcher, node, code, (result.tails or {}).get(node, ())),
         )
 
 
-def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
+def _describe_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
     written = [line.strip() for line in tail if line.strip()]
     last = written[-1] if written else ""
     failure = FirstFailure(
@@ -339,9 +339,9 @@ def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
         lines=tuple(tail[-LINES:]),
     )
     for line in tail:
-        known = match(line)
+        known = match_line(line)
         if known is not None and _names_cause(known.entry):
-            return replace(failure, cause=line.strip()).explained_by(known)
+            return replace(failure, cause=line.strip()).explain(known)
     return failure
 
 
@@ -349,23 +349,23 @@ def _names_cause(entry: CatalogueEntry) -> bool:
     return entry.role == LineRole.PRIMARY and entry.tells != LineTells.EXIT
 
 
-def _lingering(result: JobEnds, node: str = "") -> Lingering | None:
+def _find_lingering(result: JobEnds, node: str = "") -> Lingering | None:
     """Return the rank whose process does not end; an empty node stands for all nodes."""
     processes = [process for process in result.lingering or () if node in ("", process.node)]
     out_of_group = [process for process in processes if process.left is not None]
     if len(out_of_group) == result.world_size:
         return None  # nobody is in the group any more, so nobody waits there for anybody
-    return min(processes, key=_since, default=None)
+    return min(processes, key=_order_lingering, default=None)
 
 
-def _since(process: Lingering) -> tuple[bool, bool, float, int]:
+def _order_lingering(process: Lingering) -> tuple[bool, bool, float, int]:
     """Order lingering ranks: first finished ones, then those that have left their group."""
     finished, left = process.finished, process.left
     return finished is None, left is None, finished or left or 0.0, process.rank
 
 
-def _of_lingering(process: Lingering) -> FirstFailure:
-    cause, hint = lingering_in_words(process.finished, process.left, process.waits_for)
+def _convert_lingering(process: Lingering) -> FirstFailure:
+    cause, hint = describe_lingering(process.finished, process.left, process.waits_for)
     return FirstFailure(
         node=process.node,
         rank=process.rank,

@@ -19,12 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from bundle.environment import hub_datasets
-from bundle.format.layer import abridged, excess
-from bundle.protocol.counts import counted, sized
+from bundle.format.layer import abridge_path, explain_excess
+from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError, StagerError
-from ..core.store import Store, cannot_write, sha256_of
+from ..core.store import Store, digest_file, write_error
 from .repositories import HubFile, HubRequest, LockedRepository, is_safe
 
 _INSTALL = "uv tool install --reinstall '.[hub]'"
@@ -54,7 +54,7 @@ class HubEntry:
     @property
     def is_named_badly(self) -> bool:
         """True if its name is the problem, and not what the hub says about it."""
-        return not is_safe(self.path) or bool(excess(self.path))
+        return not is_safe(self.path) or bool(explain_excess(self.path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class HubClient:
             StagerError: it does not exist, asks for a token, or the hub does not answer.
         """
         library = _library()
-        with _explained(request):
+        with _convert_errors(request):
             api = library.HfApi(endpoint=_endpoint(), library_name="stager")
             asks = {"model": api.model_info, "dataset": api.dataset_info, "space": api.space_info}
             info = asks[request.kind](
@@ -118,7 +118,7 @@ class HubClient:
             StagerError: it cannot be fetched, or not be written, or not in the cache.
         """
         library = _library()
-        with _explained(request), _bars():
+        with _convert_errors(request), _disable_bars():
             found = library.hf_hub_download(
                 request.name,
                 path,
@@ -158,7 +158,7 @@ def _endpoint() -> str | None:
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[None]:
+def _disable_bars() -> Iterator[None]:
     """Disable the library's progress bars where standard error is not a terminal."""
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
@@ -173,7 +173,7 @@ def _bars() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(request: HubRequest) -> Iterator[None]:
+def _convert_errors(request: HubRequest) -> Iterator[None]:
     """Convert every error of the library into a StagerError that names the repository."""
     try:
         yield
@@ -183,7 +183,7 @@ def _explained(request: HubRequest) -> Iterator[None]:
     except Exception as exc:
         if isinstance(exc, OSError) and exc.errno in _FULL:
             place = Path(exc.filename or f"the files of {request.label}")
-            raise cannot_write(place, exc) from exc
+            raise write_error(place, exc) from exc
         raise _fault(request, exc) from exc
 
 
@@ -269,8 +269,8 @@ def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
     digest, problem = None, ""
     if not is_safe(path):
         problem = "its name leaves the repository, or cannot be printed"
-    elif excess(path):
-        problem = f"no node can hold {excess(path)}"
+    elif explain_excess(path):
+        problem = f"no node can hold {explain_excess(path)}"
     elif type(size) is not int or size < 0:
         problem = f"its size is {size!r}"
     try:
@@ -343,7 +343,7 @@ class HubFiles:
                     "lists: its size or its digest is another",
                     "check HF_ENDPOINT and the proxy",
                 )
-        return sha256_of(file)
+        return digest_file(file)
 
     def locked(self, repository: LockedRepository, file: HubFile) -> Path:
         """Return a file with the content that the lock says.
@@ -374,7 +374,7 @@ class HubFiles:
                 context=[f"looked in {cache}" for cache in user_caches(os.environ)],
             )
         self.store.require_space(size, f"{request.name} {path}")
-        self.progress(f"{request.label} {path}, {sized(size)}")
+        self.progress(f"{request.label} {path}, {format_size(size)}")
         return self.hub.fetch(request, commit, path, self.store.hub)
 
 
@@ -397,7 +397,7 @@ def _is_listed(path: Path, entry: HubEntry) -> bool:
 
 def _has_content(path: Path, file: HubFile) -> bool:
     try:
-        return path.stat().st_size == file.size and sha256_of(path) == file.sha256
+        return path.stat().st_size == file.size and digest_file(path) == file.sha256
     except OSError:
         return False
 
@@ -425,7 +425,7 @@ _ALWAYS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 """Files of a data set's repository that say what the others are."""
 
 
-def selected(
+def select_files(
     request: HubRequest, paths: Sequence[str], configs: Sequence[Mapping[str, object]]
 ) -> list[str]:
     """Return the files to take, sorted.
@@ -532,7 +532,7 @@ def resolve(
         if request in resolved:
             continue
         try:
-            resolved[request] = _resolved(request, files)
+            resolved[request] = _resolve_one(request, files)
         except StagerError as exc:
             faults.append(exc)
             if exc.context:  # the hub did not answer: it would not answer for the others either
@@ -541,21 +541,22 @@ def resolve(
         raise faults[0]
     if faults:
         raise StagerError(
-            f"{counted(len(faults), 'model or data set', 'models and data sets')} cannot be had",
+            f"{format_count(len(faults), 'model or data set', 'models and data sets')} "
+            "cannot be had",
             hint="; ".join(dict.fromkeys(fault.hint for fault in faults)),
             context=[fault.message for fault in faults],
         )
     return tuple(resolved[request] for request in dict.fromkeys(requests))
 
 
-def _resolved(request: HubRequest, files: HubFiles) -> LockedRepository:
+def _resolve_one(request: HubRequest, files: HubFiles) -> LockedRepository:
     if files.hub is None:
         raise StagerError(
             f"{request.kind} {request.label} is not in the lock, and nothing may be fetched",
             hint="run `stager lock` once where the hub can be reached",
         )
     answer = files.hub.describe(request)
-    paths = selected(request, [entry.path for entry in answer.entries], answer.configs)
+    paths = select_files(request, [entry.path for entry in answer.entries], answer.configs)
     return LockedRepository(
         request=request,
         commit=answer.commit,
@@ -577,7 +578,7 @@ def _locked_files(
             if all(entry.is_named_badly for entry in unusable)
             else "check HF_ENDPOINT: what answers there does not list sizes and digests as the hub "
             "does; lock where the hub itself can be reached",
-            context=[f"{abridged(entry.path)!r}: {entry.problem}" for entry in unusable],
+            context=[f"{abridge_path(entry.path)!r}: {entry.problem}" for entry in unusable],
         )
     return [
         HubFile(

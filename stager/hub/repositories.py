@@ -82,7 +82,7 @@ def parse_request(kind: Kind, value: object) -> HubRequest:
     return request
 
 
-def request_from(data: Mapping[str, object]) -> HubRequest:
+def decode_request(data: Mapping[str, object]) -> HubRequest:
     """Read what :meth:`HubRequest.to_dict` wrote.
 
     Raises:
@@ -172,7 +172,7 @@ class LockedRepository:
         }
 
 
-def locked_from(data: object) -> LockedRepository:
+def decode_repository(data: object) -> LockedRepository:
     """Read an entry of the lock, which somebody may have edited.
 
     Raises:
@@ -192,7 +192,7 @@ def locked_from(data: object) -> LockedRepository:
     if not all(isinstance(path, str) and is_safe(path) for path in left_out):
         raise ValueError("left-out: not a list of paths in a repository")
     return LockedRepository(
-        request=request_from(fields),
+        request=decode_request(fields),
         commit=commit,
         licence=licence,
         files=tuple(map(_file, content)),

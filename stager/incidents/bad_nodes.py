@@ -7,25 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import time
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.events import JobBegins, Record
-from bundle.system.hostlist import fold
+from bundle.system.hostlist import fold_hosts
 
 from ..core.store import Store
 from ..jobs.driver import JobListener
 from ..jobs.outcome import Outcome
 from ..jobs.preparation import Prepared
 from ..pack.bundle_file import mark
-from ..slurm.batch_script import submit_environment
+from ..slurm.batch_script import make_submit_environment
 from ..slurm.request import (
     PartitionNode,
     Request,
-    current_cluster,
-    is_overridden,
-    listed_nodes,
-    request,
-    usable_nodes,
+    is_changed_elsewhere,
+    list_usable_nodes,
+    make_request,
+    query_cluster_name,
+    query_nodes,
 )
 from .node_history import (
     DAYS,
@@ -63,14 +63,14 @@ def choose_avoided(
     notes = name_first([f"avoiding {node.summary(DAYS)}" for node in avoided])
     warnings = []
     if kept:
-        names, need = fold([node.node for node in kept]), counted(asked.nodes[0], "node")
+        names, need = fold_hosts([node.node for node in kept]), format_count(asked.nodes[0], "node")
         warnings.append(
             f"not avoiding {names}, which failed lately: the job needs {need}, and too few others "
             "are up"
         )
     known = {node.name for node in listing}
     if unknown := [node.node for node in nodes if node.node not in known]:
-        notes.append(f"not avoiding {fold(unknown)}: Slurm has no such node")
+        notes.append(f"not avoiding {fold_hosts(unknown)}: Slurm has no such node")
     return [node.node for node in avoided], notes, warnings
 
 
@@ -94,7 +94,7 @@ def _divide(
 
 def _usable(asked: Request, listing: Sequence[PartitionNode]) -> Mapping[str, PartitionNode]:
     cpus = asked.cpus_per_task or 1
-    nodes = usable_nodes(asked, listing)
+    nodes = list_usable_nodes(asked, listing)
     return {node.name: node for node in nodes if node.cpus >= cpus}
 
 
@@ -109,7 +109,7 @@ def exclude_bad_nodes(
     prepared: Prepared,
     nodes: tuple[NodeHistory, ...],
     listener: JobListener,
-    listing: Callable[[], list[PartitionNode] | None] = listed_nodes,
+    listing: Callable[[], list[PartitionNode] | None] = query_nodes,
 ) -> Prepared:
     """Return a job whose request also excludes nodes that failed, if that is asked for.
 
@@ -119,9 +119,11 @@ def exclude_bad_nodes(
     cluster = prepared.config.cluster
     if not cluster.avoid_bad or not nodes or prepared.source not in ("salloc", "sbatch"):
         return prepared
-    nodes = select_cluster(nodes, current_cluster() if any(node.cluster for node in nodes) else "")
-    asked, listed = request(prepared.config, os.environ), listing()
-    if listed and is_overridden(asked, submit_environment(os.environ)):
+    nodes = select_cluster(
+        nodes, query_cluster_name() if any(node.cluster for node in nodes) else ""
+    )
+    asked, listed = make_request(prepared.config, os.environ), listing()
+    if listed and is_changed_elsewhere(asked, make_submit_environment(os.environ)):
         # Options make it a request for other partitions than the settings: any may be meant.
         asked = replace(asked, partition=",".join({node.partition: 1 for node in listed}))
     avoided, notes, warnings = choose_avoided(nodes, asked, listed)
@@ -131,7 +133,7 @@ def exclude_bad_nodes(
         listener.warn(line)
     if not avoided:
         return prepared
-    exclude = ",".join(filter(None, (cluster.exclude, fold(avoided))))
+    exclude = ",".join(filter(None, (cluster.exclude, fold_hosts(avoided))))
     config = replace(prepared.config, cluster=replace(cluster, exclude=exclude))
     return replace(prepared, config=config)
 
@@ -156,7 +158,7 @@ def point_out_bad_nodes(
             for line in name_first([node.summary(DAYS) for node in here]):
                 listener.note(line)
             if here and is_late:
-                names = fold([node.node for node in here])
+                names = fold_hosts([node.node for node in here])
                 listener.warn(f"{names} cannot be avoided: this allocation stands already")
 
     return listen if nodes else on_event

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.protocol.codec import AnyText, decode, encode
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
 from bundle.protocol.problem import Problem
 
 from ..core.errors import StagerError
-from ..core.files import opened
-from ..core.store import INCIDENTS, Store, cannot_write
+from ..core.files import open_regular
+from ..core.store import INCIDENTS, Store, write_error
 from ..diagnosis.failure import FirstFailure
 from ..logs.job_record import JobRecord
 
@@ -67,7 +67,7 @@ def find_incidents(
     if ended is None:
         return []
     found: dict[tuple[str, NodeFault], tuple[str, str]] = {}
-    for node, fault, code, cause in _suspicions(record, first):
+    for node, fault, code, cause in _list_suspicions(record, first):
         if node in nodes:
             found.setdefault((node, fault), (code, cause))
     faults = [fault for _, fault in found]
@@ -88,23 +88,23 @@ def find_incidents(
     ]
 
 
-def _suspicions(
+def _list_suspicions(
     record: JobRecord, first: FirstFailure | None
 ) -> Iterator[tuple[str, NodeFault, str, str]]:
     """Yield the faults of nodes, which may be the job's after all: node, fault, code, cause."""
-    yield from _problems_of_nodes(record, record.left_out)
+    yield from _list_node_problems(record, record.left_out)
     result = record.result
     if result is None or result.interrupted or result.ended_by not in ("", Ending.NODE_FAILURE):
         return  # what went wrong at last may follow from that
     if not result.of_driver:
-        yield from _problems_of_nodes(record, result.problems)
+        yield from _list_node_problems(record, result.problems)
     # Of the failures of ranks only this one is a node's (a faulty GPU or memory): no program can
     # cause it. A full disk may be a file system that all nodes share.
     if first is not None and first.problem is None and first.kind is FailureClass.NODE_FAILURE:
         yield first.node, NodeFault.NODE_FAILURE, "", first.meaning or "node failure"
 
 
-def _problems_of_nodes(
+def _list_node_problems(
     record: JobRecord, problems: Mapping[str, Sequence[Problem]]
 ) -> Iterator[tuple[str, NodeFault, str, str]]:
     for node, listed in problems.items():
@@ -145,7 +145,7 @@ def keep_incidents(store: Store, incidents: Sequence[Incident], now: float) -> b
     if not incidents:
         return True
     try:
-        with _locked(store):
+        with _lock_history(store):
             kept = read_incidents(store, KEPT_DAYS, now)
             known = {(one.job_id, one.time) for one in kept}
             new = [one for one in incidents if (one.job_id, one.time) not in known]
@@ -172,7 +172,7 @@ def forget_nodes(store: Store, nodes: Collection[str], now: float) -> int:
     """
     if not _find_files(store):
         return 0
-    with _locked(store):
+    with _lock_history(store):
         kept = read_incidents(store, KEPT_DAYS, now)
         others = [one for one in kept if one.node not in nodes]
         if len(others) < len(kept):
@@ -186,14 +186,14 @@ def is_node_name(text: str) -> bool:
 
 
 @contextmanager
-def _locked(store: Store) -> Iterator[None]:
+def _lock_history(store: Store) -> Iterator[None]:
     path = store.incidents / ".lock"
     try:
         handle = path.open("a")
         store.open_up(path)
         fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError as exc:
-        raise cannot_write(path, exc) from exc
+        raise write_error(path, exc) from exc
     with handle:
         yield
 
@@ -201,7 +201,7 @@ def _locked(store: Store) -> Iterator[None]:
 def _write(store: Store, incidents: Sequence[Incident]) -> None:
     lines = [json.dumps(encode(incident)) + "\n" for incident in incidents[-MAX_INCIDENTS:]]
     target = store.incidents / _FILE
-    with store.publishing(target) as partial:
+    with store.publish(target) as partial:
         partial.write_text("".join(lines), encoding="utf-8")
     for path in _find_files(store):
         if path != target:
@@ -219,7 +219,7 @@ def _find_files(store: Store) -> list[Path]:
 
 def _read_file(path: Path) -> Iterator[Incident]:
     try:
-        with opened(path) as handle:
+        with open_regular(path) as handle:
             content = handle.read(MAX_BYTES + 1)
     except OSError:
         return
@@ -281,7 +281,7 @@ class NodeHistory:
 
     def summary(self, days: int) -> str:
         """Return the node and its failures in a line: ``node07: disk full 3 times in 7 days``."""
-        return f"{self.node}: {', '.join(map(str, self.faults))} in {counted(days, 'day')}"
+        return f"{self.node}: {', '.join(map(str, self.faults))} in {format_count(days, 'day')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,4 +347,4 @@ def name_first(lines: Collection[str]) -> list[str]:
     """Return the first of some lines that each name a node, and how many more there are."""
     first = list(lines)[:MAX_NAMED]
     more = len(lines) - len(first)
-    return [*first, f"and {counted(more, 'more node')}: stager nodes"] if more else first
+    return [*first, f"and {format_count(more, 'more node')}: stager nodes"] if more else first

@@ -19,10 +19,10 @@ from bundle.protocol.enumerations import Ending
 from bundle.protocol.events import JobEnds
 
 from ..core.errors import StagerError
-from ..core.files import opened
+from ..core.files import open_regular
 from ..core.store import PENDING_JOBS, Store
 from ..diagnosis.failure import FirstFailure
-from ..logs.job_files import of_job
+from ..logs.job_files import list_job_files
 from ..logs.job_record import JobRecord, parse_event, read_events
 from ..pack.bundle_file import unmark
 from .node_history import DAY, find_incidents, keep_incidents
@@ -35,7 +35,7 @@ _LAST_BYTES = 1 << 20
 
 def read_ended_job(log_dir: Path, job_id: str, since: float = 0.0) -> JobRecord | None:
     """Return a job that has ended, else None; one begun before ``since`` is another job."""
-    events = log_dir / log_names.events(job_id)
+    events = log_dir / log_names.make_events_name(job_id)
     if not _may_have_ended(events):
         return None
     record = read_events(events)
@@ -47,7 +47,7 @@ def read_ended_job(log_dir: Path, job_id: str, since: float = 0.0) -> JobRecord 
 def _may_have_ended(events: Path) -> bool:
     """Return whether the last line of an event log is a result, or too long to tell."""
     try:
-        with opened(events) as handle:
+        with open_regular(events) as handle:
             size = handle.seek(0, os.SEEK_END)
             handle.seek(max(0, size - _LAST_BYTES))
             end = handle.read(_LAST_BYTES)
@@ -70,7 +70,7 @@ def find_first_failure(record: JobRecord, log_dir: Path, job_id: str) -> FirstFa
     from ..diagnosis.diagnosis import diagnose  # not before: it takes a while
 
     with suppress(StagerError, OSError):
-        return diagnose(of_job(log_dir, job_id), record).first
+        return diagnose(list_job_files(log_dir, job_id), record).first
     return None
 
 
@@ -110,7 +110,7 @@ def note_job(store: Store, job: PendingJob) -> bool:
     """Leave a note of a job, and return whether that was possible."""
     name = f"{int(job.submitted * 1000):013d}-{job.job_id}.json"
     try:
-        with store.publishing(store.pending_jobs / name) as partial:
+        with store.publish(store.pending_jobs / name) as partial:
             partial.write_text(json.dumps(encode(job)) + "\n", encoding="utf-8")
     except (StagerError, OSError):
         return False
@@ -159,7 +159,7 @@ def _is_settled(store: Store, job: PendingJob, now: float) -> bool:
         return is_kept and record.result.ended_by != Ending.REQUEUED
     changed = 0.0
     with suppress(OSError):
-        changed = (log_dir / log_names.events(job.job_id)).stat().st_mtime
+        changed = (log_dir / log_names.make_events_name(job.job_id)).stat().st_mtime
     return max(job.submitted, changed) < now - NOTE_DAYS * DAY
 
 
@@ -178,7 +178,7 @@ def _own_notes(store: Store) -> Iterator[Path]:
 
 def _read(path: Path) -> PendingJob | None:
     try:
-        with opened(path) as handle:
+        with open_regular(path) as handle:
             content = handle.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             return None

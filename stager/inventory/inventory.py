@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import LayerError, Origin, origin_of
+from bundle.format.layer import LayerError, Origin, read_origin
 from bundle.format.manifest import PYTHON, Layer, Manifest
 from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError
 from ..core.values import Target
-from ..pack.bundle_file import ChosenBundle, opened
+from ..pack.bundle_file import ChosenBundle, open_bundle
 from .package_metadata import (
     Licence,
     PackageMetadata,
@@ -105,10 +105,10 @@ class Inventory:
 def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
     """Return the inventory of a bundle."""
     sources = LockedSources(locks)
-    with opened(chosen.path, chosen.id) as bundle:
+    with open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
-        with bundle.refusing(LayerError):
-            origins = {layer.id: origin_of(bundle.head(layer)) for layer in manifest.layers}
+        with bundle.turn_into_damage(LayerError):
+            origins = {layer.id: read_origin(bundle.head(layer)) for layer in manifest.layers}
         packages = _packages(bundle, origins, sources)
         needed = {name for package in packages for name in package.requires}
         asked = set(map(clean, manifest.packages))
@@ -173,7 +173,7 @@ def _decompressor(bundle: BundleFile, sources: LockedSources) -> InventoryPackag
     part = bundle.manifest.decompressor
     if part is None:
         return None
-    metadata = metadata_of_wheel(bundle.part(part))
+    metadata = metadata_of_wheel(bundle.read_part(part))
     name, version = _identity(part.name, metadata)
     return InventoryPackage(
         id=part.sha256,

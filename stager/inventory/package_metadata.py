@@ -22,9 +22,9 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import Entry, Index, LayerError
 from bundle.format.manifest import Layer
 
-from ..core.errors import in_one_line
+from ..core.errors import escape_line_feeds
 from ..layers.layer_file import decompress_index
-from ..layers.wheel_members import UNREADABLE, beginning_of
+from ..layers.wheel_members import UNREADABLE, read_beginning
 
 HEADERS_LIMIT = 256 << 10
 """Bytes of a METADATA file that are read: its fields come first, a description follows them."""
@@ -59,7 +59,7 @@ class PackageMetadata:
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
     """Return a foreign text in one line of visible characters, and no longer than a limit."""
     short = " ".join(text[: 4 * limit].split())
-    line = in_one_line(short)
+    line = escape_line_feeds(short)
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
@@ -85,8 +85,8 @@ def metadata_of(bundle: BundleFile, layer: Layer) -> PackageMetadata:
     entry = next((one for one in index.files if _PATH.fullmatch(one.path)), None)
     if entry is None:
         return PackageMetadata()
-    with bundle.refusing(LayerError):
-        return parse_metadata(b"".join(_beginning(bundle, layer, index, entry)))
+    with bundle.turn_into_damage(LayerError):
+        return parse_metadata(b"".join(_read_beginning(bundle, layer, index, entry)))
 
 
 def metadata_of_wheel(wheel: bytes) -> PackageMetadata:
@@ -94,12 +94,14 @@ def metadata_of_wheel(wheel: bytes) -> PackageMetadata:
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             name = next(filter(_MEMBER.fullmatch, archive.namelist()))
-            return parse_metadata(beginning_of(archive, name, HEADERS_LIMIT))
+            return parse_metadata(read_beginning(archive, name, HEADERS_LIMIT))
     except (*UNREADABLE, StopIteration):
         return PackageMetadata()
 
 
-def _beginning(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> Iterator[bytes]:
+def _read_beginning(
+    bundle: BundleFile, layer: Layer, index: Index, entry: Entry
+) -> Iterator[bytes]:
     """Yield the first bytes of a file; read only the frames that contain them."""
     end = entry.offset + min(entry.size, HEADERS_LIMIT)
     place, position = bundle.frames_start(layer), 0
@@ -107,12 +109,12 @@ def _beginning(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> 
         start, position = position, position + frame.unpacked_size
         if start < end and position > entry.offset:
             packed = bundle.frame(place, frame.size, frame.sha256)
-            content = _decompressed(packed, min(end, position) - start)
+            content = _decompress_beginning(packed, min(end, position) - start)
             yield content[max(0, entry.offset - start) :]
         place += frame.size
 
 
-def _decompressed(frame: bytes, size: int) -> bytes:
+def _decompress_beginning(frame: bytes, size: int) -> bytes:
     """Decompress at most ``size`` bytes, whatever length the frame claims to have."""
     content = b""
     try:
@@ -237,7 +239,7 @@ def dependencies(
 
     A requirement of an extra counts if another package asks for that extra.
     """
-    parsed = {name: tuple(_parsed(texts)) for name, texts in requires.items()}
+    parsed = {name: tuple(_parse_requirements(texts)) for name, texts in requires.items()}
     extras: dict[str, set[str]] = {name: {""} for name in parsed}
     found: dict[str, set[str]] = {name: set() for name in parsed}
     pending = [(name, "") for name in parsed]
@@ -256,7 +258,7 @@ def dependencies(
     return {name: tuple(sorted(needed)) for name, needed in found.items()}
 
 
-def _parsed(texts: Iterable[str]) -> Iterable[Requirement]:
+def _parse_requirements(texts: Iterable[str]) -> Iterable[Requirement]:
     for text in texts:
         try:
             yield Requirement(text)

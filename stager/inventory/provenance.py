@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import LINK_LIMIT, Entry, Index, LayerError, origin_of
+from bundle.format.layer import LINK_LIMIT, Entry, Index, LayerError, read_origin
 from bundle.protocol.digest import Digest
 
 from ..building.current_bundle import LOCK_NAME
@@ -27,7 +27,7 @@ from ..core import toml
 from ..core.errors import BundleError, StagerError
 from ..layers.layer_file import decompress_index
 from ..lock.indexes import strip_credentials
-from ..pack.bundle_file import ChosenBundle, imported_lock, opened
+from ..pack.bundle_file import ChosenBundle, imported_lock, open_bundle
 from .package_metadata import clean
 
 # --- The files of models, data sets and other assets in a bundle, with their digests -------------
@@ -56,14 +56,14 @@ def asset_contents(
     indexes = {
         layer.id: bundle.index(layer, bundle.head(layer), decompress_index) for layer in layers
     }
-    files, links = _merged(list(indexes.values()))
+    files, links = _merge_indexes(list(indexes.values()))
     return {
         key: tuple(_contents(index, commits.get(key, ""), files, links))
         for key, index in indexes.items()
     }
 
 
-def _merged(indexes: Sequence[Index]) -> tuple[dict[str, Entry], dict[str, str]]:
+def _merge_indexes(indexes: Sequence[Index]) -> tuple[dict[str, Entry], dict[str, str]]:
     """Merge the files and links of all assets: a file that two models share is stored once."""
     files = {entry.path: entry for index in indexes for entry in index.files}
     links = {link.path: link.target for index in indexes for link in index.links}
@@ -78,7 +78,7 @@ def _contents(
     paths = [entry.path for entry in index.files] + [link.path for link in index.links]
     for path in sorted(paths):
         _, found, name = path.partition(mark)
-        entry = files.get(_followed(path, links)) if found else None
+        entry = files.get(_follow_links(path, links)) if found else None
         if entry is not None:
             yield ContentFile(path=name, size=entry.size, sha256=digest_or_empty(entry.sha256))
 
@@ -91,7 +91,7 @@ def digest_or_empty(text: str) -> str:
         return ""
 
 
-def _followed(path: str, links: Mapping[str, str]) -> str:
+def _follow_links(path: str, links: Mapping[str, str]) -> str:
     for _ in range(LINK_LIMIT):
         if path not in links:
             break
@@ -141,7 +141,7 @@ class LockedSources:
     def _read(self, path: Path) -> None:
         try:
             data = toml.read(path)
-            built = _built(data)
+            built = _read_built_sources(data)
             for package in Pylock.from_dict(data).packages:
                 self._add(package, built)
         except (StagerError, PylockValidationError, PylockUnsupportedVersionError):
@@ -152,7 +152,7 @@ class LockedSources:
             self._wheels.setdefault(sha256, found)
         sdist = package.sdist
         if sdist is not None and package.version is not None:
-            found = _of_file("sdist", sdist.url, sdist.hashes.get("sha256", ""))
+            found = _locate_file("sdist", sdist.url, sdist.hashes.get("sha256", ""))
             self._sdists.setdefault((str(package.name), str(package.version)), found)
 
 
@@ -163,12 +163,12 @@ def _wheels(package: Package, built: Mapping[str, str]) -> Iterator[tuple[str, P
     for name, url, hashes in files:
         sha256 = hashes.get("sha256", "")
         if name in built:
-            yield sha256, _of_source(built[name])
+            yield sha256, _locate_source(built[name])
         elif sha256:
-            yield sha256, _of_file("wheel", url, sha256)
+            yield sha256, _locate_file("wheel", url, sha256)
 
 
-def _built(data: Mapping[str, Any]) -> Mapping[str, str]:
+def _read_built_sources(data: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the source of each wheel that was built for the lock, by file name."""
     found: Any = data
     for key in ("tool", "stager", "sources"):
@@ -176,12 +176,12 @@ def _built(data: Mapping[str, Any]) -> Mapping[str, str]:
     return {name: str(source) for name, source in found.items()} if isinstance(found, dict) else {}
 
 
-def _of_file(kind: str, url: str | None, sha256: str) -> Provenance:
+def _locate_file(kind: str, url: str | None, sha256: str) -> Provenance:
     address = public_url(url or "")
     return Provenance(kind=kind, url=address, sha256=digest_or_empty(sha256) if address else "")
 
 
-def _of_source(label: str) -> Provenance:
+def _locate_source(label: str) -> Provenance:
     if "://" not in label:
         # Where it lay on the machine of the build is nobody else's business.
         place = PurePosixPath(label)
@@ -208,14 +208,14 @@ _LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
 """Names of locks (PEP 751)."""
 
 
-def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
+def list_possible_locks(bundle: Path, config: Config | None) -> tuple[Path, ...]:
     """Return where locks may be: beside the bundle, as an import leaves it, and in the project."""
     beside = imported_lock(bundle)
     if config is None:
         return (beside,)
     names = [LOCK_NAME, "pylock.stager.toml"]
     if inline_script.is_script(config):
-        names.insert(0, f"pylock.{inline_script.name_of(config.source)}.toml")
+        names.insert(0, f"pylock.{inline_script.make_script_name(config.source)}.toml")
     names += [text for text in config.environment.requirements if _LOCK.fullmatch(Path(text).name)]
     return (beside, *(config.root / name for name in names))
 
@@ -223,7 +223,7 @@ def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
 # --- The lock of a bundle that is named: it is carried beside the bundle, which does not hold it
 
 
-def names_wheels(chosen: ChosenBundle, lock: Path) -> bool:
+def has_bundle_wheels(chosen: ChosenBundle, lock: Path) -> bool:
     """Return whether a lock names every wheel of a bundle."""
     return _names_all(lock, _list_bundle_wheels(chosen))
 
@@ -235,15 +235,15 @@ def _names_all(lock: Path, wheels: Sequence[tuple[str, str, str]]) -> bool:
 
 def _list_bundle_wheels(chosen: ChosenBundle) -> list[tuple[str, str, str]]:
     """Return name, version and digest of each wheel of a bundle."""
-    with opened(chosen.path, chosen.id) as bundle, bundle.refusing(LayerError):
+    with open_bundle(chosen.path, chosen.id) as bundle, bundle.turn_into_damage(LayerError):
         return [
-            (layer.name, layer.version, str(origin_of(bundle.head(layer)).content))
+            (layer.name, layer.version, str(read_origin(bundle.head(layer)).content))
             for layer in bundle.manifest.layers
             if layer.kind == "wheel"
         ]
 
 
-def lock_of(chosen: ChosenBundle, locks: Sequence[Path]) -> Path:
+def find_lock(chosen: ChosenBundle, locks: Sequence[Path]) -> Path:
     """Return the first lock that names every wheel of a bundle."""
     wheels = _list_bundle_wheels(chosen)
     for path in filter(Path.is_file, locks):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import StagerError
-from ..core.files import SBOM_SUFFIX, output_file
+from ..core.files import SBOM_SUFFIX, write_output
 from ..pack.members import refuse_in_project
 from .inventory import Inventory
 
@@ -54,7 +54,7 @@ def write_sbom(inventory: Inventory, output: Path, project: Path | None) -> Sbom
     """Write the document to a file, in place of one that is there."""
     refuse_in_project(output, project, SBOM_SUFFIX)
     text = sbom(inventory)
-    with output_file(output) as handle:
+    with write_output(output) as handle:
         handle.write(text.encode())
     return SbomResult(
         file=output,

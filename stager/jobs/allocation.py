@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.problem import NodeError
-from bundle.system.hostlist import expand_hostlist, wrong_hosts
+from bundle.system.hostlist import expand_hostlist, find_invalid_hosts
 
-from ..config.job_settings import JobOptions, SettingRow, SlurmOptions, join_nodes, rows_of
+from ..config.job_settings import JobOptions, SettingRow, SlurmOptions, join_nodes, list_rows
 from ..config.load import Config
 from ..core.errors import ConfigError
 
@@ -42,7 +42,7 @@ class Hosts:
     """The place that names them: ``--hosts``, ``$PBS_NODEFILE``, ``[cluster] hosts``."""
 
 
-def hosts_of(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hosts | None:
+def find_hosts(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hosts | None:
     """Return the hosts that are named; None if none are.
 
     An option counts more than the job that this runs in, and that more than the settings.
@@ -52,45 +52,45 @@ def hosts_of(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hos
             and the site has fixed them.
     """
     excluded = join_nodes(config.cluster.exclude, options.exclude)
-    found = _by_option(options)
+    found = _read_host_options(options)
     if found is not None:
         config.refuse_fixed(["cluster.hosts"])
-    found = found or _by_job(env)
+    found = found or _read_job_hosts(env)
     if found is None and config.cluster.hosts:
         found = Hosts(
-            names=_listed(config.cluster.hosts, "[cluster] hosts"), origin="[cluster] hosts"
+            names=_expand_unique(config.cluster.hosts, "[cluster] hosts"), origin="[cluster] hosts"
         )
-    return None if found is None else _without(found, excluded)
+    return None if found is None else _exclude_hosts(found, excluded)
 
 
-def _by_option(options: JobOptions) -> Hosts | None:
+def _read_host_options(options: JobOptions) -> Hosts | None:
     if options.hosts and options.host_file:
         raise ConfigError(
             "--hosts and --host-file both name the hosts", hint="leave one of the two out"
         )
     if options.hosts:
-        return Hosts(names=_listed(options.hosts, "--hosts"), origin="--hosts")
+        return Hosts(names=_expand_unique(options.hosts, "--hosts"), origin="--hosts")
     if options.host_file:
         origin = f"--host-file {options.host_file}"
-        return Hosts(names=_in_file(options.host_file, origin), origin=origin)
+        return Hosts(names=_read_host_file(options.host_file, origin), origin=origin)
     return None
 
 
-def _by_job(env: Mapping[str, str]) -> Hosts | None:
+def _read_job_hosts(env: Mapping[str, str]) -> Hosts | None:
     """Return the hosts of the PBS, LSF or OAR job that this process runs in."""
     for variable in _NODE_FILES:
         if env.get(variable):
             origin = f"${variable}"
-            names = _in_file(Path(env[variable]), f"{origin} ({env[variable]})")
+            names = _read_host_file(Path(env[variable]), f"{origin} ({env[variable]})")
             return Hosts(names=names, origin=origin)
     return None
 
 
-def _listed(texts: Iterable[str], origin: str) -> tuple[str, ...]:
-    names = _expanded(texts, origin)
+def _expand_unique(texts: Iterable[str], origin: str) -> tuple[str, ...]:
+    names = _expand(texts, origin)
     seen: dict[str, str] = {}
     for name in names:
-        key = _machine(name)
+        key = _get_machine(name)
         if key in seen:
             twice = name if seen[key] == name else f"{seen[key]} and {name}"
             raise ConfigError(
@@ -101,9 +101,9 @@ def _listed(texts: Iterable[str], origin: str) -> tuple[str, ...]:
     return names
 
 
-def _in_file(path: Path, origin: str) -> tuple[str, ...]:
+def _read_host_file(path: Path, origin: str) -> tuple[str, ...]:
     """Return the hosts of a file, each once: such files may have a line for each slot."""
-    lines = _lines_of(path, origin)
+    lines = _read_lines(path, origin)
     names: list[str] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -113,18 +113,18 @@ def _in_file(path: Path, origin: str) -> tuple[str, ...]:
                 f"{origin}: line {number}: there is {odd[0]!r} behind the host",
                 hint="give each host a line of its own, with nothing but slots=N behind it",
             )
-        names += _expanded(words[:1], f"{origin}: line {number}")
+        names += _expand(words[:1], f"{origin}: line {number}")
     if not names:
         raise ConfigError(
             f"{origin}: it names no host", hint="give it one host in each line, or leave it out"
         )
     first: dict[str, str] = {}
     for name in names:
-        first.setdefault(_machine(name), name)
-    return _usable(tuple(first.values()), origin)
+        first.setdefault(_get_machine(name), name)
+    return _check_names(tuple(first.values()), origin)
 
 
-def _lines_of(path: Path, origin: str) -> list[str]:
+def _read_lines(path: Path, origin: str) -> list[str]:
     """Read a file, which may be a pipe: ``--host-file <(squeue ...)``."""
     try:
         with path.open("rb") as file:
@@ -144,25 +144,25 @@ def _lines_of(path: Path, origin: str) -> list[str]:
     )
 
 
-def _expanded(texts: Iterable[str], origin: str) -> tuple[str, ...]:
+def _expand(texts: Iterable[str], origin: str) -> tuple[str, ...]:
     names: list[str] = []
     for text in texts:
         try:
             names += expand_hostlist(text)
         except NodeError as exc:
             raise ConfigError(f"{origin}: {text}: {exc.problem.why}", hint=_HOW) from exc
-    return _usable(tuple(names), origin)
+    return _check_names(tuple(names), origin)
 
 
-def _usable(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
-    wrong = wrong_hosts(names)
+def _check_names(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
+    wrong = find_invalid_hosts(names)
     if wrong:
         has_port = re.fullmatch(r"[^:]+:\d+", wrong[0])
         raise ConfigError(
             f"{origin}: {wrong[0]!r} cannot be the name of a host",
             hint="a port belongs into ~/.ssh/config (Host, Port)" if has_port else _HOW,
         )
-    loopback = [name for name in names if _LOOPBACK.fullmatch(_machine(name))]
+    loopback = [name for name in names if _LOOPBACK.fullmatch(_get_machine(name))]
     if loopback and len(names) > 1:
         raise ConfigError(
             f"{origin}: {loopback[0]} is a name of this machine that no other host can use",
@@ -171,15 +171,15 @@ def _usable(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
     return names
 
 
-def _machine(name: str) -> str:
+def _get_machine(name: str) -> str:
     return name.rpartition("@")[2].lower()
 
 
-def _without(hosts: Hosts, excluded: str | None) -> Hosts:
+def _exclude_hosts(hosts: Hosts, excluded: str | None) -> Hosts:
     if not excluded:
         return hosts
-    avoided = {_machine(name) for name in _expanded([excluded], "exclude")}
-    left = tuple(name for name in hosts.names if _machine(name) not in avoided)
+    avoided = {_get_machine(name) for name in _expand([excluded], "exclude")}
+    left = tuple(name for name in hosts.names if _get_machine(name) not in avoided)
     if not left:
         raise ConfigError(
             f"{hosts.origin}: all hosts are excluded", hint="leave fewer out with --exclude"
@@ -210,32 +210,36 @@ def _megabytes(text: str) -> float:
     return int(match[1]) * _UNITS[match[2]] if match else -1
 
 
-def _given(options: JobOptions, *left_out: str) -> dict[str, SettingRow]:
+def _list_given_rows(options: JobOptions, *left_out: str) -> dict[str, SettingRow]:
     """Return the rows of Slurm's options that the command line has."""
     return {
         name: row
-        for name, row in rows_of(SlurmOptions).items()
+        for name, row in list_rows(SlurmOptions).items()
         if name not in (*_USED, *left_out) and getattr(options, name)
     }
 
 
-def ignored_elsewhere(options: JobOptions, where: Allocation) -> Iterator[str]:
+def list_options_without_slurm(options: JobOptions, where: Allocation) -> Iterator[str]:
     """Yield a note about the options of Slurm, where nodes come from somewhere else."""
     # Over ssh, --exclude leaves hosts out.
-    given = _given(options, "exclude") if where == Allocation.SSH else _given(options)
+    given = (
+        _list_given_rows(options, "exclude")
+        if where == Allocation.SSH
+        else _list_given_rows(options)
+    )
     if given:
         names = ", ".join(row.option for row in given.values())
         yield f"no effect with --allocation {where}: {names}"
 
 
-def without_effect(options: JobOptions, env: Mapping[str, str]) -> Iterator[str]:
+def check_options_inside(options: JobOptions, env: Mapping[str, str]) -> Iterator[str]:
     """Yield a note about the options that have no effect in this allocation.
 
     Raises:
         ConfigError: options that contradict the allocation; all of them are named.
     """
     wrong, ignored = [], []
-    for name, row in _given(options).items():
+    for name, row in _list_given_rows(options).items():
         variable = row.slurm.variable if row.slurm else ""
         asked, there = getattr(options, name), env.get(variable, "")
         if not there:

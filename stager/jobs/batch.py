@@ -14,20 +14,20 @@ from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending, PhaseName
 from bundle.protocol.events import JobBegins, JobEnds, OutputShown, Record
 from bundle.protocol.job import Job
-from bundle.system.files import facts_of
+from bundle.system.files import examine_directory
 
 from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
-from ..core.processes import CommandError, feed, run
+from ..core.processes import CommandError, run, run_with_input
 from ..core.store import Store
-from ..logs.job_files import LogFile, of_job
+from ..logs.job_files import LogFile, list_job_files
 from ..logs.job_record import parse_event
 from ..logs.lines import LogReader
 from ..pack.bundle_file import node_program
 from ..slurm import messages
 from .driver import OnEvent
-from .outcome import Outcome, submitted_job
-from .preparation import Prepared, script_facts
+from .outcome import Outcome, make_submitted_job
+from .preparation import Prepared, make_script_facts
 
 # --- The output of a batch job's ranks, read from their logs while somebody waits for the job ----
 
@@ -54,7 +54,7 @@ class BatchOutput:
             return
         self._looked = time.monotonic()
         try:
-            logs = of_job(self._log_dir, self._job_id).logs
+            logs = list_job_files(self._log_dir, self._job_id).logs
         except StagerError:  # a log that cannot be read is named when the job is diagnosed
             return
         for log in logs:
@@ -120,7 +120,7 @@ class Submitted:
         return [argv[0], *where, *argv[1:]]
 
 
-def script_of(
+def make_submission(
     prepared: Prepared, env: Mapping[str, str], *, requeue: bool = False, embed: bool | None = None
 ) -> Submission:
     """Return the batch script of a job, and the command that would submit it.
@@ -137,16 +137,16 @@ def script_of(
         ConfigError: a value that cannot stand in a script.
         BundleError: the bundle is damaged.
     """
-    from ..slurm.batch_script import batch_script, submit_argv, submit_environment
+    from ..slurm.batch_script import batch_script, make_submit_argv, make_submit_environment
 
     if embed is None:
-        embed = not facts_of(str(prepared.bundle)).shared
+        embed = not examine_directory(str(prepared.bundle)).shared
     store = Store(offline_root(prepared.config))
     program = node_program(prepared.bundle, store, prepared.job.bundle_id).read_bytes()
-    facts = replace(script_facts(prepared, env, program, requeue=requeue), embed=embed)
+    facts = replace(make_script_facts(prepared, env, program, requeue=requeue), embed=embed)
     return Submission(
-        argv=tuple(submit_argv(facts)),
-        environment=submit_environment(env, prepared.job.launch.pass_env),
+        argv=tuple(make_submit_argv(facts)),
+        environment=make_submit_environment(env, prepared.job.launch.pass_env),
         script=batch_script(facts),
     )
 
@@ -161,11 +161,13 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
     """
     from bundle.driver.transports.slurm import ControllerWait
 
-    older = {path.name: path.stat() for path in log_dir.glob(log_names.events("*"))}
-    wait = ControllerWait(lambda remark: on_event(Record(remark)), fault=messages.unsent)
+    older = {path.name: path.stat() for path in log_dir.glob(log_names.make_events_name("*"))}
+    wait = ControllerWait(
+        lambda remark: on_event(Record(remark)), fault=messages.find_unsent_reason
+    )
     while True:
         try:
-            done = feed(
+            done = run_with_input(
                 submission.argv,
                 submission.script,
                 environment=submission.environment,
@@ -176,7 +178,7 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
             # Slurm may have received the script of one that took too long and was killed.
             killed = exc.timed_out or exc.completed.returncode < 0
             if killed or not wait.may_retry(exc.completed.stderr):
-                raise _refused(exc) from exc
+                raise _explain_refusal(exc) from exc
     last = (done.stdout.split() or [""])[-1]
     found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)
     if found is None:
@@ -185,18 +187,22 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
             hint="`squeue --me` shows whether the job exists",
         )
     return Submitted(
-        job_id=found[1], cluster=found[2] or "", older=older.get(log_names.events(found[1]))
+        job_id=found[1],
+        cluster=found[2] or "",
+        older=older.get(log_names.make_events_name(found[1])),
     )
 
 
-def _refused(exc: CommandError) -> StagerError:
+def _explain_refusal(exc: CommandError) -> StagerError:
     lines = exc.completed.stderr.splitlines()
-    if (absent := messages.without_cluster(lines)) is not None:
+    if (absent := messages.make_no_cluster_error(lines)) is not None:
         return absent
-    errors = [message.text for message in map(messages.read, lines) if message.kind == "error"]
+    errors = [
+        message.text for message in map(messages.parse_message, lines) if message.kind == "error"
+    ]
     return StagerError(
         f"Slurm rejected the batch job: {'; '.join(errors) or exc.message}",
-        hint=messages.hint_for(" ".join(lines)),
+        hint=messages.find_hint(" ".join(lines)),
         context=[] if errors else exc.context,
     )
 
@@ -218,7 +224,7 @@ def follow(
         KeyboardInterrupt: the user does not want to wait any more.
     """
     events = _EventLog(
-        Path(outcome.job.log_dir) / log_names.events(submitted.job_id),
+        Path(outcome.job.log_dir) / log_names.make_events_name(submitted.job_id),
         submitted.older,
         outcome.job.bundle_id,
     )
@@ -251,9 +257,9 @@ def follow(
 
 def _explain_end(submitted: Submitted, outcome: Outcome) -> None:
     """Ask Slurm how a job ended that failed, or that left no result."""
-    facts = _facts(submitted)
+    facts = _query_facts(submitted)
     if outcome.result is None:
-        raise _no_result(submitted, outcome.job, facts)
+        raise _explain_missing_result(submitted, outcome.job, facts)
     ended_by = ENDED_BY_STATE.get(facts.get("JobState", ""))
     # The driver had to guess before the job was over; but of a cancelled one it knows more.
     if outcome.ended_by and ended_by and ended_by != Ending.CANCELLED:
@@ -269,7 +275,7 @@ def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], 
         if time.monotonic() - asked < pause:
             continue
         asked, pause = time.monotonic(), min(pause * 1.3, POLL_SECONDS[1])
-        state = _state(submitted)
+        state = _query_state(submitted)
         if state is not None:
             heard = asked
         elif asked - heard > SILENCE_SECONDS:
@@ -284,7 +290,7 @@ def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], 
             note(f"job {submitted.job_id}: {state}")
 
 
-def _state(submitted: Submitted) -> str | None:
+def _query_state(submitted: Submitted) -> str | None:
     """Return the job's state in the queue; empty if it has left it, None without an answer."""
     argv = submitted.ask("squeue", "--noheader", f"--jobs={submitted.job_id}", "--format=%T %r")
     try:
@@ -297,7 +303,7 @@ def _state(submitted: Submitted) -> str | None:
     return f"{state.lower()} ({reason})" if waits else state.lower()
 
 
-def _facts(submitted: Submitted) -> dict[str, str]:
+def _query_facts(submitted: Submitted) -> dict[str, str]:
     """Return what ``scontrol`` still knows of an ended job: nothing after a few minutes."""
     argv = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
     try:
@@ -308,7 +314,7 @@ def _facts(submitted: Submitted) -> dict[str, str]:
         return {}
 
 
-def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobError:
+def _explain_missing_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobError:
     state = facts.get("JobState", "").lower().replace("_", " ") or "gone from the queue"
     reason = facts.get("Reason", "None")
     words = [state, *([reason] if reason not in ("None", "") else [])]
@@ -318,15 +324,15 @@ def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobE
     if said:  # its script puts there what it cannot write to a log
         why, _, hint = why.partition("; ")
         return JobError(f"job {submitted.job_id} left no result: {why}", hint=hint)
-    log = submitted_job(job, submitted.job_id).log
+    log = make_submitted_job(job, submitted.job_id).log
     return JobError(
         f"job {submitted.job_id} left no result: {', '.join(words)}",
         hint=f"its log is {log}" + ("" if log.exists() else f" on the node it ran on. {_SHARED}"),
-        context=_tail(log),
+        context=_read_tail(log),
     )
 
 
-def _tail(log: Path) -> list[str]:
+def _read_tail(log: Path) -> list[str]:
     try:
         return log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     except OSError:
@@ -356,9 +362,9 @@ class _EventLog:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         records = (parse_event(line) for line in whole.splitlines())
-        return [record for record in records if record is not None and self._takes(record)]
+        return [record for record in records if record is not None and self._is_own_record(record)]
 
-    def _takes(self, record: Record) -> bool:
+    def _is_own_record(self, record: Record) -> bool:
         if isinstance(record.event, JobBegins):
             self._is_ours = record.event.bundle_id in ("", self._bundle_id)
         return self._is_ours

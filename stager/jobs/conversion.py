@@ -58,11 +58,11 @@ def read_options(
         allow_abbrev=False,
     )
     for name, option in table.items():
-        names = _spellings(name, option, () if program == ACCELERATE_LAUNCH else table)
+        names = _list_spellings(name, option, () if program == ACCELERATE_LAUNCH else table)
         if option.takes is None:
             parser.add_argument(*names, dest=name, action="store_const", const="")
         else:
-            parser.add_argument(*names, dest=name, type=_judge(option.takes))
+            parser.add_argument(*names, dest=name, type=_make_type_check(option.takes))
     parser.add_argument("script")
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     try:
@@ -84,7 +84,9 @@ def read_options(
     return given, rest
 
 
-def notes_on(program: str, table: Mapping[str, Option], given: Mapping[str, str]) -> list[str]:
+def list_dropped_options(
+    program: str, table: Mapping[str, Option], given: Mapping[str, str]
+) -> list[str]:
     """Return a line for each option that was left out."""
     dropped = ((name, table[name].dropped) for name in given)
     return [f"{program} --{name} is left out: {why}" for name, why in dropped if why]
@@ -116,7 +118,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}", hint=EXAMPLE)
 
 
-def _spellings(name: str, option: Option, names: Collection[str]) -> list[str]:
+def _list_spellings(name: str, option: Option, names: Collection[str]) -> list[str]:
     """Return all that stands for an option: among these names, also what only it begins with.
 
     argparse would find out itself, but also for the script's arguments, and refuse those that fit
@@ -128,7 +130,7 @@ def _spellings(name: str, option: Option, names: Collection[str]) -> list[str]:
     return [*both, *([f"-{option.short}"] if option.short else [])]
 
 
-def _judge(kind: Callable[[str], object]) -> Callable[[str], str]:
+def _make_type_check(kind: Callable[[str], object]) -> Callable[[str], str]:
     def check(text: str) -> str:
         if is_unexpanded(text):
             return text
@@ -156,7 +158,7 @@ def _explain(shown: str, option: Option, message: str) -> ConfigError:
     )
 
 
-def _matching(pattern: str) -> Callable[[str], object]:
+def _make_pattern_check(pattern: str) -> Callable[[str], object]:
     def check(text: str) -> None:
         if not re.fullmatch(pattern, text):
             raise ValueError
@@ -175,7 +177,7 @@ _LOGS = "every rank has a log of its own in the log directory"
 _NO_PYTHON = "ranks are Python programs, started by the environment's own interpreter"
 _SET_BY_STAGER = "stager sets it itself where it starts torchrun on each node"
 _BIND = "bind through Slurm, with [cluster] salloc-args"
-_STREAMS = _matching(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
+_STREAMS = _make_pattern_check(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
 """The streams of ``--tee`` and ``--redirects``, see ``Std.from_str`` of torch."""
 
 
@@ -197,15 +199,15 @@ TORCHRUN: dict[str, Option] = {
     **_values("rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr local-addr", _RENDEZVOUS),
     **_values("node-rank master-port", _RENDEZVOUS, int),
     **_values("log-dir logs-specs duplicate-stdout-filters duplicate-stderr-filters", _LOGS),
-    **_values("local-ranks-filter", _LOGS, _matching(r" *\d+ *(, *\d+ *)*")),
+    **_values("local-ranks-filter", _LOGS, _make_pattern_check(r" *\d+ *(, *\d+ *)*")),
     "redirects": Option(takes=_STREAMS, dropped=_LOGS, short="r"),
     "tee": Option(takes=_STREAMS, dropped=_LOGS, short="t"),
     **_flags("run-path", "the wrapper runs the script in its own interpreter anyway"),
     **_values("event-log-handler role signals-to-handle", _SET_BY_STAGER),
     **_values("monitor-interval", _SET_BY_STAGER, float),
     **_values("shutdown-timeout", _SET_BY_STAGER, int),
-    **_values("start-method", _SET_BY_STAGER, _matching("spawn|fork|forkserver")),
-    **_values("numa-binding", _BIND, _matching("node|socket|exclusive|core-complex")),
+    **_values("start-method", _SET_BY_STAGER, _make_pattern_check("spawn|fork|forkserver")),
+    **_values("numa-binding", _BIND, _make_pattern_check("node|socket|exclusive|core-complex")),
     **_flags("virtual-local-rank", "each rank finds its GPU by LOCAL_RANK"),
 }
 
@@ -216,7 +218,7 @@ ACCELERATE: dict[str, Option] = {
     "num-processes": Option(takes=str),
     "num-machines": Option(takes=str),
     "max-restarts": Option(takes=str),
-    "mixed-precision": Option(takes=_matching("no|fp16|bf16|fp8")),
+    "mixed-precision": Option(takes=_make_pattern_check("no|fp16|bf16|fp8")),
     "dynamo-backend": Option(takes=str),
     "multi-gpu": Option(),
     "cpu": Option(),
@@ -392,21 +394,21 @@ def convert(command: Sequence[str]) -> Converted:
             "the command ends in a carriage return: its file has the line ends of Windows",
             hint="remove them: sed -i 's/\\r$//' FILE",
         )
-    words, notes = _without_variables(command)
+    words, notes = _strip_variables(command)
     if words and PurePath(words[0]).name == "uv":
-        words, more = _without_uv(words[1:])
+        words, more = _strip_uv(words[1:])
         notes += more
     if words and is_python(PurePath(words[0]).name):
-        words, more = _without_python(words)
+        words, more = _strip_python(words)
         notes += more
     if not words:
         raise ConfigError("there is nothing to run", hint=EXAMPLE)
-    converted = _launched(words)
+    converted = _convert_launcher(words)
     refuse_program(converted.command)
     return replace(converted, notes=(*notes, *converted.notes))
 
 
-def _launched(words: list[str]) -> Converted:
+def _convert_launcher(words: list[str]) -> Converted:
     program, arguments = PurePath(words[0]).name, words[1:]
     if words[0] == "-m":
         if not arguments:
@@ -417,9 +419,9 @@ def _launched(words: list[str]) -> Converted:
             raise ConfigError("accelerate: only `accelerate launch` starts ranks", hint=EXAMPLE)
         program, arguments = "accelerate-launch", arguments[1:]
     if program in ("torchrun", _OLD_TORCHRUN):
-        return _torchrun(program, arguments)
+        return _convert_torchrun(program, arguments)
     if program == "accelerate-launch":
-        return _accelerate(arguments)
+        return _convert_accelerate(arguments)
     if words[0].startswith("-") and words[0] != "-m":
         raise ConfigError(
             f"{words[0]} is not a script; what follows the two dashes replaces project.command",
@@ -428,44 +430,44 @@ def _launched(words: list[str]) -> Converted:
     return Converted(command=tuple(words))
 
 
-def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
+def _convert_torchrun(program: str, arguments: Sequence[str]) -> Converted:
     """Convert ``torchrun``, or its older name ``torch.distributed.launch``."""
     old = program == _OLD_TORCHRUN
     table = LAUNCH if old else TORCHRUN
     given, rest = read_options(program, table, arguments)
-    notes = notes_on(program, table, given)
+    notes = list_dropped_options(program, table, given)
     if old and "use-env" not in given:
         notes.append(
             f"{program} would add --local-rank=N to the script's arguments; here a rank reads "
             "its local rank from the variable LOCAL_RANK"
         )
-    nproc, more = _nproc(program, given.get("nproc-per-node"))
-    nnodes, about_nodes = _nnodes(program, "nnodes", given.get("nnodes", "1"))
+    nproc, more = _read_nproc(program, given.get("nproc-per-node"))
+    nnodes, about_nodes = _read_nnodes(program, "nnodes", given.get("nnodes", "1"))
     return Converted(
-        command=_script(given, rest),
+        command=_join_script(given, rest),
         nproc_per_node=nproc,
         nnodes=nnodes,
-        max_restarts=_number(program, "max-restarts", given),
+        max_restarts=_read_number(program, "max-restarts", given),
         notes=(*notes, *more, *about_nodes),
     )
 
 
-def _accelerate(arguments: Sequence[str]) -> Converted:
+def _convert_accelerate(arguments: Sequence[str]) -> Converted:
     """Convert ``accelerate launch``, which counts its processes over all machines."""
     program = _ACCELERATE
     given, rest = read_options(program, ACCELERATE, arguments)
-    notes = notes_on(program, ACCELERATE, given)
+    notes = list_dropped_options(program, ACCELERATE, given)
     _refuse_accelerate_variables(given)
     backend = Backend.NCCL if "multi-gpu" in given else None
     if "cpu" in given or "use-cpu" in given:
         backend = Backend.GLOO
         notes.append(f"{program} --cpu: on nodes with GPUs set ACCELERATE_USE_CPU=true, too")
-    nnodes, about_nodes = _nnodes(program, "num-machines", given.get("num-machines", "1"))
+    nnodes, about_nodes = _read_nnodes(program, "num-machines", given.get("num-machines", "1"))
     return Converted(
-        command=_script(given, rest),
-        nproc_per_node=_processes_per_machine(given, nnodes[1] if nnodes else 1),
+        command=_join_script(given, rest),
+        nproc_per_node=_divide_processes(given, nnodes[1] if nnodes else 1),
         nnodes=nnodes,
-        max_restarts=_number(program, "max-restarts", given),
+        max_restarts=_read_number(program, "max-restarts", given),
         backend=backend,
         notes=(*notes, *about_nodes),
     )
@@ -483,8 +485,8 @@ def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
             )
 
 
-def _processes_per_machine(given: Mapping[str, str], machines: int) -> int | None:
-    total = _number(_ACCELERATE, "num-processes", given)
+def _divide_processes(given: Mapping[str, str], machines: int) -> int | None:
+    total = _read_number(_ACCELERATE, "num-processes", given)
     if total is None:
         return None
     if total < 1 or total % machines:
@@ -495,11 +497,11 @@ def _processes_per_machine(given: Mapping[str, str], machines: int) -> int | Non
     return total // machines
 
 
-def _script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ...]:
+def _join_script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ...]:
     return ("-m", *rest) if "module" in given else tuple(rest)
 
 
-def _nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]:
+def _read_nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]:
     """Return the ranks of a node (a number or one of torchrun's words), and notes."""
     one_a_gpu = "one rank for each GPU, and one on a node without GPUs"
     if text is None or text in ("gpu", "cpu"):
@@ -511,16 +513,16 @@ def _nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]
         why = "say how many" if text == "xpu" else why
         why = f"{program} --nproc-per-node {text} is left out: {why}"
         return None, [f"{why} (default: {one_a_gpu})"]
-    return _whole(program, "nproc-per-node", text, 1), []
+    return _parse_whole_number(program, "nproc-per-node", text, 1), []
 
 
-def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
+def _read_nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
     """Return the fewest and most nodes (``N`` or ``MIN:MAX``; None for one), and notes."""
     if is_unexpanded(text):
         return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it"]
     first, colon, second = text.partition(":")
-    fewest = _whole(program, name, first, 1)
-    most = _whole(program, name, second, 1) if colon else fewest
+    fewest = _parse_whole_number(program, name, first, 1)
+    most = _parse_whole_number(program, name, second, 1) if colon else fewest
     if most < fewest:
         raise ConfigError(
             f"{program} --{name} {text}: the first number must not be larger than the second"
@@ -528,14 +530,14 @@ def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None,
     return (None if most == 1 else (fewest, most)), []
 
 
-def _number(program: str, name: str, given: Mapping[str, str]) -> int | None:
+def _read_number(program: str, name: str, given: Mapping[str, str]) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    return _whole(program, name, text, 0)
+    return _parse_whole_number(program, name, text, 0)
 
 
-def _whole(program: str, name: str, text: str, least: int) -> int:
+def _parse_whole_number(program: str, name: str, text: str, least: int) -> int:
     """Read a number, within the range that the settings allow."""
     digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not (digits and least <= int(text) <= checks.MOST):
@@ -547,7 +549,7 @@ def _whole(program: str, name: str, text: str, least: int) -> int:
     return int(text)
 
 
-def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
+def _strip_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
     words, names = list(command), []
     while words:
         if match := _ASSIGNMENT.match(words[0]):
@@ -564,35 +566,35 @@ def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
     ]
 
 
-def _without_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def _strip_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     before, rest = read_options("uv", UV_RUN, arguments)
     if rest[0] != "run":
         raise ConfigError("uv: only `uv run` starts a program", hint=EXAMPLE)
     given, words = read_options("uv run", UV_RUN, rest[1:])
-    notes = notes_on("uv run", UV_RUN, {**before, **given})
-    return list(_script(given, words)), notes
+    notes = list_dropped_options("uv run", UV_RUN, {**before, **given})
+    return list(_join_script(given, words)), notes
 
 
-def _without_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _strip_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
     program, rest = words[0], list(words[1:])
     dropped: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
-        flags, last, tail = _python_options(program, word)
+        flags, last, tail = _split_python_options(program, word)
         dropped += flags
         if last == "m":
             module = [tail] if tail else []
-            return ["-m", *module, *rest], _python_notes(program, dropped)
+            return ["-m", *module, *rest], _list_dropped_flags(program, dropped)
         if last and not tail:  # its value is the next word
             rest = rest[1:]
     if rest[:1] == ["--"]:
         rest.pop(0)
     if not rest:
         raise ConfigError(f"{program}: the script is missing", hint=EXAMPLE)
-    return rest, _python_notes(program, dropped)
+    return rest, _list_dropped_flags(program, dropped)
 
 
-def _python_options(program: str, word: str) -> tuple[list[str], str, str]:
+def _split_python_options(program: str, word: str) -> tuple[list[str], str, str]:
     """Split Python's one-letter options: flags to drop, a letter with a value, that value."""
     flags: list[str] = []
     for at, letter in enumerate(word[1:], start=1):
@@ -609,7 +611,7 @@ def _python_options(program: str, word: str) -> tuple[list[str], str, str]:
     return flags, "", ""
 
 
-def _python_notes(program: str, dropped: Sequence[str]) -> list[str]:
+def _list_dropped_flags(program: str, dropped: Sequence[str]) -> list[str]:
     if not dropped:
         return []
     return [

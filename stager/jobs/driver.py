@@ -22,13 +22,13 @@ from bundle.system import permissions
 from ..building.current_bundle import Listener, offline_root
 from ..config.load import Config
 from ..core.errors import JobError, StagerError, json_object
-from ..core.processes import Streamed, become, inform, stream
+from ..core.processes import Streamed, feed_command, follow_command, replace_process
 from ..core.store import Store
-from ..logs.job_record import parse_event, records
-from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
-from ..pack.node_program import compiled_program
+from ..logs.job_record import parse_event, read_records
+from ..pack.bundle_file import ChosenBundle, is_made_here, node_program, open_bundle
+from ..pack.node_program import find_compiled_program
 from ..slurm import messages
-from ..trust import trust_in
+from ..trust import decide_trust
 from .outcome import Outcome
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run_hook(
 ) -> None:
     """Run a command without a shell, with ``--json``'s result; its failure is only a warning."""
     try:
-        inform(argv, json_object(result), timeout=seconds)
+        feed_command(argv, json_object(result), timeout=seconds)
     except StagerError as exc:
         hint = f"; {exc.hint}" if exc.hint else ""
         warn(f"the on-failure command failed: {exc.message}{hint}")
@@ -139,17 +139,17 @@ def run_driver(
     """
     store = Store(offline_root(config))
     asked = outcome.job.bundle_id
-    program = compiled_program(node_program(outcome.bundle, store, asked), store)
+    program = find_compiled_program(node_program(outcome.bundle, store, asked), store)
     driven = _Driven(outcome, on_event, on_talk)
     # Held open while the job waits for nodes, too, so that no cleaning removes the bundle.
-    with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
+    with open_bundle(outcome.bundle, asked), _write_job_file(outcome.job) as file:
         driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
         ended = driven.run(start, driver)
     if outcome.result is None:
-        driven.take_kept()
+        driven.read_kept_events()
     if ended.interrupted and outcome.ended_by == Ending.CANCELLED:  # by this process
         outcome.result = replace(outcome.ending, interrupted=True, ended_by="")
-    if outcome.ended_by and messages.time_is_up(driven.output):
+    if outcome.ended_by and messages.is_time_up(driven.output):
         # To the driver it may have looked like scancel.
         outcome.result = replace(outcome.ending, ended_by=Ending.TIME_LIMIT)
     if outcome.result is not None:
@@ -159,7 +159,7 @@ def run_driver(
         return
     job = outcome.job
     if start.asks_slurm:
-        raise messages.failure(driven.output, ended.returncode, job.log_dir)
+        raise messages.make_failure(driven.output, ended.returncode, job.log_dir)
     raise JobError(
         f"{f'job {job.id}' if job.id else 'the driver'} ended without a result"
         f" (exit status {ended.returncode})",
@@ -181,7 +181,7 @@ class _Driven:
     def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
         """Start the driver, once Slurm's controller answers, and follow it."""
         if not start.asks_slurm:
-            return stream(
+            return follow_command(
                 driver,
                 self.take,
                 on_talk=self.talk,
@@ -190,10 +190,12 @@ class _Driven:
             )
         from bundle.driver.transports.slurm import ControllerWait
 
-        wait = ControllerWait(lambda remark: self._on_event(Record(remark)), fault=messages.unsent)
+        wait = ControllerWait(
+            lambda remark: self._on_event(Record(remark)), fault=messages.find_unsent_reason
+        )
         while True:
             self.output.clear()
-            ended = stream(
+            ended = follow_command(
                 [*start.argv, "sh", "-c", _TELL_PID, "stager", *driver],
                 self.take,
                 on_talk=self.talk,
@@ -221,13 +223,13 @@ class _Driven:
         self._outcome.take(record)
         self._on_event(record)
 
-    def take_kept(self) -> None:
+    def read_kept_events(self) -> None:
         """Read events that only the file has: a stopped terminal, or a kill, loses some."""
         job = self._outcome.job
         if not self._kept:  # it has not begun: what is in a file is an older job's
             return
         attempt: list[Record] = []
-        for record in records(Path(job.log_dir) / log_names.events(job.id)):
+        for record in read_records(Path(job.log_dir) / log_names.make_events_name(job.id)):
             if isinstance(record.event, JobBegins):  # also of another job in the same allocation
                 attempt.clear()
             attempt.append(record)
@@ -255,12 +257,12 @@ class _Driven:
 
 
 @contextmanager
-def _job_file(job: Job) -> Iterator[Path]:
+def _write_job_file(job: Job) -> Iterator[Path]:
     """Write the job, whose command may contain secrets, to a private file while the driver runs."""
     file = Path(job.log_dir) / f".job.{os.getpid()}.{time.time_ns()}.json"
     try:
         with open(
-            file, "x", encoding="utf-8", opener=permissions.opener(LogMode.PRIVATE)
+            file, "x", encoding="utf-8", opener=permissions.make_opener(LogMode.PRIVATE)
         ) as handle:
             handle.write(json.dumps(job.to_json(), indent=1) + "\n")
     except OSError as exc:
@@ -283,10 +285,10 @@ def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> Non
         StagerError: it cannot be started.
     """
     store = Store(offline_root(config))
-    trust_in(config, store, bundle.path, bundle.id)
+    decide_trust(config, store, bundle.path, bundle.id)
     program = node_program(bundle.path, store, bundle.id)
     hint = getattr(sys, "_base_executable", sys.executable)
     argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint, "--id", bundle.id]
-    if made_here(store, bundle.path, bundle.id):
+    if is_made_here(store, bundle.path, bundle.id):
         argv.append("--trusted")
-    become([*argv, str(bundle.path), config.cluster.node_root, "--", *command])
+    replace_process([*argv, str(bundle.path), config.cluster.node_root, "--", *command])

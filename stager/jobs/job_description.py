@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bundle.format.manifest import Manifest, room_for
+from bundle.format.manifest import Manifest, estimate_room
 from bundle.protocol import log_names
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import (
     Action,
     Allocation,
@@ -30,13 +30,13 @@ from ..config.job_settings import (
     JobOptions,
     LaunchConfig,
     ProjectConfig,
-    key_of,
-    rows_of,
+    list_rows,
+    make_key,
 )
 from ..config.load import Config, choose_ranks
-from ..config.sections import tracker_outputs
+from ..config.sections import list_tracker_outputs
 from ..core.errors import ConfigError, StagerError
-from ..core.files import expanded
+from ..core.files import expand_home
 from ..core.store import keep_out_of_projects
 from ..logs.job_files import DEFAULT_LOG_DIR
 
@@ -47,7 +47,7 @@ _SECTIONS = ("project", "cluster", "launch")
 """The tables that have settings which options change."""
 
 
-def settle(config: Config, options: JobOptions) -> Config:
+def apply_options(config: Config, options: JobOptions) -> Config:
     """Return the settings as the command line changes them.
 
     Raises:
@@ -59,7 +59,7 @@ def settle(config: Config, options: JobOptions) -> Config:
     most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
     if min_nodes is not None and min_nodes > most:
         raise ConfigError(
-            f"min-nodes: {min_nodes} must work, and the job asks for {counted(most, 'node')}",
+            f"min-nodes: {min_nodes} must work, and the job asks for {format_count(most, 'node')}",
             hint="ask for more nodes with --nodes, or for fewer with --min-nodes",
         )
     return settled
@@ -68,7 +68,7 @@ def settle(config: Config, options: JobOptions) -> Config:
 def _refuse_fixed(config: Config, after: Config) -> None:
     before = _apply(config, JobOptions())
     changed = [
-        f"{section}.{key_of(name)}"
+        f"{section}.{make_key(name)}"
         for section in _SECTIONS
         for name, value in vars(getattr(before, section)).items()
         if value != getattr(getattr(after, section), name)
@@ -77,14 +77,16 @@ def _refuse_fixed(config: Config, after: Config) -> None:
 
 
 def _apply(config: Config, options: JobOptions) -> Config:
-    changed = {section: _changed(getattr(config, section), options) for section in _SECTIONS}
+    changed = {
+        section: _collect_changes(getattr(config, section), options) for section in _SECTIONS
+    }
     if options.stage and not options.transfer:  # an option counts more than a setting
         changed["cluster"]["transfer"] = TransferWay.AUTO
     if options.transfer and not options.stage:
         changed["cluster"]["stage"] = Stage.AUTO
-    changed["cluster"]["container_image"] = _image(options.container_image, Path.cwd()) or _image(
-        config.cluster.container_image, config.root
-    )
+    changed["cluster"]["container_image"] = _resolve_image(
+        options.container_image, Path.cwd()
+    ) or _resolve_image(config.cluster.container_image, config.root)
     if options.nproc_per_node is not None and config.launch.nproc_per_node == ONE_A_CPU:
         # The setting "cpu" has chosen a backend, which another number takes back.
         changed["launch"].setdefault("backend", Backend.AUTO)
@@ -96,12 +98,12 @@ def _apply(config: Config, options: JobOptions) -> Config:
     )
 
 
-def _changed(
+def _collect_changes(
     section: ProjectConfig | ClusterConfig | LaunchConfig, options: JobOptions
 ) -> dict[str, Any]:
     """Return the fields of a section that the options change."""
     changed = {}
-    for name, row in rows_of(type(section)).items():
+    for name, row in list_rows(type(section)).items():
         option = getattr(options, name, None)
         if option in (None, ()) or name == "hosts":  # which hosts there are is decided elsewhere
             continue
@@ -109,11 +111,11 @@ def _changed(
     return changed
 
 
-def _image(named: str | None, folder: Path) -> str | None:
-    """Make an image's path absolute; end a directory's in a slash, see ``Launch.in_apptainer``."""
+def _resolve_image(named: str | None, folder: Path) -> str | None:
+    """Make an image's path absolute; a directory's ends in a slash (``is_run_by_apptainer``)."""
     if named is None or "://" in named:
         return named
-    path = folder / expanded(Path(named))
+    path = folder / expand_home(Path(named))
     if "/" in named and path.is_dir():
         return f"{Path(*path.parts)}/"
     return str(path) if named.endswith(".sif") else named
@@ -137,7 +139,7 @@ def make_log_dir(log_dir: Path, mode: LogMode) -> None:
         keep_out_of_projects(log_dir, mode)
         group = log_dir.stat().st_gid
     except OSError as exc:
-        raise _unwritable(log_dir, exc) from exc
+        raise _explain_unwritable(log_dir, exc) from exc
     if mode is LogMode.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
             f"cluster.log-mode: you are not a member of the group of {log_dir} (number {group})",
@@ -146,16 +148,16 @@ def make_log_dir(log_dir: Path, mode: LogMode) -> None:
         )
 
 
-def numbered(job: Job) -> Job:
+def assign_number(job: Job) -> Job:
     """Return the job with a number, where Slurm gives it none; nothing can be refused after that.
 
     Raises:
         StagerError: the log directory, in which the number is claimed, cannot be written.
     """
-    return job if job.allocation is Allocation.SLURM else replace(job, id=_new_id(job))
+    return job if job.allocation is Allocation.SLURM else replace(job, id=_claim_number(job))
 
 
-def _new_id(job: Job) -> str:
+def _claim_number(job: Job) -> str:
     """Return a number for a job that Slurm has not numbered, claimed by creating its event log.
 
     It begins with the time, so that numbers sort by it. Jobs with other log directories do not see
@@ -165,17 +167,17 @@ def _new_id(job: Job) -> str:
     while True:
         milliseconds = time.time_ns() // 1_000_000 % 10**10
         number = milliseconds * 10**_RANDOM_DIGITS + secrets.randbelow(10**_RANDOM_DIGITS)
-        claim = log_dir / log_names.events(str(number))
+        claim = log_dir / log_names.make_events_name(str(number))
         try:
-            open(claim, "xb", opener=permissions.opener(job.log_mode)).close()
+            open(claim, "xb", opener=permissions.make_opener(job.log_mode)).close()
         except FileExistsError:
             continue
         except OSError as exc:
-            raise _unwritable(log_dir, exc) from exc
+            raise _explain_unwritable(log_dir, exc) from exc
         return str(number)
 
 
-def _unwritable(log_dir: Path, exc: OSError) -> StagerError:
+def _explain_unwritable(log_dir: Path, exc: OSError) -> StagerError:
     return StagerError(
         f"the log directory {log_dir} cannot be written: {exc.strerror or exc}",
         hint="name another one with --log-dir",
@@ -198,30 +200,30 @@ def make_job(
             directory that its container could not have.
         StagerError: the log directory cannot be written.
     """
-    settled = settle(config, options)
+    settled = apply_options(config, options)
     allocation = Allocation(options.allocation)
     least, most = settled.cluster.nodes
-    launch = _launch(settled, manifest, action, slurm=allocation is Allocation.SLURM)
-    cluster = _sending(settled.cluster, options, allocation)
-    log_dir = expanded(options.log_dir or DEFAULT_LOG_DIR).absolute()
-    if launch.in_apptainer:
+    launch = _make_launch(settled, manifest, action, slurm=allocation is Allocation.SLURM)
+    cluster = _check_transfer(settled.cluster, options, allocation)
+    log_dir = expand_home(options.log_dir or DEFAULT_LOG_DIR).absolute()
+    if launch.is_run_by_apptainer:
         _refuse_unbindable(Path.cwd(), bundle.absolute().parent, Path(cluster.node_root))
     make_log_dir(log_dir, settled.cluster.log_mode)
-    tracked = _tracked(settled, manifest) if action is Action.RUN else ()
+    tracked = _list_tracker_outputs(settled, manifest) if action is Action.RUN else ()
     return Job(
         id="",
         name=config.name,
         allocation=allocation,
-        nodes=_nodes(allocation, options.hosts, most),
+        nodes=_list_nodes(allocation, options.hosts, most),
         bundle=str(bundle),
         bundle_id=manifest.id,
         requires=manifest.requires,
-        room=room_for(manifest.layers, manifest),
+        room=estimate_room(manifest.layers, manifest),
         packages=manifest.packages,
         imports=manifest.imports,
         node_root=settled.cluster.node_root,
         run_dir=str(Path.cwd()),
-        run_subdir=_run_subdir(config),
+        run_subdir=_find_run_subdir(config),
         log_dir=str(log_dir),
         log_mode=settled.cluster.log_mode,
         action=action,
@@ -231,7 +233,7 @@ def make_job(
         # Without a word about nodes on the command line, all of an allocation that stands is used.
         wanted=options.nodes or (None if least == most else (least, most)),
         min_nodes=settled.cluster.min_nodes,
-        stage=_stage(cluster),
+        stage=_choose_stage(cluster),
         transfer=cluster.transfer,
         cpus_per_task=settled.cluster.cpus_per_task,
         outputs=tuple(dict.fromkeys((*settled.project.outputs, *tracked))),
@@ -243,7 +245,7 @@ def make_job(
     )
 
 
-def _run_subdir(config: Config) -> str | None:
+def _find_run_subdir(config: Config) -> str | None:
     """Return this directory's path in the project, whose files nodes may have to put there."""
     here, root = Path.cwd(), config.root.resolve()
     if config.project.path not in (None, config.root) or not here.is_relative_to(root):
@@ -252,24 +254,26 @@ def _run_subdir(config: Config) -> str | None:
     return "" if inner == Path() else inner.as_posix()
 
 
-def _tracked(config: Config, manifest: Manifest) -> tuple[str, ...]:
+def _list_tracker_outputs(config: Config, manifest: Manifest) -> tuple[str, ...]:
     """Return the outputs of trackers in the bundle that the settings do not name."""
-    names = tracker_outputs(layer.name for layer in manifest.layers if layer.kind == "wheel")
+    names = list_tracker_outputs(layer.name for layer in manifest.layers if layer.kind == "wheel")
     own = {output.rstrip("/") for output in config.project.outputs}
     return tuple(name for name in names if name not in own)
 
 
-def _nodes(allocation: Allocation, hosts: tuple[str, ...], most: int) -> tuple[str, ...]:
+def _list_nodes(allocation: Allocation, hosts: tuple[str, ...], most: int) -> tuple[str, ...]:
     """Return the nodes of a job; empty until Slurm allocates them."""
     if allocation is Allocation.LOCAL:
         return tuple(f"local{number}" for number in range(1, most + 1))
     return hosts if allocation is Allocation.SSH else ()
 
 
-def _sending(cluster: ClusterConfig, options: JobOptions, allocation: Allocation) -> ClusterConfig:
+def _check_transfer(
+    cluster: ClusterConfig, options: JobOptions, allocation: Allocation
+) -> ClusterConfig:
     """Return the settings without transfer ways that the allocation does not have."""
     if allocation is Allocation.LOCAL:
-        return _sends_nothing(cluster, options)
+        return _check_local_transfer(cluster, options)
     if allocation is Allocation.SLURM:
         return cluster
     image = cluster.container_image
@@ -289,7 +293,7 @@ def _sending(cluster: ClusterConfig, options: JobOptions, allocation: Allocation
     return replace(cluster, transfer=TransferWay.AUTO)
 
 
-def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
+def _check_local_transfer(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
     """Return the settings for one machine, where those about sending have no effect."""
     image = cluster.container_image
     if options.container_image and image and not image.endswith((".sif", "/")):
@@ -324,7 +328,7 @@ def _refuse_unbindable(*folders: Path) -> None:
             )
 
 
-def _stage(cluster: ClusterConfig) -> Stage:
+def _choose_stage(cluster: ClusterConfig) -> Stage:
     """Return the stage rule; naming a transfer way implies one."""
     if cluster.transfer is TransferWay.AUTO:
         return cluster.stage
@@ -337,7 +341,7 @@ def _stage(cluster: ClusterConfig) -> Stage:
     return implied
 
 
-def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
+def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
     settings, (least, most) = config.launch, config.cluster.nodes
     elastic = None if least == most else (least, most)
     if settings.launcher is not Launcher.TORCHRUN and (elastic or settings.max_restarts):

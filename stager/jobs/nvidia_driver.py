@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from bundle.driver.cuda import parsed
+from bundle.driver.cuda import parse_version
 from bundle.driver.transports.slurm_text import step_argv
 from bundle.driver.transports.transport import Step
-from bundle.node.machine import Question, kernel_driver, version_in
+from bundle.node.machine import Question, kernel_driver, parse_driver_version
 from bundle.protocol.messages import PreflightAnswer
 from bundle.system.hostlist import expand_hostlist
 
@@ -18,7 +18,7 @@ from ..core.errors import StagerError
 from ..core.processes import Runner, run
 from ..lock.resolver import KnownDriver
 from ..logs import job_files
-from ..logs.job_record import records
+from ..logs.job_record import read_records
 
 _SECONDS = 120.0
 """Time for the nodes of an allocation to answer."""
@@ -33,11 +33,13 @@ def find_driver(
     run: Runner = run,
 ) -> KnownDriver:
     """Return the oldest driver of the allocation, else of the last job, else of this machine."""
-    known = _of_allocation(env, run) or _of_last_job(project, job_files.default_folder(log_dir))
-    return known or _of_this_machine(env)
+    known = _query_allocation(env, run) or _read_last_job(
+        project, job_files.choose_log_dir(log_dir)
+    )
+    return known or _query_this_machine(env)
 
 
-def _of_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
+def _query_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
     job_id, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
     if not job_id or not listed or shutil.which("srun", path=env.get("PATH")) is None:
         return None
@@ -46,27 +48,31 @@ def _of_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
         done = run(step_argv(step, ["cat", _ACCOUNT]), timeout=_SECONDS, check=False)
     except (StagerError, ValueError):
         return None
-    versions = {version_in(line) for line in done.stdout.splitlines()} - {""}
+    versions = {parse_driver_version(line) for line in done.stdout.splitlines()} - {""}
     if not versions and "No such file" not in done.stderr:
         return None  # srun itself has failed
-    return KnownDriver(version=min(versions, key=parsed, default=""), where=f"allocation {job_id}")
+    return KnownDriver(
+        version=min(versions, key=parse_version, default=""), where=f"allocation {job_id}"
+    )
 
 
-def _of_last_job(project: str, log_dir: Path) -> KnownDriver | None:
-    job = job_files.last_of(project, log_dir)
+def _read_last_job(project: str, log_dir: Path) -> KnownDriver | None:
+    job = job_files.find_last_job(project, log_dir)
     if job is None:
         return None
     answers = [
-        record.event for record in records(job.events) if isinstance(record.event, PreflightAnswer)
+        record.event
+        for record in read_records(job.events)
+        if isinstance(record.event, PreflightAnswer)
     ]
     if not answers:
         return None
     versions = {answer.gpus.driver for answer in answers if answer.gpus is not None} - {""}
     where = f"the nodes of job {job.job_id}"
-    return KnownDriver(version=min(versions, key=parsed, default=""), where=where)
+    return KnownDriver(version=min(versions, key=parse_version, default=""), where=where)
 
 
-def _of_this_machine(env: Mapping[str, str]) -> KnownDriver:
+def _query_this_machine(env: Mapping[str, str]) -> KnownDriver:
     driver = kernel_driver()
     if not driver:
         facts = Question(env).answer()

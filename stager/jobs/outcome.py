@@ -28,9 +28,9 @@ from bundle.protocol.messages import Started
 from bundle.protocol.problem import Problem
 from bundle.results import patterns
 
-from ..core.files import opened
+from ..core.files import open_regular
 from ..diagnosis.failure import Diagnosis, FirstFailure
-from ..logs.job_files import of_job
+from ..logs.job_files import list_job_files
 from ..logs.job_record import JobRecord
 
 # --- The figures of a training job, which its program wrote into its outputs ---------------------
@@ -53,12 +53,12 @@ def find_output_files(run_dir: str, outputs: Sequence[str], name: str) -> list[s
     """Return where outputs may have a file of a name, as paths below the run directory."""
     paths: dict[str, None] = {}
     for output in outputs:
-        pattern = patterns.split(output)
+        pattern = patterns.split_pattern(output)
         if pattern is None:
             continue
         places: set[str] = set()
         with suppress(ValueError, OSError):
-            places = patterns.expand(run_dir, pattern)
+            places = patterns.expand_pattern(run_dir, pattern)
         if not pattern:
             places.add(name)
         for place in sorted(places):
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, float]:
     if path.is_symlink():  # it could lead anywhere
         return {}
     try:
-        with opened(path) as file:
+        with open_regular(path) as file:
             data = file.read(_LARGEST + 1)
         raw = json.loads(data) if len(data) <= _LARGEST else None
     except (OSError, ValueError, RecursionError):
@@ -226,7 +226,7 @@ class Outcome(JobRecord):
         # Imported only where something failed: it takes a while.
         from ..diagnosis.diagnosis import diagnose
 
-        return diagnose(of_job(Path(self.job.log_dir), self.job.id), self)
+        return diagnose(list_job_files(Path(self.job.log_dir), self.job.id), self)
 
     @property
     def first_failure(self) -> FirstFailure | None:
@@ -386,18 +386,18 @@ class ScriptResult:
     """The batch script."""
 
 
-def submitted_job(job: Job, number: str) -> SubmittedJob:
+def make_submitted_job(job: Job, number: str) -> SubmittedJob:
     """Return a batch job under the number that Slurm has given it."""
     log_dir = Path(job.log_dir)
     return SubmittedJob(
         job_id=number,
         log_dir=log_dir,
-        log=log_dir / log_names.batch_log(job.name, number),
-        events=log_dir / log_names.events(number),
+        log=log_dir / log_names.make_batch_log_name(job.name, number),
+        events=log_dir / log_names.make_events_name(number),
     )
 
 
-def verify_result(outcome: Outcome) -> VerifyResult:
+def make_verify_result(outcome: Outcome) -> VerifyResult:
     """Return the result of ``stager verify``."""
     ending = outcome.ending
     return VerifyResult(
@@ -422,7 +422,7 @@ def verify_result(outcome: Outcome) -> VerifyResult:
     )
 
 
-def run_result(outcome: Outcome) -> RunResult:
+def make_run_result(outcome: Outcome) -> RunResult:
     """Return the result of ``stager run``."""
     diagnosis, ending = outcome.diagnosis, outcome.ending
     return RunResult(

@@ -18,33 +18,40 @@ from typing import TYPE_CHECKING
 
 from bundle.driver.transports.slurm_text import CREDENTIALS
 from bundle.format.manifest import Manifest
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
-from bundle.redaction.secret_names import without_secrets
+from bundle.redaction.secret_names import remove_secret_variables
 
 from .. import __version__
 from ..building.current_bundle import (
     Listener,
     current_bundle,
-    imported,
+    list_imports,
     newest_bundle,
     offline_root,
 )
 from ..config import inline_script
 from ..config.job_settings import JobOptions
 from ..config.load import Config, NoSettingsError, find, load
-from ..config.template import default
+from ..config.template import make_default_config
 from ..core import toml
 from ..core.errors import ConfigError
 from ..core.store import Store
-from ..pack.bundle_file import ChosenBundle, layer_paths, made_here, manifest_of, opened, with_id
+from ..pack.bundle_file import (
+    ChosenBundle,
+    find_by_id,
+    is_made_here,
+    layer_paths,
+    open_bundle,
+    read_manifest,
+)
 from ..slurm import request
 from ..slurm.request import Source
-from ..trust import read_signers, trust_in
-from .allocation import hosts_of, ignored_elsewhere, without_effect
+from ..trust import decide_trust, read_signers
+from .allocation import check_options_inside, find_hosts, list_options_without_slurm
 from .driver import DriverStart
-from .job_description import make_job, refuse_launcher, settle
+from .job_description import apply_options, make_job, refuse_launcher
 
 if TYPE_CHECKING:
     from ..slurm.batch_script import ScriptFacts
@@ -61,7 +68,7 @@ _PACKAGES = re.compile(r"lib/python3\.\d+t?/site-packages/")
 _EXEC = "run starts Python scripts and modules; for other programs: stager exec --"
 
 
-def refuse_absent(command: Sequence[str], bundle: Path) -> None:
+def refuse_missing_program(command: Sequence[str], bundle: Path) -> None:
     """Refuse what Python cannot start, before the bundle is sent to any node.
 
     Args:
@@ -79,7 +86,7 @@ def refuse_absent(command: Sequence[str], bundle: Path) -> None:
         _refuse_absent_script(command[0], bundle)
     elif not _is_python(Path(command[0])):
         raise ConfigError(
-            f"{_shown(command[0])} is not a Python script", hint=f"{_EXEC} {command[0]}"
+            f"{_shorten_name(command[0])} is not a Python script", hint=f"{_EXEC} {command[0]}"
         )
 
 
@@ -87,15 +94,15 @@ def _refuse_absent_script(name: str, bundle: Path) -> None:
     if name.startswith("/") and name.endswith(_SUFFIXES):
         return
     path = posixpath.normpath(name)
-    with opened(bundle) as held:
+    with open_bundle(bundle) as held:
         staged = {file.removeprefix(_PROJECT) for file in layer_paths(held, "project")}
     is_named_so = path.endswith(_SUFFIXES) or not posixpath.splitext(path)[1]
     if name and (f"{path}/__main__.py" in staged or (path in staged and is_named_so)):
         return
     scripts = {file for file in staged if file.endswith(".py")} | _scripts_here()
     raise ConfigError(
-        f"there is no script {_shown(name)}: neither here nor in the project in the bundle",
-        hint=_hint(path, scripts),
+        f"there is no script {_shorten_name(name)}: neither here nor in the project in the bundle",
+        hint=_suggest_script(path, scripts),
     )
 
 
@@ -104,7 +111,7 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
     if top in sys.stdlib_module_names or top == "trainer":  # every bundle brings the latter
         return
     wanted = {f"{place}.py", f"{place}/__main__.py"}
-    with opened(bundle) as held:
+    with open_bundle(bundle) as held:
         staged = set(layer_paths(held, "project"))
         if not staged and any(map(_is_here, wanted)):
             return
@@ -115,7 +122,8 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
     modules = [file[:-3].replace("/", ".") for file in sorted(own) if file.endswith(".py")]
     similar = difflib.get_close_matches(name[:_MAX_SHOWN], modules, n=1)
     raise ConfigError(
-        f"there is no module {_shown(name)} to start: neither in the project nor in the packages "
+        f"there is no module {_shorten_name(name)} to start: neither in the project nor "
+        "in the packages "
         "of the bundle",
         hint=f"did you mean {similar[0]}?"
         if similar
@@ -123,7 +131,7 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
     )
 
 
-def in_project(name: str, project: Path) -> str:
+def make_project_path(name: str, project: Path) -> str:
     """Return a script's path below the project's folder, which hosts have a copy of.
 
     Returns:
@@ -136,24 +144,24 @@ def in_project(name: str, project: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
 
 
-def prefer_here(name: str, project: Path) -> str:
+def prefer_local_script(name: str, project: Path) -> str:
     """Return a name of a script that means the one in this directory, a folder of the project.
 
     Ranks look for it at the top of the project first, which may have another one of that name.
     """
     if not (_is_here(name) and _is_here(str(project / name))):
         return name
-    place = in_project(str(Path(name).absolute()), project)
+    place = make_project_path(str(Path(name).absolute()), project)
     return name if place.startswith("/") else place
 
 
-def _shown(name: str) -> str:
+def _shorten_name(name: str) -> str:
     if name.isprintable() and " " not in name and 0 < len(name) <= _MAX_SHOWN:
         return name
     return repr(name[:_MAX_SHOWN])
 
 
-def _hint(path: str, scripts: Collection[str]) -> str:
+def _suggest_script(path: str, scripts: Collection[str]) -> str:
     module = _entry_point_here(path)
     if module:
         return f"it is an entry point of pyproject.toml; start its module: -m {module}"
@@ -170,7 +178,7 @@ def _hint(path: str, scripts: Collection[str]) -> str:
 def _entry_point_here(name: str) -> str:
     """Return the module of a program that the project here would install; empty for no such."""
     with suppress(ConfigError):
-        scripts = toml.table(toml.read(Path("pyproject.toml")), "project", "scripts")
+        scripts = toml.get_table(toml.read(Path("pyproject.toml")), "project", "scripts")
         return str(scripts.get(name, "")).partition(":")[0]
     return ""
 
@@ -242,26 +250,26 @@ def load_project(
     start = start or Path.cwd()
     if find(start) is None:
         if bundle is not None or asked:
-            return default(start)
-        path = inline_script.named_in(command)
+            return make_default_config(start)
+        path = inline_script.find_script(command)
         if path is not None:
             return inline_script.load_script(path)
-        inline_script.refuse_absent(command)
+        inline_script.refuse_missing_script(command)
     try:
         return load(start)
     except NoSettingsError as exc:
-        raise _or_an_import(exc, start) from exc
+        raise _suggest_imported_bundles(exc, start) from exc
 
 
-def _or_an_import(failure: NoSettingsError, start: Path) -> ConfigError:
-    bundles = imported(Store(offline_root(default(start))))
+def _suggest_imported_bundles(failure: NoSettingsError, start: Path) -> ConfigError:
+    bundles = list_imports(Store(offline_root(make_default_config(start))))
     if not bundles:
         return failure
     hint = "take an imported bundle with --id, or go to the project's folder"
     return ConfigError(failure.message, hint=hint, context=[*failure.context, *bundles])
 
 
-def bundle_of(
+def get_current_bundle(
     config: Config, bundle: Path | None, listener: Listener, asked: str = ""
 ) -> tuple[Path, Manifest]:
     """Return the bundle that is named, else the project's newest, made current if need be.
@@ -277,24 +285,24 @@ def bundle_of(
         StagerError: there is none, it is damaged, or it is another one.
     """
     if bundle is not None or asked:
-        return named_bundle(config, bundle, asked)
+        return get_named_bundle(config, bundle, asked)
     if config.trust.allowed_signers is not None:
         read_signers(config.trust.allowed_signers)  # a build would be for nothing without it
     chosen = current_bundle(config, listener)
-    return chosen.path, manifest_of(chosen.path, chosen.id)
+    return chosen.path, read_manifest(chosen.path, chosen.id)
 
 
-def named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[Path, Manifest]:
+def get_named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[Path, Manifest]:
     """Return the bundle that is named, else the project's newest, whatever has changed since.
 
     Raises:
-        StagerError: see :func:`bundle_of`.
+        StagerError: see :func:`get_current_bundle`.
     """
-    chosen = chosen_bundle(config, bundle, asked)
-    return chosen.path, manifest_of(chosen.path, chosen.id)
+    chosen = choose_bundle(config, bundle, asked)
+    return chosen.path, read_manifest(chosen.path, chosen.id)
 
 
-def chosen_bundle(config: Config, bundle: Path | None, asked: str) -> ChosenBundle:
+def choose_bundle(config: Config, bundle: Path | None, asked: str) -> ChosenBundle:
     """Return the bundle that is named, else the project's newest; none of them is opened here.
 
     Raises:
@@ -303,19 +311,19 @@ def chosen_bundle(config: Config, bundle: Path | None, asked: str) -> ChosenBund
     if bundle is not None:
         return ChosenBundle(path=bundle.absolute(), id=asked)
     if asked:
-        return with_id(Store(offline_root(config)), asked)
+        return find_by_id(Store(offline_root(config)), asked)
     return newest_bundle(config)
 
 
-def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
+def choose_source(options: JobOptions, config: Config, *, batch: bool) -> Source:
     """Return the source of the nodes, decided by what this machine has.
 
     Raises:
         ConfigError: see :func:`stager.slurm.request.choose`.
     """
     named_here = options.hosts or options.host_file or options.allocation in ("auto", "ssh")
-    hosts = hosts_of(options, config, os.environ) if named_here else None
-    return request.choose(
+    hosts = find_hosts(options, config, os.environ) if named_here else None
+    return request.choose_source(
         options.allocation,
         nodes=(options.nodes or config.cluster.nodes)[0],
         batch=batch,
@@ -343,39 +351,41 @@ def prepare(
     """
     # Before anything else: what follows leads to the start of a program that is in the bundle.
     store = Store(offline_root(config))
-    verdict, trust = trust_in(config, store, bundle[0], bundle[1].id)
+    verdict, trust = decide_trust(config, store, bundle[0], bundle[1].id)
     notes = [] if verdict is None else [f"{bundle[0].name}: {verdict.words}"]
     if action is Action.RUN:
-        config, options, converted = _converted(config, options)
-        notes += [*converted, *_ignored_block(config, options)]
+        config, options, converted = _convert_command(config, options)
+        notes += [*converted, *_explain_ignored_block(config, options)]
     if source == "inside":
-        notes += without_effect(options, os.environ)
+        notes += check_options_inside(options, os.environ)
     where = _ALLOCATIONS.get(source, Allocation.SLURM)
     if where is not Allocation.SLURM:
-        notes += ignored_elsewhere(options, where)
+        notes += list_options_without_slurm(options, where)
     if where is Allocation.SSH:
-        options = _with_hosts(config, options)
-        options = _with_staged_script(config, options)
+        options = _add_hosts(config, options)
+        options = _use_staged_script(config, options)
     job = make_job(config, replace(options, allocation=where), *bundle, action)
     if action is Action.RUN:
-        refuse_absent(job.launch.command, bundle[0])
-    ours = made_here(store, bundle[0], job.bundle_id)
+        refuse_missing_program(job.launch.command, bundle[0])
+    ours = is_made_here(store, bundle[0], job.bundle_id)
     job = replace(job, trusted_bundle=ours, trust=trust)
     return Prepared(
-        config=settle(config, options),
+        config=apply_options(config, options),
         bundle=bundle[0],
         source=source,
         job=job,
-        notes=(*notes, *_notes_on(job, source), *_unlaunchable(job, bundle[1])),
+        notes=(*notes, *_list_notes(job, source), *_explain_unlaunchable(job, bundle[1])),
     )
 
 
-def _ignored_block(config: Config, options: JobOptions) -> Iterator[str]:
+def _explain_ignored_block(config: Config, options: JobOptions) -> Iterator[str]:
     if options.bundle is None and not options.bundle_id:
-        yield from inline_script.without_effect(config, options.command or config.project.command)
+        yield from inline_script.explain_ignored_block(
+            config, options.command or config.project.command
+        )
 
 
-def _notes_on(job: Job, source: Source) -> Iterator[str]:
+def _list_notes(job: Job, source: Source) -> Iterator[str]:
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
         yield f"pass-env: {', '.join(absent)} not set here, so no rank gets a value"
@@ -384,10 +394,10 @@ def _notes_on(job: Job, source: Source) -> Iterator[str]:
     if job.action is Action.RUN:
         if place := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ]:
             yield f"{' and '.join(place)} of this shell not used: each job has its own"
-        yield from _withheld(job.launch.pass_env, os.environ)
+        yield from _list_withheld_secrets(job.launch.pass_env, os.environ)
 
 
-def _unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
+def _explain_unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
     """Yield a note if nodes pass ``verify`` but could not start any rank."""
     if job.action is not Action.VERIFY:
         return
@@ -401,8 +411,8 @@ def _unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
 _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": Allocation.SSH}
 
 
-def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
-    hosts = hosts_of(options, config, os.environ)
+def _add_hosts(config: Config, options: JobOptions) -> JobOptions:
+    hosts = find_hosts(options, config, os.environ)
     names = hosts.names if hosts else ()
     least, most = options.nodes or (len(names), len(names))
     # Hosts on the command line count more than a number in the settings.
@@ -412,7 +422,8 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
     needed = options.min_nodes or config.cluster.min_nodes or least
     if len(names) < needed:
         raise ConfigError(
-            f"{hosts.origin if hosts else 'the hosts'}: {counted(len(names), 'host')} for a job "
+            f"{hosts.origin if hosts else 'the hosts'}: "
+            f"{format_count(len(names), 'host')} for a job "
             f"that needs {needed}",
             hint="name more hosts, or ask for fewer with --nodes",
         )
@@ -420,15 +431,17 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
     return replace(options, hosts=names, nodes=(min(least, len(names)), len(names)))
 
 
-def _with_staged_script(config: Config, options: JobOptions) -> JobOptions:
+def _use_staged_script(config: Config, options: JobOptions) -> JobOptions:
     """Name a script of the project by its path there: hosts have a copy of the project."""
     command = options.command or config.project.command
     if not command or config.project.path is None:
         return options
-    return replace(options, command=(in_project(command[0], config.project.path), *command[1:]))
+    return replace(
+        options, command=(make_project_path(command[0], config.project.path), *command[1:])
+    )
 
 
-def driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
+def make_driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
     """Return the command that starts the driver: here, or by ``salloc``.
 
     Raises:
@@ -436,16 +449,16 @@ def driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
     """
     if prepared.source != "salloc":
         return DriverStart()
-    from ..slurm.batch_script import submit_environment
+    from ..slurm.batch_script import make_submit_environment
 
-    asked = request.request(prepared.config, env, prepared.job.bundle_id)
+    asked = request.make_request(prepared.config, env, prepared.job.bundle_id)
     return DriverStart(
-        argv=request.salloc_argv(asked, ()),
-        environment=submit_environment(env, prepared.job.launch.pass_env),
+        argv=request.make_salloc_argv(asked, ()),
+        environment=make_submit_environment(env, prepared.job.launch.pass_env),
     )
 
 
-def script_facts(
+def make_script_facts(
     prepared: Prepared, env: Mapping[str, str], program: bytes, *, requeue: bool
 ) -> ScriptFacts:
     """Return the facts that decide the text of the batch script.
@@ -455,27 +468,29 @@ def script_facts(
     """
     from ..slurm.batch_script import ScriptFacts
 
-    asked = request.request(prepared.config, env, prepared.job.bundle_id)
+    asked = request.make_request(prepared.config, env, prepared.job.bundle_id)
     return ScriptFacts(
         job=replace(prepared.job, cpus_per_task=asked.cpus_per_task),
         program=program,
-        bundle_bytes=manifest_of(prepared.bundle).size,
+        bundle_bytes=read_manifest(prepared.bundle).size,
         request=asked,
         version=__version__,
         requeue=requeue,
     )
 
 
-def _withheld(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
+def _list_withheld_secrets(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
     """Yield a note that names the variables withheld as secrets, and never their values."""
-    kept = without_secrets(env, (*CREDENTIALS, *passed))
+    kept = remove_secret_variables(env, (*CREDENTIALS, *passed))
     names = sorted(env.keys() - kept.keys())
     if names:
         which = f"it with --pass-env {names[0]}" if len(names) == 1 else "one with --pass-env NAME"
         yield f"not given to the ranks: {', '.join(names)} (give {which})"
 
 
-def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions, tuple[str, ...]]:
+def _convert_command(
+    config: Config, options: JobOptions
+) -> tuple[Config, JobOptions, tuple[str, ...]]:
     """Convert a single-node command (``torchrun --nproc-per-node=2 train.py``) for each rank."""
     from .conversion import convert
 
@@ -484,7 +499,7 @@ def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions,
         return config, options, ()
     converted = convert(command)
     if options.command and config.project.path is not None:
-        name = prefer_here(converted.command[0], config.project.path)
+        name = prefer_local_script(converted.command[0], config.project.path)
         converted = replace(converted, command=(name, *converted.command[1:]))
     config = _set_restarts(config, converted.max_restarts)
     notes = converted.notes

@@ -23,21 +23,21 @@ from pathlib import Path
 from bundle.system.processes import signal_at_parent_death
 
 from ..core.errors import StagerError
-from ..core.processes import feed
+from ..core.processes import run_with_input
 from ..core.values import Target
-from .prune import left_out
+from .prune import list_left_out
 from .wheel_members import UNREADABLE
 
 _UNCHECKED_HASH = 0b01
 """The pyc flag word of PEP 552 for "has a source hash, never check it"."""
 
 COMPILED = "all but test modules"
-"""The modules of a wheel that are compiled (:func:`worth_compiling`); part of every layer's id."""
+"""The modules of a wheel that are compiled (:func:`is_worth_compiling`); part of a layer's id."""
 
 _TEST_MODULE = re.compile(r"(?:^|/)tests?/(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py$")
 
 
-def worth_compiling(path: str) -> bool:
+def is_worth_compiling(path: str) -> bool:
     """Return whether a module of a wheel gets bytecode: all but the test modules of test suites.
 
     In the reference environment those are a fifth of all modules, and more than a quarter of the
@@ -187,7 +187,7 @@ def compile_elsewhere(
             made[path] = importlib.util.source_hash(source), None
         if request:
             argv = [str(program), "-s", "-S", "-c", _COMPILE, folder]
-            feed(argv, json.dumps(request), environment=variables, timeout=_SECONDS)
+            run_with_input(argv, json.dumps(request), environment=variables, timeout=_SECONDS)
         for number, (_, path) in enumerate(request):
             bytecode = Path(folder, str(number))
             if bytecode.is_file():
@@ -230,7 +230,7 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def compiling(
+def compile_in_parallel(
     wheel: Path, target: Target, jobs: int, prune: Sequence[str] = ()
 ) -> Iterator[CompiledModules | None]:
     """Compile the modules of a wheel while the block runs; yield None if it has too few.
@@ -242,14 +242,14 @@ def compiling(
             four; with 1, the block begins when they are done.
         prune: the kinds of files left out of the wheel, see :mod:`stager.layers.prune`.
     """
-    modules = modules_of(wheel, prune) if target.is_host_python else {}
+    modules = list_modules(wheel, prune) if target.is_host_python else {}
     if sum(modules.values()) < LARGE:
         yield None
         return
     import multiprocessing
     from concurrent import futures
 
-    slices = _slices(modules, max(1, min(4, jobs // 2)))
+    slices = _split_evenly(modules, max(1, min(4, jobs // 2)))
     fork = multiprocessing.get_context("fork")
     with futures.ProcessPoolExecutor(len(slices), fork, initializer=end_with_parent) as pool:
         parts = [pool.submit(_compile, wheel, names) for names in slices]
@@ -279,14 +279,14 @@ def compiling(
             raise
 
 
-def modules_of(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
+def list_modules(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
     """Return the modules of a wheel to compile, and the length of their sources.
 
     Empty if the wheel cannot be read; unpacking it reports why.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
-            skipped = left_out(archive, prune)
+            skipped = list_left_out(archive, prune)
             sizes = {member.filename: member.file_size for member in archive.infolist()}
     except UNREADABLE:
         return {}
@@ -294,13 +294,13 @@ def modules_of(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
         name: size
         for name, size in sizes.items()
         if name.endswith(".py")
-        and worth_compiling(name)
+        and is_worth_compiling(name)
         and not name.partition("/")[0].endswith(".data")
         and name not in skipped
     }
 
 
-def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
+def _split_evenly(modules: dict[str, int], count: int) -> list[list[str]]:
     slices: list[list[str]] = [[] for _ in range(count)]
     loads = [0] * count
     for name in sorted(modules, key=lambda name: (-modules[name], name)):
@@ -313,14 +313,14 @@ def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
 def _compile(wheel: Path, names: Sequence[str]) -> tuple[Made, str]:
     made: Made = {}
     try:
-        for name, source in sources_of(wheel, names):
+        for name, source in read_sources(wheel, names):
             made[name] = importlib.util.source_hash(source), compile_module(source, name)
     except UnreadError as exc:
         return made, str(exc)
     return made, ""
 
 
-def sources_of(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def read_sources(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the sources of modules.
 
     Raises:

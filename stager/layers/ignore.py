@@ -63,7 +63,7 @@ class Ignore:
         return None
 
 
-def excluded(rules: Sequence[Ignore], path: str, *, is_dir: bool) -> bool:
+def is_excluded(rules: Sequence[Ignore], path: str, *, is_dir: bool) -> bool:
     """Return whether the last matching rule excludes a path; its parents must not be excluded."""
     for rule in reversed(rules):
         decision = rule.decide(path, is_dir=is_dir)
@@ -72,7 +72,7 @@ def excluded(rules: Sequence[Ignore], path: str, *, is_dir: bool) -> bool:
     return False
 
 
-def anchored(path: str) -> str:
+def anchor(path: str) -> str:
     """Return the pattern that matches only this path, relative to the patterns' base."""
     escaped = re.sub(r"([*?\[\\])", r"\\\1", path)
     if escaped.endswith(" "):

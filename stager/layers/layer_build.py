@@ -9,12 +9,12 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary, origin_of
+from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary, read_origin
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
 
 from ..core.errors import StagerError, WheelError
-from ..core.files import opened
+from ..core.files import open_regular
 from ..core.store import Store, remove
 from ..core.values import Target
 from .layer_process import LayerProcesses, LayerWork
@@ -58,7 +58,7 @@ def make_layers(
     missing = {key: source for key, source in ids.items() if not is_stored(store, key)}
     if missing:
         # A spool holds a layer unpacked; there are only `jobs` at a time.
-        spools = sorted(map(_spooled, missing.values()), reverse=True)[:jobs]
+        spools = sorted(map(_estimate_spool, missing.values()), reverse=True)[:jobs]
         room = sum(source.size for source in missing.values()) * 3 // 2 + sum(spools)
         store.require_space(room, "the layers")
         _require_files(min(jobs, len(missing)))
@@ -82,7 +82,7 @@ def _require_files(processes: int) -> None:
         )
 
 
-def _spooled(source: LayerSource) -> int:
+def _estimate_spool(source: LayerSource) -> int:
     """Return the bytes that a layer's spool needs: unpacked, with bytecode."""
     if source.wheel is None:
         return source.size
@@ -120,10 +120,10 @@ def is_stored(store: Store, key: Digest) -> bool:
     """
     path = store.layer(key)
     try:
-        with opened(path) as handle:
+        with open_regular(path) as handle:
             prefix = handle.read(HEAD_PREFIX)
             summary = head_summary(prefix)
-            made_from = origin_of(prefix + handle.read(summary.origin_size))
+            made_from = read_origin(prefix + handle.read(summary.origin_size))
             if made_from.id == key and summary.size == os.fstat(handle.fileno()).st_size:
                 return True
         log.debug("%s: %s %s", path, made_from.name, made_from.version)
@@ -141,7 +141,7 @@ def is_stored(store: Store, key: Digest) -> bool:
 
 
 def _describe(store: Store, key: Digest, source: LayerSource) -> Layer:
-    with opened(store.layer(key)) as handle:
+    with open_regular(store.layer(key)) as handle:
         prefix = handle.read(HEAD_PREFIX)
         summary = head_summary(prefix)
         head = prefix + handle.read(summary.head_size - HEAD_PREFIX)
@@ -188,10 +188,10 @@ def _build_all(
                 if not isinstance(fault, WheelError):
                     queue.clear()  # no room, or no memory: the others would end alike
     if faults:
-        raise _joined(faults)
+        raise _join_faults(faults)
 
 
-def _joined(faults: list[StagerError]) -> StagerError:
+def _join_faults(faults: list[StagerError]) -> StagerError:
     """Return one error for all; a fault that is no wheel's comes first: it stopped the rest."""
     faults = sorted(faults, key=lambda fault: isinstance(fault, WheelError))
     if len(faults) == 1:

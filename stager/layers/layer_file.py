@@ -31,10 +31,10 @@ from bundle.format.layer import (
     check_path,
     encode_head,
 )
-from bundle.format.manifest import BLOCK, member_header, padding
+from bundle.format.manifest import BLOCK, count_padding, member_header
 
 from ..core.errors import WheelError
-from .tree import folders_of
+from .tree import list_folders
 from .wheel_members import DENSE
 
 # --- One zstd frame of a layer: compressed, or stored as it is; and its content ------------------
@@ -57,7 +57,7 @@ _FULL_SIZE = 0xE0
 """Frame header descriptor: one segment, eight bytes of content size, no dictionary, no checksum."""
 
 
-def pays(piece: bytes | bytearray) -> bool:
+def does_compression_pay(piece: bytes | bytearray) -> bool:
     """Return whether compressing shrinks a sample of the content enough."""
     if len(piece) <= SAMPLES * SAMPLE:
         return True  # it takes no time either way
@@ -67,7 +67,7 @@ def pays(piece: bytes | bytearray) -> bool:
     return len(packed) <= PAYS * len(sample)
 
 
-def stored(piece: bytes | bytearray) -> bytes:
+def store_uncompressed(piece: bytes | bytearray) -> bytes:
     """Return a frame that holds the content as it is."""
     parts: list[bytes | bytearray] = [struct.pack("<IBQ", _MAGIC, _FULL_SIZE, len(piece))]
     starts = range(0, len(piece), _BLOCK) or range(1)
@@ -79,7 +79,7 @@ def stored(piece: bytes | bytearray) -> bytes:
     return b"".join(parts)
 
 
-def content_of(frame: bytes, size: int) -> bytes:
+def decompress_frame(frame: bytes, size: int) -> bytes:
     """Return the content of a frame, whatever length it claims to have.
 
     Raises:
@@ -121,7 +121,7 @@ SPOOL_MEMORY = 64 << 20
 COPY = 1 << 20
 
 
-def compression(*, sampled: bool = False) -> str:
+def describe_compression(*, sampled: bool = False) -> str:
     """Return the settings that decide the compressed bytes: part of every layer's id."""
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
     levels = f"level{LEVEL}-huge{HUGE}level{HUGE_LEVEL}-dense{DENSE}level{DENSE_LEVEL}"
@@ -276,7 +276,7 @@ class LayerWriter:
 
     def _refuse_clashes(self, what: str) -> None:
         paths = self._files.keys() | self._links.keys()
-        clashes = [path for path in sorted(folders_of(paths)) if path in paths]
+        clashes = [path for path in sorted(list_folders(paths)) if path in paths]
         clashes += sorted(self._files.keys() & self._links.keys())
         if clashes:
             raise WheelError(
@@ -299,8 +299,8 @@ class LayerWriter:
             entries.append(Entry(name, file.size, file.mode, file.sha256, position))
             for chunk in self._content(file):
                 yield chunk, file.level
-            yield bytes(padding(file.size)), LEVEL
-            position += file.size + padding(file.size)
+            yield bytes(count_padding(file.size)), LEVEL
+            position += file.size + count_padding(file.size)
         yield bytes(2 * BLOCK), LEVEL
 
     def _content(self, file: _File) -> Iterator[bytes | bytearray]:
@@ -320,8 +320,8 @@ class LayerWriter:
         own = threading.local()
 
         def compress(piece: bytearray, level: int) -> tuple[bytes, Frame]:
-            if self._sampled and not pays(piece):
-                packed = stored(piece)
+            if self._sampled and not does_compression_pay(piece):
+                packed = store_uncompressed(piece)
             else:
                 packed = _compressor(own, level).compress(piece)
             return packed, Frame(len(packed), len(piece), hashlib.sha256(packed).hexdigest())
@@ -434,7 +434,7 @@ _EXTENSION = re.compile(r"(\.cpython-[\w-]+|\.abi3)?\.so$|\.py$")
 _NOT_FOR_USERS = {"test", "tests", "doc", "docs", "example", "examples", "benchmarks"}
 
 
-def top_modules(name: str, index: Index) -> tuple[str, ...]:
+def list_top_modules(name: str, index: Index) -> tuple[str, ...]:
     """Return the modules that a distribution is imported by.
 
     The module named like the distribution, if there is one (``torch``, not ``functorch`` and

@@ -20,25 +20,25 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO
 
-from bundle.format.layer import excess
+from bundle.format.layer import explain_excess
 
 from ..core.errors import StagerError
-from ..core.store import Store, cannot_write
+from ..core.store import Store, write_error
 from ..core.values import Target
 from .bytecode import (
     CompiledModules,
     UnreadError,
     bytecode_path,
     compile_elsewhere,
+    compile_in_parallel,
     compile_module,
-    compiling,
     end_with_parent,
-    modules_of,
-    sources_of,
+    list_modules,
+    read_sources,
 )
 from .layer_file import LayerWriter
-from .source import LayerSource, layer_id, origin
-from .tree import Tree, TreeFile, changed_files, digest_of, shown
+from .source import LayerSource, layer_id, make_origin
+from .tree import Tree, TreeFile, changed_files, digest_tree, quote_path
 from .wheel import add_wheel
 
 _THREADS = 4
@@ -86,7 +86,7 @@ class LayerProcesses:
         """Start a process for one layer."""
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_build_one, args=(source, self._work, sender))
-        with _setting_up():
+        with _prepare_start():
             process.start()
             self.running[receiver] = (process, source)
         sender.close()
@@ -96,11 +96,11 @@ class LayerProcesses:
         for connection in wait(list(self.running)):
             if isinstance(connection, Connection):
                 process, source = self.running.pop(connection)
-                yield source, _outcome(connection, process, source)
+                yield source, _read_outcome(connection, process, source)
 
 
 @contextmanager
-def _setting_up() -> Iterator[None]:
+def _prepare_start() -> Iterator[None]:
     """Surround the start of a process, and with the first one that of the server.
 
     Signals such as Ctrl-C wait until the process is recorded, to be killed like the others. They
@@ -139,7 +139,7 @@ def _find_folder_for_socket() -> str | None:
     return tempfile.tempdir
 
 
-def _outcome(
+def _read_outcome(
     connection: Connection, process: BaseProcess, source: LayerSource
 ) -> StagerError | None:
     try:
@@ -172,7 +172,7 @@ def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None
     except StagerError as exc:
         fault = exc
     except OSError as exc:
-        fault = _failed(source, final, exc)
+        fault = _write_error(source, final, exc)
     with suppress(BrokenPipeError):  # the parent is gone
         report.send(fault)
 
@@ -182,40 +182,40 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
     threads = min(work.jobs, _THREADS)
     with LayerWriter(work.scratch, threads, sampled=source.sampled) as writer:
         if source.wheel is not None:
-            with _compiled(source, source.wheel, work) as modules:
+            with _compile_wheel(source, source.wheel, work) as modules:
                 add_wheel(writer, source.wheel, target, source.prune, modules)
         elif source.tree is not None:
             _require_unchanged(source, _add_tree(writer, source, work))
-        writer.write(path, origin(source, target))
+        writer.write(path, make_origin(source, target))
 
 
 @contextmanager
-def _compiled(
+def _compile_wheel(
     source: LayerSource, wheel: Path, work: LayerWork
 ) -> Iterator[CompiledModules | None]:
     """Yield a wheel's bytecode from other processes; None if the unpacking process makes it."""
     if source.compiler is None:
-        with compiling(wheel, work.target, work.jobs, source.prune) as modules:
+        with compile_in_parallel(wheel, work.target, work.jobs, source.prune) as modules:
             yield modules
         return
     other = None
     with suppress(UnreadError):  # unpacking it reports why
-        found = sources_of(wheel, sorted(modules_of(wheel, source.prune)))
+        found = read_sources(wheel, sorted(list_modules(wheel, source.prune)))
         other = compile_elsewhere(source.compiler.program, wheel.name, found, work.scratch)
     yield other
 
 
-def _failed(source: LayerSource, final: Path, exc: OSError) -> StagerError:
+def _write_error(source: LayerSource, final: Path, exc: OSError) -> StagerError:
     if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
-        return _changed(source, f"{exc.filename}: {exc.strerror}")
-    return cannot_write(final, exc)
+        return _changed_error(source, f"{exc.filename}: {exc.strerror}")
+    return write_error(final, exc)
 
 
 def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
     tree = source.tree or Tree(files=(), links=(), skipped=())
-    if digest_of(tree, digests) != source.digest:
-        files = ", ".join(map(shown, changed_files(tree)))
-        raise _changed(source, files or "the contents of its files changed")
+    if digest_tree(tree, digests) != source.digest:
+        files = ", ".join(map(quote_path, changed_files(tree)))
+        raise _changed_error(source, files or "the contents of its files changed")
 
 
 def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list[str]:
@@ -233,7 +233,7 @@ def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list
                 continue
             stream.seek(0)
             bytecode, cached = compile_file(file, stream.read()), bytecode_path(path, work.target)
-        if bytecode is not None and not excess(cached):
+        if bytecode is not None and not explain_excess(cached):
             writer.add(cached, io.BytesIO(bytecode))
     for path, goal in tree.links:
         writer.link(f"{source.prefix}/{path}", goal)
@@ -267,7 +267,7 @@ def _compiler_of(
     return lambda file, text: other.take(prefix + file.path, source_hash(text))
 
 
-def _changed(source: LayerSource, how: str) -> StagerError:
+def _changed_error(source: LayerSource, how: str) -> StagerError:
     return StagerError(
         f"{source.kind} {source.name} changed while it was being packed: {how}",
         hint="another program is writing there; run the command again when it is done, or leave "

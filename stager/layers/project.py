@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ..core.errors import ConfigError
 from ..core.files import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
-from ..core.store import stamp
-from .ignore import Ignore, anchored, excluded
-from .tree import Collector, Tree, TreeFile, kind_of, shown
+from ..core.store import to_stamp
+from .ignore import Ignore, anchor, is_excluded
+from .tree import Collector, Tree, TreeFile, describe_kind, quote_path
 
 __all__ = ["Tree", "TreeFile", "asset_excludes", "asset_files", "project_files"]
 
@@ -64,7 +64,7 @@ class _Rules:
         forced = self.forced.decide(path, is_dir=is_dir)
         if forced is not None:
             return forced
-        return excluded(self.gitignores, self.prefix + path, is_dir=is_dir)
+        return is_excluded(self.gitignores, self.prefix + path, is_dir=is_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
         ConfigError: entries that name nothing, or that go by the name of another; all of them.
         StagerError: broken links, unreadable files, names that cannot be shipped; all of them.
     """
-    assets, problems = _named(root, patterns)
+    assets, problems = _resolve_entries(root, patterns)
     if problems:
         raise _bad_assets(problems, root)
     collector = Collector()
@@ -150,7 +150,7 @@ def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
         ConfigError: it does not exist.
     """
     listed = [pattern for pattern in patterns if path.is_relative_to(pattern)]
-    assets, problems = _named(root, [*listed, str(path)])
+    assets, problems = _resolve_entries(root, [*listed, str(path)])
     if problems:
         raise _bad_assets(
             [problem.replace("assets.paths", "assets.env") for problem in problems], root
@@ -161,8 +161,8 @@ def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
 
 def asset_excludes(paths: Sequence[str], root: Path) -> tuple[str, ...]:
     """Return patterns with which :func:`project_files` leaves out the assets in the project."""
-    assets, _ = _named(root, paths)
-    return tuple(sorted({anchored(asset.path) for asset in assets if asset.inside}))
+    assets, _ = _resolve_entries(root, paths)
+    return tuple(sorted({anchor(asset.path) for asset in assets if asset.inside}))
 
 
 def _walk_project(collector: Collector, folder: str, path: str, rules: _Rules) -> None:
@@ -170,7 +170,7 @@ def _walk_project(collector: Collector, folder: str, path: str, rules: _Rules) -
     names = {entry.name for entry in entries}
     environment = _environment_kind(names)
     if path and environment:
-        collector.notes.append(f"{shown(path)}: {environment}, left out")
+        collector.notes.append(f"{quote_path(path)}: {environment}, left out")
         return
     rules = _rules_in(collector, folder, path, names, rules)
     for entry in entries:
@@ -208,20 +208,20 @@ def _rules_in(
 
 def _rules_above(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
     """Return the path in the repository, and the patterns above; none if it ignores the project."""
-    top = repository_of(root)
+    top = find_repository(root)
     rules: tuple[Ignore, ...] = ()
     path = ""
     for part in root.relative_to(top).parts:
         rules += _gitignore(collector, str(top / path), path)
         path = f"{path}/{part}" if path else part
-        if excluded(rules, path, is_dir=True):
+        if is_excluded(rules, path, is_dir=True):
             return "", ()
     if not path:
         return "", rules
     return f"{path}/", rules
 
 
-def repository_of(root: Path) -> Path:
+def find_repository(root: Path) -> Path:
     """Return the git repository that a project lies in; the project itself outside of any."""
     for folder in (root, *root.parents):
         if os.path.lexists(folder / ".git"):
@@ -234,7 +234,7 @@ def _gitignore(collector: Collector, folder: str, base: str) -> tuple[Ignore, ..
     try:
         # Git reads no .gitignore through a link either (since 2.32).
         status = file.lstat()
-        collector.looked_at[str(file)] = stamp(status)
+        collector.looked_at[str(file)] = to_stamp(status)
         if not stat.S_ISREG(status.st_mode):
             return ()
         return (Ignore.from_bytes(file.read_bytes(), base=base),)
@@ -270,7 +270,7 @@ def _follow(
         target = str(Path(source).readlink())
         reasons = {
             errno.ELOOP: "a loop of links",
-            errno.ENOENT: f"a broken link to {shown(target)}",
+            errno.ENOENT: f"a broken link to {quote_path(target)}",
         }
         collector.refuse(path, reasons.get(exc.errno or 0, exc.strerror or str(exc)))
         return
@@ -279,7 +279,7 @@ def _follow(
         collector.link(path, posixpath.relpath("/" + goal, "/" + posixpath.dirname(path)))
     elif any(_is_within(folder, real) for folder in above):
         collector.refuse(
-            path, f"a link to {shown(real)}, which contains it: following it would never end"
+            path, f"a link to {quote_path(real)}, which contains it: following it would never end"
         )
     elif os.path.isdir(real):  # noqa: PTH112
         _walk_asset(collector, real, path, asset, above)
@@ -287,7 +287,7 @@ def _follow(
         collector.add(path, real)
 
 
-def _named(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset], list[str]]:
+def _resolve_entries(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset], list[str]]:
     base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
     assets: dict[str, tuple[str, _Asset]] = {}
     problems: list[str] = []
@@ -327,7 +327,7 @@ def _asset(base: Path, match: str) -> _Asset | str:
     except OSError as exc:
         return f"is a broken link ({exc.strerror})"
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        return f"is {kind_of(mode)}, not a file or a directory"
+        return f"is {describe_kind(mode)}, not a file or a directory"
     projects = (str(base), os.path.realpath(base))
     for project in projects:
         if _is_within(project, match) or _is_within(project, real):
@@ -352,7 +352,7 @@ def _nearby(path: Path) -> str:
         path = path.parent
     folder = path.parent
     try:
-        names = sorted(shown(entry.name) for entry in folder.iterdir())
+        names = sorted(quote_path(entry.name) for entry in folder.iterdir())
     except OSError as exc:
         return f"{folder}: {exc.strerror}"
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)

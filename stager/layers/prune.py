@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import Entry, Index, LayerError, packed_index
+from bundle.format.layer import Entry, Index, LayerError, get_packed_index
 from bundle.format.manifest import Layer
 from bundle.protocol.codec import encode
 from bundle.protocol.digest import canonical_json
@@ -61,13 +61,13 @@ def is_pattern(entry: str) -> bool:
     return ":" in entry
 
 
-def of_package(entries: Iterable[str], package: str) -> tuple[str, ...]:
+def select_entries(entries: Iterable[str], package: str) -> tuple[str, ...]:
     """Return the entries that concern a package: its patterns, and all words."""
     own = f"{package}:"
     return tuple(entry for entry in entries if not is_pattern(entry) or entry.startswith(own))
 
 
-def matching(entry: str, paths: Iterable[str]) -> set[str]:
+def list_matching(entry: str, paths: Iterable[str]) -> set[str]:
     """Return the files that a pattern leaves out: those it matches, and those below directories."""
     ignore = Ignore([entry.partition(":")[2]])
 
@@ -91,7 +91,7 @@ def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list
     notes, faults = [], []
     for entry in filter(is_pattern, entries):
         quoted, name = f'environment.prune: "{entry}"', entry.partition(":")[0]
-        left_out = matching(entry, packages.get(name, ()))
+        left_out = list_matching(entry, packages.get(name, ()))
         tops = sorted(filter(is_top, left_out))
         if name not in packages:
             near = difflib.get_close_matches(name, list(packages), n=1)
@@ -139,7 +139,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _ENTRY_POINTS = re.compile(r"[^/]+\.dist-info/entry_points\.txt")
 
 
-def mentions(source: bytes, path: str, parents: Iterable[str]) -> bool:
+def may_name_tests(source: bytes, path: str, parents: Iterable[str]) -> bool:
     """Return whether a module may name a test directory, without parsing it."""
     if b"test" not in source:
         return False
@@ -150,7 +150,7 @@ def mentions(source: bytes, path: str, parents: Iterable[str]) -> bool:
     return False
 
 
-def names_used(source: bytes, path: str) -> set[str]:
+def list_named_tests(source: bytes, path: str) -> set[str]:
     """Return the dotted names of test directories in the imports and strings of a module."""
     try:
         tree = ast.parse(source)
@@ -237,7 +237,7 @@ class _Member(NamedTuple):
     """``site``, ``headers``, ``data`` or ``scripts``."""
 
 
-def concerned(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
+def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
     """Return the words and patterns that may leave something out of a wheel, judged by names alone.
 
     They decide the layer's id, so a wheel without such files keeps the id it has without pruning.
@@ -286,7 +286,7 @@ def _applies(word: str, members: Sequence[_Member]) -> bool:
     return bool(_test_folders(members) or _test_programs(members))
 
 
-def left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
+def list_left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
     """Return the names of the members of a wheel that are not to be installed."""
     if not words:
         return frozenset()
@@ -300,19 +300,19 @@ def left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
         folders = _unneeded_folders(archive, members)
         names |= _test_programs(members)
         names |= {
-            one.name for one in members if one.scheme == "site" and _within(one.path, folders)
+            one.name for one in members if one.scheme == "site" and _is_within(one.path, folders)
         }
     return frozenset(names)
 
 
-def note(archive: zipfile.ZipFile, names: Iterable[str], words: Sequence[str]) -> bytes:
+def encode_note(archive: zipfile.ZipFile, names: Iterable[str], words: Sequence[str]) -> bytes:
     """Return the content of the note about members that were left out."""
     sizes = [archive.getinfo(name).file_size for name in names]
     pruned = Pruned(words=tuple(words), files=len(sizes), size=sum(sizes))
     return canonical_json(encode(pruned))
 
 
-def noted(bundle: BundleFile) -> Pruned:
+def sum_notes(bundle: BundleFile) -> Pruned:
     """Return the sum of all notes in a bundle; a layer with a damaged index adds nothing."""
     words: set[str] = set()
     files = size = 0
@@ -329,9 +329,9 @@ def noted(bundle: BundleFile) -> Pruned:
 
 def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
     head = bundle.head(layer)
-    with bundle.refusing(LayerError):
+    with bundle.turn_into_damage(LayerError):
         # Most layers have no note, and parsing their index is not worth the time.
-        if NOTE.encode() not in decompress_index(packed_index(head)):
+        if NOTE.encode() not in decompress_index(get_packed_index(head)):
             return
     index = bundle.index(layer, head, decompress_index)
     for entry in index.files:
@@ -345,7 +345,7 @@ def _content(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> by
     for frame in index.frames:
         end = start + frame.unpacked_size
         if start < entry.offset + entry.size and end > entry.offset:
-            with bundle.refusing(LayerError):
+            with bundle.turn_into_damage(LayerError):
                 data = decompress_index(bundle.frame(offset, frame.size, frame.sha256))
             content += data[max(entry.offset - start, 0) : entry.offset + entry.size - start]
         offset, start = offset + frame.size, end
@@ -366,7 +366,7 @@ def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Iterator[_M
 
 def _matching(pattern: str, members: Sequence[_Member]) -> set[str]:
     paths = {member.path: member.name for member in members if member.scheme == "site"}
-    return {paths[path] for path in matching(pattern, paths)}
+    return {paths[path] for path in list_matching(pattern, paths)}
 
 
 def _headers(members: Sequence[_Member]) -> set[str]:
@@ -374,13 +374,13 @@ def _headers(members: Sequence[_Member]) -> set[str]:
     trees: set[str] = set()
     loaded: set[str] = set()
     for member in members:
-        above = set(_above(member.path, ("include",)))
+        above = set(_list_folders_above(member.path, ("include",)))
         trees |= above
         loaded |= above if member.path.endswith(_LOADED) else set()
     trees -= loaded
     names = {member.name for member in members if member.scheme == "headers"}
     for member in members:
-        for_compilers = member.path.endswith(_FOR_COMPILERS) or _within(member.path, trees)
+        for_compilers = member.path.endswith(_FOR_COMPILERS) or _is_within(member.path, trees)
         if for_compilers and member.scheme in ("site", "data"):
             names.add(member.name)
     return names
@@ -399,7 +399,7 @@ def _test_folders(members: Sequence[_Member]) -> set[str]:
     folders: set[str] = set()
     for member in members:
         if member.scheme == "site" and _TEST_FILE.fullmatch(posixpath.basename(member.path)):
-            folders.update(_above(member.path, TEST_FOLDERS))
+            folders.update(_list_folders_above(member.path, TEST_FOLDERS))
     # A directory at the top is a package of its own.
     return {folder for folder in folders if "/" in folder}
 
@@ -417,13 +417,17 @@ def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> s
     @functools.cache
     def references(module: _Member) -> set[str]:
         source = archive.read(module.name)
-        return names_used(source, module.path) if mentions(source, module.path, parents) else set()
+        return (
+            list_named_tests(source, module.path)
+            if may_name_tests(source, module.path, parents)
+            else set()
+        )
 
     entry_points = entry_point_modules(archive)
     while True:
         names = set(entry_points)
         for module in modules:
-            if not _within(module.path, folders):
+            if not _is_within(module.path, folders):
                 names |= references(module)
         needed = folders & _test_folders_above(names)
         if not needed:
@@ -433,16 +437,16 @@ def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> s
 
 def _test_folders_above(modules: Iterable[str]) -> set[str]:
     paths = (name.replace(".", "/") + "/" for name in modules)
-    return {above for path in paths for above in _above(path, TEST_FOLDERS)}
+    return {above for path in paths for above in _list_folders_above(path, TEST_FOLDERS)}
 
 
-def _above(path: str, names: Sequence[str]) -> Iterator[str]:
+def _list_folders_above(path: str, names: Sequence[str]) -> Iterator[str]:
     parts = path.split("/")[:-1]
     for count, part in enumerate(parts, start=1):
         if part in names:
             yield "/".join(parts[:count])
 
 
-def _within(path: str, folders: Collection[str]) -> bool:
+def _is_within(path: str, folders: Collection[str]) -> bool:
     parts = path.split("/")[:-1]
     return any("/".join(parts[:count]) in folders for count in range(1, len(parts) + 1))

@@ -15,20 +15,20 @@ from pathlib import Path
 
 from bundle.format.layer import INDEX_FORMAT, Origin
 from bundle.launch.program_variables import ENV
-from bundle.protocol.counts import counted, sized
+from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..config.load import Config
 from ..core.errors import ConfigError, StagerError
-from ..core.files import text_of
-from ..core.store import SETTLED_NS, Store, sha256_of, stamp
+from ..core.files import read_text
+from ..core.store import SETTLED_NS, Store, digest_file, to_stamp
 from ..core.values import Target, Wheel
 from .bytecode import COMPILED, SETTINGS, Compiler
-from .ignore import anchored
-from .layer_file import compression
-from .project import asset_excludes, asset_files, asset_place, project_files, repository_of
-from .prune import RULES, concerned, of_package
-from .tree import Tree, TreeFile, content_digests, digest_of, names_digest
+from .ignore import anchor
+from .layer_file import describe_compression
+from .project import asset_excludes, asset_files, asset_place, find_repository, project_files
+from .prune import RULES, list_effective_entries, select_entries
+from .tree import Tree, TreeFile, digest_contents, digest_tree, names_digest
 
 # --- The layer of the Python that a bundle brings: made relocatable, and compiled by itself ------
 
@@ -116,7 +116,7 @@ class LayerSource:
     """What compiles modules for another version of Python; None for the running interpreter."""
 
     @classmethod
-    def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> LayerSource:
+    def from_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> LayerSource:
         """Return the source for a wheel of the offline root, without what ``prune`` leaves out."""
         return cls(
             kind="wheel",
@@ -125,7 +125,7 @@ class LayerSource:
             digest=wheel.sha256,
             wheel=wheel.path,
             size=wheel.size,
-            prune=concerned(wheel.path, of_package(prune, wheel.name)),
+            prune=list_effective_entries(wheel.path, select_entries(prune, wheel.name)),
         )
 
     @property
@@ -134,20 +134,20 @@ class LayerSource:
         return self.kind == "asset"
 
     @classmethod
-    def of_tree(
+    def from_tree(
         cls,
         kind: str,
         name: str,
         tree: Tree,
         prefix: str,
-        read: Callable[[Path], Digest] = sha256_of,
+        read: Callable[[Path], Digest] = digest_file,
     ) -> LayerSource:
         """Return the source for files of the user under ``prefix``; ``read`` digests a file."""
-        contents = content_digests(tree, read)
+        contents = digest_contents(tree, read)
         return cls(
             kind=kind,
             name=name,
-            digest=digest_of(tree, contents),
+            digest=digest_tree(tree, contents),
             tree=tree,
             contents=tuple(contents),
             prefix=prefix,
@@ -155,13 +155,13 @@ class LayerSource:
         )
 
 
-def origin(source: LayerSource, target: Target) -> Origin:
+def make_origin(source: LayerSource, target: Target) -> Origin:
     """Return the origin of a layer: its content's digest, and every option that shapes it.
 
     It is known before any work is done, which makes a second build free; and it is stored in the
     layer, so that a layer under the name of another one is noticed.
     """
-    sampled = compression(sampled=source.sampled)
+    sampled = describe_compression(sampled=source.sampled)
     options: dict[str, object] = {"format": INDEX_FORMAT, "compression": sampled}
     if source.kind != "asset":
         compiled: object = None
@@ -192,7 +192,7 @@ def origin(source: LayerSource, target: Target) -> Origin:
 
 def layer_id(source: LayerSource, target: Target) -> Digest:
     """Return the layer's name: the digest of its origin."""
-    return origin(source, target).id
+    return make_origin(source, target).id
 
 
 def project_sources(
@@ -200,7 +200,7 @@ def project_sources(
     own: Sequence[Path],
     note: Callable[[str], None] = lambda line: None,
     tracked: Sequence[str] = (),
-    read: Callable[[Path], Digest] = sha256_of,
+    read: Callable[[Path], Digest] = digest_file,
 ) -> list[LayerSource]:
     """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
@@ -220,18 +220,18 @@ def project_sources(
     asset_files(config.root, assets)  # all their faults in one error
     folder = config.project.path
     if folder is not None:
-        results = [pattern for name in tracked for pattern in _brought_back(name)]
+        results = [pattern for name in tracked for pattern in _list_result_patterns(name)]
         tree = project_files(folder, [*results, *_excludes(config, folder, own)])
         for line in tree.skipped:
             note(line)
         if tree.size > LARGE_PROJECT:
             note(_advise_on_size(tree))
-        sources.append(LayerSource.of_tree("project", config.name, tree, "project", read))
+        sources.append(LayerSource.from_tree("project", config.name, tree, "project", read))
     trainer = project_files(Path(str(resources.files("trainer"))), [])
-    sources.append(LayerSource.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
+    sources.append(LayerSource.from_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
     for path in assets:
         tree = asset_files(config.root, [path])
-        sources.append(LayerSource.of_tree("asset", Path(path).name, tree, "assets", read))
+        sources.append(LayerSource.from_tree("asset", Path(path).name, tree, "assets", read))
     if config.assets.env:
         sources.append(_variables(config, assets))
     return sources
@@ -244,8 +244,9 @@ def _advise_on_size(tree: Tree) -> str:
         sizes.setdefault(folder + slash, []).append(file.size)
     place, largest = max(sizes.items(), key=lambda item: sum(item[1]))
     return (
-        f"the project has {sized(tree.size)}, {place} alone {sized(sum(largest))} in "
-        f"{counted(len(largest), 'file')}: name data in assets.paths, so that an edit of your code "
+        f"the project has {format_size(tree.size)}, {place} alone {format_size(sum(largest))} in "
+        f"{format_count(len(largest), 'file')}: name data in assets.paths, so that an "
+        "edit of your code "
         "does not send it again, and what ranks do not need in project.exclude"
     )
 
@@ -257,10 +258,10 @@ def _variables(config: Config, assets: Sequence[str]) -> LayerSource:
         place = asset_place(config.root, assets, path)
         links.append((name, posixpath.relpath(f"/assets/{place}", f"/{ENV}")))
     tree = Tree(files=(), links=tuple(links), skipped=())
-    return replace(LayerSource.of_tree("asset", "variables", tree, ENV), version="1")
+    return replace(LayerSource.from_tree("asset", "variables", tree, ENV), version="1")
 
 
-def _brought_back(output: str) -> list[str]:
+def _list_result_patterns(output: str) -> list[str]:
     """Return the patterns of an output, and of those of earlier runs beside it."""
     return [f"/{output.rstrip('/')}{suffix}" for suffix in ("", *_OUTPUT_SUFFIXES)]
 
@@ -270,7 +271,7 @@ def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
     assets = [str(path) for path in config.assets.paths]
     patterns = [*config.project.exclude, *asset_excludes(assets, folder)]
     for output in config.project.outputs:
-        patterns += _brought_back(output)
+        patterns += _list_result_patterns(output)
     for path in own:
         if path == folder:
             raise ConfigError(
@@ -279,7 +280,7 @@ def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
                 hint="name another one with environment.offline-root or $OFFLINE_ROOT",
             )
         if path.is_relative_to(folder):
-            patterns.append(anchored(str(path.relative_to(folder))))
+            patterns.append(anchor(str(path.relative_to(folder))))
     return patterns
 
 
@@ -306,7 +307,7 @@ class ProjectLook:
             "version": _VERSION,
             "name": config.name,
             "path": str(project.path),
-            "repository": str(repository_of(folder.resolve())),
+            "repository": str(find_repository(folder.resolve())),
             "patterns": [*project.exclude, None, *project.outputs, None, *left_out],
             "assets": [str(path) for path in assets.paths],
             "env": [[name, str(path)] for name, path in assets.env],
@@ -321,8 +322,8 @@ class ProjectLook:
     def unchanged(self) -> list[LayerSource] | None:
         """Return the sources that the last look found, without their files; None to look again."""
         try:
-            record = json.loads(text_of(self._file))
-            if record["key"] != self._key or not _all_as_before(record["stamps"]):
+            record = json.loads(read_text(self._file))
+            if record["key"] != self._key or not _is_unchanged(record["stamps"]):
                 return None
             return [
                 LayerSource(kind=kind, name=name, digest=Digest(digest), prefix=prefix, size=size)
@@ -343,15 +344,15 @@ class ProjectLook:
         found = [[one.kind, one.name, one.digest, one.prefix, one.size] for one in sources]
         record = {"key": self._key, "sources": found, "stamps": stamps}
         # A store that cannot be written to is no reason to fail.
-        with contextlib.suppress(StagerError), self._store.publishing(self._file) as partial:
+        with contextlib.suppress(StagerError), self._store.publish(self._file) as partial:
             partial.write_text(json.dumps(record), encoding="utf-8")
 
 
-def _all_as_before(stamps: Mapping[str, Sequence[int | str]]) -> bool:
+def _is_unchanged(stamps: Mapping[str, Sequence[int | str]]) -> bool:
     """Compare the stamps of paths with earlier ones; an empty stamp stands for a missing file."""
     for path, before in stamps.items():
         try:
-            now = stamp(os.stat(path))  # noqa: PTH116 - a Path each would cost more than the call
+            now = to_stamp(os.stat(path))  # noqa: PTH116 - a Path each would cost more than the call
         except FileNotFoundError:
             if before:
                 return False

@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.format.layer import abridged, excess
-from bundle.protocol.counts import counted
+from bundle.format.layer import abridge_path, explain_excess
+from bundle.protocol.counts import format_count
 from bundle.protocol.digest import canonical_json
 
 from ..core.errors import StagerError
-from ..core.store import sha256_of, stamp
+from ..core.store import digest_file, to_stamp
 from ..core.values import Digest
 
 LINK_LIMIT = 40
@@ -110,7 +110,7 @@ class Collector:
         if path and self._is_excessive(path):
             return []
         try:
-            before = stamp(os.stat(folder))  # noqa: PTH116
+            before = to_stamp(os.stat(folder))  # noqa: PTH116
             with os.scandir(folder) as listing:
                 entries = list(listing)
             self.looked_at[folder] = (*before, names_digest(entries))
@@ -127,7 +127,7 @@ class Collector:
         try:
             status = os.stat(source)  # noqa: PTH116 - a Path each would cost more than the call
             if not stat.S_ISREG(status.st_mode):
-                self.notes.append(f"{path}: {kind_of(status.st_mode)}, left out")
+                self.notes.append(f"{path}: {describe_kind(status.st_mode)}, left out")
                 return
             # Mode bits do not show what a file server or an access list forbids; opening does.
             os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -140,7 +140,7 @@ class Collector:
         if (status.st_dev, status.st_ino) in self.outputs:
             self.notes.append(f"{path}: the output of this command goes there, left out")
             return
-        self.looked_at[source] = stamp(status)
+        self.looked_at[source] = to_stamp(status)
         mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
         self.files[path] = TreeFile(path=path, source=Path(source), mode=mode, size=status.st_size)
 
@@ -152,7 +152,7 @@ class Collector:
 
     def refuse(self, path: str, reason: str) -> None:
         """Note why ``path`` cannot be shipped."""
-        self.refused.append(f"{shown(path)}: {reason}")
+        self.refused.append(f"{quote_path(path)}: {reason}")
 
     def tree(self, *, what: str, hint: str) -> Tree:
         """Return the tree of all files and links.
@@ -160,14 +160,14 @@ class Collector:
         Raises:
             StagerError: something was refused; all of it is in the context.
         """
-        folders = folders_of([*self.files, *self.links])
+        folders = list_folders([*self.files, *self.links])
         for path in folders & (self.files.keys() | self.links.keys()):
             self.refuse(path, "a directory, and something else of that name, would be put there")
         for path in self.files.keys() & self.links.keys():
             self.refuse(path, "a file and a link would both be put there")
         if self.refused:
             count = len(self.refused)
-            some = "an entry" if count == 1 else counted(count, "entry", "entries")
+            some = "an entry" if count == 1 else format_count(count, "entry", "entries")
             raise StagerError(
                 f"{some} of {what} cannot be shipped", hint=hint, context=sorted(self.refused)
             )
@@ -187,9 +187,9 @@ class Collector:
         return not self._is_excessive(path)
 
     def _is_excessive(self, path: str) -> bool:
-        limit = excess(f"{_PREFIX}/{path}")
+        limit = explain_excess(f"{_PREFIX}/{path}")
         if limit:
-            self.refuse(abridged(path), f"no node can hold {limit}")
+            self.refuse(abridge_path(path), f"no node can hold {limit}")
         return bool(limit)
 
 
@@ -200,13 +200,13 @@ def changed_files(tree: Tree) -> list[str]:
         before = tree.looked_at.get(str(file.source))
         after: list[int] = []
         with suppress(OSError):
-            after = stamp(file.source.stat())
+            after = to_stamp(file.source.stat())
         if before is not None and list(before) != after:
             changed.append(file.path)
     return changed
 
 
-def content_digests(tree: Tree, read: Callable[[Path], Digest] = sha256_of) -> list[Digest]:
+def digest_contents(tree: Tree, read: Callable[[Path], Digest] = digest_file) -> list[Digest]:
     """Return the digests of a tree's files, in its order.
 
     Args:
@@ -237,7 +237,7 @@ def content_digests(tree: Tree, read: Callable[[Path], Digest] = sha256_of) -> l
     return digests
 
 
-def digest_of(tree: Tree, digests: Sequence[str]) -> Digest:
+def digest_tree(tree: Tree, digests: Sequence[str]) -> Digest:
     """Return the digest of all that is shipped: paths, modes, contents and links, but not times.
 
     Args:
@@ -261,7 +261,7 @@ def names_digest(entries: Iterable[os.DirEntry[str]]) -> str:
     return Digest.of("\0".join(sorted(lines)).encode(errors="surrogateescape"))[:32]
 
 
-def kind_of(mode: int) -> str:
+def describe_kind(mode: int) -> str:
     """Return the kind of a special file, from its ``st_mode``."""
     for test, name in _KINDS:
         if test(mode):
@@ -269,14 +269,14 @@ def kind_of(mode: int) -> str:
     return "a special file"
 
 
-def shown(path: str) -> str:
+def quote_path(path: str) -> str:
     """Return a path that is safe to print: quoted if a terminal would act on it."""
     if path.isprintable():
         return path
     return repr(path)
 
 
-def folders_of(paths: Iterable[str]) -> set[str]:
+def list_folders(paths: Iterable[str]) -> set[str]:
     """Return every directory that must exist for these relative paths to exist."""
     folders: set[str] = set()
     for path in paths:
@@ -301,18 +301,18 @@ def _sound_links(
         faults = _faults(files, kept)
     while faults:
         for path, fault in faults.items():
-            notes.append(f"{path} -> {shown(kept.pop(path))}: {fault}")
+            notes.append(f"{path} -> {quote_path(kept.pop(path))}: {fault}")
         faults = _faults(files, kept)
     return kept, notes
 
 
 def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
-    folders = folders_of([*files, *links])
+    folders = list_folders([*files, *links])
     faults = {}
     for path, target in links.items():
         fault = _OUTSIDE
         if not _leaves_tree(path, target):
-            fault = _dead_end(path, files, links, folders)
+            fault = _find_dead_end(path, files, links, folders)
         if fault:
             faults[path] = fault
     return faults
@@ -331,7 +331,7 @@ def _leaves_tree(path: str, target: str) -> bool:
     return False
 
 
-def _dead_end(
+def _find_dead_end(
     path: str, files: Collection[str], links: Mapping[str, str], folders: Collection[str]
 ) -> str:
     """Follow a link as the kernel will on a node; return why it gets nowhere, or nothing."""

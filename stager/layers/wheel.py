@@ -32,13 +32,13 @@ from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file, parse_entrypoints
 
 from bundle.environment.listing import HOOK, OWN_PYTHON
-from bundle.format.layer import excess
+from bundle.format.layer import explain_excess
 
 from ..core.errors import WheelError
 from ..core.values import Target
-from .bytecode import CompiledModules, bytecode_path, compile_module, worth_compiling
+from .bytecode import CompiledModules, bytecode_path, compile_module, is_worth_compiling
 from .layer_file import LayerWriter, Unread
-from .prune import NOTE, left_out, note
+from .prune import NOTE, encode_note, list_left_out
 from .wheel_members import DAMAGED, LARGE, METHODS, ChangedMemberError, LargeMember, refuse_members
 
 # --- The lines of a wheel's RECORD: what each member must be (the binary distribution format) ----
@@ -60,7 +60,7 @@ def decode_sha256(record: RecordEntry) -> bytes | None:
     return raw if record_hash(raw).value == value else None
 
 
-def mismatch(record: RecordEntry) -> str:
+def describe_mismatch(record: RecordEntry) -> str:
     """Return the fault of a member that is not what its line says."""
     return f"{record.path} {_MISMATCH}"
 
@@ -181,14 +181,14 @@ def add_wheel(
     Raises:
         WheelError: the file is not a sound wheel; every fault is in the context.
     """
-    with _reported(wheel), zipfile.ZipFile(wheel) as archive:
+    with _convert_errors(wheel), zipfile.ZipFile(wheel) as archive:
         source = _CheckedWheel(archive)
         refuse_members(wheel, archive, source.data_dir)
         source.check_names()
-        source.left_out = left_out(archive, prune)
+        source.left_out = list_left_out(archive, prune)
         metadata = {"INSTALLER": b"stager\n"}
         if source.left_out:
-            metadata[NOTE] = note(archive, source.left_out, prune)
+            metadata[NOTE] = encode_note(archive, source.left_out, prune)
         source.left_out |= source.find_shadowed_scripts()
         destination = _LayerDestination(writer, source, target, modules)
         with warnings.catch_warnings():
@@ -198,7 +198,7 @@ def add_wheel(
 
 
 @contextlib.contextmanager
-def _reported(wheel: Path) -> Iterator[None]:
+def _convert_errors(wheel: Path) -> Iterator[None]:
     """Convert errors of reading a wheel into a WheelError that names it, with advice."""
     try:
         yield
@@ -209,12 +209,12 @@ def _reported(wheel: Path) -> Iterator[None]:
             context=exc.context,
         ) from exc
     except DAMAGED as exc:
-        raise _damaged(wheel, exc) from exc
+        raise _damaged_error(wheel, exc) from exc
     except OSError as exc:
         # A place before the file's beginning, what bz2 cannot read, a disk that cannot be read.
         if exc.errno not in (errno.EINVAL, None, errno.EIO):
             raise
-        raise _damaged(wheel, exc) from exc
+        raise _damaged_error(wheel, exc) from exc
     except _INVALID as exc:
         reason = str(exc) or type(exc).__name__
         raise WheelError(
@@ -348,7 +348,7 @@ class _LayerDestination(WheelDestination):
             return self._add(scheme, path, stream, executable=is_executable, record=record)
         data = stream.read()
         if record is not None and not record.validate(data):
-            self._faults.append(mismatch(record))
+            self._faults.append(describe_mismatch(record))
         if scheme == "scripts":
             return self._add_script(path, data)
         entry = self._add(scheme, path, io.BytesIO(data), executable=is_executable)
@@ -394,7 +394,7 @@ class _LayerDestination(WheelDestination):
             return RecordEntry(path, None, None)
         entry = RecordEntry(path, record_hash(digest), size)
         if record is not None and (record.hash_, record.size) != (entry.hash_, entry.size):
-            self._faults.append(mismatch(record))
+            self._faults.append(describe_mismatch(record))
         return entry
 
     def _add_large(
@@ -404,15 +404,15 @@ class _LayerDestination(WheelDestination):
         member = self._source.large
         entry = RecordEntry(path, None, None)
         if member is None or record.size not in (None, member.size):
-            self._faults.append(mismatch(record))
+            self._faults.append(describe_mismatch(record))
             return entry
 
         def chunks(length: int) -> Iterator[bytes | bytearray]:
-            with _reported(member.wheel):
+            with _convert_errors(member.wheel):
                 try:
                     yield from member.chunks(length)
                 except ChangedMemberError:
-                    raise WheelError(mismatch(record)) from None
+                    raise WheelError(describe_mismatch(record)) from None
 
         content = Unread(size=member.size, sha256=member.sha256, chunks=chunks, dense=member.dense)
         try:
@@ -445,7 +445,7 @@ class _LayerDestination(WheelDestination):
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
         is_module = path.endswith(".py") and scheme in ("purelib", "platlib")
-        if not is_module or not worth_compiling(path):
+        if not is_module or not is_worth_compiling(path):
             return
         if self._modules is not None and path in self._modules:
             self._pending.append((scheme, path, importlib.util.source_hash(source)))
@@ -456,13 +456,13 @@ class _LayerDestination(WheelDestination):
         if bytecode is None:
             return
         cached = bytecode_path(path, self._target)
-        if excess(self._path(scheme, cached)):
+        if explain_excess(self._path(scheme, cached)):
             return  # Python does not write it either if its name is too long for a file system
         self._writer.add(self._path(scheme, cached), io.BytesIO(bytecode))
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
 
 
-def _damaged(wheel: Path, exc: Exception) -> WheelError:
+def _damaged_error(wheel: Path, exc: Exception) -> WheelError:
     return WheelError(
         f"{wheel.name}: the archive is damaged or cut short ({exc})",
         hint=f"remove {wheel} and run `stager build` again to download it again",

@@ -34,7 +34,7 @@ _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The compressions that wheels have; of others, ``zipfile`` unpacks all that it has read."""
 
 
-def beginning_of(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
+def read_beginning(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     """Return the first bytes of a member; no more is unpacked, whatever it claims to be.
 
     Raises:
@@ -157,7 +157,7 @@ class LargeMember:
         with self.wheel.open("rb") as file:
             file.seek(self.offset)
             file.seek(sum(_HEADER.unpack(file.read(_HEADER.size))), 1)
-            read = _inflated if self.method == zipfile.ZIP_DEFLATED else _stored
+            read = _inflate if self.method == zipfile.ZIP_DEFLATED else _read_stored
             for chunk in read(file, self.packed_size, length):
                 left -= len(chunk)
                 if left < 0:
@@ -168,7 +168,7 @@ class LargeMember:
             raise ChangedMemberError
 
 
-def _stored(file: BinaryIO, size: int, length: int) -> Iterator[bytes]:
+def _read_stored(file: BinaryIO, size: int, length: int) -> Iterator[bytes]:
     while size:
         chunk = file.read(min(size, length))
         if not chunk:
@@ -177,7 +177,7 @@ def _stored(file: BinaryIO, size: int, length: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _inflated(file: BinaryIO, size: int, length: int) -> Iterator[bytearray]:
+def _inflate(file: BinaryIO, size: int, length: int) -> Iterator[bytearray]:
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     chunk = bytearray()
     while not inflate.eof:

@@ -34,13 +34,13 @@ from packaging.utils import (
 )
 
 from bundle.protocol.digest import canonical_json
-from bundle.redaction.secrets import without_url_secrets
+from bundle.redaction.secrets import strip_url_secrets
 
 from ..config import foreign_files
 from ..core import toml
 from ..core.errors import ConfigError, ResolveError, StagerError
 from ..core.processes import Runner, run
-from ..core.store import sha256_of
+from ..core.store import digest_file
 from ..core.values import Digest
 from . import requirements, uv_project
 from .indexes import (
@@ -69,11 +69,11 @@ _NAMES_AT_ONCE = 1000
 """Names in one command of git."""
 
 
-def files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
+def list_files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
     """Return the files of a project, relative to its folder, sorted."""
     skipped = tuple(skip)
     counted = []
-    for relative in _from_git(root, run) or _walk(root):
+    for relative in _list_git_files(root, run) or _walk(root):
         path = root / relative
         if any(_is_left_behind(part) for part in relative.parts):
             continue
@@ -84,7 +84,7 @@ def files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[P
     return sorted(counted)
 
 
-def digest(root: Path, names: Sequence[Path]) -> Digest:
+def digest_files(root: Path, names: Sequence[Path]) -> Digest:
     """Return the digest of files' names, contents and executable bits, without place or time."""
     state = hashlib.sha256()
     for name in names:
@@ -97,14 +97,14 @@ def _description(path: Path) -> str:
     if path.is_symlink():
         return f"link {path.readlink()}"
     executable = "x" if os.access(path, os.X_OK) else "-"
-    return f"{executable} {sha256_of(path)}"
+    return f"{executable} {digest_file(path)}"
 
 
 def digest_content(path: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> Digest:
     """Return the digest of a file, or of the files of a project that count."""
     if path.is_file():
-        return sha256_of(path)
-    return digest(path, files(path, skip=skip, run=run))
+        return digest_file(path)
+    return digest_files(path, list_files(path, skip=skip, run=run))
 
 
 def copy(root: Path, names: Sequence[Path], to: Path) -> None:
@@ -122,10 +122,10 @@ def copy_to_build(root: Path, to: Path, run: Runner = run) -> Path:
     """
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
     if top is None or not _is_versioned_by_git(root):
-        copy(root, files(root, run=run), to / root.name)
+        copy(root, list_files(root, run=run), to / root.name)
         return to / root.name
     copied = to / (top.name or "repository")
-    copy(root, files(root, run=run), copied / root.relative_to(top))
+    copy(root, list_files(root, run=run), copied / root.relative_to(top))
     _add_history(top, copied, to / "history", run)
     return copied / root.relative_to(top)
 
@@ -165,7 +165,7 @@ def _is_left_behind(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in _LEFT_BEHIND)
 
 
-def _from_git(root: Path, run: Runner) -> list[Path]:
+def _list_git_files(root: Path, run: Runner) -> list[Path]:
     """Return the files git tracks or would track; none outside of a work tree or without git."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return []
@@ -244,13 +244,13 @@ class BuildSettings:
         return f"{source}.{made_with[:12]}"
 
 
-def beside(packages: Path) -> dict[str, str]:
+def list_build_variables(packages: Path) -> dict[str, str]:
     """Return the variables with which a build finds the packages, and the programs, of a folder."""
     programs = os.pathsep.join([str(packages / "bin"), os.environ.get("PATH", os.defpath)])
     return {"PYTHONPATH": str(packages), "PATH": programs}
 
 
-def nvcc(env: Mapping[str, str]) -> str | None:
+def find_nvcc(env: Mapping[str, str]) -> str | None:
     """Return the path of NVIDIA's compiler; None where it is not found."""
     homes = [env[name] for name in ("CUDA_HOME", "CUDA_PATH") if env.get(name)]
     folders = [env.get("PATH", os.defpath), *(f"{home}/bin" for home in homes)]
@@ -266,7 +266,7 @@ def refuse_without_nvcc(names: Iterable[str], builds: BuildSettings) -> None:
     needing = sorted(names)
     if not needing or builds.launcher or any("SKIP_CUDA" in name for name in builds.variables):
         return
-    if nvcc({**os.environ, **builds.variables}) is not None:
+    if find_nvcc({**os.environ, **builds.variables}) is not None:
         return
     raise ResolveError(
         f"{', '.join(needing)}: to be built from source, which needs NVIDIA's compiler, and there "
@@ -277,7 +277,7 @@ def refuse_without_nvcc(names: Iterable[str], builds: BuildSettings) -> None:
     )
 
 
-def built_for_sure(
+def list_certain_builds(
     requested: Iterable[NormalizedName], builds: BuildSettings, indexes: Indexes
 ) -> list[str]:
     """Return requested packages that need nvcc and can only come from source, before any look-up.
@@ -307,7 +307,7 @@ def is_folder(place: str) -> bool:
         return False
 
 
-def prebuilt(places: Sequence[str]) -> set[NormalizedName]:
+def list_prebuilt(places: Sequence[str]) -> set[NormalizedName]:
     """Return the packages of which a folder among some places has a wheel."""
     return _files_in(places)[0]
 
@@ -317,7 +317,7 @@ def needs_nvcc(name: NormalizedName, path: Path | None) -> bool:
     return name in NEED_NVCC or (path is not None and _names_cuda(path))
 
 
-def failed_build(output: str) -> list[str]:
+def extract_build_output(output: str) -> list[str]:
     """Return the last lines that a failed build has written, without what pip puts around them."""
     lines = output.splitlines()
     marks = [number for number, line in enumerate(lines) if _PART.match(line)]
@@ -327,7 +327,7 @@ def failed_build(output: str) -> list[str]:
     return [line for line in kept if line][-TAIL_LINES:]
 
 
-def advice(name: str, output: str) -> str:
+def advise_on_failed_build(name: str, output: str) -> str:
     """Return what to do about a failed build."""
     missing = re.search(r"No module named '([\w.]+)'", output)
     if missing:
@@ -356,7 +356,7 @@ def build_requires(source: Path) -> list[str]:
         document = toml.loads(_member(source, "pyproject.toml").decode("utf-8", "replace"), source)
     except StagerError:
         document = {}
-    listed = toml.table(document, "build-system").get("requires")
+    listed = toml.get_table(document, "build-system").get("requires")
     return [str(text) for text in listed] if isinstance(listed, list) else ["setuptools", "wheel"]
 
 
@@ -454,7 +454,7 @@ class SourceReader:
         try:
             parts = urlsplit(place if scheme else "")
         except ValueError as exc:
-            self.problems.append(f"{line.origin}: {without_url_secrets(place)} is not a URL: {exc}")
+            self.problems.append(f"{line.origin}: {strip_url_secrets(place)} is not a URL: {exc}")
             return None
         if scheme not in ("", "file") or place.startswith("file://$"):
             return self._read_url(requirement, line, parts)
@@ -463,11 +463,11 @@ class SourceReader:
         bases = (line.base, self.root) if line.metadata else (self.root, line.base)
         text = unquote(parts.path) if scheme else place.removeprefix("file:")
         path = find_path(text, bases)
-        problem = _unusable(path, place) or _compare_hashes(path, place, line.hashes)
+        problem = _check_path(path, place) or _compare_hashes(path, place, line.hashes)
         if problem:
             self.problems.append(f"{line.origin}: {problem}")
         elif path.suffix == ".whl" and path.is_file():
-            self.wheels.append(sha256_of(path))
+            self.wheels.append(digest_file(path))
             return self._wheel(requirement, line, path.as_uri(), path.name)
         else:
             if (path / "pyproject.toml").is_file():
@@ -576,7 +576,7 @@ def _names_place(text: str) -> bool:
 
 def is_archive(text: str) -> bool:
     """Return whether a line is nothing but the name of a wheel or an sdist."""
-    return foreign_files.bare_name(text).endswith(ARCHIVES)
+    return foreign_files.parse_bare_name(text).endswith(ARCHIVES)
 
 
 def first_line(exc: Exception) -> str:
@@ -584,7 +584,7 @@ def first_line(exc: Exception) -> str:
     return str(exc).splitlines()[0]
 
 
-def _unusable(path: Path, place: str) -> str:
+def _check_path(path: Path, place: str) -> str:
     if not path.exists():
         built_by_conda = _CONDA.search(place)
         return f"no such file or folder: {place}" + (_FREEZE if built_by_conda else "")
@@ -598,7 +598,7 @@ def _unusable(path: Path, place: str) -> str:
     if not path.is_file():
         return f"{place} is not a regular file, but a pipe, a socket or a device; name a file"
     if not path.name.endswith(ARCHIVES):
-        remedy = foreign_files.remedy(path.name)
+        remedy = foreign_files.remedy_for(path.name)
         return f"{place} is neither a wheel nor an sdist; {remedy}"
     return ""
 
@@ -608,7 +608,7 @@ def _compare_hashes(path: Path, place: str, hashes: Collection[str]) -> str:
         return ""
     if path.is_dir():
         return f"{place} is a folder, which has no sha256; build a wheel of it and name that"
-    digest = sha256_of(path)
+    digest = digest_file(path)
     if digest in hashes:
         return ""
     return f"{place}: its sha256 is {digest}, which is not among the hashes given"

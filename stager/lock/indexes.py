@@ -25,7 +25,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.processes import Runner, run
-from ..core.store import sha256_of
+from ..core.store import digest_file
 
 # --- One line of a requirement file, and the standard spelling of a requirement ------------------
 
@@ -180,7 +180,7 @@ class Indexes:
         lines = [*self.lines(), *(f"--trusted-host {host}" for host in self.trusted_hosts)]
         return [*lines, "--pre"] if self.pre else lines
 
-    def plus(self, other: Indexes) -> Indexes:
+    def merge(self, other: Indexes) -> Indexes:
         """Return both together; the other's single values win."""
         values: dict[str, Any] = {}
         for field in fields(self):
@@ -194,15 +194,15 @@ class Indexes:
         mirrors = [url.rstrip("/").removesuffix("/simple") for url in self.urls]
         for folder in filter(None, map(_folder, (*self.find_links, *mirrors))):
             path = folder / name
-            if path.is_file() and sha256_of(path) == sha256:
+            if path.is_file() and digest_file(path) == sha256:
                 return path
         return None
 
-    def without_credentials(self) -> Indexes:
+    def strip_credentials(self) -> Indexes:
         """Return the same places without secrets; ``${NAME}`` stays, since it reveals nothing."""
         return self._change_places(strip_credentials)
 
-    def with_credentials_from(self, other: Indexes) -> Indexes:
+    def restore_credentials(self, other: Indexes) -> Indexes:
         """Return the same places, each with the credentials that the other has for it."""
         full = {strip_credentials(place): place for place in (*other.urls, *other.find_links)}
         return self._change_places(lambda place: full.get(place, place))
@@ -215,7 +215,7 @@ class Indexes:
             find_links=tuple(map(change, self.find_links)),
         )
 
-    def misplaced(self) -> list[str]:
+    def list_misplaced(self) -> list[str]:
         """Return a line for each place on this machine that is not what it is given as."""
         folders = {place: _folder(place) for place in (*self.urls, *self.find_links)}
         lines = []
@@ -230,7 +230,7 @@ class Indexes:
         """Return the values that are not defaults, without credentials, for a lock."""
         values = {}
         for field in fields(self):
-            value = getattr(self.without_credentials(), field.name)
+            value = getattr(self.strip_credentials(), field.name)
             if value:
                 key = field.name.replace("_", "-")
                 values[key] = list(value) if isinstance(value, tuple) else value

@@ -17,11 +17,11 @@ from typing import Any
 from packaging.pylock import is_valid_pylock_path
 from packaging.utils import canonicalize_name
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 
 from ..core.errors import ConfigError, ResolveError
 from ..core.processes import Runner, run
-from ..core.store import DigestCache, Store, sha256_of
+from ..core.store import DigestCache, Store, digest_file
 from ..core.values import LockedFile
 from . import pip_tools, resolver, uv
 from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
@@ -29,10 +29,10 @@ from .pip import Pip, condense
 from .pylock import (
     Lock,
     digest_of,
-    earlier_lock,
-    locked_files,
-    no_file,
-    parsed,
+    find_earlier_lock,
+    lock_files,
+    missing_file_error,
+    parse_lock,
     publish,
     render,
     select,
@@ -87,7 +87,7 @@ class ResolveOptions:
     note: Callable[[str], None] | None = None
     """Takes a line about what was chosen; None for nobody."""
 
-    def outdates(self, cutoff: str | None) -> bool:
+    def requires_new_lock(self, cutoff: str | None) -> bool:
         """Return whether a lock with this cutoff is to be made again, whatever its spec."""
         if self.upgrade or self.upgrade_packages:
             return True
@@ -115,14 +115,14 @@ def _explain(first: NoSolution, request: ResolveRequest, check: Check) -> Resolv
     failures = _all_failures(first, request, check)
     reasons = [failure.reason for failure in failures if not failure.absent]
     unavailable = {one.requirement: one for failure in failures for one in failure.absent}
-    reasons += unavailable_lines(list(unavailable.values()), request)
+    reasons += describe_unavailable_packages(list(unavailable.values()), request)
     target = request.spec.target
     configured = request.settings.indexes if request.settings else Indexes()
-    misplaced = [] if request.offline else configured.plus(request.indexes).misplaced()
+    misplaced = [] if request.offline else configured.merge(request.indexes).list_misplaced()
     not_searched = dict.fromkeys(line for one in failures for line in one.not_searched)
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
-        f"{counted(len(reasons), 'problem')}",
+        f"{format_count(len(reasons), 'problem')}",
         hint=_remedy(failures, request),
         context=[*reasons, *not_searched, *misplaced],
     )
@@ -167,11 +167,15 @@ def _all_failures(first: NoSolution, request: ResolveRequest, check: Check) -> l
     return failures
 
 
-def unavailable_lines(packages: list[UnavailablePackage], request: ResolveRequest) -> list[str]:
+def describe_unavailable_packages(
+    packages: list[UnavailablePackage], request: ResolveRequest
+) -> list[str]:
     """Describe what exists for each package without a file that fits; ask pip if not known."""
     lines = []
     for package in packages:
-        files = package.files or tuple(request.pip.existing(name_of(package.requirement)))
+        files = package.files or tuple(
+            request.pip.list_existing_files(name_of(package.requirement))
+        )
         lines.append(describe_unavailable(replace(package, files=files), request.spec.target))
     return lines
 
@@ -179,7 +183,7 @@ def unavailable_lines(packages: list[UnavailablePackage], request: ResolveReques
 # --- The parts of a lock that the next one keeps: pins, commits, and its cutoff ------------------
 
 
-def _kept(options: ResolveOptions, earlier: Lock | None) -> KeptPins:
+def _choose_kept_pins(options: ResolveOptions, earlier: Lock | None) -> KeptPins:
     """Return what is kept of a lock; of none, where there was none."""
     asked = options.exclude_newer
     cutoff = None if asked == NONE else asked
@@ -277,7 +281,7 @@ def measure(
         if file.url and None in (file.size, file.sha256):
             files[number] = _download(file, store, pip)
     digest_cache.save()
-    return locked_files(files, source="the resolver's answer")
+    return lock_files(files, source="the resolver's answer")
 
 
 def _ask_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedFile]:
@@ -298,7 +302,7 @@ def content_length(url: str) -> int | None:
     return int(length)
 
 
-def index_answers(url: str) -> bool:
+def can_reach_index(url: str) -> bool:
     """Return whether a package index answers within three seconds; honours proxy variables."""
     try:
         _head(url, ANSWER_SECONDS)
@@ -323,7 +327,7 @@ def _from_disk(file: ResolvedFile, store: Store, digest_cache: DigestCache) -> R
             size = file.path.stat().st_size
         except OSError as exc:
             raise ResolveError(f"cannot read {file.path}: {exc.strerror or exc}") from exc
-        return replace(file, size=size, sha256=file.sha256 or sha256_of(file.path))
+        return replace(file, size=size, sha256=file.sha256 or digest_file(file.path))
     stored = store.wheels / file.filename
     digest = digest_cache.digest(stored)
     if digest is None or digest != file.sha256:
@@ -347,9 +351,9 @@ def _download(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
     measured = replace(
         file,
         size=downloaded.stat().st_size,
-        sha256=file.sha256 or sha256_of(downloaded),
+        sha256=file.sha256 or digest_file(downloaded),
     )
-    with store.publishing(store.wheels / file.filename) as partial:
+    with store.publish(store.wheels / file.filename) as partial:
         shutil.copyfile(downloaded, partial)
     return measured
 
@@ -381,7 +385,7 @@ def make_lock(
     """
     _refuse_other_name(path)
     automatic = spec.torch_backend == resolver.AUTO
-    spec = resolver.settled(spec, path, options.driver, options.note)
+    spec = resolver.settle_torch_backend(spec, path, options.driver, options.note)
     supplied = spec.pylock is not None or spec.uv_lock is not None
     settings = None if supplied else pip_settings(run)
     earlier = None
@@ -389,16 +393,18 @@ def make_lock(
         if settings.require_hashes and not spec.require_hashes:
             spec = replace(spec, require_hashes="pip's configuration")
         earlier = _read_earlier(path, spec, store, settings)
-    keep = _kept(options, earlier)
+    keep = _choose_kept_pins(options, earlier)
     with store.scratch("lock") as scratch:
         request = replace(_resolve_request(spec, store, scratch, options, run), settings=settings)
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
         wanted = (*request.requirements, *builder.build_all(spec.local_projects, keep.git))
         request = replace(request, requirements=wanted, build=builder.file, keep=keep)
-        request, resolved = _answer(request, options, reachable or index_answers)
+        request, resolved = _resolve_with_torch_index(
+            request, options, reachable or can_reach_index
+        )
         if automatic:
             resolver.refuse_newer_cuda(resolved, spec.torch_backend)
-        request = replace(request, indexes=request.indexes.plus(spec.all_indexes))
+        request = replace(request, indexes=request.indexes.merge(spec.all_indexes))
         files = measure(resolved, store=store, pip=request.pip)
         resolver.refuse_other_files(files, spec, dict(builder.built))
     indexes = spec.indexes if options.offline else request.indexes
@@ -408,8 +414,10 @@ def make_lock(
         files=files,
         spec_digest=spec.digest,
         digest=digest_of(spec.target, files),
-        indexes=indexes.without_credentials(),
-        sources=tuple((wheel, _beside(label, spec.root, path)) for wheel, label in builder.built),
+        indexes=indexes.strip_credentials(),
+        sources=tuple(
+            (wheel, _relate_to_lock(label, spec.root, path)) for wheel, label in builder.built
+        ),
         torch_backend=spec.torch_backend if automatic else None,
         git=tuple(builder.git),
         exclude_newer=keep.cutoff,
@@ -429,13 +437,13 @@ def _refuse_other_name(path: Path) -> None:
 
 def _read_earlier(path: Path, spec: Spec, store: Store, settings: PipSettings) -> Lock | None:
     """Return the lock to start from; a mirror's wheels replace builds of its git sources."""
-    earlier = earlier_lock(path, spec.target)
+    earlier = find_earlier_lock(path, spec.target)
     if earlier is not None:
-        take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
+        take_built(earlier, store, spec.all_indexes.merge(settings.indexes))
     return earlier
 
 
-def _answer(
+def _resolve_with_torch_index(
     request: ResolveRequest, options: ResolveOptions, reachable: Callable[[str], bool]
 ) -> tuple[ResolveRequest, list[ResolvedFile]]:
     """Resolve, with PyTorch's own index if it is reachable; return the completed request, too."""
@@ -443,7 +451,7 @@ def _answer(
     silent = None
     if backend and reachable(f"{TORCH_INDEX}{backend}/"):
         # For all packages; with uv, only for PyTorch's.
-        indexes = request.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+        indexes = request.indexes.merge(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
         request = replace(request, indexes=indexes, torch_backend=backend)
     elif backend:  # local wheels may do without it
         silent = TORCH_INDEX + backend
@@ -478,7 +486,9 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
     )
 
 
-def _with_reason(error: ResolveError, request: ResolveRequest, silent: str | None) -> ResolveError:
+def _add_missing_index(
+    error: ResolveError, request: ResolveRequest, silent: str | None
+) -> ResolveError:
     """Add to an error that PyTorch's own index did not answer, and a build that can be pinned."""
     if silent is None:
         return error
@@ -497,7 +507,7 @@ def _local_builds(request: ResolveRequest, backend: str) -> str:
     tag = f"cp{request.spec.target.python.replace('.', '')}"
     found = [
         f"torch=={path.name.split('-')[1]} in {folder}"
-        for folder in configured.plus(request.indexes).find_links
+        for folder in configured.merge(request.indexes).find_links
         for path in Path(folder.removeprefix("file://")).glob(f"torch-*+{backend}-*.whl")
         if path.name.split("-")[2] in (tag, "py3")
     ]
@@ -511,7 +521,7 @@ def _resolve(
     spec = request.spec
     try:
         if spec.pylock:
-            files = _select(parsed(spec.pylock), spec.pylock, request, spec.pylock.parent)
+            files = _select(parse_lock(spec.pylock), spec.pylock, request, spec.pylock.parent)
         elif spec.uv_lock:
             exported = uv.export(spec.uv_lock, request)
             files = _select(exported, spec.uv_lock.file, request, request.scratch)
@@ -522,7 +532,7 @@ def _resolve(
             resolver.refuse_cuda(files, request.names)
         resolver.refuse_other_build(files, spec.torch_backend, silent)
     except ResolveError as exc:
-        raise _with_reason(exc, request, silent) from exc
+        raise _add_missing_index(exc, request, silent) from exc
     return files
 
 
@@ -534,11 +544,11 @@ def _select(
     target = request.spec.target
     files, unavailable = select(data, target, base=base, source=str(path), build=build)
     if unavailable:
-        raise no_file(path, target, unavailable_lines(unavailable, request))
+        raise missing_file_error(path, target, describe_unavailable_packages(unavailable, request))
     return files
 
 
-def _beside(label: str, root: Path, lock: Path) -> str:
+def _relate_to_lock(label: str, root: Path, lock: Path) -> str:
     """Make a source's path relative to the lock's folder; keep URLs and absolute paths."""
     if "://" in label or Path(label).is_absolute():
         return label

@@ -17,14 +17,14 @@ from urllib.parse import unquote, urlsplit
 
 from bundle.node import interpreter
 from bundle.protocol.problem import NodeError
-from bundle.redaction.secrets import without_url_secrets
+from bundle.redaction.secrets import strip_url_secrets
 from bundle.system.processes import CompletedCommand
 
 from ..core.errors import ResolveError, SpaceError, StagerError
 from ..core.processes import Runner, run
 from ..core.store import remove
 from ..core.values import Target
-from .build_source import BuildSettings, beside, build_requires
+from .build_source import BuildSettings, build_requires, list_build_variables
 from .indexes import Indexes, resolve_place_variables, write_lines
 
 HOUR = 3600.0
@@ -149,9 +149,9 @@ class Pip:
             done = self.call("install", [*options, *self.other_target_options()], left)
             if done.returncode == 0:
                 return _chosen(report), missing
-            if unreachable(done.stderr):
-                raise index_unreachable(done.stderr)
-            unmatched = _unmatched(done.stderr, left)
+            if is_unreachable(done.stderr):
+                raise unreachable_index_error(done.stderr)
+            unmatched = _find_unmatched(done.stderr, left)
             if not unmatched:
                 raise ResolveError(
                     "pip cannot choose files for what was resolved",
@@ -180,7 +180,7 @@ class Pip:
         if self.builds.launcher:
             return self._build_on_node(line, options, env, packages)
         if packages is not None:
-            env |= beside(packages)
+            env |= list_build_variables(packages)
             return self.call("wheel", [*options, "--no-build-isolation"], [line], env=env)
         done = self._build_isolated(options, line, env)
         if done.returncode != 0 and self.offline:
@@ -195,7 +195,7 @@ class Pip:
         if self.target.is_host_python:
             return self.call("wheel", options, [line], env=env)
         try:
-            python = interpreter.find(self.target.python)
+            python = interpreter.find_base_python(self.target.python)
         except NodeError:
             return self.call("wheel", [*options, "--ignore-requires-python"], [line], env=env)
         return self.call("wheel", options, [line], env={**env, "PIP_PYTHON": python})
@@ -204,7 +204,7 @@ class Pip:
         self, line: str, options: Sequence[str], env: Mapping[str, str], packages: Path | None
     ) -> CompletedCommand:
         """Build on a node, perhaps without a network: fetch here first what the build needs."""
-        here = dict(env) if packages is None else {**env, **beside(packages)}
+        here = dict(env) if packages is None else {**env, **list_build_variables(packages)}
         source, fetched = _local_source(line), self.scratch / "source"
         if source is None or source.is_file():  # the node need not see its folder; pip compares it
             remove(fetched)
@@ -222,14 +222,14 @@ class Pip:
             if done.returncode != 0:
                 return done
         there = [*options, "--no-build-isolation", "--no-index"]
-        env = {**env, **beside(packages)}
+        env = {**env, **list_build_variables(packages)}
         launcher = self.builds.launcher
         done = self.call("wheel", there, [source.as_uri()], env=env, launcher=launcher)
         if done.returncode != 0:
             _refuse_without_node(done.stderr)
         return done
 
-    def existing(self, name: str) -> list[str]:
+    def list_existing_files(self, name: str) -> list[str]:
         """Return the names of all files that exist for a package, for any target.
 
         Raises:
@@ -243,8 +243,8 @@ class Pip:
         )
         output = done.stdout + done.stderr
         links = _LINK.findall(output)
-        if not links and unreachable(output):
-            raise index_unreachable(output)
+        if not links and is_unreachable(output):
+            raise unreachable_index_error(output)
         files = {unquote(urlsplit(link).path.rpartition("/")[2]) for link in links}
         return sorted(files)
 
@@ -274,14 +274,14 @@ def _local_source(line: str) -> Path | None:
     return Path(unquote(urlsplit(place).path)) if place.startswith("file://") else None
 
 
-def _unmatched(output: str, pins: Sequence[str]) -> list[str]:
+def _find_unmatched(output: str, pins: Sequence[str]) -> list[str]:
     match = re.search(r"No matching distribution found for (\S+)", output)
     if match is None:
         return []
     return [pin for pin in pins if pin.partition(" ")[0] == match[1]]
 
 
-def unreachable(output: str) -> bool:
+def is_unreachable(output: str) -> bool:
     """Return whether a tool's output says that an index did not answer, or refused to."""
     found = {match[0].lower() for match in _UNREACHABLE.finditer(output)}
     if found == {"failed to fetch"} and _GONE.search(output):
@@ -294,7 +294,7 @@ def condense(output: str) -> str:
 
     The cause stands at the end, so a long one is cut at its beginning.
     """
-    output = _TRACEBACK.split(without_url_secrets(output))[-1]
+    output = _TRACEBACK.split(strip_url_secrets(output))[-1]
     lines = [line.strip() for line in output.splitlines() if not _NOISE.search(line)]
     first = next((number for number, line in enumerate(lines) if line.startswith("ERROR")), 0)
     paragraph = " ".join(line.removeprefix("ERROR: ") for line in lines[first:])
@@ -309,7 +309,7 @@ def keep_end(text: str) -> str:
 
 def find_gone_address(output: str) -> ResolveError | None:
     """Return the error for an address that a server does not know; None for other output."""
-    lines = [line.strip() for line in without_url_secrets(output).splitlines()]
+    lines = [line.strip() for line in strip_url_secrets(output).splitlines()]
     kept = [line for line in lines if _GONE.search(line) or "failed to fetch" in line.lower()]
     if not _GONE.search(output):
         return None
@@ -320,10 +320,10 @@ def find_gone_address(output: str) -> ResolveError | None:
     )
 
 
-def index_unreachable(output: str) -> ResolveError:
+def unreachable_index_error(output: str) -> ResolveError:
     """Return the error for an index that does not answer, with the lines of a tool that say so."""
-    output = without_url_secrets(output)
-    lines = [line.strip() for line in output.splitlines() if unreachable(line)]
+    output = strip_url_secrets(output)
+    lines = [line.strip() for line in output.splitlines() if is_unreachable(line)]
     return ResolveError(
         "a package index cannot be reached, or refuses the request",
         hint="check the network and pip's configuration (`pip config list`), or use --offline "

@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 from ..core.errors import ResolveError
 from ..core.values import Target
 from .indexes import strip_credentials, write_lines
-from .pip import HOUR, ChosenFile, condense, index_unreachable, unreachable
-from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
+from .pip import HOUR, ChosenFile, condense, is_unreachable, unreachable_index_error
+from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, find_names
 
 _NOT_FOUND = re.compile(
     r"Could not find a version that satisfies the requirement (?P<wanted>[^;\n(]+?)"
@@ -73,8 +73,8 @@ def check(request: ResolveRequest) -> None:
     conflict = _CONFLICT.search(output)
     if conflict:
         raise _conflict(conflict[1], request)
-    if unreachable(output):
-        raise index_unreachable(done.stderr)
+    if is_unreachable(output):
+        raise unreachable_index_error(done.stderr)
     not_found = _NOT_FOUND.search(output)
     if not_found:
         raise _nothing_satisfies(not_found["wanted"].strip(), not_found["parent"], request)
@@ -107,8 +107,8 @@ def _compile(request: ResolveRequest) -> dict[str, set[str]]:
         check=False,
     )
     if done.returncode != 0:
-        if unreachable(done.stderr):
-            raise index_unreachable(done.stderr)
+        if is_unreachable(done.stderr):
+            raise unreachable_index_error(done.stderr)
         _refuse_old(done.stderr)
         check(request)  # raises the reason in words that can be shown
         raise ResolveError(
@@ -129,13 +129,13 @@ def _refuse_old(output: str) -> None:
 
 def _conflict(explanation: str, request: ResolveRequest) -> NoSolution:
     parts = [line.strip() for line in explanation.splitlines() if line.strip()]
-    blamed = names_in(" ".join(parts), request.names)
+    blamed = find_names(" ".join(parts), request.names)
     return NoSolution("conflict: " + "; ".join(parts), blamed=blamed, absent=[])
 
 
 def _nothing_satisfies(requirement: str, parent: str | None, request: ResolveRequest) -> NoSolution:
     parent = parent or ""
-    blamed = names_in(requirement, request.names) or names_in(parent, request.names)
+    blamed = find_names(requirement, request.names) or find_names(parent, request.names)
     if parent.startswith("-r "):  # required by the user, in our requirement file
         parent = ""
     package = UnavailablePackage(requirement=requirement, parent=parent)

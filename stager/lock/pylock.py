@@ -32,12 +32,18 @@ from bundle.protocol.digest import canonical_json
 
 from ..core import toml
 from ..core.errors import ConfigError, ResolveError, StagerError
-from ..core.files import output_file
+from ..core.files import write_output
 from ..core.values import Digest, LockedFile, Target
-from ..hub.repositories import LockedRepository, locked_from
+from ..hub.repositories import LockedRepository, decode_repository
 from . import resolver
 from .indexes import GitPin, Indexes, strip_credentials
-from .resolver import BuildSource, ResolvedFile, UnavailablePackage, describe_unavailable, timestamp
+from .resolver import (
+    BuildSource,
+    ResolvedFile,
+    UnavailablePackage,
+    describe_unavailable,
+    to_timestamp,
+)
 from .spec import Spec
 
 SelectedFile = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
@@ -115,7 +121,7 @@ def select(
         # One package at a time, so that each is reported by itself if nothing of it fits.
         single = _parse({**data, "packages": [_order_wheels(entry)]}, source)
         try:
-            for package, selected in _chosen(single, environment, tags, source):
+            for package, selected in _select_package(single, environment, tags, source):
                 if build and isinstance(selected, PackageVcs | PackageDirectory):
                     files.append(build(package, selected, base))
                 else:
@@ -136,7 +142,7 @@ def _has_no_file(entry: object) -> bool:
     return isinstance(entry, dict) and "name" in entry and not _FILE_KEYS & entry.keys()
 
 
-def _chosen(
+def _select_package(
     single: Pylock, environment: Environment, tags: Sequence[Tag], source: str
 ) -> list[tuple[Package, SelectedFile]]:
     try:
@@ -156,7 +162,7 @@ def drop_other_files(entry: dict[str, Any], hashes: Collection[str]) -> None:
     """
 
     def is_allowed(file: Mapping[str, Any]) -> bool:
-        return toml.table(file, "hashes").get("sha256") in hashes
+        return toml.get_table(file, "hashes").get("sha256") in hashes
 
     wheels = list(filter(is_allowed, entry.get("wheels", [])))
     sdists = list(filter(is_allowed, [entry["sdist"]] if "sdist" in entry else []))
@@ -234,7 +240,7 @@ def _file_name(url: str) -> str:
     return unquote(urlsplit(url).path.rpartition("/")[2])
 
 
-def locked_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[LockedFile, ...]:
+def lock_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[LockedFile, ...]:
     """Return locked files, sorted by package, from files whose digests are known.
 
     Raises:
@@ -330,7 +336,7 @@ class PackageChanges:
         return bool(self.added or self.removed or self.changed)
 
 
-def changes(earlier: Lock | None, later: Lock) -> PackageChanges:
+def compare_locks(earlier: Lock | None, later: Lock) -> PackageChanges:
     """Return what a lock changes; everything is added where there was none before."""
     old, new = (
         {str(one.name): (str(one.version), str(one.sha256), one.size or 0) for one in lock.files}
@@ -338,10 +344,10 @@ def changes(earlier: Lock | None, later: Lock) -> PackageChanges:
         else {}
         for lock in (earlier, later)
     )
-    return compare(old, new)
+    return compare_packages(old, new)
 
 
-def compare(old: PackageFiles, new: PackageFiles) -> PackageChanges:
+def compare_packages(old: PackageFiles, new: PackageFiles) -> PackageChanges:
     """Return the difference between two sets of packages."""
 
     def list_changes(names: Iterable[str]) -> tuple[PackageChange, ...]:
@@ -374,7 +380,7 @@ def compare(old: PackageFiles, new: PackageFiles) -> PackageChanges:
 CREATED_BY = "stager"
 
 
-def earlier_lock(path: Path, target: Target) -> Lock | None:
+def find_earlier_lock(path: Path, target: Target) -> Lock | None:
     """Return the lock that stands in the place of a new one; None if there is none to go by."""
     try:
         return read_lock(path, target) if path.is_file() else None
@@ -396,7 +402,7 @@ def read_lock(path: Path, target: Target) -> Lock:
     """
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
-    data = parsed(path)
+    data = parse_lock(path)
     metadata = _metadata(data)
     spec_digest, cutoff = None, metadata.get("exclude-newer")
     try:
@@ -404,9 +410,9 @@ def read_lock(path: Path, target: Target) -> Lock:
             python, platform = str(metadata["python"]), str(metadata["platform"])
             target = Target(python=python, platform=platform)
             spec_digest = Digest(str(metadata["spec-digest"]))
-        if cutoff is not None and timestamp(str(cutoff)):
+        if cutoff is not None and to_timestamp(str(cutoff)):
             cutoff = str(cutoff)
-        assets = tuple(map(locked_from, metadata.get("assets", ())))
+        assets = tuple(map(decode_repository, metadata.get("assets", ())))
     except (KeyError, TypeError, ValueError, StagerError) as exc:
         raise ResolveError(
             f"{path}: [tool.stager] (spec-digest, exclude-newer or assets) is damaged: {exc}",
@@ -415,18 +421,18 @@ def read_lock(path: Path, target: Target) -> Lock:
     resolved, unavailable = select(data, target, base=path.parent.absolute(), source=str(path))
     if unavailable:
         lines = [describe_unavailable(package, target) for package in unavailable]
-        raise no_file(path, target, lines)
-    files = locked_files(resolved, source=str(path))
-    built = toml.table(metadata, "sources")
+        raise missing_file_error(path, target, lines)
+    files = lock_files(resolved, source=str(path))
+    built = toml.get_table(metadata, "sources")
     return Lock(
         path=path,
         target=target,
         files=files,
         spec_digest=spec_digest,
         digest=digest_of(target, files),
-        indexes=Indexes.from_dict(toml.table(metadata, "indexes")),
+        indexes=Indexes.from_dict(toml.get_table(metadata, "indexes")),
         sources=tuple((wheel, str(label)) for wheel, label in built.items()),
-        torch_backend=resolver.recorded(path) if metadata else None,
+        torch_backend=resolver.read_recorded_backend(path) if metadata else None,
         git=_git_pins(metadata),
         exclude_newer=cutoff,
         assets=assets,
@@ -435,7 +441,7 @@ def read_lock(path: Path, target: Target) -> Lock:
 
 def _git_pins(metadata: Mapping[str, Any]) -> tuple[GitPin, ...]:
     known = {field.name for field in fields(GitPin)}
-    entries = [one for one in toml.listed(metadata, "git") if isinstance(one, dict)]
+    entries = [one for one in toml.get_list(metadata, "git") if isinstance(one, dict)]
     return tuple(
         GitPin(**{key: str(value) for key, value in entry.items()})
         for entry in entries
@@ -457,10 +463,10 @@ def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
 
 
 def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return toml.table(data, "tool", "stager") if data.get("created-by") == CREATED_BY else {}
+    return toml.get_table(data, "tool", "stager") if data.get("created-by") == CREATED_BY else {}
 
 
-def no_file(path: Path, target: Target, lines: Sequence[str]) -> ResolveError:
+def missing_file_error(path: Path, target: Target, lines: Sequence[str]) -> ResolveError:
     """Return the error for packages of a lock that have no file for a target."""
     return ResolveError(
         f"{path} has no file for Python {target.python} on {target.platform}",
@@ -518,7 +524,7 @@ def _package(file: LockedFile, base: Path) -> Package:
     return Package(name=file.name, version=file.version, sdist=sdist)
 
 
-def parsed(path: Path) -> dict[str, Any]:
+def parse_lock(path: Path) -> dict[str, Any]:
     """Parse a lock, which a person does not mend by hand where it is not TOML."""
     try:
         return toml.read(path)
@@ -539,5 +545,5 @@ def digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
 def publish(path: Path, text: str) -> None:
     """Write the lock to its place."""
     hint = "the lock is written beside the project's settings; check the permissions there"
-    with output_file(path, hint=hint) as file:
+    with write_output(path, hint=hint) as file:
         file.write(text.encode())

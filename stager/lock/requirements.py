@@ -28,7 +28,7 @@ from ..config import foreign_files
 from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT
 from ..core import toml
 from ..core.errors import ConfigError
-from ..core.files import bytes_of
+from ..core.files import read_bytes
 from . import uv_project
 from .indexes import Indexes, RequirementLine, find_path, list_names, shorten_path
 from .uv_project import UvProject
@@ -46,31 +46,31 @@ def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
     """Yield one message for each setting of a project that would be ignored, or rules it out."""
     data, shown = project.document, shorten_path(project.file, root)
     yield from uv_project.refuse(project.tables, root)
-    if toml.table(data, "tool", "poetry").get("source"):
+    if toml.get_table(data, "tool", "poetry").get("source"):
         yield _message(shown, ["tool.poetry.source"], "Poetry", POETRY_EXPORT)
-    pdm = toml.table(data, "tool", "pdm")
-    resolution = toml.table(pdm, "resolution")
+    pdm = toml.get_table(data, "tool", "pdm")
+    resolution = toml.get_table(pdm, "resolution")
     keys = ["tool.pdm.source"] if pdm.get("source") else []
     keys += [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
     if keys:
         yield _message(shown, keys, "PDM", PDM_EXPORT)
     for fault in (
-        _wrong_python(data, python),
-        _other_environments(data, python),
-        _conflicting(data, {*project.extras, *project.groups}),
+        _check_python(data, python),
+        _check_environments(data, python),
+        _check_conflicts(data, {*project.extras, *project.groups}),
     ):
         if fault:
             yield f"{shown}: {fault}"
 
 
-def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
+def describe_foreign_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
     """Describe where a ``pyproject.toml`` keeps dependencies that only another tool reads.
 
     Returns:
         The message; empty for a file in the standard's form (``[project]``, PEP 621).
     """
-    poetry = toml.table(data, "tool", "poetry")
-    dependencies = {*toml.table(poetry, "dependencies")} - {"python"}
+    poetry = toml.get_table(data, "tool", "poetry")
+    dependencies = {*toml.get_table(poetry, "dependencies")} - {"python"}
     if poetry and (dependencies or "project" not in data):
         return (
             f"{shown}: its dependencies stand in [tool.poetry], which only Poetry reads; run "
@@ -86,9 +86,9 @@ def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
     return f"{message}; or name what to install in environment.requirements"
 
 
-def _wrong_python(data: Mapping[str, Any], python: str) -> str:
+def _check_python(data: Mapping[str, Any], python: str) -> str:
     """Describe a requires-python that excludes every patch release; the nodes' is not known."""
-    required = toml.table(data, "project").get("requires-python")
+    required = toml.get_table(data, "project").get("requires-python")
     if required is None:
         return ""
     try:
@@ -104,9 +104,9 @@ def _wrong_python(data: Mapping[str, Any], python: str) -> str:
     )
 
 
-def _other_environments(data: Mapping[str, Any], python: str) -> str:
+def _check_environments(data: Mapping[str, Any], python: str) -> str:
     """Describe ``tool.uv.environments`` that do not include the nodes, which uv itself ignores."""
-    markers = toml.listed(toml.table(data, "tool", "uv"), "environments")
+    markers = toml.get_list(toml.get_table(data, "tool", "uv"), "environments")
     nodes = list_node_markers(python)
     try:
         if not markers or any(Marker(str(marker)).evaluate(nodes) for marker in markers):
@@ -125,8 +125,8 @@ def list_node_markers(python: str) -> dict[str, str]:
     return nodes | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 
 
-def _conflicting(data: Mapping[str, Any], chosen: Collection[str]) -> str:
-    for members in toml.listed(toml.table(data, "tool", "uv"), "conflicts"):
+def _check_conflicts(data: Mapping[str, Any], chosen: Collection[str]) -> str:
+    for members in toml.get_list(toml.get_table(data, "tool", "uv"), "conflicts"):
         tables = [one for one in members if isinstance(one, Mapping)] if members else []
         names = [str(one.get("extra") or one.get("group")) for one in tables]
         both = [name for name in names if name in chosen]
@@ -237,18 +237,18 @@ class RequirementReader:
     def leave_to_uv(self, project: UvProject) -> None:
         """Note a project that uv is to read, with what other entries take of it."""
         earlier = self.uv_projects.get(project.file)
-        self.uv_projects[project.file] = earlier.plus(project) if earlier else project
+        self.uv_projects[project.file] = earlier.merge(project) if earlier else project
 
     def _text(self, path: Path, origin: str) -> str | None:
         shown = shorten_path(path, self.root)
-        remedy = foreign_files.known(path.name)
+        remedy = foreign_files.find_remedy(path.name)
         if remedy:
             self.problems.append(f"{origin}: {shown} is not a requirement file; {remedy}")
             return None
         try:
-            text = _decode(bytes_of(path))
+            text = _decode(read_bytes(path))
         except OSError as exc:
-            why = f"{exc.strerror}{_near(path)}"
+            why = f"{exc.strerror}{_suggest_name(path)}"
         except (UnicodeError, LookupError) as exc:
             why = (
                 f"{exc}; save it as UTF-8, or begin it with the encoding that it has "
@@ -279,7 +279,7 @@ class RequirementReader:
                 f"{line.origin}: {option} after a requirement is not supported; {remedy}"
             )
         if "://" not in text:  # those of a URL may be secrets, and the resolvers fill them in
-            text = _with_variables(text)
+            text = _fill_in_variables(text)
         self.lines.append(replace(line, text=text.strip(), options=options))
 
     def _read_options(self, line: RequirementLine) -> None:
@@ -312,7 +312,7 @@ class RequirementReader:
             if name == "--find-links" and not re.search(r"://|\$\{", value):
                 # As in pip, at the file's folder, else at the working directory.
                 value = str(find_path(value, (line.base, self.root)))
-            self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
+            self.indexes = self.indexes.merge(_INDEX_OPTIONS[name](value))
 
     def _include(self, value: str, line: RequirementLine, *, constraint: bool) -> None:
         if "://" in value:
@@ -320,7 +320,7 @@ class RequirementReader:
                 f"{line.origin}: {value} is on a server; save a copy beside this file"
             )
             return
-        path = line.base / _with_variables(value)
+        path = line.base / _fill_in_variables(value)
         self.read_file(path, origin=line.origin, constraint=constraint)
 
 
@@ -371,12 +371,12 @@ def _next_option(words: list[str]) -> tuple[str, str | None]:
     return name, words.pop(0)
 
 
-def _with_variables(text: str) -> str:
+def _fill_in_variables(text: str) -> str:
     """Fill in ``${NAME}`` from the environment, in pip's notation only; unset names stay."""
     return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[0]), text)
 
 
-def _near(path: Path) -> str:
+def _suggest_name(path: Path) -> str:
     try:
         names = [] if path.exists() else [file.name for file in path.parent.iterdir()]
     except OSError:
@@ -438,7 +438,7 @@ class PyprojectReader:
             self.taken.leave_to_uv(replace(self.project, keys=keys, requirements=texts))
 
     def _read_project(self, data: Mapping[str, Any]) -> list[RequirementLine]:
-        problem = no_dependencies(data, self.project.file, shown=self.shown)
+        problem = describe_foreign_dependencies(data, self.project.file, shown=self.shown)
         if not problem and not isinstance(data["project"], dict):
             problem = f"{self.shown}: project is not a table"
         if problem:
@@ -450,13 +450,13 @@ class PyprojectReader:
     def _read_part(self, project: Mapping[str, Any], extra: str) -> list[RequirementLine]:
         """Read one extra; ``[project] dependencies`` if its name is empty."""
         if not extra:
-            if "dependencies" in toml.listed(project, "dynamic"):
+            if "dependencies" in toml.get_list(project, "dynamic"):
                 self.problems.append(
                     f"{self.shown}: its dependencies are dynamic, only a build knows them; "
                     f"name the folder instead of the file to install the project with them"
                 )
             return self._list_lines(project.get("dependencies", []), "project.dependencies")
-        extras = toml.table(project, "optional-dependencies")
+        extras = toml.get_table(project, "optional-dependencies")
         spellings = {canonicalize_name(name): name for name in extras}
         name = spellings.get(canonicalize_name(extra))
         if name is None:
@@ -465,7 +465,7 @@ class PyprojectReader:
         return self._list_lines(extras[name], f"project.optional-dependencies.{name}")
 
     def _read_group(self, data: Mapping[str, Any], group: str) -> list[RequirementLine]:
-        groups = toml.table(data, "dependency-groups")
+        groups = toml.get_table(data, "dependency-groups")
         if canonicalize_name(group) not in map(canonicalize_name, groups):
             self.problems.append(
                 f"{self.shown}: no dependency group {group!r}; {_list_known(groups)}"
@@ -496,9 +496,9 @@ class PyprojectReader:
         ``all = ["this-project[train,plot]"]`` means these extras of the project here: an index may
         have a stranger's package of that name.
         """
-        project = toml.table(data, "project")
+        project = toml.get_table(data, "project")
         self._name = canonicalize_name(str(project.get("name", "")))
-        if self._name in map(canonicalize_name, toml.table(data, "tool", "uv", "sources")):
+        if self._name in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
             return lines, set()  # uv takes it from the folder that its source names
         expanded = list(self._expand(project, lines, frozenset()))
         nodes = list_node_markers(self.taken.python)
@@ -525,11 +525,11 @@ class PyprojectReader:
             for extra in named:
                 if (extra, marker) not in self._referenced:
                     self._referenced.append((extra, marker))
-                    found = [_limit(one, marker) for one in self._read_part(project, extra)]
+                    found = [_add_marker(one, marker) for one in self._read_part(project, extra)]
                     yield from self._expand(project, found, above.union(named))
 
 
-def _limit(line: RequirementLine, marker: str) -> RequirementLine:
+def _add_marker(line: RequirementLine, marker: str) -> RequirementLine:
     if not marker:
         return line
     try:

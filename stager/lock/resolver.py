@@ -20,7 +20,7 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
-from bundle.driver.cuda import MINIMAL, OWN, needed, parsed
+from bundle.driver.cuda import MINIMAL, OWN, find_cuda_need, parse_version
 
 from ..core import toml
 from ..core.errors import ResolveError, StagerError
@@ -39,18 +39,18 @@ ALLOWED = "a date (2026-01-31), a time (2026-01-31T12:00:00Z), or none"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
-def checked(text: str) -> str:
+def check_cutoff(text: str) -> str:
     """Return a cutoff as it is kept in a lock: a date, a time with its zone, or ``none``.
 
     Raises:
         ValueError: it is none of these.
     """
     if text != NONE:
-        timestamp(text)
+        to_timestamp(text)
     return text
 
 
-def timestamp(text: str) -> str:
+def to_timestamp(text: str) -> str:
     """Return a cutoff as a time in UTC, which means the same on every machine.
 
     A date stands for its whole day, as with uv.
@@ -93,7 +93,7 @@ class KeptPins:
     @property
     def exclude_newer(self) -> str | None:
         """Return the time in UTC after which uploaded files do not count; None for no limit."""
-        return timestamp(self.cutoff) if self.cutoff else None
+        return to_timestamp(self.cutoff) if self.cutoff else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def name_of(requirement: str) -> NormalizedName:
     return canonicalize_name(Requirement(requirement).name)
 
 
-def names_in(text: str, known: set[NormalizedName]) -> set[NormalizedName]:
+def find_names(text: str, known: set[NormalizedName]) -> set[NormalizedName]:
     """Return the known package names that occur in a text."""
     words = {canonicalize_name(word.rstrip("._-")) for word in _WORD.findall(text)}
     return words & known
@@ -280,7 +280,7 @@ class KnownDriver:
 FindDriver = Callable[[], KnownDriver]
 
 
-def settled(
+def settle_torch_backend(
     spec: Spec, lock: Path, find: FindDriver | None, note: Callable[[str], None] | None
 ) -> Spec:
     """Return a spec whose PyTorch index is chosen: as asked, as locked, else by the drivers."""
@@ -288,10 +288,10 @@ def settled(
         return spec
     if spec.pylock is not None:
         return replace(spec, torch_backend=None)  # there is nothing left to choose
-    backend = recorded(lock)
+    backend = read_recorded_backend(lock)
     if backend is None:
         driver = KnownDriver(version="", where="this machine") if find is None else find()
-        backend = backend_for(driver.version)
+        backend = choose_backend(driver.version)
         why = f"the driver of {driver.where} is {driver.version}"
         if not driver.version:
             why = f"no NVIDIA driver on {driver.where}"
@@ -303,10 +303,10 @@ def settled(
     return replace(spec, torch_backend=backend)
 
 
-def recorded(lock: Path) -> str | None:
+def read_recorded_backend(lock: Path) -> str | None:
     """Return the choice that a lock keeps; None for none."""
     try:
-        backend = toml.table(toml.read(lock), "tool", "stager").get("torch-backend")
+        backend = toml.get_table(toml.read(lock), "tool", "stager").get("torch-backend")
     except StagerError:
         return None
     return backend if isinstance(backend, str) and backend in (CPU, *map(name, VARIANTS)) else None
@@ -317,17 +317,21 @@ def name(version: tuple[int, int]) -> str:
     return f"cu{version[0]}{version[1]}"
 
 
-def backend_for(driver: str) -> str:
+def choose_backend(driver: str) -> str:
     """Return the index for a driver: of the newest major version of CUDA that it runs.
 
     Of these, the newest version that needs no newer driver for all that it can do; where each does,
     the oldest, which still runs what is built for the GPUs.
     """
-    runs = [version for version in VARIANTS if parsed(MINIMAL[version[0]]) <= parsed(driver)]
+    runs = [
+        version
+        for version in VARIANTS
+        if parse_version(MINIMAL[version[0]]) <= parse_version(driver)
+    ]
     if not driver or not runs:
         return CPU
     newest = [version for version in runs if version[0] == runs[-1][0]]
-    whole = [version for version in newest if parsed(OWN[version]) <= parsed(driver)]
+    whole = [version for version in newest if parse_version(OWN[version]) <= parse_version(driver)]
     return name(whole[-1] if whole else newest[0])
 
 
@@ -339,7 +343,7 @@ def refuse_newer_cuda(files: Sequence[ResolvedFile], backend: str | None) -> Non
     """
     chosen = {name(version): version for version in VARIANTS}.get(backend or "")
     identities = (file.identity for file in files)
-    need = needed((package, str(version)) for package, version in identities)
+    need = find_cuda_need((package, str(version)) for package, version in identities)
     if chosen is None or need is None or need.version <= chosen:
         return
     raise ResolveError(

@@ -22,7 +22,7 @@ from ..core.errors import ResolveError, StagerError
 from ..core.store import Store, remove
 from ..core.values import Digest, Target
 from . import build_source
-from .build_source import SourceRequirement, failed_build
+from .build_source import SourceRequirement, extract_build_output
 from .indexes import GitPin, Indexes, shorten_path, strip_credentials
 from .pip import Pip, condense
 from .pylock import Lock
@@ -100,7 +100,7 @@ def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
     """
     keep = store.built / source.digest
     if pip.offline or not source.moving:
-        wheel = fitting(keep, pip.target)
+        wheel = find_fitting_wheel(keep, pip.target)
         if wheel:
             return wheel
     folder = Path(source.requirement)
@@ -127,7 +127,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | N
     wheels = sorted(out.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         output = done.stderr or done.stdout
-        context = failed_build(output) if "[end of output]" in output else ()
+        context = extract_build_output(output) if "[end of output]" in output else ()
         raise ResolveError(f"pip cannot build a wheel: {condense(output)}", context=context)
     if not fits(wheels[0].name, pip.target):
         raise ResolveError(
@@ -136,7 +136,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | N
         )
     store.make_folder(keep)
     final = keep / wheels[0].name
-    with store.publishing(final) as partial:
+    with store.publish(final) as partial:
         shutil.copyfile(wheels[0], partial)
     # A branch that has moved on leaves its last version's wheel behind.
     for old in keep.glob("*.whl"):
@@ -145,7 +145,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | N
     return final
 
 
-def fitting(folder: Path, target: Target) -> Path | None:
+def find_fitting_wheel(folder: Path, target: Target) -> Path | None:
     """Return the first wheel in a folder that fits the target; None if none does."""
     return next((path for path in sorted(folder.glob("*.whl")) if fits(path.name, target)), None)
 
@@ -182,7 +182,7 @@ def take_built(lock: Lock, store: Store, indexes: Indexes) -> None:
         found = indexes.find_wheel(name, digests[name])
         if found is not None:
             store.make_folder(place.parent)
-            with store.publishing(place) as partial:
+            with store.publish(place) as partial:
                 shutil.copyfile(found, partial)
 
 

@@ -30,15 +30,15 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.digest import canonical_json
-from bundle.redaction.secrets import without_url_secrets
+from bundle.redaction.secrets import strip_url_secrets
 
 from ..config import foreign_files, inline_script
 from ..config.load import Config
 from ..core.errors import ConfigError
 from ..core.processes import Runner, run
-from ..core.store import sha256_of
+from ..core.store import digest_file
 from ..core.values import Digest, Target
 from . import build_source, uv_project
 from .build_source import (
@@ -47,7 +47,7 @@ from .build_source import (
     SourceReader,
     SourceRequirement,
     is_folder,
-    prebuilt,
+    list_prebuilt,
 )
 from .indexes import (
     Indexes,
@@ -59,7 +59,7 @@ from .indexes import (
     shorten_path,
 )
 from .requirements import PyprojectReader, RequirementReader, refuse_editable
-from .uv_project import UvLock, UvProject, parse_entry, script_project
+from .uv_project import UvLock, UvProject, make_script_project, parse_entry
 
 # --- Reading the entries of ``[environment]``, line by line, into what a spec consists of --------
 
@@ -127,7 +127,7 @@ class SpecReader:
                 f"{keys}; make them one project or one workspace of uv"
             )
 
-    def of_uv(self) -> dict[str, object]:
+    def describe_uv_settings(self) -> dict[str, object]:
         """Return what else of uv's world determines a lock, for the digest."""
         content: dict[str, object] = {}
         for key, used in (("uv-lock", self.uv_lock), ("uv-project", self.uv_project)):
@@ -147,13 +147,13 @@ class SpecReader:
         Where a folder has a wheel of a package that would else be built, its wheels alone count.
         """
         environment = self.config.environment
-        wheels = prebuilt(environment.find_links)
+        wheels = list_prebuilt(environment.find_links)
         named = map(canonicalize_name, environment.no_build_isolation)
         only = tuple(sorted(wheels & ({*named} | NEED_NVCC)))
         own = Indexes(find_links=environment.find_links, only_binary=only)
-        return self.lines.indexes.plus(own)
+        return self.lines.indexes.merge(own)
 
-    def portable(self, text: str) -> str:
+    def make_portable(self, text: str) -> str:
         """Return a text with this project's path replaced, so that the digest does not vary."""
         return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
 
@@ -189,7 +189,7 @@ class SpecReader:
     def _read_block(self, entry: str, path: Path) -> Mapping[str, Any] | None:
         """Return the block of a script (PEP 723) that an entry names; None if it names none."""
         try:
-            return inline_script.read(path) if _SCRIPT.fullmatch(entry) else None
+            return inline_script.read_block(path) if _SCRIPT.fullmatch(entry) else None
         except ConfigError as exc:
             self.problems.append(f"environment.requirements: {exc.message}")
             return {}
@@ -206,7 +206,7 @@ class SpecReader:
                 f"{lock.file.name} does not count: it is a complete lock, and the settings ask for "
                 f"more than {shorten_path(script, self.root)}"
             )
-        PyprojectReader(script_project(script, block), self.lines).read(origin=_INLINE)
+        PyprojectReader(make_script_project(script, block), self.lines).read(origin=_INLINE)
 
     def _read_settings_around(self) -> None:
         """Apply uv's settings in the project's folder, which hold for requirement files."""
@@ -265,14 +265,14 @@ class SpecReader:
         asked = "" if line.constraint else self.require_hashes
         if asked and not line.hashes:
             self.problems.append(
-                f"{line.origin}: {without_url_secrets(line.text)} has no --hash=sha256:..., which "
+                f"{line.origin}: {strip_url_secrets(line.text)} has no --hash=sha256:..., which "
                 f"{asked} requires"
             )
 
     def _parse(self, line: RequirementLine) -> Requirement | None:
         problem = ""
         if not line.metadata and (line.constraint or not build_source.is_archive(line.text)):
-            problem = foreign_files.misread(line.text, (line.base, self.root))
+            problem = foreign_files.explain_misread(line.text, (line.base, self.root))
         try:
             parsed = build_source.parse(line)
         except InvalidRequirement as exc:
@@ -347,7 +347,7 @@ class Spec:
         """
         project = self.uv_lock.project if self.uv_lock else self.uv_project
         urls = project.indexes if project else ()
-        return self.indexes.plus(Indexes(extra_index_urls=urls))
+        return self.indexes.merge(Indexes(extra_index_urls=urls))
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -379,7 +379,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
     reader = SpecReader(config, target.python, run)
     pylock = reader.read()
     if reader.problems:
-        many = counted(len(reader.problems), "problem")
+        many = format_count(len(reader.problems), "problem")
         raise ConfigError(
             f"{config.source}: {many} in the requirements",
             hint=f"correct what is named above, in {config.source.name} or in a file it names; the "
@@ -414,7 +414,7 @@ def _spec_digest(reader: SpecReader, target: Target, pylock: Path | None) -> Dig
     indexes = reader.indexes.as_dict()
     content: dict[str, object] = {
         "format": 1,
-        "requirements": [reader.portable(text) for text in dict.fromkeys(reader.requirements)],
+        "requirements": [reader.make_portable(text) for text in dict.fromkeys(reader.requirements)],
         "constraints": list(dict.fromkeys(reader.constraints)),
         "target": [target.python, target.platform],
         "torch-backend": reader.config.environment.torch_backend,
@@ -422,8 +422,8 @@ def _spec_digest(reader: SpecReader, target: Target, pylock: Path | None) -> Dig
         "projects": [
             [source.digest, source.suffix, source.marker] for source in reader.located.sources
         ],
-        "indexes": {key: reader.portable(json.dumps(value)) for key, value in indexes.items()},
-        "pylock": sha256_of(pylock) if pylock else None,
+        "indexes": {key: reader.make_portable(json.dumps(value)) for key, value in indexes.items()},
+        "pylock": digest_file(pylock) if pylock else None,
     }
     if reader.located.hashes:
         content["hashes"] = reader.located.hashes
@@ -431,5 +431,5 @@ def _spec_digest(reader: SpecReader, target: Target, pylock: Path | None) -> Dig
         content["require-hashes"] = True
     if reader.config.environment.index_strategy:
         content["index-strategy"] = reader.config.environment.index_strategy
-    content |= reader.of_uv()
+    content |= reader.describe_uv_settings()
     return Digest.of(canonical_json(content))

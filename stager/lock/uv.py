@@ -23,13 +23,13 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from bundle.redaction.secrets import without_url_secrets
+from bundle.redaction.secrets import strip_url_secrets
 from bundle.system.processes import CompletedCommand
 
 from ..core import toml
 from ..core.errors import ResolveError
 from ..core.values import Target
-from .build_source import advice, beside, failed_build
+from .build_source import advise_on_failed_build, extract_build_output, list_build_variables
 from .indexes import (
     TORCH_INDEX,
     GitPin,
@@ -39,9 +39,9 @@ from .indexes import (
     resolve_place_variables,
     write_lines,
 )
-from .pip import HOUR, find_gone_address, index_unreachable, keep_end, unreachable
+from .pip import HOUR, find_gone_address, is_unreachable, keep_end, unreachable_index_error
 from .pylock import drop_other_files, select
-from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
+from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, find_names
 from .uv_project import UvLock
 
 # The platforms `uv pip compile --help` lists: the newest that is not newer than the target's.
@@ -64,7 +64,7 @@ _FIRST_INDEX = re.compile(
 _UNKNOWN = re.compile(r"([\w.-]+) was not found in the package registry")
 
 
-def command() -> list[str] | None:
+def find_uv() -> list[str] | None:
     """Return the command of uv: of this environment, else on PATH; None if it is not installed."""
     if importlib.util.find_spec("uv"):
         return [sys.executable, "-m", "uv"]
@@ -72,13 +72,13 @@ def command() -> list[str] | None:
     return [path] if path else None
 
 
-def required_command() -> list[str]:
+def require_uv() -> list[str]:
     """Return the command of uv.
 
     Raises:
         ResolveError: it is not installed.
     """
-    start = command()
+    start = find_uv()
     if start is None:
         raise ResolveError(
             "uv is not installed",
@@ -94,18 +94,18 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
         NoSolution: the requirements cannot all be met, or have no file for the target.
         ResolveError: uv is missing, too old, or could not ask an index.
     """
-    target = _for_target(request.spec.target)
+    target = _list_target_options(request.spec.target)
     done = _compile(request, target)
     if done.returncode != 0:
         raise _explain(request, done)
-    moved = _moved(_answer(request), request.keep.git)
+    moved = _find_moved_pins(_read_answer(request), request.keep.git)
     if moved:
         commits = write_lines(request.scratch / "commits.txt", [pin.requirement for pin in moved])
         done = _compile(request, [*target, "--overrides", commits])
         if done.returncode != 0:  # a commit is gone, for example
             moved = []
             _compile(request, target)
-    files, unavailable = _files(request, moved)
+    files, unavailable = _select_files(request, moved)
     if unavailable:
         raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
     return files
@@ -125,12 +125,12 @@ def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedComman
     env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
     env |= {"UV_PYTHON_DOWNLOADS": "never", **request.spec.builds.variables}
     if request.packages is not None:
-        env |= beside(request.packages)
+        env |= list_build_variables(request.packages)
     if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
         env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
     return request.run(
         [
-            *required_command(),
+            *require_uv(),
             *_arguments(request, indexes),
             *options,
             *(word for place in settings.constraints for word in ("--constraints", place)),
@@ -146,17 +146,19 @@ def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedComman
 
 
 def _explain(request: ResolveRequest, done: CompletedCommand) -> Exception:
-    output = without_url_secrets(done.stderr)
-    if "No solution found" not in output or unreachable(output):
-        return _failed(output)
+    output = strip_url_secrets(done.stderr)
+    if "No solution found" not in output or is_unreachable(output):
+        return _describe_failure(output)
     for name in _UNKNOWN.findall(output):
         # uv does not report that an index refused to answer; pip does.
-        request.pip.existing(name)
-    reason = _reason(output)
+        request.pip.list_existing_files(name)
+    reason = _extract_reason(output)
     required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
-    blamed = names_in(required, request.names) or names_in(reason, request.names)
+    blamed = find_names(required, request.names) or find_names(reason, request.names)
     unavailable = _all_unavailable(request, output)
-    return NoSolution(reason, blamed=blamed, absent=unavailable, not_searched=_not_searched(output))
+    return NoSolution(
+        reason, blamed=blamed, absent=unavailable, not_searched=_list_unsearched_indexes(output)
+    )
 
 
 def _all_unavailable(request: ResolveRequest, output: str) -> list[UnavailablePackage]:
@@ -171,7 +173,7 @@ def _all_unavailable(request: ResolveRequest, output: str) -> list[UnavailablePa
     version = request.spec.target.environment()["python_full_version"]
     done = _compile(request, ["--universal", "--python-version", version])
     if done.returncode == 0:
-        _, unavailable = _files(request)
+        _, unavailable = _select_files(request)
         if unavailable:
             return unavailable
     return [UnavailablePackage(requirement=name) for name in sorted(names)]
@@ -214,7 +216,7 @@ def _refuse_redirection() -> None:
         )
 
 
-def _for_target(target: Target) -> list[str]:
+def _list_target_options(target: Target) -> list[str]:
     version = ["--python-version", target.environment()["python_full_version"]]
     libc, (_, minor) = target.libc
     if libc == "musl":
@@ -234,17 +236,17 @@ def _list_indexes(configured: Indexes, request: ResolveRequest) -> Indexes:
     project = request.spec.uv_project
     if project and project.has_default_index:  # uv would take another one in place of that
         configured = replace(configured, index_url=None)
-    indexes = configured.plus(request.indexes)
+    indexes = configured.merge(request.indexes)
     torch = TORCH_INDEX + (request.torch_backend or "")  # uv takes PyTorch's packages only from it
     others = tuple(url for url in indexes.extra_index_urls if url != torch)
     return replace(indexes, extra_index_urls=others) if request.torch_backend else indexes
 
 
-def _answer(request: ResolveRequest) -> dict[str, Any]:
+def _read_answer(request: ResolveRequest) -> dict[str, Any]:
     return toml.read(request.scratch / ANSWER)
 
 
-def _moved(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
+def _find_moved_pins(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
     """Return the earlier pins of branches that have another commit now."""
     taken = [git_pin(package) for package in answer.get("packages", []) if "vcs" in package]
     return [
@@ -254,11 +256,11 @@ def _moved(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
     ]
 
 
-def _files(
+def _select_files(
     request: ResolveRequest, kept: Sequence[GitPin] = ()
 ) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
     """Return each package's file, and packages without one; restore the branches of ``kept``."""
-    data = _answer(request)
+    data = _read_answer(request)
     revisions = {pin.name: pin.revision for pin in kept}
     for package in data.get("packages", []):
         revision = revisions.get(package["name"])
@@ -280,12 +282,12 @@ def _write_pins(path: Path, pins: Sequence[str]) -> None:
     path.write_text(toml.dumps(document), encoding="utf-8")
 
 
-def _reason(output: str) -> str:
+def _extract_reason(output: str) -> str:
     body = output.partition("cause:")[2] or output
     return re.sub(r"\s+", " ", body.partition("\nhint:")[0]).strip()
 
 
-def _not_searched(output: str) -> list[str]:
+def _list_unsearched_indexes(output: str) -> list[str]:
     lines = []
     for name, first, other in _FIRST_INDEX.findall(re.sub(r"\s+", " ", output)):
         lines.append(f"{name} was looked for only on {first}, the first index that has one")
@@ -293,9 +295,9 @@ def _not_searched(output: str) -> list[str]:
     return lines
 
 
-def _failed(output: str) -> ResolveError:
-    if unreachable(output):
-        return index_unreachable(output)
+def _describe_failure(output: str) -> ResolveError:
+    if is_unreachable(output):
+        return unreachable_index_error(output)
     gone = find_gone_address(output)
     if gone:
         return gone
@@ -310,8 +312,8 @@ def _failed(output: str) -> ResolveError:
     if build:
         return ResolveError(
             f"{build[1]} has to be built from source to learn what it depends on, which failed",
-            hint=advice(build[1], output),
-            context=failed_build(output),
+            hint=advise_on_failed_build(build[1], output),
+            context=extract_build_output(output),
         )
     return ResolveError(
         "uv could not resolve the requirements",
@@ -330,7 +332,7 @@ def export(lock: UvLock, request: ResolveRequest) -> Mapping[str, Any]:
         ResolveError: uv is missing, or cannot read the lock, or the lock is out of date.
     """
     answer = request.scratch / "pylock.uv.toml"
-    start = [*required_command(), *_list_export_arguments(lock, request), "-o", str(answer)]
+    start = [*require_uv(), *_list_export_arguments(lock, request), "-o", str(answer)]
 
     def ask(check: str) -> CompletedCommand:
         env = {"UV_PYTHON_DOWNLOADS": "never"}
@@ -342,7 +344,7 @@ def export(lock: UvLock, request: ResolveRequest) -> Mapping[str, Any]:
     if done.returncode != 0 and may_be_unchecked and not _is_stale(done.stderr, request):
         done = ask("--frozen")
     if done.returncode != 0:
-        raise _export_failure(lock, request, without_url_secrets(done.stderr))
+        raise _export_failure(lock, request, strip_url_secrets(done.stderr))
     return toml.read(answer)
 
 
@@ -380,8 +382,8 @@ def _export_failure(lock: UvLock, request: ResolveRequest, output: str) -> Resol
             f"{lock.file} is out of date: {source} has changed",
             hint=f"run `{lock.command}` there, and this command again",
         )
-    if unreachable(output):
-        return index_unreachable(output)
+    if is_unreachable(output):
+        return unreachable_index_error(output)
     text = keep_end(output.replace("error:", ""))
     return ResolveError(
         f"uv cannot read {lock.file}",

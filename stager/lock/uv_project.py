@@ -22,7 +22,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 from ..config import inline_script
 from ..core import toml
 from ..core.errors import ConfigError
-from ..core.store import sha256_of
+from ..core.store import digest_file
 from .indexes import expand_user, list_names, shorten_path, write_lines
 
 # --- The settings of uv that hold for a project: those in it, beside it and in its workspace -----
@@ -60,14 +60,14 @@ def read_tables(file: Path, document: Mapping[str, Any]) -> Tables:
     Raises:
         ConfigError: another file with settings cannot be read.
     """
-    tables = {file: toml.table(document, "tool", "uv")}
+    tables = {file: toml.get_table(document, "tool", "uv")}
     if file.suffix == ".py":
         return tables
     beside, workspace = file.with_name(_UV_TOML), find_workspace(file)
     if beside.is_file():
         tables[beside] = toml.read(beside)
     if workspace:
-        tables[workspace] = toml.table(toml.read(workspace), "tool", "uv")
+        tables[workspace] = toml.get_table(toml.read(workspace), "tool", "uv")
     return tables
 
 
@@ -83,7 +83,7 @@ def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> 
     keys = []
     for path, settings in tables.items():
         values = {key: settings.get(key) for key in _KEYS}
-        sources = toml.table(settings, "sources")
+        sources = toml.get_table(settings, "sources")
         if requested is not None:
             values["sources"] = [one for one in sources if canonicalize_name(one) in requested]
         if not values["sources"]:
@@ -107,7 +107,7 @@ def _name_key(path: Path, key: str, root: Path) -> str:
 
 def list_indexes(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the indexes that settings list by name."""
-    return [index for index in toml.listed(settings, "index") if isinstance(index, Mapping)]
+    return [index for index in toml.get_list(settings, "index") if isinstance(index, Mapping)]
 
 
 def index_urls(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -128,12 +128,12 @@ def index_urls(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"{scheme}://{rest}"
 
 
-def overridden_by(settings: Mapping[str, Any]) -> set[NormalizedName]:
+def list_overridden(settings: Mapping[str, Any]) -> set[NormalizedName]:
     """Return the packages that uv takes against other packages' metadata."""
     names: set[NormalizedName] = set()
     for key in ("override-dependencies", "exclude-dependencies"):
-        names |= list_names(map(str, toml.listed(settings, key)))
-    for entry in toml.listed(settings, "dependency-metadata"):
+        names |= list_names(map(str, toml.get_list(settings, key)))
+    for entry in toml.get_list(settings, "dependency-metadata"):
         if isinstance(entry, Mapping) and "name" in entry:
             names.add(canonicalize_name(str(entry["name"])))
     return names
@@ -152,9 +152,9 @@ def find_workspace(path: Path) -> Path | None:
 
 def list_members(root: Path) -> set[Path]:
     """Return the folders of a workspace's members; one that uv refuses may be among them."""
-    workspace = toml.table(read(root / "pyproject.toml"), "tool", "uv", "workspace")
+    workspace = toml.get_table(read(root / "pyproject.toml"), "tool", "uv", "workspace")
     members, excluded = (
-        {file.parent for file in _matches(root, toml.listed(workspace, key))}
+        {file.parent for file in _matches(root, toml.get_list(workspace, key))}
         for key in ("members", "exclude")
     )
     return members - excluded
@@ -177,11 +177,11 @@ def describe_workspace(root: Path, project: Path) -> list[object]:
     described = []
     for folder in sorted({root, project, *list_members(root)}):
         document = read(folder / "pyproject.toml")
-        own = toml.table(document, "project")
+        own = toml.get_table(document, "project")
         parts = [
             {key: own[key] for key in _PROJECT_KEYS if key in own},
-            toml.table(document, "dependency-groups"),
-            toml.table(document, "tool", "uv"),
+            toml.get_table(document, "dependency-groups"),
+            toml.get_table(document, "tool", "uv"),
             "build-system" in document,  # a project without one is not installed
         ]
         described.append([os.path.relpath(folder, root), parts])
@@ -237,7 +237,7 @@ class UvProject:
         """Return all settings of uv that hold."""
         return read_tables(self.file, self.document)
 
-    def plus(self, other: UvProject) -> UvProject:
+    def merge(self, other: UvProject) -> UvProject:
         """Return the same file with what another entry takes of it."""
         lists = ("keys", "requirements", "extras", "groups", "excluded")
         both = {name: (*getattr(self, name), *getattr(other, name)) for name in lists}
@@ -284,7 +284,7 @@ class UvProject:
     @property
     def overridden(self) -> frozenset[str]:
         """Return the packages whose versions uv takes against what other packages ask for."""
-        return frozenset().union(*map(overridden_by, self.tables.values()))
+        return frozenset().union(*map(list_overridden, self.tables.values()))
 
     def local_sources(self) -> list[Path]:
         """Return the folders and files that its sources name, and those that these name."""
@@ -319,24 +319,24 @@ def parse_entry(entry: str, root: Path) -> UvProject | None:
     return UvProject(file=file, document={}, dependencies=not groups, extras=extras, groups=groups)
 
 
-def script_project(script: Path, block: Mapping[str, Any]) -> UvProject:
+def make_script_project(script: Path, block: Mapping[str, Any]) -> UvProject:
     """Return a script's block (PEP 723) as a project that may lie anywhere."""
     project: dict[str, Any] = {"name": "script", "version": "0"}
     project["dependencies"] = block.get("dependencies", [])
     if "requires-python" in block:
         project["requires-python"] = block["requires-python"]
-    settings = dict(toml.table(block, "tool", "uv"))
+    settings = dict(toml.get_table(block, "tool", "uv"))
     for key in ("sources", "index", "find-links"):
         if key in settings:
-            settings[key] = _absolute(settings[key], key, script.parent.absolute())
+            settings[key] = _make_absolute(settings[key], key, script.parent.absolute())
     return UvProject(file=script, document={"project": project, "tool": {"uv": settings}})
 
 
-def _absolute(value: object, key: str, folder: Path) -> object:
+def _make_absolute(value: object, key: str, folder: Path) -> object:
     if isinstance(value, Mapping):
-        return {name: _absolute(inner, name, folder) for name, inner in value.items()}
+        return {name: _make_absolute(inner, name, folder) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_absolute(one, key, folder) for one in value]
+        return [_make_absolute(one, key, folder) for one in value]
     if key in ("path", "url", "find-links") and isinstance(value, str) and "://" not in value:
         return os.path.normpath(folder / value)
     return value
@@ -346,7 +346,7 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
     root = find_workspace(file) or file
     for place in dict.fromkeys((file, root)):
         content = document if place == file else read(place)
-        for name, source in toml.table(content, "tool", "uv", "sources").items():
+        for name, source in toml.get_table(content, "tool", "uv", "sources").items():
             for choice in source if isinstance(source, list) else [source]:
                 if not isinstance(choice, Mapping):
                     continue
@@ -358,7 +358,7 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
 
 def _members_named(name: str, workspace: Path) -> Iterator[Path]:
     for folder in sorted(list_members(workspace)):
-        project = toml.table(read(folder / "pyproject.toml"), "project")
+        project = toml.get_table(read(folder / "pyproject.toml"), "project")
         if canonicalize_name(str(project.get("name", ""))) == name:
             yield folder
 
@@ -398,12 +398,12 @@ class UvLock:
         places = [os.path.relpath(path, root) for path in (self.file, folder)]
         chosen = [self.project.extras, self.project.groups, self.project.dependencies, self.itself]
         if self.project.is_script:
-            block = inline_script.read(file) or {}
+            block = inline_script.read_block(file) or {}
             own = [block.get(key) for key in ("dependencies", "requires-python")]
-            asks = as_json([*own, toml.table(block, "tool", "uv")])
+            asks = as_json([*own, toml.get_table(block, "tool", "uv")])
         else:
             asks = describe_workspace(self.file.parent, folder)
-        return [sha256_of(self.file), places, chosen, asks]
+        return [digest_file(self.file), places, chosen, asks]
 
     def local_sources(self) -> list[Path]:
         """Return the folders and files on this machine that the project's packages come from."""
@@ -412,7 +412,7 @@ class UvLock:
         for name in self._reached(packages):
             for package in packages.get(name, ()):
                 for key in ("directory", "editable", "path"):
-                    place = toml.table(package, "source").get(key)
+                    place = toml.get_table(package, "source").get(key)
                     if isinstance(place, str):
                         found.add(Path(os.path.normpath(self.file.parent / place)))
         own = () if self.itself or self.project.is_script else (self.project.file.parent,)
@@ -421,8 +421,8 @@ class UvLock:
     def direct(self) -> tuple[str, ...]:
         """Return the packages that the project or the script itself asks for."""
         if self.project.is_script:
-            manifest = toml.table(toml.read(self.file), "manifest")
-            return tuple(_names(toml.listed(manifest, "requirements")))
+            manifest = toml.get_table(toml.read(self.file), "manifest")
+            return tuple(_names(toml.get_list(manifest, "requirements")))
         lists: list[Sequence[object]] = []
         for package in _packages(self.file).get(self._root(), ()):
             lists += _list_parts(package, self.project)
@@ -431,10 +431,10 @@ class UvLock:
     @property
     def overridden(self) -> frozenset[str]:
         """Return the packages that the lock has against what other packages ask for."""
-        manifest = toml.table(toml.read(self.file), "manifest")
+        manifest = toml.get_table(toml.read(self.file), "manifest")
         names = set()
         for key in ("overrides", "excludes", "dependency-metadata"):
-            for entry in toml.listed(manifest, key):
+            for entry in toml.get_list(manifest, key):
                 name = entry.get("name", "") if isinstance(entry, Mapping) else entry
                 names.add(str(canonicalize_name(str(name))))
         return frozenset(names)
@@ -442,10 +442,10 @@ class UvLock:
     def is_virtual(self) -> bool:
         """Return whether uv takes the project for one that is never installed itself."""
         entries = _packages(self.file).get(self._root(), ())
-        return any("virtual" in toml.table(entry, "source") for entry in entries)
+        return any("virtual" in toml.get_table(entry, "source") for entry in entries)
 
     def _root(self) -> str:
-        name = toml.table(toml.read(self.project.file), "project").get("name", "")
+        name = toml.get_table(toml.read(self.project.file), "project").get("name", "")
         return str(canonicalize_name(str(name)))
 
     def _reached(self, packages: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
@@ -467,7 +467,7 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
     parts = {entry: part for entry, part in parsed if part and part.file.name == NAME}
     if not parts:
         return None, []
-    first = functools.reduce(UvProject.plus, parts.values())
+    first = functools.reduce(UvProject.merge, parts.values())
     file, folder = first.file, _find_project(first.file, root)
     others = [entry for entry in entries if entry not in parts or parts[entry].file != file]
     strangers = [one for one in others if os.path.normpath(root / expand_user(one)) != str(folder)]
@@ -499,7 +499,7 @@ def _list_faults(lock: UvLock) -> Iterator[str]:
 def read_script_lock(script: Path, block: Mapping[str, Any]) -> UvLock | None:
     """Return the lock that ``uv lock --script`` has put beside a script; None if there is none."""
     file = Path(f"{script}{_OF_SCRIPT}")
-    return UvLock(file=file, project=script_project(script, block)) if file.is_file() else None
+    return UvLock(file=file, project=make_script_project(script, block)) if file.is_file() else None
 
 
 def _find_project(file: Path, root: Path) -> Path:
@@ -511,7 +511,7 @@ def _find_project(file: Path, root: Path) -> Path:
 
 def _packages(file: Path) -> dict[str, list[Mapping[str, Any]]]:
     packages: dict[str, list[Mapping[str, Any]]] = {}
-    for package in toml.listed(toml.read(file), "package"):
+    for package in toml.get_list(toml.read(file), "package"):
         if isinstance(package, Mapping):  # uv itself says what is wrong with any other
             packages.setdefault(str(package.get("name", "")), []).append(package)
     return packages
@@ -520,11 +520,11 @@ def _packages(file: Path) -> dict[str, list[Mapping[str, Any]]]:
 def _list_parts(package: Mapping[str, Any], taken: UvProject | None) -> Iterator[Sequence[object]]:
     """Yield the lists of requirements of a package that a project takes; None for all of them."""
     if taken is None or taken.dependencies:
-        yield toml.listed(package, "dependencies")
+        yield toml.get_list(package, "dependencies")
     extras, groups = (taken.extras, taken.groups) if taken else (None, None)
     for key, chosen in (("optional-dependencies", extras), ("dev-dependencies", groups)):
-        table = toml.table(package, key)
-        yield from (toml.listed(table, name) for name in (table if chosen is None else chosen))
+        table = toml.get_table(package, key)
+        yield from (toml.get_list(table, name) for name in (table if chosen is None else chosen))
 
 
 def _names(listed: Sequence[object]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from bundle.protocol.codec import decode
 from bundle.protocol.enumerations import Action, LogMode
 
 from ..core.errors import StagerError
-from ..core.files import bytes_of, expanded
+from ..core.files import expand_home, read_bytes
 
 # --- A job's description, ``job.json``, as a driver of whatever version has written it -----------
 
@@ -75,7 +75,7 @@ class KeptJob:
         return f"dry run of {self.action.value}" if self.dry_run else self.action.value
 
 
-def kept_job(content: bytes) -> KeptJob:
+def parse_kept_job(content: bytes) -> KeptJob:
     """Read ``job.json``; what is damaged says nothing."""
     try:
         return decode(KeptJob, json.loads(content.decode("utf-8", "replace")), strict=False)
@@ -186,7 +186,7 @@ class JobFiles:
     def read_job(self) -> KeptJob:
         """Return the job's description; empty where there is none."""
         try:
-            return kept_job(bytes_of(self.job)) if self.job_id else KeptJob()
+            return parse_kept_job(read_bytes(self.job)) if self.job_id else KeptJob()
         except OSError:
             return KeptJob()
 
@@ -202,35 +202,35 @@ class JobFiles:
     @property
     def events(self) -> Path:
         """The driver's events, one JSON object a line."""
-        return self.folder / log_names.events(self.job_id)
+        return self.folder / log_names.make_events_name(self.job_id)
 
     @property
     def order(self) -> Path:
         """The order in which logs grew, see :mod:`bundle.driver.logs`."""
-        return self.folder / log_names.order(self.job_id)
+        return self.folder / log_names.make_order_name(self.job_id)
 
     @property
     def preflight(self) -> Path:
         """The findings about each node before anything was sent."""
-        return self.folder / log_names.preflight(self.job_id)
+        return self.folder / log_names.make_preflight_name(self.job_id)
 
     @property
     def job(self) -> Path:
         """The job's description, as the driver got it."""
-        return self.folder / log_names.job(self.job_id)
+        return self.folder / log_names.make_job_name(self.job_id)
 
     @property
     def wrapper(self) -> Path:
         """The run wrapper."""
-        return self.folder / log_names.wrapper(self.job_id)
+        return self.folder / log_names.make_wrapper_name(self.job_id)
 
 
-def default_folder(asked: Path | None) -> Path:
+def choose_log_dir(asked: Path | None) -> Path:
     """Return where a job's logs are: the directory that is named, else the usual one."""
-    return expanded(asked or DEFAULT_LOG_DIR)
+    return expand_home(asked or DEFAULT_LOG_DIR)
 
 
-def find(wanted: str | None, log_dir: Path) -> JobFiles:
+def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
     """Return the files of a job.
 
     Args:
@@ -240,46 +240,46 @@ def find(wanted: str | None, log_dir: Path) -> JobFiles:
     Raises:
         StagerError: there is no such job or directory, or nothing to read in it.
     """
-    files = _at_path(expanded(wanted)) if wanted else None
+    files = _find_at_path(expand_home(wanted)) if wanted else None
     if files is not None:
         return files
     jobs = _jobs(log_dir)
     if wanted is None and jobs:
-        return of_job(log_dir, _newest(log_dir, jobs))
+        return list_job_files(log_dir, _find_newest_job(log_dir, jobs))
     if wanted is None:
-        raise _no_logs("there are no logs of any job", log_dir, jobs)
+        raise _explain_missing_logs("there are no logs of any job", log_dir, jobs)
     if wanted in jobs:
-        return of_job(log_dir, wanted)
-    if logs := [] if jobs else [log for log in _foreign_logs(log_dir) if log.job == wanted]:
-        return JobFiles(folder=log_dir, job_id="", logs=tuple(_with_ranks(logs)))
+        return list_job_files(log_dir, wanted)
+    if logs := [] if jobs else [log for log in _list_foreign_logs(log_dir) if log.job == wanted]:
+        return JobFiles(folder=log_dir, job_id="", logs=tuple(_fill_in_ranks(logs)))
     if _NUMBER.fullmatch(wanted):
-        raise _no_logs(f"there are no logs of job {wanted}", log_dir, jobs)
-    raise _no_such_path(wanted, log_dir, jobs)
+        raise _explain_missing_logs(f"there are no logs of job {wanted}", log_dir, jobs)
+    raise _explain_missing_path(wanted, log_dir, jobs)
 
 
-def _newest(folder: Path, jobs: Sequence[str]) -> str:
+def _find_newest_job(folder: Path, jobs: Sequence[str]) -> str:
     """Return the last job that verified or ran something; the last one of all where none did."""
     for job_id in reversed(jobs):
-        if not _without_logs(folder, job_id).read_job().is_plan:
+        if not _name_job_files(folder, job_id).read_job().is_plan:
             return job_id
     return jobs[-1]
 
 
-def last_of(project: str, folder: Path) -> JobFiles | None:
+def find_last_job(project: str, folder: Path) -> JobFiles | None:
     """Return the last job of a project that verified or ran something, without its logs."""
     for job_id in reversed(_jobs(folder)):
-        files = _without_logs(folder, job_id)
+        files = _name_job_files(folder, job_id)
         job = files.read_job()
         if job.name == project and not job.is_plan:
             return files
     return None
 
 
-def _without_logs(folder: Path, job_id: str) -> JobFiles:
+def _name_job_files(folder: Path, job_id: str) -> JobFiles:
     return JobFiles(folder=folder, job_id=job_id, logs=())
 
 
-def _no_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
+def _explain_missing_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
     hint = "--log-dir names another place, and a directory of logs can be given too"
     none = "" if jobs else "no job has left any there; "
     return StagerError(
@@ -287,8 +287,8 @@ def _no_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
     )
 
 
-def _no_such_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
-    exists = _stat(expanded(wanted)) is not None
+def _explain_missing_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
+    exists = _stat(expand_home(wanted)) is not None
     return StagerError(
         f"{wanted} is neither a directory nor a log"
         if exists
@@ -302,38 +302,38 @@ def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
     if not jobs:
         return []
     lines = [
-        f"  {_without_logs(log_dir, job_id).describe()}" for job_id in reversed(jobs[-_LISTED:])
+        f"  {_name_job_files(log_dir, job_id).describe()}" for job_id in reversed(jobs[-_LISTED:])
     ]
     return [f"the jobs in {log_dir}, the last active first:", *lines]
 
 
-def _at_path(path: Path) -> JobFiles | None:
+def _find_at_path(path: Path) -> JobFiles | None:
     found = _stat(path)
     if found is not None and stat.S_ISDIR(found.st_mode):
-        return _in_folder(path)
+        return _find_in_folder(path)
     if not _is_regular(path):
         return None
     _refuse_unreadable([path])
-    return JobFiles(folder=path.parent, job_id="", logs=(foreign(path, path.parent),))
+    return JobFiles(folder=path.parent, job_id="", logs=(parse_log_name(path, path.parent),))
 
 
-def _in_folder(folder: Path) -> JobFiles:
+def _find_in_folder(folder: Path) -> JobFiles:
     jobs = _jobs(folder)
     if jobs:
-        return of_job(folder, _newest(folder, jobs))
-    logs = _foreign_logs(folder)
+        return list_job_files(folder, _find_newest_job(folder, jobs))
+    logs = _list_foreign_logs(folder)
     if not logs:
         raise StagerError(
             f"there are no logs in {folder}", hint="give the directory that holds what ranks wrote"
         )
-    others, newest = _of_newest_job(logs)
+    others, newest = _select_newest_job(logs)
     return JobFiles(
-        folder=folder, job_id="", logs=tuple(_with_ranks(newest)), other_jobs=tuple(others)
+        folder=folder, job_id="", logs=tuple(_fill_in_ranks(newest)), other_jobs=tuple(others)
     )
 
 
-def _foreign_logs(folder: Path) -> list[LogFile]:
-    logs = [foreign(path, folder) for path in _below(folder) if _is_log(path)]
+def _list_foreign_logs(folder: Path) -> list[LogFile]:
+    logs = [parse_log_name(path, folder) for path in _list_files_below(folder) if _is_log(path)]
     if any(log.job for log in logs):
         return logs
     shown = [log.path.relative_to(folder).as_posix() for log in logs]
@@ -342,7 +342,7 @@ def _foreign_logs(folder: Path) -> list[LogFile]:
     ]
 
 
-def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
+def _select_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
     """Separate older jobs by number, which Slurm and PBS increase: copies lose file times."""
     jobs = sorted({log.job for log in logs if log.job}, key=int)
     if len(jobs) < 2:
@@ -360,7 +360,7 @@ def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
     return others, kept
 
 
-def _with_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
+def _fill_in_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
     """Use local ranks as ranks if torchrun has left the directories of only one node."""
     runs = {
         log.path.parents[2]
@@ -387,7 +387,7 @@ def _job_name(path: Path) -> str:
     return name[1] if name else ""
 
 
-def newest_change(folder: Path) -> float:
+def find_newest_change(folder: Path) -> float:
     """Return when a job has last written something, in seconds since the epoch; 0.0 for none.
 
     The empty file by which a local job claims its number does not count.
@@ -400,7 +400,7 @@ def newest_change(folder: Path) -> float:
     return newest
 
 
-def of_job(folder: Path, job_id: str) -> JobFiles:
+def list_job_files(folder: Path, job_id: str) -> JobFiles:
     """Return the files of a job of stager's; it may have left none."""
     # Greedy: a job's name may have its number in it, and so may a task be called.
     of_rank = re.compile(rf".+\.{re.escape(job_id)}\.(?P<node>.+?)\.(?P<task>\d+)\.out")
@@ -414,10 +414,10 @@ def of_job(folder: Path, job_id: str) -> JobFiles:
         elif batch.fullmatch(path.name):
             logs.append(LogFile(path=path))
     _refuse_unreadable([log.path for log in logs])
-    return JobFiles(folder=folder, job_id=job_id, logs=_sorted(logs))
+    return JobFiles(folder=folder, job_id=job_id, logs=_sort_logs(logs))
 
 
-def foreign(path: Path, folder: Path) -> LogFile:
+def parse_log_name(path: Path, folder: Path) -> LogFile:
     """Return a log of somebody else's launcher; its name may tell its job, node and rank.
 
     A name may begin with anything, such as ``gpt2-4711.out``: a word with a number is a node only
@@ -490,7 +490,7 @@ def _refuse_unreadable(paths: Sequence[Path]) -> None:
     )
 
 
-def _below(folder: Path) -> list[Path]:
+def _list_files_below(folder: Path) -> list[Path]:
     files = []
     for parent, _, names in os.walk(folder):
         files += [Path(parent, name) for name in names]
@@ -509,7 +509,7 @@ def _is_regular(path: Path) -> bool:
     return found is not None and stat.S_ISREG(found.st_mode)
 
 
-def _sorted(logs: Iterable[LogFile]) -> tuple[LogFile, ...]:
+def _sort_logs(logs: Iterable[LogFile]) -> tuple[LogFile, ...]:
     return tuple(sorted(logs, key=_rank_and_name))
 
 
@@ -534,7 +534,7 @@ def _changed(path: Path) -> float:
 _HINT = "name another one with --output"
 
 
-def output_place(path: Path, files: JobFiles, what: str) -> Path:
+def resolve_output(path: Path, files: JobFiles, what: str) -> Path:
     """Return the path that a file is written to; a link stays one, and its target is renewed.
 
     Raises:

@@ -27,7 +27,7 @@ from bundle.protocol.problem import Problem
 from bundle.system import permissions
 
 from ..core.errors import StagerError
-from ..core.files import opened, replacing
+from ..core.files import open_regular, replace_file
 from . import job_files
 
 # --- The events of a job, live or from the file that its driver keeps ----------------------------
@@ -113,18 +113,18 @@ class JobRecord:
 def read_events(path: Path) -> JobRecord:
     """Return what the file of a job's events has; nothing if there is no such file."""
     job = JobRecord()
-    for record in records(path):
+    for record in read_records(path):
         job.take(record)
     return job
 
 
-def records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[Record]:
     """Yield every event of a file; none if there is no such file.
 
     A line that is no event, such as the last of a driver that was killed, is skipped.
     """
     try:
-        handle = opened(path)
+        handle = open_regular(path)
     except OSError:
         return
     with handle:
@@ -168,18 +168,18 @@ class Refused:
 
 
 @contextmanager
-def remember_refused(log_dir: Path, command: str, project: Path) -> Iterator[None]:
+def note_refused_command(log_dir: Path, command: str, project: Path) -> Iterator[None]:
     """Leave a note if the block fails and no job has written anything meanwhile."""
     started = time()
     try:
         yield
     except StagerError as exc:
-        if log_dir.is_dir() and job_files.newest_change(log_dir) < started:
-            _leave(log_dir / NAME, command, project, exc)
+        if log_dir.is_dir() and job_files.find_newest_change(log_dir) < started:
+            _write_refused(log_dir / NAME, command, project, exc)
         raise
 
 
-def _leave(path: Path, command: str, project: Path, error: StagerError) -> None:
+def _write_refused(path: Path, command: str, project: Path, error: StagerError) -> None:
     note = Refused(
         command=command,
         time=time(),
@@ -189,8 +189,8 @@ def _leave(path: Path, command: str, project: Path, error: StagerError) -> None:
         project=str(project),
     )
     text = json.dumps(encode(note)) + "\n"
-    opener = permissions.opener(LogMode.PRIVATE)
-    with suppress(OSError), replacing(path, opener) as file:  # the failure itself must be shown
+    opener = permissions.make_opener(LogMode.PRIVATE)
+    with suppress(OSError), replace_file(path, opener) as file:  # the failure itself must be shown
         file.write(text.encode())
 
 
@@ -198,9 +198,9 @@ def find_refused(log_dir: Path, project: Path) -> Refused | None:
     """Return the last such command of a project; None where a job has begun since it."""
     path = log_dir / NAME
     try:
-        with opened(path) as handle:
+        with open_regular(path) as handle:
             raw = json.load(handle)
-        if path.stat().st_mtime < job_files.newest_change(log_dir):
+        if path.stat().st_mtime < job_files.find_newest_change(log_dir):
             return None
         refusal = decode(Refused, raw)
     except (OSError, ValueError, RecursionError):

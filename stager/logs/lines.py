@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..catalogue.catalogue import Prefilter, catalogue
-from ..core.files import opened
+from ..core.files import open_regular
 from .job_files import JobFiles, LogFile
 from .prefixes import (
     TRACEBACK,
@@ -53,7 +53,7 @@ _HEAD = 256
 """A stamp stands near the beginning of its line; of a JSON object, near its end, too."""
 
 
-def stamp(line: bytes, year: int) -> float | None:
+def read_stamp(line: bytes, year: int) -> float | None:
     """Return a line's time stamp, in seconds since the epoch; None where it has none.
 
     A stamp without a time zone is in this machine's.
@@ -66,12 +66,12 @@ def stamp(line: bytes, year: int) -> float | None:
         head = line[max(0, clock.start() - _LONGEST_DATE) : clock.start()]
         date = next(filter(None, (pattern.search(head) for pattern in _DATES)), None)
         if date is not None:
-            return _seconds(date.groupdict(), clock.groupdict(), year)
+            return _to_seconds(date.groupdict(), clock.groupdict(), year)
     epoch = _EPOCH_IN_JSON.search(line) if line.startswith(b"{") else _EPOCH.match(line)
     return float(epoch["whole"] + (epoch["part"] or b"")) if epoch else None
 
 
-def _seconds(
+def _to_seconds(
     date: Mapping[str, bytes | None], clock: Mapping[str, bytes | None], year: int
 ) -> float | None:
     """Return the time of a stamp's parts; None for an impossible date."""
@@ -131,23 +131,25 @@ class Clock:
     """The times of the lines of a job's logs."""
 
     def __init__(self, files: JobFiles) -> None:
-        self._pieces = _order(files.order) if files.job_id else {}
+        self._pieces = _read_order(files.order) if files.job_id else {}
 
     def pieces(self, log: LogFile) -> Pieces | None:
         """Return the pieces of a log; None where nobody kept them."""
         return self._pieces.get((log.node, log.rank)) if log.own else None
 
 
-def _order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
+def _read_order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
     by_author: dict[tuple[str, int | None], Pieces] = defaultdict(Pieces)
-    for at, author, size in _pieces(path):  # an order that breaks off is good as far as it goes
+    for at, author, size in _read_order_lines(
+        path
+    ):  # an order that breaks off is good as far as it goes
         pieces = by_author[author]
         pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
         pieces.times.append(at)
     return by_author
 
 
-def piece_of(line: bytes) -> tuple[float, tuple[str, int], int] | None:
+def parse_piece(line: bytes) -> tuple[float, tuple[str, int], int] | None:
     """Parse a line of the order: time, node and task, bytes; None for one that cannot be true."""
     try:
         time, node, task, length = line.decode().split("\t")
@@ -159,7 +161,7 @@ def piece_of(line: bytes) -> tuple[float, tuple[str, int], int] | None:
     return at, author, size
 
 
-def year_of(path: Path) -> int:
+def read_year(path: Path) -> int:
     """Return the year in which a file was written last."""
     try:
         return time.localtime(path.stat().st_mtime).tm_year
@@ -206,8 +208,8 @@ class Suspects:
         Returns:
             the places, and the tracebacks that these lines leave open.
         """
-        lines = _as_terminal(raws)
-        suspected = self._prefilter.among(_shapes(lines)).at
+        lines = _show_as_terminal(raws)
+        suspected = self._prefilter.among(_make_shapes(lines)).at
         places, still_open = set(suspected), []
         ends: dict[object, int] = {}
         traces = [(0, trace) for trace in before]
@@ -215,21 +217,21 @@ class Suspects:
             if TRACEBACK.encode() in lines[at]:
                 traces.append((at + 1, Open(_WINDOW, _prefix(lines, at))))
         for start, trace in traces:
-            if start < ends.get(trace.prefix.writer, 0):
+            if start < ends.get(trace.prefix.writer_key, 0):
                 continue  # it belongs to the one that is open
-            end, rest = _end(lines, start, trace)
-            ends[trace.prefix.writer] = end
+            end, rest = _find_end(lines, start, trace)
+            ends[trace.prefix.writer_key] = end
             places.update(range(start, end))
             if rest is not None:
                 still_open.append(rest)
         return places, still_open
 
 
-def _shapes(lines: Sequence[bytes]) -> list[bytes]:
+def _make_shapes(lines: Sequence[bytes]) -> list[bytes]:
     return b"\n".join(lines).lower().translate(None, _DIGITS).split(b"\n") if lines else []
 
 
-def _as_terminal(raws: Sequence[bytes]) -> list[bytes]:
+def _show_as_terminal(raws: Sequence[bytes]) -> list[bytes]:
     shown = show_block_as_terminal(b"".join(raws)).split(b"\n")
     if raws and len(shown) == len(raws) + raws[-1].endswith(b"\n"):
         return shown[: len(raws)]
@@ -245,7 +247,7 @@ def _prefix(lines: Sequence[bytes], at: int) -> TracebackPrefix:
     return TracebackPrefix(_text(lines[at]), below)
 
 
-def _end(lines: Sequence[bytes], start: int, trace: Open) -> tuple[int, Open | None]:
+def _find_end(lines: Sequence[bytes], start: int, trace: Open) -> tuple[int, Open | None]:
     """Return the position after a traceback's last line, and the rest that is still open."""
     stop = min(start + trace.lines, len(lines))
     for at in range(start, stop):
@@ -288,7 +290,7 @@ class Line:
     """The rank; None if unknown."""
 
     @property
-    def who(self) -> str:
+    def writer(self) -> str:
         """Node and rank, as far as they are known, else the file's name."""
         rank = "" if self.rank is None else str(self.rank)
         return " ".join(part for part in (self.node, rank) if part) or self.path.name
@@ -311,7 +313,7 @@ class LogReader:
         self._number = 0
         self._offset = 0
         self._held = b""
-        self._year = year_of(log.path)
+        self._year = read_year(log.path)
 
     def take(self, raws: Sequence[bytes], time: float | None = None) -> Iterator[Line]:
         """Yield the file's next lines; all get the time, None uses their own stamps."""
@@ -323,7 +325,7 @@ class LogReader:
                 skipped += 1
                 continue
             if raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have what it tells
-                self._advance(_time_of(raw))
+                self._advance(_read_event_time(raw))
                 continue
             # Of lines that are skipped, the last one with a time tells it.
             behind = raws[at - min(skipped, _STAMP_LINES) : at + 1]
@@ -340,7 +342,7 @@ class LogReader:
         text = show_as_terminal(_last_state(raw).decode(errors="replace"))
         rank, node = self.log.rank, self.log.node
         if not self.log.own:
-            rank, node = _writer_of(text, self.log)
+            rank, node = _find_writer(text, self.log)
         if marked := _MARK.match(text):
             rank, text = int(marked[1]), text[marked.end() :]
         return Line(self.time, self.log.path, self._number, text, node, rank)
@@ -352,14 +354,14 @@ class LogReader:
         return wanted
 
     def _stamp(self, raws: Sequence[bytes]) -> float | None:
-        times = (stamp(raw, self._year) for raw in reversed(raws))
+        times = (read_stamp(raw, self._year) for raw in reversed(raws))
         return next((time for time in times if time is not None), None)
 
     def rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
         """Yield the remaining lines; ``whole`` keeps an unfinished last one for the next call."""
         while True:
             try:  # opened for each block: there may be more files than may be open
-                with opened(self.log.path) as handle:
+                with open_regular(self.log.path) as handle:
                     handle.seek(self._offset)
                     raws = handle.readlines(_BLOCK)
             except OSError:
@@ -375,7 +377,7 @@ class LogReader:
             raws[0], self._held = self._held + raws[0], b""
             yield from self.take(raws, time)
 
-    def piece(self, handle: BinaryIO, size: int, time: float) -> Iterator[Line]:
+    def read_piece(self, handle: BinaryIO, size: int, time: float) -> Iterator[Line]:
         """Yield the lines that the next bytes end; these were all written at one time.
 
         A progress bar grows by many pieces and has no end of a line: its last state is kept.
@@ -394,7 +396,7 @@ def _last_state(raw: bytes) -> bytes:
     return raw[raw.rstrip(b"\r\n").rfind(b"\r") + 1 :] if b"\r" in raw else raw
 
 
-def _writer_of(text: str, log: LogFile) -> tuple[int | None, str]:
+def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:
     """Return rank and node of a line, by its prefixes, else by its file's name."""
     head = text[:_LONGEST_PREFIX]
     if not any(part in head for part in _PARTS_OF_MARKS):  # most lines; parsing takes longer
@@ -406,7 +408,7 @@ def _writer_of(text: str, log: LogFile) -> tuple[int | None, str]:
     return rank, line.node or log.node
 
 
-def in_order(
+def merge_by_order(
     files: JobFiles, logs: Iterable[LogFile], suspects: Suspects | None = None
 ) -> Iterator[Line]:
     """Yield the lines of the logs whose pieces the driver has put in order, piece after piece.
@@ -414,29 +416,29 @@ def in_order(
     The rest of each log, beyond its pieces, follows at the end.
     """
     readers = [LogReader(log, suspects) for log in logs if log.own]
-    yield from piece_by_piece(files, readers)
+    yield from read_pieces(files, readers)
     for reader in readers:
         yield from reader.rest()
 
 
-def piece_by_piece(files: JobFiles, readers: Iterable[LogReader]) -> Iterator[Line]:
+def read_pieces(files: JobFiles, readers: Iterable[LogReader]) -> Iterator[Line]:
     """Yield the lines of all pieces of which the driver has kept the order so far."""
     known = {(reader.log.node, reader.log.rank): reader for reader in readers}
     with _Open() as handles:
-        for time, who, size in _pieces(files.order):
+        for time, who, size in _read_order_lines(files.order):
             reader = known.get(who)
             if reader is not None and (handle := handles.get(reader.log.path)) is not None:
-                yield from reader.piece(handle, size, time)
+                yield from reader.read_piece(handle, size, time)
 
 
-def _pieces(order: Path) -> Iterator[tuple[float, tuple[str, int], int]]:
+def _read_order_lines(order: Path) -> Iterator[tuple[float, tuple[str, int], int]]:
     try:
-        handle = opened(order)
+        handle = open_regular(order)
     except OSError:
         return
     with handle:
         for line in handle:
-            if (piece := piece_of(line)) is None:
+            if (piece := parse_piece(line)) is None:
                 return  # of a driver that was killed
             yield piece
 
@@ -457,7 +459,7 @@ class _Open:
             self._handles.move_to_end(path)
             return self._handles[path]
         try:
-            handle = opened(path)
+            handle = open_regular(path)
         except OSError:
             return None
         self._handles[path] = handle
@@ -466,17 +468,17 @@ class _Open:
         return handle
 
 
-def _time_of(raw: bytes) -> float:
+def _read_event_time(raw: bytes) -> float:
     try:
         return float(json.loads(raw)["time"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return 0.0
 
 
-def last_lines(path: Path, count: int) -> tuple[str, ...]:
+def read_last_lines(path: Path, count: int) -> tuple[str, ...]:
     """Return the last lines of a file, from no more than its last block; none if it is empty."""
     try:
-        with opened(path) as handle:
+        with open_regular(path) as handle:
             handle.seek(max(0, os.fstat(handle.fileno()).st_size - _BLOCK))
             lines = handle.read().decode(errors="replace").rstrip("\r\n").split("\n")
     except OSError:
@@ -484,7 +486,7 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
     return tuple(filter(None, map(show_as_terminal, lines[-count:])))
 
 
-def numbered(path: Path) -> Iterator[tuple[int, str]]:
+def number_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file with their numbers, from 1; none of one that cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as handle:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from bundle.protocol.enumerations import Action
 
-from ..catalogue.catalogue import CatalogueEntry, LineRole, catalogue, match
+from ..catalogue.catalogue import CatalogueEntry, LineRole, catalogue, match_line
 from ..core.errors import StagerError
 from . import job_record
 from .job_files import JobFiles, LogFile
-from .lines import Line, LogReader, Suspects, in_order, piece_by_piece
+from .lines import Line, LogReader, Suspects, merge_by_order, read_pieces
 from .prefixes import TRACEBACK, TracebackPrefix, parse_line
 
 # --- The lines of a job that belong to errors: each once, without noise --------------------------
@@ -36,7 +36,7 @@ _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _LONGEST_TRACE = 200
 
 
-def errors_of(lines: Iterable[Line]) -> Iterator[Line]:
+def select_errors(lines: Iterable[Line]) -> Iterator[Line]:
     """Yield the lines that belong to errors.
 
     A traceback is one thing: it comes whole, at its last line's time. Lines that are equal but for
@@ -51,13 +51,13 @@ def errors_of(lines: Iterable[Line]) -> Iterator[Line]:
             if trace.ended:
                 del open_traces[key]
                 if _LAUNCHERS not in line.text:
-                    yield from _once(trace.lines, seen)
+                    yield from _skip_repeated(trace.lines, seen)
         elif trace is None and TRACEBACK in line.text:
             open_traces[key] = _Trace(line)
         elif _is_error(line.text):
-            yield from _once([line], seen)
+            yield from _skip_repeated([line], seen)
     for trace in open_traces.values():
-        yield from _once(trace.lines, seen)
+        yield from _skip_repeated(trace.lines, seen)
 
 
 class _Trace:
@@ -79,21 +79,21 @@ class _Trace:
 
 
 def _is_error(text: str) -> bool:
-    known = match(text)
-    if known is None and any(entry.needle in text for entry in _at_beginning()):
-        known = match(parse_line(text).text, _at_beginning())
+    known = match_line(text)
+    if known is None and any(entry.needle in text for entry in _list_anchored_entries()):
+        known = match_line(parse_line(text).text, _list_anchored_entries())
     if known is not None:
         return known.entry.role != LineRole.NOISE and known.entry.name not in _CLOSING_ENTRIES
     return bool(_ERROR.search(text)) and not _WARNING.search(text)
 
 
 @functools.cache
-def _at_beginning() -> tuple[CatalogueEntry, ...]:
+def _list_anchored_entries() -> tuple[CatalogueEntry, ...]:
     """Return the entries whose pattern starts at the beginning of a line, after its prefixes."""
     return tuple(entry for entry in catalogue() if _BEGINNING.search(entry.expression))
 
 
-def _once(group: list[Line], seen: collections.Counter[str]) -> Iterator[Line]:
+def _skip_repeated(group: list[Line], seen: collections.Counter[str]) -> Iterator[Line]:
     shape = "\n".join(_DIGITS.sub("#", line.text) for line in group)
     seen[shape] += 1
     if seen[shape] == 1:
@@ -130,7 +130,7 @@ class LineFilter:
     def of(self, lines: Iterator[Line]) -> Iterator[Line]:
         """Return the lines among these that are chosen."""
         fitting = (line for line in lines if self._fits(line))
-        chosen = errors_of(fitting) if self.errors else fitting
+        chosen = select_errors(fitting) if self.errors else fitting
         pattern = self.pattern
         if pattern is None:
             return chosen
@@ -151,7 +151,7 @@ class LineFilter:
         return not self.nodes or node in self.nodes or node.partition(".")[0] in self.nodes
 
 
-def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
+def merge_logs(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     """Return all chosen lines, by time.
 
     Raises:
@@ -159,14 +159,17 @@ def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     """
     logs = wanted.logs(files)
     if not any(_is_of_wanted(log, wanted) for log in logs):
-        raise _no_such_log(files)
+        raise _explain_missing_log(files)
     pick = Suspects() if wanted.errors else None
-    ordered, others = _by_order(files, logs)
-    streams = [in_order(files, ordered, pick), *(LogReader(log, pick).rest() for log in others)]
+    ordered, others = _split_by_order(files, logs)
+    streams = [
+        merge_by_order(files, ordered, pick),
+        *(LogReader(log, pick).rest() for log in others),
+    ]
     return wanted.of(heapq.merge(*streams))
 
 
-def _by_order(
+def _split_by_order(
     files: JobFiles, logs: Sequence[LogFile]
 ) -> tuple[Sequence[LogFile], Sequence[LogFile]]:
     if not files.order.exists():
@@ -174,7 +177,7 @@ def _by_order(
     return [log for log in logs if log.own], [log for log in logs if not log.own]
 
 
-def follow(
+def follow_logs(
     files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Line]:
     """Return the chosen lines that exist, then those that are added, until the job has ended.
@@ -182,10 +185,10 @@ def follow(
     Lines that are added at about the same time may be out of order by half a second. Somebody
     else's logs have no visible end: they are followed for as long as somebody reads.
     """
-    return wanted.of(_grow(files, wanted, sleep))
+    return wanted.of(_read_growing_logs(files, wanted, sleep))
 
 
-def _grow(
+def _read_growing_logs(
     files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None]
 ) -> Iterator[Line]:
     readers: dict[Path, LogReader] = {}
@@ -198,8 +201,10 @@ def _grow(
             readers.setdefault(log.path, LogReader(log, pick))
         if added_at is None:  # lines that exist already have their times
             own = [reader for reader in readers.values() if reader.log.own]
-            yield from piece_by_piece(now, own)
-        yield from heapq.merge(*(_added(reader, added_at, ended) for reader in readers.values()))
+            yield from read_pieces(now, own)
+        yield from heapq.merge(
+            *(_read_added_lines(reader, added_at, ended) for reader in readers.values())
+        )
         if ended:
             return
         sleep(_POLL_SECONDS)
@@ -211,7 +216,7 @@ def _has_ended(files: JobFiles) -> bool:
     return bool(files.job_id) and job_record.read_events(files.events).result is not None
 
 
-def _added(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
+def _read_added_lines(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
     """Yield a log's new lines; those of ranks count as just written."""
     return reader.rest(whole=not ended, time=added_at if reader.log.own else None)
 
@@ -221,14 +226,14 @@ def _is_of_wanted(log: LogFile, wanted: LineFilter) -> bool:
     return log.rank is not None or not wanted.ranks or not log.own
 
 
-def _no_such_log(files: JobFiles) -> StagerError:
+def _explain_missing_log(files: JobFiles) -> StagerError:
     if not files.logs:
-        return _without_logs(files)
-    hint = f"the logs are of {_ranks_of(files)}{_nodes_of(files)}"
+        return _explain_missing_logs(files)
+    hint = f"the logs are of {_describe_ranks(files)}{_describe_nodes(files)}"
     return StagerError("there is no log of that rank and node", hint=hint)
 
 
-def _without_logs(files: JobFiles) -> StagerError:
+def _explain_missing_logs(files: JobFiles) -> StagerError:
     number, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
     job = files.read_job()
     if job.is_plan or job.action is Action.VERIFY:
@@ -242,12 +247,12 @@ def _without_logs(files: JobFiles) -> StagerError:
     )
 
 
-def _ranks_of(files: JobFiles) -> str:
+def _describe_ranks(files: JobFiles) -> str:
     ranks = {log.rank for log in files.logs if log.rank is not None}
     return f"ranks {min(ranks)} to {max(ranks)}" if ranks else "files without ranks"
 
 
-def _nodes_of(files: JobFiles) -> str:
+def _describe_nodes(files: JobFiles) -> str:
     nodes = sorted({log.node for log in files.logs if log.node})
     if not nodes:
         return ""
@@ -286,7 +291,7 @@ class MergedLines:
     """Its lines, by time."""
 
 
-def merged_lines(job_id: str, lines: Iterable[Line]) -> MergedLines:
+def make_merged_lines(job_id: str, lines: Iterable[Line]) -> MergedLines:
     """Return the result of ``stager logs``."""
     return MergedLines(job_id=job_id, lines=tuple(_merged_line(line) for line in lines))
 

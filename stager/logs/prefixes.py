@@ -203,7 +203,7 @@ def parse_line(line: str) -> ParsedLine:
             _collect(mark, told, groups)
             rest = rest[mark.end() :]
             continue
-        end = _end_of_logger(rest, told)
+        end = _find_logger_end(rest, told)
         if not end:
             break
         logger, rest = logger + rest[:end], rest[end:]
@@ -238,7 +238,7 @@ class TracebackPrefix:
             self._head = None
 
     @property
-    def writer(self) -> object:
+    def writer_key(self) -> object:
         """Return what tells its lines from another traceback's."""
         return self._marks, None if self._head is None else self._head.pattern
 
@@ -292,7 +292,7 @@ def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
     return _BAR.match(text) if mark is None and ("[" in text or "━" in text) else mark
 
 
-def _end_of_logger(text: str, told: dict[str, str]) -> int:
+def _find_logger_end(text: str, told: dict[str, str]) -> int:
     """Return the length of a logger's prefix, 0 for none; note what it names."""
     start = _LOGGER.match(text)
     if start is None:

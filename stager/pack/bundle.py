@@ -28,22 +28,22 @@ from bundle.format.manifest import (
     Layer,
     Manifest,
     Part,
+    count_padding,
     member_header,
-    padding,
 )
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.digest import Digest
 from bundle.protocol.job import Requires
 
 from ..core import elf
 from ..core.errors import BundleError, WheelError
-from ..core.files import BUNDLE_SUFFIX, bytes_of, opened, text_of
-from ..core.store import Store, sha256_of
+from ..core.files import BUNDLE_SUFFIX, open_regular, read_bytes, read_text
+from ..core.store import Store, digest_file
 from ..core.values import Target, Wheel, libc_version
 from ..layers.layer_file import StoredTar, decompress_index
-from ..layers.tree import folders_of
-from .bundle_file import checked_files, is_sealed, seal
-from .members import label_of, write_member
+from ..layers.tree import list_folders
+from .bundle_file import is_sealed, list_checked_files, seal
+from .members import describe_layer, write_member
 from .node_program import make_node_program
 
 # --- The layers in the store: their heads and frames, each compared with its digest --------------
@@ -52,32 +52,32 @@ _PIECE = 1 << 20
 """Bytes that are read and hashed at a time: they stay in the processor's cache."""
 
 
-def stored_index(store: Store, layer: Layer) -> Index:
+def read_stored_index(store: Store, layer: Layer) -> Index:
     """Return the index of a layer in the store.
 
     Raises:
         BundleError: it is damaged; it has been removed.
     """
-    return index_of(store, layer, stored_head(store, layer))
+    return decode_index(store, layer, read_stored_head(store, layer))
 
 
-def stored_head(store: Store, layer: Layer) -> bytes:
+def read_stored_head(store: Store, layer: Layer) -> bytes:
     """Return the head of a layer in the store.
 
     Raises:
         BundleError: it is damaged; it has been removed.
     """
     try:
-        with opened(store.layer(layer.id)) as handle:
+        with open_regular(store.layer(layer.id)) as handle:
             head = handle.read(layer.head_size)
     except OSError as exc:
-        raise damaged(store, layer, str(exc)) from exc
+        raise remove_damaged_layer(store, layer, str(exc)) from exc
     if Digest.of(head) != layer.head:
-        raise damaged(store, layer, "its index has changed on disk")
+        raise remove_damaged_layer(store, layer, "its index has changed on disk")
     return head
 
 
-def index_of(store: Store, layer: Layer, head: bytes) -> Index:
+def decode_index(store: Store, layer: Layer, head: bytes) -> Index:
     """Return the index in a layer's head.
 
     Raises:
@@ -86,7 +86,7 @@ def index_of(store: Store, layer: Layer, head: bytes) -> Index:
     try:
         return decode_head(head, decompress_index)
     except LayerError as exc:
-        raise damaged(store, layer, str(exc)) from exc
+        raise remove_damaged_layer(store, layer, str(exc)) from exc
 
 
 def check_frames(store: Store, layer: Layer, index: Index) -> None:
@@ -97,7 +97,7 @@ def check_frames(store: Store, layer: Layer, index: Index) -> None:
     """
     buffer = memoryview(bytearray(_PIECE))
     try:
-        with opened(store.layer(layer.id)) as handle:
+        with open_regular(store.layer(layer.id)) as handle:
             handle.seek(layer.head_size)
             for frame in index.frames:
                 digest, left = hashlib.sha256(), frame.size
@@ -109,15 +109,15 @@ def check_frames(store: Store, layer: Layer, index: Index) -> None:
             if handle.read(1):
                 raise LayerError("it is longer than its index says")
     except (LayerError, OSError) as exc:
-        raise damaged(store, layer, str(exc)) from exc
+        raise remove_damaged_layer(store, layer, str(exc)) from exc
 
 
-def damaged(store: Store, layer: Layer, why: str) -> BundleError:
+def remove_damaged_layer(store: Store, layer: Layer, why: str) -> BundleError:
     """Remove a layer from the store; return the error that says so."""
     path = store.layer(layer.id)
     path.unlink(missing_ok=True)
     return BundleError(
-        f"the stored layer of {label_of(layer)} is damaged ({why}); it has been removed",
+        f"the stored layer of {describe_layer(layer)} is damaged ({why}); it has been removed",
         hint="run `stager build` again: only this layer is made again",
         context=[str(path)],
     )
@@ -165,7 +165,7 @@ class _Libraries:
         return self.major, self.minor
 
 
-def tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
+def read_tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
     """Return the oldest C library that a wheel runs with, by its best tag.
 
     A wheel tagged plainly ``linux_...`` was built here, against this machine's ``newest`` library.
@@ -179,7 +179,7 @@ def tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
     return LibcNeed(version=version, package=f"{wheel.name} {wheel.version}", because=platform)
 
 
-def file_needs(
+def list_file_needs(
     wheels: Sequence[Wheel],
     layers: Sequence[Layer],
     store: Store,
@@ -196,9 +196,9 @@ def file_needs(
         BundleError: a layer in the store is damaged; it has been removed.
     """
     libc, newest = target.libc
-    tags = {str(wheel.name): tag_need(wheel, newest) for wheel in wheels}
+    tags = {str(wheel.name): read_tag_need(wheel, newest) for wheel in wheels}
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
-    libraries = _remembered(native, store, target)
+    libraries = _read_libraries(native, store, target)
     for layer in native:
         stranger = _find_stranger(libraries[layer.id], libc)
         if stranger:
@@ -245,7 +245,8 @@ def _refuse_newer(needs: Sequence[LibcNeed], target: Target) -> None:
     platform = f"manylinux_{newest[0]}_{newest[1]}_{target.machine}"
     first = needs[0]
     raise WheelError(
-        f"{counted(len(needs), 'package')} cannot be loaded on {target.platform}: the libraries "
+        f"{format_count(len(needs), 'package')} cannot be loaded on {target.platform}: "
+        "the libraries "
         "inside need a newer glibc, whatever the tags of the wheels say",
         hint=f'if all nodes have it, set environment.platform = "{platform}"; else pin another '
         "version, or leave out a library that no rank loads: environment.prune = "
@@ -258,7 +259,7 @@ def _glibc(version: tuple[int, int]) -> str:
     return f"glibc {version[0]}.{version[1]}"
 
 
-def _remembered(
+def _read_libraries(
     layers: Sequence[Layer], store: Store, target: Target
 ) -> Mapping[Digest, _Libraries]:
     known = _read(store)
@@ -274,36 +275,36 @@ def _remembered(
 
 def _read(store: Store) -> dict[Digest, _Libraries]:
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        raw = json.loads(text_of(store.root / FILE_NAME))
+        raw = json.loads(read_text(store.root / FILE_NAME))
         return {Digest(key): _Libraries(**value) for key, value in raw.items()}
     return {}
 
 
 def _write(store: Store, known: Mapping[Digest, _Libraries]) -> None:
     raw = {key: vars(value) for key, value in known.items()}
-    with store.publishing(store.root / FILE_NAME) as unfinished:
+    with store.publish(store.root / FILE_NAME) as unfinished:
         unfinished.write_text(json.dumps(raw, sort_keys=True, indent=0), encoding="utf-8")
 
 
 def _libraries(layer: Layer, store: Store, machine: str) -> _Libraries:
-    index = stored_index(store, layer)
+    index = read_stored_index(store, layer)
     newest, file, musl = _NONE, "", ""
     try:
-        with opened(store.layer(layer.id)) as handle:
+        with open_regular(store.layer(layer.id)) as handle:
             tar = StoredTar(handle, layer.head_size, index)
             for entry in index.files:
                 if not _LIBRARY.search(entry.path):
                     continue
-                header = elf.parsed(partial(tar.file, entry))
+                header = elf.parse(partial(tar.file, entry))
                 if header is None or header.machine != machine:
                     continue
                 path = _SITE.sub("", entry.path)
-                if header.for_musl:
+                if header.is_for_musl:
                     musl = musl or path
                 elif header.glibc > newest:
                     newest, file = header.glibc, path
     except (LayerError, OSError) as exc:
-        raise damaged(store, layer, str(exc)) from exc
+        raise remove_damaged_layer(store, layer, str(exc)) from exc
     return _Libraries(major=newest[0], minor=newest[1], file=file, musl=musl)
 
 
@@ -358,12 +359,12 @@ def pack(contents: Contents, store: Store) -> Packed:
     path = bundle_path(store, manifest)
     if is_sealed(store, path, manifest):
         return Packed(path=path, manifest=manifest, size=manifest.size, reused=True)
-    heads = [stored_head(store, layer) for layer in manifest.layers]
+    heads = [read_stored_head(store, layer) for layer in manifest.layers]
     indexes = [
-        index_of(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
+        decode_index(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
     ]
     _refuse_conflicts(manifest.layers, indexes)
-    checked = checked_files(store, manifest)
+    checked = list_checked_files(store, manifest)
     for layer, index in zip(manifest.layers, indexes, strict=True):
         if store.layer(layer.id).name not in checked:
             check_frames(store, layer, index)
@@ -372,12 +373,12 @@ def pack(contents: Contents, store: Store) -> Packed:
     store.require_space(manifest.thin_size, "the bundle")
     data = {MANIFEST_NAME: manifest.to_bytes(), NODE_NAME: node}
     data |= {layer.head_member: head for layer, head in zip(manifest.layers, heads, strict=True)}
-    with store.publishing(path) as partial, partial.open("wb") as out:
+    with store.publish(path) as partial, partial.open("wb") as out:
         for name, content in data.items():
             write_member(out, name, len(content), (content,))
         out.write(END)
         for member in manifest.stored:
-            out.write(member_header(member.name, member.size) + bytes(padding(member.size)))
+            out.write(member_header(member.name, member.size) + bytes(count_padding(member.size)))
     seal(store, path, manifest, thin=True)
     return Packed(path=path, manifest=manifest, size=manifest.size, reused=False)
 
@@ -388,11 +389,11 @@ def _keep(decompressor: Wheel, store: Store, checked: Collection[str]) -> None:
     if path.name in checked:
         return
     with suppress(OSError):  # it is not there, or something else is
-        if sha256_of(path) == decompressor.sha256:
+        if digest_file(path) == decompressor.sha256:
             return
     store.require_space(decompressor.size, "the bundle")
-    with store.publishing(path) as partial:
-        partial.write_bytes(bytes_of(decompressor.path))
+    with store.publish(path) as partial:
+        partial.write_bytes(read_bytes(decompressor.path))
 
 
 def bundle_path(store: Store, manifest: Manifest) -> Path:
@@ -400,7 +401,7 @@ def bundle_path(store: Store, manifest: Manifest) -> Path:
     return store.bundles / f"{manifest.name}-{manifest.id[:12]}{BUNDLE_SUFFIX}"
 
 
-def requires(
+def make_requires(
     target: Target,
     wheels: Sequence[Wheel],
     bundled_glibc: tuple[int, int] | None = None,
@@ -412,7 +413,7 @@ def requires(
     older compute nodes if its wheels allow it.
     """
     libc, newest = target.libc
-    needs = [*files, *(tag_need(wheel, newest) for wheel in wheels)]
+    needs = [*files, *(read_tag_need(wheel, newest) for wheel in wheels)]
     if bundled_glibc is not None:
         own, because = f"Python {target.python}", "which the bundle brings"
         needs.append(LibcNeed(version=bundled_glibc, package=own, because=because))
@@ -437,7 +438,9 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
         decompressor = Part(name=name, sha256=wheel.sha256, size=wheel.size)
     return Manifest(
         name=contents.name,
-        requires=requires(contents.target, contents.wheels, contents.bundled_glibc, contents.files),
+        requires=make_requires(
+            contents.target, contents.wheels, contents.bundled_glibc, contents.files
+        ),
         node=Part(name=NODE_NAME, sha256=Digest.of(node), size=len(node)),
         decompressor=decompressor,
         layers=contents.layers,
@@ -460,14 +463,19 @@ def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None
         for entry in index.files:
             owner, digest = owners.setdefault(entry.path, (layer, entry.sha256))
             if digest != entry.sha256 and not is_document(entry.path):
-                faults.append(f"{entry.path}: in {label_of(owner)} and {label_of(layer)}")
+                faults.append(
+                    f"{entry.path}: in {describe_layer(owner)} and {describe_layer(layer)}"
+                )
     for layer, index in zip(layers, indexes, strict=True):
-        for path in sorted(folders_of(entry.path for entry in index.files) & owners.keys()):
+        for path in sorted(list_folders(entry.path for entry in index.files) & owners.keys()):
             owner = owners[path][0]
-            faults.append(f"{path}: a file in {label_of(owner)}, a directory in {label_of(layer)}")
+            faults.append(
+                f"{path}: a file in {describe_layer(owner)}, a directory in {describe_layer(layer)}"
+            )
     if faults:
         raise WheelError(
-            f"packages conflict: {counted(len(faults), 'file')} of one would replace another's",
+            f"packages conflict: {format_count(len(faults), 'file')} of one would replace "
+            "another's",
             hint="leave one of the packages out of the requirements, or pin versions that agree",
             context=faults,
         )

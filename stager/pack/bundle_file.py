@@ -26,8 +26,8 @@ from bundle.protocol.problem import NodeError
 
 from ..core import files
 from ..core.errors import BundleError, StagerError
-from ..core.files import BUNDLE_SUFFIX, text_of
-from ..core.store import Store, sha256_of, stamp
+from ..core.files import BUNDLE_SUFFIX, read_text
+from ..core.store import Store, digest_file, to_stamp
 
 if TYPE_CHECKING:
     from ..layers.prune import Pruned
@@ -53,14 +53,14 @@ class ChosenBundle:
     """The id it must have, or the first digits of it; empty if only its name gives one."""
 
 
-def made_here(store: Store, path: Path, key: str) -> bool:
+def is_made_here(store: Store, path: Path, key: str) -> bool:
     """Return whether a build of this store has made the bundle of this id.
 
     The id covers every byte, so it does not matter what happened to the file since.
     """
     note = _find_seal_beside(store.root / "bundles" / path.name)
     try:
-        return files.text_of(note).partition("\n")[0].split()[-1:] == [key]
+        return files.read_text(note).partition("\n")[0].split()[-1:] == [key]
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -78,7 +78,7 @@ class Newest:
 
 
 @contextmanager
-def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
+def open_bundle(path: Path, asked: str = "") -> Iterator[BundleFile]:
     """Open a bundle, with its frame and manifest checked and its id compared with the expected one.
 
     Args:
@@ -103,7 +103,7 @@ def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
 
 def _refuse_carried(path: Path) -> None:
     mark = LABEL_NAME.encode() + b"\0"
-    with suppress(OSError), files.opened(path) as handle:
+    with suppress(OSError), files.open_regular(path) as handle:
         if handle.read(len(mark)) == mark:
             raise BundleError(
                 f"{path} is a file that `stager export` has written: it carries a bundle, and is "
@@ -128,7 +128,7 @@ def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
         )
 
 
-def with_id(store: Store, asked: str) -> ChosenBundle:
+def find_by_id(store: Store, asked: str) -> ChosenBundle:
     """Find the bundle of an id in the store.
 
     Args:
@@ -149,13 +149,13 @@ def with_id(store: Store, asked: str) -> ChosenBundle:
     return ChosenBundle(path=paths[0], id=asked)
 
 
-def manifest_of(path: Path, asked: str = "") -> Manifest:
+def read_manifest(path: Path, asked: str = "") -> Manifest:
     """Return the manifest of a bundle.
 
     Raises:
         BundleError: see :func:`opened`.
     """
-    with opened(path, asked) as bundle:
+    with open_bundle(path, asked) as bundle:
         return bundle.manifest
 
 
@@ -170,14 +170,14 @@ def layer_paths(bundle: BundleFile, kind: str) -> Iterator[str]:
             yield from (link.path for link in index.links)
 
 
-def stated_manifest(path: Path) -> Manifest:
+def read_stated_manifest(path: Path) -> Manifest:
     """Return the manifest that a file begins with, whatever the rest of the bundle is like.
 
     Raises:
         ManifestError: there is none.
         OSError: the file cannot be read.
     """
-    with files.opened(path) as handle:
+    with files.open_regular(path) as handle:
         header = handle.read(BLOCK)
         try:
             size = int(header[124:135], 8)
@@ -193,23 +193,23 @@ def format_of(path: Path) -> int:
         OSError: the file cannot be read.
     """
     try:
-        return stated_manifest(path).format
+        return read_stated_manifest(path).format
     except FormatError as exc:
         return exc.found if isinstance(exc.found, int) else FORMAT
     except ManifestError:
         return FORMAT
 
 
-def pruned(path: Path) -> Pruned:
+def sum_pruned(path: Path) -> Pruned:
     """Return the amount of what was left out of the wheels in a bundle.
 
     Raises:
         BundleError: see :func:`opened`.
     """
-    from ..layers.prune import noted
+    from ..layers.prune import sum_notes
 
-    with opened(path) as bundle:
-        return noted(bundle)
+    with open_bundle(path) as bundle:
+        return sum_notes(bundle)
 
 
 def node_program(path: Path, store: Store, asked: str = "") -> Path:
@@ -218,12 +218,12 @@ def node_program(path: Path, store: Store, asked: str = "") -> Path:
     Raises:
         BundleError: see :func:`opened`.
     """
-    with opened(path, asked) as bundle:
+    with open_bundle(path, asked) as bundle:
         part = bundle.manifest.node
         final = store.programs / f"{part.sha256}.pyz"
-        if not final.is_file() or sha256_of(final) != part.sha256:
-            data = bundle.part(part)
-            with store.publishing(final) as partial:
+        if not final.is_file() or digest_file(final) != part.sha256:
+            data = bundle.read_part(part)
+            with store.publish(final) as partial:
                 partial.write_bytes(data)
     return final
 
@@ -236,7 +236,7 @@ def remember(store: Store, project: Path, newest: Newest) -> None:
         "id": newest.id,
         "inputs": newest.inputs,
     }
-    with store.publishing(_note(store, project)) as partial:
+    with store.publish(_note(store, project)) as partial:
         partial.write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
@@ -245,9 +245,9 @@ def imported_lock(bundle: Path) -> Path:
     return bundle.with_name(bundle.name.removesuffix(BUNDLE_SUFFIX) + LOCK_SUFFIX)
 
 
-def let_builds_take(store: Store, bundle: Path, key: str) -> None:
+def allow_for_builds(store: Store, bundle: Path, key: str) -> None:
     """Record that builds may take packages out of an imported bundle: its user says so."""
-    with store.publishing(_for_builds(store, bundle)) as partial:
+    with store.publish(_for_builds(store, bundle)) as partial:
         partial.write_text(f"{key}\n", encoding="utf-8")
 
 
@@ -257,10 +257,10 @@ def is_for_builds(store: Store, bundle: Path, key: str) -> bool:
     A layer only says which wheel it was made from. It did come from there if this store has built
     it; else somebody has to be believed.
     """
-    if made_here(store, bundle, key) and not imported_lock(bundle).exists():
+    if is_made_here(store, bundle, key) and not imported_lock(bundle).exists():
         return True
     try:
-        return files.text_of(_for_builds(store, bundle)).strip() == key
+        return files.read_text(_for_builds(store, bundle)).strip() == key
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -271,26 +271,26 @@ def _for_builds(store: Store, bundle: Path) -> Path:
 
 def remember_import(store: Store, name: str, bundle: Path) -> None:
     """Record the bundle of a project that was imported last, so that it is kept."""
-    with store.publishing(store.imports / f"{name}.txt") as partial:
+    with store.publish(store.imports / f"{name}.txt") as partial:
         partial.write_text(bundle.name + "\n", encoding="utf-8")
 
 
-def imported(store: Store) -> list[tuple[str, str]]:
+def list_imported(store: Store) -> list[tuple[str, str]]:
     """Return the projects whose bundle was imported, each with the first digits of its id."""
     bundles = []
     for note in sorted((store.root / "imports").glob("*.txt")):  # no folder is made by a look
         with suppress(OSError, UnicodeDecodeError):
-            name = files.text_of(note).strip()
+            name = files.read_text(note).strip()
             named = _NAMED.search(name)
             if named and (store.root / "bundles" / name).is_file():
                 bundles.append((note.stem, named[1]))
     return bundles
 
 
-def newest(store: Store, project: Path) -> Newest | None:
+def find_newest(store: Store, project: Path) -> Newest | None:
     """Return the bundle that the last build of a project made, if it is still there."""
     try:
-        raw = json.loads(files.text_of(_note(store, project)))
+        raw = json.loads(files.read_text(_note(store, project)))
         bundle = Newest(
             path=store.bundles / raw["bundle"],
             id=Digest(raw["id"]) if "id" in raw else None,
@@ -307,7 +307,7 @@ def is_named(store: Store, path: Path) -> bool:
     """Return whether a bundle is the newest of some project; equal projects share a bundle."""
     for note in store.projects.glob("*.json"):
         with suppress(OSError, ValueError, KeyError):
-            if json.loads(files.text_of(note))["bundle"] == path.name:
+            if json.loads(files.read_text(note))["bundle"] == path.name:
                 return True
     return False
 
@@ -319,7 +319,7 @@ def clear_away(path: Path) -> bool:
         True if it was removed.
     """
     try:
-        with files.opened(path) as handle:
+        with files.open_regular(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except OSError:
@@ -353,7 +353,7 @@ def is_sealed(store: Store, path: Path, manifest: Manifest) -> bool:
         size = path.stat().st_size
         thin = size == manifest.thin_size
         lines = _lines(store, path, manifest, thin=thin)
-        return (thin or size == manifest.size) and lines == text_of(
+        return (thin or size == manifest.size) and lines == read_text(
             _find_seal(store, path)
         ).splitlines()
     except (OSError, UnicodeDecodeError):
@@ -366,17 +366,17 @@ def seal(store: Store, path: Path, manifest: Manifest, *, thin: bool = False) ->
     Raises:
         StagerError: the note cannot be written.
     """
-    with store.publishing(_find_seal(store, path)) as partial:
+    with store.publish(_find_seal(store, path)) as partial:
         text = "\n".join(_lines(store, path, manifest, thin=thin))
         partial.write_text(text + "\n", encoding="utf-8")
 
 
-def checked_files(store: Store, manifest: Manifest) -> set[str]:
+def list_checked_files(store: Store, manifest: Manifest) -> set[str]:
     """Return the files of a thin bundle that have not changed since some bundle was sealed."""
     known: set[str] = set()
     for path in store.seals.glob("*.txt"):
         try:
-            known.update(text_of(path).splitlines()[1:])
+            known.update(read_text(path).splitlines()[1:])
         except (OSError, UnicodeDecodeError):
             continue
     files = zip(manifest.stored, _stored_lines(store, manifest), strict=True)
@@ -394,7 +394,7 @@ def _stored_lines(store: Store, manifest: Manifest) -> list[str]:
 
 def _line(path: Path, key: Digest) -> str:
     try:
-        return " ".join(map(str, [*stamp(path.stat()), key]))
+        return " ".join(map(str, [*to_stamp(path.stat()), key]))
     except FileNotFoundError:
         return "missing"
 
@@ -422,7 +422,7 @@ def mark(store: Store, bundle: Path, job_id: str = "") -> bool:
     if bundle.parent != store.root / "bundles":
         return True
     try:
-        with store.publishing(_mark(bundle, job_id)) as partial:
+        with store.publish(_mark(bundle, job_id)) as partial:
             partial.touch()
     except (StagerError, OSError):
         return False
@@ -437,17 +437,17 @@ def unmark(bundle: Path, job_id: str) -> None:
 
 def is_marked(bundle: Path, now: float, *, by_jobs: bool = False) -> bool:
     """Return whether a batch script names a bundle; ``by_jobs`` ignores printed scripts."""
-    marks = marks_in(bundle.parent, bundle.name, by_jobs=by_jobs)
+    marks = list_marks(bundle.parent, bundle.name, by_jobs=by_jobs)
     return any(_age(path, now) < _SECONDS for path in marks)
 
 
-def marked(store: Store, now: float, *, by_jobs: bool = False) -> list[Path]:
+def list_marked(store: Store, now: float, *, by_jobs: bool = False) -> list[Path]:
     """Return the bundles that batch scripts name; see :func:`is_marked`."""
     bundles = sorted((store.root / "bundles").glob(f"*{BUNDLE_SUFFIX}"))
     return [path for path in bundles if is_marked(path, now, by_jobs=by_jobs)]
 
 
-def marks_in(
+def list_marks(
     folder: Path, bundle: str = f"*{BUNDLE_SUFFIX}", *, by_jobs: bool = False
 ) -> Iterator[Path]:
     """Yield the marks in a directory with bundles, by default those of all."""

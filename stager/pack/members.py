@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Protocol
 
 from bundle.format.archive import END, BundleFile
-from bundle.format.layer import Index, LayerError, decode_head, origin_of
-from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, member_header, padding
+from bundle.format.layer import Index, LayerError, decode_head, read_origin
+from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, count_padding, member_header
 from bundle.node.node_root import ROOT_VARIABLE
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import Problem
 
 from ..config.load import Config
 from ..core.errors import BundleError, ConfigError
-from ..core.files import ANOTHER_OUTPUT, BUNDLE_SUFFIX, output_file
+from ..core.files import ANOTHER_OUTPUT, BUNDLE_SUFFIX, write_output
 from ..core.processes import CommandError, Runner, run
-from ..layers.layer_file import content_of, decompress_index
-from ..layers.prune import Pruned, noted
-from .bundle_file import ChosenBundle, opened
+from ..layers.layer_file import decompress_frame, decompress_index
+from ..layers.prune import Pruned, sum_notes
+from .bundle_file import ChosenBundle, open_bundle
 
 Read = Callable[[int], bytes]
 """Returns the next bytes of a member, as many as are asked for."""
@@ -71,7 +71,9 @@ class CheckedMembers:
         elif name == self._layers[name].head_member:
             yield self._head(self._layers[name], read)
         else:
-            yield from self._of_frames(label_of(self._layers[name]), self._indexes[name], read)
+            yield from self._of_frames(
+                describe_layer(self._layers[name]), self._indexes[name], read
+            )
 
     def _of_frames(self, name: str, index: Index, read: Read) -> Iterator[bytes]:
         files = _Files(index)
@@ -79,7 +81,7 @@ class CheckedMembers:
             for frame in index.frames:
                 data = self._digested(name, read(frame.size), frame.sha256)
                 if self._compare_files:
-                    files.compare(content_of(data, frame.unpacked_size))
+                    files.compare(decompress_frame(data, frame.unpacked_size))
                 yield data
         except LayerError as exc:
             raise MemberError(f"{name}: {exc}") from exc
@@ -90,11 +92,11 @@ class CheckedMembers:
         return data
 
     def _head(self, layer: Layer, read: Read) -> bytes:
-        name = label_of(layer)
+        name = describe_layer(layer)
         head = self._digested(name, read(layer.head_size), layer.head)
         try:
             index = decode_head(head, decompress_index)
-            if Digest(origin_of(head).id) != layer.id:
+            if Digest(read_origin(head).id) != layer.id:
                 raise LayerError("it was made from something else")
         except LayerError as exc:
             raise MemberError(f"{name}: {exc}") from exc
@@ -137,7 +139,7 @@ def refuse_damage(bundle: BundleFile) -> None:
     """
     members = CheckedMembers(bundle.manifest)
     for name, _ in bundle.manifest.members():
-        for _ in members.pieces(name, reader(bundle, name)):
+        for _ in members.pieces(name, make_reader(bundle, name)):
             pass
 
 
@@ -146,7 +148,7 @@ def write_member(out: Writable, name: str, size: int, pieces: Iterable[bytes]) -
     out.write(member_header(name, size))
     for piece in pieces:
         out.write(piece)
-    out.write(bytes(padding(size)))
+    out.write(bytes(count_padding(size)))
 
 
 def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] = ()) -> None:
@@ -161,7 +163,7 @@ def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] =
         for name, size in bundle.manifest.members():
             if name in left_out:
                 continue
-            write_member(out, name, size, members.pieces(name, reader(bundle, name)))
+            write_member(out, name, size, members.pieces(name, make_reader(bundle, name)))
     except MemberError as exc:
         raise BundleError(
             f"{bundle.path} is damaged: {exc}", hint="make it again with `stager build`"
@@ -169,7 +171,7 @@ def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] =
     out.write(END)
 
 
-def reader(bundle: BundleFile, name: str) -> Read:
+def make_reader(bundle: BundleFile, name: str) -> Read:
     """Return what reads a member of an open bundle from its beginning.
 
     It raises NodeError where the bundle cannot be read.
@@ -184,7 +186,7 @@ def reader(bundle: BundleFile, name: str) -> Read:
     return read
 
 
-def label_of(layer: Layer) -> str:
+def describe_layer(layer: Layer) -> str:
     """Return a layer's name for a message."""
     return f"{layer.name} {layer.version}".strip()
 
@@ -222,7 +224,7 @@ def copy_to(bundle: Path, output: Path) -> Path:
     """
     output = output.absolute()
     hint = f"{ANOTHER_OUTPUT}; the bundle itself is {bundle}"
-    with output_file(output, hint=hint) as target, opened(bundle) as source:
+    with write_output(output, hint=hint) as target, open_bundle(bundle) as source:
         write_members(source, target)
     return output
 
@@ -348,13 +350,13 @@ def inspect(path: Path, *, asked: str = "") -> Inspection:
     Raises:
         BundleError: it cannot be read, or is damaged.
     """
-    with opened(path, asked) as bundle:
+    with open_bundle(path, asked) as bundle:
         return _inspection(path, bundle)
 
 
 def inspect_files(path: Path, *, asked: str = "") -> InspectionWithFiles:
     """Return what is in a bundle, with every file; see :func:`inspect`."""
-    with opened(path, asked) as bundle:
+    with open_bundle(path, asked) as bundle:
         return InspectionWithFiles(
             **vars(_inspection(path, bundle)), listing=tuple(_listing(bundle))
         )
@@ -396,7 +398,7 @@ def _inspection(path: Path, bundle: BundleFile) -> Inspection:
             )
             for layer in manifest.layers
         ),
-        pruned=noted(bundle),
+        pruned=sum_notes(bundle),
         hub=tuple(_repositories(bundle)),
     )
 
@@ -405,7 +407,7 @@ def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
     for layer in bundle.manifest.layers:
         if layer.kind != "asset":
             continue
-        said = origin_of(bundle.head(layer)).options.get("hub")
+        said = read_origin(bundle.head(layer)).options.get("hub")
         if isinstance(said, dict):
             yield InspectedRepository(
                 **{key: str(said.get(key, "")) for key in ("type", "name", "commit", "licence")},
@@ -421,7 +423,7 @@ def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
 _SECONDS = 1200.0
 
 
-def unpacked(
+def unpack_here(
     program: Path, bundle: ChosenBundle, folder: Path, *, trusted: bool, run: Runner = run
 ) -> Path:
     """Make the environment of a bundle below a directory, and return its path.

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.files import bytes_of
+from ..core.files import read_bytes
 from ..core.store import Store
 from ..layers.bytecode import compile_module
 
@@ -76,7 +76,7 @@ _DIGITS = 64
 """Length of the digest at the end of the file, which a zip takes for a comment."""
 
 
-def compiled_program(program: Path, store: Store) -> Path:
+def find_compiled_program(program: Path, store: Store) -> Path:
     """Return the same program with bytecode; make it if it is missing or damaged.
 
     Each build leaves one for its own Python, so that a user who may only read the store needs
@@ -91,13 +91,13 @@ def compiled_program(program: Path, store: Store) -> Path:
     if not _is_whole(final, program.stem):
         if not os.access(final.parent, os.W_OK):
             return program
-        data = with_bytecode(bytes_of(program))
-        with store.publishing(final) as partial:
+        data = add_bytecode(read_bytes(program))
+        with store.publish(final) as partial:
             partial.write_bytes(data)
     return final
 
 
-def with_bytecode(program: bytes) -> bytes:
+def add_bytecode(program: bytes) -> bytes:
     """Return a zip of modules, each module's bytecode before its source, with a digest at the end.
 
     The digest covers the program's own, too, so that a zip made from another program is noticed.
@@ -131,7 +131,7 @@ def _seal(program: str, content: bytes) -> bytes:
 
 def _is_whole(path: Path, program: str) -> bool:
     try:
-        data = bytes_of(path)
+        data = read_bytes(path)
     except OSError:
         return False
     return _seal(program, data[:-_DIGITS]) == data[-_DIGITS:]

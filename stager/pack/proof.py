@@ -16,21 +16,21 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from bundle.format.layer import LayerError
-from bundle.format.manifest import PYTHON, Layer, Manifest, room_for
+from bundle.format.manifest import PYTHON, Layer, Manifest, estimate_room
 from bundle.node.node_root import ROOT_VARIABLE
-from bundle.protocol.counts import sized
+from bundle.protocol.counts import format_size
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 
 from ..core.errors import BundleError, SpaceError, StagerError
-from ..core.files import opened
-from ..core.processes import CommandError, run, stream
+from ..core.files import open_regular
+from ..core.processes import CommandError, follow_command, run
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
-from ..interpreter import faults_elsewhere
+from ..interpreter import list_faults_elsewhere
 from ..layers.layer_file import StoredTar
-from .bundle import damaged, stored_index
+from .bundle import read_stored_index, remove_damaged_layer
 from .bundle_file import ChosenBundle, node_program
 
 _USER = "environment.requirements"
@@ -51,9 +51,9 @@ def write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
 
 
 def _write(layer: Layer, store: Store, site: Path) -> None:
-    index = stored_index(store, layer)
+    index = read_stored_index(store, layer)
     try:
-        with opened(store.layer(layer.id)) as handle:
+        with open_regular(store.layer(layer.id)) as handle:
             tar = StoredTar(handle, layer.head_size, index)
             for entry in index.files:
                 match = _METADATA.fullmatch(entry.path)
@@ -62,10 +62,10 @@ def _write(layer: Layer, store: Store, site: Path) -> None:
                     folder.mkdir(parents=True)
                     (folder / "METADATA").write_bytes(tar.file(entry, 0, entry.size))
     except LayerError as exc:
-        raise damaged(store, layer, str(exc)) from exc
+        raise remove_damaged_layer(store, layer, str(exc)) from exc
 
 
-def unmet(
+def list_unmet(
     site: Path,
     requirements: Iterable[str],
     target: Target,
@@ -98,7 +98,9 @@ def unmet(
         for extra in {"", *requirement.extras}:
             if (name, extra) not in seen:
                 seen.add((name, extra))
-                pending += [(name, needed) for needed in _needs(distribution, extra, target)]
+                pending += [
+                    (name, needed) for needed in _list_requirements(distribution, extra, target)
+                ]
     return sorted(set(faults))
 
 
@@ -128,7 +130,7 @@ def _installed(
     return installed, faults
 
 
-def _needs(
+def _list_requirements(
     distribution: importlib.metadata.Distribution, extra: str, target: Target
 ) -> Iterable[Requirement]:
     for text in distribution.requires or ():
@@ -214,14 +216,14 @@ def prove(
     record = store.proofs / _key(manifest, wanted)
     if record.is_file():
         return Proof(done=True, how="nothing is missing: proved before, with the same packages")
-    obstacle = _obstacle(manifest, target, wanted)
+    obstacle = _find_obstacle(manifest, target, wanted)
     if obstacle:
         with store.scratch("prove") as site:  # by metadata alone
             write_metadata(manifest, store, site)
-            _refuse(unmet(site, wanted.requirements, target, wanted.overridden))
+            _refuse(list_unmet(site, wanted.requirements, target, wanted.overridden))
         there = "each package that another one asks for is there"
         return Proof(done=False, how=f"{there}, but not proved by importing any: {obstacle}")
-    needed, inodes = room_for(manifest.layers, manifest)
+    needed, inodes = estimate_room(manifest.layers, manifest)
     store.require_space(needed, "the proof that nothing is missing", inodes)
     with store.scratch("prove") as scratch:
         denied, how = _deny_network()
@@ -230,17 +232,17 @@ def prove(
             how += f", by {python}"
         chosen = ChosenBundle(path=bundle, id=manifest.id)
         program = node_program(bundle, store, manifest.id)
-        step(f"unpacking {sized(manifest.unpacked_size)}", 0, 0)
+        step(f"unpacking {format_size(manifest.unpacked_size)}", 0, 0)
         env_dir, problems = _probe(
             [*denied, sys.executable, "-I", "-S", str(program)], chosen, scratch, python, step
         )
         if manifest.requires.bundled_python:
-            _require_relocatable(faults_elsewhere(env_dir, target.python, denied))
+            _require_relocatable(list_faults_elsewhere(env_dir, target.python, denied))
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in problems]
         site = env_dir / "lib" / f"python{target.python}" / "site-packages"
-        faults += unmet(site, wanted.requirements, target, wanted.overridden)
+        faults += list_unmet(site, wanted.requirements, target, wanted.overridden)
     _refuse(faults)
-    with store.publishing(record) as partial:
+    with store.publish(record) as partial:
         partial.write_text(how + "\n")
     return Proof(done=True, how=f"nothing is missing: {how}")
 
@@ -262,7 +264,7 @@ def _require_relocatable(faults: Sequence[str]) -> None:
         )
 
 
-def _obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
+def _find_obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
     """Return why this machine cannot run the environment; empty if it can."""
     host, needs = Target.of_host(), manifest.requires
     if (target.machine, needs.libc) != (host.machine, host.libc[0]):
@@ -322,7 +324,7 @@ def _probe(
             case _:
                 said.append(line)
 
-    done = stream(argv, answers.append, on_talk=show, environment=env)
+    done = follow_command(argv, answers.append, on_talk=show, environment=env)
     if done.interrupted:
         raise KeyboardInterrupt
     try:

@@ -15,7 +15,7 @@ from bundle.redaction.known_values import KnownValues
 from bundle.redaction.secrets import (
     Span,
     change_bytes,
-    end_of,
+    find_match_end,
     find_named_values,
     find_passwords,
     find_url_logins,
@@ -75,7 +75,7 @@ class View:
         return below, below + length
 
 
-def views(text: bytes) -> list[View]:
+def read_views(text: bytes) -> list[View]:
     """Return a text itself and, where that differs, what it reads as without any escapes."""
     view = whole = View(text)
     for _ in range(_LEVELS):
@@ -199,7 +199,7 @@ class Pseudonyms:
         for host in self._hosts:
             self._pseudonym("node", host)
         self._host_pattern = _pattern_of(self._hosts, _EDGE + _DOMAIN)
-        self._range_pattern = _pattern_of(_stems(self._hosts), _RANGE)
+        self._range_pattern = _pattern_of(_strip_host_numbers(self._hosts), _RANGE)
 
     def find(self, text: bytes) -> Iterator[Span]:
         """Find all names in a text, each with its pseudonym."""
@@ -246,7 +246,7 @@ class Pseudonyms:
         key = kind, name
         if key not in self._given:
             number = 1 + sum(given == kind for given, _ in self._given)
-            self._given[key] = _numbered(kind, number)
+            self._given[key] = _make_pseudonym(kind, number)
         return self._given[key]
 
 
@@ -256,7 +256,7 @@ def _normalize(kind: str, name: bytes) -> bytes:
     return name if kind == "user" else name.lower()
 
 
-def _numbered(kind: str, number: int) -> bytes:
+def _make_pseudonym(kind: str, number: int) -> bytes:
     if kind == "user":
         return b"USER" if number == 1 else b"USER-%d" % number
     if kind == "email":
@@ -303,7 +303,7 @@ def _pattern_of(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes] | No
     return re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind) if listed else None
 
 
-def _stems(hosts: Sequence[bytes]) -> set[bytes]:
+def _strip_host_numbers(hosts: Sequence[bytes]) -> set[bytes]:
     return {host.rstrip(b"0123456789") for host in hosts} - set(hosts) - {b""}
 
 
@@ -360,9 +360,9 @@ class Redactor:
 
     def text(self, data: bytes) -> bytes:
         """Return a whole text without its secrets."""
-        return b"".join(self.stream([data]))
+        return b"".join(self.redact_stream([data]))
 
-    def stream(
+    def redact_stream(
         self, pieces: Iterable[bytes], start: int = 0, end: int = sys.maxsize
     ) -> Iterator[bytes]:
         """Yield a text that comes in pieces, without its secrets.
@@ -372,7 +372,7 @@ class Redactor:
         """
         window, base, wanted = b"", 0, BLOCK + HELD
         in_secret = False
-        for piece in _blocks(pieces):
+        for piece in _split_into_blocks(pieces):
             window += piece
             if in_secret:
                 rest = window.lstrip(_WORD_BYTES)
@@ -398,7 +398,7 @@ class Redactor:
 
     def find_secrets(self, text: bytes) -> Iterator[tuple[Span, bytes]]:
         """Yield what must not stay in a text, each with its value where that may be elsewhere."""
-        for view in views(text):
+        for view in read_views(text):
             for span in self._find_in_view(view.text):
                 value = b""
                 if span.anchor != span.start:
@@ -451,11 +451,11 @@ def _map_back(text: bytes, view: View, span: Span) -> Span:
     if not span.pseudonym and text[end : end + 1] in (b"\n", b"\r"):
         # Its line may have ended to fit a width, and the secret goes on.
         width = end - text.rfind(b"\n", max(0, end - _WIDEST), end) - 1
-        end = end_of(_REST, text, end) if width in _WIDTHS else end
+        end = find_match_end(_REST, text, end) if width in _WIDTHS else end
     return span._replace(start=start, end=end, anchor=min(start, anchor))
 
 
-def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _split_into_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         for at in range(0, len(piece), BLOCK):
             yield piece[at : at + BLOCK]

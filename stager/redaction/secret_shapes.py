@@ -7,7 +7,7 @@ import binascii
 import re
 from collections.abc import Callable, Iterator
 
-from bundle.redaction.secrets import Span, end_of, looks_random
+from bundle.redaction.secrets import Span, find_match_end, looks_random
 
 
 def _get_secret(match: re.Match[bytes]) -> bytes:
@@ -115,7 +115,7 @@ def _find_private_keys(text: bytes) -> Iterator[Span]:
         stop = min(begin.end() + _KEY_BYTES, next_begin)
         last = _END.search(text, begin.end(), stop)
         if last is None:
-            body = text[begin.end() : end_of(_BODY, text, begin.end(), stop)]
+            body = text[begin.end() : find_match_end(_BODY, text, begin.end(), stop)]
             end = begin.end() + len(body.rstrip(b" \t\r\n,\"'\\"))
         else:
             end = last.end()
@@ -123,6 +123,6 @@ def _find_private_keys(text: bytes) -> Iterator[Span]:
     done = 0
     for last in _END.finditer(text):
         above = text[max(done, last.start() - _KEY_BYTES) : last.start()][::-1]
-        start = last.start() - end_of(_LINES_BACKWARDS, above)
+        start = last.start() - find_match_end(_LINES_BACKWARDS, above)
         done = last.end()
         yield Span(start, done, "private-key", start)

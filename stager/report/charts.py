@@ -14,7 +14,7 @@ from typing import Any
 from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputsCollected
 
-from ..core.files import opened
+from ..core.files import open_regular
 from ..jobs.outcome import find_output_files
 from ..logs.job_files import JobFiles, KeptJob
 from ..logs.job_record import JobRecord
@@ -148,7 +148,7 @@ def _read_objects(path: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of a file, one a line; a pipe or a link is no such file."""
     if path.is_symlink():
         return
-    with suppress(OSError, ValueError), opened(path) as file:
+    with suppress(OSError, ValueError), open_regular(path) as file:
         left = _LONGEST
         while left > 0 and (line := file.readline(min(left, _LINE))):
             left -= len(line)

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.format.manifest import Layer
-from bundle.protocol.counts import counted, sized
-from bundle.redaction.secrets import masked
+from bundle.protocol.counts import format_count, format_size
+from bundle.redaction.secrets import mask_arguments
 from bundle.system import permissions
 
 from .. import __version__
 from ..core.errors import TURNING, BundleError
-from ..core.files import bytes_of, output_file
+from ..core.files import read_bytes, write_output
 from ..diagnosis.diagnosis import diagnose
-from ..diagnosis.failure import Diagnosis, ranks_in_words, when
-from ..logs.job_files import JobFiles, KeptJob, kept_job, output_place
+from ..diagnosis.failure import Diagnosis, format_ranks, format_time
+from ..logs.job_files import JobFiles, KeptJob, parse_kept_job, resolve_output
 from ..logs.job_record import JobRecord, read_events
-from ..pack.bundle_file import manifest_of
+from ..pack.bundle_file import read_manifest
 from ..redaction.redactor import Redactor
 from ..slurm import messages
-from ..support.evidence import cleaned
+from ..support.evidence import redact_diagnosis
 from .charts import (
     Curves,
     Tick,
@@ -153,10 +153,10 @@ class ReportData:
         return "" if first is None else first.node
 
 
-def collect(files: JobFiles) -> ReportData:
+def collect_report(files: JobFiles) -> ReportData:
     """Return everything known about a job, from the files that it has left."""
     job = files.read_job()
-    launch = replace(job.launch, command=tuple(masked(job.launch.command)))
+    launch = replace(job.launch, command=tuple(mask_arguments(job.launch.command)))
     record = read_events(files.events) if files.job_id else JobRecord()
     diagnosis = _diagnosis(files, record)
     verdict, now = _verdict(files, record, diagnosis), time.time()
@@ -167,7 +167,7 @@ def collect(files: JobFiles) -> ReportData:
         job=replace(job, launch=launch),
         record=record,
         verdict=verdict,
-        diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
+        diagnosis=None if diagnosis is None else redact_diagnosis(diagnosis, Redactor()),
         phases=find_phases(record, now if verdict is Verdict.RUNNING else None),
         nodes=describe_nodes(record),
         curves=curves,
@@ -207,7 +207,7 @@ def _is_driven_here(files: JobFiles) -> bool:
     for path in files.folder.glob(".job.*.json"):
         with suppress(OSError, ValueError, IndexError):
             process = Path("/proc", str(int(path.name.split(".")[2])))
-            if kept_job(bytes_of(path)).id == files.job_id:
+            if parse_kept_job(read_bytes(path)).id == files.job_id:
                 return b"stager" in (process / "cmdline").read_bytes()
     return False
 
@@ -221,7 +221,7 @@ def _bundle_contents(job: KeptJob) -> BundleContents | None:
             return BundleContents(
                 path=path, missing="the bundle is gone, or cannot be seen from here"
             )
-        manifest = manifest_of(Path(path))
+        manifest = read_manifest(Path(path))
     except (BundleError, OSError, ValueError) as exc:
         return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
     if manifest.id != job.bundle_id:
@@ -293,7 +293,9 @@ def shorten(name: str) -> str:
 
 def describe_timeline(window: TimeWindow, rows: Sequence[NodePhases], first: str) -> str:
     """Return a drawing in words, for screen readers."""
-    sentences = [f"{window.title}: {counted(len(rows), 'node')} over {duration(window.length)}."]
+    sentences = [
+        f"{window.title}: {format_count(len(rows), 'node')} over {duration(window.length)}."
+    ]
     for phase in (*STAGING, TRAIN):
         lengths = [span.seconds for row in rows for span in row.spans if span.phase == phase]
         if lengths:
@@ -335,12 +337,12 @@ _COLUMNS = {
 """The columns about a node, by its fields."""
 
 
-def page(data: ReportData) -> str:
+def render_page(data: ReportData) -> str:
     """Return the whole file."""
     style = _resource("style.css")
     in_use = {span.phase for span in data.phases.spans}
     return (
-        environment()
+        make_environment()
         .get_template("page.html.j2")
         .render(
             data=data,
@@ -362,14 +364,14 @@ def page(data: ReportData) -> str:
     )
 
 
-def environment() -> Environment:
+def make_environment() -> Environment:
     """Return the environment of the templates: each value is escaped, and a wrong name fails."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     templates = Environment(
         loader=FunctionLoader(_resource),
         autoescape=True,
-        finalize=shown,
+        finalize=show_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -378,20 +380,20 @@ def environment() -> Environment:
     templates.globals.update(PHASES=PHASES, STATES=STATES, describe_timeline=describe_timeline)
     templates.filters.update(
         anchor=anchor,
-        clipped=clipped,
-        counted=counted,
+        clipped=clip,
+        counted=format_count,
         decimal=decimal,
         duration=duration,
         percent=percent,
-        ranks=ranks_in_words,
+        ranks=format_ranks,
         shorten=shorten,
-        sized=sized,
-        when=when,
+        sized=format_size,
+        when=format_time,
     )
     return templates
 
 
-def shown(value: object) -> object:
+def show_value(value: object) -> object:
     """Return a value with characters shown that are invisible or change the display."""
     # What a macro gives is markup already, and knows it.
     if isinstance(value, int | float) or hasattr(value, "__html__"):
@@ -399,7 +401,7 @@ def shown(value: object) -> object:
     return str(value).translate(_SHOWN)
 
 
-def clipped(text: str, longest: int = _LONGEST) -> str:
+def clip(text: str, longest: int = _LONGEST) -> str:
     """Return a text, or its beginning where it is very long."""
     return text if len(text) <= longest else f"{text[:longest]}\N{HORIZONTAL ELLIPSIS}"
 
@@ -425,7 +427,7 @@ class Report:
     """Its length in bytes."""
 
 
-def report(files: JobFiles, output: Path | None = None) -> Report:
+def write_report(files: JobFiles, output: Path | None = None) -> Report:
     """Write the page of a job.
 
     Raises:
@@ -433,9 +435,9 @@ def report(files: JobFiles, output: Path | None = None) -> Report:
     """
     name = files.folder / f"report.{files.job_id}.html" if files.job_id else Path("report.html")
     path = (name if output is None else output).absolute()
-    place = output_place(path, files, "the report")
-    data = collect(files)
-    html = page(data).encode("utf-8", "replace")
-    with output_file(place, permissions.opener(data.job.log_mode)) as file:
+    place = resolve_output(path, files, "the report")
+    data = collect_report(files)
+    html = render_page(data).encode("utf-8", "replace")
+    with write_output(place, permissions.make_opener(data.job.log_mode)) as file:
         file.write(html)
     return Report(path=path, job_id=files.job_id, size=len(html))

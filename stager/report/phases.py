@@ -134,7 +134,7 @@ def _describe_node(
 
 
 def _describe_problem(problem: Problem, node: str) -> str:
-    return problem.without_place if problem.where == node else str(problem)
+    return problem.sentence if problem.where == node else str(problem)
 
 
 def find_differences(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:

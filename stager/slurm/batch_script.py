@@ -15,13 +15,13 @@ from pathlib import Path
 
 from bundle.driver.transports.slurm_text import CREDENTIALS
 from bundle.protocol import log_names
-from bundle.protocol.counts import counted, sized
+from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import ONE_A_CPU, Job
-from bundle.redaction.secret_names import without_secrets
-from bundle.redaction.secrets import masked
+from bundle.redaction.secret_names import remove_secret_variables
+from bundle.redaction.secrets import mask_arguments
 
-from ..config.job_settings import key_of, slurm_options
+from ..config.job_settings import list_slurm_rows, make_key
 from ..core.errors import ConfigError
 from .request import Request
 
@@ -40,9 +40,9 @@ _READING_THE_BUNDLE = (
 )
 
 
-def comment(facts: ScriptFacts) -> Iterator[str]:
+def make_comment(facts: ScriptFacts) -> Iterator[str]:
     """Yield the lines of the comment block."""
-    yield from _paragraph(f"{one_line(facts.job.name)}: {_purpose(facts)}")
+    yield from _paragraph(f"{escape_line(facts.job.name)}: {_purpose(facts)}")
     yield "#"
     yield from _paragraph(_overview(facts))
     yield "#"
@@ -55,12 +55,12 @@ def comment(facts: ScriptFacts) -> Iterator[str]:
         yield from _paragraph(_requeue_note(facts))
 
 
-def one_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return a text for a comment, with line breaks and control characters shown as escapes."""
-    return "".join(_printable_form(char) for char in text)
+    return "".join(_escape_char(char) for char in text)
 
 
-def _printable_form(char: str) -> str:
+def _escape_char(char: str) -> str:
     if char.isprintable():
         return char
     return char.encode("unicode_escape").decode("ascii")
@@ -68,26 +68,26 @@ def _printable_form(char: str) -> str:
 
 def _purpose(facts: ScriptFacts) -> str:
     nodes = _node_count(facts)
-    if not _launches(facts):
+    if not _is_launching(facts):
         return f"checks that {nodes} can run the bundle; nothing is launched."
     launch = facts.job.launch
     ranks = "one rank for each GPU, or one for each node,"
     if launch.nproc_per_node == ONE_A_CPU:
         ranks = "one rank for each CPU"
     elif launch.nproc_per_node is not None:
-        ranks = f"{counted(launch.nproc_per_node, 'rank')} a node"
+        ranks = f"{format_count(launch.nproc_per_node, 'rank')} a node"
     return f"runs {ranks} on {nodes}, from each node's own disk ({launch.launcher})."
 
 
 def _node_count(facts: ScriptFacts) -> str:
     least, most = facts.request.nodes
     if least == most:
-        return counted(most, "node")
-    return f"{least} to {counted(most, 'node')}"
+        return format_count(most, "node")
+    return f"{least} to {format_count(most, 'node')}"
 
 
 def _overview(facts: ScriptFacts) -> str:
-    last_step = ", and launches the ranks." if _launches(facts) else " and reports."
+    last_step = ", and launches the ranks." if _is_launching(facts) else " and reports."
     return (
         f"Written by stager {facts.version}. The nodes do not need stager; bash, coreutils,"
         " gzip and Python 3.9 or newer are enough. Only the first node runs this script. It starts"
@@ -108,23 +108,23 @@ def _requeue_note(facts: ScriptFacts) -> str:
 def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
     """Yield the rows of a table; an empty key repeats the row above."""
     job = facts.job
-    log_dir, name = one_line(job.log_dir.rstrip("/")), one_line(job.name)
+    log_dir, name = escape_line(job.log_dir.rstrip("/")), escape_line(job.name)
     if facts.made_with:
-        yield "made by", one_line(facts.made_with)
-    yield "bundle", f"{one_line(job.bundle)} ({sized(facts.bundle_bytes)})"
+        yield "made by", escape_line(facts.made_with)
+    yield "bundle", f"{escape_line(job.bundle)} ({format_size(facts.bundle_bytes)})"
     yield "id", job.bundle_id
-    if _launches(facts):
-        yield "command", one_line(shlex.join(masked(job.launch.command)))
+    if _is_launching(facts):
+        yield "command", escape_line(shlex.join(mask_arguments(job.launch.command)))
     yield "submit", "sbatch THIS_FILE"
     yield "follow", f"stager logs JOBID --follow --log-dir {shlex.quote(log_dir)}"
     yield "cancel", "scancel JOBID"
-    rank_log = log_names.rank_log(name, "JOBID", "NODE", "RANK")
+    rank_log = log_names.make_rank_log_name(name, "JOBID", "NODE", "RANK")
     yield "logs", f"{log_dir}/{rank_log}, one for each rank"
-    yield "", f"{log_dir}/{log_names.preflight('JOBID')}, one line for each node"
-    yield "", f"{log_dir}/{log_names.events('JOBID')}, everything, for programs"
+    yield "", f"{log_dir}/{log_names.make_preflight_name('JOBID')}, one line for each node"
+    yield "", f"{log_dir}/{log_names.make_events_name('JOBID')}, everything, for programs"
 
 
-def _launches(facts: ScriptFacts) -> bool:
+def _is_launching(facts: ScriptFacts) -> bool:
     return facts.job.action is Action.RUN
 
 
@@ -210,8 +210,8 @@ def batch_script(facts: ScriptFacts) -> str:
         ConfigError: a value that cannot stand in a ``#SBATCH`` line; the message names its key.
     """
     values = {
-        "directives": "\n".join(_directives(facts)),
-        "comment": "\n".join(comment(facts)),
+        "directives": "\n".join(_make_directives(facts)),
+        "comment": "\n".join(make_comment(facts)),
         **_shell_variables(facts),
         "job_json": _job_json(facts.job),
     }
@@ -220,10 +220,10 @@ def batch_script(facts: ScriptFacts) -> str:
         values["program_base64"] = _program_base64(facts.program)
     if facts.requeue:
         cases.add("requeue")
-    return fill(TEMPLATE.read_text(encoding="utf-8"), values, cases)
+    return fill_template(TEMPLATE.read_text(encoding="utf-8"), values, cases)
 
 
-def fill(template: str, values: Mapping[str, str], cases: Collection[str]) -> str:
+def fill_template(template: str, values: Mapping[str, str], cases: Collection[str]) -> str:
     """Fill in a template (syntax: see ``batch.sh``); placeholders within values stay."""
     lines = []
     keep = True
@@ -237,7 +237,7 @@ def fill(template: str, values: Mapping[str, str], cases: Collection[str]) -> st
     return "".join(lines)
 
 
-def submit_argv(facts: ScriptFacts) -> list[str]:
+def make_submit_argv(facts: ScriptFacts) -> list[str]:
     """Return the command that submits the script from its standard input and prints the job's id.
 
     Its output is ``ID`` or ``ID;CLUSTER``. The options that users and sites like to set in
@@ -248,16 +248,18 @@ def submit_argv(facts: ScriptFacts) -> list[str]:
         ConfigError: see :func:`batch_script`.
     """
     argv = ["sbatch", "--parsable", "--export=ALL"]
-    options = facts.request.named_options()
-    for name, row in slurm_options().items():
-        key = key_of(name)
+    options = facts.request.make_named_options()
+    for name, row in list_slurm_rows().items():
+        key = make_key(name)
         value = options[key]
         if value and row.slurm and row.slurm.has_default:
-            argv.append(f"--{key}={_printable(key, value)}")
+            argv.append(f"--{key}={_refuse_unprintable(key, value)}")
     return argv
 
 
-def submit_environment(base: Mapping[str, str], pass_env: Collection[str] = ()) -> dict[str, str]:
+def make_submit_environment(
+    base: Mapping[str, str], pass_env: Collection[str] = ()
+) -> dict[str, str]:
     """Return the variables to run ``sbatch`` or ``salloc`` with, and so those of the job.
 
     From within a job, all that describes it is left out, or the new job would inherit its shape;
@@ -266,7 +268,7 @@ def submit_environment(base: Mapping[str, str], pass_env: Collection[str] = ()) 
     """
     inside_job = "SLURM_JOB_ID" in base or "SLURM_JOBID" in base
     kept = {name: value for name, value in base.items() if _is_kept(name, inside_job)}
-    return without_secrets(kept, (*CREDENTIALS, *pass_env))
+    return remove_secret_variables(kept, (*CREDENTIALS, *pass_env))
 
 
 def _is_kept(name: str, inside_job: bool) -> bool:
@@ -277,18 +279,19 @@ def _is_kept(name: str, inside_job: bool) -> bool:
     return not _HEADER_VARIABLES.match(name) and not _RANK_VARIABLES.match(name)
 
 
-def _directives(facts: ScriptFacts) -> Iterator[str]:
-    options = {**facts.request.named_options(), "output": "/dev/null"}
+def _make_directives(facts: ScriptFacts) -> Iterator[str]:
+    options = {**facts.request.make_named_options(), "output": "/dev/null"}
     if facts.requeue:
         options["signal"] = f"B:USR1@{facts.warning_seconds}"
     for key, value in options.items():
         if value:
-            yield f"#SBATCH --{key}={_sbatch_word(_printable(key, value))}"
+            yield f"#SBATCH --{key}={_sbatch_word(_refuse_unprintable(key, value))}"
     yield "#SBATCH --requeue" if facts.requeue else "#SBATCH --no-requeue"
     yield "#SBATCH --no-kill"
     if facts.request.salloc_args:
         words = [
-            _sbatch_word(_printable("salloc-args", word)) for word in facts.request.salloc_args
+            _sbatch_word(_refuse_unprintable("salloc-args", word))
+            for word in facts.request.salloc_args
         ]
         yield f"#SBATCH {' '.join(words)}"
 
@@ -300,7 +303,7 @@ def _sbatch_word(text: str) -> str:
     return '"' + re.sub(r'([\\"])', r"\\\1", text) + '"'
 
 
-def _printable(key: str, value: str) -> str:
+def _refuse_unprintable(key: str, value: str) -> str:
     """Refuse a value that would begin another line, or show as something else than it is."""
     if not value.isprintable():
         raise ConfigError(

@@ -127,7 +127,7 @@ class Message:
     """The words for a person; empty where there is nothing to show."""
 
 
-def read(line: str) -> Message:
+def parse_message(line: str) -> Message:
     """Parse one line that a Slurm command wrote to standard error."""
     spoken = _COMMAND.fullmatch(line.rstrip())
     if spoken is None:
@@ -153,23 +153,25 @@ def _plain_error(text: str) -> str:
     return ""
 
 
-def unsent(stderr: str) -> str:
+def find_unsent_reason(stderr: str) -> str:
     """Return why a request cannot have reached Slurm's controller; empty where it may have."""
-    messages = [message for message in map(read, stderr.splitlines()) if message.kind != "other"]
+    messages = [
+        message for message in map(parse_message, stderr.splitlines()) if message.kind != "other"
+    ]
     for message in messages:
         if message.kind != "error" or not _NOT_SENT.search(message.text):
             return ""
     return messages[-1].text if messages else ""
 
 
-def time_is_up(lines: Sequence[str]) -> bool:
+def is_time_up(lines: Sequence[str]) -> bool:
     """Return whether salloc reports that the time limit has ended the job."""
-    return any("exceeded its time limit" in read(line).text for line in lines)
+    return any("exceeded its time limit" in parse_message(line).text for line in lines)
 
 
-def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
+def make_failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
     """Return the error for a command that asked for nodes and ended without a result."""
-    messages = [read(line) for line in lines]
+    messages = [parse_message(line) for line in lines]
     errors = [message.text for message in messages if message.kind == "error"]
     context = [message.text for message in messages if message.kind == "other"][-_CONTEXT_LINES:]
     jobs = {message.kind: message.job_id for message in reversed(messages) if message.job_id}
@@ -188,26 +190,26 @@ def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
             hint=f"`sacct --jobs={revoked}` may show by whom; start it again",
             context=context,
         )
-    if (absent := without_cluster(lines)) is not None:
+    if (absent := make_no_cluster_error(lines)) is not None:
         return absent
     refusal = "; ".join(dict.fromkeys(errors)) or f"exit status {code}"
     return StagerError(
-        f"Slurm did not allocate nodes: {refusal}", hint=hint_for(" ".join(lines)), context=context
+        f"Slurm did not allocate nodes: {refusal}", hint=find_hint(" ".join(lines)), context=context
     )
 
 
-def without_cluster(lines: Sequence[str]) -> StagerError | None:
+def make_no_cluster_error(lines: Sequence[str]) -> StagerError | None:
     """Return the error for commands that found no cluster; None where they found one."""
     if not any(_NO_CLUSTER.search(line) for line in lines):
         return None
     return StagerError(
         "Slurm's commands are installed here, but no cluster answers",
-        hint=hint_for(" ".join(lines)),
+        hint=find_hint(" ".join(lines)),
         context=lines[-_CONTEXT_LINES:],
     )
 
 
-def hint_for(text: str) -> str:
+def find_hint(text: str) -> str:
     """Return what to do about a refusal of Slurm's."""
     for pattern, hint in _HINTS:
         if re.search(pattern, text):
@@ -236,7 +238,7 @@ def read_job_state(job_id: str, runner: Runner = run, *, begun: float | None = N
     sacct = ["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,Submit"]
     scontrol = ["scontrol", "-o", "show", "job", job_id]
     for argv in (sacct, scontrol):
-        printed = _output(argv, runner)
+        printed = _run_for_output(argv, runner)
         known, submitted = parse_job_state(printed), submit_time(printed)
         if known:
             is_another = begun and submitted and begun + CLOCK_SECONDS < submitted
@@ -244,7 +246,7 @@ def read_job_state(job_id: str, runner: Runner = run, *, begun: float | None = N
     return ""
 
 
-def _output(argv: list[str], runner: Runner) -> str:
+def _run_for_output(argv: list[str], runner: Runner) -> str:
     """Return what a command prints; empty if it is missing or fails."""
     if shutil.which(argv[0]) is None:
         return ""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from bundle.protocol.problem import NodeError
 from bundle.system.hostlist import expand_hostlist
 
-from ..config.job_settings import ALLOCATIONS, SlurmOptions, key_of, slurm_options
+from ..config.job_settings import ALLOCATIONS, SlurmOptions, list_slurm_rows, make_key
 from ..config.load import Config
 from ..core.errors import ConfigError, StagerError
-from ..core.processes import CommandError, Runner, feed, run
+from ..core.processes import CommandError, Runner, run, run_with_input
 
 # --- The choice where nodes come from, and the request that Slurm gets. Pure functions -----------
 
@@ -47,25 +47,25 @@ class Request(SlurmOptions):
     comment: str | None = None
     """What ``squeue --format=%k`` and the accounting show: which bundle the job runs."""
 
-    def named_options(self) -> dict[str, str | None]:
+    def make_named_options(self) -> dict[str, str | None]:
         """Return the values of the options that jobs of all kinds share, by long name."""
         least, most = self.nodes
         exact = least == most
         options = {"job-name": self.name, "nodes": str(least) if exact else f"{least}-{most}"}
         # With a range, it would have Slurm give the fewest of the nodes (seen with 22.05).
         shared: dict[str, str | None] = {**options, "ntasks-per-node": "1" if exact else None}
-        for name in slurm_options():
+        for name in list_slurm_rows():
             value = getattr(self, name)
-            shared.setdefault(key_of(name), None if value is None else str(value))
+            shared.setdefault(make_key(name), None if value is None else str(value))
         return {**shared, "comment": self.comment}
 
     def options(self) -> list[str]:
         """Return the options that ``salloc`` and ``sbatch`` share, without ``salloc_args``."""
-        options = self.named_options().items()
+        options = self.make_named_options().items()
         return [f"--{key}={value}" for key, value in options if value is not None]
 
 
-def choose(
+def choose_source(
     asked: str,
     *,
     nodes: int,
@@ -158,7 +158,7 @@ def _refuse_allocation(asked: str, batch: bool, hosts_from: str, by_option: bool
         )
 
 
-def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Request:
+def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Request:
     """Return the request for a job's nodes.
 
     The settings come first, then the user's own ``$SALLOC_OPTS``; nodes to avoid are joined.
@@ -168,10 +168,10 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
     """
     cluster = config.cluster
     given = list(_read_options(cluster.salloc_args, "cluster.salloc-args, --salloc-arg"))
-    own = list(_read_options(_user_options(env), "SALLOC_OPTS"))
+    own = list(_read_options(_read_salloc_opts(env), "SALLOC_OPTS"))
     excluded = [cluster.exclude, *(value for name, value, _ in (*given, *own) if name == "exclude")]
     further = [words for name, _, words in (*given, *own) if name != "exclude"]
-    options = {name: getattr(cluster, name) for name in slurm_options()}
+    options = {name: getattr(cluster, name) for name in list_slurm_rows()}
     options["exclude"] = ",".join(dict.fromkeys(filter(None, excluded))) or None
     # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
     options["cpus_per_task"] = cluster.cpus_per_task or config.launch.nproc_per_node or None
@@ -188,7 +188,7 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
 
 def _refuse_fixed(config: Config, own: Sequence[GivenOption], asked: Request) -> None:
     """Refuse options of ``$SALLOC_OPTS`` that change what the site has fixed."""
-    named = asked.named_options()
+    named = asked.make_named_options()
     for name, value, words in own:
         if config.is_fixed(f"cluster.{name}") and value != named.get(name):
             raise ConfigError(
@@ -197,7 +197,7 @@ def _refuse_fixed(config: Config, own: Sequence[GivenOption], asked: Request) ->
             )
 
 
-def _user_options(env: Mapping[str, str]) -> list[str]:
+def _read_salloc_opts(env: Mapping[str, str]) -> list[str]:
     try:
         return shlex.split(env.get("SALLOC_OPTS", ""))
     except ValueError as exc:
@@ -206,7 +206,7 @@ def _user_options(env: Mapping[str, str]) -> list[str]:
         ) from exc
 
 
-def salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
+def make_salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs another one inside a new allocation.
 
     When the allocation is revoked, Slurm sends its command SIGTERM, so that it can still report.
@@ -221,7 +221,7 @@ def _long_names() -> dict[str, str]:
     """Return the long names of salloc's short options, of those that matter here."""
     long_names = {"J": "job-name", "n": "ntasks"}
     long_names |= {
-        row.slurm.short: key_of(key) for key, row in slurm_options().items() if row.slurm
+        row.slurm.short: make_key(key) for key, row in list_slurm_rows().items() if row.slurm
     }
     return long_names
 
@@ -249,7 +249,7 @@ def _read_options(words: Sequence[str], place: str) -> Iterator[GivenOption]:
 def _refuse_contradictions(given: Sequence[GivenOption], asked: Request) -> None:
     """Refuse options of the settings that would override what the job relies on."""
     free = ("exclude", "comment")  # joined; and the user's own wins
-    own = {name: value for name, value in asked.named_options().items() if name not in free}
+    own = {name: value for name, value in asked.make_named_options().items() if name not in free}
     own |= {"job-name": None, "ntasks-per-node": "1"}
     for name, value, words in given:
         if name in ("ntasks", "ntasks-per-node") and value != own.get(name):
@@ -281,7 +281,7 @@ def make_build_launcher(config: Config, env: Mapping[str, str]) -> tuple[str, ..
         cpus = env.get("SLURM_CPUS_ON_NODE", "")
         share = [f"--cpus-per-task={cpus}"] if cpus.isdigit() else []
         return ("srun", _NAME, "--nodes=1", "--ntasks=1", *share, "--overlap", "--mpi=none")
-    asked = replace(request(config, env), name="stager-build", nodes=(1, 1))
+    asked = replace(make_request(config, env), name="stager-build", nodes=(1, 1))
     return ("srun", *asked.options(), "--mpi=none", *asked.salloc_args)
 
 
@@ -345,33 +345,33 @@ def read_nodes(listed: str) -> list[PartitionNode]:
     return nodes
 
 
-def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) -> str:
+def explain_shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) -> str:
     """Return why these nodes, up or down, could never satisfy a request; empty where they could."""
-    usable = usable_nodes(asked, nodes)
+    usable = list_usable_nodes(asked, nodes)
     if not usable:
         return ""  # nothing is known: the nodes of a cloud show only while they run
     least, cpus = asked.nodes[0], asked.cpus_per_task or 1
     where = f"partition {', '.join(sorted({node.partition for node in usable}))}"
-    source = f"{counted(ranks, 'rank')} of 1 CPU" if ranks else "cluster.cpus-per-task"
+    source = f"{format_count(ranks, 'rank')} of 1 CPU" if ranks else "cluster.cpus-per-task"
     largest = max(node.cpus for node in usable)
     if cpus > largest:
-        request = f"the job asks for {counted(cpus, 'CPU')} a node ({source})"
+        request = f"the job asks for {format_count(cpus, 'CPU')} a node ({source})"
         return f"{request}, the largest node of {where} has {largest}"
     large_enough = sum(node.cpus >= cpus for node in usable)
     if large_enough >= least:
         return ""
-    request = f"the job asks for {counted(least, 'node')}"
+    request = f"the job asks for {format_count(least, 'node')}"
     if large_enough == len(usable):
         besides = f" besides the excluded {asked.exclude}" if asked.exclude else ""
         return f"{request}, {where} has {large_enough}{besides}"
-    each = f"with {counted(cpus, 'CPU')} each ({source})"
+    each = f"with {format_count(cpus, 'CPU')} each ({source})"
     return f"{request} {each}, {where} has {large_enough} of that size"
 
 
-def usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[PartitionNode]:
+def list_usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[PartitionNode]:
     """Return the nodes of the request's partitions that it does not exclude, each once."""
     partitions = asked.partition.split(",") if asked.partition else []
-    excluded = excluded_nodes(asked)
+    excluded = expand_excluded(asked)
     usable: dict[str, PartitionNode] = {}
     for node in nodes:
         in_partition = node.partition in partitions if partitions else node.default
@@ -380,7 +380,7 @@ def usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[Partiti
     return list(usable.values())
 
 
-def listed_nodes(runner: Runner = run) -> list[PartitionNode] | None:
+def query_nodes(runner: Runner = run) -> list[PartitionNode] | None:
     """Return Slurm's nodes: an empty list where it does not answer, None without ``sinfo``."""
     if shutil.which(LISTING[0]) is None:
         return None
@@ -390,7 +390,7 @@ def listed_nodes(runner: Runner = run) -> list[PartitionNode] | None:
         return []
 
 
-def current_cluster(runner: Runner = run) -> str:
+def query_cluster_name(runner: Runner = run) -> str:
     """Return the name of the cluster; empty where Slurm does not answer."""
     try:
         shown = runner(["scontrol", "show", "config"], timeout=_SECONDS).stdout
@@ -409,14 +409,14 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
     Raises:
         StagerError: it could never be satisfied.
     """
-    if is_overridden(asked, environment):
+    if is_changed_elsewhere(asked, environment):
         return
     ranks = None if config.cluster.cpus_per_task else config.launch.nproc_per_node
     try:
         nodes = read_nodes(run(LISTING, timeout=_SECONDS).stdout)
     except StagerError:
         return  # Slurm says itself what is wrong with it
-    why = shortage(asked, nodes, ranks)
+    why = explain_shortage(asked, nodes, ranks)
     if why and _slurm_refuses(asked, environment):
         raise StagerError(
             f"Slurm can never satisfy this request: {why}",
@@ -426,7 +426,7 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
         )
 
 
-def is_overridden(asked: Request, environment: Mapping[str, str]) -> bool:
+def is_changed_elsewhere(asked: Request, environment: Mapping[str, str]) -> bool:
     """Return whether options or variables make the request another one than the settings say."""
     if any(arg.startswith(_OVERRIDING) for arg in asked.salloc_args):
         return True
@@ -436,13 +436,13 @@ def is_overridden(asked: Request, environment: Mapping[str, str]) -> bool:
 def _slurm_refuses(asked: Request, environment: Mapping[str, str]) -> bool:
     argv = ("sbatch", "--test-only", *asked.options(), *asked.salloc_args)
     try:
-        feed(argv, "#!/bin/sh\n", environment=environment, timeout=_SECONDS)
+        run_with_input(argv, "#!/bin/sh\n", environment=environment, timeout=_SECONDS)
     except CommandError as exc:
         return bool(_REFUSED.search(exc.completed.stderr))
     return False
 
 
-def excluded_nodes(asked: Request) -> list[str]:
+def expand_excluded(asked: Request) -> list[str]:
     """Return the nodes that a request excludes."""
     try:
         return expand_hostlist(asked.exclude) if asked.exclude else []

@@ -22,10 +22,10 @@ from bundle.system import permissions
 
 from ..config.load import load
 from ..core.errors import StagerError
-from ..core.files import expanded, output_file
+from ..core.files import expand_home, write_output
 from ..diagnosis.diagnosis import diagnose
 from ..diagnosis.failure import Diagnosis
-from ..logs.job_files import JobFiles, output_place
+from ..logs.job_files import JobFiles, resolve_output
 from ..redaction.redactor import Pseudonyms, Redactor
 from . import LOG_BYTES
 from .evidence import (
@@ -35,15 +35,15 @@ from .evidence import (
     Describe,
     Listed,
     UnfitError,
-    as_json,
-    cleaned,
-    contents,
-    opened,
-    readme,
-    redacted,
+    collect_contents,
+    collect_versions,
+    encode_json_file,
+    open_regular_file,
+    read_small_file,
+    redact_diagnosis,
+    redact_file,
     size_of,
-    versions,
-    whole,
+    write_readme,
 )
 
 # --- The secrets that are known here: those of the environment, and those that settings spell out
@@ -107,7 +107,7 @@ class ArchiveWriter:
 
     def write(self, target: Path, top: str) -> int:
         """Write the archive, and return its size in bytes."""
-        with output_file(target, permissions.opener(LogMode.PRIVATE)) as out:
+        with write_output(target, permissions.make_opener(LogMode.PRIVATE)) as out:
             packed = gzip.GzipFile(
                 filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0
             )
@@ -184,7 +184,7 @@ class SupportListing:
     """A line for each file that was not found or would be left out, with the reason."""
 
 
-def support(
+def make_support_archive(
     files: JobFiles,
     options: SupportOptions,
     describe: Describe,
@@ -192,7 +192,7 @@ def support(
     step: Step = lambda name, done, total: None,
 ) -> Supported:
     """Make the archive."""
-    gathering = _Gathering(found=contents(files, Path.cwd()), options=options, step=step)
+    gathering = _Gathering(found=collect_contents(files, Path.cwd()), options=options, step=step)
     gathering.prepare(environment)
     with ArchiveWriter() as archive:
         try:
@@ -206,7 +206,7 @@ def support(
                 "has room",
             ) from exc
         target = _target(options.output, gathering.top)
-        place = output_place(target, files, "the archive")
+        place = resolve_output(target, files, "the archive")
         return Supported(
             archive=target,
             size=archive.write(place, gathering.top),
@@ -216,9 +216,9 @@ def support(
         )
 
 
-def listed(files: JobFiles, log_bytes: int) -> SupportListing:
+def list_support_files(files: JobFiles, log_bytes: int) -> SupportListing:
     """Return what would go in; nothing is written, and no log is read."""
-    found = contents(files, Path.cwd())
+    found = collect_contents(files, Path.cwd())
     items = sorted(found.items, key=lambda item: item.name)
     return SupportListing(
         files=tuple(
@@ -232,7 +232,7 @@ def listed(files: JobFiles, log_bytes: int) -> SupportListing:
 
 
 def _target(output: Path | None, top: str) -> Path:
-    output = expanded(output or Path())
+    output = expand_home(output or Path())
     return (output / f"{top}.tar.gz" if output.is_dir() else output).absolute()
 
 
@@ -258,11 +258,11 @@ class _Gathering:
         found = self.found
         settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
         jobs = [item for item in found.items if item.path == found.files.job]
-        passed = {*found.job.launch.pass_env, *_passed(settings)}
-        texts = [_content(item) for item in (*settings, *jobs)]
+        passed = {*found.job.launch.pass_env, *_read_passed_variables(settings)}
+        texts = [_read_item(item) for item in (*settings, *jobs)]
         self.known = list(_find_known(environment, passed, texts))
         if self.options.hide_names:
-            self.users = _users(environment)
+            self.users = _find_user_names(environment)
 
     @property
     def learned(self) -> bool:
@@ -271,7 +271,7 @@ class _Gathering:
     def fill(self, archive: ArchiveWriter, describe: Describe) -> tuple[str, ...]:
         """Add all members, and return what was left out."""
         archive.clear()
-        self.redactor = self._fresh()
+        self.redactor = self._renew_redactor()
         self.top = self._top_folder()
         left_out, members = list(self.found.left_out), list[Listed]()
         for number, item in enumerate(self.found.items):
@@ -290,10 +290,10 @@ class _Gathering:
         members.sort(key=lambda member: member.name)
         reasons = tuple(self.redactor.words(line) for line in left_out)
         what = f"job {self.found.files.job_id}" if self.found.files.job_id else "a job"
-        archive.add("README.txt", [readme(what, members, reasons, self.redactor.counts)])
+        archive.add("README.txt", [write_readme(what, members, reasons, self.redactor.counts)])
         return reasons
 
-    def _fresh(self) -> Redactor:
+    def _renew_redactor(self) -> Redactor:
         """Return a redactor that has counted nothing, and knows what the last one has learned."""
         self.known += [value for value in self.redactor.known.values if value not in self.known]
         if self.options.hide_names:
@@ -304,44 +304,44 @@ class _Gathering:
 
     def _top_folder(self) -> str:
         files = self.found.files
-        return _NAME + (files.job_id or self._safe(files.folder.resolve().name) or "logs")
+        return _NAME + (files.job_id or self._make_safe_name(files.folder.resolve().name) or "logs")
 
     def _name(self, name: str, archive: ArchiveWriter) -> str:
         """Return a member's name without secrets, but with the parts that ``stager`` reads."""
         mark = f".{self.found.files.job_id}."
         if mark != ".." and mark in name:
             before, _, after = name.partition(mark)
-            safe = self._safe(before) + mark + self._safe(after)
+            safe = self._make_safe_name(before) + mark + self._make_safe_name(after)
         else:
-            safe = "/".join(self._safe(part) for part in name.split("/"))
+            safe = "/".join(self._make_safe_name(part) for part in name.split("/"))
         number, unique = 1, safe
         while unique in archive.members:
             number += 1
             unique = f"{safe}-{number}"
         return unique
 
-    def _safe(self, part: str) -> str:
+    def _make_safe_name(self, part: str) -> str:
         shown = _MARK.sub(r"redacted-\1", self.redactor.words(part))
         return _UNFIT.sub("_", shown)
 
     def _pieces(self, item: ArchiveItem) -> Iterator[bytes]:
         if item.path is None or item.folder is None:
-            yield from self.redactor.stream([item.text])
+            yield from self.redactor.redact_stream([item.text])
             return
         limit = self.options.log_bytes if item.may_be_cut else SMALL
-        with opened(item.path, item.folder) as handle:
+        with open_regular_file(item.path, item.folder) as handle:
             size = os.fstat(handle.fileno()).st_size
-            yield from redacted(handle, size, limit, self.redactor)
+            yield from redact_file(handle, size, limit, self.redactor)
 
     def _metadata(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
-        readable = _readable(self.found.files)
+        readable = _can_read_driver_files(self.found.files)
         diagnosis = self._diagnosis(left_out) if readable else None
         if diagnosis is not None:
-            clean = cleaned(diagnosis, self.redactor)
-            report = as_json({"schema": 1, **encode(clean)})
+            clean = redact_diagnosis(diagnosis, self.redactor)
+            report = encode_json_file({"schema": 1, **encode(clean)})
             yield "diagnosis.json", self.redactor.text(report)
             yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
-        report = as_json(versions(self.found.files if readable else None))
+        report = encode_json_file(collect_versions(self.found.files if readable else None))
         yield "versions.json", self.redactor.text(report)
 
     def _diagnosis(self, left_out: list[str]) -> Diagnosis | None:
@@ -352,7 +352,7 @@ class _Gathering:
             return None
 
 
-def _passed(settings: Iterable[ArchiveItem]) -> set[str]:
+def _read_passed_variables(settings: Iterable[ArchiveItem]) -> set[str]:
     """Return the variables that settings declare secret."""
     names: set[str] = set()
     for item in settings:
@@ -362,20 +362,24 @@ def _passed(settings: Iterable[ArchiveItem]) -> set[str]:
     return names
 
 
-def _users(environment: Mapping[str, str]) -> list[str]:
+def _find_user_names(environment: Mapping[str, str]) -> list[str]:
     names = [environment.get("USER", ""), environment.get("LOGNAME", "")]
     names.append(Path(environment.get("HOME", "")).name)
     return list(dict.fromkeys(name for name in names if name))
 
 
-def _content(item: ArchiveItem) -> bytes:
+def _read_item(item: ArchiveItem) -> bytes:
     try:
-        return whole(item.path, item.folder, SMALL) if item.path and item.folder else item.text
+        return (
+            read_small_file(item.path, item.folder, SMALL)
+            if item.path and item.folder
+            else item.text
+        )
     except UnfitError:
         return b""
 
 
-def _readable(files: JobFiles) -> bool:
+def _can_read_driver_files(files: JobFiles) -> bool:
     """Return whether the driver's files can be opened: none is a pipe or leads elsewhere."""
     if not files.job_id:
         return True

@@ -21,8 +21,8 @@ from ..core.errors import StagerError
 from ..core.processes import Runner, run
 from ..diagnosis.failure import Diagnosis
 from ..logs import job_record
-from ..logs.job_files import JobFiles, KeptJob, kept_job
-from ..pack.bundle_file import manifest_of
+from ..logs.job_files import JobFiles, KeptJob, parse_kept_job
+from ..pack.bundle_file import read_manifest
 from ..redaction.redactor import HELD, Redactor
 
 # --- The files of a job: only regular ones, inside their directory, and of long ones both ends
@@ -36,7 +36,7 @@ class UnfitError(StagerError):
     """A file that cannot go into the archive; the message says why."""
 
 
-def opened(path: Path, folder: Path) -> BinaryIO:
+def open_regular_file(path: Path, folder: Path) -> BinaryIO:
     """Open a regular file below a directory; a link is followed if it does not lead out of it."""
     try:
         real = path.resolve(strict=True)
@@ -54,9 +54,9 @@ def opened(path: Path, folder: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def whole(path: Path, folder: Path, limit: int) -> bytes:
+def read_small_file(path: Path, folder: Path, limit: int) -> bytes:
     """Return the content of a small file."""
-    with opened(path, folder) as handle:
+    with open_regular_file(path, folder) as handle:
         data = handle.read(limit + 1)
     if len(data) > limit:
         raise UnfitError(f"{path.name}: it has more than {limit} bytes")
@@ -65,7 +65,7 @@ def whole(path: Path, folder: Path, limit: int) -> bytes:
 
 def size_of(path: Path, folder: Path) -> int:
     """Return the size of a file in bytes."""
-    with opened(path, folder) as handle:
+    with open_regular_file(path, folder) as handle:
         return os.fstat(handle.fileno()).st_size
 
 
@@ -84,9 +84,9 @@ def _find_gap(handle: BinaryIO, size: int, limit: int) -> tuple[int, int, str]:
     newline = handle.read(min(_ALIGN, size - end)).find(b"\n")
     if newline >= 0:
         end += newline + 1
-    before = sum(piece.count(b"\n") for piece in between(handle, 0, start))
+    before = sum(piece.count(b"\n") for piece in read_range(handle, 0, start))
     within, last = 0, b""
-    for piece in between(handle, start, end):
+    for piece in read_range(handle, start, end):
         within += piece.count(b"\n")
         last = piece[-1:]
     first, last_line = before + 1, before + within + (last != b"\n")
@@ -94,26 +94,26 @@ def _find_gap(handle: BinaryIO, size: int, limit: int) -> tuple[int, int, str]:
     return start, end, f"[stager support: {end - start} bytes left out here, {lines}]"
 
 
-def redacted(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Iterator[bytes]:
+def redact_file(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Iterator[bytes]:
     """Yield a file without secrets, and without its middle if it is long.
 
     The text around the cut is read, too, so that a secret which the cut divides is recognised.
     """
     if size <= limit:
-        yield from redactor.stream(between(handle, 0, size))
+        yield from redactor.redact_stream(read_range(handle, 0, size))
         return
     start, end, notice = _find_gap(handle, size, limit)
-    head = between(handle, 0, min(size, start + HELD))
+    head = read_range(handle, 0, min(size, start + HELD))
     last = b"\n"
-    for piece in redactor.stream(head, end=start):
+    for piece in redactor.redact_stream(head, end=start):
         yield piece
         last = piece[-1:] or last
     yield (b"" if last == b"\n" else b"\n") + notice.encode() + b"\n"
     begin = max(0, end - HELD)
-    yield from redactor.stream(between(handle, begin, size), start=end - begin)
+    yield from redactor.redact_stream(read_range(handle, begin, size), start=end - begin)
 
 
-def between(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+def read_range(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:
     """Yield a part of a file in pieces; it ends early where the file does."""
     at = start
     while at < end:
@@ -169,10 +169,10 @@ class ArchiveContents:
         return tuple(dict.fromkeys([*self.job.nodes, *of_logs]))
 
 
-def contents(files: JobFiles, here: Path) -> ArchiveContents:
+def collect_contents(files: JobFiles, here: Path) -> ArchiveContents:
     """Return a job's files; look for its project from ``here`` if its run directory is gone."""
     left_out: list[str] = []
-    items = list(_of_driver(files, left_out))
+    items = list(_list_driver_files(files, left_out))
     job = _job(files)
     logs = []
     for log in files.logs:
@@ -192,7 +192,7 @@ def contents(files: JobFiles, here: Path) -> ArchiveContents:
     )
 
 
-def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[ArchiveItem]:
+def _list_driver_files(files: JobFiles, left_out: list[str]) -> Iterator[ArchiveItem]:
     if not files.job_id:
         return
     for path in (files.job, files.wrapper, files.preflight, files.events, files.order):
@@ -219,7 +219,7 @@ def _job(files: JobFiles) -> KeptJob:
     if not files.job_id:
         return KeptJob()
     try:
-        return kept_job(whole(files.job, files.folder, SMALL))
+        return parse_kept_job(read_small_file(files.job, files.folder, SMALL))
     except UnfitError:
         return KeptJob()
 
@@ -244,7 +244,7 @@ def _manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
     if not job.bundle:
         return
     try:
-        data = manifest_of(Path(job.bundle)).to_bytes()
+        data = read_manifest(Path(job.bundle)).to_bytes()
     except (StagerError, OSError) as exc:
         left_out.append(f"manifest.json: {exc}")
         return
@@ -270,7 +270,7 @@ class Listed:
     """True where its middle was left out."""
 
 
-def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
+def collect_versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
     """Return the versions of software here and, unless ``files`` is None, on the job's nodes."""
     nodes = _packages_of_nodes(files) if files is not None and files.job_id else {}
     torch = sorted({str(packages["torch"]) for packages in nodes.values() if packages.get("torch")})
@@ -295,7 +295,7 @@ def _slurm_version(runner: Runner) -> str:
 
 
 def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, object]]:
-    answers = (record.event for record in job_record.records(files.events))
+    answers = (record.event for record in job_record.read_records(files.events))
     return {
         answer.node: {"python": answer.python, **answer.packages}
         for answer in answers
@@ -303,7 +303,7 @@ def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, object]]:
     }
 
 
-def cleaned(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
+def redact_diagnosis(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
     """Return a diagnosis without secrets, while its lines are whole: a cut might divide one."""
 
     def many(lines: Sequence[str]) -> tuple[str, ...]:
@@ -326,12 +326,12 @@ def cleaned(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
     return replace(diagnosis, first=first, evidence=evidence)
 
 
-def as_json(value: Mapping[str, object]) -> bytes:
+def encode_json_file(value: Mapping[str, object]) -> bytes:
     """Return an object as the content of a file."""
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
-def readme(
+def write_readme(
     what: str, listed: Sequence[Listed], left_out: Sequence[str], counts: Mapping[str, int]
 ) -> bytes:
     """Return the page that lists what is in the archive and what is not."""

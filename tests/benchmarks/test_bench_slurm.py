@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import broadcasts, forecasts, relays, tools
 from benchmarks.errors import BenchError
 from benchmarks.rounds import Samples
-from bundle.driver.forecast import Nodes, staging
+from bundle.driver.forecast import Nodes, forecast_staging
 from bundle.protocol.events import StagingWork
 from stager.forecast import Seen
 
@@ -35,7 +35,7 @@ def test_the_pieces_are_the_whole(size: int, count: int, tmp_path: Path) -> None
 
 def shown(nodes: int, slower: float) -> Seen:
     """A job on nodes of one machine that took so many times as long as is assumed."""
-    made = staging(WORK, Nodes(nodes, cpus=2, sharing=nodes))
+    made = forecast_staging(WORK, Nodes(nodes, cpus=2, sharing=nodes))
     return Seen(
         nodes=nodes,
         cpus=2,
@@ -58,7 +58,7 @@ def test_two_nodes_foretell_the_others() -> None:
         "1.00 (fitted to these)",
         "0.50",
     ]
-    half = staging(WORK, Nodes(3, cpus=2, sharing=3)).seconds
+    half = forecast_staging(WORK, Nodes(3, cpus=2, sharing=3)).seconds
     assert samples.of("slurm/3/forecast/cold") == pytest.approx((2 * half,), rel=1e-3)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.store import Store
-from stager.pack.node_program import compiled_program
+from stager.pack.node_program import find_compiled_program
 from tests.support.bundles import CLEAN, node_program
 from tests.support.torch_project import TorchProject
 
@@ -49,7 +49,7 @@ def test_unpacking_is_not_far_behind_tar(
     torch_project: TorchProject, memory: Path, tmp_path: Path
 ) -> None:
     program = node_program(torch_project.bundle, tmp_path)
-    program = compiled_program(program, Store(tmp_path))
+    program = find_compiled_program(program, Store(tmp_path))
     ours = [sys.executable, "-I", "-S", str(program), "unpack", "--trusted"]
     ours += ["--python", sys.executable, str(torch_project.bundle), str(memory)]
     try:

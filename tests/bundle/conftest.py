@@ -9,7 +9,7 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.format.zstd import Decompress, load_decompressor
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -103,7 +103,7 @@ def decompress(standard: Packed, tmp_path_factory: pytest.TempPathFactory) -> De
         part = bundle.manifest.decompressor
         assert part is not None
         scratch = str(tmp_path_factory.mktemp("zstandard"))
-        return load_decompressor(part.name, bundle.part(part), scratch)
+        return load_decompressor(part.name, bundle.read_part(part), scratch)
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +132,7 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def root(base: Path) -> Path:
     """An empty node root."""
-    return Path(secure_root(str(base)))
+    return Path(make_secure_root(str(base)))
 
 
 @pytest.fixture(scope="session")

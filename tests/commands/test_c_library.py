@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bundle.node.machine import c_library
 from stager.core.values import Target
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from tests.support.building import HOST, Project
 from tests.support.shared_objects import HOST as PROCESSORS
 from tests.support.shared_objects import glibc
@@ -34,7 +34,7 @@ def test_a_node_is_refused_with_the_file_that_it_could_not_load(
     assert note in built.stderr
     report = json.loads(built.stdout)
     assert not report["proved"], "this machine cannot load it either"
-    needs = manifest_of(Path(report["bundle"])).requires
+    needs = read_manifest(Path(report["bundle"])).requires
     assert (needs.libc_version, needs.libc_needed_by) == ("2.98", "alpha 1.0 (alpha/_fast.so)")
 
     checked = project.stager("verify", "--allocation", "local", "--json")
@@ -58,4 +58,4 @@ def test_a_build_for_older_nodes_is_refused_and_goes_on_without_that_file(
     assert prune in refused.stderr.replace("\n", " ")
     built = project.locked(wheel, more=f"{older}\nprune = {prune}").stager("build", "--json")
     assert built.returncode == 0, built.stderr
-    assert manifest_of(Path(json.loads(built.stdout)["bundle"])).requires.libc_version == "2.17"
+    assert read_manifest(Path(json.loads(built.stdout)["bundle"])).requires.libc_version == "2.17"

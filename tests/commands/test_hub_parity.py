@@ -21,7 +21,7 @@ import pytest
 
 from bundle.environment.listing import STATE
 from bundle.launch.program_variables import HUB
-from stager.building.layer_sources import hub_sources
+from stager.building.layer_sources import make_hub_sources
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.hub.client import HubClient, HubFiles, resolve
@@ -258,7 +258,7 @@ def _fill(cache: Path, store: Store) -> None:
     ]
     files = HubFiles(hub=HubClient(), store=store, progress=lambda line: None)
     with store.lock():
-        for source in hub_sources(resolve(requests, [], files), files, Target.of_host()):
+        for source in make_hub_sources(resolve(requests, [], files), files, Target.of_host()):
             assert source.tree is not None
             assert source.prefix == f"{STATE}/{HUB}"
             for file in source.tree.files:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from bundle.format.archive import BundleFile
-from bundle.format.manifest import FORMAT, member_header, padding
+from bundle.format.manifest import FORMAT, count_padding, member_header
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
-from bundle.system.files import facts_of
+from bundle.system.files import examine_directory
 from stager.building.current_bundle import newest_bundle
 from stager.cleanup import Rules, plan
 from stager.cli import main
@@ -26,7 +26,7 @@ from stager.core.errors import BundleError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.source import layer_id
-from stager.pack.bundle_file import format_of, manifest_of, node_program, with_id
+from stager.pack.bundle_file import find_by_id, format_of, node_program, read_manifest
 from stager.pack.members import copy_to
 from tests.support.building import HOST, Project, digests, source_of
 from tests.support.wheelhouse import make_wheel
@@ -51,8 +51,8 @@ def test_a_script_is_small_where_the_bundle_is_on_a_shared_file_system(
     assert main(argv) == 0
     assert "END_OF_PROGRAM" in capsys.readouterr().out
     # No shared file system can be had here.
-    shared = replace(facts_of(str(project.root)), shared=True)
-    monkeypatch.setattr("stager.jobs.batch.facts_of", lambda _: shared)
+    shared = replace(examine_directory(str(project.root)), shared=True)
+    monkeypatch.setattr("stager.jobs.batch.examine_directory", lambda _: shared)
     assert main(argv) == 0
     assert len(capsys.readouterr().out) < 20_000
     assert main([*argv[:1], "--embed", *argv[1:]]) == 0
@@ -66,12 +66,12 @@ def test_a_bundle_copied_over_anothers_name_does_not_run(
     project: Project, two: tuple[Path, Path]
 ) -> None:
     first, second = two
-    whole = manifest_of(second)
+    whole = read_manifest(second)
     shutil.copyfile(first, second)
     with pytest.raises(
         BundleError, match="does not hold the bundle that it is named after"
     ) as caught:
-        manifest_of(second)
+        read_manifest(second)
     assert str(second) in caught.value.message
     with pytest.raises(BundleError):
         node_program(second, project.store)
@@ -80,7 +80,7 @@ def test_a_bundle_copied_over_anothers_name_does_not_run(
     assert whole.id in done.stderr.replace("\n", "")
     again = project.build().packed  # its stamp is not that of the file any more
     assert (again.path, again.reused) == (second, False)
-    assert manifest_of(second) == whole
+    assert read_manifest(second) == whole
     assert project.stager("exec", "--", "python", "train.py").stdout == "second\n"
 
 
@@ -104,7 +104,7 @@ def test_the_note_of_a_project_holds_the_whole_id(project: Project) -> None:
     note.write_text(json.dumps({**raw, "id": "0" * 64}))
     chosen = newest_bundle(load(project.root))
     with pytest.raises(BundleError, match="is not the bundle that was asked for"):
-        manifest_of(chosen.path, chosen.id)
+        read_manifest(chosen.path, chosen.id)
     del raw["id"]  # as an older version wrote it
     note.write_text(json.dumps(raw))
     with pytest.raises(BundleError, match="older version"):
@@ -114,8 +114,8 @@ def test_the_note_of_a_project_holds_the_whole_id(project: Project) -> None:
 
 def test_an_id_names_a_bundle_and_is_compared(project: Project, two: tuple[Path, Path]) -> None:
     first, second = two
-    old, new = manifest_of(first).id, manifest_of(second).id
-    assert with_id(project.store, old[:12]).path == first
+    old, new = read_manifest(first).id, read_manifest(second).id
+    assert find_by_id(project.store, old[:12]).path == first
     anywhere = project.root / "copy.tar"
     copy_to(first, anywhere)
     cases: list[tuple[list[str], str]] = [
@@ -139,7 +139,7 @@ def test_an_id_names_a_bundle_and_is_compared(project: Project, two: tuple[Path,
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         assert "stager verify" in done.stderr, "how to see the id"
-    assert manifest_of(anywhere).id in project.stager("inspect", str(anywhere)).stdout
+    assert read_manifest(anywhere).id in project.stager("inspect", str(anywhere)).stdout
     argv = ["verify", "--bundle", str(anywhere), "--allocation", "local", "--nodes", "1"]
     logs = ["--log-dir", str(project.root / "logs")]
     refused = project.stager(*argv, "--id", new, *logs)
@@ -180,7 +180,7 @@ def other_format(bundle: Path, target: Path, version: object) -> Path:
         raw: dict[str, Any] = json.loads(opened.manifest.to_bytes())
     data = canonical_json({**raw, "format": version})
     target.write_bytes(
-        member_header("manifest.json", len(data)) + data + bytes(padding(len(data)) + 1024)
+        member_header("manifest.json", len(data)) + data + bytes(count_padding(len(data)) + 1024)
     )
     return target
 
@@ -191,7 +191,7 @@ def test_a_bundle_of_another_format_is_said_to_be_one(
 ) -> None:
     other = other_format(project.build().packed.path, tmp_path / "other.tar", version)
     with pytest.raises(BundleError, match="made by another version of stager") as caught:
-        manifest_of(other)
+        read_manifest(other)
     assert f"reads format {FORMAT}" in caught.value.message
     assert "stager build" in caught.value.hint
     with pytest.raises(NodeError, match="another version"):

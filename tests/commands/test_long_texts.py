@@ -17,12 +17,12 @@ LIMIT = 600.0
 
 PROGRAM = """
 import sys
-from bundle.redaction.secrets import masked
+from bundle.redaction.secrets import mask_arguments
 from stager.console.job_result import _short
 from stager.diagnosis import process_exits as exit_reports, verdict as driver_verdict
 from stager.logs.prefixes import show_block_as_terminal
-from stager.catalogue.catalogue import match
-from stager.diagnosis.diagnosis import comparable
+from stager.catalogue.catalogue import match_line
+from stager.diagnosis.diagnosis import make_comparable
 from bundle.protocol.events import read_record
 from stager.redaction.redactor import Redactor
 from stager.core.errors import visible
@@ -34,10 +34,10 @@ def failure(text):
     return read_record({"event": "result", "ok": False, "failures": [record]}).event
 
 READERS = {
-    "masked": lambda text: masked(["train.py", text, "x"]),
-    "masked-words": lambda text: masked(["docker", "login", *["-pabc"] * (len(text) // 5)]),
-    "comparable": lambda text: comparable(failure(text).failures[0]),
-    "verdict": lambda text: driver_verdict.first_failure(failure(text)),
+    "masked": lambda text: mask_arguments(["train.py", text, "x"]),
+    "masked-words": lambda text: mask_arguments(["docker", "login", *["-pabc"] * (len(text) // 5)]),
+    "comparable": lambda text: make_comparable(failure(text).failures[0]),
+    "verdict": lambda text: driver_verdict.find_first_failure_of_result(failure(text)),
     "shown": _short,
     "visible": visible,
     "match": match,

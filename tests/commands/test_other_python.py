@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stager.core.store import Store
-from stager.interpreter import compiler_for
-from stager.pack.bundle_file import manifest_of
+from stager.interpreter import find_compiler
+from stager.pack.bundle_file import read_manifest
 from tests.support.building import Project, contents
 from tests.support.own_pythons import fetch_zstandard, movable_python
 from tests.support.wheelhouse import make_wheel
@@ -49,8 +49,8 @@ def test_it_is_compiled_and_proved_by_a_python_of_that_version(
 
 def _assert_compiled(store: Store, bundle: Path, program: Path, tag: str) -> None:
     """Each layer with modules has bytecode of that Python."""
-    manifest = manifest_of(bundle)
-    compiler = compiler_for(movable_python().target, program)
+    manifest = read_manifest(bundle)
+    compiler = find_compiler(movable_python().target, program)
     assert compiler is not None
     kinds = set()
     for layer in manifest.layers:

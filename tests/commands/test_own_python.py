@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bundle.environment.listing import OWN_PYTHON
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from tests.support.building import STAGER, Project
 from tests.support.missing_libraries import library_of, without
 from tests.support.needs import needs
@@ -38,7 +38,7 @@ def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
     assert built.returncode == 0, built.stderr
     report = json.loads(built.stdout)
     assert report["proved"], built.stderr
-    manifest = manifest_of(Path(report["bundle"]))
+    manifest = read_manifest(Path(report["bundle"]))
     assert (manifest.requires.python, manifest.requires.bundled_python) == (python, True)
     again = json.loads(project.stager("build", "--json").stdout)
     assert (again["id"], again["layers_built"]) == (report["id"], 0)

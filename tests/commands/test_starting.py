@@ -17,7 +17,7 @@ from bundle.driver.transports.agent_program import STRIPPED
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.pack.bundle import Packed
-from stager.pack.node_program import compiled_program, make_node_program, with_bytecode
+from stager.pack.node_program import add_bytecode, find_compiled_program, make_node_program
 from tests.support.bundles import fetch_decompressor, make_bundle, node_program
 from tests.support.jobs import job_for
 from tests.support.wheelhouse import make_wheel
@@ -36,7 +36,7 @@ def program(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The node program with bytecode."""
     folder = tmp_path_factory.mktemp("program")
     path = node_program(packed.path, folder)
-    return compiled_program(path, Store(folder))
+    return find_compiled_program(path, Store(folder))
 
 
 def driver(program: Path, packed: Packed, folder: Path, **changed: Any) -> list[str]:
@@ -161,7 +161,7 @@ def small(tmp_path: Path) -> Path:
         archive.writestr("other.py", "NAME = 'other'\n")
         archive.writestr("data.txt", "kept")
     path = tmp_path / "small.pyz"
-    path.write_bytes(with_bytecode(source.read_bytes()))
+    path.write_bytes(add_bytecode(source.read_bytes()))
     return path
 
 
@@ -183,7 +183,7 @@ def test_bytecode_of_another_python_is_passed_over(small: Path) -> None:
 
 def test_every_module_of_the_node_program_is_compiled(tmp_path: Path) -> None:
     path = tmp_path / "node.pyz"
-    path.write_bytes(with_bytecode(make_node_program()))
+    path.write_bytes(add_bytecode(make_node_program()))
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         assert archive.testzip() is None
@@ -200,16 +200,16 @@ def test_a_program_is_compiled_once_and_again_when_it_is_damaged(
     program = make_node_program()
     source = store.programs / f"{Digest.of(program)}.pyz"
     source.write_bytes(program)
-    made = compiled_program(source, store)
+    made = find_compiled_program(source, store)
     assert made.name == f"{source.stem}.{sys.implementation.cache_tag}.pyz"
     whole = made.read_bytes()
     before = made.stat().st_ino
-    assert compiled_program(source, store).stat().st_ino == before
+    assert find_compiled_program(source, store).stat().st_ino == before
     for damaged in (whole[:-1], whole[:5000] + b"x" + whole[5001:], b""):
         made.write_bytes(damaged)
-        assert compiled_program(source, store) == made
+        assert find_compiled_program(source, store) == made
         assert made.read_bytes() == whole or os.path.getsize(made) == len(whole)
         assert run(made).returncode == 2  # it wants a command
     made.write_bytes(small.read_bytes())  # whole, and of another program
-    compiled_program(source, store)
+    find_compiled_program(source, store)
     assert made.read_bytes() == whole or os.path.getsize(made) == len(whole)

@@ -55,7 +55,7 @@ def test_the_roots_mode_decides(root: int | None, folder: int, file: int, tmp_pa
     with store.lock():
         source = source_of(make_wheel(tmp_path / "wheels", "alpha"))
         make_layers([source], store=store, target=Target.of_host(), jobs=1)
-        with store.publishing(store.bundles / "a") as partial:
+        with store.publish(store.bundles / "a") as partial:
             partial.write_text("x")
         with store.scratch("new") as scratch:
             assert stat.S_IMODE(scratch.stat().st_mode) == folder
@@ -65,7 +65,7 @@ def test_the_roots_mode_decides(root: int | None, folder: int, file: int, tmp_pa
 
 def test_a_store_that_is_shared_later_is_opened_by_its_next_use(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    with store.lock(), store.publishing(store.bundles / "a") as partial:
+    with store.lock(), store.publish(store.bundles / "a") as partial:
         partial.write_text("x")
     store.root.chmod(0o2770)
     with store.lock():

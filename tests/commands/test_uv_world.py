@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stager.lock.uv import required_command
+from stager.lock.uv import require_uv
 from tests.support.building import Project
 from tests.support.index_server import Index, serve
 from tests.support.small_torch import TORCH
@@ -58,7 +58,7 @@ url = "{more.url}"
 explicit = true
 """
         )
-        subprocess.run([*required_command(), "lock", "-q"], cwd=project.root, check=True)
+        subprocess.run([*require_uv(), "lock", "-q"], cwd=project.root, check=True)
         (project.root / "stager.toml").unlink()
         assert printed(project, "init")["requirements"] == ["uv.lock"]
         changes = printed(project, "lock")["changes"]
@@ -92,7 +92,7 @@ url = "{index.url}"
 default = true
 """
         )
-        lock = [*required_command(), "lock", "-q"]
+        lock = [*require_uv(), "lock", "-q"]
         subprocess.run(lock, cwd=project.root, check=True)
         project.settings("uv.lock").build(prove=False)
         file.write_text(file.read_text().replace('"alpha"]', '"alpha", "tqdm"]'))
@@ -182,7 +182,7 @@ def test_a_script_that_uv_has_locked(
 # ///
 """
         )
-        lock = [*required_command(), "lock", "-q", "--script", "train.py"]
+        lock = [*require_uv(), "lock", "-q", "--script", "train.py"]
         subprocess.run(lock, cwd=project.root, check=True)
         script.write_text(script.read_text() + "print('of the script')\n")
         make_wheel(wheelhouse, "beta", "1.9")  # newer, and not what uv has locked

@@ -12,7 +12,7 @@ from time import time
 
 import pytest
 
-from bundle.system.network import FIRST_PORT, port_for
+from bundle.system.network import FIRST_PORT, choose_port
 from tests.support.building import HOST
 from tests.support.cluster import Cluster
 from tests.support.incidents import FULL, event_log
@@ -194,7 +194,7 @@ def test_a_port_that_is_taken(bench: Bench) -> None:
     for many in (1, 64):
         gate = bench.gate("srun", "--job-name=stager-preflight")
         started = bench.start("verify", "--nodes", "2")
-        port = port_for(gate.reached(started))
+        port = choose_port(gate.reached(started))
         assert port < FIRST_PORT + 4000  # not at the end, where they go round
         with listening(bench.cluster, "node01", port, port + many):
             gate.open()

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from stager.slurm.batch_script import ScriptFacts, batch_script, submit_argv, submit_environment
+from stager.slurm.batch_script import (
+    ScriptFacts,
+    batch_script,
+    make_submit_argv,
+    make_submit_environment,
+)
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
 from tests.support.cluster import REPO, Cluster
 from tests.support.processes import until
@@ -28,9 +33,9 @@ def submit(
 ) -> tuple[str, int]:
     """The job's id, and sbatch's exit status, with which a job that was waited for ended."""
     done = subprocess.run(
-        [*submit_argv(made), *(["--wait"] if wait else []), *options],
+        [*make_submit_argv(made), *(["--wait"] if wait else []), *options],
         input=batch_script(made),
-        env=submit_environment({**os.environ, **variables}),
+        env=make_submit_environment({**os.environ, **variables}),
         capture_output=True,
         text=True,
         check=False,
@@ -161,9 +166,9 @@ def test_secrets_are_not_in_the_job(cluster: Cluster, shared: Path) -> None:
     env = {**os.environ, "HF_TOKEN": "hf_secret", "SBATCH_EXPORT": "NONE", "MINE": "1"}
     for passed, expected in (((), False), (("HF_TOKEN",), True)):
         subprocess.run(
-            [*submit_argv(made), "--wait"],
+            [*make_submit_argv(made), "--wait"],
             input=text,
-            env=submit_environment(env, passed),
+            env=make_submit_environment(env, passed),
             capture_output=True,
             text=True,
             check=True,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bundle.format.archive import BundleFile
-from bundle.system.network import port_for
+from bundle.system.network import choose_port
 from tests.support.bundles import rot
 from tests.support.cluster import Cluster, make_cluster, remove_cluster
 from tests.support.failing import (
@@ -159,7 +159,7 @@ def test_an_interface_that_is_not_there(scene: Scene) -> None:
 def test_ports_that_are_taken(scene: Scene) -> None:
     gate = scene.bench.gate("srun", "--job-name=stager-preflight")
     started = scene.start("all=sleeps")
-    port = port_for(gate.reached(started))
+    port = choose_port(gate.reached(started))
     with listening(scene.cluster, "node01", port, port + 64):
         gate.open()
         said = scene.finish(started)

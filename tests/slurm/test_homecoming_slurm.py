@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from tests.support.building import Project, Supplies
 from tests.support.cluster import Cluster, script
 from tests.support.processes import until
@@ -132,7 +132,7 @@ def test_results_come_home(
     assert (code, report["world_size"]) == (0, 6), said
     assert "srun:" not in said  # of a step that has ended well, or was ended from here
     assert "CANCELLED" not in said
-    assert report["bytes_broadcast"] == manifest_of(Path(report["bundle"])).size
+    assert report["bytes_broadcast"] == read_manifest(Path(report["bundle"])).size
     assert "cannot see the bundle" in report["plan"]["why"]
     [collected] = report["collected"]
     assert (collected["node"], collected["to"]) == ("node01", str(at_home.root))
@@ -172,7 +172,7 @@ def test_sbcast_sends_a_bundle_that_refers_to_its_layers(veiled: Cluster, at_hom
     """As a whole to nodes without any layer, then only the layer that an edit has changed."""
     (at_home.root / "asset").write_bytes(os.urandom(1 << 20))
     bundle = at_home.build().packed.path
-    size = manifest_of(bundle).size
+    size = read_manifest(bundle).size
     assert bundle.stat().st_size < size - (1 << 20)
     done = at_home.stager("clean", "--nodes-only", "--all", "--nodes", "3")
     assert done.returncode == 0, done.stderr
@@ -188,7 +188,7 @@ def test_sbcast_sends_a_bundle_that_refers_to_its_layers(veiled: Cluster, at_hom
     code, report, said = run(at_home, "--bundle", str(changed), *argv)
     [group] = report["plan"]["groups"]
     assert (code, group["how"], group["layers"]) == (0, "sbcast", ["project"]), said
-    assert 1 << 20 < report["bytes_broadcast"] < manifest_of(changed).size
+    assert 1 << 20 < report["bytes_broadcast"] < read_manifest(changed).size
     assert set(rank_logs(at_home, report)) == {
         f"node0{rank // 2 + 1}.{rank}.out" for rank in range(6)
     }

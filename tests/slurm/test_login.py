@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.processes import living, until
@@ -205,7 +205,7 @@ def test_a_dry_run_asks_for_nothing(cluster: Cluster, slurm_project: Project) ->
         )
         assert (code, report["dry_run"]) == (0, True)
         assert report["argv"][0] == ("sbatch" if more else "salloc")
-        assert report["bytes_at_most"] == manifest_of(Path(report["bundle"])).size
+        assert report["bytes_at_most"] == read_manifest(Path(report["bundle"])).size
     assert queued(cluster) == ""
     assert not list(logs(slurm_project).glob("events.*"))
 

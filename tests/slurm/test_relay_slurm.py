@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from tests.support.building import Project
 from tests.support.cluster import Cluster, make_cluster, remove_cluster
 
@@ -93,7 +93,7 @@ def test_nodes_pass_the_bundle_on(
 ) -> None:
     """The whole bundle first; then, where one file has changed, only that layer."""
     report, events, _ = staged(slurm_project)
-    size = manifest_of(Path(report["bundle"])).size
+    size = read_manifest(Path(report["bundle"])).size
     assert [event["bytes"] for event in events if event["event"] == "sent"] == [size]
     assert all(node["ok"] for node in report["nodes"])
     (slurm_project.root / "more.py").write_text("print('more')\n")

@@ -24,9 +24,9 @@ import os, signal
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
-from trainer.engine.checkpoints import teach_torch_to_load
+from trainer.engine.checkpoints import register_safe_types
 
-teach_torch_to_load()  # accelerate names the CPU cpu:0 for several ranks, which torch.load refuses
+register_safe_types()  # accelerate names the CPU cpu:0 for several ranks, which torch.load refuses
 
 class Model(torch.nn.Module):
     def __init__(self):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bundle.format.archive import BundleFile
-from bundle.format.manifest import room_for
+from bundle.format.manifest import estimate_room
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.failing import remounted
@@ -81,7 +81,7 @@ def test_no_room_for_what_is_sent_besides(cluster: Cluster, fresh: Project) -> N
     """The file that is sent lies beside the environment until that is made from it."""
     bundle = max((fresh.store.root / "bundles").iterdir(), key=lambda path: path.stat().st_mtime)
     with BundleFile(str(bundle)) as opened:
-        needed = room_for(opened.manifest.layers)[0]
+        needed = estimate_room(opened.manifest.layers)[0]
     node = "node02"
     size, used = cluster.on(node, ["df", "-B1", "--output=size,used", "/tmp"]).stdout.split()[-2:]
     limit = int(used) + needed + SIZE // 2

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from tests.support.air_gap import NODES, NOT_THERE, Inside, export
 from tests.support.building import Project, Supplies
 from tests.support.ssh_hosts import SshHosts
@@ -152,7 +152,7 @@ def test_from_nothing_to_two_nodes(outside: Outside, inside: Inside, wheelhouse:
     }
     make_wheel(wheelhouse, "alpha", "9.0", files=noise)
     file, second = outside.export("more.carry.tar", "--base", first["id"][:12])
-    manifest = manifest_of(Path(second["bundle"]))
+    manifest = read_manifest(Path(second["bundle"]))
     layer = next(layer for layer in manifest.layers if layer.name == "alpha")
     assert second["layers"] == 1
     assert file.stat().st_size <= 1.1 * layer.size

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from tests.support.air_gap import NODES, NOT_THERE, Inside, export
 from tests.support.namespaces import REPO
 from tests.support.ssh_hosts import SshHosts
@@ -124,7 +124,7 @@ def test_torch_is_carried_and_trained_with(outside: Outside, inside: Inside) -> 
 
     outside.release("2.0")
     file, second = outside.export("more.carry.tar", "--base", first["id"][:12])
-    layers = manifest_of(Path(second["bundle"])).layers
+    layers = read_manifest(Path(second["bundle"])).layers
     size = next(layer.size for layer in layers if layer.name == SMALL)
     assert second["layers"] == 1
     assert file.stat().st_size <= 1.1 * size

@@ -20,11 +20,11 @@ from stager.core.store import Store
 from stager.core.values import Target
 from stager.interpreter import (
     Installation,
-    bundled,
-    candidates,
-    faults_elsewhere,
-    find,
-    libraries_of,
+    find_interpreter,
+    follow_libraries,
+    list_candidates,
+    list_faults_elsewhere,
+    make_bundled_interpreter,
 )
 from stager.layers.layer_build import make_layers
 from stager.layers.source import Interpreter, layer_id
@@ -41,7 +41,7 @@ def own():
 
 @pytest.fixture(scope="module")
 def python(own):
-    return bundled(find(str(own.prefix), own.target), own.target, ())
+    return make_bundled_interpreter(find_interpreter(str(own.prefix), own.target), own.target, ())
 
 
 def paths(interpreter):
@@ -65,7 +65,9 @@ def test_what_goes_and_what_stays(own, python):
 def test_headers_stay_where_the_settings_say_so(own, python):
     header = f"include/python{own.target.python}/Python.h"
     assert header in paths(python)
-    without = bundled(find(str(own.prefix), own.target), own.target, ("headers",))
+    without = make_bundled_interpreter(
+        find_interpreter(str(own.prefix), own.target), own.target, ("headers",)
+    )
     assert header not in paths(without)
     assert layer_id(without.source, own.target) != layer_id(python.source, own.target)
 
@@ -87,12 +89,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     (library / "lib-dynload" / "_gone.so").symlink_to("nowhere.so")
     made = Installation(prefix=tmp_path, program="bin/python3", version=f"{target.python}.1")
     with pytest.raises(ConfigError, match=r"_gone\.so cannot be read: No such file") as caught:
-        bundled(made, target, ("headers",))
+        make_bundled_interpreter(made, target, ("headers",))
     assert caught.value.hint.startswith("make these files readable")
     (library / "lib-dynload" / "_gone.so").unlink()
     (library / "lib-dynload" / "_bad.so").symlink_to("/proc/self/mem")  # it opens; reading fails
     with pytest.raises(ConfigError, match=f"a file in {tmp_path} cannot be read: Input/output"):
-        bundled(made, target, ("headers",))
+        make_bundled_interpreter(made, target, ("headers",))
 
 
 def test_a_static_program_is_refused(tmp_path):
@@ -106,7 +108,7 @@ def test_a_static_program_is_refused(tmp_path):
     subprocess.run(["gcc", "-static", "-o", str(program), str(source)], check=True)
     made = Installation(prefix=tmp_path, program="bin/python3", version=f"{target.python}.1")
     with pytest.raises(ConfigError, match="is linked statically"):
-        bundled(made, target, ())
+        make_bundled_interpreter(made, target, ())
 
 
 STATIC = ("-Wl,--export-dynamic,--whole-archive", "{archive}", "-Wl,--no-whole-archive", "-lm")
@@ -128,12 +130,12 @@ def test_one_that_is_laid_out_as_others_are(own, tmp_path, linked, beside):
     (made / beside.format(python=own.target.python)).touch()
     link = tmp_path / "link"
     link.symlink_to(made.name)
-    found = find(str(link), own.target)
+    found = find_interpreter(str(link), own.target)
     assert found.prefix == made
-    source = bundled(found, own.target, ()).source
+    source = make_bundled_interpreter(found, own.target, ()).source
     env = unpacked(source, own.target, tmp_path / "env")
     made.rename(tmp_path / "gone")
-    assert faults_elsewhere(env, own.target.python) == []
+    assert list_faults_elsewhere(env, own.target.python) == []
     libraries = {path.name for path in (env / "python" / "lib").glob("lib*.so*")}
     assert libraries == ({f"libpython{own.target.python}.so.1.0"} if len(linked) == 1 else set())
 
@@ -181,7 +183,7 @@ def unpacked(source, target, env):
 
 def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(own, python, tmp_path):
     env = unpacked(python.source, own.target, tmp_path / "env")
-    assert faults_elsewhere(env, own.target.python) == []
+    assert list_faults_elsewhere(env, own.target.python) == []
 
     program = env / "python" / "bin" / own.program.name
     argv = [str(program), "-v", "-c", "import json.decoder"]
@@ -193,17 +195,17 @@ def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(own, python
     killing = env / "python" / "lib" / f"python{own.target.python}" / "lib-dynload" / "_aa.so"
     killing.touch()
     (killing.parents[1] / "_aa.py").write_text("import os\nos.abort()\n")
-    (fault,) = faults_elsewhere(env, own.target.python)
+    (fault,) = list_faults_elsewhere(env, own.target.python)
     assert fault == "its Python ends elsewhere when it imports _aa: exit status -6"
     killing.unlink()
 
     if python.source.interpreter is not None and python.source.interpreter.run_paths:
         plain = (own.prefix / "bin" / own.program.name).read_bytes()
         program.write_bytes(plain)
-        (fault,) = faults_elsewhere(env, own.target.python)
+        (fault,) = list_faults_elsewhere(env, own.target.python)
         assert fault.startswith(f"its Python uses {own.prefix}/lib/libpython")
     (env / "python" / "lib" / f"python{own.target.python}" / "encodings").rename(env / "gone")
-    (fault,) = faults_elsewhere(env, own.target.python)
+    (fault,) = list_faults_elsewhere(env, own.target.python)
     assert fault.startswith("its Python does not start elsewhere")
 
 
@@ -212,7 +214,7 @@ def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(own, python
 
 def refused(setting, target):
     with pytest.raises(ConfigError) as caught:
-        find(str(setting), target, os.environ)
+        find_interpreter(str(setting), target, os.environ)
     assert "environment.interpreter" in caught.value.message
     assert caught.value.hint
     return caught.value
@@ -223,8 +225,11 @@ def no_uv(argv, **_):
 
 
 def test_a_program_or_its_folder_may_be_named(own):
-    by_folder, by_program = find(str(own.prefix), own.target), find(str(own.program), own.target)
-    assert by_folder == by_program == find(str(own.prefix / "bin"), own.target)
+    by_folder, by_program = (
+        find_interpreter(str(own.prefix), own.target),
+        find_interpreter(str(own.program), own.target),
+    )
+    assert by_folder == by_program == find_interpreter(str(own.prefix / "bin"), own.target)
     assert (by_folder.prefix, by_folder.program) == (own.prefix, f"bin/{own.program.name}")
     assert by_folder.library == f"lib/python{own.target.python}"
 
@@ -232,7 +237,9 @@ def test_a_program_or_its_folder_may_be_named(own):
 def test_of_a_virtual_environment_its_base_is_taken(own, tmp_path):
     argv = [str(own.program), "-m", "venv", "--without-pip", str(tmp_path / "venv")]
     subprocess.run(argv, check=True)
-    assert find(str(tmp_path / "venv"), own.target) == find(str(own.prefix), own.target)
+    assert find_interpreter(str(tmp_path / "venv"), own.target) == find_interpreter(
+        str(own.prefix), own.target
+    )
 
 
 def test_another_version_is_refused(own):
@@ -267,7 +274,7 @@ def test_of_a_shim_that_has_no_version_the_reason_is_shown(own, tmp_path):
     assert f"{shim} does not work: exit status 127: pyenv: not found" in error.message
     assert "pyenv prefix" in error.hint
     shim.write_text(f'#!/bin/sh\nexec {own.program} "$@"\n')
-    assert find(str(shim), own.target).prefix == own.prefix
+    assert find_interpreter(str(shim), own.target).prefix == own.prefix
 
 
 def test_a_program_for_another_processor_is_refused(own, tmp_path):
@@ -295,7 +302,7 @@ def test_a_systems_python_is_refused():
 def test_a_link_leads_to_its_folder(own, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / own.program.name).symlink_to(own.program)
-    assert find(str(tmp_path), own.target).prefix == own.prefix
+    assert find_interpreter(str(tmp_path), own.target).prefix == own.prefix
 
 
 def test_for_other_machines_there_is_none(own):
@@ -316,10 +323,10 @@ def test_pyenvs_newest_is_found(own, tmp_path):
     broken.write_text("#!/bin/sh\nexit 7\n")
     broken.chmod(0o755)
     env = {**os.environ, "PYENV_ROOT": str(tmp_path)}
-    assert find("bundled", own.target, env, run=no_uv).prefix == own.prefix
+    assert find_interpreter("bundled", own.target, env, run=no_uv).prefix == own.prefix
     real.unlink()
     with pytest.raises(ConfigError) as caught:
-        find("bundled", own.target, env, run=no_uv)
+        find_interpreter("bundled", own.target, env, run=no_uv)
     assert f"there is no Python {minor} here" in caught.value.message
     assert any(str(broken) in line for line in caught.value.context)
     assert f"uv python install {minor}" in caught.value.hint
@@ -329,10 +336,10 @@ def test_where_the_running_python_does_not_fit_there_is_none(own, tmp_path, monk
     def find_none(*_):
         raise NodeError(Problem(ProblemCode.NO_CPYTHON, "here", {}))
 
-    monkeypatch.setattr(interpreter, "find", find_none)
+    monkeypatch.setattr(interpreter, "find_base_python", find_none)
     env = {**os.environ, "PYENV_ROOT": str(tmp_path)}
     with pytest.raises(ConfigError, match="there is no Python"):
-        find("bundled", replace(own.target, python=HOST.python), env, run=no_uv)
+        find_interpreter("bundled", replace(own.target, python=HOST.python), env, run=no_uv)
 
 
 def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path):
@@ -350,7 +357,7 @@ def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path):
 
     env = {"PYENV_ROOT": str(tmp_path / "none"), "PATH": ""}
     target = replace(HOST, python="3.12")
-    found = [path.parents[1].name for path in candidates(target, env, uv)]
+    found = [path.parents[1].name for path in list_candidates(target, env, uv)]
     assert found[0] == others[0]
     assert found[4] == f"{names[0]}-gnu"
     assert sorted(found[1:4]) == sorted(others[1:])
@@ -368,7 +375,7 @@ def test_uvs_come_first(own, tmp_path):
         return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
 
     env = {**os.environ, "PYENV_ROOT": str(tmp_path / "none")}
-    assert find("bundled", own.target, env, run=uv).prefix == own.prefix
+    assert find_interpreter("bundled", own.target, env, run=uv).prefix == own.prefix
     assert asked == [[sys.executable, "-m", "uv", "python", "dir"]]
 
 
@@ -408,7 +415,7 @@ def prefix(tmp_path):
 
 
 def followed(prefix):
-    return libraries_of(prefix, PROGRAM, [MODULE])
+    return follow_libraries(prefix, PROGRAM, [MODULE])
 
 
 def file_of(prefix, path):
@@ -417,14 +424,14 @@ def file_of(prefix, path):
 
 
 def test_what_the_loader_is_told(prefix):
-    header = elf.read(prefix / PROGRAM)
+    header = elf.read_elf(prefix / PROGRAM)
     assert header.needed[0] == "libown.so.1"
     assert header.run_path == f"{prefix}/lib"
     data = (prefix / PROGRAM).read_bytes()
     assert data[header.run_path_at :].startswith(f"{prefix}/lib\0".encode())
     assert Path(header.loader).is_file()
     assert header.glibc >= (2, 0)
-    module = elf.read(prefix / MODULE)
+    module = elf.read_elf(prefix / MODULE)
     assert (module.loader, module.run_path) == ("", "")
 
 
@@ -432,7 +439,7 @@ def test_what_the_loader_is_told(prefix):
 def test_what_is_cut_short_is_no_library(prefix, length):
     path = prefix / "short.so"
     path.write_bytes((prefix / MODULE).read_bytes()[:length])
-    header = elf.read(path)
+    header = elf.read_elf(path)
     assert header is None or header.needed == ()
 
 

@@ -14,7 +14,7 @@ from stager import wheels
 from stager.core import store as digest_cache
 from stager.core.errors import ResolveError, WheelError
 from stager.core.processes import run
-from stager.core.store import DigestCache, Store, sha256_of
+from stager.core.store import DigestCache, Store, digest_file
 from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock
@@ -54,7 +54,7 @@ def locked(file, index=None, **changes):
         name=name,
         version=version,
         filename=file.name,
-        sha256=sha256_of(file),
+        sha256=digest_file(file),
         size=file.stat().st_size,
         url=url,
         path=None if index else file,
@@ -111,7 +111,7 @@ def test_files_are_downloaded_checked_and_kept(index, store):
             name=name,
             version=version,
             path=store.wheels / file.name,
-            sha256=sha256_of(file),
+            sha256=digest_file(file),
             size=file.stat().st_size,
         )
         assert wheel.path.read_bytes() == file.read_bytes()
@@ -137,10 +137,10 @@ def test_what_was_read_once_is_not_read_again(store, monkeypatch):
 
     def counted(path):
         hashed.append(path)
-        return sha256_of(path)
+        return digest_file(path)
 
     for module in (digest_cache, wheels):
-        monkeypatch.setattr(module, "sha256_of", counted)
+        monkeypatch.setattr(module, "digest_file", counted)
     assert len(fetch(lock, store, offline=True)) == 50
     assert sorted(hashed) == sorted(files)
     hashed.clear()
@@ -162,7 +162,7 @@ def test_a_file_from_a_folder_that_is_gone_is_looked_up_by_name(index, store, tm
     file = index.folder / "alpha-1.0-py3-none-any.whl"
     lock = lock_of(locked(file, path=tmp_path / "gone" / file.name))
     (wheel,) = fetch(lock, store, offline=False)
-    assert wheel.sha256 == sha256_of(file)
+    assert wheel.sha256 == digest_file(file)
 
 
 def test_files_for_another_target(index, store):
@@ -185,7 +185,7 @@ def test_a_private_index_of_the_spec(index, store, monkeypatch, caplog):
     index.user, index.password = "me", "s3cret-pass"
     monkeypatch.setenv("PIP_INDEX_URL", "")
     known = Indexes(index_url=index.url_with_password)
-    lock = replace(served(index), indexes=known.without_credentials())
+    lock = replace(served(index), indexes=known.strip_credentials())
     caplog.set_level(logging.DEBUG)
     error = fails(lock, store, offline=False)
     assert len(error.context) == 2
@@ -202,7 +202,7 @@ def test_a_file_that_differs_from_the_lock(index, store):
     wrong = replace(lock.files[0], sha256=Digest("1" * 64))
     error = fails(replace(lock, files=(wrong, lock.files[1])), store, offline=False)
     (line,) = error.context
-    found = sha256_of(index.folder / wrong.filename)
+    found = digest_file(index.folder / wrong.filename)
     assert wrong.filename in line
     assert f"expected sha256 {'1' * 64}, found {found}" in line
     assert "the lock is authoritative" in error.hint
@@ -230,10 +230,10 @@ def test_a_bad_file_in_the_store_is_replaced(index, store, same_size):
     (line,) = fails(lock, store, offline=True).context
     assert line == (
         f"{bad.name}: differs from the lock: expected sha256 {wheels[0].sha256}, "
-        f"found {sha256_of(bad)}"
+        f"found {digest_file(bad)}"
     )
     assert fetch(lock, store, offline=False) == wheels
-    assert sha256_of(bad) == wheels[0].sha256
+    assert digest_file(bad) == wheels[0].sha256
 
 
 def test_offline_all_missing_files_are_listed(index, store):

@@ -25,13 +25,13 @@ from bundle.format.layer import HEAD_PREFIX, Index, Origin, decode_head, head_su
 from bundle.protocol.digest import Digest
 from stager.building.build import BuildOptions, Built, build
 from stager.config.load import load
-from stager.core.store import ScratchKind, Store, sha256_of
+from stager.core.store import ScratchKind, Store, digest_file
 from stager.core.values import Target, Wheel
 from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
-from stager.pack.node_program import compiled_program, make_node_program
+from stager.pack.node_program import find_compiled_program, make_node_program
 from tests.support.needs import lacks, needs
 
 STAGER = [sys.executable, "-m", "stager"]
@@ -79,7 +79,7 @@ class Project:
         lines = ['lock-version = "1.0"', 'created-by = "test"']
         for wheel in wheels:
             name, version = wheel.name.split("-")[:2]
-            file = f'path = "{wheel}", hashes = {{ sha256 = "{sha256_of(wheel)}" }}'
+            file = f'path = "{wheel}", hashes = {{ sha256 = "{digest_file(wheel)}" }}'
             lines += ["[[packages]]", f'name = "{canonicalize_name(name)}"']
             lines += [f'version = "{version}"', f"wheels = [{{ {file} }}]"]
         (self.root / "pylock.user.toml").write_text("\n".join(lines) + "\n")
@@ -136,7 +136,7 @@ class Supplies:
             (self.decompressor, store.wheels),
             *((program, store.programs) for program in self.programs),
         ):
-            with store.publishing(folder / source.name) as partial:
+            with store.publish(folder / source.name) as partial:
                 partial.write_bytes(source.read_bytes())
         return store
 
@@ -148,7 +148,7 @@ def supplies(zstandard_wheel: Path, tmp_path_factory: pytest.TempPathFactory) ->
     program = make_node_program()
     plain = store.programs / f"{Digest.of(program)}.pyz"
     plain.write_bytes(program)
-    programs = (plain, compiled_program(plain, store))
+    programs = (plain, find_compiled_program(plain, store))
     return Supplies(decompressor=zstandard_wheel, programs=programs)
 
 
@@ -169,14 +169,14 @@ def wheel_of(path: Path) -> Wheel:
         name=canonicalize_name(name),
         version=Version(version),
         path=path,
-        sha256=sha256_of(path),
+        sha256=digest_file(path),
         size=path.stat().st_size,
     )
 
 
 def source_of(path: Path) -> LayerSource:
     """What the layer of a wheel is made from."""
-    return LayerSource.of_wheel(wheel_of(path))
+    return LayerSource.from_wheel(wheel_of(path))
 
 
 def tree_of(folder: Path) -> Tree:

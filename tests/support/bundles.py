@@ -20,10 +20,10 @@ import zstandard
 from packaging.utils import parse_wheel_filename
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import origin_of, packed_index
-from bundle.format.manifest import member_header, padding
+from bundle.format.layer import get_packed_index, read_origin
+from bundle.format.manifest import count_padding, member_header
 from bundle.protocol.digest import Digest, canonical_json
-from stager.core.store import Store, sha256_of
+from stager.core.store import Store, digest_file
 from stager.core.values import Target, Wheel
 from stager.layers.layer_build import make_layers
 from stager.layers.project import project_files
@@ -50,7 +50,7 @@ def wheel(path: Path) -> Wheel:
     """A wheel file as the build knows it."""
     name, version, _, _ = parse_wheel_filename(path.name)
     size = path.stat().st_size
-    return Wheel(name=name, version=version, path=path, sha256=sha256_of(path), size=size)
+    return Wheel(name=name, version=version, path=path, sha256=digest_file(path), size=size)
 
 
 def fetch_decompressor(store: Store) -> Wheel | None:
@@ -79,10 +79,10 @@ def make_bundle(
         **says: further fields of ``Contents``.
     """
     found = tuple(map(wheel, wheels))
-    sources = [LayerSource.of_wheel(one) for one in found]
+    sources = [LayerSource.from_wheel(one) for one in found]
     if project is not None:
         sources.append(
-            LayerSource.of_tree("project", "demo", project_files(project, []), "project")
+            LayerSource.from_tree("project", "demo", project_files(project, []), "project")
         )
     with store.lock():
         made = make_layers(sources, store=store, target=HERE, jobs=2)
@@ -105,7 +105,7 @@ def node_program(bundle: Path, folder: Path) -> Path:
     """The far side's program, taken out of a bundle."""
     path = folder / "node.pyz"
     with BundleFile(str(bundle)) as opened:
-        path.write_bytes(opened.part(opened.manifest.node))
+        path.write_bytes(opened.read_part(opened.manifest.node))
     return path
 
 
@@ -190,11 +190,11 @@ def forge(
     with BundleFile(str(real)) as opened:
         whole = opened.manifest
         (layer,) = whole.layers
-        parts = [opened.part(part) for part in (whole.node, whole.decompressor) if part]
+        parts = [opened.read_part(part) for part in (whole.node, whole.decompressor) if part]
         start = opened.frames_start(layer)
         head = opened.head(layer)
-        made_from = origin_of(head).to_bytes()
-        raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(packed_index(head)))
+        made_from = read_origin(head).to_bytes()
+        raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(get_packed_index(head)))
         pieces = []
         for size, _, _ in raw["frames"]:
             pieces.append(opened.read(start, size))
@@ -226,7 +226,7 @@ def forge(
     with target.open("wb") as out:
         for name, data in members:
             out.write(member_header(name or "manifest.json", len(data)))
-            out.write(data + bytes(padding(len(data))))
+            out.write(data + bytes(count_padding(len(data))))
         out.write(bytes(1024))
     return target
 

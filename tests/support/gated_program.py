@@ -9,7 +9,7 @@ import os, sys, time
 sys.path.insert(0, {program!r})
 from bundle.environment import unpack as layer_writer
 
-share = layer_writer.share
+share = layer_writer.run_tasks
 
 def share_and_wait(count, work, processes, **settings):
     def work_and_wait(number):
@@ -19,7 +19,7 @@ def share_and_wait(count, work, processes, **settings):
 
     share(count, work_and_wait, processes, **settings)
 
-layer_writer.share = share_and_wait
+layer_writer.run_tasks = share_and_wait
 from bundle.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

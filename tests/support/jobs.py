@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bundle.format.manifest import room_for
+from bundle.format.manifest import estimate_room
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher
 from bundle.protocol.job import Job, Launch, Requires
@@ -60,7 +60,7 @@ def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:
         bundle=str(packed.path),
         bundle_id=manifest.id,
         requires=manifest.requires,
-        room=room_for(manifest.layers),
+        room=estimate_room(manifest.layers),
         packages=manifest.packages,
         imports=manifest.imports,
         node_root="auto",

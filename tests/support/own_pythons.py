@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stager.core.errors import ConfigError
 from stager.core.values import Target
-from stager.interpreter import find
+from stager.interpreter import find_interpreter
 from tests.support.building import HOST
 from tests.support.interpreters import other_pythons
 from tests.support.needs import lacks
@@ -39,7 +39,9 @@ def movable_pythons() -> list[OwnPython]:
         minor = path.name.removeprefix("python")
         target = Target(python=minor, platform=HOST.platform)
         try:
-            found.append(OwnPython(target=target, prefix=find(str(path), target).prefix))
+            found.append(
+                OwnPython(target=target, prefix=find_interpreter(str(path), target).prefix)
+            )
         except ConfigError:
             continue
     return found

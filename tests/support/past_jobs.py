@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bundle.driver.forecast import Nodes, a_step, staging
+from bundle.driver.forecast import Nodes, a_step, forecast_staging
 from bundle.protocol.events import StagingWork
 from stager.forecast import Seen
 
@@ -16,7 +16,7 @@ SEEN = Seen(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, unpack=4.
 def as_expected(nodes: int = 3, factor: float = 1.0, **changed: Any) -> Seen:
     """A job on a cluster that takes so many times as long as is assumed."""
     where = Nodes(nodes, cpus=4)
-    made = staging(WORK, where, relayed=changed.get("relayed", SEEN.relayed))
+    made = forecast_staging(WORK, where, relayed=changed.get("relayed", SEEN.relayed))
     seen = replace(
         SEEN,
         nodes=nodes,

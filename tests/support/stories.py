@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from stager.logs.job_files import JobFiles, of_job
+from stager.logs.job_files import JobFiles, list_job_files
 from tests.support.building import STAGER, Project
 from tests.support.processes import until
 from tests.support.wheelhouse import make_wheel
@@ -177,7 +177,7 @@ class Told:
         launch = {"command": ["train.py"], "launcher": "torchrun", "backend": "auto"}
         told = {"v": 3, "id": self.job_id, "name": "demo", "action": "run", "launch": launch, **job}
         (self.folder / f"job.{self.job_id}.json").write_text(json.dumps(told))
-        return of_job(self.folder, self.job_id)
+        return list_job_files(self.folder, self.job_id)
 
 
 def went_well(folder: Path, nodes: list[str], **result: Any) -> Told:

@@ -83,7 +83,7 @@ def _whole_bundle(path: Path) -> None:
         with BundleFile(str(path)) as bundle:
             for layer in bundle.manifest.layers:
                 bundle.head(layer)
-            bundle.part(bundle.manifest.node)
+            bundle.read_part(bundle.manifest.node)
             named = bundle.manifest.id[:12] in path.name
     except NodeError as exc:
         require(False, "a bundle in the store is whole", exc)

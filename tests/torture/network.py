@@ -77,7 +77,7 @@ class Network:
         """Plug it in again."""
         _batch("ip", [f"link set port{host} master hub"])
 
-    def part(self, host: int, other: int) -> None:
+    def read_part(self, host: int, other: int) -> None:
         """Lose all that two hosts send to each other, as a firewall that drops it does."""
         for one, two in ((host, other), (other, host)):
             neighbour = f"neigh replace {self.address(two)} lladdr {_NOBODY} dev eth0 nud permanent"

@@ -59,7 +59,7 @@ def _part(swarm: Swarm, place: int) -> None:
     """Drop what a node and some others send to each other; the source reaches all."""
     others = [other for other in range(1, swarm.count + 1) if other != place]
     for other in swarm.rng.sample(others, swarm.rng.randint(1, len(others))):
-        swarm.network.part(place, other)
+        swarm.network.read_part(place, other)
 
 
 def _move(swarm: Swarm, place: int) -> None:

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bundle.environment.unpack import unpack
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -154,7 +154,7 @@ class World:
         base.mkdir()
         made = unpack(
             str(self.bundle.path),
-            root=secure_root(str(base)),
+            root=make_secure_root(str(base)),
             expected=self.bundle.manifest.id,
             python=BASE_PYTHON,
             processes=1,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Options, TrainerError, check, parse
+from trainer.config import Options, TrainerError, check_paths, parse
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -93,7 +93,7 @@ def test_all_wrong_paths_are_named_at_once(tmp_path):
         ["tiny-bert", "--data", "/no/data.csv", "--vocab", "/no/vocab", "--out", f"{tmp_path}/file"]
     )
     with pytest.raises(TrainerError) as error:
-        check(options)
+        check_paths(options)
     assert "/no/data.csv" in str(error.value)
     assert "/no/vocab" in str(error.value)
     assert f"{tmp_path}/file" in str(error.value)
@@ -116,10 +116,10 @@ def test_what_is_not_here_is_taken_from_what_was_staged(tmp_path, monkeypatch):
     assert options.data == tmp_path / "project" / "data" / "a.csv"
     assert options.vocab == tmp_path / "assets" / "vocab.txt"
     assert options.out == Path("out")
-    check(options)
+    check_paths(options)
     assert parse(["tiny-bert", "--data", "here"]).data == Path("here")
     with pytest.raises(TrainerError) as error:
-        check(parse(["tiny-bert", "--data", "absent.csv"]))
+        check_paths(parse(["tiny-bert", "--data", "absent.csv"]))
     assert "--data absent.csv: there is no such file" in str(error.value)
     looked_in = ", or ".join(str(tmp_path / place) for place in ("work", "project", "assets"))
     assert f"taken from {looked_in}" in str(error.value)

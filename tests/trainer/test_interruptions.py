@@ -53,7 +53,7 @@ def alone(tmp_path_factory):
 
 HELD = """\
 import pathlib, sys, time
-from trainer.__main__ import _leave, main
+from trainer.__main__ import _exit_without_finalizing, main
 from trainer.engine.progress import Progress
 from trainer.engine.loop import StopSignal
 
@@ -70,7 +70,7 @@ def tell(self, number, frame):
 
 count, Progress.step = Progress.step, held
 note, StopSignal.note = StopSignal.note, tell
-_leave(main(sys.argv[1:]))
+_exit_without_finalizing(main(sys.argv[1:]))
 """
 """The trainer, which waits in a step for what comes: else it may have ended before."""
 

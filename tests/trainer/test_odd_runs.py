@@ -19,8 +19,8 @@ OTHERWISE = """\
 import os, sys
 if os.environ["RANK"] == "1":
     sys.argv += {more!r}
-from trainer.__main__ import _leave, main
-_leave(main(sys.argv[1:]))
+from trainer.__main__ import _exit_without_finalizing, main
+_exit_without_finalizing(main(sys.argv[1:]))
 """
 
 
@@ -202,6 +202,6 @@ def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(program, "_training", lambda _: interrupted)
+    monkeypatch.setattr(program, "_prepare_training", lambda _: interrupted)
     assert program.main(["mlp"]) == 130
     assert "interrupted; nothing was saved since the last checkpoint" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Options, TrainerError, counted
+from ..config import Options, TrainerError, format_count
 from ..task import Rows
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class RunImages:
     held_out: Rows
 
 
-def folder_of(options: Options) -> Path:
+def find_mnist_folder(options: Options) -> Path:
     """Return the folder that ``--data`` names."""
     if options.data is None or not options.data.is_dir():
         raise TrainerError(
@@ -57,7 +57,7 @@ def folder_of(options: Options) -> Path:
     return options.data
 
 
-def file_of(options: Options, pattern: str) -> Path:
+def find_data_file(options: Options, pattern: str) -> Path:
     """Return the file that ``--data`` names, or the one in its folder that fits a pattern."""
     data = options.data
     if data is None:
@@ -82,7 +82,7 @@ def read_mnist(folder: Path) -> Splits:
         paths = _idx_paths(folder, split)
         if paths:
             images, labels = read_idx(paths["images"], 3), read_idx(paths["labels"], 1)
-            splits.append(_joined(images, labels, paths, DIGIT))
+            splits.append(_join_images_and_labels(images, labels, paths, DIGIT))
     if not splits:
         raise TrainerError(
             f"--data {folder} has no IDX files of MNIST",
@@ -163,23 +163,25 @@ def read_npz(path: Path) -> Splits:
     splits = []
     for split in ("train", "test"):
         names = {"images": path / f"x_{split}", "labels": path / f"y_{split}"}
-        splits.append(_joined(arrays[f"x_{split}"], arrays[f"y_{split}"], names, THING))
+        splits.append(
+            _join_images_and_labels(arrays[f"x_{split}"], arrays[f"y_{split}"], names, THING)
+        )
     return Splits(train=splits[0], held_out=splits[1])
 
 
-def choose(splits: Splits, options: Options) -> RunImages:
+def choose_images(splits: Splits, options: Options) -> RunImages:
     """Return the images that the command line asks for."""
     train, held_out = splits.train, splits.held_out
     if held_out is None:
         train, held_out = _split(train, options)
     elif options.held_out is not None:
-        held_out = _part(held_out, range(min(options.held_out, len(held_out))))
+        held_out = _select_rows(held_out, range(min(options.held_out, len(held_out))))
     if options.subset is not None and options.subset < len(train):
         chosen = random.Random(options.seed).sample(range(len(train)), options.subset)  # noqa: S311
-        train = _part(train, sorted(chosen))
+        train = _select_rows(train, sorted(chosen))
     if not len(train) or not len(held_out):
         raise TrainerError(
-            f"{options.data}: {counted(len(train), 'image')} to train on and "
+            f"{options.data}: {format_count(len(train), 'image')} to train on and "
             f"{len(held_out)} held out: there is nothing to learn",
             hint="give at least one of each",
         )
@@ -190,15 +192,15 @@ def _split(rows: Rows, options: Options) -> tuple[Rows, Rows]:
     count = options.held_out or min(1000, len(rows) // 7)
     if count >= len(rows):
         raise TrainerError(
-            f"--held-out {count} leaves none of the {counted(len(rows), 'image')} of "
+            f"--held-out {count} leaves none of the {format_count(len(rows), 'image')} of "
             f"{options.data} to train on",
             hint="hold out fewer",
         )
     edge = len(rows) - count
-    return _part(rows, range(edge)), _part(rows, range(edge, len(rows)))
+    return _select_rows(rows, range(edge)), _select_rows(rows, range(edge, len(rows)))
 
 
-def scaled(rows: Rows, mean: float, spread: float) -> Rows:
+def normalize_images(rows: Rows, mean: float, spread: float) -> Rows:
     """Return images as numbers around 0, of shape (rows, channels, height, width).
 
     Args:
@@ -220,7 +222,9 @@ def _idx_path(folder: Path, split: str, kind: str, axes: int) -> Path | None:
     return None
 
 
-def _joined(inputs: Tensor, labels: Tensor, names: dict[str, Path], shape: tuple[int, ...]) -> Rows:
+def _join_images_and_labels(
+    inputs: Tensor, labels: Tensor, names: dict[str, Path], shape: tuple[int, ...]
+) -> Rows:
     """Return images with their labels; TrainerError if they or ``shape`` do not match."""
     import torch
 
@@ -254,7 +258,7 @@ def _joined(inputs: Tensor, labels: Tensor, names: dict[str, Path], shape: tuple
     return Rows(inputs=inputs, labels=labels)
 
 
-def _part(rows: Rows, numbers: Iterable[int]) -> Rows:
+def _select_rows(rows: Rows, numbers: Iterable[int]) -> Rows:
     import torch
 
     chosen = torch.tensor(list(numbers), dtype=torch.long)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import DEFAULT_TOKENIZER, Options, TrainerError, counted
+from ..config import DEFAULT_TOKENIZER, Options, TrainerError, format_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +59,8 @@ def load(options: Options) -> Corpus:
     classes = {row.label for row in train}
     if len(classes) < 2 or not held_out:
         raise TrainerError(
-            f"{source}: {counted(len(train), 'row')} to train on, of "
-            f"{counted(len(classes), 'class', 'classes')}, and "
+            f"{source}: {format_count(len(train), 'row')} to train on, of "
+            f"{format_count(len(classes), 'class', 'classes')}, and "
             f"{len(held_out)} held out: there is nothing to learn",
             hint="give rows of at least two classes to train on, and one row to hold out",
         )
@@ -101,7 +101,7 @@ def read_csv(path: Path) -> list[LabelledText]:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         shown = "".join(f"\n  {problem}" for problem in problems[:_SHOWN])
         raise TrainerError(
-            f"{path}: {len(problems)} of {counted(len(rows) + len(problems), 'row')} "
+            f"{path}: {len(problems)} of {format_count(len(rows) + len(problems), 'row')} "
             f"cannot be used:{shown}{more}",
             hint=f"each row is a class from 1 to {CLASSES}, then one or more columns of text",
         )
@@ -161,7 +161,7 @@ def _split(
     count = min(1000, len(rows) // 7) if held_out is None else held_out
     if count >= len(rows):
         raise TrainerError(
-            f"{source}: --held-out {count} leaves none of its {counted(len(rows), 'row')} "
+            f"{source}: --held-out {count} leaves none of its {format_count(len(rows), 'row')} "
             "to train on",
             hint="hold out fewer rows",
         )

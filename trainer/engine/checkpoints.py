@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Options, TrainerError, counted
+from ..config import Options, TrainerError, format_count
 
 # --- The memory of GPUs that a run has taken -----------------------------------------------------
 
@@ -75,7 +75,8 @@ def find(options: Options, steps_an_epoch: int) -> Start:
         step, epoch = int(state["global_step"]), float(state["epoch"])
         if abs(step - epoch * steps_an_epoch) > 0.5:
             raise TrainerError(
-                f"{folder} was made with {counted(round(step / epoch), 'step')} an epoch, and this "
+                f"{folder} was made with {format_count(round(step / epoch), 'step')} an "
+                "epoch, and this "
                 f"run has {steps_an_epoch}",
                 hint="resume with the same --data, --subset, --held-out, --batch-size and number "
                 "of processes, or start again in another --out",
@@ -84,7 +85,7 @@ def find(options: Options, steps_an_epoch: int) -> Start:
     return Start()
 
 
-def see(start: Start) -> None:
+def require_visible_checkpoint(start: Start) -> None:
     """Make sure that this rank sees the checkpoint of rank 0."""
     if start.checkpoint is not None and not start.checkpoint.is_dir():
         raise TrainerError(
@@ -102,7 +103,7 @@ def write_metrics(out: Path, metrics: dict[str, float | int]) -> Path:
     return path
 
 
-def teach_torch_to_load() -> None:
+def register_safe_types() -> None:
     """Let ``torch.load`` read the Trainer's checkpoints also for older Hugging Face libraries.
 
     From torch 2.6 on it loads only registered types, and transformers before 4.48 does not

@@ -73,7 +73,7 @@ class StopSignal:
 
 
 @contextmanager
-def recording_signals() -> Iterator[StopSignal]:
+def record_signals() -> Iterator[StopSignal]:
     """Record the signals while the block runs, instead of ending."""
     stop_signal = StopSignal()
     before = {number: signal.signal(number, stop_signal.note) for number in SIGNALS}
@@ -178,14 +178,16 @@ def train(
         Stopped: a signal came. A checkpoint has been written.
     """
     run = Run(task, options, world)
-    saving.begin(run, environ)
-    progress = dist.together(world, lambda: Progress(options.out, run.steps, speaks=world.is_first))
+    saving.prepare_folder(run, environ)
+    progress = dist.run_on_all_ranks(
+        world, lambda: Progress(options.out, run.steps, speaks=world.is_first)
+    )
     accuracy = loss = 0.0
     if run.at.epoch < options.epochs:
         _warm_up(run)
-    with recording_signals() as stop_signal, closing(progress):
+    with record_signals() as stop_signal, closing(progress):
         while run.at.epoch < options.epochs:
-            average = _epoch(run, progress, stop_signal)
+            average = _train_epoch(run, progress, stop_signal)
             accuracy, loss = evaluate(task, world)
             progress.epoch(run.at.epoch, run.at.step, average, accuracy)
             saving.save_epoch(run, accuracy)
@@ -193,10 +195,10 @@ def train(
                 raise TrainingStopped(run.at.step)
         if not progress.rows:  # the run was complete before
             accuracy, loss = evaluate(task, world)
-    saving.finish(run, progress, accuracy, loss)
+    saving.write_results(run, progress, accuracy, loss)
 
 
-def _epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
+def _train_epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
     """Train for the rest of an epoch; return its mean loss. TrainingStopped after a signal."""
     world, epoch = run.world, run.at.epoch
     reduction, mean = Reduction(world), _Mean()
@@ -204,11 +206,11 @@ def _epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
     while run.at.epoch == epoch:
         share = run.order.share(run.at, world.rank, world.size)
         lr = _set_rate(run)
-        part = _step(run, share)
-        run.at = run.order.after(run.at)
+        part = _train_step(run, share)
+        run.at = run.order.get_position_after(run.at)
         mean.waiting.append((run.at, lr, share.total))
         _record(run, reduction.add(part, stop_signal.received), mean, progress)
-        if run.at.epoch == epoch and (run.stopping or _is_due(run)):
+        if run.at.epoch == epoch and (run.stopping or _is_checkpoint_due(run)):
             for results in reduction.rest(stop_signal.received):
                 _record(run, results, mean, progress)  # up to the step that is saved
             saving.save_step(run)
@@ -220,7 +222,7 @@ def _epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
     return mean.total / max(1, mean.rows)
 
 
-def _is_due(run: Run) -> bool:
+def _is_checkpoint_due(run: Run) -> bool:
     every = run.options.save_every
     return bool(every) and run.at.step % (every or 1) == 0
 
@@ -255,13 +257,13 @@ def _warm_up(run: Run) -> None:
         run.optimizer.zero_grad(set_to_none=True)
 
 
-def _step(run: Run, share: Share) -> Tensor:
+def _train_step(run: Run, share: Share) -> Tensor:
     """Run one step of this rank; return its part of the sum of the losses."""
     import torch
 
     # torch.manual_seed would record its call stack for each kind of GPU that is missing: a tenth of
     # a short step, and memory that is never released.
-    seed = _mixed(run.options.seed, run.at.step, run.world.rank)
+    seed = _mix_seeds(run.options.seed, run.at.step, run.world.rank)
     torch.default_generator.manual_seed(seed)
     if run.world.device != "cpu":
         torch.cuda.manual_seed(seed)
@@ -284,10 +286,10 @@ def _forward(run: Run, share: Share) -> tuple[Tensor, Tensor]:
         inputs = task.augment(inputs, share.rows, run.at.epoch)
     run.reading += time.perf_counter() - started
     scores = run.sync.forward(inputs.to(device))
-    return loss_of(scores, labels.to(device), share, run.world.size)
+    return compute_loss(scores, labels.to(device), share, run.world.size)
 
 
-def loss_of(scores: Tensor, labels: Tensor, share: Share, ranks: int) -> tuple[Tensor, Tensor]:
+def compute_loss(scores: Tensor, labels: Tensor, share: Share, ranks: int) -> tuple[Tensor, Tensor]:
     """Return the value that a rank minimises, and its part of the sum of a step's losses.
 
     The mean over all ranks of the first is the mean loss of all rows of the step, also where the
@@ -315,11 +317,11 @@ def evaluate(task: Task, world: World) -> tuple[float, float]:
             scores = task.model(rows.inputs[chosen].to(world.device)).float()
             right += float((scores.argmax(dim=-1) == labels).sum())
             loss += float(cross_entropy(scores, labels, reduction="sum"))
-    right, loss = dist.sums(world, [right, loss])
+    right, loss = dist.sum_over_ranks(world, [right, loss])
     return right / len(rows), loss / len(rows)
 
 
-def rate_at(done: float, peak: float, warmup: float) -> float:
+def compute_rate(done: float, peak: float, warmup: float) -> float:
     """Return the rate at ``done`` (0 to 1): a linear rise over ``warmup``, then a fall to zero."""
     if done < warmup:
         return peak * (0.1 + 0.9 * done / warmup)
@@ -327,13 +329,13 @@ def rate_at(done: float, peak: float, warmup: float) -> float:
 
 
 def _set_rate(run: Run) -> float:
-    lr = rate_at(run.done, run.options.lr or run.task.lr, run.task.warmup)
+    lr = compute_rate(run.done, run.options.lr or run.task.lr, run.task.warmup)
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     return lr
 
 
-def _mixed(*numbers: int) -> int:
+def _mix_seeds(*numbers: int) -> int:
     """Return one seed made of several numbers, the same on every machine."""
     seed = 0
     for number in numbers:

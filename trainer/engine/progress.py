@@ -63,7 +63,7 @@ class Progress:
             f"{rate:.0f} samples/s eta {_clock(left)}"
         )
         if not self._bar:
-            dist.say(line)
+            dist.write_line(line)
             return
         filled = _BAR * step // max(1, self._steps)
         sys.stdout.write(f"\r[{'#' * filled}{'.' * (_BAR - filled)}] {line}\x1b[K")
@@ -77,13 +77,15 @@ class Progress:
             self._note({"step": step, "epoch": epoch, **values})
             self._draw(values, step)
             clear = "\r\x1b[K" if self._bar else ""
-            dist.say(f"{clear}Epoch {epoch} - Avg Loss: {loss:.6f}, Accuracy: {accuracy:.2%}")
+            dist.write_line(
+                f"{clear}Epoch {epoch} - Avg Loss: {loss:.6f}, Accuracy: {accuracy:.2%}"
+            )
 
     def close(self) -> None:
         """Write everything that is still buffered."""
         if self._file is not None:
             self._file.close()
-        with self._drawing():
+        with self._guard_tensorboard():
             if self._board is not None:
                 self._board.close()
 
@@ -93,28 +95,28 @@ class Progress:
                 self._file.write(json.dumps({**values, "seconds": round(self.seconds, 3)}) + "\n")
                 self._file.flush()
             except OSError as error:  # the next checkpoint ends the run, on all ranks
-                dist.say(f"warning: {LOG} is no longer written: {error.strerror or error}")
+                dist.write_line(f"warning: {LOG} is no longer written: {error.strerror or error}")
                 self._file = None
 
     def _draw(self, values: dict[str, float], step: int) -> None:
         board = self._board
         if board is None:
             return
-        with self._drawing():
+        with self._guard_tensorboard():
             for name, value in values.items():
                 board.add_scalar(name, value, step)
 
     @contextmanager
-    def _drawing(self) -> Iterator[None]:
+    def _guard_tensorboard(self) -> Iterator[None]:
         """Give up the curves, with one warning, if they cannot be written."""
         try:
             yield
         except Exception as error:  # its writer passes on what failed in a thread of its own
-            dist.say(f"warning: TensorBoard's files are no longer written: {error}")
+            dist.write_line(f"warning: TensorBoard's files are no longer written: {error}")
             self._board = None
 
 
-def rewind(out: Path, step: int) -> int:
+def remove_later_steps(out: Path, step: int) -> int:
     """Remove the steps after a checkpoint from ``metrics.jsonl``; return their number."""
     path = out / LOG
     kept, last = [], step
@@ -152,7 +154,7 @@ def _board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need no
     try:
         return SummaryWriter(log_dir=str(out / "tensorboard"))
     except OSError as error:
-        dist.say(f"warning: there will be no TensorBoard files: {error}")
+        dist.write_line(f"warning: there will be no TensorBoard files: {error}")
         return None
 
 

@@ -60,7 +60,7 @@ class Order:
         """
         import torch
 
-        order = self._of(at.epoch)
+        order = self._get_order_of_epoch(at.epoch)
         step = order[at.row : at.row + self.batch]
         mine = step[rank::size]
         weights = torch.ones(max(1, len(mine)))
@@ -68,14 +68,14 @@ class Order:
             mine, weights = step[:1], torch.zeros(1)
         return Share(rows=mine, weights=weights, total=len(step))
 
-    def after(self, at: Position) -> Position:
+    def get_position_after(self, at: Position) -> Position:
         """Return the position after the step at a position."""
         row = at.row + self.batch
         if row >= self.rows:
             return Position(epoch=at.epoch + 1, row=0, step=at.step + 1)
         return Position(epoch=at.epoch, row=row, step=at.step + 1)
 
-    def _of(self, epoch: int) -> Tensor:
+    def _get_order_of_epoch(self, epoch: int) -> Tensor:
         import torch
 
         if self._order is None or epoch != self._epoch:

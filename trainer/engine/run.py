@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..config import Options, fits
+from ..config import Options, require_fitting_batch
 from ..network import dist
 from ..network.dist import World
 from ..task import Task
@@ -26,12 +26,12 @@ class Run:
             world, options, {name: sync.describe_rows(of) for name, of in rows.items()}
         )
         task.model.to(world.device)
-        self.mixed = dist.on_all(world, is_bfloat16(options.precision, world.device))
-        self.sync: sync.Alone = dist.together(
-            world, lambda: sync.synchronised(options.sync, task.model, world, mixed=self.mixed)
+        self.mixed = dist.is_true_on_all(world, is_bfloat16(options.precision, world.device))
+        self.sync: sync.Alone = dist.run_on_all_ranks(
+            world, lambda: sync.synchronise_model(options.sync, task.model, world, mixed=self.mixed)
         )
         self.optimizer: Optimizer = task.optimizer(task.model)
-        dist.together(world, lambda: fits(options, len(task.train)))
+        dist.run_on_all_ranks(world, lambda: require_fitting_batch(options, len(task.train)))
         batch = options.batch_size * world.size
         self.order = Order(len(task.train), batch, options.seed)
         self.at = Position()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Options, TrainerError, counted
+from ..config import Options, TrainerError, format_count
 from ..network import dist
 from ..network.dist import World
 from . import checkpoints, progress
@@ -95,7 +95,7 @@ def find_newest(out: Path) -> tuple[Note, bytes] | None:
             why = "is damaged"
         except OSError as error:
             why = f"cannot be read ({error.strerror or error})"
-        dist.say(f"warning: {note.path} {why}; the one before it is used")
+        dist.write_line(f"warning: {note.path} {why}; the one before it is used")
         # Otherwise it would count when old checkpoints are removed, and sound ones would go first.
         with suppress(OSError):
             note.path.replace(f"{note.path}{DAMAGED}")
@@ -124,7 +124,7 @@ def load_state(data: bytes, name: str) -> dict[str, Any]:
     )
 
 
-def thin_out(out: Path, keep: int) -> None:
+def remove_older_checkpoints(out: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints; the best one has a name of its own."""
     for note in list_complete(out)[:-keep]:
         with suppress(OSError):
@@ -175,25 +175,25 @@ _JOB = ".job"
 """The file with the job that writes here; if that is started again, it resumes."""
 
 
-def begin(run: Run, environ: Mapping[str, str]) -> None:
+def prepare_folder(run: Run, environ: Mapping[str, str]) -> None:
     """Prepare the output folder, and resume from its newest sound checkpoint if requested."""
     options, world = run.options, run.world
-    newest = dist.by_first(world, lambda: _prepare(options, environ))
+    newest = dist.run_on_first_rank(world, lambda: _prepare(options, environ))
     _warn_of_other_disks(options, world)
     if world.is_first and run.mixed:
-        dist.say(
+        dist.write_line(
             "computing in bfloat16 where that is accurate enough (--precision float32: nowhere)"
         )
     if newest is None:
         if world.is_first:
-            progress.rewind(options.out, 0)
+            progress.remove_later_steps(options.out, 0)
         return
     name, data = newest
-    dist.together(world, lambda: _restore(run, load_state(data, name), name))
+    dist.run_on_all_ranks(world, lambda: _restore(run, load_state(data, name), name))
     if world.is_first:
-        lost = progress.rewind(options.out, run.at.step)
-        left = f"{counted(lost, 'step')} to do again"
-        dist.say(f"resuming from {name}, after {counted(run.at.step, 'step')} ({left})")
+        lost = progress.remove_later_steps(options.out, run.at.step)
+        left = f"{format_count(lost, 'step')} to do again"
+        dist.write_line(f"resuming from {name}, after {format_count(run.at.step, 'step')} ({left})")
 
 
 def save_epoch(run: Run, accuracy: float) -> None:
@@ -208,7 +208,7 @@ def save_step(run: Run) -> None:
     _save(run, f"checkpoint_step_{run.at.step}.pt", is_best=False)
 
 
-def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> None:
+def write_results(run: Run, done: progress.Progress, accuracy: float, loss: float) -> None:
     """Write the model's weights and the metrics."""
     options, world, task = run.options, run.world, run.task
     metrics: dict[str, float | int] = {
@@ -226,31 +226,31 @@ def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> N
     }
 
     def write() -> None:
-        dist.say(f"Saving model to {options.out / MODEL}")
-        with _writing(options):
+        dist.write_line(f"Saving model to {options.out / MODEL}")
+        with _guard_output_folder(options):
             write_whole(options.out / MODEL, pack_state(task.model.state_dict()))
             checkpoints.write_metrics(options.out, metrics)
-        rows = counted(len(task.held_out), "row")
-        dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {rows}")
+        rows = format_count(len(task.held_out), "row")
+        dist.write_line(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {rows}")
 
-    dist.by_first(world, write)
+    dist.run_on_first_rank(world, write)
 
 
 def _shares(run: Run) -> dict[str, float]:
     """Return the fractions of the steps' time by purpose (0 to 1), on average of the ranks."""
     whole = max(run.stepping, 1e-9)
     mine = [run.reading / whole, min(1.0, run.sync.spent / whole)]
-    data, sync = (total / run.world.size for total in dist.sums(run.world, mine))
+    data, sync = (total / run.world.size for total in dist.sum_over_ranks(run.world, mine))
     if run.world.device != "cpu":
         return {}  # a GPU works on while the clock here stands still
     shares = {"data_share": data, "sync_share": sync, "compute_share": max(0.0, 1 - data - sync)}
     if run.world.is_first and run.stepping:
         words = ", ".join(f"{name[:-6]} {share:.0%}" for name, share in shares.items())
-        dist.say(f"time of a rank's steps, on average: {words}")
+        dist.write_line(f"time of a rank's steps, on average: {words}")
     return {name: round(share, 4) for name, share in shares.items()}
 
 
-def job_of(environ: Mapping[str, str]) -> str:
+def get_job_name(environ: Mapping[str, str]) -> str:
     """Return the job's name, which stays the same when it is started again; empty for none.
 
     Slurm keeps a job's number when it goes back into the queue; torchrun has an id for each launch,
@@ -267,15 +267,15 @@ def job_of(environ: Mapping[str, str]) -> str:
 def _prepare(options: Options, environ: Mapping[str, str]) -> tuple[str, bytes] | None:
     """Prepare the folder; return the path and the bytes of the checkpoint to resume from."""
     out, newest = options.out, None
-    with _writing(options):
+    with _guard_output_folder(options):
         out.mkdir(parents=True, exist_ok=True)
         if options.resume or _is_unfinished_work(out, environ):
             newest = find_newest(out)
             if newest is None and options.resume:
-                dist.say(f"{out} has no checkpoint: starting from the beginning")
+                dist.write_line(f"{out} has no checkpoint: starting from the beginning")
         else:
             _clear(out)
-        (out / _JOB).write_text(job_of(environ), encoding="utf-8")
+        (out / _JOB).write_text(get_job_name(environ), encoding="utf-8")
         (out / checkpoints.METRICS).unlink(missing_ok=True)
     return None if newest is None else (str(newest[0].path), newest[1])
 
@@ -285,7 +285,7 @@ def _is_unfinished_work(out: Path, environ: Mapping[str, str]) -> bool:
 
     For a job that is started again, finished work counts, too: a rank may have died after it.
     """
-    job, mark = job_of(environ), out / _JOB
+    job, mark = get_job_name(environ), out / _JOB
     if not job or not mark.is_file():
         return False
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -306,7 +306,7 @@ def _clear(out: Path) -> None:
             "another --out",
         )
     if left:
-        dist.say(f"{out} has a finished run: it is replaced")
+        dist.write_line(f"{out} has a finished run: it is replaced")
     remove_checkpoints(out)
     (out / progress.LOG).unlink(missing_ok=True)
 
@@ -371,13 +371,13 @@ def _save(run: Run, name: str, *, is_best: bool) -> None:
         if is_best:  # first: the epoch's checkpoint records its accuracy
             write_checkpoint(options.out / BEST, data, run.at.step)
         write_checkpoint(options.out / name, data, run.at.step)
-        thin_out(options.out, options.keep)
+        remove_older_checkpoints(options.out, options.keep)
 
-    dist.by_first(run.world, save)
+    dist.run_on_first_rank(run.world, save)
 
 
 @contextmanager
-def _writing(options: Options) -> Iterator[None]:
+def _guard_output_folder(options: Options) -> Iterator[None]:
     """Turn an error of the block's into one about the output folder."""
     try:
         yield
@@ -396,16 +396,16 @@ def _warn_of_other_disks(options: Options, world: World) -> None:
 
     def make_mark() -> str:
         name = f".seen-{secrets.token_hex(8)}"
-        with _writing(options):
+        with _guard_output_folder(options):
             (out / name).touch()
         return name
 
-    name = dist.by_first(world, make_mark)
-    unseen = dist.sums(world, [float(not (out / name).exists())])[0]
+    name = dist.run_on_first_rank(world, make_mark)
+    unseen = dist.sum_over_ranks(world, [float(not (out / name).exists())])[0]
     if world.is_first:
         (out / name).unlink(missing_ok=True)
         if unseen:
-            dist.say(
+            dist.write_line(
                 f"warning: --out {out.absolute()} is on this node's own disk: a run that is "
                 "started again on other nodes will not find its checkpoints; name a folder on a "
                 "shared file system"

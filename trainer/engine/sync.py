@@ -36,7 +36,7 @@ def require_same_inputs(world: World, options: Options, rows: Mapping[str, str])
     """Continue only if every rank has the options and rows of rank 0."""
     mine = {f"--{name.replace('_', '-')}": str(getattr(options, name)) for name in _OPTIONS}
     mine |= rows
-    first = dist.by_first(world, lambda: mine)
+    first = dist.run_on_first_rank(world, lambda: mine)
 
     def compare() -> None:
         differences = [
@@ -51,7 +51,7 @@ def require_same_inputs(world: World, options: Options, rows: Mapping[str, str])
                 "node is a different copy",
             )
 
-    dist.together(world, compare)
+    dist.run_on_all_ranks(world, compare)
 
 
 def describe_rows(rows: Rows) -> str:
@@ -67,7 +67,7 @@ def describe_rows(rows: Rows) -> str:
 # batch over the GPUs of one process.
 #
 # A rank's loss is scaled so that the *mean* of all gradients is that of the whole step, see
-# :func:`trainer.engine.loop.loss_of`.
+# :func:`trainer.engine.loop.compute_loss`.
 
 
 class Alone:
@@ -139,7 +139,7 @@ class AllReduce(Alone):
         from torch import distributed
 
         gradients = _flat(map(_gradient, self.model.parameters()))
-        with self._timed():
+        with self._measure_exchange():
             distributed.all_reduce(gradients)
         self._put(gradients / self._world.size)
         optimizer.step()
@@ -149,12 +149,12 @@ class AllReduce(Alone):
         import torch
         from torch import distributed
 
-        with torch.no_grad(), self._timed():
+        with torch.no_grad(), self._measure_exchange():
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
                 distributed.broadcast(tensor, src=0)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _measure_exchange(self) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self.spent += time.perf_counter() - started
@@ -179,14 +179,14 @@ class ParameterServer(AllReduce):
         from torch import distributed
 
         gradients = _flat(map(_gradient, self.model.parameters()))
-        with self._timed():
+        with self._measure_exchange():
             distributed.reduce(gradients, dst=0)
         if self._world.is_first:
             self._put(gradients / self._world.size)
             optimizer.step()
 
 
-def synchronised(name: str, model: Module, world: World, *, mixed: bool) -> Alone:
+def synchronise_model(name: str, model: Module, world: World, *, mixed: bool) -> Alone:
     """Return a model that is synchronised over all ranks."""
     from .layers import Precise
 

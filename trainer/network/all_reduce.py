@@ -31,9 +31,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..config import TrainerError, counted
+from ..config import TrainerError, format_count
 from . import dist
-from .dist import MARGIN, RendezvousStore, World, agree, brief, hear, meet
+from .dist import (
+    MARGIN,
+    RendezvousStore,
+    World,
+    brief,
+    exchange_faults,
+    join_rendezvous,
+    require_no_faults,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,13 +89,13 @@ def own_address(environ: Mapping[str, str]) -> str:
         ) from error
 
 
-def listen(address: str) -> socket.socket:
+def open_listener(address: str) -> socket.socket:
     """Return a socket on a free port that others may connect to; the kernel answers for it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=4096)
 
 
-def unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, str]:
+def find_unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, str]:
     """Connect to all targets, and hang up; return the reason for each one that is not reached."""
 
     def connect(target: Address) -> str:
@@ -164,10 +172,10 @@ def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os
             hint="start it with torchrun, or with `stager run -- -m trainer all-reduce`",
         )
     size = options.size_mb * _MIB
-    rendezvous = meet(world, options.timeout, environ)
+    rendezvous = join_rendezvous(world, options.timeout, environ)
     backend, fault = _backend(world, environ)
     try:
-        agree(rendezvous, "backend", fault, range(world.size))
+        require_no_faults(rendezvous, "backend", fault, range(world.size))
         _reach_all(rendezvous, environ)
         _form_group(rendezvous)
         pairs = _measure_pairs(rendezvous, size)
@@ -187,7 +195,7 @@ def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os
             "gb_per_s": _rate(size, seconds),
             "pairs": pairs,
         }
-        dist.say(PREFIX + json.dumps(result))
+        dist.write_line(PREFIX + json.dumps(result))
 
 
 def schedule(nodes: int) -> list[list[tuple[int, int]]]:
@@ -229,15 +237,17 @@ def _reach_all(rendezvous: RendezvousStore, environ: Mapping[str, str]) -> None:
     with contextlib.ExitStack() as sockets:
         if world.rank in leaders:
             try:
-                listener = sockets.enter_context(listen(own_address(environ)))
+                listener = sockets.enter_context(open_listener(own_address(environ)))
                 rendezvous.store.set(f"tcp/{world.rank}", json.dumps(listener.getsockname()[:2]))
             except (TrainerError, OSError) as error:
                 fault = f"{here}: {getattr(error, 'message', error)}"
-            faults = hear(rendezvous, "listening", fault, leaders)
+            faults = exchange_faults(rendezvous, "listening", fault, leaders)
             if not faults:
                 faults = _find_unreached_nodes(rendezvous)
             fault = "\n".join(faults[:_SHOWN])
-        agree(rendezvous, "reach", fault, range(world.size), 2 * (rendezvous.timeout + MARGIN))
+        require_no_faults(
+            rendezvous, "reach", fault, range(world.size), 2 * (rendezvous.timeout + MARGIN)
+        )
 
 
 def _find_unreached_nodes(rendezvous: RendezvousStore) -> list[str]:
@@ -248,7 +258,7 @@ def _find_unreached_nodes(rendezvous: RendezvousStore) -> list[str]:
     here = rendezvous.nodes[rendezvous.world.rank]
     order = list(targets)
     faults = []
-    for node, why in unreached(targets, rendezvous.timeout).items():
+    for node, why in find_unreached(targets, rendezvous.timeout).items():
         pair = " and ".join(sorted((here, node), key=order.index))
         faults.append(f"{pair}: {here} cannot connect to {targets[node][0]}: {why}")
     return faults
@@ -271,7 +281,7 @@ def _form_group(rendezvous: RendezvousStore) -> None:
     except RuntimeError as error:
         fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank} has no connection to the other "
         fault += f"ranks: {brief(error)}"
-    agree(rendezvous, "group", fault, range(world.size))
+    require_no_faults(rendezvous, "group", fault, range(world.size))
 
 
 def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[object]:
@@ -281,7 +291,7 @@ def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[object]:
     faults = _measure_rounds(rendezvous, rounds, size) if rank in leaders else []
     # The other ranks of each node wait here until the leaders are through.
     longest = len(rounds) * (rendezvous.timeout + MARGIN)
-    agree(rendezvous, "pairs", "\n".join(faults), range(rendezvous.world.size), longest)
+    require_no_faults(rendezvous, "pairs", "\n".join(faults), range(rendezvous.world.size), longest)
     if not rendezvous.world.is_first:
         return []
     ranks = [(leaders[a], leaders[b]) for pairs in rounds for a, b in pairs]
@@ -298,7 +308,7 @@ def _measure_rounds(
         for a, b in pairs:
             if rendezvous.world.rank in (leaders[a], leaders[b]):
                 fault = _measure_pair(rendezvous, (leaders[a], leaders[b]), size)
-        faults = hear(rendezvous, f"round/{number}", fault, leaders)
+        faults = exchange_faults(rendezvous, f"round/{number}", fault, leaders)
         if faults:
             return faults
     return []
@@ -311,9 +321,9 @@ def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int
     first = rendezvous.world.rank == ranks[0]
     other = ranks[1] if first else ranks[0]
     try:
-        _there_and_back(other, first, _MIB, 1, until)
-        latency = _there_and_back(other, first, 8, _SMALL, until) / 2
-        seconds = _there_and_back(other, first, size, _LARGE, until) / 2
+        _measure_round_trip(other, first, _MIB, 1, until)
+        latency = _measure_round_trip(other, first, 8, _SMALL, until) / 2
+        seconds = _measure_round_trip(other, first, size, _LARGE, until) / 2
     except RuntimeError as error:
         return f"{a} and {b}: {size // _MIB} MiB did not get through: {brief(error)}"
     if first:
@@ -322,7 +332,7 @@ def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int
     return ""
 
 
-def _there_and_back(other: int, first: bool, size: int, times: int, until: float) -> float:
+def _measure_round_trip(other: int, first: bool, size: int, times: int, until: float) -> float:
     """Return the seconds of the fastest round trip; RuntimeError after ``until`` or a failure."""
     import torch
     from torch import distributed
@@ -364,16 +374,16 @@ def _measure_sum(rendezvous: RendezvousStore, size: int, backend: str) -> float:
             if backend == "nccl":
                 torch.cuda.synchronize()
             took.append(time.monotonic() - started)
-            fault = fault or _wrong(tensor, expected)
+            fault = fault or _describe_wrong_element(tensor, expected)
     except RuntimeError as error:
         fault = f"the all-reduce did not end: {brief(error)}"
     if fault:
         fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank}: {fault}"
-    agree(rendezvous, "sum", fault, range(world.size), 2 * _ROUNDS * rendezvous.timeout)
+    require_no_faults(rendezvous, "sum", fault, range(world.size), 2 * _ROUNDS * rendezvous.timeout)
     return min(took[1:])
 
 
-def _wrong(tensor: Tensor, expected: Tensor) -> str:
+def _describe_wrong_element(tensor: Tensor, expected: Tensor) -> str:
     import torch
 
     if torch.equal(tensor, expected):
@@ -393,8 +403,8 @@ def _backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
         gpus = torch.cuda.device_count()
         if gpus < world.local_size:
             node = os.uname().nodename
-            ranks = counted(world.local_size, "rank")
-            return backend, f"{node} has {counted(gpus, 'GPU')} for {ranks}, and nccl is set"
+            ranks = format_count(world.local_size, "rank")
+            return backend, f"{node} has {format_count(gpus, 'GPU')} for {ranks}, and nccl is set"
     return backend, ""
 
 

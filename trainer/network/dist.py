@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ..config import TrainerError, counted
+from ..config import TrainerError, format_count
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -58,7 +58,7 @@ class World:
         return "cuda" if self.backend == "nccl" else "cpu"
 
 
-def world_of(environ: Mapping[str, str]) -> World:
+def read_world(environ: Mapping[str, str]) -> World:
     """Return the world that a launcher describes in ``environ``."""
     if not any(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return World()
@@ -111,7 +111,7 @@ def start(
         torch.cuda.set_device(world.local_rank)
     if world.launched:
         _join(world, environ, backend)
-    say(f"[RANK {world.rank}] WORLD_SIZE={world.size}")
+    write_line(f"[RANK {world.rank}] WORLD_SIZE={world.size}")
     return replace(world, backend=backend)
 
 
@@ -149,13 +149,13 @@ def stop(world: World) -> None:
             group.destroy_process_group()
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     """Write one whole line in one call, so that the lines of different ranks do not mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def together(world: World, work: Callable[[], T]) -> T:
+def run_on_all_ranks(world: World, work: Callable[[], T]) -> T:
     """Do ``work`` on every rank, and continue only if it succeeded on all of them.
 
     A rank that gave up alone would leave the others waiting for it in the next collective.
@@ -170,9 +170,9 @@ def together(world: World, work: Callable[[], T]) -> T:
     return cast("T", result)
 
 
-def by_first(world: World, work: Callable[[], T]) -> T:
+def run_on_first_rank(world: World, work: Callable[[], T]) -> T:
     """Do ``work`` on rank 0 alone, and hand its result to every rank."""
-    result = together(world, lambda: work() if world.is_first else None)
+    result = run_on_all_ranks(world, lambda: work() if world.is_first else None)
     if world.size > 1:
         import torch.distributed as group
 
@@ -182,12 +182,12 @@ def by_first(world: World, work: Callable[[], T]) -> T:
     return cast("T", result)
 
 
-def on_all(world: World, here: bool) -> bool:
+def is_true_on_all(world: World, here: bool) -> bool:
     """Return True if something holds on every rank."""
-    return sums(world, [float(here)])[0] == world.size
+    return sum_over_ranks(world, [float(here)])[0] == world.size
 
 
-def sums(world: World, values: Sequence[float]) -> list[float]:
+def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
     """Return the sum of each value over all ranks."""
     if world.size == 1:
         return list(values)
@@ -201,7 +201,7 @@ def sums(world: World, values: Sequence[float]) -> list[float]:
 
 def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
     """Raise the first rank's problem on all ranks; do nothing if there is none."""
-    texts = _gathered(world, None if problem is None else (problem.message, problem.hint))
+    texts = _gather_texts(world, None if problem is None else (problem.message, problem.hint))
     failed = [rank for rank, text in enumerate(texts) if text is not None]
     if not failed:
         return
@@ -211,7 +211,7 @@ def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
     raise TrainerError(message, hint=hint, everywhere=True)
 
 
-def _gathered(world: World, text: tuple[str, str] | None) -> list[tuple[str, str] | None]:
+def _gather_texts(world: World, text: tuple[str, str] | None) -> list[tuple[str, str] | None]:
     if world.size == 1:
         return [text]
     import torch.distributed as group
@@ -234,13 +234,13 @@ def backend_of(world: World, environ: Mapping[str, str], gpus: int) -> str:
 
 def _agree_on_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
     """Compare the GPUs of all nodes, before any rank waits for the others in NCCL."""
-    store = meet(world, _MEET_SECONDS, environ)
+    store = join_rendezvous(world, _MEET_SECONDS, environ)
     fault = ""
     if gpus < world.local_size:
-        fault = f"{store.nodes[world.rank]} has {counted(gpus, 'GPU')} for {world.local_size} "
+        fault = f"{store.nodes[world.rank]} has {format_count(gpus, 'GPU')} for {world.local_size} "
         fault += "processes, and PYTORCH_DIST_BACKEND is nccl"
     hint = "start as many processes on a node as it has GPUs, leave these nodes out, or use gloo"
-    agree(store, "gpus", fault, range(world.size), hint=hint)
+    require_no_faults(store, "gpus", fault, range(world.size), hint=hint)
 
 
 # --- Messages between ranks in the store of their rendezvous, beside the process group -----------
@@ -278,7 +278,7 @@ class RendezvousStore:
         return [self.nodes.index(node) for node in dict.fromkeys(self.nodes)]
 
 
-def meet(world: World, timeout: float, environ: Mapping[str, str]) -> RendezvousStore:
+def join_rendezvous(world: World, timeout: float, environ: Mapping[str, str]) -> RendezvousStore:
     """Join the rendezvous, and learn the node of each rank."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -310,7 +310,7 @@ def meet(world: World, timeout: float, environ: Mapping[str, str]) -> Rendezvous
     return RendezvousStore(world=world, store=store, timeout=timeout, nodes=tuple(nodes))
 
 
-def agree(
+def require_no_faults(
     rendezvous: RendezvousStore,
     step: str,
     fault: str,
@@ -319,14 +319,14 @@ def agree(
     hint: str = NETWORK_HINT,
 ) -> None:
     """Report the outcome of a step to the others, and continue only if every rank succeeded."""
-    faults = hear(rendezvous, step, fault, ranks, longest)
+    faults = exchange_faults(rendezvous, step, fault, ranks, longest)
     if faults:
         with contextlib.suppress(RuntimeError):  # rank 0 has ended, and has reported it
-            _linger(rendezvous, step, len(ranks))
+            _wait_for_readers(rendezvous, step, len(ranks))
         raise TrainerError("\n".join(faults), hint=hint, everywhere=True)
 
 
-def hear(
+def exchange_faults(
     rendezvous: RendezvousStore, step: str, fault: str, ranks: Sequence[int], longest: float = 0.0
 ) -> list[str]:
     """Report the outcome of a step to the others, wait for theirs, and return all faults.
@@ -347,11 +347,11 @@ def hear(
         count = store.add(f"{step}/faults", 0)
         faults = {store.get(f"{step}/fault/{n + 1}").decode() for n in range(count)}
     except RuntimeError as error:
-        raise _silence(rendezvous, step, ranks, error) from error
+        raise _make_silence_error(rendezvous, step, ranks, error) from error
     return sorted(faults)
 
 
-def _linger(rendezvous: RendezvousStore, step: str, ranks: int) -> None:
+def _wait_for_readers(rendezvous: RendezvousStore, step: str, ranks: int) -> None:
     """Wait until every rank has read the faults, and rank 0 has reported them.
 
     The store may end with rank 0, and a launcher ends all ranks when the first one has ended.
@@ -369,7 +369,7 @@ def _linger(rendezvous: RendezvousStore, step: str, ranks: int) -> None:
     store.set(f"{step}/leave", "")
 
 
-def _silence(
+def _make_silence_error(
     rendezvous: RendezvousStore, step: str, ranks: Sequence[int], error: Exception
 ) -> TrainerError:
     try:

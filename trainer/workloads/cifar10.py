@@ -32,21 +32,23 @@ _EPOCHS = 1 << 20
 
 def run(options: Options, world: World) -> None:
     """Train it."""
-    train(dist.together(world, lambda: task(options)), options, world)
+    train(dist.run_on_all_ranks(world, lambda: task(options)), options, world)
 
 
 def task(options: Options) -> Task:
     """The model with its images, which are shifted and mirrored while it learns."""
-    chosen = images.choose(images.read_npz(images.file_of(options, "cifar10*.npz")), options)
+    chosen = images.choose_images(
+        images.read_npz(images.find_data_file(options, "cifar10*.npz")), options
+    )
     rows = len(chosen.train)
 
     def augment(inputs: Tensor, numbers: Tensor, epoch: int) -> Tensor:
-        return shifted(inputs, numbers, rows, options.seed * _EPOCHS + epoch)
+        return shift_and_mirror(inputs, numbers, rows, options.seed * _EPOCHS + epoch)
 
     return Task(
         model=model(options.seed, tuple(options.width << stage for stage in range(_STAGES))),
-        train=images.scaled(chosen.train, MEAN, SPREAD),
-        held_out=images.scaled(chosen.held_out, MEAN, SPREAD),
+        train=images.normalize_images(chosen.train, MEAN, SPREAD),
+        held_out=images.normalize_images(chosen.held_out, MEAN, SPREAD),
         lr=4e-3,
         optimizer=optimizer,
         augment=augment,
@@ -76,7 +78,7 @@ def optimizer(model: Module) -> Optimizer:
     return torch.optim.AdamW(model.parameters(), weight_decay=5e-2)
 
 
-def shifted(inputs: Tensor, numbers: Tensor, rows: int, seed: int) -> Tensor:
+def shift_and_mirror(inputs: Tensor, numbers: Tensor, rows: int, seed: int) -> Tensor:
     """Mirror and shift images by up to four pixels, by row number: the same on every rank."""
     import torch
     from torch.nn.functional import pad

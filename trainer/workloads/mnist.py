@@ -24,16 +24,16 @@ MEAN, SPREAD = 0.1307, 0.3081
 
 def run(options: Options, world: World) -> None:
     """Train it."""
-    train(dist.together(world, lambda: task(options)), options, world)
+    train(dist.run_on_all_ranks(world, lambda: task(options)), options, world)
 
 
 def task(options: Options) -> Task:
     """The model with its images."""
-    chosen = images.choose(images.read_mnist(images.folder_of(options)), options)
+    chosen = images.choose_images(images.read_mnist(images.find_mnist_folder(options)), options)
     return Task(
         model=model(options.seed),
-        train=images.scaled(chosen.train, MEAN, SPREAD),
-        held_out=images.scaled(chosen.held_out, MEAN, SPREAD),
+        train=images.normalize_images(chosen.train, MEAN, SPREAD),
+        held_out=images.normalize_images(chosen.held_out, MEAN, SPREAD),
         lr=2e-3,
         optimizer=optimizer,
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..config import Options, counted, fits
+from ..config import Options, format_count, require_fitting_batch
 from ..data import texts
 from ..engine import checkpoints, sync
 from ..network import dist
@@ -61,39 +61,39 @@ def run(options: Options, world: World) -> None:
     """Train, measure on the held-out rows, and save the model, the tokenizer and the metrics."""
     from transformers import set_seed
 
-    corpus = dist.together(world, lambda: texts.load(options))
-    tokenizer = dist.together(world, lambda: texts.load_tokenizer(options))
+    corpus = dist.run_on_all_ranks(world, lambda: texts.load(options))
+    tokenizer = dist.run_on_all_ranks(world, lambda: texts.load_tokenizer(options))
     train = texts.encode_rows(tokenizer, corpus.train, MAX_TOKENS)
     held_out = texts.encode_rows(tokenizer, corpus.held_out, MAX_TOKENS)
     unknown = texts.unknown_share(tokenizer, train)
-    dist.together(world, lambda: texts.refuse_unknown(unknown, options))
-    dist.together(world, lambda: fits(options, len(train)))
+    dist.run_on_all_ranks(world, lambda: texts.refuse_unknown(unknown, options))
+    dist.run_on_all_ranks(world, lambda: require_fitting_batch(options, len(train)))
 
     counts = {"rows to train on": str(len(train)), "rows held out": str(len(held_out))}
     sync.require_same_inputs(world, options, counts)
     steps = steps_an_epoch(len(train), options.batch_size, world.size)
-    start = dist.by_first(world, lambda: checkpoints.prepare(options, steps))
-    dist.together(world, lambda: checkpoints.see(start))
+    start = dist.run_on_first_rank(world, lambda: checkpoints.prepare(options, steps))
+    dist.run_on_all_ranks(world, lambda: checkpoints.require_visible_checkpoint(start))
     if world.is_first:
-        dist.say(
-            f"{counted(len(train), 'row')} to train on, {len(held_out)} held out, "
-            f"{unknown:.1%} of the tokens unknown, {counted(steps, 'step')} an epoch"
+        dist.write_line(
+            f"{format_count(len(train), 'row')} to train on, {len(held_out)} held out, "
+            f"{unknown:.1%} of the tokens unknown, {format_count(steps, 'step')} an epoch"
         )
     if world.is_first and start.checkpoint is not None:
-        dist.say(f"resuming from {start.checkpoint}, after epoch {start.epochs_done:g}")
+        dist.write_line(f"resuming from {start.checkpoint}, after epoch {start.epochs_done:g}")
 
     set_seed(options.seed)
     padding = tokenizer.pad_token_id
     model = make_model(words=len(tokenizer), padding=padding, classes=texts.CLASSES)
     trainer = make_trainer(model, train, arguments(options, world, steps), padding)
     if start.checkpoint is not None:
-        checkpoints.teach_torch_to_load()
+        checkpoints.register_safe_types()
     outcome = trainer.train(resume_from_checkpoint=start.checkpoint and str(start.checkpoint))
 
     accuracy, loss = evaluate(model, held_out, world, padding)
     if not world.is_first:
         return
-    dist.say(f"Saving model to {options.out}")
+    dist.write_line(f"Saving model to {options.out}")
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     seconds = outcome.metrics["train_runtime"]
@@ -110,7 +110,9 @@ def run(options: Options, world: World) -> None:
         **checkpoints.measure_peak_memory(world.device),
     }
     checkpoints.write_metrics(options.out, metrics)
-    dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {counted(len(held_out), 'row')}")
+    dist.write_line(
+        f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {format_count(len(held_out), 'row')}"
+    )
 
 
 def steps_an_epoch(rows: int, batch_size: int, ranks: int) -> int:
@@ -118,7 +120,7 @@ def steps_an_epoch(rows: int, batch_size: int, ranks: int) -> int:
     return math.ceil(math.ceil(rows / batch_size) / ranks)
 
 
-def learning_rate(rows_a_step: int) -> float:
+def choose_learning_rate(rows_a_step: int) -> float:
     """A rate that learns: 1e-3 for 16 rows a step, rising with the square root of their number.
 
     Not above 2e-3, which is good for 64 and 96 rows a step; 4e-3 was seen to diverge.
@@ -134,7 +136,7 @@ def arguments(options: Options, world: World, steps: int) -> TrainingArguments:
         output_dir=str(options.out),
         num_train_epochs=options.epochs,
         per_device_train_batch_size=options.batch_size,
-        learning_rate=options.lr or learning_rate(options.batch_size * world.size),
+        choose_learning_rate=options.lr or choose_learning_rate(options.batch_size * world.size),
         warmup_steps=min(WARMUP, max(1, steps * options.epochs // 10)),
         seed=options.seed,
         logging_steps=10,
@@ -173,9 +175,9 @@ def make_trainer(
 def report(_settings: Any, state: Any, _control: Any, *, logs: dict[str, float], **_: Any) -> None:  # noqa: ANN401
     """Say how far the training is; the Trainer calls it every ``logging_steps`` steps."""
     if state.is_world_process_zero and "loss" in logs:
-        dist.say(
+        dist.write_line(
             f"step {state.global_step}/{state.max_steps} epoch {logs['epoch']:.2f} "
-            f"loss {float(logs['loss']):.4f} lr {float(logs['learning_rate']):.2e}"
+            f"loss {float(logs['loss']):.4f} lr {float(logs['choose_learning_rate']):.2e}"
         )
 
 
@@ -201,5 +203,5 @@ def evaluate(
             scores = model(**rows).logits
             right += float((scores.argmax(dim=-1) == labels).sum())
             loss += float(cross_entropy(scores, labels, reduction="sum"))
-    right, loss = dist.sums(world, [right, loss])
+    right, loss = dist.sum_over_ranks(world, [right, loss])
     return right / len(examples), loss / len(examples)

@@ -98,7 +98,7 @@ class AgentProgram:
     def __init__(self, program: bytes) -> None:
         modules = agent_modules(program)
         self.bootstrap = modules["bundle/channel/bootstrap.py"].decode()
-        self._packed = compressed({"__main__.py": MAIN, **modules})
+        self._packed = compress_modules({"__main__.py": MAIN, **modules})
 
     def variables(self) -> dict[str, str]:
         """Return the variables that carry the program."""
@@ -124,7 +124,7 @@ class AgentProgram:
         return head + program + packed + sent
 
 
-def may_carry(environment: Mapping[str, str]) -> bool:
+def can_carry(environment: Mapping[str, str]) -> bool:
     """Return whether a command may get a program in its variables besides those that it has.
 
     Their total is limited by a quarter of the stack's limit, which Slurm applies on nodes, too.
@@ -133,7 +133,7 @@ def may_carry(environment: Mapping[str, str]) -> bool:
     return held + _ROOM < os.sysconf("SC_ARG_MAX")
 
 
-def compressed(modules: Mapping[str, bytes]) -> bytes:
+def compress_modules(modules: Mapping[str, bytes]) -> bytes:
     """Return modules as the bootstrap program takes them: a line of names and sizes, then all."""
     head = json.dumps([[name, len(data)] for name, data in modules.items()]).encode()
     return zlib.compress(head + b"\n" + b"".join(modules.values()), 9)
@@ -141,16 +141,16 @@ def compressed(modules: Mapping[str, bytes]) -> bytes:
 
 def request_line(message: StepMessage) -> str:
     """Return a further request as a line: compressed where that is shorter."""
-    return min(json.dumps(encode(message)), packed(message), key=len)
+    return min(json.dumps(encode(message)), pack_message(message), key=len)
 
 
-def packed(message: StepMessage | RelayStart) -> str:
+def pack_message(message: StepMessage | RelayStart) -> str:
     """Return a message to agents, compressed, as a line or a part of one."""
     text = json.dumps(encode(message)).encode()
     return PACKED + binascii.b2a_base64(zlib.compress(text, 9), newline=False).decode()
 
 
-def factored(requests: Requests, known: Job | None = None) -> StepMessage:
+def factor_requests(requests: Requests, known: Job | None = None) -> StepMessage:
     """Return many requests as one, common fields once; without the job if the agents know it."""
     first = next(iter(requests.values()))
     common, own = _split_common([encode(request, _OMITTED) for request in requests.values()])

@@ -60,7 +60,7 @@ FIND = (
 """The shell's part in a container of a local job: the first Python that is new enough."""
 
 
-def entering(
+def make_container_command(
     job: Job,
     phase: str,
     program: Sequence[str],
@@ -99,6 +99,8 @@ def _places(job: Job) -> tuple[str, ...]:
     return () if "$" in base else (base,)
 
 
-def local_agent(node: str, phase: str, program: str, pythons: Sequence[str]) -> list[str]:
+def make_local_agent_command(
+    node: str, phase: str, program: str, pythons: Sequence[str]
+) -> list[str]:
     """Return the command that starts an agent of a local job in a container."""
     return ["/bin/sh", "-c", FIND, "stager", node, phase, program, *dict.fromkeys(pythons)]

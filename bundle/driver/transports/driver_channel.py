@@ -121,7 +121,7 @@ class DriverChannel:
     @property
     def ended(self) -> bool:
         """True once it has ended, and all that it wrote has been read."""
-        reading = {self._stdout, self._stderr}.intersection(self._listening())
+        reading = {self._stdout, self._stderr}.intersection(self._open_streams())
         return not reading and self._process.poll() is not None
 
     @property
@@ -149,8 +149,8 @@ class DriverChannel:
     def _parse_errors(self) -> None:
         if self._parsed_errors is not self._errors:
             text = self.errors
-            self._faults = self._fault_reader.step_faults(text)
-            self._gone = self._fault_reader.ended_tasks(text)
+            self._faults = self._fault_reader.parse_step_faults(text)
+            self._gone = self._fault_reader.parse_failed_tasks(text)
             self._parsed_errors = self._errors
 
     def losses(self) -> dict[str, int]:
@@ -158,7 +158,7 @@ class DriverChannel:
         lost, self._reader.lost = dict(self._reader.lost), collections.Counter()
         return lost
 
-    def stray_lines(self) -> list[str]:
+    def take_stray_lines(self) -> list[str]:
         """Return the lines since the last call that no source is known to have sent.
 
         Pieces of frames that were cut are among them; these frames are sent again, or lost.
@@ -171,11 +171,11 @@ class DriverChannel:
         if self._closing:
             return
         self._unsent += line.encode() + b"\n"
-        if self._stdin not in self._listening():
+        if self._stdin not in self._open_streams():
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
 
     @contextlib.contextmanager
-    def waking(self, other: HasFileno) -> Iterator[None]:
+    def wake_for(self, other: HasFileno) -> Iterator[None]:
         """Let :meth:`pump` return while the block runs when ``other`` can be read from, too."""
         self._selector.register(other, selectors.EVENT_READ, other)
         try:
@@ -185,7 +185,7 @@ class DriverChannel:
 
     def pump(self, on_line: OnLine, seconds: float = _WAIT_SECONDS) -> None:
         """Pass on what has come, or wait a moment for it."""
-        if not self._listening():
+        if not self._open_streams():
             time.sleep(_TICK_SECONDS)  # all is read; only its end is still to come
             return
         for key, _ in self._selector.select(seconds):
@@ -194,7 +194,7 @@ class DriverChannel:
             elif key.data is None:
                 self._receive(key, on_line)
         self._repair(on_line)
-        if self._process.poll() is not None and self._stdin in self._listening():
+        if self._process.poll() is not None and self._stdin in self._open_streams():
             self._selector.unregister(self._stdin)
 
     def finish(
@@ -221,7 +221,7 @@ class DriverChannel:
             self.stopped = True
             processes.stop(self._process, _AFTER_SECONDS)
         self._pump_until(time.monotonic() + _AFTER_SECONDS, on_line, lambda: self.ended)
-        for stream in self._listening():  # somebody else holds it open: there is no more to come
+        for stream in self._open_streams():  # somebody else holds it open: there is no more to come
             self._selector.unregister(stream)
         self._pass_on(self._reader.end(), on_line)
 
@@ -249,7 +249,7 @@ class DriverChannel:
 
     def _repair(self, on_line: OnLine) -> None:
         """Ask for missing frames; give up those that are overdue or cannot come."""
-        if self._stdout not in self._listening():
+        if self._stdout not in self._open_streams():
             self._pass_on(self._reader.end(), on_line)
             return
         gaps = self._reader.gaps()
@@ -271,7 +271,7 @@ class DriverChannel:
         if questions:
             self.tell(json.dumps({AGAIN: questions}))
 
-    def _listening(self) -> list[IO[bytes]]:
+    def _open_streams(self) -> list[IO[bytes]]:
         keys = self._selector.get_map().values()
         return [cast("IO[bytes]", key.fileobj) for key in keys if key.data is None]
 
@@ -284,7 +284,7 @@ class DriverChannel:
                 return
         except (OSError, ValueError):  # it has ended, or it was closed before
             self._unsent.clear()
-        if self._stdin in self._listening():
+        if self._stdin in self._open_streams():
             self._selector.unregister(self._stdin)
         if self._closing:
             with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...channel import agent_channel
-from ...channel.bootstrap import in_memory
+from ...channel.bootstrap import make_memory_file
 from ...protocol.enumerations import PhaseName
 from ...system import processes
 from ...system.files import error_text
@@ -67,7 +67,7 @@ def _try_once(
 ) -> dict[str, str]:
     """Return the nodes that the file did not reach, and why; ``""`` for what concerns no node."""
     # Nobody reads its errors while it runs, and a pipe could fill.
-    with open(in_memory(b""), "w+b") as errors:
+    with open(make_memory_file(b""), "w+b") as errors:
         try:
             with open(command.source or os.devnull, "rb") as source:
                 process = processes.start(

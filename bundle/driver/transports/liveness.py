@@ -89,7 +89,7 @@ class Look(Protocol):
     def unreachable(self) -> Mapping[str, str]:
         """Return the nodes on which nothing can be started, and why."""
 
-    def deserted(self) -> frozenset[str]:
+    def deserted_nodes(self) -> frozenset[str]:
         """Return the nodes on which it has found nothing of the job."""
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Liveness:
         return {node: silent for node, silent in silence.items() if silent >= seconds}
 
     def _end_look(self, look: Look) -> None:
-        unreachable, deserted = look.unreachable(), look.deserted()
+        unreachable, deserted = look.unreachable(), look.deserted_nodes()
         self.close()
         for node, why in unreachable.items():
             self.lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})

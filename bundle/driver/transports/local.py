@@ -21,22 +21,22 @@ from ...channel.frames import Lines
 from ...launch.output_reader import AGENT_SECONDS
 from ...node.node_root import (
     ROOT_VARIABLE,
-    base_for,
     choose_base,
+    choose_base_for_bundle,
     env_path,
+    make_secure_root,
     node_root_name,
-    secure_root,
 )
 from ...protocol.enumerations import Action, LogMode, PhaseName
 from ...protocol.events import read_agent_line
 from ...protocol.job import Job
 from ...protocol.messages import AgentRequest, Answer, EarlyRequest, PlacedRequest
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.secret_names import without_secrets
+from ...redaction.secret_names import remove_secret_variables
 from ...system import permissions, processes, signals
 from . import apptainer
 from .slurm_text import PYTHONS
-from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
+from .transport import Delivery, Ended, OnEvent, Requests, Transfer, make_saving_note
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -66,12 +66,14 @@ class LocalTransport:
         self.lost_node = ""
         self.nodes_here = len(job.nodes)
         self._job = job
-        self._variables = without_secrets(os.environ, job.launch.pass_env)
+        self._variables = remove_secret_variables(os.environ, job.launch.pass_env)
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
         missing = _count_missing(job)
         size, inodes = job.room
         room = size * missing, inodes * missing
-        root = secure_root(base_for(job.node_root, job.bundle_id, room, os.environ))
+        root = make_secure_root(
+            choose_base_for_bundle(job.node_root, job.bundle_id, room, os.environ)
+        )
         self._agents: dict[str, processes.Process] = {}
         self._bases: dict[str, str] = {}
         for node in job.nodes:
@@ -91,14 +93,14 @@ class LocalTransport:
                 self._ask(node, request)
             agents = {node: self._agents[node] for node in requests}
             try:
-                codes = _attend(agents, on_event, phase)
+                codes = _follow_agents(agents, on_event, phase)
             except signals.Stopped:  # the last output of the ranks belongs in their logs
                 if phase == PhaseName.LAUNCH:
-                    on_event(saving_note(self._job))
+                    on_event(make_saving_note(self._job))
                 _tell_to_end(agents)
-                _attend(agents, on_event, phase, time.monotonic() + self._grace)
+                _follow_agents(agents, on_event, phase, time.monotonic() + self._grace)
                 raise
-            return {node: _ended(code) for node, code in codes.items()}
+            return {node: _describe_exit_code(code) for node, code in codes.items()}
         except BaseException:
             _stop_all(self._agents, self._grace)
             raise
@@ -164,12 +166,12 @@ class LocalTransport:
 
     def _agent_argv(self, node: str, python: str) -> list[str]:
         program = os.path.abspath(sys.argv[0])
-        if not self._job.launch.in_apptainer:
+        if not self._job.launch.is_run_by_apptainer:
             return [python or sys.executable, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
         names = [*([python] if python else []), *self._job.python_hints, *PYTHONS]
-        inside = apptainer.local_agent(node, PhaseName.SESSION, program, names)
+        inside = apptainer.make_local_agent_command(node, PhaseName.SESSION, program, names)
         folders = (self._bases[node], os.path.dirname(program))
-        return apptainer.entering(
+        return apptainer.make_container_command(
             self._job, PhaseName.SESSION, inside, framed=False, folders=folders
         )
 
@@ -216,14 +218,14 @@ def _tell_to_end(agents: Mapping[str, processes.Process]) -> None:
         _close_input(agent)
 
 
-def _ended(code: int) -> Ended:
+def _describe_exit_code(code: int) -> Ended:
     problem = ProblemCode.NO_ANSWER if code <= 0 else ProblemCode.NO_ANSWER_EXITED
     if code == -signal.SIGKILL:
         problem = ProblemCode.NO_ANSWER_KILLED
     return Ended(code, problem, {"why": processes.describe_exit(code)})
 
 
-def _attend(
+def _follow_agents(
     agents: Mapping[str, processes.Process],
     on_event: OnEvent,
     phase: str = "",

@@ -94,7 +94,7 @@ class PhaseAnswers:
             self._on_event(FramesLost(node, task, frames, unknown))
         self._unknown.clear()
 
-    def late(self, patience: int) -> list[str]:
+    def late_nodes(self, patience: int) -> list[str]:
         """Return the nodes that still run so long after the first has ended; 0 for no limit."""
         if not patience or self._first_end is None:
             return []
@@ -247,7 +247,7 @@ class PhaseRun:
     def report_losses(self, on_event: OnEvent) -> None:
         """Report messages that were lost on their way, and the stray lines of srun."""
         self.answers.report_losses(self.step.losses())
-        lines = self.step.stray_lines()
+        lines = self.step.take_stray_lines()
         if lines:
             shown = tuple(line[:_STRAY_CHARACTERS] for line in lines[:_STRAY_LINES])
             on_event(StrayLines(len(lines), shown))
@@ -293,7 +293,7 @@ class PhaseLimit:
         if self._launches:
             if self._deadline is None and len({*run.answers.bad, *lost}) > self._spare:
                 self._deadline = time.monotonic() + self._grace
-            late = run.answers.late(self._patience)
+            late = run.answers.late_nodes(self._patience)
             if late:
                 run.liveness.take(NodesLate(tuple(late), self._patience))
             if late or (not complete and run.liveness.is_over(lost)):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ...channel import agent_channel
 from ...format.archive import digest_of
 from ...protocol.codec import encode
-from ...protocol.counts import counted, sized
+from ...protocol.counts import format_count, format_size
 from ...protocol.enumerations import PhaseName
 from ...protocol.events import Remark
 from ...protocol.messages import RELAY_SOURCE, Ready, Relayed, RelayStart
@@ -26,11 +26,11 @@ from ...system.files import error_text
 from ...transfer import relay_chunks
 from ...transfer.relay import BACKLOG, MOST_OF_SOURCE
 from ...transfer.relay_chunks import ChunkFile
-from ...transfer.relay_peers import RelayCandidates, RelayPlace, key_of
+from ...transfer.relay_peers import RelayCandidates, RelayPlace, compute_node_key
 from ...transfer.relay_process import RelayProcess
-from ..findings import few_names
+from ..findings import shorten_names
 from ..plan import digest_of_all
-from .agent_program import packed
+from .agent_program import pack_message
 from .phase_run import SECONDS, Awaited, PhaseAnswers, PhaseRun
 from .transport import OnEvent, Transfer
 
@@ -44,7 +44,7 @@ _BEFORE_SOURCE = 3
 a connection for each. The source may be busy, so those further up come after it."""
 
 
-def in_order_of_preference(position: int, nodes: int, tree: int) -> tuple[int, ...]:
+def order_candidates(position: int, nodes: int, tree: int) -> tuple[int, ...]:
     """Return the positions that a node may take the chunks of a tree from, the best one first.
 
     Args:
@@ -52,16 +52,14 @@ def in_order_of_preference(position: int, nodes: int, tree: int) -> tuple[int, .
         nodes: the number of nodes.
         tree: 0 or 1.
     """
-    *above, source = relay_chunks.ancestors(position, nodes, tree)
+    *above, source = relay_chunks.list_ancestors(position, nodes, tree)
     return (*above[:_BEFORE_SOURCE], source, *above[_BEFORE_SOURCE:])
 
 
-def candidates_of(position: int, places: Sequence[RelayPlace]) -> RelayCandidates:
+def find_candidates(position: int, places: Sequence[RelayPlace]) -> RelayCandidates:
     """Return what the node at a position must know."""
     nodes = len(places) - 1
-    by_tree = tuple(
-        in_order_of_preference(position, nodes, tree) for tree in range(relay_chunks.TREES)
-    )
+    by_tree = tuple(order_candidates(position, nodes, tree) for tree in range(relay_chunks.TREES))
     wanted = sorted({candidate for chain in by_tree for candidate in chain})
     return RelayCandidates(position, by_tree, tuple(places[candidate] for candidate in wanted))
 
@@ -73,14 +71,14 @@ class RelayDirectory:
         self._places = places
         self._encoded = functools.lru_cache(maxsize=None)(encode)
         """Each place as JSON, made once: those far up are in the answer to every node."""
-        self._positions = {key_of(place.name): place.position for place in places[1:]}
+        self._positions = {compute_node_key(place.name): place.position for place in places[1:]}
 
     def __call__(self, key: int) -> bytes | None:
         """Return the answer to the node with a key; None if it takes no part."""
         position = self._positions.get(key)
         if position is None:
             return None
-        candidates = candidates_of(position, self._places)
+        candidates = find_candidates(position, self._places)
         own = encode(candidates, omit=("places",))
         places = [self._encoded(place) for place in candidates.places]
         return zlib.compress(json.dumps({**own, "places": places}).encode())
@@ -135,7 +133,7 @@ _SENDERS = 2
 """Senders that fail one node, and no other, for it to be the node that is at fault."""
 
 
-def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
+def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
     """Return a line for each node that damages what it receives, or has sent damaged bytes."""
     senders = {
         node: tuple(dict.fromkeys(report.corrupt))
@@ -149,8 +147,8 @@ def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
         sound = [sender for sender in failed if sender not in blamed]
         if len(sound) >= _SENDERS:
             receivers.append(
-                f"{node} damages what it receives: data from {few_names(sound)} arrived damaged "
-                "there, and nowhere else; check its memory and its network card"
+                f"{node} damages what it receives: data from {shorten_names(sound)} "
+                "arrived damaged there, and nowhere else; check its memory and its network card"
             )
             continue
         end = "" if relayed[node].failure else ", which took them from another node"
@@ -169,7 +167,7 @@ _MOST_REMARKS = 8
 """Lines of one kind."""
 
 
-def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
+def describe_transfer(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
     """Return lines about nodes that were slow, damaged bytes, or could not connect to others."""
     apart = [
         f"{node} cannot connect to {other} ({why}), and took the file from another node"
@@ -177,25 +175,32 @@ def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
         for other, why in others.items()
         if node in answers.relayed and not answers.relayed[node].failure
     ]
-    damage = damage_lines(answers.relayed)
-    return (*_first(_slow(answers.relayed, size)), *_first(damage), *_first(apart))
+    damage = describe_damage(answers.relayed)
+    return (
+        *_limit_lines(_describe_slow_nodes(answers.relayed, size)),
+        *_limit_lines(damage),
+        *_limit_lines(apart),
+    )
 
 
-def _slow(relayed: Mapping[str, Relayed], size: int) -> list[str]:
+def _describe_slow_nodes(relayed: Mapping[str, Relayed], size: int) -> list[str]:
     lines = []
     seconds = {node: report.seconds for node, report in relayed.items() if not report.failure}
     ordered = sorted(seconds.values())
     for node, taken in seconds.items():
-        usual = _median_of_others(ordered, taken)
+        usual = _compute_median_of_others(ordered, taken)
         if usual is not None and taken > max(_SLOW_SHARE * usual, usual + _SLOW_SECONDS):
-            rate, others = sized(int(size / taken)), sized(int(size / max(usual, 0.001)))
+            rate, others = (
+                format_size(int(size / taken)),
+                format_size(int(size / max(usual, 0.001))),
+            )
             lines.append(
                 f"{node} is slow: it received {rate}/s, the median of the others is {others}/s"
             )
     return lines
 
 
-def _median_of_others(ordered: Sequence[float], own: float) -> float | None:
+def _compute_median_of_others(ordered: Sequence[float], own: float) -> float | None:
     """Return the other values' median, ``own`` if that is not above it; None for no others."""
     count = len(ordered) - 1
     if not count:
@@ -206,9 +211,13 @@ def _median_of_others(ordered: Sequence[float], own: float) -> float | None:
     return ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def _first(lines: list[str]) -> list[str]:
+def _limit_lines(lines: list[str]) -> list[str]:
     more = len(lines) - _MOST_REMARKS
-    return lines if more <= 0 else [*lines[:_MOST_REMARKS], f"... and {counted(more, 'more line')}"]
+    return (
+        lines
+        if more <= 0
+        else [*lines[:_MOST_REMARKS], f"... and {format_count(more, 'more line')}"]
+    )
 
 
 # --- Waiting for the nodes of a relay: one is looked at only when something has come from it -----
@@ -290,7 +299,7 @@ class SourceWatch:
         To be called every second or so.
         """
         still = self._source.measure_stillness() >= STILL_SECONDS
-        task = processes.task(self._source.pid) if still and not self._told else None
+        task = processes.read_task_state(self._source.pid) if still and not self._told else None
         if task is not None:
             self._told = True
             text = (
@@ -298,13 +307,13 @@ class SourceWatch:
                 f"{STILL_SECONDS:g} s: {task}; the nodes wait for it, for a minute at most"
             )
             self._on_event(Remark(text, warning=True))
-        return self._source.source_failure()
+        return self._source.find_source_failure()
 
     def hung(self) -> str:
         """Return what the source hangs in; empty if it makes progress, or was merely stopped."""
         if self._source.measure_stillness() < STILL_SECONDS:
             return ""
-        task = processes.task(self._source.pid)
+        task = processes.read_task_state(self._source.pid)
         return "" if task is None or task.stopped else str(task)
 
 
@@ -321,7 +330,7 @@ def send(
     """
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
     late = run.await_ready(deadline)
-    nodes = in_network_order(run.answers.nodes, run.answers.listening)
+    nodes = order_by_switches(run.answers.nodes, run.answers.listening)
     started = time.monotonic()
     failed = _relay(transfer, run, nodes, ports, deadline) if nodes else {}
     run.step.tell(agent_channel.GO)
@@ -332,7 +341,7 @@ def send(
     return in_order, time.monotonic() - started
 
 
-def in_network_order(nodes: Iterable[str], listening: Mapping[str, Ready]) -> tuple[str, ...]:
+def order_by_switches(nodes: Iterable[str], listening: Mapping[str, Ready]) -> tuple[str, ...]:
     """Return the nodes that listen: those below one switch together, where Slurm knows them.
 
     Neighbours in this order are close to each other in the trees.
@@ -349,7 +358,7 @@ def _relay(
     deadline: float,
 ) -> dict[str, str]:
     with contextlib.ExitStack() as resources:
-        file = resources.enter_context(_opened(transfer))
+        file = resources.enter_context(_open_file(transfer))
         try:
             listener = resources.enter_context(contextlib.closing(listen(ports)))
             port = int(listener.getsockname()[1])
@@ -363,8 +372,8 @@ def _relay(
         source.begin(None)
         left_out = tuple(sorted(run.answers.nodes - set(nodes)))
         start = RelayStart(port, len(nodes), left_out)
-        run.step.tell(agent_channel.RELAY + packed(start))
-        resources.enter_context(run.step.waking(source))
+        run.step.tell(agent_channel.RELAY + pack_message(start))
+        resources.enter_context(run.step.wake_for(source))
         watch = SourceWatch(source, run.liveness.take)
         try:
             failed = RelayWait(run, nodes, watch.failure).failures(deadline)
@@ -381,7 +390,7 @@ def _relay(
 
 
 @contextlib.contextmanager
-def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
+def _open_file(transfer: Transfer) -> Iterator[ChunkFile]:
     if transfer.bundle is not None:
         yield ChunkFile(-1, transfer.size, complete=True, locate=transfer.bundle.locate)
         return

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import IO
 
-from ...channel.bootstrap import in_memory
+from ...channel.bootstrap import make_memory_file
 from ...protocol.events import Remark
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.secret_names import without_secrets
+from ...redaction.secret_names import remove_secret_variables
 from ...system import processes
 from . import apptainer, slurm_text
-from .agent_program import may_carry
+from .agent_program import can_carry
 from .file_sender import SendCommand
 from .phase_run import PhaseAnswers
 from .step_transport import StepTransport
@@ -61,7 +61,7 @@ class ControllerWait:
                 f"{self._seconds:.0f} s"
             )
             self._on_event(Remark(text))
-        elif not self._until and slurm_text.is_of_new_controller(errors):
+        elif not self._until and slurm_text.is_controller_new(errors):
             self._until = now + self._seconds
         waits = bool(fault) or self._is_settling(errors, now)
         if not waits or now > self._until:
@@ -71,7 +71,7 @@ class ControllerWait:
 
     def _is_settling(self, errors: str, now: float) -> bool:
         """Tell whether the controller is back, but most nodes have not registered yet."""
-        if not self._until or not slurm_text.not_created(errors):
+        if not self._until or not slurm_text.is_step_refused(errors):
             return False
         self._settled = self._settled or now + _SETTLING_SECONDS
         return now < self._settled
@@ -103,8 +103,8 @@ class SlurmLook:
     def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
         self._until = time.monotonic() + _LOOK_SECONDS
         self._nodes = nodes
-        self._states = open(in_memory(b""), "w+b")  # noqa: SIM115 - closed in close
-        self._errors = open(in_memory(b""), "w+b")  # noqa: SIM115
+        self._states = open(make_memory_file(b""), "w+b")  # noqa: SIM115 - closed in close
+        self._errors = open(make_memory_file(b""), "w+b")  # noqa: SIM115
         self._processes: list[processes.Process] = []
         step = Step(phase="look", nodes=tuple(nodes), cpus=1)
         commands = (
@@ -126,7 +126,7 @@ class SlurmLook:
         """Return the nodes on which Slurm could start nothing, and why."""
         unreachable = {
             node: Problem(fault.problem, node, fault.values).why
-            for node, fault in slurm_text.step_faults(_read(self._errors)).items()
+            for node, fault in slurm_text.parse_step_faults(_read(self._errors)).items()
             if fault.problem.row.is_unreachable
         }
         for node, state in slurm_text.down_nodes(_read(self._states)).items():
@@ -136,7 +136,7 @@ class SlurmLook:
                 unreachable.setdefault(node, no_start.why)
         return unreachable
 
-    def deserted(self) -> frozenset[str]:
+    def deserted_nodes(self) -> frozenset[str]:
         """Return the nodes on which it has found nothing of the job."""
         lines = [line for line in _read(self._errors).splitlines() if line.startswith(_DESERTED)]
         return frozenset(line[len(_DESERTED) :].strip() for line in lines)
@@ -168,7 +168,7 @@ def slurm_transport(job: Job) -> StepTransport:
     return StepTransport(job, SlurmCluster(job))
 
 
-def ended_by(
+def find_job_ending(
     job: Job,
     errors: str = "",
     seconds: float = _HURRIED_ASK_SECONDS,
@@ -180,7 +180,7 @@ def ended_by(
         shown = processes.run(argv, timeout=seconds, env=env).stdout
     except processes.ProcessError:
         return ""
-    return slurm_text.ended_by(shown, job.attempt, errors) or ""
+    return slurm_text.parse_job_ending(shown, job.attempt, errors) or ""
 
 
 class SlurmCluster:
@@ -197,14 +197,14 @@ class SlurmCluster:
         self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
         credentials = slurm_text.CREDENTIALS
         self.variables: Mapping[str, str] = slurm_text.step_environment(
-            without_secrets(os.environ, credentials)
+            remove_secret_variables(os.environ, credentials)
         )
         # What the ranks get besides is for their own step alone.
         self.rank_variables: Mapping[str, str] = slurm_text.step_environment(
-            without_secrets(os.environ, (*credentials, *job.launch.pass_env))
+            remove_secret_variables(os.environ, (*credentials, *job.launch.pass_env))
         )
         # A container's plugin may not pass on so long a variable.
-        self.carries = job.launch.container_image is None and may_carry(os.environ)
+        self.carries = job.launch.container_image is None and can_carry(os.environ)
         counts = slurm_text.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self.cpus = job.cpus_per_task or min(counts, default=1)
         self.patience = slurm_text.patience(os.environ)
@@ -212,9 +212,9 @@ class SlurmCluster:
 
     def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         """Return the ``srun`` of a step."""
-        program = slurm_text.starter(bootstrap, command, self._job.python_hints)
-        if self._job.launch.in_apptainer:
-            program = apptainer.entering(self._job, command, program)
+        program = slurm_text.make_starter(bootstrap, command, self._job.python_hints)
+        if self._job.launch.is_run_by_apptainer:
+            program = apptainer.make_container_command(self._job, command, program)
             step = replace(step, image=None)
         return slurm_text.step_argv(step, program)
 
@@ -243,9 +243,9 @@ class SlurmCluster:
 
     def send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
         """Return the ``sbcast`` that sends a file to agents that wait for it."""
-        width = slurm_text.fanout(len(answers.nodes), self._version)
+        width = slurm_text.choose_fanout(len(answers.nodes), self._version)
         argv = slurm_text.broadcast_argv(transfer.source, transfer.target, answers.step_id, width)
-        return SendCommand(argv, slurm_text.broadcast_faults)
+        return SendCommand(argv, slurm_text.parse_broadcast_faults)
 
     def relay_ports(self) -> range | None:
         """Return the ports of this host that a cluster's firewall lets nodes connect to.
@@ -262,7 +262,7 @@ class SlurmCluster:
 
     def ended_by(self, errors: str) -> str:
         """Return the controller's reason for the end; empty where it cannot be asked."""
-        return ended_by(self._job, errors, self._ask_seconds, self.variables)
+        return find_job_ending(self._job, errors, self._ask_seconds, self.variables)
 
     def hurry(self) -> None:
         """Wait for an absent controller for some seconds only."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...protocol.enumerations import Action, Ending, Launcher
-from ...protocol.job import Job, check
+from ...protocol.job import Job, check_job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...system.hostlist import expand_hostlist, fold
+from ...system.hostlist import expand_hostlist, fold_hosts
 from ...system.processes import describe_exit
 from .. import forecast
 from .transport import TOLD_TO_END, Step, StepFault
@@ -50,7 +50,7 @@ _SIGNALS = {"Killed": -9, "Terminated": -15}
 """Exit status of a task that a signal ended, by Slurm's word for it."""
 
 
-def step_faults(stderr: str) -> dict[str, StepFault]:
+def parse_step_faults(stderr: str) -> dict[str, StepFault]:
     """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
     Once one task has failed ``srun`` ends the others: those are consequences. Faults
@@ -111,7 +111,7 @@ def general_fault(code: int, stderr: str) -> StepFault:
     return StepFault(problem, {"why": why})
 
 
-def ended_tasks(stderr: str) -> dict[str, set[int]]:
+def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
     """Return each node's tasks that have failed, as ``srun`` reported.
 
     One line may be about several nodes with as many tasks each, in their order; where the numbers
@@ -132,7 +132,7 @@ def ended_tasks(stderr: str) -> dict[str, set[int]]:
     return ended
 
 
-def broadcast_faults(stderr: str) -> dict[str, str]:
+def parse_broadcast_faults(stderr: str) -> dict[str, str]:
     """Return the nodes that ``sbcast`` failed on, and how, as it wrote to standard error."""
     faults: dict[str, str] = {}
     for line in stderr.splitlines():
@@ -149,18 +149,18 @@ def controller_fault(stderr: str) -> str:
     return match["fault"].strip() if match else ""
 
 
-def not_created(stderr: str) -> bool:
+def is_step_refused(stderr: str) -> bool:
     """Return whether the controller refused a step: nothing of it has begun."""
     return "Unable to create step for job" in stderr
 
 
-def is_of_new_controller(stderr: str) -> bool:
+def is_controller_new(stderr: str) -> bool:
     """Return whether the controller refused a step as it knows nothing of the nodes' memory yet.
 
     Our steps ask for none. Since 23.11 ``scontrol reconfigure`` starts another ``slurmctld``, and
     until nodes have registered there it refuses steps so (seen with 24.11).
     """
-    return not_created(stderr) and "Memory required by task is not available" in stderr
+    return is_step_refused(stderr) and "Memory required by task is not available" in stderr
 
 
 def network_fault(fault: str) -> bool:
@@ -241,7 +241,7 @@ _SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
 _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def bind(job: Job, env: Mapping[str, str]) -> Job:
+def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
     """Return a job with its allocation: id, nodes, and how often it was started before.
 
     Raises:
@@ -259,7 +259,7 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
         attempt=int(restarts) if restarts.isdigit() else 0,
     )
     try:
-        check(bound)
+        check_job(bound)
     except ValueError as exc:
         raise NodeError(Problem(ProblemCode.ALLOCATION_UNUSABLE, "", {"why": str(exc)})) from exc
     _refuse_few_cpus(bound, env)
@@ -317,7 +317,7 @@ def step_argv(step: Step, program: Sequence[str]) -> list[str]:
         "srun",
         f"--job-name=stager-{step.phase}",
         f"--nodes={count}",
-        f"--nodelist={fold(step.nodes)}",
+        f"--nodelist={fold_hosts(step.nodes)}",
         f"--ntasks={count * step.tasks_per_node}",
         f"--ntasks-per-node={step.tasks_per_node}",
         f"--cpus-per-task={step.cpus}",
@@ -338,7 +338,7 @@ def step_argv(step: Step, program: Sequence[str]) -> list[str]:
     return [*argv, *program]
 
 
-def starter(bootstrap: str, phase: str, pythons: Sequence[str]) -> list[str]:
+def make_starter(bootstrap: str, phase: str, pythons: Sequence[str]) -> list[str]:
     """Return the program of a step: any Python that is new enough, then the bootstrap program."""
     names = list(dict.fromkeys([*pythons, *PYTHONS]))
     return ["/bin/sh", "-c", STARTER, "stager", bootstrap, phase, *names]
@@ -360,7 +360,7 @@ def broadcast_argv(source: str, target: str, step_id: str, fanout: int) -> list[
     ]
 
 
-def fanout(nodes: int, version: tuple[int, int]) -> int:
+def choose_fanout(nodes: int, version: tuple[int, int]) -> int:
     """Return the fan-out with which a broadcast to so many nodes takes least time.
 
     ``sbcast`` takes at most 8 up to 23.02, and 64 from 23.11 on (MAX_THREADS in file_bcast.c).
@@ -403,7 +403,7 @@ def submit_time(shown: str) -> float | None:
     return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
 
 
-def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> Ending | None:
+def parse_job_ending(shown: str, attempt: int = 0, stderr: str = "") -> Ending | None:
     """Return why a job ended, None while it runs; Slurm 22.05 forgets preemption, stderr has it."""
     fields = dict(_JOB_FIELDS.findall(shown))
     state = fields.get("JobState", "")

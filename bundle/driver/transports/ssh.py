@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from ...launch.program_variables import drop_schedulers
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.secret_names import without_secrets
-from ...system.hostlist import wrong_hosts
+from ...redaction.secret_names import remove_secret_variables
+from ...system.hostlist import find_invalid_hosts
 from . import apptainer, ssh_faults
 from .file_sender import SendCommand
 from .liveness import Look
@@ -54,7 +54,7 @@ class SshCluster:
         Raises:
             NodeError: a name cannot be a host's.
         """
-        for name in wrong_hosts(job.nodes):
+        for name in find_invalid_hosts(job.nodes):
             values = {"why": "letters, digits, -, ., _ and : make a host's name"}
             raise NodeError(Problem(ProblemCode.NODE_LIST_UNREADABLE, repr(name), values))
         self.errors: StepErrors = ssh_faults
@@ -75,15 +75,17 @@ class SshCluster:
             f'"$python" -I -S -c "{_LOADER}" {program} agent {shlex.quote(command)}; exit; fi; '
             f"done; echo {len(names)} >&2; exit {ssh_faults.NO_PYTHON_STATUS}"
         )
-        if self._job.launch.in_apptainer:
+        if self._job.launch.is_run_by_apptainer:
             inside = ["/bin/sh", "-c", script]
-            script = shlex.join(apptainer.entering(self._job, command, inside, stays=True))
+            script = shlex.join(
+                apptainer.make_container_command(self._job, command, inside, stays=True)
+            )
         return _fanout("--attached", script, *step.nodes)
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         """Return the variables that hosts get, besides their own."""
         allowed = self._job.launch.pass_env if ranks else ()
-        sent = without_secrets(os.environ, allowed)
+        sent = remove_secret_variables(os.environ, allowed)
         own = drop_schedulers(sent)
         return {name: own[name] for name in own if not _OF_THIS_HOST.fullmatch(name)}
 

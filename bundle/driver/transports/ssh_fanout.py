@@ -58,7 +58,7 @@ class LoginQueue:
             return ready[1]
         return self._new.popleft() if self._new else ""
 
-    def turned_away(self, name: str, under_way: int) -> bool:
+    def record_refusal(self, name: str, under_way: int) -> bool:
         """Record a refused login; the number of the others is the new limit; True to retry."""
         tries = self._tries[name] = self.tries(name) + 1
         self._most = max(1, min(self._most, under_way))
@@ -99,13 +99,13 @@ REASONS = (
 connection was closed."""
 
 
-def reason(said: Sequence[str]) -> ProblemCode | None:
+def find_reason(said: Sequence[str]) -> ProblemCode | None:
     """Return why a login has failed; None where the lines of ``ssh`` do not tell."""
     codes = (code for code, pattern in REASONS if any(map(pattern.search, said)))
     return next(codes, None)
 
 
-def telling_line(said: Sequence[str]) -> str:
+def find_reason_line(said: Sequence[str]) -> str:
     """Return the line that says why a login has failed; empty if there is none.
 
     Of a key that has changed the last line says less than the problem itself does.
@@ -254,7 +254,7 @@ class Host:
 
     def was_turned_away(self) -> bool:
         """Return whether its connection was closed before anybody was asked who is there."""
-        away = reason(self._said()) is ProblemCode.SSH_TURNED_AWAY
+        away = find_reason(self._said()) is ProblemCode.SSH_TURNED_AWAY
         return away and not (self.begun or self._slow)
 
     def report(self, tries: int = 1) -> str:
@@ -316,7 +316,7 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
     fanout = Fanout(names, script, attached=attached)
     try:
         while fanout.runs():
-            fanout.turn()
+            fanout.run_once()
         return fanout.status
     except signals.Stopped:
         return signals.TERMINATED
@@ -358,7 +358,7 @@ class Fanout:
         """Return whether some host is still to end."""
         return bool(self._hosts or self._waiting)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Do what can be done now, or wait a moment for something to do."""
         self._start_more()
         self._take_input()
@@ -397,7 +397,7 @@ class Fanout:
 
     def _start_more(self) -> None:
         while self._waiting:
-            name = self._waiting.next(self._logging_in())
+            name = self._waiting.next(self._count_logins())
             if not name:
                 return
             host = Host(name, self._script)
@@ -409,7 +409,7 @@ class Fanout:
             self._selector.register(output, selectors.EVENT_READ, host)
             self._selector.register(errors, selectors.EVENT_READ, host)
 
-    def _logging_in(self) -> int:
+    def _count_logins(self) -> int:
         return sum(not host.begun for host in self._hosts)
 
     def _serve(self, key: selectors.SelectorKey) -> None:
@@ -503,7 +503,7 @@ class Fanout:
         if host in self._ending:
             self._ending.remove(host)
         again = host.was_turned_away() and not self._driver_has_ended()
-        if not (again and self._waiting.turned_away(host.name, self._logging_in())):
+        if not (again and self._waiting.record_refusal(host.name, self._count_logins())):
             self._report(host)
 
     def _driver_has_ended(self) -> bool:

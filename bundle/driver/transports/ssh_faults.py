@@ -40,12 +40,12 @@ class HostEnd:
     """How often it was tried to log in."""
 
 
-def step_faults(stderr: str) -> dict[str, StepFault]:
+def parse_step_faults(stderr: str) -> dict[str, StepFault]:
     """Return the hosts that ended badly, and why."""
     return {end.host: _fault(end) for end in _ends(stderr)}
 
 
-def ended_tasks(stderr: str) -> dict[str, set[int]]:
+def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
     """Return the one task of each host that ended badly."""
     return {end.host: {0} for end in _ends(stderr)}
 
@@ -88,14 +88,14 @@ def _fault(end: HostEnd) -> StepFault:
 def _reason(end: HostEnd) -> ProblemCode:
     if end.status == _NO_SSH:
         return ProblemCode.SSH_NOT_STARTED
-    code = None if end.slow else ssh_fanout.reason(end.said)
+    code = None if end.slow else ssh_fanout.find_reason(end.said)
     return ProblemCode.SSH_LOGIN_FAILED if code is None else code
 
 
 def _words(end: HostEnd) -> str:
     if end.slow:
         return f"no reply for {LOGIN_SECONDS:.0f} s"
-    line = "" if end.begun else ssh_fanout.telling_line(end.said)
+    line = "" if end.begun else ssh_fanout.find_reason_line(end.said)
     if line:
         return f"{line}; tried {end.tries} times" if end.tries > 1 else line
     lines = list(end.said[-_TAIL:])

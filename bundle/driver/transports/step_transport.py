@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import IO, Protocol, cast
 
 from ...channel import agent_channel
-from ...channel.bootstrap import in_memory
+from ...channel.bootstrap import make_memory_file
 from ...launch import output_reader
 from ...protocol.enumerations import Launcher, PhaseName
 from ...protocol.job import Job
@@ -29,12 +29,12 @@ from ...protocol.messages import LaunchRequest
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
 from . import relay_source
-from .agent_program import AgentProgram, factored, request_line
+from .agent_program import AgentProgram, factor_requests, request_line
 from .driver_channel import DriverChannel
 from .file_sender import NOT_READY, SendCommand, send_file
 from .liveness import Liveness, Look
 from .phase_run import PhaseAnswers, PhaseLimit, PhaseRun
-from .relay_source import remarks
+from .relay_source import describe_transfer
 from .transport import (
     TOLD_TO_END,
     Delivery,
@@ -46,8 +46,8 @@ from .transport import (
     StepErrors,
     StepFault,
     Transfer,
-    mounts,
-    saving_note,
+    list_mounts,
+    make_saving_note,
 )
 
 # --- The output of a command on a node: read until it ends, until it stalls, or until a signal
@@ -103,7 +103,9 @@ class FetchedOutput(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def fetched(pipe: IO[bytes], silent_seconds: float = SILENT_SECONDS) -> Iterator[FetchedOutput]:
+def read_until_signal(
+    pipe: IO[bytes], silent_seconds: float = SILENT_SECONDS
+) -> Iterator[FetchedOutput]:
     """Read from a command while the block runs; signals that end a program end the reading."""
     stopped, stop = os.pipe()
     os.set_blocking(stop, False)
@@ -113,7 +115,7 @@ def fetched(pipe: IO[bytes], silent_seconds: float = SILENT_SECONDS) -> Iterator
             os.write(stop, b"!")
 
     try:
-        with signals.heeding(end), FetchedOutput(pipe, stopped, silent_seconds) as output:
+        with signals.handle_signals(end), FetchedOutput(pipe, stopped, silent_seconds) as output:
             yield output
     finally:
         os.close(stopped)
@@ -198,7 +200,7 @@ class StepTransport:
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes: in the step that all phases share, if it may."""
-        joins = phase != PhaseName.LAUNCH or self._job.one_step
+        joins = phase != PhaseName.LAUNCH or self._job.can_launch_in_session_step
         if not joins:
             self.close()
         try:
@@ -231,14 +233,14 @@ class StepTransport:
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
         step, tasks = self._begin(phase, requests, joins=joins)
-        run = self._follow(step, phase, requests, tasks, on_event)
+        run = self._make_phase_run(step, phase, requests, tasks, on_event)
         try:
             with contextlib.closing(run.liveness):
                 self._listen(run)
         except signals.Stopped:  # the last output of the ranks belongs in their logs
             self.lost_node = run.liveness.first_lost()
             if phase == PhaseName.LAUNCH:
-                on_event(saving_note(self._job))
+                on_event(make_saving_note(self._job))
             run.finish(self._grace)
             raise
         finally:
@@ -253,7 +255,7 @@ class StepTransport:
         launch = answers.phase == PhaseName.LAUNCH
         if launch and not answers.held:
             return ended
-        blocking = self._blocking_nodes(requests, answers, ended)
+        blocking = self._find_blocking_nodes(requests, answers, ended)
         if launch:  # the others must learn how many they are: the driver asks again
             for node in blocking:
                 ended[node] = replace(ended[node], unreachable=True)
@@ -268,7 +270,7 @@ class StepTransport:
         self.close()  # it may not have ended yet, but has told all tasks to
         return {**ended, **self.run(answers.phase, rest, on_event)}
 
-    def _blocking_nodes(
+    def _find_blocking_nodes(
         self, requests: Requests, answers: PhaseAnswers, ended: dict[str, Ended]
     ) -> set[str]:
         """Return nodes where nothing can start; add reasons of those down before to ``ended``."""
@@ -296,14 +298,14 @@ class StepTransport:
             self._session = self._open_steps.enter_context(session)
             self._session_nodes = frozenset(requests)
         else:
-            message = factored(requests, self._session_job)
+            message = factor_requests(requests, self._session_job)
             if requests.keys() != self._session_nodes:
                 message = replace(message, nodes=tuple(requests))
             session.tell(request_line(message))
         self._session_job = job
         return session, 1
 
-    def _follow(
+    def _make_phase_run(
         self, step: DriverChannel, phase: str, requests: Requests, tasks: int, on_event: OnEvent
     ) -> PhaseRun:
         """Begin to follow a phase that a step's agents have been asked for."""
@@ -334,7 +336,7 @@ class StepTransport:
             together=launches and settings.elastic is None,
             patience=cluster.patience if launches else 0,
             image=settings.container_image,
-            mounts=mounts(self._job),
+            mounts=list_mounts(self._job),
         )
         if self._holds(phase):
             requests = {
@@ -346,7 +348,7 @@ class StepTransport:
         if cluster.carries:
             variables.update(self._program.variables())
         first = self._program.step_input(
-            factored(requests),
+            factor_requests(requests),
             carried=cluster.carries,
             variables=cluster.sent_variables(ranks=launches),
         )
@@ -363,7 +365,11 @@ class StepTransport:
     def _holds(self, phase: str) -> bool:
         """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
         job = self._job
-        return phase == PhaseName.LAUNCH and not job.one_step and job.min_nodes is not None
+        return (
+            phase == PhaseName.LAUNCH
+            and not job.can_launch_in_session_step
+            and job.min_nodes is not None
+        )
 
     def _listen(self, run: PhaseRun) -> None:
         step, answers = run.step, run.answers
@@ -404,7 +410,7 @@ class StepTransport:
                     step, _ = self._begin(PhaseName.UNPACK, requests, joins=True)
                 else:
                     step = open_here.enter_context(self._start(PhaseName.UNPACK, requests, 1))
-                run = self._follow(step, PhaseName.UNPACK, requests, 1, on_event)
+                run = self._make_phase_run(step, PhaseName.UNPACK, requests, 1, on_event)
                 if transfer.token:
                     failed, seconds = relay_source.send(transfer, run, self._cluster.relay_ports())
                 else:
@@ -419,7 +425,7 @@ class StepTransport:
                 step.finish(run.answers.take, _LOST_SECONDS if run.liveness.lost else self._grace)
             ended = {**describe_ends(requests, step, self._cluster), **run.liveness.lost}
             settled = self._settled(run, failed, requests, ended)
-            notes = remarks(run.answers, transfer.size)
+            notes = describe_transfer(run.answers, transfer.size)
             return Delivery(failed, ended, seconds, settled, notes)
 
     def _settled(
@@ -433,7 +439,7 @@ class StepTransport:
         answers = run.answers
         blocking = set(run.liveness.lost)
         if run.step.ended:
-            blocking |= self._blocking_nodes(requests, answers, ended)
+            blocking |= self._find_blocking_nodes(requests, answers, ended)
             if blocking and not requests.keys() <= blocking | answers.answered.keys():
                 failed.setdefault("", "its step ended with that of other nodes")
         if failed.get("") == NOT_READY:
@@ -451,7 +457,10 @@ class StepTransport:
         is ended from here Slurm reports an abort.
         """
         argv, variables, first = self._describe_step(phase, requests, 1)
-        with open(in_memory(first), "rb") as stdin, open(in_memory(b""), "rb") as stderr:
+        with (
+            open(make_memory_file(first), "rb") as stdin,
+            open(make_memory_file(b""), "rb") as stderr,
+        ):
             try:
                 running = processes.start(
                     argv,
@@ -464,7 +473,7 @@ class StepTransport:
                 raise NodeError(self._cluster.not_started(exc.reason)) from exc
             grace, until = _LOST_SECONDS, 0.0
             try:
-                with fetched(cast("IO[bytes]", running.stdout)) as output:
+                with read_until_signal(cast("IO[bytes]", running.stdout)) as output:
                     stream = io.BufferedReader(output, _CHUNK)
                     take(stream)
                     with contextlib.suppress(OSError):

@@ -23,14 +23,14 @@ Requests = Mapping[str, AgentRequest]
 """The request of each node's agent."""
 
 
-def saving_note(job: Job) -> Remark:
+def make_saving_note(job: Job) -> Remark:
     """Return the event that says how long ranks told to end have to save their work."""
     seconds = job.launch.grace_seconds
     text = f"stopping the ranks: they have {seconds} s to save their work"
     return Remark(text)
 
 
-def mounts(job: Job) -> tuple[str, ...]:
+def list_mounts(job: Job) -> tuple[str, ...]:
     """Return the mounts of a container: the place of the node root, and those the user named."""
     base = os.environ.get(ROOT_VARIABLE) or job.node_root
     if base in (AUTO, AUTO_WITH_MEMORY):
@@ -165,10 +165,10 @@ class StepFault:
 class StepErrors(Protocol):
     """Reads what the command of a step has written to standard error. Pure functions."""
 
-    def step_faults(self, stderr: str) -> dict[str, StepFault]:
+    def parse_step_faults(self, stderr: str) -> dict[str, StepFault]:
         """Return the nodes that a step went wrong on, and how."""
 
-    def ended_tasks(self, stderr: str) -> dict[str, set[int]]:
+    def parse_failed_tasks(self, stderr: str) -> dict[str, set[int]]:
         """Return each node's tasks that have failed."""
 
     def general_fault(self, code: int, stderr: str) -> StepFault:

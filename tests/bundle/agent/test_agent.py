@@ -17,7 +17,7 @@ import pytest
 
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action
-from stager.diagnosis.verdict import first_failure
+from stager.diagnosis.verdict import find_first_failure_of_result
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, node_program
 from tests.support.events import job_ends
@@ -182,7 +182,7 @@ def test_a_port_that_was_taken_in_between(torch_project: TorchProject, tmp_path:
     assert code == 3
     last = events[-1]
     result = {"exit_codes": {"local1": last["exit_code"]}, "tails": {"local1": last["tail"]}}
-    failure = first_failure(job_ends(**result, failures=last["failures"]))
+    failure = find_first_failure_of_result(job_ends(**result, failures=last["failures"]))
     assert failure is not None
     assert (failure.kind, failure.rank) == ("port", None)
     assert "address already in use" in failure.cause

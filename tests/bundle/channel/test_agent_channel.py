@@ -48,7 +48,7 @@ try:
         time.sleep(600)
 except signals.Stopped:
     channel.output(0, b"saved\\n")
-channel.conclude(LaunchAnswer(sent={{"0": channel.sent[0]}}))
+channel.send_last_answer(LaunchAnswer(sent={{"0": channel.sent[0]}}))
 """
 
 

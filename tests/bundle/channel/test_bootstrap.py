@@ -16,11 +16,11 @@ import pytest
 
 from bundle.channel.frames import FrameReader
 from bundle.driver.transports import slurm_text
-from bundle.driver.transports.agent_program import MAIN, compressed
+from bundle.driver.transports.agent_program import MAIN, compress_modules
 from bundle.protocol.problem import Problem
-from bundle.system.own_program import source_of
+from bundle.system.own_program import read_source
 
-BOOT = source_of("channel.bootstrap").decode()
+BOOT = read_source("channel.bootstrap").decode()
 PROGRAM = """\
 import json, os, sys
 
@@ -50,7 +50,7 @@ def start(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the starter on a node with this standard input."""
     return subprocess.run(
-        slurm_text.starter(BOOT, "probe", pythons),
+        slurm_text.make_starter(BOOT, "probe", pythons),
         input=data,
         env={"PATH": os.defpath, "SLURMD_NODENAME": node, "SLURM_PROCID": "1"},
         capture_output=True,
@@ -63,7 +63,7 @@ def start(
 def opening(
     request: dict[str, Any], modules: Mapping[str, bytes] = MODULES, behind: bytes = b"go\n"
 ) -> bytes:
-    asked, program = zlib.compress(json.dumps(request).encode()), compressed(modules)
+    asked, program = zlib.compress(json.dumps(request).encode()), compress_modules(modules)
     return b"%d %d 0\n" % (len(program), len(asked)) + program + asked + behind
 
 
@@ -154,7 +154,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
     old.write_text("#!/bin/sh\nexit 1\n")  # one that is too old ends like this
     old.chmod(0o755)
     (tmp_path / "cat").symlink_to(shutil.which("cat") or "/bin/cat")  # it reads the input
-    argv = slurm_text.starter("print(1)", "preflight", ["/no/python"])
+    argv = slurm_text.make_starter("print(1)", "preflight", ["/no/python"])
     env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
     done = subprocess.run(argv, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (3, b"")

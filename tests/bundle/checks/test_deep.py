@@ -18,9 +18,16 @@ from pathlib import Path
 import pytest
 
 from bundle.checks import deep
-from bundle.checks.deep import SHOWN, await_nodes, connect, damaged_files, discard, resolution
-from bundle.environment.unpack import Environment, unpack, using
-from bundle.node.node_root import secure_root
+from bundle.checks.deep import (
+    SHOWN,
+    connect_to_head,
+    find_damaged_files,
+    remove_damaged_environment,
+    resolve_names,
+    wait_for_nodes,
+)
+from bundle.environment.unpack import Environment, hold_during, unpack
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -49,20 +56,20 @@ def stage(packed: Packed, root: str, processes: int = 1) -> Environment:
 @pytest.fixture(scope="module")
 def sound(standard: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The standard environment; tests look at copies of it."""
-    return Path(stage(standard, secure_root(str(tmp_path_factory.mktemp("sound")))).path)
+    return Path(stage(standard, make_secure_root(str(tmp_path_factory.mktemp("sound")))).path)
 
 
 @pytest.fixture
 def copy(sound: Path, base: Path) -> Path:
     """The same in a node root of its own, where it may be damaged."""
-    root = Path(secure_root(str(base)))
+    root = Path(make_secure_root(str(base)))
     shutil.copytree(sound, root / "envs" / sound.name, symlinks=True)
     return root / "envs" / sound.name
 
 
 def found(copy: Path, processes: int = 2) -> dict[str, str]:
     """What is said about which path; each says what to do."""
-    problems = damaged_files(str(copy), processes)
+    problems = find_damaged_files(str(copy), processes)
     assert {problem.code for problem in problems} <= {ProblemCode.ENVIRONMENT_DAMAGED}
     assert {"stager clean --nodes" in problem.fix for problem in problems} <= {True}
     return {os.path.relpath(problem.where, copy): problem.why for problem in problems}
@@ -200,7 +207,7 @@ def test_what_it_is_compared_with_is_compared_itself(
 def test_many_are_counted(copy: Path) -> None:
     for number in range(SHOWN + 15):
         (copy / SITE / f"stray{number:02}.py").touch()
-    problems = damaged_files(str(copy), 2)
+    problems = find_damaged_files(str(copy), 2)
     assert len(problems) == SHOWN + 1
     assert problems[0].where == str(copy / SITE / "stray00.py")
     assert problems[-1].why == "15 more paths in it differ from what was built"
@@ -216,11 +223,11 @@ def test_names_that_cannot_be_shown_are_escaped(copy: Path) -> None:
 
 
 def test_it_is_quick_with_many_files(many: Packed, base: Path) -> None:
-    root = secure_root(str(base))
+    root = make_secure_root(str(base))
     made = stage(many, root, 2)
     victim = Path(made.path) / SITE / "large" / "2.bin"
     started = time.monotonic()
-    assert damaged_files(made.path, 2) == []
+    assert find_damaged_files(made.path, 2) == []
     assert time.monotonic() - started < 120
     rewritten(victim)
     assert set(found(Path(made.path))) == {f"{SITE}/large/2.bin"}
@@ -230,18 +237,18 @@ def test_it_is_quick_with_many_files(many: Packed, base: Path) -> None:
 
 
 def test_a_discarded_environment_is_made_anew(single: Packed, base: Path) -> None:
-    root = secure_root(str(base))
+    root = make_secure_root(str(base))
     made = stage(single, root)
     victim = next((Path(made.path) / SITE / "single").glob("*.py"))
     rewritten(victim)
     assert stage(single, root).reused  # nothing looks at every byte on the way
-    assert damaged_files(made.path, 1) != []
-    assert discard(root, single.manifest.id)
+    assert find_damaged_files(made.path, 1) != []
+    assert remove_damaged_environment(root, single.manifest.id)
     assert not os.path.exists(made.path)
     assert os.listdir(os.path.join(root, "incoming")) == []
-    assert not discard(root, single.manifest.id)
+    assert not remove_damaged_environment(root, single.manifest.id)
     assert not stage(single, root).reused
-    assert damaged_files(made.path, 1) == []
+    assert find_damaged_files(made.path, 1) == []
 
 
 def test_a_damaged_file_is_not_linked_again_from_an_older_environment(
@@ -254,19 +261,19 @@ def test_a_damaged_file_is_not_linked_again_from_an_older_environment(
     first, second = make_wheel(folder, "first"), make_wheel(folder, "second")
     older = make_bundle(store, [first], decompressor=zstd_wheel, name="older")
     newer = make_bundle(store, [first, second], decompressor=zstd_wheel, name="newer")
-    root = secure_root(str(base))
+    root = make_secure_root(str(base))
 
     stage(older, root)
     made = stage(newer, root)
     assert made.linked > 0
     rewritten(next((Path(made.path) / SITE / "first").glob("*.py")))
-    assert damaged_files(made.path, 1) != []
-    assert discard(root, newer.manifest.id)
+    assert find_damaged_files(made.path, 1) != []
+    assert remove_damaged_environment(root, newer.manifest.id)
     again = stage(newer, root)
     assert again.linked == 0
-    assert damaged_files(again.path, 1) == []
+    assert find_damaged_files(again.path, 1) == []
     # The older one has the same damage, and is told so; it is not silently taken away.
-    assert damaged_files(os.path.join(root, "envs", older.manifest.id), 1) != []
+    assert find_damaged_files(os.path.join(root, "envs", older.manifest.id), 1) != []
 
 
 def test_one_that_is_in_use_stays(copy: Path) -> None:
@@ -274,8 +281,8 @@ def test_one_that_is_in_use_stays(copy: Path) -> None:
     assert os.path.basename(root) == OWN
     code = (
         f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-        "from bundle.environment.unpack import using\n"
-        f"with using({root!r}, {copy.name!r}):\n"
+        "from bundle.environment.unpack import hold_during\n"
+        f"with hold_during({root!r}, {copy.name!r}):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
     user = subprocess.Popen(
@@ -284,13 +291,13 @@ def test_one_that_is_in_use_stays(copy: Path) -> None:
     try:
         assert user.stdout.readline() == "held\n"
         with pytest.raises(NodeError, match="a job on this node is using it"):
-            discard(root, copy.name)
+            remove_damaged_environment(root, copy.name)
         assert found(copy) == {}  # to look at it is possible all the same
     finally:
         user.communicate()
-    with using(root, copy.name), pytest.raises(NodeError):
-        discard(root, copy.name)
-    assert discard(root, copy.name)
+    with hold_during(root, copy.name), pytest.raises(NodeError):
+        remove_damaged_environment(root, copy.name)
+    assert remove_damaged_environment(root, copy.name)
 
 
 @pytest.fixture
@@ -300,11 +307,11 @@ def port() -> int:
 
 
 def test_names_are_looked_up_by_the_machine_itself() -> None:
-    found = resolution(["localhost", "no-such-name.invalid", "localhost"])
+    found = resolve_names(["localhost", "no-such-name.invalid", "localhost"])
     assert list(found) == ["localhost", "no-such-name.invalid"]
     assert found["no-such-name.invalid"] == []
     assert "127.0.0.1" in found["localhost"] or "::1" in found["localhost"]
-    assert resolution([]) == {}
+    assert resolve_names([]) == {}
     assert json.loads(json.dumps(found)) == found
 
 
@@ -315,9 +322,11 @@ def test_every_node_reaches_the_head_whoever_begins(port: int) -> None:
     before = threading.active_count()
     nodes = [f"n{number}" for number in range(2, 30)]
     with ThreadPoolExecutor(len(nodes)) as pool:
-        tries = [pool.submit(connect, "127.0.0.1", port, "77", node, 240.0) for node in nodes]
+        tries = [
+            pool.submit(connect_to_head, "127.0.0.1", port, "77", node, 240.0) for node in nodes
+        ]
         time.sleep(0.5)  # some have been refused by now
-        assert await_nodes("127.0.0.1", port, "77", nodes, 240.0) == []
+        assert wait_for_nodes("127.0.0.1", port, "77", nodes, 240.0) == []
         assert all(one.result() >= 0 for one in tries)
     assert threading.active_count() == before
     with socket.create_server(("127.0.0.1", port)):
@@ -342,9 +351,9 @@ def test_who_does_not_come_is_named_and_strangers_do_not_count(
     clock = Clock()
     monkeypatch.setattr(deep, "time", clock)
     with ThreadPoolExecutor(3) as pool:
-        head = pool.submit(await_nodes, "127.0.0.1", port, "77", ["n2", "n3", "n4"], 3600.0)
-        came = pool.submit(connect, "127.0.0.1", port, "77", "n2", 3600.0)
-        stranger = pool.submit(connect, "127.0.0.1", port, "78", "n3", 3600.0)
+        head = pool.submit(wait_for_nodes, "127.0.0.1", port, "77", ["n2", "n3", "n4"], 3600.0)
+        came = pool.submit(connect_to_head, "127.0.0.1", port, "77", "n2", 3600.0)
+        stranger = pool.submit(connect_to_head, "127.0.0.1", port, "78", "n3", 3600.0)
         try:
             assert came.result() >= 0
             with pytest.raises(NodeError, match="another program listens there"):
@@ -368,7 +377,7 @@ def test_a_node_that_stands_still_once_it_has_come_counts(
     """It has its answer, and does not get to hanging up."""
     monkeypatch.setattr(deep, "_PATIENCE", 0.1)
     with ThreadPoolExecutor(1) as pool:
-        head = pool.submit(await_nodes, "127.0.0.1", port, "77", ["n2"], 3600.0)
+        head = pool.submit(wait_for_nodes, "127.0.0.1", port, "77", ["n2"], 3600.0)
         with socket.socket() as peer:
             assert until(lambda: peer.connect_ex(("127.0.0.1", port)) in (0, errno.EISCONN))
             peer.sendall(b"stager 77 n2\n")
@@ -378,7 +387,7 @@ def test_a_node_that_stands_still_once_it_has_come_counts(
 def test_a_head_that_hangs_up_without_a_word_is_asked_again(port: int) -> None:
     """It had waited for a line that a node, which stood still, sent too late."""
     with socket.create_server(("127.0.0.1", port)) as server, ThreadPoolExecutor(1) as pool:
-        trying = pool.submit(connect, "127.0.0.1", port, "77", "n2", 3600.0)
+        trying = pool.submit(connect_to_head, "127.0.0.1", port, "77", "n2", 3600.0)
         for answer in (b"", b"stager 77\n"):
             peer, _ = server.accept()
             with peer:
@@ -388,7 +397,7 @@ def test_a_head_that_hangs_up_without_a_word_is_asked_again(port: int) -> None:
 
 
 def test_nobody_is_expected(port: int) -> None:
-    assert await_nodes("127.0.0.1", port, "77", [], 60.0) == []
+    assert wait_for_nodes("127.0.0.1", port, "77", [], 60.0) == []
 
 
 def test_a_port_that_is_taken(port: int) -> None:
@@ -396,14 +405,14 @@ def test_a_port_that_is_taken(port: int) -> None:
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(NodeError, match="cannot listen") as error,
     ):
-        await_nodes("127.0.0.1", port, "77", ["n2"], 5.0)
+        wait_for_nodes("127.0.0.1", port, "77", ["n2"], 5.0)
     assert error.value.problem.where == f"127.0.0.1:{port}"
     assert "already in use" in error.value.problem.why
 
 
 def test_nobody_listens(port: int) -> None:
     with pytest.raises(NodeError, match="refused for 1 s") as error:
-        connect("127.0.0.1", port, "77", "n2", 1.0)
+        connect_to_head("127.0.0.1", port, "77", "n2", 1.0)
     assert error.value.problem.where == f"127.0.0.1:{port}"
 
 
@@ -412,13 +421,13 @@ def test_something_listens_and_says_nothing(port: int) -> None:
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(NodeError, match="nothing answered within 1 s"),
     ):
-        connect("127.0.0.1", port, "77", "n2", 1.0)
+        connect_to_head("127.0.0.1", port, "77", "n2", 1.0)
 
 
-WALL = """from bundle.checks.deep import connect
+WALL = """from bundle.checks.deep import connect_to_head
 from bundle.protocol.problem import NodeError
 try:
-    connect("10.77.0.2", 61000, "77", "n2", 1.5)
+    connect_to_head("10.77.0.2", 61000, "77", "n2", 1.5)
     said = "reached"
 except NodeError as error:
     said = error.problem.to_json()
@@ -454,16 +463,16 @@ def test_the_ipv6_address_of_a_head(port: int) -> None:
     except OSError:
         lacks("ipv6", "no socket can be made at ::1")
     with ThreadPoolExecutor(1) as pool:
-        head = pool.submit(await_nodes, "::1", port, "77", ["n2"], 3600.0)
-        assert connect("::1", port, "77", "n2", 3600.0) >= 0
+        head = pool.submit(wait_for_nodes, "::1", port, "77", ["n2"], 3600.0)
+        assert connect_to_head("::1", port, "77", "n2", 3600.0) >= 0
         assert head.result() == []
 
 
 def test_a_head_that_is_told_to_end_while_it_waits(port: int) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-        "from bundle.checks.deep import await_nodes\n"
-        f"await_nodes('127.0.0.1', {port}, '77', ['n2'], 3600.0)\n"
+        "from bundle.checks.deep import wait_for_nodes\n"
+        f"wait_for_nodes('127.0.0.1', {port}, '77', ['n2'], 3600.0)\n"
     )
     head = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     with socket.socket() as probe:

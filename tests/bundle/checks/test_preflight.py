@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from bundle.checks import preflight
-from bundle.driver.findings import preflight_line
+from bundle.driver.findings import format_preflight_line
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile
-from bundle.format.manifest import room_for
+from bundle.format.manifest import estimate_room
 from bundle.node import node_root
 from bundle.node.machine import host_facts
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job, Requires
 from bundle.protocol.messages import (
@@ -42,7 +42,7 @@ from tests.support.jobs import ask, job_for
 from tests.support.wheelhouse import make_wheel
 
 REPO = Path(__file__).resolve().parents[3]
-PORTS = range(network.port_for("4711"), network.port_for("4711") + 64)
+PORTS = range(network.choose_port("4711"), network.choose_port("4711") + 64)
 """Of a job of this number; the first is another one's where tests run side by side."""
 
 
@@ -94,7 +94,7 @@ def test_a_bundle_that_the_node_cannot_see_is_to_be_placed(
 
 
 def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_path: Path) -> None:
-    preferred = network.port_for("4711")
+    preferred = network.choose_port("4711")
     with socket.create_server(("127.0.0.1", preferred)):
         _, (event,) = ask(program, "preflight", job_for(single, tmp_path))
     assert event["ok"] is True
@@ -176,7 +176,7 @@ def about(packed: Packed) -> dict[str, Any]:
     wheel = manifest.decompressor
     return {
         "heads": [layer.head for layer in manifest.layers],
-        "room": [room_for([layer]) for layer in manifest.layers],
+        "room": [estimate_room([layer]) for layer in manifest.layers],
         "size": packed.path.stat().st_size,
         "wheel": None if wheel is None else [wheel.name, wheel.size],
     }
@@ -206,7 +206,7 @@ def pair(
 
 def staged(packed: Packed) -> str:
     """Unpack a bundle on this node; its root."""
-    root = secure_root(os.environ["STAGER_NODE_ROOT"])
+    root = make_secure_root(os.environ["STAGER_NODE_ROOT"])
     unpack.unpack(
         str(packed.path), root=root, expected=packed.manifest.id, python=BASE_PYTHON, processes=1
     )
@@ -241,14 +241,14 @@ def test_what_is_here_takes_no_room_again(pair: tuple[Packed, Packed], tmp_path:
     names = [layer.name for layer in second.manifest.layers]
     asked["room"] = [(1000, 5) if name == "moving" else (much // 2, 5) for name in names]
     with pytest.raises(NodeError, match="free"):
-        preflight.base_by_need(request(job, asked))
+        preflight.choose_base_by_need(request(job, asked))
     staged(first)
-    assert preflight.base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
+    assert preflight.choose_base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
     asked["room"] = [(much, 5)] * 3
     with pytest.raises(NodeError, match="free"):
-        preflight.base_by_need(request(job, asked))
+        preflight.choose_base_by_need(request(job, asked))
     staged(second)
-    assert preflight.base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
+    assert preflight.choose_base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
 
 
 def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
@@ -258,10 +258,10 @@ def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
     free = place.f_bavail * place.f_frsize
     asked = {**about(single), "size": 2 * free}  # others free some meanwhile
     here = job_for(single, tmp_path)
-    assert preflight.base_by_need(request(here, asked)) == os.environ["STAGER_NODE_ROOT"]
+    assert preflight.choose_base_by_need(request(here, asked)) == os.environ["STAGER_NODE_ROOT"]
     elsewhere = replace(here, bundle=str(tmp_path / "elsewhere.tar"))
     with pytest.raises(NodeError, match="free"):
-        preflight.base_by_need(request(elsewhere, asked))
+        preflight.choose_base_by_need(request(elsewhere, asked))
 
 
 def test_old_pieces_of_broadcasts_go_and_the_rest_stays(
@@ -275,7 +275,7 @@ def test_old_pieces_of_broadcasts_go_and_the_rest_stays(
         (incoming / name / "bundle.tar").write_bytes(b"half")
     ask(program, "preflight", job)
     assert sorted(os.listdir(incoming)) == ["job-7.0", "mine"]
-    preflight.sweep(str(incoming.parent), time.time() + 2 * 3600)
+    preflight.remove_stale_files(str(incoming.parent), time.time() + 2 * 3600)
     assert os.listdir(incoming) == ["mine"]
     shutil.rmtree(incoming)
 
@@ -285,7 +285,7 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from bundle.node import node_root as locks
 from bundle.node.machine import host_facts
-held = locks.make_held("".join(sys.argv[2:]))
+held = locks.make_locked_directory("".join(sys.argv[2:]))
 print("held", flush=True)
 time.sleep(600)
 """
@@ -293,7 +293,7 @@ time.sleep(600)
 
 
 def test_directories_of_tasks_that_are_gone_are_swept(base: Path) -> None:
-    root = Path(secure_root(str(base)))
+    root = Path(make_secure_root(str(base)))
     jobs = root / "jobs"
     left, named, work, exec_ = (jobs / one for one in ("17.0.0", "18.0.0", "17.work", "exec-7"))
     for folder in (left, named, work, exec_):
@@ -306,29 +306,29 @@ def test_directories_of_tasks_that_are_gone_are_swept(base: Path) -> None:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
-            preflight.sweep(str(root), time.time())
+            preflight.remove_stale_files(str(root), time.time())
             assert sorted(os.listdir(jobs)) == ["17.work", "18.0.0", "19.0.0", "exec-7"]
         finally:
             holder.kill()
             user.kill()
-    preflight.sweep(str(root), time.time())
+    preflight.remove_stale_files(str(root), time.time())
     assert sorted(os.listdir(jobs)) == ["17.work", "exec-7"]
 
 
 def test_a_directory_is_swept_or_held_and_never_both(base: Path) -> None:
     """Two jobs at a time: one makes its directory while the other looks for left-overs."""
-    root = secure_root(str(base))
+    root = make_secure_root(str(base))
     path, done = os.path.join(root, "jobs", "17.0.0"), threading.Event()
 
     def sweep() -> None:
         while not done.is_set():
-            preflight.sweep(root, time.time())
+            preflight.remove_stale_files(root, time.time())
 
     sweeping = threading.Thread(target=sweep)
     sweeping.start()
     try:
         for _ in range(100):
-            held = node_root.make_held(path)
+            held = node_root.make_locked_directory(path)
             with open(os.path.join(path, "file"), "w", encoding="ascii"):
                 pass
             os.remove(os.path.join(path, "file"))
@@ -361,13 +361,13 @@ def test_the_line_of_a_node() -> None:
         python="/usr/bin/python3.11",
         host=replace(host_facts(), node_root=place),
     )
-    assert preflight_line(answer) == (
+    assert format_preflight_line(answer) == (
         "hpc07 proj=ok pkgs=missing root=/tmp/stager-7 free=3.2GB inodes=1200 exec=ok "
         "python=/usr/bin/python3.11"
     )
     full = replace(place, noexec=True, free_inodes=None)
     answer = replace(answer, host=replace(host_facts(), node_root=full))
-    assert " inodes=any exec=no " in preflight_line(answer)
+    assert " inodes=any exec=no " in format_preflight_line(answer)
 
 
 @pytest.mark.parametrize("root", [None, NodeRootProblem("/gone", "No such file or directory")])
@@ -375,7 +375,7 @@ def test_the_line_of_a_node_that_said_little(root: NodeRootProblem | None) -> No
     """It failed, or was lost."""
     host = None if root is None else replace(host_facts(), node_root=root)
     answer = PreflightAnswer(node="hpc07", host=host)
-    assert preflight_line(answer) == "hpc07 proj=missing pkgs=missing"
+    assert format_preflight_line(answer) == "hpc07 proj=missing pkgs=missing"
 
 
 @pytest.mark.parametrize(
@@ -384,4 +384,4 @@ def test_the_line_of_a_node_that_said_little(root: NodeRootProblem | None) -> No
     ids=["even", "without a processor for a while", "a coarse clock"],
 )
 def test_waiting_for_a_processor_makes_no_file_slow(taken: list[float], seconds: float) -> None:
-    assert preflight.typical(taken) == seconds
+    assert preflight.compute_median(taken) == seconds

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bundle.checks import probe
-from bundle.driver.findings import probe_line
+from bundle.driver.findings import format_probe_line
 from bundle.node.machine import host_facts
 from bundle.protocol.job import Requires
 from bundle.protocol.messages import ProbeAnswer
@@ -75,7 +75,7 @@ def ask(
     env: Path, packages: list[str], imports: list[str], deep: bool = False, **variables: str
 ) -> ProbeAnswer:
     rank_env = {**RANK_ENV, **variables}
-    return probe.environment_facts(str(env), packages, imports, rank_env, deep, 30)
+    return probe.probe_environment(str(env), packages, imports, rank_env, deep, 30)
 
 
 def problems(facts: ProbeAnswer) -> list[str]:
@@ -196,7 +196,7 @@ def test_an_import_that_leaves_or_hangs(env: Path) -> None:
     assert "SystemExit: no licence" in problems(ask(env, [], ["toy_core"], deep=True))[0]
     (site(env) / "toy_core.py").write_text("import time; time.sleep(900)")
     for seconds in (2, 20, 200):  # as long as it takes until the interpreter has begun
-        facts = probe.environment_facts(str(env), [], ["toy_core"], RANK_ENV, True, seconds)
+        facts = probe.probe_environment(str(env), [], ["toy_core"], RANK_ENV, True, seconds)
         (problem,) = problems(facts)
         assert f"took more than {seconds} s" in problem
         if "importing" in problem:
@@ -299,13 +299,13 @@ def test_the_line_of_a_good_node() -> None:
 
 
 def line(facts: ProbeAnswer, packages: dict[str, str | None]) -> str:
-    return probe_line(replace(facts, packages=packages))
+    return format_probe_line(replace(facts, packages=packages))
 
 
 def test_the_line_of_a_bad_node() -> None:
     listed = tuple(worded(what, "torch", "why", "fix") for what in ("first", "second"))
     facts = ProbeAnswer(node="hpc09", python="3.11.7", problems=listed)
-    assert probe_line(facts) == "NODE hpc09 FAILED -> torch: first"
+    assert format_probe_line(facts) == "NODE hpc09 FAILED -> torch: first"
 
 
 # --- what a bundle requires ----------------------------------------------------------------------
@@ -381,22 +381,22 @@ from bundle.protocol.codec import encode
 from bundle.system import network as net
 from bundle.node.node_root import choose_base
 from bundle.checks import probe
-from bundle.driver.findings import probe_line
+from bundle.driver.findings import format_probe_line
 from bundle.node import interpreter
 from bundle.node.machine import host_facts
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 version = ".".join(str(part) for part in sys.version_info[:2])
-root = secure_root(choose_base({str(tmp_path)!r}, {{}}, (1, 1)))
-facts = probe.environment_facts({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
+root = make_secure_root(choose_base({str(tmp_path)!r}, {{}}, (1, 1)))
+facts = probe.probe_environment({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
 print(json.dumps({{
     "version": version,
     "root": root,
-    "base": interpreter.find(version),
+    "base": interpreter.find_base_python(version),
     "host": encode(host_facts(root)),
-    "line": probe_line(replace(facts, node="n1")),
-    "port": net.free_port(net.port_for("7")),
+    "line": format_probe_line(replace(facts, node="n1")),
+    "port": net.find_free_port(net.choose_port("7")),
     "link": net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
-    "advertised": net.interface_for("127.0.0.1").interface,
+    "advertised": net.find_interface_to_head("127.0.0.1").interface,
 }}))
 """
     with zipfile.ZipFile(tmp_path / "node.pyz", "w") as archive:

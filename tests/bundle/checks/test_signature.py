@@ -14,10 +14,10 @@ import pytest
 
 from bundle.agent import agent
 from bundle.checks import signature
-from bundle.checks.signature import NAMESPACE, check_signature, lines_of, statement
-from bundle.driver.transports.agent_program import AgentProgram, factored
+from bundle.checks.signature import NAMESPACE, check_signature, parse_keygen_lines, statement
+from bundle.driver.transports.agent_program import AgentProgram, factor_requests
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
-from bundle.protocol.job import Job, Trust, redacted
+from bundle.protocol.job import Job, Trust, redact_job
 from bundle.protocol.messages import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.system.processes import CompletedCommand
@@ -87,7 +87,7 @@ def test_a_certificate_that_has_expired(alice: Key, tmp_path: Path) -> None:
 def test_files_in_memory_have_no_path(said: str, told: str) -> None:
     here = f"/proc/{os.getpid()}/fd/5"
     done = CompletedCommand(("ssh-keygen",), 255, "", said.format(here=here) + "\n")
-    assert lines_of(done) == (told,)
+    assert parse_keygen_lines(done) == (told,)
 
 
 def test_a_key_for_another_purpose(alice: Key) -> None:
@@ -105,15 +105,15 @@ def test_a_node_that_cannot_check_says_so(
 ) -> None:
     """It has still compared the bundle with its id, which was signed."""
     job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
-    signature._checked.cache_clear()
+    signature._check_cached.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert check_signature(job).startswith("ssh-keygen cannot be started")
     old = tmp_path / "ssh-keygen"
     old.write_text("#!/bin/sh\necho unknown option -- Y >&2\nexit 1\n")
     old.chmod(0o755)
-    signature._checked.cache_clear()
+    signature._check_cached.cache_clear()
     assert "older than OpenSSH 8.1" in check_signature(job)
-    signature._checked.cache_clear()
+    signature._check_cached.cache_clear()
 
 
 def test_the_documented_command_says_the_same(alice: Key, single: Packed, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ echo "stager bundle $id" | ssh-keygen -Y verify -n {NAMESPACE} \\
 
 def test_what_is_kept_of_a_job_names_nobody(alice: Key) -> None:
     job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
-    assert redacted(job).trust is None
+    assert redact_job(job).trust is None
     assert Job.from_json(job.to_json()) == job
 
 
@@ -218,7 +218,7 @@ def test_a_step_of_slurms_brings_what_its_agents_check_with(
     job = job_for(single, tmp_path, allocation=Allocation.SLURM, trust=alice.trusted(signed_id))
     program = AgentProgram(make_node_program())
     requests = {"local1": PreflightRequest(job, "local1", 0, 1)}
-    sent = program.step_input(factored(requests))
+    sent = program.step_input(factor_requests(requests))
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", program.bootstrap, "agent", PhaseName.SESSION],
         env={**os.environ, "STAGER_NODE": "local1"},

@@ -21,7 +21,7 @@ from bundle.launch.staged_files import has_outputs_besides
 from bundle.protocol.messages import LaunchAnswer, PreflightAnswer, TidyAnswer
 from bundle.protocol.problem import ProblemCode
 from bundle.results import stream as stream_format
-from bundle.results.stream import pack
+from bundle.results.stream import send_outputs
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
 from tests.support.jobs import job_for
@@ -58,8 +58,9 @@ def test_a_directory_that_is_read_only(single: Packed, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log = job_for(single, tmp_path / "run").to_json()
     code = (
-        "from bundle.protocol.job import parse\nfrom bundle.driver.collect import run_dir_marker\n"
-        f"with run_dir_marker(parse({log!r})) as name: print(json.dumps(name))\n"
+        "from bundle.protocol.job import parse_job\nfrom bundle.driver.collect import "
+        "run_dir_marker\n"
+        f"with run_dir_marker(parse_job({log!r})) as name: print(json.dumps(name))\n"
     )
     mount = f"mount -t tmpfs -o ro none '{tmp_path}/run'"
     assert namespace("-m", mount, code) == ""
@@ -103,7 +104,7 @@ class OneNode:
         raise NotImplementedError
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
-        pack(str(self._work), self._outputs, self._stream)
+        send_outputs(str(self._work), self._outputs, self._stream)
         take(io.BytesIO(self._stream.getvalue()))
 
     def ended_by(self) -> str:
@@ -199,7 +200,7 @@ class SeveralNodes(OneNode):
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         ((node, request),) = requests.items()
         stream = io.BytesIO()
-        pack(str(self._work / node), request.job.outputs, stream, brought=request.brought)
+        send_outputs(str(self._work / node), request.job.outputs, stream, brought=request.brought)
         take(io.BytesIO(stream.getvalue()[:600] if node in self._mute else stream.getvalue()))
 
 

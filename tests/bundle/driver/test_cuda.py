@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bundle.driver import cuda
-from bundle.driver.cuda import CudaNeed, driver_problem, needed, parsed
-from bundle.driver.phases import described, line, list_driver_notes
+from bundle.driver.cuda import CudaNeed, driver_problem, find_cuda_need, parse_version
+from bundle.driver.phases import describe_gpus, format_gpu_line, list_driver_notes
 from bundle.protocol.messages import Gpu, GpuFacts
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -38,7 +38,7 @@ from tests.support.wheelhouse import make_wheel
 def test_what_a_bundle_needs(
     packages: list[tuple[str, str]], version: tuple[int, int] | None
 ) -> None:
-    need = needed(packages)
+    need = find_cuda_need(packages)
     assert (None if need is None else need.version) == version
 
 
@@ -80,7 +80,7 @@ def test_the_words() -> None:
 
 
 def test_the_table_is_in_order() -> None:
-    own = [parsed(cuda.OWN[version]) for version in sorted(cuda.OWN)]
+    own = [parse_version(cuda.OWN[version]) for version in sorted(cuda.OWN)]
     assert own == sorted(own)
     assert [cuda.minimal_driver(version) for version in ((11, 0), (11, 8), (12, 9), (13, 7))] == [
         *("450.51.05", "450.80.02", "525.60.13", "580.65.06"),
@@ -126,8 +126,8 @@ def test_nodes_that_are_alike_need_no_word() -> None:
     two = {"n1": GpuFacts("580.65.06", gpus=(A100,)), "n2": GpuFacts("590.1", gpus=(A100, A100))}
     assert list_driver_notes(two, CUDA_128) == []
     assert list_driver_notes({"n1": None, "n2": None}, None) == []
-    assert described((A100, H100, A100)).startswith("2 x NVIDIA A100")
-    assert line("n1", GpuFacts("580.65.06")) == "n1 driver=580.65.06 gpus=none"
+    assert describe_gpus((A100, H100, A100)).startswith("2 x NVIDIA A100")
+    assert format_gpu_line("n1", GpuFacts("580.65.06")) == "n1 driver=580.65.06 gpus=none"
 
 
 @pytest.mark.parametrize("driver", ["525.60.13", "580.65.06"])

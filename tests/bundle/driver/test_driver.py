@@ -210,7 +210,7 @@ def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
         "import json, os, signal, sys\n"
         "from bundle.driver import driver\n"
         "from bundle.protocol.job import Job\n"
-        "driver._places_of = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "driver._find_problem_places = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "with open(sys.argv[1]) as stream: job = Job.from_json(json.load(stream))\n"
         "sys.exit(driver.drive(job))\n"
     )

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from bundle.driver import findings
-from bundle.driver.findings import ClockReading, Offset, disagreements, offset, skewed
+from bundle.driver.findings import (
+    ClockReading,
+    Offset,
+    disagreements,
+    find_skewed_clocks,
+    measure_clock_offset,
+)
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import FailureRecord, LaunchAnswer, NetworkReport
 from bundle.protocol.problem import Problem, ProblemCode
@@ -45,10 +51,10 @@ def whys(found: findings.Problems) -> dict[str, list[str]]:
 
 def test_a_node_that_does_not_reach_the_head_is_at_fault() -> None:
     head = NetworkReport(differs={}, missing=("n3",))
-    assert findings.unreachable("n1", {"n1": head, "n2": FINE}) == {}
+    assert findings.find_unreachable_nodes("n1", {"n1": head, "n2": FINE}) == {}
     answers = {"n1": head, "n2": FINE, "n3": refused("n3"), "n4": FINE}
-    assert list(findings.unreachable("n1", answers)) == ["n3"]
-    assert list(findings.unreachable("n1", {"n1": head, "n3": refused("n3")})) == ["n3"]
+    assert list(findings.find_unreachable_nodes("n1", answers)) == ["n3"]
+    assert list(findings.find_unreachable_nodes("n1", {"n1": head, "n3": refused("n3")})) == ["n3"]
 
 
 def test_a_head_that_nobody_reaches_is_at_fault() -> None:
@@ -57,7 +63,7 @@ def test_a_head_that_nobody_reaches_is_at_fault() -> None:
         "n2": refused("n2"),
         "n3": refused("n3"),
     }
-    found = findings.unreachable("n1", answers)
+    found = findings.find_unreachable_nodes("n1", answers)
     assert whats(found) == {"n1": ["no other node can reach the head node"]}
     assert whys(found) == {"n1": ["from n2: refused"]}
 
@@ -69,12 +75,12 @@ def test_a_head_that_cannot_listen_is_alone_at_fault() -> None:
         "n2": refused("n2"),
         "n3": refused("n3"),
     }
-    found = findings.unreachable("n1", answers)
+    found = findings.find_unreachable_nodes("n1", answers)
     assert whats(found) == {"n1": ["the head node cannot listen on the job's port"]}
 
 
 def test_nobody_is_blamed_for_a_head_that_was_lost() -> None:
-    assert findings.unreachable("n1", {"n2": refused("n2"), "n3": refused("n3")}) == {}
+    assert findings.find_unreachable_nodes("n1", {"n2": refused("n2"), "n3": refused("n3")}) == {}
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -83,15 +89,17 @@ def test_nobody_is_blamed_for_a_head_that_was_lost() -> None:
 def test_only_what_differs_was_sent() -> None:
     expected = {"n1": ["10.0.0.1"], "n2": ["10.0.0.2"]}
     answers = {"n1": FINE, "n2": FINE}
-    assert findings.names_apart(expected, answers) == {}
+    assert findings.find_differing_names(expected, answers) == {}
     answers["n3"] = NetworkReport(differs={"n2": ("10.0.0.9",)})
-    assert whys(findings.names_apart(expected, answers)) == {"n3": ["n2 is 10.0.0.9, not 10.0.0.2"]}
+    assert whys(findings.find_differing_names(expected, answers)) == {
+        "n3": ["n2 is 10.0.0.9, not 10.0.0.2"]
+    }
 
 
 def test_the_driver_may_be_the_odd_one() -> None:
     """A login node that cannot resolve the nodes' names."""
     said = NetworkReport(differs={"n1": ("10.0.0.1",)})
-    assert findings.names_apart({"n1": []}, {"n1": said, "n2": said}) == {}
+    assert findings.find_differing_names({"n1": []}, {"n1": said, "n2": said}) == {}
 
 
 # --- the all-reduce ------------------------------------------------------------------------------
@@ -102,16 +110,18 @@ def test_the_result_among_other_lines() -> None:
     result = {"world_size": 6, "nodes": ["n1", "n2"], "backend": "gloo", "bytes": 16777216}
     result |= {"seconds": 0.02, "gb_per_s": 0.84, "pairs": [pair]}
     line = f"ALL-REDUCE {json.dumps(result)}"
-    measured = findings.measured(["noise", "ALL-REDUCE {not json", "ALL-REDUCE 3", line])
+    measured = findings.read_measurement(["noise", "ALL-REDUCE {not json", "ALL-REDUCE 3", line])
     assert measured is not None
     assert encode(measured) == result
-    assert findings.measured(["noise"]) is None
+    assert findings.read_measurement(["noise"]) is None
 
 
 def blamed(*errors: str, node: str = "n1", answers: Any = None) -> dict[str, list[str]]:
     """Who is blamed when rank 0 prints these errors for all."""
     lines = ["noise", f"error: {errors[0]}", *errors[1:], "hint: do this", "more noise"]
-    return whys(findings.blamed({(node, 0): lines}, answers or dict.fromkeys(NODES, BAD)))
+    return whys(
+        findings.find_failed_ranks({(node, 0): lines}, answers or dict.fromkeys(NODES, BAD))
+    )
 
 
 def test_two_nodes_between_which_nothing_passes() -> None:
@@ -146,9 +156,9 @@ def test_what_follows_from_a_fault_is_no_fault() -> None:
         ("n2", 1): ["[RANK 1] error: n2 (rank 1 of 2) did not meet the others at h:1", "hint: x"],
     }
     answers = {"n1": BAD, "n2": BAD}
-    assert list(findings.blamed(printed, answers)) == ["n2"]
+    assert list(findings.find_failed_ranks(printed, answers)) == ["n2"]
     del printed["n2", 1]
-    assert list(findings.blamed(printed, answers)) == ["n1"]
+    assert list(findings.find_failed_ranks(printed, answers)) == ["n1"]
 
 
 def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
@@ -156,9 +166,9 @@ def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
     told_to_end = replace(BAD, exit_code=143)
     silent = replace(BAD, problems=(lost,))
     answers = {"n1": told_to_end, "n2": silent, "n3": OK}
-    assert whats(findings.blamed({}, answers)) == {"n2": ["launch gave no answer"]}
+    assert whats(findings.find_failed_ranks({}, answers)) == {"n2": ["launch gave no answer"]}
     answers["n3"] = BAD  # which ended by itself: the others went with it
-    assert whys(findings.blamed({}, answers)) == {"n3": ["status 1; the end"]}
+    assert whys(findings.find_failed_ranks({}, answers)) == {"n3": ["status 1; the end"]}
 
 
 @pytest.mark.parametrize(("message", "said"), [("no torch", ": no torch"), ("", "")])
@@ -167,11 +177,13 @@ def test_without_that_the_first_rank_that_failed(message: str, said: str) -> Non
     later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
     answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
     why = f"rank 3 ended first, with status 1{said}"
-    assert whys(findings.blamed({}, answers)) == {"n2": [why]}
+    assert whys(findings.find_failed_ranks({}, answers)) == {"n2": [why]}
 
 
 def test_without_anything_the_statuses() -> None:
-    assert whys(findings.blamed({}, {"n1": OK, "n2": BAD})) == {"n2": ["status 1; the end"]}
+    assert whys(findings.find_failed_ranks({}, {"n1": OK, "n2": BAD})) == {
+        "n2": ["status 1; the end"]
+    }
 
 
 # --- Names and clocks of all nodes compared: who is at odds with the others, and how -------------
@@ -253,8 +265,8 @@ def test_a_whole_file_of_wrong_hosts_is_one_problem() -> None:
 def test_real_hosts_files_that_differ() -> None:
     """Two nodes' own /etc/hosts, read by the resolver of each."""
     code = (
-        "from bundle.checks.deep import resolution\n"
-        "print(json.dumps(resolution(['hpc-a', 'hpc-b', 'hpc-c'])))"
+        "from bundle.checks.deep import resolve_names\n"
+        "print(json.dumps(resolve_names(['hpc-a', 'hpc-b', 'hpc-c'])))"
     )
 
     def answer(hosts: str) -> object:
@@ -280,8 +292,8 @@ def test_real_hosts_files_that_differ() -> None:
 
 
 def test_an_offset_is_known_as_well_as_the_answer_was_quick() -> None:
-    assert offset(ClockReading(100.0, 107.0, 104.0)) == Offset(5.0, 2.0)
-    assert offset(ClockReading(100.0, 100.0, 100.0)) == Offset(0.0, 0.0)
+    assert measure_clock_offset(ClockReading(100.0, 107.0, 104.0)) == Offset(5.0, 2.0)
+    assert measure_clock_offset(ClockReading(100.0, 100.0, 100.0)) == Offset(0.0, 0.0)
 
 
 def ahead(seconds: float, wait: float = 0.2) -> ClockReading:
@@ -290,30 +302,34 @@ def ahead(seconds: float, wait: float = 0.2) -> ClockReading:
 
 
 def test_clocks_that_agree() -> None:
-    assert skewed({"n1": ahead(0.0), "n2": ahead(1.8), "n3": ahead(-0.9)}) == {}
-    assert skewed({}) == {}
+    assert find_skewed_clocks({"n1": ahead(0.0), "n2": ahead(1.8), "n3": ahead(-0.9)}) == {}
+    assert find_skewed_clocks({}) == {}
 
 
 @pytest.mark.parametrize(("seconds", "way"), [(7.3, "7.3 s ahead of"), (-60.0, "60.0 s behind")])
 def test_a_clock_that_is_off_is_named_with_its_direction(seconds: float, way: str) -> None:
-    found = skewed({"n1": ahead(0.1), "n2": ahead(seconds), "n3": ahead(0.0)})
+    found = find_skewed_clocks({"n1": ahead(0.1), "n2": ahead(seconds), "n3": ahead(0.0)})
     assert list(found) == ["n2"]
     assert way in found["n2"][0].why
     assert found["n2"][0].where == "n2"
 
 
 def test_the_driver_may_be_the_one_that_is_wrong() -> None:
-    assert skewed({"n1": ahead(300.0), "n2": ahead(300.5), "n3": ahead(299.9)}) == {}
+    assert find_skewed_clocks({"n1": ahead(300.0), "n2": ahead(300.5), "n3": ahead(299.9)}) == {}
 
 
 def test_of_two_nodes_the_one_that_agrees_with_the_driver_is_right() -> None:
-    assert list(skewed({"n1": ahead(30.0), "n2": ahead(0.0)})) == ["n1"]
-    assert list(skewed({"n1": ahead(-30.0)})) == ["n1"]
+    assert list(find_skewed_clocks({"n1": ahead(30.0), "n2": ahead(0.0)})) == ["n1"]
+    assert list(find_skewed_clocks({"n1": ahead(-30.0)})) == ["n1"]
 
 
 def test_what_is_uncertain_is_not_held_against_a_node() -> None:
-    assert skewed({"n1": ahead(0.0), "n2": ahead(4.0, wait=6.0), "n3": ahead(0.0)}) == {}
-    assert list(skewed({"n1": ahead(0.0), "n2": ahead(9.0, wait=6.0), "n3": ahead(0.0)})) == ["n2"]
+    assert (
+        find_skewed_clocks({"n1": ahead(0.0), "n2": ahead(4.0, wait=6.0), "n3": ahead(0.0)}) == {}
+    )
+    assert list(
+        find_skewed_clocks({"n1": ahead(0.0), "n2": ahead(9.0, wait=6.0), "n3": ahead(0.0)})
+    ) == ["n2"]
 
 
 def test_a_real_clock_that_is_off() -> None:
@@ -324,5 +340,5 @@ def test_a_real_clock_that_is_off() -> None:
         argv = [sys.executable, "-c", "import time; print(time.time())"]
         said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
         clocks[node] = ClockReading(sent, float(said) + shift, time.time())
-    assert list(skewed(clocks)) == ["n3"]
+    assert list(find_skewed_clocks(clocks)) == ["n3"]
     assert json.loads(json.dumps(clocks["n1"])) == list(clocks["n1"])

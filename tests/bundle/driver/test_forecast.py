@@ -14,12 +14,12 @@ from bundle.driver.forecast import (
     best_width,
     block_seconds,
     forecast,
+    forecast_broadcast,
+    forecast_relay,
+    forecast_shared_staging,
+    forecast_staging,
     levels,
-    relaying,
-    sending,
-    staging,
-    staging_by_reading,
-    staging_work,
+    measure_staging_work,
 )
 from bundle.driver.transports import slurm_text
 from bundle.protocol.codec import DecodeError, decode, encode
@@ -73,7 +73,7 @@ def test_a_block_takes_its_levels_times_the_receivers_of_one_sender() -> None:
 )
 def test_the_width_that_takes_least_time(nodes: int, width: int) -> None:
     assert best_width(nodes, 64, ROUND) == width
-    assert slurm_text.fanout(nodes, (23, 11)) == best_width(nodes, 64)
+    assert slurm_text.choose_fanout(nodes, (23, 11)) == best_width(nodes, 64)
     costs = [block_seconds(nodes, one, ROUND) for one in range(1, 65)]
     assert block_seconds(nodes, width, ROUND) == min(costs)
 
@@ -85,29 +85,33 @@ def test_where_messages_take_long_the_tree_is_flat() -> None:
 
 
 def test_sending_by_hand() -> None:
-    assert sending(10 * BLOCK, Nodes(3), ROUND) == pytest.approx(0.5 + 10 * (3 * 0.02 + 0.01))
-    assert sending(10 * BLOCK, Nodes(6), ROUND) == pytest.approx(0.5 + 10 * (4 * 0.02 + 0.02))
-    assert sending(10 * BLOCK, Nodes(6, sharing=6), ROUND) == pytest.approx(
+    assert forecast_broadcast(10 * BLOCK, Nodes(3), ROUND) == pytest.approx(
+        0.5 + 10 * (3 * 0.02 + 0.01)
+    )
+    assert forecast_broadcast(10 * BLOCK, Nodes(6), ROUND) == pytest.approx(
+        0.5 + 10 * (4 * 0.02 + 0.02)
+    )
+    assert forecast_broadcast(10 * BLOCK, Nodes(6, sharing=6), ROUND) == pytest.approx(
         0.5 + 10 * (0.12 + 0.02)
     )
-    assert sending(0, Nodes(6), ROUND) == 0.0
+    assert forecast_broadcast(0, Nodes(6), ROUND) == 0.0
     # A part of a block takes its part of the link, and is acknowledged as well.
-    assert sending(BLOCK // 2, Nodes(1), ROUND) == pytest.approx(0.5 + 0.01 + 0.01)
+    assert forecast_broadcast(BLOCK // 2, Nodes(1), ROUND) == pytest.approx(0.5 + 0.01 + 0.01)
 
 
 def test_relaying_by_hand() -> None:
     """The file travels once; each level adds a little."""
-    assert relaying(10 * BLOCK, Nodes(1), ROUND) == pytest.approx(0.4 + 0.2 + 0.1)
-    assert relaying(10 * BLOCK, Nodes(14), ROUND) == pytest.approx(0.4 + 0.2 + 0.3)
-    assert relaying(0, Nodes(14), ROUND) == 0.0
+    assert forecast_relay(10 * BLOCK, Nodes(1), ROUND) == pytest.approx(0.4 + 0.2 + 0.1)
+    assert forecast_relay(10 * BLOCK, Nodes(14), ROUND) == pytest.approx(0.4 + 0.2 + 0.3)
+    assert forecast_relay(0, Nodes(14), ROUND) == 0.0
     # The nodes of one machine share what carries the bytes.
-    assert relaying(10 * BLOCK, Nodes(6, sharing=6), ROUND) == pytest.approx(0.4 + 1.2 + 0.2)
-    made = staging(TEN_BLOCKS, Nodes(14, cpus=4), ROUND)
-    assert made.send == relaying(TEN_BLOCKS.sent, Nodes(14), ROUND)
+    assert forecast_relay(10 * BLOCK, Nodes(6, sharing=6), ROUND) == pytest.approx(0.4 + 1.2 + 0.2)
+    made = forecast_staging(TEN_BLOCKS, Nodes(14, cpus=4), ROUND)
+    assert made.send == forecast_relay(TEN_BLOCKS.sent, Nodes(14), ROUND)
 
 
 def test_staging_by_hand() -> None:
-    made = staging(TEN_BLOCKS, Nodes(3, cpus=4), ROUND, relayed=False)
+    made = forecast_staging(TEN_BLOCKS, Nodes(3, cpus=4), ROUND, relayed=False)
     content, received = 20_000 * 1e-4 + 10**9 * 2e-9, 10 * BLOCK * 1e-9
     assert made.send == pytest.approx(1.2)
     assert made.unpack == pytest.approx(0.25 + (content + received) / 4)
@@ -117,22 +121,22 @@ def test_staging_by_hand() -> None:
 
 
 def test_links_are_made_by_one_process() -> None:
-    made = staging(
+    made = forecast_staging(
         StagingWork(sent=BLOCK, bytes=0, files=0, linked=30_000), Nodes(1, cpus=8), ROUND
     )
     assert made.unpack == pytest.approx(0.25 + 0.3 + BLOCK * 1e-9 / 8)
 
 
 def test_a_bundle_that_is_read_where_it_lies() -> None:
-    made = staging_by_reading(TEN_BLOCKS, Nodes(1000, cpus=4), BLOCK / 2, ROUND)
+    made = forecast_shared_staging(TEN_BLOCKS, Nodes(1000, cpus=4), BLOCK / 2, ROUND)
     assert made.send == pytest.approx(20)
     assert made.unpack == pytest.approx(0.25 + 1.0)
 
 
 def test_nodes_that_share_a_machine_share_its_cpus() -> None:
     alone, three = Nodes(3, cpus=2), Nodes(3, cpus=2, sharing=3)
-    assert staging(TEN_BLOCKS, three, ROUND).unpack == pytest.approx(
-        0.25 * 1.5 + 3 * (staging(TEN_BLOCKS, alone, ROUND).unpack - 0.25)
+    assert forecast_staging(TEN_BLOCKS, three, ROUND).unpack == pytest.approx(
+        0.25 * 1.5 + 3 * (forecast_staging(TEN_BLOCKS, alone, ROUND).unpack - 0.25)
     )
     assert a_step(alone, ROUND) == pytest.approx(0.3 + 0.03 + 0.1)
     assert a_step(three, ROUND) == pytest.approx(0.3 + 0.03 + 0.15)
@@ -141,7 +145,7 @@ def test_nodes_that_share_a_machine_share_its_cpus() -> None:
 
 def test_the_phases_by_hand() -> None:
     nodes = Nodes(10, cpus=4)
-    staged = staging(TEN_BLOCKS, nodes, ROUND)
+    staged = forecast_staging(TEN_BLOCKS, nodes, ROUND)
     made = forecast([staged, staged], nodes, ROUND)
     step = 0.3 + 0.1 + 0.1
     assert made.preflight == pytest.approx(step)
@@ -169,7 +173,7 @@ def test_torchrun_begins_while_nodes_that_are_ready_are_probed() -> None:
 def test_more_takes_longer() -> None:
     def total(count: int, work: StagingWork = TEN_BLOCKS) -> float:
         nodes = Nodes(count, cpus=4)
-        return forecast([staging(work, nodes)], nodes).total
+        return forecast([forecast_staging(work, nodes)], nodes).total
 
     totals = [total(count) for count in COUNTS]
     assert totals == sorted(totals)
@@ -181,16 +185,18 @@ def test_more_takes_longer() -> None:
         ]
         assert grown == sorted(grown)
         assert grown[0] < grown[-1]
-    with_more_cpus = [staging(TEN_BLOCKS, Nodes(8, cpus=cpus)).unpack for cpus in (1, 2, 8, 64)]
+    with_more_cpus = [
+        forecast_staging(TEN_BLOCKS, Nodes(8, cpus=cpus)).unpack for cpus in (1, 2, 8, 64)
+    ]
     assert with_more_cpus == sorted(with_more_cpus, reverse=True)
 
 
 def test_the_work_of_layers(standard: Packed) -> None:
     layers = standard.manifest.layers
-    made = staging_work(layers[:2], layers, 4096)
+    made = measure_staging_work(layers[:2], layers, 4096)
     assert made.files + made.linked == standard.manifest.files
     assert made.bytes == sum(layer.unpacked_size for layer in layers[:2])
-    assert staging_work(layers, layers, 1).linked == 0
+    assert measure_staging_work(layers, layers, 1).linked == 0
 
 
 # --- rates ---------------------------------------------------------------------------------------
@@ -198,13 +204,15 @@ def test_the_work_of_layers(standard: Packed) -> None:
 
 def test_rates_that_are_scaled() -> None:
     nodes = Nodes(3, cpus=4)
-    twice = ROUND.scaled(send=2.0)
-    assert sending(10 * BLOCK, nodes, twice) == pytest.approx(2 * sending(10 * BLOCK, nodes, ROUND))
-    unpacked = staging(TEN_BLOCKS, nodes, ROUND.scaled(unpack=3.0))
-    assert unpacked.unpack == pytest.approx(3 * staging(TEN_BLOCKS, nodes, ROUND).unpack)
-    assert unpacked.send == staging(TEN_BLOCKS, nodes, ROUND).send
-    assert a_step(nodes, ROUND.scaled(step=0.5)) == pytest.approx(a_step(nodes, ROUND) / 2)
-    assert ROUND.scaled() == ROUND
+    twice = ROUND.scale_rates(send=2.0)
+    assert forecast_broadcast(10 * BLOCK, nodes, twice) == pytest.approx(
+        2 * forecast_broadcast(10 * BLOCK, nodes, ROUND)
+    )
+    unpacked = forecast_staging(TEN_BLOCKS, nodes, ROUND.scale_rates(unpack=3.0))
+    assert unpacked.unpack == pytest.approx(3 * forecast_staging(TEN_BLOCKS, nodes, ROUND).unpack)
+    assert unpacked.send == forecast_staging(TEN_BLOCKS, nodes, ROUND).send
+    assert a_step(nodes, ROUND.scale_rates(step=0.5)) == pytest.approx(a_step(nodes, ROUND) / 2)
+    assert ROUND.scale_rates() == ROUND
 
 
 def test_rates_travel_as_json() -> None:

@@ -17,7 +17,7 @@ import pytest
 from bundle.driver import driver, placement
 from bundle.driver.logs import Logs
 from bundle.driver.phases import PlacePhase
-from bundle.driver.placement import problems_of_own_disk, scratch
+from bundle.driver.placement import convert_disk_errors, make_scratch_dir
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
@@ -135,14 +135,14 @@ def planned(
         for node, one in facts.items()
     }
     with BundleFile(str(packed.path)) as state.bundle:
-        placement.decide(state)
+        placement.make_and_emit_plan(state)
         yield state
 
 
 def carried_out(packed: Packed, folder: Path, transport: Sending) -> State:
     """All nodes get the whole bundle, or not."""
     with planned(packed, folder, transport, {node: {} for node in NODES}) as state:
-        placement.carry_out(state)
+        placement.execute_plan(state)
     return state
 
 
@@ -181,7 +181,7 @@ def test_nodes_that_a_relay_does_not_reach_get_the_bundle_by_sbcast(
     transport = Sending({"n2": "no other node can be reached: n1: no answer"}, {})
     facts = {node: {"address": f"10.0.0.{node[1:]}"} for node in NODES}
     with planned(single, tmp_path, transport, facts, transfer=TransferWay.RELAY) as state:
-        placement.carry_out(state)
+        placement.execute_plan(state)
     assert transport.sent == [NODES, ("n2",)]
     relayed, sent = (transfer for transfer, _ in transport.transfers)
     assert (len(relayed.token), sent.token) == (64, "")
@@ -202,7 +202,7 @@ def test_a_node_that_cannot_start_its_relay_gets_the_bundle_without(
     transport.not_started = {"n3"}
     facts = {node: {"address": "10.0.0.1"} for node in NODES}
     with planned(single, tmp_path, transport, facts) as state:
-        placement.carry_out(state)
+        placement.execute_plan(state)
     assert transport.sent == [NODES, ("n3",)]
     assert [bool(transfer.token) for transfer, _ in transport.transfers] == [True, False]
     assert all(answer.ok for answer in state.answers.values())
@@ -219,7 +219,7 @@ def test_nodes_that_are_lost_before_anything_is_sent_cost_the_others_nothing(
     transport.blocking = [{"n2"}]
     facts = {node: {"address": "10.0.0.1"} if relayed else {} for node in NODES}
     with planned(single, tmp_path, transport, facts) as state:
-        placement.carry_out(state)
+        placement.execute_plan(state)
     assert transport.sent == [NODES, ("n1", "n3", "n4")]
     assert [node for node, answer in state.answers.items() if not answer.ok] == ["n2"]
     assert state.answers["n2"].problems[0].code is ProblemCode.NO_ANSWER_SILENT
@@ -231,7 +231,7 @@ def test_without_an_address_a_node_takes_part_in_no_relay(single: Packed, tmp_pa
     transport = Sending()
     facts: dict[str, dict[str, Any]] = {"n1": {"address": "10.0.0.1"}, "n2": {}}
     with planned(single, tmp_path, transport, facts, transfer=TransferWay.RELAY) as state:
-        placement.carry_out(state)
+        placement.execute_plan(state)
     assert [transfer.token for transfer, _ in transport.transfers] == [""]
 
 
@@ -287,7 +287,7 @@ def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Pa
         "n4": {"lacks": (), "has_wheel": True, "root": "/elsewhere"},
     }
     with planned(standard, tmp_path, transport, facts) as state:
-        placement.carry_out(state)
+        placement.execute_plan(state)
     assert transport.read == [("n1",)]
     assert transport.sent == [("n2", "n3"), ("n4",)]
     targets = [transfer.target for transfer, _ in transport.transfers]
@@ -316,7 +316,7 @@ def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
     transport.lacking = {"n2"}
     facts = {node: {"lacks": (1,), "has_wheel": True} for node in ("n1", "n2")}
     with planned(standard, tmp_path, transport, facts) as state:
-        placement.carry_out(state)
+        placement.execute_plan(state)
     assert transport.sent == [("n1", "n2"), ("n2",)]
     assert transport.transfers[1][0].source == str(standard.path)
     assert transport.incoming[1].manifest is None
@@ -329,7 +329,7 @@ def test_nodes_that_were_left_out_are_not_served(single: Packed, tmp_path: Path)
     facts["n4"]["root"] = "/elsewhere"
     with planned(single, tmp_path, transport, facts) as state:
         state.job = job_for(single, tmp_path, nodes=("n1", "n3"))
-        placement.carry_out(state)
+        placement.execute_plan(state)
     assert transport.sent == [("n1", "n3")]
 
 
@@ -367,7 +367,7 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
     state.transport = Sending()
     state.facts = {"n1": PreflightAnswer("n1", root="/r")}
     with pytest.raises(NodesFailed, match="n1"):
-        placement.decide(state)
+        placement.make_and_emit_plan(state)
 
 
 # --- The disk of the driver's own host -----------------------------------------------------------
@@ -401,19 +401,19 @@ def test_an_error_of_a_file_system_in_a_phase_is_the_hosts(number: int, code: Pr
 
 
 def test_other_errors_stay_as_they_are() -> None:
-    with pytest.raises(ConnectionResetError), problems_of_own_disk():
+    with pytest.raises(ConnectionResetError), convert_disk_errors():
         raise ConnectionResetError(errno.ECONNRESET, "reset")
 
 
 def test_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    with pytest.raises(NodeError) as caught, scratch():
+    with pytest.raises(NodeError) as caught, make_scratch_dir():
         pass
     assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
 
 
 def test_what_is_temporary_does_not_stay() -> None:
-    with scratch() as folder:
+    with make_scratch_dir() as folder:
         Path(folder, "part").write_bytes(b"x")
     assert not os.path.exists(folder)
 
@@ -422,9 +422,9 @@ def test_all_temporary_directories_are_full(tmp_path: Path) -> None:
     code = (
         "import os, tempfile\nos.chdir('/proc')\n"
         f"tempfile._candidate_tempdir_list = lambda: [{str(tmp_path)!r}]\n"
-        "from bundle.driver.placement import scratch\n"
+        "from bundle.driver.placement import make_scratch_dir\n"
         "from bundle.protocol.problem import NodeError\n"
-        "try:\n    with scratch(): print(json.dumps('made'))\n"
+        "try:\n    with make_scratch_dir(): print(json.dumps('made'))\n"
         "except NodeError as exc: print(json.dumps([str(exc.problem.code), exc.problem.why]))\n"
     )
     name, why = namespace("-m", f"mount -t tmpfs -o ro none '{tmp_path}'", code)

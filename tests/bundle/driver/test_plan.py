@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.forecast import Nodes, staging, staging_by_reading, staging_work
+from bundle.driver.forecast import (
+    Nodes,
+    forecast_shared_staging,
+    forecast_staging,
+    measure_staging_work,
+)
 from bundle.driver.plan import (
     NodeGroup,
     Plan,
@@ -248,19 +253,19 @@ def test_as_json(manifest: Manifest) -> None:
 def test_each_group_that_has_something_to_do_is_foretold(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(None), "n2": READY, "n3": node(None, root="/scratch/stager-7")}
     plan, _ = make_plan(facts, AUTO, manifest, SIZE)
-    work = staging_work(manifest.layers, manifest.layers, SIZE)
-    assert plan.staged == (staging(work, Nodes(2, cpus=1)),)
+    work = measure_staging_work(manifest.layers, manifest.layers, SIZE)
+    assert plan.staged == (forecast_staging(work, Nodes(2, cpus=1)),)
     plan, _ = make_plan(facts, TransferRule(way=TransferWay.SBCAST), manifest, SIZE)
-    assert plan.staged == (staging(work, Nodes(1, cpus=1), relayed=False),) * 2
+    assert plan.staged == (forecast_staging(work, Nodes(1, cpus=1), relayed=False),) * 2
     assert make_plan({"n2": READY}, AUTO, manifest, SIZE)[0].staged == ()
     plan, _ = make_plan({"n1": node()}, AUTO, manifest, SIZE)
-    assert plan.staged == (staging_by_reading(work, Nodes(1, cpus=1), FAST),)
+    assert plan.staged == (forecast_shared_staging(work, Nodes(1, cpus=1), FAST),)
 
 
 def test_a_slow_network_makes_reading_the_shared_bundle_pay(manifest: Manifest) -> None:
     facts = {"n1": node(30e6), "n2": node(30e6)}
     quick, _ = make_plan(facts, AUTO, manifest, SIZE)
-    slow, _ = make_plan(facts, AUTO, manifest, SIZE, ASSUMED.scaled(send=15))
+    slow, _ = make_plan(facts, AUTO, manifest, SIZE, ASSUMED.scale_rates(send=15))
     assert (ways(quick), ways(slow)) == (
         [("relay", ("n1", "n2"))],
         [("shared", ("n1", "n2"))],

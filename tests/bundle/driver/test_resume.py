@@ -21,7 +21,7 @@ from bundle.node.machine import host_facts
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.messages import PreflightAnswer, UnpackAnswer
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.results.receive import receive
+from bundle.results.receive import receive_outputs
 from bundle.results.stream import CHUNK
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
@@ -49,7 +49,7 @@ class Nodes:
                 (self.place / node).mkdir()
                 with open(transfer.source, "rb") as stream:
                     outputs = request.job.outputs
-                    assert receive(stream, str(self.place / node), outputs).complete
+                    assert receive_outputs(stream, str(self.place / node), outputs).complete
                 answer = UnpackAnswer(node)
             on_event(answer)
         return Delivery({}, {node: Ended(0, ProblemCode.NO_ANSWER, {}) for node in requests})

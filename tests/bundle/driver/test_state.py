@@ -16,13 +16,13 @@ import pytest
 
 from bundle.driver import driver
 from bundle.driver.logs import Logs
-from bundle.driver.output import problems_of
+from bundle.driver.output import describe_losses
 from bundle.driver.state import NodesFailed, State, drop_known_command
 from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
 from bundle.launch import commands
 from bundle.launch.program_variables import JobDirectories, RankGroup
 from bundle.protocol.enumerations import Launcher
-from bundle.protocol.events import FramesLost, RankOutput, answer_class
+from bundle.protocol.events import FramesLost, RankOutput, find_answer_class
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.messages import (
     AgentRequest,
@@ -95,7 +95,7 @@ def asked(state: State, phase: str, *events: Event, **ended: Ended) -> None:
 
 
 def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> Answer:
-    return answer_class(phase)(node=node, ok=ok, **more)
+    return find_answer_class(phase)(node=node, ok=ok, **more)
 
 
 def printed(state: State, capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -304,11 +304,11 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
     state_of(job)
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
-        "from bundle.protocol.job import load\n"
+        "from bundle.protocol.job import load_job\n"
         "from bundle.driver.logs import Logs\n"
         "from bundle.driver.state import State\n"
         "from bundle.protocol.events import RankOutput\n"
-        "job = load(sys.argv[1])\n"
+        "job = load_job(sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
         "state.take('launch', RankOutput('n1', 0, '\\u20ac\\n'.encode(), of_ranks=True))\n"
     )
@@ -348,7 +348,7 @@ def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
     )
     found = [(loss.node, loss.rank, loss.bytes) for loss in state.output.losses()]
     assert found == [("n2", 3, 7), ("n2", None, 4)]
-    (first, second) = problems_of(state.output.losses(), state.left_out)["n2"]
+    (first, second) = describe_losses(state.output.losses(), state.left_out)["n2"]
     assert "output of rank 3 (7 bytes) is lost" in str(first)
     assert "output of the node's ranks (4 bytes) is lost" in str(second)
 
@@ -439,8 +439,8 @@ def started_event(group: RankGroup, rank: int, *, root: str = "/tmp/stager-7") -
     directories = JobDirectories(
         root=root, environment=f"{root}/envs/12ab", job_dir=f"{root}/jobs/4711.{rank}.0"
     )
-    program = commands.wrapper(directories, ("train.py", "--epochs", "3"))
-    argv = commands.torchrun(directories, node, "4711.0", program)
+    program = commands.wrap_command(directories, ("train.py", "--epochs", "3"))
+    argv = commands.make_torchrun_argv(directories, node, "4711.0", program)
     return Started(node.node, argv=tuple(argv), interface="eth0")
 
 

@@ -26,10 +26,10 @@ from bundle.environment.clean import (
     Retention,
     clean,
     clean_node,
-    roots,
+    list_node_roots,
 )
-from bundle.environment.unpack import hold, lock_path
-from bundle.node.node_root import env_path, node_root_name, secure_root, take, using_root
+from bundle.environment.unpack import hold_environment, lock_path
+from bundle.node.node_root import env_path, hold_root, make_secure_root, node_root_name, take_lock
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import NodeCleanup
 from bundle.protocol.problem import NodeError
@@ -292,11 +292,11 @@ def test_directories_that_their_owner_closed_are_deleted_too() -> None:
     code = f"""
 import os, sys, time; sys.path.insert(0, {str(REPO)!r})
 from bundle.environment.clean import clean
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 if os.geteuid() == 0:  # root may do it anyway
     os.chown(sys.argv[1], 12345, 12345)
     os.setresuid(12345, 12345, 12345)
-root = secure_root(sys.argv[1])
+root = make_secure_root(sys.argv[1])
 os.makedirs(root + "/jobs/17.0/closed/inner")
 open(root + "/jobs/17.0/closed/inner/file", "w").close()
 os.chmod(root + "/jobs/17.0/closed/inner", 0)
@@ -409,15 +409,17 @@ print(json.dumps([encode(clean({str(base / OWN)!r}, [], dry)) for dry in (True, 
 def test_every_place_where_a_root_may_be_is_looked_at(
     base: Path, root: Path, tmp_path: Path
 ) -> None:
-    assert roots(str(base), {}) == [str(root)]
-    assert roots("/nowhere", {"STAGER_NODE_ROOT": str(base)}) == [str(root)]
-    assert roots("$SCRATCH", {"SCRATCH": str(base)}) == [str(root)]
-    assert roots("/nowhere", {}) == []
+    assert list_node_roots(str(base), {}) == [str(root)]
+    assert list_node_roots("/nowhere", {"STAGER_NODE_ROOT": str(base)}) == [str(root)]
+    assert list_node_roots("$SCRATCH", {"SCRATCH": str(base)}) == [str(root)]
+    assert list_node_roots("/nowhere", {}) == []
     (tmp_path / OWN).symlink_to(root)
-    assert str(root) in roots("auto", {"TMPDIR": str(base), "SLURM_TMPDIR": str(tmp_path)})
-    assert str(tmp_path / OWN) not in roots("auto", {"SLURM_TMPDIR": str(tmp_path)})
+    assert str(root) in list_node_roots(
+        "auto", {"TMPDIR": str(base), "SLURM_TMPDIR": str(tmp_path)}
+    )
+    assert str(tmp_path / OWN) not in list_node_roots("auto", {"SLURM_TMPDIR": str(tmp_path)})
     with pytest.raises(NodeError, match="SCRATCH is not set"):
-        roots("$SCRATCH", {})
+        list_node_roots("$SCRATCH", {})
 
 
 def test_a_place_that_another_user_took_is_not_looked_into(tmp_path: Path) -> None:
@@ -426,17 +428,17 @@ def test_a_place_that_another_user_took_is_not_looked_into(tmp_path: Path) -> No
     root = tmp_path / OWN
     root.mkdir()
     os.chown(root, 12345, -1)
-    assert str(root) not in roots("auto", {"TMPDIR": str(tmp_path)})
-    assert roots(str(tmp_path), {}) == [str(root)]  # it was named: clean says why not
+    assert str(root) not in list_node_roots("auto", {"TMPDIR": str(tmp_path)})
+    assert list_node_roots(str(tmp_path), {}) == [str(root)]  # it was named: clean says why not
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
-    first = take(str(path), fcntl.LOCK_EX)
+    first = take_lock(str(path), fcntl.LOCK_EX)
     code = f"""
 import fcntl, os, sys; sys.path.insert(0, {str(REPO)!r})
-from bundle.node.node_root import take
-handle = take({str(path)!r}, fcntl.LOCK_EX)
+from bundle.node.node_root import take_lock
+handle = take_lock({str(path)!r}, fcntl.LOCK_EX)
 print(os.fstat(handle).st_ino, flush=True)
 sys.stdin.read()
 """
@@ -449,22 +451,22 @@ sys.stdin.read()
         assert other.stdout
         assert int(other.stdout.readline()) == path.stat().st_ino
         with pytest.raises(BlockingIOError):
-            take(str(path), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(str(path), fcntl.LOCK_EX | fcntl.LOCK_NB)
         other.communicate()
-    os.close(take(str(path), fcntl.LOCK_EX | fcntl.LOCK_NB))
+    os.close(take_lock(str(path), fcntl.LOCK_EX | fcntl.LOCK_NB))
 
 
 def test_a_root_that_somebody_is_about_to_fill_stays(root: Path) -> None:
-    with using_root(str(root)):
+    with hold_root(str(root)):
         assert not clean(str(root), [], False).gone
     assert clean(str(root), [], False).gone
-    with using_root(str(root)):
+    with hold_root(str(root)):
         assert {"envs", "incoming", "jobs", "locks"} <= set(os.listdir(root))
 
 
 def test_a_root_half_removed_is_made_whole(root: Path) -> None:
     (root / "envs").rmdir()
-    with using_root(str(root)):
+    with hold_root(str(root)):
         assert (root / "envs").is_dir()
 
 
@@ -477,7 +479,7 @@ DAY = 86400.0
 
 def make_root(base: Path, owner: int = os.geteuid(), size: int = 1000) -> Path:
     """A node root with three environments: used now, two days ago, and ten days ago."""
-    root = Path(secure_root(str(base), owner))
+    root = Path(make_secure_root(str(base), owner))
     for name in IDS:
         environment, lock = Path(env_path(str(root), name)), Path(lock_path(str(root), name))
         environment.mkdir()
@@ -535,7 +537,7 @@ def test_a_limit_in_bytes_removes_those_not_used_for_longest(tmp_path: Path) -> 
 
 def test_what_is_in_use_stays_and_counts_as_used(tmp_path: Path) -> None:
     root = make_root(tmp_path)
-    held = hold(str(root), IDS[2])
+    held = hold_environment(str(root), IDS[2])
     try:
         (done,) = clean_node([str(tmp_path)], Retention(days=0), dry_run=False)
     finally:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from bundle.checks.deep import damaged_files
-from bundle.environment.damage import faults
+from bundle.checks.deep import find_damaged_files
+from bundle.environment.damage import compare_with_listing
 from bundle.environment.unpack import Environment, Source, unpack
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -51,13 +51,13 @@ def stage(packed: Packed, root: str, sent: Source | None = None) -> Environment:
 @pytest.fixture(scope="module")
 def published(single: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sound environment, which nobody changes."""
-    return Path(stage(single, secure_root(str(tmp_path_factory.mktemp("published")))).path)
+    return Path(stage(single, make_secure_root(str(tmp_path_factory.mktemp("published")))).path)
 
 
 @pytest.fixture
 def env(single: Packed, base: Path) -> Path:
     """One that may be damaged."""
-    return Path(stage(single, secure_root(str(base))).path)
+    return Path(stage(single, make_secure_root(str(base))).path)
 
 
 def rewrite(text: str) -> Callable[[Path], Any]:
@@ -129,7 +129,7 @@ def test_damage_is_named_and_repaired(
     assert path in made.mended.why
     assert why in made.mended.why
     assert tree(env) == tree(published)
-    assert faults(str(env), 1) == []
+    assert compare_with_listing(str(env), 1) == []
     assert stage(single, str(env.parents[1])).reused
     assert left_over(env.parents[2]) == [f"envs/{env.name}"]
 
@@ -170,7 +170,7 @@ def test_a_file_that_was_only_touched_is_written_anew(single: Packed, env: Path)
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "file", "planted"])
 def test_something_else_in_its_place_is_replaced(single: Packed, base: Path, kind: str) -> None:
-    root = Path(secure_root(str(base)))
+    root = Path(make_secure_root(str(base)))
     place, elsewhere = root / "envs" / single.manifest.id, base / "elsewhere"
     elsewhere.mkdir()
     if kind == "pipe":
@@ -217,24 +217,24 @@ def shared(made: Environment) -> Path:
 def test_a_damaged_file_that_two_share_is_repaired_in_both(
     pair: list[Packed], base: Path, damage: Callable[[Path], Any]
 ) -> None:
-    root = secure_root(str(base))
+    root = make_secure_root(str(base))
     older, newer = (stage(packed, root) for packed in pair)
     whole = shared(older).read_bytes()
     assert shared(older).stat().st_ino == shared(newer).stat().st_ino
     damage(shared(older))
     if damage is rot:  # nothing shows it but reading; then it is marked in both
-        assert damaged_files(older.path, 1) != []
+        assert find_damaged_files(older.path, 1) != []
     for packed, before in zip(pair, (older, newer), strict=True):
         made = stage(packed, root)
         assert made.mended is not None
         assert "first/__init__.py" in made.mended.why
         assert shared(before).read_bytes() == whole
-        assert damaged_files(made.path, 1) == []
+        assert find_damaged_files(made.path, 1) == []
         assert stage(packed, root).reused
 
 
 def test_a_sound_copy_of_another_environment_is_linked(pair: list[Packed], base: Path) -> None:
-    root = secure_root(str(base))
+    root = make_secure_root(str(base))
     older, newer = (stage(packed, root) for packed in pair)
     whole = shared(older).read_bytes()
     shared(newer).unlink()
@@ -248,7 +248,7 @@ def test_a_sound_copy_of_another_environment_is_linked(pair: list[Packed], base:
 def test_a_node_says_which_layers_it_lacks(pair: list[Packed], program: Path, base: Path) -> None:
     """So that only these are sent again: the one with the damage, and not the other one."""
     os.environ["STAGER_NODE_ROOT"] = str(base)
-    made = stage(pair[1], secure_root(str(base)))
+    made = stage(pair[1], make_secure_root(str(base)))
     Path(made.path, SITE, "second", "__init__.py").unlink()
     job = job_for(pair[1], base, bundle="/not/seen/here.tar")
     heads = [layer.head for layer in pair[1].manifest.layers]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from bundle.environment import listing, unpack
-from bundle.environment.damage import faults
-from bundle.environment.hard_links import link_layers, older_layers
+from bundle.environment.damage import compare_with_listing
+from bundle.environment.hard_links import find_older_layers, link_layers
 from bundle.format.layer import Entry
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -84,7 +84,7 @@ def test_the_linked_environment_is_the_one_unpacked_afresh(
     pair: tuple[Packed, Packed], root: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "alone").mkdir()
-    alone = made(pair[1], Path(secure_root(str(tmp_path / "alone"))))
+    alone = made(pair[1], Path(make_secure_root(str(tmp_path / "alone"))))
     made(pair[0], root)
     linked = made(pair[1], root)
     assert linked.linked > 0
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_written_afresh_and_never_shared(
     shared = {*inodes(Path(first.path), "steady").values()} & {*inodes(new, "steady").values()}
     assert not shared
     (tmp_path / "alone").mkdir()
-    alone = made(pair[1], Path(secure_root(str(tmp_path / "alone"))))
+    alone = made(pair[1], Path(make_secure_root(str(tmp_path / "alone"))))
     assert tree(new) == tree(Path(alone.path))
     assert os.listdir(root / "incoming") == []
 
@@ -166,7 +166,7 @@ def test_a_linked_layer_keeps_the_time_it_was_written_at(
     assert between < (second / ".stager" / "listing").stat().st_mtime_ns
     replace(victim)
     os.utime(victim, ns=(between, between))
-    (found,) = faults(str(second), 1)
+    (found,) = compare_with_listing(str(second), 1)
     assert found.path == f"{SITE}/steady/f7.py"
 
 
@@ -180,13 +180,14 @@ def test_garbage_beside_the_environments_is_passed_over(
     for name, data in (("not-json", b"{"), ("other", b'{"id":1,"format":9}')):
         (envs / name / ".stager").mkdir(parents=True)
         (envs / name / ".stager" / "manifest.json").write_bytes(data)
-    assert older_layers(str(envs), [layer.head for layer in pair[0].manifest.layers]) == {}
+    assert find_older_layers(str(envs), [layer.head for layer in pair[0].manifest.layers]) == {}
     first = made(pair[0], root)
-    found = older_layers(str(envs), [layer.head for layer in pair[1].manifest.layers])
+    found = find_older_layers(str(envs), [layer.head for layer in pair[1].manifest.layers])
     assert set(found.values()) == {(first.path,)}
     assert len(found) == 2
     assert (
-        older_layers(str(root / "absent"), [layer.head for layer in pair[0].manifest.layers]) == {}
+        find_older_layers(str(root / "absent"), [layer.head for layer in pair[0].manifest.layers])
+        == {}
     )
 
 
@@ -194,7 +195,7 @@ def test_the_newest_environment_is_asked_first(pair: tuple[Packed, Packed], root
     first, second = (made(packed, root) for packed in pair)
     for path, age in ((first.path, 1000), (second.path, 2000)):
         os.utime(path, (age, age))
-    found = older_layers(str(root / "envs"), [layer.head for layer in pair[0].manifest.layers])
+    found = find_older_layers(str(root / "envs"), [layer.head for layer in pair[0].manifest.layers])
     assert set(found.values()) == {(first.path,), (second.path, first.path)}
     steady = next(layer for layer in pair[0].manifest.layers if layer.name == "steady")
     assert found[steady.head] == (second.path, first.path)
@@ -264,8 +265,8 @@ def test_another_file_system_has_nothing_to_link_from(
     code = f"""
 import dataclasses
 from bundle.environment import unpack
-from bundle.node.node_root import secure_root
-made = unpack.unpack({str(pair[1].path)!r}, root=secure_root({str(other)!r}),
+from bundle.node.node_root import make_secure_root
+made = unpack.unpack({str(pair[1].path)!r}, root=make_secure_root({str(other)!r}),
     expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
 print(json.dumps(dataclasses.asdict(made)))
 """

@@ -89,9 +89,9 @@ def test_a_metric_is_read_from_its_space(tmp_path: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert hub_datasets.has_spaces(loading)
+    assert hub_datasets.has_hub_spaces(loading)
     hub_datasets.read_spaces(loading)
-    assert not hub_datasets.has_spaces(loading)
+    assert not hub_datasets.has_hub_spaces(loading)
     given = {"revision": None, "module_type": "metric", "download_config": None,
              "download_mode": None, "dynamic_modules_path": None}  # fmt: skip
     assert Hub(name="org/f1", **given).get_module() == (str(script), "metric")

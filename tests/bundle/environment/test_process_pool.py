@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.environment.process_pool import share
+from bundle.environment.process_pool import run_tasks
 from bundle.protocol.problem import NodeError
 from tests.support.namespaces import REPO
 from tests.support.needs import needs
@@ -68,7 +68,7 @@ def nobody_is_left() -> Iterator[None]:
     ],
 )
 def test_every_task_is_done_once(tmp_path: Path, count: int, processes: int) -> None:
-    share(count, noting(tmp_path / "log"), processes)
+    run_tasks(count, noting(tmp_path / "log"), processes)
     done = noted(tmp_path / "log")
     assert sorted(number for number, _ in done) == list(range(count))
     workers = {pid for _, pid in done}
@@ -82,7 +82,7 @@ def test_whoever_is_free_takes_the_next_task(tmp_path: Path) -> None:
             until(lambda: len(noted(tmp_path / "log")) == 199, pause=0.01)
         noting(tmp_path / "log")(number)
 
-    share(200, work, 2)
+    run_tasks(200, work, 2)
     done = noted(tmp_path / "log")
     slow = dict(done)[0]
     assert Counter(pid for _, pid in done)[slow] == 1
@@ -99,7 +99,7 @@ def test_a_task_that_fails_ends_all(tmp_path: Path, processes: int) -> None:
             time.sleep(600)  # it is ended in here
 
     with pytest.raises(NodeError) as caught:
-        share(3000, work, processes)
+        run_tasks(3000, work, processes)
     assert caught.value.problem == PROBLEM
     assert len(noted(tmp_path / "log")) < 5 + processes
 
@@ -112,7 +112,7 @@ def test_many_failures_at_once_are_one(tmp_path: Path) -> None:
 
     for _ in range(3):
         with pytest.raises(NodeError) as caught:
-            share(200, work, 60)
+            run_tasks(200, work, 60)
         assert int(caught.value.problem.where) < 200
 
 
@@ -121,7 +121,7 @@ def test_a_long_answer_is_cut(tmp_path: Path) -> None:
         raise NodeError(worded("it is broken", "/" + "é" * 5000, "x" * 200_000, "mend it"))
 
     with pytest.raises(NodeError, match=r"it is broken; x+; mend it"):
-        share(4, work, 2)
+        run_tasks(4, work, 2)
 
 
 def test_a_killed_child_is_told(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_killed_child_is_told(tmp_path: Path) -> None:
         time.sleep(0.002)
 
     with pytest.raises(NodeError, match="was killed; signal 9; usually the node ran out of memory"):
-        share(1000, work, 3)
+        run_tasks(1000, work, 3)
 
 
 def test_a_child_that_is_told_to_end_does(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_child_that_is_told_to_end_does(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with pytest.raises(NodeError, match="an unpacking process ended; exit status 1"):
-            share(1000, work, 2)
+            run_tasks(1000, work, 2)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -163,7 +163,7 @@ def test_an_unexpected_error_is_told_too(capfd: pytest.CaptureFixture[str]) -> N
         time.sleep(0.005)
 
     with pytest.raises(NodeError, match="ZeroDivisionError: by no one"):
-        share(1000, work, 2)
+        run_tasks(1000, work, 2)
     assert "Traceback" in capfd.readouterr().err  # a fault of ours: all of it is wanted
 
 
@@ -179,7 +179,7 @@ def test_a_pipe_of_one_page_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "pipe", small)
     signal.alarm(900)  # a pipe that is full would be waited for without end
     try:
-        share(50_000, noting(tmp_path / "log"), 2)
+        run_tasks(50_000, noting(tmp_path / "log"), 2)
     finally:
         signal.alarm(0)
     assert len(noted(tmp_path / "log")) == 50_000
@@ -193,7 +193,9 @@ def test_without_processes_to_start_the_work_is_done_here(tmp_path: Path) -> Non
         os.setresuid(65534, 65534, 65534)
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
         pid = os.getpid()
-        share(50, lambda number: os.write(say, b"1" if os.getpid() == pid else b"0") and None, 4)
+        run_tasks(
+            50, lambda number: os.write(say, b"1" if os.getpid() == pid else b"0") and None, 4
+        )
         os._exit(0)
     os.close(say)
     assert os.waitpid(child, 0)[1] == 0
@@ -206,10 +208,10 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         raise NodeError(PROBLEM)
 
     before = len(os.listdir("/proc/self/fd"))
-    share(100, noting(tmp_path / "log"), 2)
+    run_tasks(100, noting(tmp_path / "log"), 2)
     for processes in (1, 2):
         with pytest.raises(NodeError):
-            share(100, fail, processes)
+            run_tasks(100, fail, processes)
     assert len(os.listdir("/proc/self/fd")) == before
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before
 
@@ -219,13 +221,13 @@ def test_children_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
     code = f"""
 import os, sys, time
 sys.path.insert(0, {str(REPO)!r})
-from bundle.environment.process_pool import share
+from bundle.environment.process_pool import run_tasks
 def work(number):
     handle = os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, b"%d %d\\n" % (number, os.getpid()))
     os.close(handle)
     time.sleep(0.02)
-share(1_000_000, work, 2)  # hours
+run_tasks(1_000_000, work, 2)  # hours
 """
     parent = subprocess.Popen([sys.executable, "-c", code])
     assert until(lambda: len({pid for _, pid in noted(log)}) == 2, pause=0.01)
@@ -243,11 +245,11 @@ def test_children_that_wait_end_with_their_parent(tmp_path: Path) -> None:
     code = f"""
 import os, sys, time
 sys.path.insert(0, {str(REPO)!r})
-from bundle.environment.process_pool import share
+from bundle.environment.process_pool import run_tasks
 def work(number):
     open({str(begun)!r} + "/" + str(os.getpid()), "w").close()
     time.sleep(600)
-share(2, work, 2)
+run_tasks(2, work, 2)
 """
     parent = subprocess.Popen([sys.executable, "-c", code])
     assert until(lambda: len(os.listdir(begun)) == 2, pause=0.01)
@@ -262,7 +264,7 @@ def test_the_exit_status_of_another_child_is_left_to_its_parent(tmp_path: Path) 
     """Of a launcher, for example, that was started before."""
     other = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays
-    share(20, noting(tmp_path / "done"), 3)
+    run_tasks(20, noting(tmp_path / "done"), 3)
     assert other.wait() == 7
     assert sorted(number for number, _ in noted(tmp_path / "done")) == list(range(20))
 
@@ -276,6 +278,6 @@ def test_children_let_others_go_first_where_that_is_asked_for(
     def work(number: int) -> None:
         (tmp_path / str(number)).write_text(str(os.nice(0)))
 
-    share(4, work, processes, niceness=3)
+    run_tasks(4, work, processes, niceness=3)
     assert {(tmp_path / str(number)).read_text() for number in range(4)} == {str(own + 3)}
     assert os.nice(0) == own

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bundle.format.layer import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT, LayerError, check_path
-from bundle.format.manifest import room_for
+from bundle.format.manifest import estimate_room
 from bundle.node import removal
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
@@ -158,7 +158,7 @@ def test_what_is_said_to_be_needed_is_enough(
     single: Packed, program: Path, base: Path, extra: int
 ) -> None:
     """The decompressor, the heads and the listing are among it."""
-    needed = room_for(single.manifest.layers, single.manifest)[0]
+    needed = estimate_room(single.manifest.layers, single.manifest)[0]
     argv = [sys.executable, "-I", "-S", str(program), "unpack", str(single.path), str(base)]
     code = f"""
 import subprocess

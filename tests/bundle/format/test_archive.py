@@ -35,7 +35,7 @@ def read_all(path: Path, decompress: Decompress) -> int:
             found += len(index.files)
         for part in (bundle.manifest.node, bundle.manifest.decompressor):
             if part is not None:
-                assert len(bundle.part(part)) == part.size
+                assert len(bundle.read_part(part)) == part.size
     return found
 
 
@@ -241,7 +241,7 @@ def test_hostile_frames_are_refused(
 def path_of_node(folder: Path, bundle: Path) -> Path:
     node = folder / "node.pyz"
     with BundleFile(str(bundle)) as opened:
-        node.write_bytes(opened.part(opened.manifest.node))
+        node.write_bytes(opened.read_part(opened.manifest.node))
     return node
 
 

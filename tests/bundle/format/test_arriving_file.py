@@ -12,7 +12,7 @@ import pytest
 
 from bundle.environment import unpack
 from bundle.format.archive import END, Arrival, BundleFile
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, left_over
@@ -68,7 +68,7 @@ def test_the_end_is_seen_in_processes_that_were_forked_before() -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        while arrival.ongoing(""):
+        while arrival.may_grow(""):
             arrival.pause()
         os.write(write, b"seen")
         os._exit(0)
@@ -108,7 +108,7 @@ def unpacked(packed: Packed, path: Path, root: str, arrival: Arrival) -> unpack.
 def test_a_bundle_is_unpacked_as_it_comes(
     standard: Packed, tmp_path: Path, base: Path, pieces: int
 ) -> None:
-    root, sender = secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
+    root, sender = make_secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
     sending = later(0.05, lambda: sender.send(standard.size // pieces))
     made = unpacked(standard, sender.target, root, sender.arrival)
     sending.join()
@@ -119,7 +119,7 @@ def test_a_bundle_is_unpacked_as_it_comes(
 def test_files_are_written_before_the_last_byte_has_come(
     standard: Packed, tmp_path: Path, base: Path
 ) -> None:
-    root, sender = secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
+    root, sender = make_secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
     with BundleFile(str(standard.path)) as bundle:
         short = bundle.frames_start(standard.manifest.layers[-1])
     whole, sender.data = sender.data, sender.data[:short]
@@ -148,7 +148,7 @@ def test_files_are_written_before_the_last_byte_has_come(
 def test_a_sending_that_fails_leaves_nothing(
     standard: Packed, tmp_path: Path, base: Path, part: float
 ) -> None:
-    root, sender = secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
+    root, sender = make_secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
     sender.data = sender.data[: int(len(sender.data) * part)]
     sending = later(0, lambda: sender.send(1 << 20, whole=False))
     with pytest.raises(NodeError, match="could not be sent"):
@@ -160,7 +160,7 @@ def test_a_sending_that_fails_leaves_nothing(
 def test_damage_on_the_way_is_found_when_all_has_come(
     standard: Packed, tmp_path: Path, base: Path
 ) -> None:
-    root, sender = secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
+    root, sender = make_secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
     for place in (len(sender.data) - 1, len(sender.data) // 2):
         damaged = bytearray(sender.data)
         damaged[place] ^= 1
@@ -177,7 +177,7 @@ def test_a_sender_that_makes_the_file_long_at_once(
     single: Packed, tmp_path: Path, base: Path
 ) -> None:
     """Zeros where nothing has come yet are not taken for damage as long as more may come."""
-    root, path, arrival = secure_root(str(base)), tmp_path / "coming.tar", Arrival()
+    root, path, arrival = make_secure_root(str(base)), tmp_path / "coming.tar", Arrival()
     data = single.path.read_bytes()
     with BundleFile(str(single.path)) as bundle:
         start = bundle.frames_start(single.manifest.layers[0])
@@ -197,7 +197,7 @@ def test_another_file_that_was_there_gives_way(
     single: Packed, tmp_path: Path, base: Path, renamed: bool
 ) -> None:
     """Whether the sender writes over it, or removes it first."""
-    root, path, arrival = secure_root(str(base)), tmp_path / "coming.tar", Arrival()
+    root, path, arrival = make_secure_root(str(base)), tmp_path / "coming.tar", Arrival()
     path.write_bytes(b"x" * (20 << 20))
 
     def send() -> None:
@@ -213,7 +213,7 @@ def test_another_file_that_was_there_gives_way(
 
 def test_the_end_mark_may_come_late(single: Packed, tmp_path: Path, base: Path) -> None:
     """A file that is shorter than it will be is not damaged as long as more may come."""
-    root, path, arrival = secure_root(str(base)), tmp_path / "coming.tar", Arrival()
+    root, path, arrival = make_secure_root(str(base)), tmp_path / "coming.tar", Arrival()
     data = single.path.read_bytes()
     path.write_bytes(data[: -len(END)])
 

@@ -26,7 +26,7 @@ from bundle.format.layer import (
     decode_head,
     encode_head,
     head_summary,
-    origin_of,
+    read_origin,
 )
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
@@ -72,7 +72,7 @@ def test_what_is_written_is_read_again() -> None:
     assert decode() == INDEX  # so that what follows is refused for what it changes
     summary = head_summary(head[:HEAD_PREFIX])
     assert summary == (len(head), len(head) + 150, 610, 2, len(ORIGIN.to_bytes()))
-    assert origin_of(head) == ORIGIN
+    assert read_origin(head) == ORIGIN
 
 
 def test_a_layer_is_a_tar_for_everybody(standard: Packed, store: Store, tmp_path: Path) -> None:

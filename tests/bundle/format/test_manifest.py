@@ -17,8 +17,8 @@ from bundle.format.manifest import (
     Manifest,
     ManifestError,
     Part,
+    count_padding,
     member_header,
-    padding,
     parse,
 )
 from bundle.protocol.digest import Digest, canonical_json
@@ -176,9 +176,9 @@ def test_forging_as_such_is_not_what_is_refused() -> None:
         {"decompressor": {"name": "a/b.whl", "sha256": "0" * 64, "size": 1}},
         {"decompressor": {"name": "node.pyz", "sha256": "0" * 64, "size": 1}},
         {"decompressor": {"name": "x" * 101, "sha256": "0" * 64, "size": PART_LIMIT + 1}},
-        {"node_name": "../node.pyz"},
-        {"node_name": "manifest.json"},
-        {"node_name": ""},
+        {"get_node_name": "../node.pyz"},
+        {"get_node_name": "manifest.json"},
+        {"get_node_name": ""},
         {"node_size": -512},
         {"node_size": "12"},
         {"node_size": True},
@@ -220,8 +220,8 @@ def test_headers_are_read_by_tarfile_as_they_are_meant(size: int) -> None:
     assert (info.name, info.size, info.mode) == ("layers/one.tar.zst", size, 0o644)
     assert (info.uid, info.gid, info.mtime, info.uname, info.gname) == (0, 0, 0, "", "")
     assert info.type == tarfile.REGTYPE
-    assert (size + padding(size)) % BLOCK == 0
-    assert 0 <= padding(size) < BLOCK
+    assert (size + count_padding(size)) % BLOCK == 0
+    assert 0 <= count_padding(size) < BLOCK
 
 
 def test_a_name_too_long_for_a_header_is_refused() -> None:
@@ -237,7 +237,7 @@ def test_tar_lists_members_beyond_8_gib(tmp_path: Path) -> None:
     path = tmp_path / "large.tar"
     with path.open("wb") as out:
         out.write(member_header("large", GIB8 + 5))
-        out.seek(GIB8 + 5 + padding(GIB8 + 5), io.SEEK_CUR)
+        out.seek(GIB8 + 5 + count_padding(GIB8 + 5), io.SEEK_CUR)
         out.write(member_header("last", 0) + bytes(2 * BLOCK))
     listed = subprocess.run(["tar", "-tvf", path], capture_output=True, text=True, check=True)
     assert [line.split()[2::3] for line in listed.stdout.splitlines()] == [

@@ -14,7 +14,7 @@ import pytest
 from bundle.driver.plan import write_excerpt
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile, Excerpt
-from bundle.node.node_root import env_path, secure_root
+from bundle.node.node_root import env_path, make_secure_root
 from bundle.protocol.problem import NodeError
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -191,7 +191,7 @@ def test_with_the_older_environment_it_is_as_good_as_the_whole(
     assert env.linked > 0
     assert env.written == sum(one.files for one in second.manifest.layers if one.name == "moving")
     (tmp_path / "afresh").mkdir()
-    afresh = made(second, Path(secure_root(str(tmp_path / "afresh"))), second.path, None)
+    afresh = made(second, Path(make_secure_root(str(tmp_path / "afresh"))), second.path, None)
     assert tree(Path(env.path)) == tree(Path(afresh.path))
     assert made(second, root, tmp_path / "no such file", sent).reused
 

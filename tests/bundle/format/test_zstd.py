@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from bundle.format.layer import LayerError
-from bundle.format.zstd import load_decompressor, mapped
+from bundle.format.zstd import load_decompressor, strip_unmapped_tail
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.values import Wheel
 from tests.support.interpreters import OTHERS
@@ -103,7 +103,7 @@ def library(*segments: tuple[int, int], tail: bytes = b"debug") -> bytes:
 
 def test_what_is_behind_the_last_segment_is_left_out() -> None:
     whole = library((0, 100), (4096, 500), (300, 10), tail=b"y" * 9999)
-    short = mapped(io.BytesIO(whole))
+    short = strip_unmapped_tail(io.BytesIO(whole))
     assert len(short) == 4596
     assert short[:0x28] == whole[:0x28]
     assert short[0x28:0x30] == bytes(8)  # there are no section headers any more
@@ -114,7 +114,7 @@ def test_what_is_behind_the_last_segment_is_left_out() -> None:
 
 def test_the_tail_is_not_even_read() -> None:
     whole = io.BytesIO(library((0, 2000), tail=bytes(1 << 20)))
-    mapped(whole)
+    strip_unmapped_tail(whole)
     assert whole.tell() == 2000
 
 
@@ -131,7 +131,7 @@ def test_the_tail_is_not_even_read() -> None:
     ],
 )
 def test_what_is_of_another_shape_stays_as_it_is(strange: bytes) -> None:
-    assert mapped(io.BytesIO(strange)) == strange
+    assert strip_unmapped_tail(io.BytesIO(strange)) == strange
 
 
 def test_little_of_the_decompressor_is_written(tmp_path: Path, zstd_wheel: Wheel | None) -> None:

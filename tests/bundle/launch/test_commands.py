@@ -9,7 +9,7 @@ from bundle.launch.commands import choose_backend, choose_nproc, choose_threads
 from bundle.launch.program_variables import (
     JobDirectories,
     RankGroup,
-    native_variables,
+    make_native_variables,
 )
 from bundle.protocol.job import ONE_A_CPU
 
@@ -36,7 +36,7 @@ PROGRAM = ["/n/stager-7/jobs/42.1/run_wrapper.py", "train.py", "--epochs", "3"]
 
 def command(group: RankGroup, *meeting: str, restarts: int = 0) -> None:
     """Hold the whole argument list, of which the given part depends on the group."""
-    assert commands.torchrun(PLACE, group, "42.0", PROGRAM) == [
+    assert commands.make_torchrun_argv(PLACE, group, "42.0", PROGRAM) == [
         "/n/stager-7/envs/abc/bin/python",
         "-m",
         "torch.distributed.run",
@@ -56,7 +56,7 @@ STATIC = ("--master-addr=10.1.2.3", "--master-port=61042", "--rdzv-backend=stati
 
 
 def test_the_command_of_a_node() -> None:
-    assert commands.wrapper(PLACE, ["train.py", "--epochs", "3"]) == PROGRAM
+    assert commands.wrap_command(PLACE, ["train.py", "--epochs", "3"]) == PROGRAM
     command(GROUP, "--nnodes=3", "--node-rank=1", *STATIC)
     alone = replace(GROUP, nnodes=1, node_rank=0)
     command(alone, "--nnodes=1", "--node-rank=0", *STATIC)
@@ -84,9 +84,12 @@ def test_ranks_that_may_meet_again_meet_through_c10d() -> None:
 
 def test_which_ranks_a_local_rank_may_be() -> None:
     """Where ranks may be started again, torchrun deals them to nodes anew."""
-    assert [list(ranks) for ranks in commands.possible_ranks(GROUP)] == [[2], [3]]
+    assert [list(ranks) for ranks in commands.list_possible_ranks(GROUP)] == [[2], [3]]
     for group in (replace(GROUP, max_restarts=1), replace(GROUP, elastic=(1, 3))):
-        assert [list(ranks) for ranks in commands.possible_ranks(group)] == [[0, 2, 4], [1, 3, 5]]
+        assert [list(ranks) for ranks in commands.list_possible_ranks(group)] == [
+            [0, 2, 4],
+            [1, 3, 5],
+        ]
 
 
 @pytest.mark.parametrize(("span", "said"), [((2, 3), "2:3"), ((3, 3), "3"), ((1, 8), "1:3")])
@@ -97,9 +100,12 @@ def test_an_elastic_group(span: tuple[int, int], said: str) -> None:
 
 
 def test_a_rank_that_slurm_starts() -> None:
-    assert commands.native(PLACE, PROGRAM) == ["/n/stager-7/envs/abc/bin/python", *PROGRAM]
+    assert commands.make_native_argv(PLACE, PROGRAM) == [
+        "/n/stager-7/envs/abc/bin/python",
+        *PROGRAM,
+    ]
     task = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
-    assert native_variables(GROUP, {**task, "SLURM_JOB_ID": "42"}) == {
+    assert make_native_variables(GROUP, {**task, "SLURM_JOB_ID": "42"}) == {
         "RANK": "5",
         "WORLD_SIZE": "6",
         "LOCAL_RANK": "1",

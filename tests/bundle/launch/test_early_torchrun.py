@@ -94,7 +94,7 @@ def test_it_becomes_the_launcher_that_was_asked_for(
     place: JobDirectories, waiting: EarlyLauncher, tmp_path: Path
 ) -> None:
     variables = {"STAGER_ENV": place.environment, "ONLY": "these", "PATH": os.defpath}
-    running = waiting.go(command(place, "--nnodes=2", "t.py"), variables, str(tmp_path))
+    running = waiting.launch(command(place, "--nnodes=2", "t.py"), variables, str(tmp_path))
     assert running is not None
     assert running.stdout is not None
     said = json.loads(running.stdout.read())
@@ -114,7 +114,7 @@ def test_one_that_could_not_begin_is_not_used(place: JobDirectories, tmp_path: P
     Path(place.root, "broken").touch()
     launcher = EarlyLauncher(place)
     assert until(lambda: launcher._running.poll() is not None)
-    assert launcher.go(command(place), {}, str(tmp_path)) is None
+    assert launcher.launch(command(place), {}, str(tmp_path)) is None
     launcher.close()
 
 
@@ -124,7 +124,7 @@ def test_one_that_could_not_begin_is_not_used(place: JobDirectories, tmp_path: P
 def test_another_command_is_not_its_own(
     waiting: EarlyLauncher, tmp_path: Path, argv: list[str]
 ) -> None:
-    assert waiting.go(argv, {}, str(tmp_path)) is None
+    assert waiting.launch(argv, {}, str(tmp_path)) is None
 
 
 def test_another_interpreter_since_is_noticed(
@@ -133,15 +133,18 @@ def test_another_interpreter_since_is_noticed(
     link = Path(place.environment, "bin", "python")
     link.unlink()
     link.symlink_to("/bin/true")
-    assert waiting.go(command(place), {}, str(tmp_path)) is None
+    assert waiting.launch(command(place), {}, str(tmp_path)) is None
 
 
 def test_what_keeps_it_from_starting_is_left_to_the_launch(packed: Packed, tmp_path: Path) -> None:
     job = job_for(packed, tmp_path, action=Action.RUN)
-    assert commands.start(job) is None  # there is no environment yet
-    assert commands.start(replace(job, action=Action.VERIFY)) is None
-    assert commands.start(replace(job, dry_run=True)) is None
-    assert commands.start(replace(job, launch=replace(LAUNCH, launcher=Launcher.SRUN))) is None
+    assert commands.start_early_launcher(job) is None  # there is no environment yet
+    assert commands.start_early_launcher(replace(job, action=Action.VERIFY)) is None
+    assert commands.start_early_launcher(replace(job, dry_run=True)) is None
+    assert (
+        commands.start_early_launcher(replace(job, launch=replace(LAUNCH, launcher=Launcher.SRUN)))
+        is None
+    )
 
 
 def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:

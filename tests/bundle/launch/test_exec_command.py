@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bundle.format.manifest import Manifest
-from bundle.launch.exec_command import step_variables, trainer, view
+from bundle.launch.exec_command import find_trainer, make_view, read_step_variables
 from bundle.launch.wrapper import find_src_folder
 from stager.core.store import Store
 from tests.support.bundles import make_bundle
@@ -29,7 +29,7 @@ STEP = {
 
 
 def test_a_task_of_a_step_is_a_rank() -> None:
-    assert step_variables(STEP) == {
+    assert read_step_variables(STEP) == {
         "RANK": "3",
         "WORLD_SIZE": "5",
         "LOCAL_RANK": "1",
@@ -39,7 +39,9 @@ def test_a_task_of_a_step_is_a_rank() -> None:
         "MASTER_ADDR": "n07",
         "MASTER_PORT": "20042",
     }
-    assert step_variables({**STEP, "MASTER_PORT": "5", "MASTER_ADDR": "h"})["MASTER_PORT"] == "5"
+    assert (
+        read_step_variables({**STEP, "MASTER_PORT": "5", "MASTER_ADDR": "h"})["MASTER_PORT"] == "5"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_a_task_of_a_step_is_a_rank() -> None:
 def test_what_is_no_rank_by_slurm(changed: dict[str, str | None]) -> None:
     """A batch script has the job's number of tasks, and would wait for ranks that nobody starts."""
     variables = {**STEP, **changed}
-    assert step_variables({k: v for k, v in variables.items() if v is not None}) == {}
+    assert read_step_variables({k: v for k, v in variables.items() if v is not None}) == {}
 
 
 def test_a_src_layout_has_its_packages_in_src(tmp_path: Path) -> None:
@@ -65,11 +67,11 @@ def test_the_trainer_hides_no_package(tmp_path: Path, name: str) -> None:
     packages, site = tmp_path / "pkgs", tmp_path / ".stager" / "site"
     packages.mkdir()
     variables = {"STAGER_ENV": str(tmp_path), "STAGER_TRAINER": str(site)}
-    assert trainer(variables) == []
+    assert find_trainer(variables) == []
     site.mkdir(parents=True)
-    assert trainer(variables) == [str(site)]
+    assert find_trainer(variables) == [str(site)]
     (packages / name).mkdir()
-    assert trainer(variables) == []
+    assert find_trainer(variables) == []
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def root(tmp_path: Path) -> Path:
 def test_of_several_at_a_time_one_is_made(manifest: Manifest, place: Path, root: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         args = (str(place), manifest, str(root), sys.executable)
-        made = {done.environment for done in pool.map(lambda _: view(*args), range(16))}
+        made = {done.environment for done in pool.map(lambda _: make_view(*args), range(16))}
     assert [str(path) for path in (root / "jobs").iterdir()] == [*made]
     assert (Path(*made) / "lib").samefile(place / "lib")
 
@@ -106,9 +108,9 @@ def test_one_that_cannot_take_its_place_is_an_error(
 ) -> None:
     """And not an environment that is not there."""
     args = (str(place), manifest, str(root), sys.executable)
-    final = Path(view(*args).environment)
+    final = Path(make_view(*args).environment)
     final.rename(root / "other")
     final.symlink_to("nowhere")
     with pytest.raises(NotADirectoryError):
-        view(*args)
+        make_view(*args)
     assert os.listdir(root / "jobs") == [final.name]

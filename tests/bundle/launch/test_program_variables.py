@@ -16,8 +16,8 @@ from bundle.launch.program_variables import (
     JobDirectories,
     RankGroup,
     drop_schedulers,
-    environment_variables,
-    rank_variables,
+    make_environment_variables,
+    make_rank_variables,
 )
 
 PLACE = JobDirectories(
@@ -73,18 +73,18 @@ EVERY_RANK = {
 
 @pytest.mark.parametrize(("grace", "said"), [(7, None), (30, None), (31, "31"), (600, "600")])
 def test_torchrun_waits_as_long_as_ranks_may_save(grace: int, said: str | None) -> None:
-    variables = rank_variables(PLACE, replace(GROUP, grace_seconds=grace), {})
+    variables = make_rank_variables(PLACE, replace(GROUP, grace_seconds=grace), {})
     assert variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == said
 
 
 def test_the_variables_of_any_program() -> None:
-    assert environment_variables(PLACE, {"PATH": "/usr/bin"}) == EVERY_PROGRAM
+    assert make_environment_variables(PLACE, {"PATH": "/usr/bin"}) == EVERY_PROGRAM
 
 
 def test_the_variables_of_a_rank() -> None:
-    assert rank_variables(PLACE, GROUP, {"PATH": "/usr/bin"}) == EVERY_RANK
+    assert make_rank_variables(PLACE, GROUP, {"PATH": "/usr/bin"}) == EVERY_RANK
     nccl = RankGroup(**{**vars(GROUP), "backend": "nccl"})
-    assert rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
+    assert make_rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
         **EVERY_RANK,
         "PYTORCH_DIST_BACKEND": "nccl",
         "NCCL_SOCKET_IFNAME": "=ens1f1",  # exactly this one; without = it would be a prefix
@@ -96,16 +96,16 @@ def test_accelerate_is_told_to_use_cpus_where_gpus_are_missing() -> None:
     assert not must_use_cpus("gloo", {"a": 1, "b": 4})  # the user's own choice of gloo
     assert not must_use_cpus("nccl", {"a": 1, "b": 4})
     group = replace(GROUP, on_cpus=True)
-    variables = rank_variables(PLACE, group, {"PATH": "/usr/bin"})
+    variables = make_rank_variables(PLACE, group, {"PATH": "/usr/bin"})
     assert variables == {**EVERY_RANK, "ACCELERATE_USE_CPU": "true"}
-    kept = rank_variables(PLACE, group, {"ACCELERATE_USE_CPU": "0"})
+    kept = make_rank_variables(PLACE, group, {"ACCELERATE_USE_CPU": "0"})
     assert kept["ACCELERATE_USE_CPU"] == "0"
 
 
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_a_path_the_working_directory_is_not_searched(path: str | None) -> None:
     base = {} if path is None else {"PATH": path}
-    found = environment_variables(PLACE, base)["PATH"].split(":")
+    found = make_environment_variables(PLACE, base)["PATH"].split(":")
     assert found == ["/n/stager-7/envs/abc/bin", *os.defpath.split(":")]
     assert "" not in found
 
@@ -138,13 +138,13 @@ def test_variables_of_schedulers_are_dropped_where_none_starts_the_ranks() -> No
 @pytest.mark.parametrize("name", DECOYS)
 def test_what_would_lead_astray_is_dropped(name: str) -> None:
     given = {"PATH": "/usr/bin", name: "/decoy"}
-    assert rank_variables(PLACE, GROUP, given) == EVERY_RANK
+    assert make_rank_variables(PLACE, GROUP, given) == EVERY_RANK
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_the_users_own_is_kept(name: str) -> None:
     given = {"PATH": "/usr/bin", name: "/own"}
-    assert rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, name: "/own"}
+    assert make_rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, name: "/own"}
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_what_is_the_users_own_is_kept(name: str) -> None:
 )
 def test_what_isolates_cannot_be_set_from_outside(name: str) -> None:
     given = {"PATH": "/usr/bin", name: ""}
-    assert environment_variables(PLACE, given)[name] == EVERY_PROGRAM[name]
+    assert make_environment_variables(PLACE, given)[name] == EVERY_PROGRAM[name]
 
 
 @pytest.mark.parametrize("name", ["HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"])
 def test_caches_may_be_elsewhere(name: str) -> None:
     given = {"PATH": "/usr/bin", name: "/elsewhere"}
-    assert environment_variables(PLACE, given)[name] == "/elsewhere"
+    assert make_environment_variables(PLACE, given)[name] == "/elsewhere"
 
 
 def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path
     place = JobDirectories(root=str(env.parents[1]), environment=str(env), job_dir=str(tmp_path))
     code = "import alpha, subprocess; print(alpha.__file__, flush=True); "
     code += "subprocess.run(['python', '-c', 'import alpha; print(alpha.__file__)'], check=True)"
-    variables = environment_variables(place, base)
+    variables = make_environment_variables(place, base)
     argv = [env / "bin" / "python", "-c", code]
     done = subprocess.run(argv, env=variables, cwd="/", capture_output=True, text=True, check=True)
     site = env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -191,9 +191,9 @@ def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path
 def test_a_program_of_an_environment_gets_no_secret() -> None:
     """Whatever reached the node: a rank, a launcher and the imports of the proof all ask here."""
     base = {"PATH": "/usr/bin", "HF_TOKEN": "t", "SLURM_JWT": "j", "MYPASS": "p"}
-    assert environment_variables(PLACE, base) == EVERY_PROGRAM
-    assert rank_variables(PLACE, GROUP, base) == EVERY_RANK
-    named = rank_variables(PLACE, GROUP, base, ["MYPASS"])
+    assert make_environment_variables(PLACE, base) == EVERY_PROGRAM
+    assert make_rank_variables(PLACE, GROUP, base) == EVERY_RANK
+    named = make_rank_variables(PLACE, GROUP, base, ["MYPASS"])
     assert named == {**EVERY_RANK, "MYPASS": "p"}
 
 
@@ -219,8 +219,8 @@ def test_the_bundles_repositories_come_before_the_users(
     (user / "token").write_text("secret")
     base = {"HOME": str(tmp_path), "HF_HUB_CACHE": str(user), "TRANSFORMERS_CACHE": str(user)}
     for _ in range(2):  # several tasks of a node
-        program_variables.prepare(directories, base)
-    said = program_variables.variables(directories, base)
+        program_variables.prepare_hub_cache(directories, base)
+    said = program_variables.make_hub_variables(directories, base)
     assert said["HF_HUB_CACHE"] == said["TRANSFORMERS_CACHE"]
     view = Path(said["HF_HUB_CACHE"])
     assert view.is_relative_to(directories.root)
@@ -230,7 +230,9 @@ def test_the_bundles_repositories_come_before_the_users(
     }  # fmt: skip
     assert (view / "models--a--b/refs/main").read_text() == "bundle"
     # Another cache of the user's is another view.
-    other = program_variables.variables(directories, {"HF_HUB_CACHE": str(tmp_path / "other")})
+    other = program_variables.make_hub_variables(
+        directories, {"HF_HUB_CACHE": str(tmp_path / "other")}
+    )
     assert other["HF_HUB_CACHE"] != str(view)
 
 
@@ -248,7 +250,7 @@ def test_without_models_in_the_bundle_nothing_is_made(
 ) -> None:
     (tmp_path / "huggingface" / "hub").mkdir(parents=True)
     base = {name: value.replace("HERE", str(tmp_path)) for name, value in base.items()}
-    program_variables.prepare(directories, base)
+    program_variables.prepare_hub_cache(directories, base)
     assert not os.path.exists(directories.root)
     expected = {name: value.replace("HERE", str(tmp_path)) for name, value in expected.items()}
-    assert program_variables.variables(directories, base) == expected
+    assert program_variables.make_hub_variables(directories, base) == expected

@@ -146,7 +146,7 @@ def test_when_each_rank_ended_and_how(job_dir: Path) -> None:
     wanted = [0, 3, -signal.SIGKILL, 0]
     assert all(one.code in (None, code) for one, code in zip(known, wanted, strict=True))
     assert [one.status if one.finished else None for one in known] == [None, None, None, 0]
-    assert sorted(one.rank for _, one in monitor.departed({1: None, 2: None})) == [0, 3]
+    assert sorted(one.rank for _, one in monitor.list_departed({1: None, 2: None})) == [0, 3]
 
 
 def test_a_signal_of_the_user_reaches_each_rank(
@@ -213,8 +213,8 @@ def test_a_rank_that_leaves_its_group_and_goes_on_is_named(job_dir: Path) -> Non
     assert status == 0, (job_dir / "said").read_text()
     assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
     assert told[0].left is not None
-    first = monitor.departed({})[0][1]
-    assert (first.rank, replace(first, finished=None, code=None).left_and_went_on) == (0, True)
+    first = monitor.list_departed({})[0][1]
+    assert (first.rank, replace(first, finished=None, code=None).has_left_and_gone_on) == (0, True)
 
 
 def test_ranks_that_have_all_left_their_group_are_not_named(
@@ -298,11 +298,11 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
                 signal.signal(number, handler)
             sys.unraisablehook = hook
     assert (code, monitor.stopped) == (signals.TERMINATED, True)
-    (failed,) = monitor.unreported({})
+    (failed,) = monitor.list_unreported({})
     assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
-    assert monitor.unreported({1: None}) == []
-    seen = rank_results.unrecorded("n1", 1, 1, -signal.SIGKILL, ["last"], failed.ended or 0.0)
-    (record,) = rank_results.settled([seen], monitor, [])
+    assert monitor.list_unreported({1: None}) == []
+    seen = rank_results.make_record("n1", 1, 1, -signal.SIGKILL, ["last"], failed.ended or 0.0)
+    (record,) = rank_results.complete_records([seen], monitor, [])
     assert (record.told_to_end, record.lines) == (False, ("last",))
 
 
@@ -317,13 +317,13 @@ def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
             3: Rank(3, 3, 103),
         }
         assert monitor.vanished({}) == []
-        departed = {one.rank: one for _, one in monitor.departed({2: None})}
+        departed = {one.rank: one for _, one in monitor.list_departed({2: None})}
         assert sorted(departed) == [0, 1]
-        assert not departed[0].left_and_went_on
+        assert not departed[0].has_left_and_gone_on
         monitor.note_launcher_end(stopped=True)
         assert [one.rank for one in monitor.vanished({})] == [0]
-        assert [one.rank for one in monitor.unreported({})] == [2]
-        assert [one.rank for _, one in monitor.departed({2: None})] == [1]
+        assert [one.rank for one in monitor.list_unreported({})] == [2]
+        assert [one.rank for _, one in monitor.list_departed({2: None})] == [1]
 
 
 # --- whose wish it was ---------------------------------------------------------------------------
@@ -355,16 +355,18 @@ Root Cause (first observed failure):
 def test_a_rank_that_its_launcher_did_not_end(tmp_path: Path, report: str, known: bool) -> None:
     """Both ended by SIGTERM; only one of them because torchrun wanted it."""
     lines = report.splitlines()
-    records = rank_results.failures(str(tmp_path), "n1", lines, 99.0)
+    records = rank_results.find_failures(str(tmp_path), "n1", lines, 99.0)
     with pipes(tmp_path) as outputs:
         if known:
             for rank, ended in ((0, 11.5), (1, 11.25)):
                 outputs.monitor.ranks[rank] = Rank(rank, rank, 100 + rank, ended=ended, code=-15)
-        found = {one.rank: one for one in rank_results.settled(records, outputs.monitor, lines)}
+        found = {
+            one.rank: one for one in rank_results.complete_records(records, outputs.monitor, lines)
+        }
     assert [found[rank].told_to_end for rank in (0, 1)] == [True, False]
     assert [found[rank].root_cause for rank in (0, 1)] == [False, True]
     weights = [
-        rank_results.weight(one.exit_code, one.exception, one.message, one.told_to_end)
+        rank_results.weigh_exit(one.exit_code, one.exception, one.message, one.told_to_end)
         for one in (found[0], found[1])
     ]
     assert weights == [rank_results.ENDED, rank_results.CAUSE]

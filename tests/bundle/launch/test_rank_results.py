@@ -10,12 +10,12 @@ from bundle.launch.rank_results import (
     CAUSE,
     ENDED,
     LOST_PEER,
-    failures,
-    out_of_memory,
-    program_lines,
-    reported,
-    unrecorded,
-    weight,
+    explain_oom_kills,
+    find_failures,
+    make_record,
+    parse_report,
+    select_program_lines,
+    weigh_exit,
 )
 from bundle.protocol.codec import decode
 from bundle.protocol.messages import FailureRecord
@@ -46,11 +46,11 @@ def record(job_dir: Path, rank: int, **changes: Any) -> FailureRecord:
 
 
 def test_the_report_of_a_crash_and_an_exit() -> None:
-    assert reported(CRASHED) == [(2, 2, 7), (0, 0, -15), (1, 1, -11)]
+    assert parse_report(CRASHED) == [(2, 2, 7), (0, 0, -15), (1, 1, -11)]
 
 
 def test_the_killed_rank_comes_first_with_the_last_that_was_written(tmp_path: Path) -> None:
-    found = failures(str(tmp_path), "node01", KILLED, 99.0)
+    found = find_failures(str(tmp_path), "node01", KILLED, 99.0)
     assert [(one.rank, one.exit_code) for one in found] == [(1, -9), (0, -15), (2, -15)]
     assert found[0] == FailureRecord(
         node="node01",
@@ -71,20 +71,20 @@ def test_the_killed_rank_comes_first_with_the_last_that_was_written(tmp_path: Pa
 
 def test_nothing_of_torchruns_own_is_taken_for_the_programs() -> None:
     """Not even where the program wrote nothing."""
-    assert [one.lines for one in failures("/absent", "node01", CRASHED, 1.0)] == [(), (), ()]
+    assert [one.lines for one in find_failures("/absent", "node01", CRASHED, 1.0)] == [(), (), ()]
 
 
 def test_a_report_whose_beginning_is_lost_is_read(tmp_path: Path) -> None:
     """Only the last lines of a node are kept; the root cause is at the very end."""
     last = KILLED.index("Root Cause (first observed failure):")
-    assert reported(KILLED[last:]) == [(1, 1, -9)]
-    assert reported(KILLED[last + 5 :]) == []
+    assert parse_report(KILLED[last:]) == [(1, 1, -9)]
+    assert parse_report(KILLED[last + 5 :]) == []
 
 
 def test_records_and_report_are_one(tmp_path: Path) -> None:
     """Rank 1 raised and left a record; torchrun ended the others."""
     own = record(tmp_path, 1, exit_code=1, time=5.0)
-    found = failures(str(tmp_path), "node01", KILLED, 99.0)
+    found = find_failures(str(tmp_path), "node01", KILLED, 99.0)
     assert found[0] == own
     assert [one.rank for one in found] == [1, 0, 2]
 
@@ -94,9 +94,9 @@ def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> Non
     record(tmp_path, 0, exception="SystemExit", message="2", exit_code=2, lines=["a traceback"])
     record(tmp_path, 1, exception="ValueError", message="no", lines=["a traceback"])
     own = {0: ["train.py: error: no such option"], 1: ["step 1"]}
-    found = failures(str(tmp_path), "node01", [], 99.0, own)
+    found = find_failures(str(tmp_path), "node01", [], 99.0, own)
     assert {one.rank: one.lines for one in found} == {0: tuple(own[0]), 1: ("a traceback",)}
-    (alone,) = [one for one in failures(str(tmp_path), "node01", [], 99.0) if one.rank == 0]
+    (alone,) = [one for one in find_failures(str(tmp_path), "node01", [], 99.0) if one.rank == 0]
     assert alone.lines == ("a traceback",)
 
 
@@ -106,7 +106,7 @@ def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
     record(tmp_path, 1, time=7.0)
     record(tmp_path, 2, time=6.0)
     record(tmp_path, 3, time=1.0, exit_code=143)
-    found = failures(str(tmp_path), "node01", [], 99.0)
+    found = find_failures(str(tmp_path), "node01", [], 99.0)
     assert [one.rank for one in found] == [2, 1, 0, 3]
 
 
@@ -124,7 +124,7 @@ def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_weights(code: int, exception: str, message: str, expected: int) -> None:
-    assert weight(code, exception, message) == expected
+    assert weigh_exit(code, exception, message) == expected
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_is_no_record_leaves_the_word_to_torchrun(tmp_path: Path, content: 
     (tmp_path / "failures" / "3.json").mkdir()
     (tmp_path / "failures" / ".0.json.123").write_text("half")
     (tmp_path / "failures" / "notes.txt").write_text("mine")
-    found = {one.rank: one for one in failures(str(tmp_path), "node01", KILLED, 99.0)}
+    found = {one.rank: one for one in find_failures(str(tmp_path), "node01", KILLED, 99.0)}
     assert found[1].exit_code == -9
     assert found[2] == own
     assert sorted(found) == [0, 1, 2]
@@ -157,24 +157,24 @@ def test_what_is_no_record_leaves_the_word_to_torchrun(tmp_path: Path, content: 
 def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:
     """PyTorch marks tracebacks so, and a rank that was killed leaves none."""
     said = ["plain", "[rank2]: Traceback", "[rank12]: x", "[rank3]: mine", "[rank 3] no mark"]
-    assert program_lines(said, 3) == ["plain", "[rank3]: mine", "[rank 3] no mark"]
+    assert select_program_lines(said, 3) == ["plain", "[rank3]: mine", "[rank 3] no mark"]
 
 
 def test_a_kill_while_the_kernel_killed_for_memory_is_told() -> None:
     ranks = [killed(rank, code) for rank, code in enumerate((1, -9, -15))]
-    ((rank, line),) = out_of_memory(ranks, 3, 4).items()
+    ((rank, line),) = explain_oom_kills(ranks, 3, 4).items()
     assert rank == 1
     assert "1 oom-kill event on this node" in line
-    assert "2 oom-kill events" in out_of_memory(ranks, 3, 5)[1]
+    assert "2 oom-kill events" in explain_oom_kills(ranks, 3, 5)[1]
 
 
 def killed(rank: int, code: int) -> FailureRecord:
-    return unrecorded("node01", rank, rank, code, [], 1.0)
+    return make_record("node01", rank, rank, code, [], 1.0)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 4), (3, None), (None, None)])
 def test_a_kill_of_another_kind_is_not(before: int | None, after: int | None) -> None:
-    assert out_of_memory([killed(0, -9)], before, after) == {}
+    assert explain_oom_kills([killed(0, -9)], before, after) == {}
 
 
 PRINTED = [
@@ -191,12 +191,14 @@ def test_what_a_program_has_caught_and_printed_last_is_its_own_error(tmp_path: P
     """It returned the status, so the exit has nothing to do with the exception any more."""
     record(tmp_path, 2, exception="SystemExit", message="1")
     report = ["  rank      : 2 (local_rank: 2)", "  exitcode  : 1 (pid: 7)"]
-    (found,) = failures(str(tmp_path), "node01", report, 9.0, {2: [*PRINTED, "", "see the docs"]})
+    (found,) = find_failures(
+        str(tmp_path), "node01", report, 9.0, {2: [*PRINTED, "", "see the docs"]}
+    )
     assert (found.exception, found.message) == ("DataError", "row 7: no label")
     assert found.lines[:2] == tuple(PRINTED[2:4])
     assert (len(found.lines), found.lines[-1]) == (20, PRINTED[-1])
     # The same of one that os._exit has ended, without a record; not of one that has gone on.
-    assert unrecorded("n", 0, 0, 1, PRINTED, 1.0).exception == "DataError"
+    assert make_record("n", 0, 0, 1, PRINTED, 1.0).exception == "DataError"
     steps = [f"step {number}" for number in range(10)]
-    assert unrecorded("n", 0, 0, 1, [*PRINTED, *steps], 1.0).exception == ""
-    assert unrecorded("n", 0, 0, -9, PRINTED, 1.0).exception == ""
+    assert make_record("n", 0, 0, 1, [*PRINTED, *steps], 1.0).exception == ""
+    assert make_record("n", 0, 0, -9, PRINTED, 1.0).exception == ""

@@ -10,18 +10,18 @@ import pytest
 
 from bundle.launch import staged_files
 from bundle.launch.earlier_results import place_earlier_results
-from bundle.launch.program_variables import JobDirectories, work_tree
+from bundle.launch.program_variables import JobDirectories, locate_work_tree
 from bundle.launch.staged_files import (
     has_outputs_besides,
     make_work_dir,
-    note_sent_files,
+    record_sent_files,
     remove_sent_files,
     remove_staged_files,
 )
-from bundle.node.removal import sweep
+from bundle.node.removal import delete_as_far_as_possible
 from bundle.protocol.job import Job
 from bundle.protocol.messages import UnpackAnswer, UnpackRequest
-from bundle.results.stream import pack
+from bundle.results.stream import send_outputs
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 
@@ -63,7 +63,7 @@ def test_what_ranks_write_stays_local_and_alone_remains(
     make_work_dir(directories, job)  # another task of the node, or a restart
     assert (work / "conf/a.yaml").read_text() == "lr: 2"
     assert Path(directories.environment, "project/conf/a.yaml").read_text() == "lr: 1"
-    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    remove_staged_files(locate_work_tree(job, directories.root), directories.environment)
     left = sorted(str(path.relative_to(work)) for path in work.rglob("*"))
     assert left == ["conf", "conf/a.yaml", "data", "data/new"]
     assert has_outputs_besides(str(work), ("data", "conf"), ("data/new",))
@@ -77,7 +77,7 @@ def test_an_asset_among_the_outputs_is_a_copy_since_ranks_write_to_it(
     work = Path(make_work_dir(directories, job))
     (work / "data/x.bin").write_bytes(b"next")
     assert Path(directories.environment, "assets/data/x.bin").read_bytes() == bytes(9)
-    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    remove_staged_files(locate_work_tree(job, directories.root), directories.environment)
     assert (work / "data/x.bin").read_bytes() == b"next"
 
 
@@ -97,7 +97,7 @@ def test_large_projects_are_linked(
     work = Path(make_work_dir(directories, job))
     assert (work / "train.py").is_symlink()
     assert (work / "conf").is_symlink(), "a folder behind the last entry is linked whole"
-    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    remove_staged_files(locate_work_tree(job, directories.root), directories.environment)
     assert os.listdir(work) == []
 
 
@@ -135,8 +135,8 @@ def test_a_program_that_deletes_and_replaces_what_is_there_changes_nothing_stage
     shutil.rmtree(work / "conf")
     (work / "conf").symlink_to(environment / "project" / "conf")
     make_work_dir(directories, job)
-    remove_staged_files(work_tree(job, directories.root), directories.environment)
-    sweep(str(work))
+    remove_staged_files(locate_work_tree(job, directories.root), directories.environment)
+    delete_as_far_as_possible(str(work))
     assert {str(path): path.lstat().st_mtime_ns for path in environment.rglob("*")} == before
 
 
@@ -166,7 +166,7 @@ def test_what_a_rank_writes_through_a_link_is_kept(directories: JobDirectories, 
     work = Path(make_work_dir(directories, job))
     (work / "data/x.bin").write_bytes(b"next")
     os.utime(staged, (1 << 33, 1 << 33))
-    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    remove_staged_files(locate_work_tree(job, directories.root), directories.environment)
     assert not (work / "data/x.bin").is_symlink()
     assert (work / "data/x.bin").read_bytes() == b"next"
 
@@ -186,7 +186,7 @@ def test_of_earlier_results_only_what_ranks_have_changed_remains(tmp_path: Path)
         (tmp_path / "out" / name / "model").write_text("1")
     for name in ("same", "appended", "replaced", "renamed"):
         (tmp_path / "out" / name).write_text("1")
-    note_sent_files(str(tmp_path), str(tmp_path), ["out"])
+    record_sent_files(str(tmp_path), str(tmp_path), ["out"])
     out = tmp_path / "out"
     with (out / "appended").open("a") as log:
         log.write("2")
@@ -215,12 +215,12 @@ def test_earlier_results_are_put_in_place_once_for_a_node_root(
     (tmp_path / "home" / "out").mkdir(parents=True)
     (tmp_path / "home" / "out" / "model").write_text("1")
     with open(tmp_path / "stream", "wb") as stream:
-        pack(str(tmp_path / "home"), ["out"], stream)
+        send_outputs(str(tmp_path / "home"), ["out"], stream)
     job = job_for(single, tmp_path, run_subdir="", outputs=("out",))
     root = str(tmp_path / "root")
     request = UnpackRequest(job, "n1", 0, 1, root, "")
     for _ in range(2):  # another node may share the node root
         assert place_earlier_results(request, str(tmp_path / "stream")) == UnpackAnswer()
-    work = Path(work_tree(job, root))
+    work = Path(locate_work_tree(job, root))
     assert sorted(path.name for path in work.iterdir()) == [".stager-sent", "out"]
     assert (work / "out" / "model").read_text() == "1"

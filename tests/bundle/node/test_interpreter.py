@@ -24,7 +24,7 @@ def real_base() -> str:
 def find_with(python: Path, **env: str) -> str:
     """What ``find`` answers when this interpreter runs it, as the far side is run."""
     code = f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-    code += f"from bundle.node import interpreter\nprint(interpreter.find({OWN!r}))"
+    code += f"from bundle.node import interpreter\nprint(interpreter.find_base_python({OWN!r}))"
     done = subprocess.run(
         [str(python), "-I", "-S", "-c", code],
         env=env, capture_output=True, text=True, check=True, timeout=300,
@@ -47,7 +47,7 @@ def test_a_virtual_environment_leads_to_its_base(tmp_path: Path, how: str) -> No
 
 
 def test_the_answer_is_a_base_that_runs_alone() -> None:
-    found = interpreter.find(OWN)
+    found = interpreter.find_base_python(OWN)
     said = subprocess.run(
         [found, "-c", "import sys; print(sys.prefix == sys.base_prefix, *sys.version_info[:2])"],
         env={}, capture_output=True, text=True, check=True,
@@ -83,7 +83,9 @@ def test_takes_a_hint_and_passes_over_shims_that_fail(tmp_path: Path) -> None:
     )
     mute = script(tmp_path / "shims" / "python3", "echo hello")
     env = {"PATH": f"{tmp_path}/shims:/bin"}
-    found = interpreter.find(version, hints=[str(broken), str(mute), str(program)], env=env)
+    found = interpreter.find_base_python(
+        version, hints=[str(broken), str(mute), str(program)], env=env
+    )
     assert found == os.path.realpath(program)
 
 
@@ -92,7 +94,7 @@ def test_a_shim_that_fails_is_quoted_from_its_beginning(tmp_path: Path) -> None:
     says = f'printf "pyenv: python2.9: command not found\\n\\n{tip}\\n" >&2; exit 127'
     script(tmp_path / "shims" / "python2.9", says)
     with pytest.raises(NodeError) as caught:
-        interpreter.find("2.9", env={"PATH": f"{tmp_path}/shims"})
+        interpreter.find_base_python("2.9", env={"PATH": f"{tmp_path}/shims"})
     named = f"{tmp_path}/shims/python2.9: exit status 127: pyenv: python2.9: command not found"
     assert named in caught.value.problem.values["listed"].split("; ")
 
@@ -101,14 +103,14 @@ def test_goes_through_a_shim_that_works(tmp_path: Path) -> None:
     version, program = another()
     script(tmp_path / "shims" / "python3", f'exec {program} "$@"')
     env = {"PATH": f"{tmp_path}/shims"}
-    assert interpreter.find(version, env=env) == os.path.realpath(program)
+    assert interpreter.find_base_python(version, env=env) == os.path.realpath(program)
 
 
 def test_an_environment_of_another_version_leads_to_its_base(tmp_path: Path) -> None:
     version, program = another()
     subprocess.run([program, "-m", "venv", "--without-pip", "--copies", tmp_path / "v"], check=True)
     hints = [str(tmp_path / "v" / "bin" / "python")]
-    assert interpreter.find(version, hints, {"PATH": ""}) == os.path.realpath(program)
+    assert interpreter.find_base_python(version, hints, {"PATH": ""}) == os.path.realpath(program)
 
 
 def test_a_failure_lists_every_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +121,7 @@ def test_a_failure_lists_every_candidate(tmp_path: Path, monkeypatch: pytest.Mon
     script(folder / "python", "exec /bin/sleep 60")
     hints = [sys.executable, str(tmp_path / "absent")]
     with pytest.raises(NodeError) as caught:
-        interpreter.find("3.99", hints, {"PATH": str(folder)})
+        interpreter.find_base_python("3.99", hints, {"PATH": str(folder)})
     text = str(caught.value)
     own = ".".join(str(part) for part in sys.version_info[:3])
     assert "there is no CPython 3.99" in text
@@ -137,10 +139,10 @@ def test_other_implementations_and_free_threading_do_not_fit() -> None:
             version, implementation, flags, "/usr", "/usr/bin/python3"
         )
 
-    assert answer("3.11.7", "cpython", "").misfit("3.11") == ""
-    assert answer("3.11.7", "cpython", "").misfit("3.1") == "3.11.7"
-    assert answer("3.11.7", "pypy", "").misfit("3.11") == "pypy 3.11.7"
-    assert answer("3.13.0", "cpython", "t").misfit("3.13") == "3.13.0 free-threaded"
+    assert answer("3.11.7", "cpython", "").explain_misfit("3.11") == ""
+    assert answer("3.11.7", "cpython", "").explain_misfit("3.1") == "3.11.7"
+    assert answer("3.11.7", "pypy", "").explain_misfit("3.11") == "pypy 3.11.7"
+    assert answer("3.13.0", "cpython", "t").explain_misfit("3.13") == "3.13.0 free-threaded"
 
 
 def test_an_environment_s_copy_is_never_taken_for_a_base(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_an_environment_s_copy_is_never_taken_for_a_base(tmp_path: Path) -> None
     copy = str(folder / "bin" / "python")
     answer = interpreter.InterpreterFacts(f"{OWN}.0", "cpython", "", str(tmp_path / "gone"), copy)
     with pytest.raises(ProcessError, match="no program of its own"):
-        interpreter.base(OWN, answer, os.environ)
+        interpreter.find_base_of(OWN, answer, os.environ)
 
 
 def test_without_a_path_the_usual_directories_are_looked_at() -> None:

@@ -114,9 +114,9 @@ def test_memory() -> None:
     text = (
         "MemTotal:       1000 kB\nMemFree:  100 kB\nMemAvailable:    600 kB\nHugePages_Total: 0\n"
     )
-    assert machine.memory(text, Limits()) == (1024000, 614400)
-    assert machine.memory(text, Limits(memory=5000, memory_left=0)) == (5000, 0)
-    assert machine.memory(text, Limits(memory=GB, memory_left=GB)) == (1024000, 614400)
+    assert machine.read_memory(text, Limits()) == (1024000, 614400)
+    assert machine.read_memory(text, Limits(memory=5000, memory_left=0)) == (5000, 0)
+    assert machine.read_memory(text, Limits(memory=GB, memory_left=GB)) == (1024000, 614400)
 
 
 DEVICES = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "sda"]
@@ -172,8 +172,10 @@ def test_a_file_system_without_an_end_has_a_size_that_travels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some network file systems report 8 EiB of free space."""
-    facts = replace(files.facts_of(str(tmp_path)), free_bytes=(1 << 63) - 1, free_inodes=1 << 63)
-    monkeypatch.setattr(files, "facts_of", lambda path: facts)
+    facts = replace(
+        files.examine_directory(str(tmp_path)), free_bytes=(1 << 63) - 1, free_inodes=1 << 63
+    )
+    monkeypatch.setattr(files, "examine_directory", lambda path: facts)
     root = machine.directory_facts(str(tmp_path))
     assert isinstance(root, NodeRootFacts)
     assert decode(NodeRootFacts, encode(root)) == root

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bundle.node import node_root
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from tests.support.namespaces import REPO
 from tests.support.needs import needs
@@ -23,7 +23,7 @@ def mode(path: str | Path) -> int:
 def test_makes_a_node_root_of_our_own(tmp_path: Path) -> None:
     before = os.umask(0o277)
     try:
-        root = secure_root(str(tmp_path))
+        root = make_secure_root(str(tmp_path))
     finally:
         os.umask(before)
     assert root == str(tmp_path / f"stager-{os.geteuid()}")
@@ -31,21 +31,21 @@ def test_makes_a_node_root_of_our_own(tmp_path: Path) -> None:
     assert {mode(root), *(mode(entry) for entry in Path(root).iterdir() if entry.is_dir())} == {
         0o700
     }
-    assert secure_root(str(tmp_path)) == root
+    assert make_secure_root(str(tmp_path)) == root
 
 
 def test_closes_a_node_root_that_others_could_enter(tmp_path: Path) -> None:
-    root = Path(secure_root(str(tmp_path)))
+    root = Path(make_secure_root(str(tmp_path)))
     (root / "envs").chmod(0o777)
     root.chmod(0o755)
-    secure_root(str(tmp_path))
+    make_secure_root(str(tmp_path))
     assert (mode(root), mode(root / "envs")) == (0o700, 0o700)
 
 
 def test_the_base_may_be_a_link_the_node_root_may_not(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    root = secure_root(str(tmp_path / "link"))
+    root = make_secure_root(str(tmp_path / "link"))
     assert root == str(tmp_path / "real" / f"stager-{os.geteuid()}")
 
 
@@ -57,7 +57,7 @@ def test_refuses_a_symbolic_link(tmp_path: Path, inside: str) -> None:
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(elsewhere)
     with pytest.raises(NodeError, match="symbolic link") as caught:
-        secure_root(str(tmp_path))
+        make_secure_root(str(tmp_path))
     assert caught.value.problem.where == str(place)
     assert not list(elsewhere.iterdir())
     assert mode(elsewhere) == 0o755
@@ -66,16 +66,16 @@ def test_refuses_a_symbolic_link(tmp_path: Path, inside: str) -> None:
 def test_refuses_a_file(tmp_path: Path) -> None:
     (tmp_path / f"stager-{os.geteuid()}").touch()
     with pytest.raises(NodeError, match="not a directory"):
-        secure_root(str(tmp_path))
+        make_secure_root(str(tmp_path))
 
 
 @pytest.mark.parametrize("inside", ["", "envs"])
 def test_refuses_what_belongs_to_another_user(tmp_path: Path, inside: str) -> None:
     needs("root")
-    root = Path(secure_root(str(tmp_path)))
+    root = Path(make_secure_root(str(tmp_path)))
     os.chown(root / inside, 12345, -1)
     with pytest.raises(NodeError, match="belongs to user 12345, not to user 0"):
-        secure_root(str(tmp_path))
+        make_secure_root(str(tmp_path))
 
 
 def test_refuses_a_base_in_which_anyone_can_replace_it(tmp_path: Path) -> None:
@@ -83,20 +83,20 @@ def test_refuses_a_base_in_which_anyone_can_replace_it(tmp_path: Path) -> None:
     base.mkdir()
     base.chmod(0o777)
     with pytest.raises(NodeError, match="mode 0777, no sticky bit"):
-        secure_root(str(base))
+        make_secure_root(str(base))
     assert not list(base.iterdir())
     base.chmod(0o1777)
-    assert Path(secure_root(str(base))).is_dir()
+    assert Path(make_secure_root(str(base))).is_dir()
 
 
 def test_refuses_a_base_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="No such file"):
-        secure_root(str(tmp_path / "absent"))
+        make_secure_root(str(tmp_path / "absent"))
 
 
 def test_refuses_a_base_that_cannot_be_written() -> None:
     with pytest.raises(NodeError, match="stager-"):
-        secure_root("/proc/self")
+        make_secure_root("/proc/self")
 
 
 def test_refuses_a_base_that_this_user_may_not_write() -> None:
@@ -106,9 +106,9 @@ def test_refuses_a_base_that_this_user_may_not_write() -> None:
         code = f"""
 from bundle.node.node_root import choose_base
 from bundle.protocol.problem import NodeError
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 os.setresuid(12345, 12345, 12345)
-for function in (lambda: secure_root({base!r}), lambda: choose_base({base!r}, {{}})):
+for function in (lambda: make_secure_root({base!r}), lambda: choose_base({base!r}, {{}})):
     try:
         function()
     except NodeError as exc:
@@ -127,8 +127,8 @@ for function in (lambda: secure_root({base!r}), lambda: choose_base({base!r}, {{
 
 def test_many_at_once_agree(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-    code += "from bundle.node.node_root import secure_root\n"
-    code += f"print(secure_root({str(tmp_path)!r}))"
+    code += "from bundle.node.node_root import make_secure_root\n"
+    code += f"print(make_secure_root({str(tmp_path)!r}))"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(8)
@@ -217,7 +217,7 @@ def test_a_named_directory_is_not_replaced_by_another(tmp_path: Path) -> None:
 def test_an_environment_that_is_there_takes_no_room(tmp_path: Path) -> None:
     much = (10**18, 10)
     with pytest.raises(NodeError, match="free"):
-        node_root.base_for(str(tmp_path), "0a", much, {})
+        node_root.choose_base_for_bundle(str(tmp_path), "0a", much, {})
     root = tmp_path / node_root.node_root_name()
     Path(node_root.env_path(str(root), "0a")).mkdir(parents=True)
-    assert node_root.base_for(str(tmp_path), "0a", much, {}) == str(tmp_path)
+    assert node_root.choose_base_for_bundle(str(tmp_path), "0a", much, {}) == str(tmp_path)

@@ -25,7 +25,7 @@ def unlink_one_and_get_a_signal(*arguments, **options):
 
 os.unlink = unlink_one_and_get_a_signal
 try:
-    removal.sweep(tree)
+    removal.delete_as_far_as_possible(tree)
 except signals.Stopped:
     print("stopped after", len(deleted))
 """

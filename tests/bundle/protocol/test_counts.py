@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.counts import counted, sized
-from trainer.config import counted as counted_in_trainer
+from bundle.protocol.counts import format_count, format_size
+from trainer.config import format_count as counted_in_trainer
 
 REPO = Path(__file__).resolve().parents[3]
 PLURAL = re.compile(
@@ -30,7 +30,7 @@ ALWAYS_SEVERAL = {
 """Where one of a thing is said in other words, or cannot be: the one value that may stand there."""
 
 
-@pytest.mark.parametrize("words", [counted, counted_in_trainer])
+@pytest.mark.parametrize("words", [format_count, counted_in_trainer])
 def test_a_count_has_its_noun(words: Callable[..., str]) -> None:
     assert [words(number, "layer") for number in (0, 1, 2)] == ["0 layers", "1 layer", "2 layers"]
     assert words(1, "entry", "entries") == "1 entry"
@@ -38,7 +38,7 @@ def test_a_count_has_its_noun(words: Callable[..., str]) -> None:
 
 
 def test_bytes_have_a_unit() -> None:
-    assert [sized(number) for number in (0, 1, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
+    assert [format_size(number) for number in (0, 1, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
         "0 bytes", "1 byte", "999 bytes", "1.0 kB", "1.4 GB", "2000000.0 GB",
     ]  # fmt: skip
 

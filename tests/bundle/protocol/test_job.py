@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Allocation
-from bundle.protocol.job import ASSUMED, VERSION, Rates, load, parse
+from bundle.protocol.job import ASSUMED, VERSION, Rates, load_job, parse_job
 from bundle.protocol.problem import NodeError
 from tests.support.jobs import LAUNCH, PLAIN
 
@@ -35,16 +35,16 @@ def raw() -> dict[str, Any]:
 
 def refused(value: Any) -> str:
     with pytest.raises(NodeError, match="the job description cannot be read") as caught:
-        parse(value)
+        parse_job(value)
     return caught.value.problem.why
 
 
 def test_what_is_written_is_read_again() -> None:
-    assert parse(raw()) == JOB
-    assert parse(json.loads(json.dumps(parse(raw()).to_json()))) == JOB
+    assert parse_job(raw()) == JOB
+    assert parse_job(json.loads(json.dumps(parse_job(raw()).to_json()))) == JOB
     assert raw()["v"] == VERSION == 5
     measured = replace(JOB, rates=Rates(link=1e9))
-    assert parse(json.loads(json.dumps(measured.to_json()))) == measured
+    assert parse_job(json.loads(json.dumps(measured.to_json()))) == measured
 
 
 @pytest.mark.parametrize("name", ["v", "id", "nodes", "bundle", "requires", "launch"])
@@ -105,7 +105,7 @@ def test_values_that_cannot_be_used_are_refused(changes: dict[str, Any]) -> None
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(JOB.to_json()))
-    assert load(str(path)) == JOB
+    assert load_job(str(path)) == JOB
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 200_000])
@@ -113,14 +113,14 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "job.json"
     path.write_bytes(content)
     with pytest.raises(NodeError) as caught:
-        load(str(path))
+        load_job(str(path))
     assert caught.value.problem.where == str(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(NodeError, match=os.path.basename(path)):
-            load(str(path))
+            load_job(str(path))
 
 
 @pytest.mark.parametrize(

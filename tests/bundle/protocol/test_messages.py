@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.transports.agent_program import factored
+from bundle.driver.transports.agent_program import factor_requests
 from bundle.protocol import messages
 from bundle.protocol.codec import DecodeError, decode, encode
 from bundle.protocol.events import RankOutput, read_agent_line
@@ -67,11 +67,11 @@ def test_each_node_of_a_step_reads_its_own(kind: type[AgentRequest]) -> None:
             node: replace(made(kind, seed + rank), node=node, node_rank=rank)
             for rank, node in enumerate(PLAIN.nodes)
         }
-        message = sent(encode(factored(requests)))
+        message = sent(encode(factor_requests(requests)))
         for node, request in requests.items():
             reader = RequestReader(node)
             assert reader.first(message) == request
-            known = factored(requests, PLAIN)
+            known = factor_requests(requests, PLAIN)
             assert "job" not in known.common
             assert reader.next(sent(encode(known))) == request
             others = replace(known, nodes=tuple({*PLAIN.nodes} - {node}))
@@ -107,7 +107,7 @@ def test_another_version_and_an_unknown_phase_are_refused() -> None:
     assert "version None" in refusal({key: raw[key] for key in raw.keys() - {"v"}})
     assert "'dance' is none of early, preflight" in refusal({**raw, "phase": "dance"})
     assert "it is not an object" in refusal(["probe"])
-    message = encode(factored({"n1": ProbeRequest(PLAIN, "n1", 1, 1, "/r", "/p", "a")}))
+    message = encode(factor_requests({"n1": ProbeRequest(PLAIN, "n1", 1, 1, "/r", "/p", "a")}))
     assert "version 2, this program speaks 1" in refusal({**sent(message), "v": 2})
     assert "n1 is not asked" in refusal({**sent(message), "nodes": ["n0"]})
 
@@ -190,7 +190,7 @@ REPEATED = b"".join(b"rank 3 step %d: loss is 0.25\n" % step for step in range(3
     ],
 )
 def test_every_byte_comes_back(data: bytes, key: str) -> None:
-    line = messages.output_line("n1", 3, data)
+    line = messages.make_output_line("n1", 3, data)
     assert key in json.loads(line)
     assert b"\n" not in line
     assert b"\x1e" not in line  # it begins a frame
@@ -198,7 +198,7 @@ def test_every_byte_comes_back(data: bytes, key: str) -> None:
 
 
 def test_what_repeats_is_short() -> None:
-    assert len(messages.output_line("n1", 3, REPEATED)) < len(REPEATED) / 3
+    assert len(messages.make_output_line("n1", 3, REPEATED)) < len(REPEATED) / 3
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Ending
-from bundle.protocol.problem import NodeError, Problem, ProblemCode, ending_problem
+from bundle.protocol.problem import NodeError, Problem, ProblemCode, make_ending_problem
 from tests.support.golden import check_golden
 
 REPO = Path(__file__).resolve().parents[3]
@@ -83,17 +83,17 @@ def test_the_error_carries_its_problem() -> None:
 
 @pytest.mark.parametrize("ending", Ending)
 def test_every_ending_is_a_problem(ending: Ending) -> None:
-    problem = ending_problem(ending.value, "4711")
+    problem = make_ending_problem(ending.value, "4711")
     assert str(problem.code) == f"job-{ending}"
-    assert problem.ends_job
+    assert problem.is_end_of_job
     assert problem.where == "job 4711"
 
 
 def test_an_ending_of_another_version() -> None:
-    problem = ending_problem("power-cut", "4711")
+    problem = make_ending_problem("power-cut", "4711")
     assert problem.what == "Slurm ended the job: power-cut"
     assert problem.fix == "`scontrol show job 4711` may say more"
-    assert problem.ends_job
+    assert problem.is_end_of_job
 
 
 # --- the codes and their uses --------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_each_code_is_used() -> None:
     used = {code_of(node) for _, tree in sources() for node in ast.walk(tree)}
     probed = (REPO / "bundle/checks/description.py").read_text()  # it runs by itself, without codes
     used |= {code.name for code in ProblemCode if f'"{code}"' in probed}
-    used |= {f"JOB_{ending.name}" for ending in Ending}  # see ending_problem
+    used |= {f"JOB_{ending.name}" for ending in Ending}  # see make_ending_problem
     assert {code.name for code in ProblemCode} - used == set()
 
 
@@ -177,6 +177,6 @@ def values_of(call: Any, local: dict[str, list[set[str]]]) -> set[str] | None:
 
 def test_advice_names_the_place_even_where_the_sentence_does_not_begin_with_it() -> None:
     lost = Problem(ProblemCode.NO_ANSWER_UNREACHABLE, "n7", {"why": "gone", "phase": "launch"})
-    assert str(lost) == f"n7: {lost.without_place}"
-    assert lost.without_place.startswith("launch gave no answer; ")
-    assert "ping n7" in lost.without_place
+    assert str(lost) == f"n7: {lost.sentence}"
+    assert lost.sentence.startswith("launch gave no answer; ")
+    assert "ping n7" in lost.sentence

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bundle.redaction.secrets import masked, without_url_secrets
+from bundle.redaction.secrets import mask_arguments, strip_url_secrets
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ from bundle.redaction.secrets import masked, without_url_secrets
     ],
 )
 def test_a_secret_in_an_argument(word: str, shown: str) -> None:
-    assert masked(["cmd", word]) == ["cmd", shown]
-    assert masked(masked(["cmd", word])) == ["cmd", shown]
+    assert mask_arguments(["cmd", word]) == ["cmd", shown]
+    assert mask_arguments(mask_arguments(["cmd", word])) == ["cmd", shown]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_secret_in_an_argument(word: str, shown: str) -> None:
     ],
 )
 def test_a_secret_after_its_option(argv: str, shown: str) -> None:
-    assert masked(["t.py", *argv.split()]) == ["t.py", *shown.split()]
+    assert mask_arguments(["t.py", *argv.split()]) == ["t.py", *shown.split()]
 
 
 def double(text: str) -> str:
@@ -139,16 +139,16 @@ def test_no_piece_of_a_secret_stays(form: str, secret: str) -> None:
     argv = FORMS[form](secret)
     if form == "quoted-override" and "'" in secret:
         pytest.skip("would be no quoted text")
-    shown = masked(argv)
+    shown = mask_arguments(argv)
     pieces = re.findall(r"\w{5}", secret)
     assert [piece for piece in pieces if piece in " ".join(shown)] == [], shown
     assert (len(shown), shown[0]) == (len(argv), argv[0])
-    assert masked(shown) == shown
+    assert mask_arguments(shown) == shown
 
 
 @pytest.mark.parametrize("image", ["me:pq7x1@r.example/i", "docker://me:pq7x1@r.example#i"])
 def test_a_registry_password_in_the_name_of_an_image(image: str) -> None:
-    assert "pq7x1" not in " ".join(masked(["srun", f"--container-image={image}", "t.py"]))
+    assert "pq7x1" not in " ".join(mask_arguments(["srun", f"--container-image={image}", "t.py"]))
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_a_registry_password_in_the_name_of_an_image(image: str) -> None:
 )
 def test_what_is_no_secret_stays(line: str) -> None:
     argv = shlex.split(line)
-    assert masked(argv) == argv
+    assert mask_arguments(argv) == argv
 
 
 def test_what_is_around_a_secret_stays() -> None:
     line = "cd x && A=1 HF_TOKEN='a b' t.py --lr 1 && curl -H \"Cookie: a b\" h"
     shown = "cd x && A=1 HF_TOKEN='***' t.py --lr 1 && curl -H \"Cookie: ***\" h"
-    assert masked(["sh", "-c", line]) == ["sh", "-c", shown]
+    assert mask_arguments(["sh", "-c", line]) == ["sh", "-c", shown]
 
 
 @pytest.mark.parametrize(
@@ -197,5 +197,5 @@ def test_what_is_around_a_secret_stays() -> None:
     ],
 )
 def test_a_url_without_its_credentials(text: str, shown: str) -> None:
-    assert without_url_secrets(text) == shown
-    assert without_url_secrets(shown) == shown
+    assert strip_url_secrets(text) == shown
+    assert strip_url_secrets(shown) == shown

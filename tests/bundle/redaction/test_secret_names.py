@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.redaction.secret_names import _ALWAYS, is_secret, meaning, without_secrets
+from bundle.redaction.secret_names import (
+    _ALWAYS,
+    is_secret,
+    judge_secret_name,
+    remove_secret_variables,
+)
 
 SECRET = """
     TOKEN HF_TOKEN GH_TOKEN GITHUB_TOKEN MY_TOKENS FOO_TOKEN HF_TOKEN_2 TOKEN_PROD GITHUB_TOKEN_PROD
@@ -36,9 +41,9 @@ def test_names_of_secrets(name: str) -> None:
     bare = name.lstrip("-")
     assert is_secret(bare)
     env = {"PATH": "/usr/bin", bare: "hush"}
-    assert without_secrets(env, ()) == {"PATH": "/usr/bin"}
-    assert without_secrets(env, ["OTHER"]) == {"PATH": "/usr/bin"}
-    assert without_secrets(env, [bare]) == env
+    assert remove_secret_variables(env, ()) == {"PATH": "/usr/bin"}
+    assert remove_secret_variables(env, ["OTHER"]) == {"PATH": "/usr/bin"}
+    assert remove_secret_variables(env, [bare]) == env
 
 
 @pytest.mark.parametrize("name", [name.lower() for name in SECRET.split() if name.isupper()])
@@ -50,7 +55,7 @@ def test_case_does_not_matter(name: str) -> None:
 def test_names_that_only_look_so(name: str) -> None:
     bare = name.lstrip("-")
     assert not is_secret(bare)
-    assert without_secrets({bare: "x"}, ()) == {bare: "x"}
+    assert remove_secret_variables({bare: "x"}, ()) == {bare: "x"}
 
 
 @pytest.mark.parametrize("name", ["", "_", "\udcff", "\u00e4\u00f6", "9"])
@@ -61,7 +66,7 @@ def test_odd_names_are_no_secrets(name: str) -> None:
 def test_what_a_text_says_counts_as_a_variable_too() -> None:
     """No name is a secret in a log and none in the environment, but for those of every shell."""
     for name in (*SECRET.split(), *PLAIN.split()):
-        if meaning(name.encode()) is not None:
+        if judge_secret_name(name.encode()) is not None:
             assert is_secret(name) or name in ("PWD", "XDG_SESSION_ID")
 
 
@@ -84,7 +89,7 @@ def test_every_word_that_always_means_a_secret_does(word: str) -> None:
     ],
 )  # fmt: skip
 def test_names_that_mean_a_secret_in_a_text(name: str, kind: str) -> None:
-    found = meaning(name.encode())
+    found = judge_secret_name(name.encode())
     assert found is not None
     assert (found.kind, found.sure) == (kind, True)
 
@@ -100,4 +105,4 @@ keyboard cookie_name auth_method detokenize pass
 
 @pytest.mark.parametrize("name", _NAMES.split())
 def test_names_that_mean_none_in_a_text(name: str) -> None:
-    assert meaning(name.encode()) is None
+    assert judge_secret_name(name.encode()) is None

@@ -16,8 +16,8 @@ import pytest
 
 from bundle.protocol.problem import NodeError
 from bundle.results import stream as module
-from bundle.results.selection import Sizes, leads_out, measure, select
-from bundle.results.stream import pack
+from bundle.results.selection import Sizes, is_link_outside, measure_entries, select_outputs
+from bundle.results.stream import send_outputs
 from tests.support.needs import needs
 
 
@@ -31,7 +31,7 @@ def parts(stream: bytes) -> tuple[dict, bytes, dict]:
 
 def packed(directory: Path, *outputs: str) -> tuple[dict, bytes, dict]:
     stream = io.BytesIO()
-    pack(str(directory), outputs, stream)
+    send_outputs(str(directory), outputs, stream)
     return parts(stream.getvalue())
 
 
@@ -63,8 +63,8 @@ def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
             "out/sub/" + "n" * 200,
         ]
         assert archive.getmember("out/link").linkname == "sub"
-    selected = select(str(tmp_path), ["out", "*.txt"])
-    assert measure(selected.entries) == Sizes(files=3, bytes=707, entries=6)
+    selected = select_outputs(str(tmp_path), ["out", "*.txt"])
+    assert measure_entries(selected.entries) == Sizes(files=3, bytes=707, entries=6)
 
 
 def test_outputs_inside_another_are_sent_once(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_outputs_inside_another_are_sent_once(tmp_path: Path) -> None:
     (work / "out").mkdir(parents=True)
     (work / "out" / "a").touch()
     (work / "out.b").touch()
-    assert select(str(work), ["out/a", "out", "**", "."]).roots == ("out", "out.b")
+    assert select_outputs(str(work), ["out/a", "out", "**", "."]).roots == ("out", "out.b")
 
 
 def test_what_is_no_file_is_left_out_and_named(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_no_file_is_left_out_and_named(tmp_path: Path) -> None:
     (out / "etc").symlink_to("/etc")
     (out / "up").symlink_to("../../x")
     (out / "kept").write_text("kept")
-    chosen = select(str(tmp_path), ["out"])
+    chosen = select_outputs(str(tmp_path), ["out"])
     assert [entry.name for entry in chosen.entries] == ["out", "out/kept"]
     left = dict(chosen.left_out)
     assert left.pop("out/null", "it is a device") == "it is a device"
@@ -127,11 +127,11 @@ def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:
     for name, (text, _) in links.items():
         (out / name).symlink_to(text)
     (out / "a" / "b" / "trick").symlink_to("top/..")  # by its text a/b, really the parent of out
-    chosen = select(str(tmp_path), ["out"])
+    chosen = select_outputs(str(tmp_path), ["out"])
     found = {e.name[4:]: e.link for e in chosen.entries if e.link}
     assert found == {name: given for name, (_, given) in links.items()}
     assert list(chosen.left_out) == ["out/a/b/trick"]
-    assert not any(leads_out(name, link) for name, link in found.items())
+    assert not any(is_link_outside(name, link) for name, link in found.items())
 
 
 def test_an_output_that_is_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
@@ -143,14 +143,14 @@ def test_an_output_that_is_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
     (work / "out").symlink_to(tmp_path / "outside")
     (work / "self").symlink_to(".")
     (work / "gone").symlink_to("nothing")
-    chosen = select(str(work), ["latest", "out", "self", "gone"])
+    chosen = select_outputs(str(work), ["latest", "out", "self", "gone"])
     assert [entry.name for entry in chosen.entries] == ["latest", "latest/model"]
     assert sorted(chosen.left_out) == ["gone", "out", "self"]
     assert str(tmp_path / "outside") in chosen.left_out["out"]
     # What a pattern finds behind such a link is outside as well.
     (tmp_path / "outside" / "secret").touch()
-    assert select(str(work), ["out/*"]).entries == ()
-    assert [e.name for e in select(str(work), ["latest/*"]).entries] == ["latest/model"]
+    assert select_outputs(str(work), ["out/*"]).entries == ()
+    assert [e.name for e in select_outputs(str(work), ["latest/*"]).entries] == ["latest/model"]
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_what_may_not_be_read_is_named(open_folder: Path) -> None:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            chosen = select(str(open_folder), ["out"])
+            chosen = select_outputs(str(open_folder), ["out"])
             said = [[entry.name for entry in chosen.entries], chosen.left_out, chosen.unread]
             os.write(writes, json.dumps(said).encode())
         finally:
@@ -223,7 +223,7 @@ def test_files_that_change_are_sent_as_announced_and_named(tmp_path: Path) -> No
         os.mkfifo(out / "piped")
 
     stream = Meddler(meddle)
-    pack(str(tmp_path), ["out"], stream)
+    send_outputs(str(tmp_path), ["out"], stream)
     first, tar, last = parts(stream.getvalue())
     assert first["bytes"] == 6000
     assert last["sha256"] == hashlib.sha256(tar).hexdigest()
@@ -252,7 +252,7 @@ def test_a_file_cut_while_it_is_read_is_filled_up(tmp_path: Path) -> None:
             return super().write(data)
 
     stream = Cutter()
-    pack(str(tmp_path), ["big"], stream)
+    send_outputs(str(tmp_path), ["big"], stream)
     _, tar, last = parts(stream.getvalue())
     assert last["changed"] == {
         "big": f"zeros stand in for the last {2 * module.CHUNK + 93:,} bytes: it became shorter"
@@ -273,7 +273,7 @@ def test_many_names_are_not_all_listed(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="outputs cannot be collected; it does not exist"):
-        pack(str(tmp_path / "gone"), ["out"], io.BytesIO())
+        send_outputs(str(tmp_path / "gone"), ["out"], io.BytesIO())
 
 
 def test_a_reader_that_went_away(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_reader_that_went_away(tmp_path: Path) -> None:
         pytest.raises(NodeError, match=r"outputs could not be sent.*Broken pipe"),
         open(writes, "wb", buffering=0) as stream,
     ):
-        pack(str(tmp_path), ["out"], stream)
+        send_outputs(str(tmp_path), ["out"], stream)
 
 
 def test_an_unbuffered_writer_that_takes_little_at_a_time(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_an_unbuffered_writer_that_takes_little_at_a_time(tmp_path: Path) -> Non
     reader = threading.Thread(target=drain)
     reader.start()
     with open(writes, "wb", buffering=0) as stream:
-        pack(str(tmp_path), ["out"], stream)
+        send_outputs(str(tmp_path), ["out"], stream)
     reader.join()
     os.close(reads)
     _, tar, last = parts(bytes(got))

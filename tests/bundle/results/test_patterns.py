@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.results.patterns import expand, split, wanted
+from bundle.results.patterns import expand_pattern, is_wanted, split_pattern
 
 NAMES = [
     "out/a.json",
@@ -59,20 +59,20 @@ def tree(tmp_path: Path) -> Path:
     ],
 )
 def test_what_an_output_stands_for(tree: Path, output: str, found: set[str] | None) -> None:
-    pattern = split(output)
-    assert (None if pattern is None else expand(str(tree), pattern)) == found
+    pattern = split_pattern(output)
+    assert (None if pattern is None else expand_pattern(str(tree), pattern)) == found
     # Home recognises exactly what the node finds.
     every = [
         os.path.relpath(os.path.join(top, name), tree)
         for top, folders, files in os.walk(tree)
         for name in (*folders, *files)
     ]
-    known = {name for name in every if wanted(name, [output])}
+    known = {name for name in every if is_wanted(name, [output])}
     assert known == (found or set())
 
 
 def test_nobody_asked_for_hidden_files() -> None:
-    assert not wanted(".ssh/authorized_keys", ["**", "*", "*/*", "**/*"])
-    assert not wanted("out/x", ["out"])
-    assert not wanted("ou", ["out"])
-    assert wanted("b", ["a", "b"])
+    assert not is_wanted(".ssh/authorized_keys", ["**", "*", "*/*", "**/*"])
+    assert not is_wanted("out/x", ["out"])
+    assert not is_wanted("ou", ["out"])
+    assert is_wanted("b", ["a", "b"])

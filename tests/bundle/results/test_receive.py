@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from bundle.protocol.problem import NodeError
-from bundle.results.publish import sweep
-from bundle.results.receive import Received, receive
-from bundle.results.selection import measure, select
-from bundle.results.stream import pack
+from bundle.results.publish import remove_abandoned
+from bundle.results.receive import Received, receive_outputs
+from bundle.results.selection import measure_entries, select_outputs
+from bundle.results.stream import send_outputs
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
 from tests.support.processes import until
@@ -31,8 +31,8 @@ REPO = Path(__file__).resolve().parents[3]
 SENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.results.stream import pack
-pack(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
+from bundle.results.stream import send_outputs
+send_outputs(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
 print(open("/proc/self/status").read(), file=sys.stderr)
 """
 
@@ -69,7 +69,7 @@ def home(tmp_path: Path) -> Path:
 
 def stream_of(work: Path, *outputs: str) -> bytes:
     stream = io.BytesIO()
-    pack(str(work), outputs, stream)
+    send_outputs(str(work), outputs, stream)
     return stream.getvalue()
 
 
@@ -90,7 +90,7 @@ def take(data: bytes, home: Path, *outputs: str) -> Received:
     feeder.start()
     try:
         with open(reads, "rb") as pipe:
-            return receive(pipe, str(home), outputs, "hpc07:/tmp/work")
+            return receive_outputs(pipe, str(home), outputs, "hpc07:/tmp/work")
     finally:
         feeder.join()
 
@@ -121,13 +121,13 @@ def names(folder: Path) -> list[str]:
 def test_results_come_home_through_a_process(work: Path, home: Path) -> None:
     argv = [sys.executable, "-I", "-S", "-c", SENDER, str(REPO), str(work), "out", "*.txt", "none"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as sender:
-        got = receive(sender.stdout, str(home), ["out", "*.txt", "none"])
+        got = receive_outputs(sender.stdout, str(home), ["out", "*.txt", "none"])
     assert sender.returncode == 0
     wanted = tree(work)
     kind, _, *rest = wanted["out/run.sh"]
     wanted["out/run.sh"] = (kind, 0o755, *rest)  # set-uid stays behind
     assert tree(home) == wanted
-    found = measure(select(str(work), ["out", "*.txt"]).entries)
+    found = measure_entries(select_outputs(str(work), ["out", "*.txt"]).entries)
     assert got == Received(
         complete=True,
         files=found.files,
@@ -170,8 +170,8 @@ def test_a_user_without_privileges_gets_closed_directories_home(work: Path) -> N
                 os.setgroups([])
                 os.setgid(65534)
                 os.setuid(65534)
-                whole = receive(io.BytesIO(data), str(folder), ["out"])
-                cut = receive(io.BytesIO(data[:-2000]), str(folder), ["out"])
+                whole = receive_outputs(io.BytesIO(data), str(folder), ["out"])
+                cut = receive_outputs(io.BytesIO(data[:-2000]), str(folder), ["out"])
                 status = 0 if whole.placed == ("out",) and not cut.complete else 1
             finally:
                 os._exit(status)
@@ -219,7 +219,7 @@ def test_what_the_node_says_of_changes_is_handed_on(work: Path, home: Path) -> N
             return super().write(data)
 
     stream = Growing()
-    pack(str(work), ["log.txt"], stream)
+    send_outputs(str(work), ["log.txt"], stream)
     got = take(stream.getvalue(), home, "log.txt")
     assert got.complete
     assert got.changed == {"log.txt": "it was written to while it was sent"}
@@ -237,8 +237,8 @@ def test_a_large_file_takes_little_memory(tmp_path: Path, home: Path) -> None:
     code = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from bundle.results.receive import receive
-got = receive(sys.stdin.buffer, sys.argv[2], ["big"])
+from bundle.results.receive import receive_outputs
+got = receive_outputs(sys.stdin.buffer, sys.argv[2], ["big"])
 print(json.dumps([got.complete, got.bytes, open("/proc/self/status").read()]))
 """
     argv = [sys.executable, "-I", "-S", "-c"]
@@ -306,7 +306,7 @@ def test_partial_results_do_not_touch_each_other(work: Path, home: Path) -> None
 
 def test_a_killed_receiver_leaves_what_the_next_one_sweeps(work: Path, home: Path) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"
-    code += "from bundle.results.receive import receive\n"
+    code += "from bundle.results.receive import receive_outputs\n"
     code += "receive(sys.stdin.buffer, sys.argv[2], ['out'])"
     argv = [sys.executable, "-I", "-S", "-c", code, str(REPO), str(home)]
     data = stream_of(work, "out")
@@ -315,7 +315,7 @@ def test_a_killed_receiver_leaves_what_the_next_one_sweeps(work: Path, home: Pat
         receiver.stdin.flush()
         assert until(lambda: bool(list(home.glob(".stager*/0/model.bin"))))
         # While it lives nobody takes anything from it.
-        sweep(str(home))
+        remove_abandoned(str(home))
         assert len(names(home)) == 1
         receiver.kill()
         receiver.stdin.close()
@@ -506,11 +506,11 @@ def test_strange_modes_and_times(home: Path) -> None:
 # --- no room -------------------------------------------------------------------------------------
 
 RECEIVE = """
-from bundle.results.receive import NodeError, receive
+from bundle.results.receive import NodeError, receive_outputs
 import os
 try:
     with open({stream!r}, "rb") as stream:
-        got = receive(stream, {home!r}, ["out"], "hpc07")
+        got = receive_outputs(stream, {home!r}, ["out"], "hpc07")
     said = [got.complete, got.placed, got.files, [str(problem) for problem in got.problems]]
 except NodeError as exc:
     said = str(exc)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.results.receive import Received, receive
-from bundle.results.selection import OutputEntry, select
-from bundle.results.stream import pack
+from bundle.results.receive import Received, receive_outputs
+from bundle.results.selection import OutputEntry, select_outputs
+from bundle.results.stream import send_outputs
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ DELETED = ["out/checkpoint-1"]
 
 
 def sent_from(home: Path) -> dict[str, OutputEntry]:
-    return {entry.name: entry for entry in select(str(home), ["out"]).entries}
+    return {entry.name: entry for entry in select_outputs(str(home), ["out"]).entries}
 
 
 def bring(work: Path, home: Path, sent: dict[str, OutputEntry]) -> Received:
     stream = io.BytesIO()
-    pack(str(work), ["out"], stream, DELETED)
+    send_outputs(str(work), ["out"], stream, DELETED)
     stream.seek(0)
-    return receive(stream, str(home), ["out"], sent=sent)
+    return receive_outputs(stream, str(home), ["out"], sent=sent)
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -123,9 +123,9 @@ def test_what_other_nodes_have_besides_joins_what_the_first_has_sent(
     name = "out" if sent else "out.1"
     assert first.renamed == ({} if sent else {"out": name})
     stream = io.BytesIO()
-    pack(str(other), ["out"], stream, brought=tuple(first.names))
+    send_outputs(str(other), ["out"], stream, brought=tuple(first.names))
     stream.seek(0)
-    more = receive(stream, str(home), ["out"], sent=entries, joined=first.renamed)
+    more = receive_outputs(stream, str(home), ["out"], sent=entries, joined=first.renamed)
     assert (more.names, more.placed) == ({"out/checkpoint-2/shard"}, (name,))
     shard = {"checkpoint-2/shard": "other"}
     assert content(home / name) == {**content(work / "out"), **shard}
@@ -146,10 +146,10 @@ def test_a_file_that_has_changed_is_not_removed_although_the_job_has_deleted_it(
 def test_an_output_that_is_gone_as_a_whole_stays_at_home(home: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     stream = io.BytesIO()
-    pack(str(tmp_path / "work"), ["out"], stream, ["out"])
+    send_outputs(str(tmp_path / "work"), ["out"], stream, ["out"])
     stream.seek(0)
     before = content(home)
-    got = receive(stream, str(home), ["out"], sent=sent_from(home))
+    got = receive_outputs(stream, str(home), ["out"], sent=sent_from(home))
     assert (got.missing, got.removed, content(home)) == (("out",), 0, before)
 
 

@@ -33,7 +33,7 @@ LOCAL = """ext4 xfs btrfs zfs tmpfs overlay f2fs fuseblk fuse fuse.squashfuse
 
 
 def point_of(path: str) -> tuple[str, str]:
-    mount = files.mount_for(path, files.parse_mounts(TABLE))
+    mount = files.choose_mount(path, files.parse_mounts(TABLE))
     assert mount is not None
     return mount.point, mount.fstype
 
@@ -65,10 +65,10 @@ def test_reads_escapes_and_both_kinds_of_options() -> None:
 
 def test_without_a_root_the_longest_and_then_the_last_counts() -> None:
     mounts = [mount for mount in files.parse_mounts(TABLE) if mount.point != "/"]
-    found = files.mount_for("/scratch/x", mounts)
+    found = files.choose_mount("/scratch/x", mounts)
     assert found is not None
     assert found.fstype == "lustre"
-    assert files.mount_for("/var", mounts) is None
+    assert files.choose_mount("/var", mounts) is None
 
 
 @pytest.mark.parametrize(
@@ -88,34 +88,34 @@ def test_mount_of_agrees_with_the_kernel() -> None:
             ["findmnt", "-nro", "TARGET,FSTYPE", "--target", os.path.realpath(path)],
             capture_output=True, text=True, check=True,
         ).stdout.split()  # fmt: skip
-        assert [files.mount_of(path).point, files.mount_of(path).fstype] == said[-2:]
+        assert [files.find_mount(path).point, files.find_mount(path).fstype] == said[-2:]
 
 
 def test_a_directory_in_a_chroot_is_judged_by_its_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of the mounts that the kernel lists there holds it."""
-    listed = files.facts_of(str(tmp_path))
+    listed = files.examine_directory(str(tmp_path))
     monkeypatch.setattr(files, "parse_mounts", lambda text: [])
-    facts = files.facts_of(str(tmp_path))
+    facts = files.examine_directory(str(tmp_path))
     assert (facts.fstype, facts.shared) == ("unknown", False)
     assert (facts.noexec, facts.read_only) == (listed.noexec, listed.read_only)
     assert facts.free_bytes == pytest.approx(listed.free_bytes, rel=0.1)
 
 
 def test_facts_of_a_real_directory(tmp_path: Path) -> None:
-    facts = files.facts_of(str(tmp_path))
+    facts = files.examine_directory(str(tmp_path))
     state = os.statvfs(tmp_path)
     assert abs(facts.free_bytes - state.f_bavail * state.f_frsize) < 1 << 30
     assert not facts.read_only
     with pytest.raises(NodeError, match="No such file"):
-        files.facts_of(str(tmp_path / "absent"))
+        files.examine_directory(str(tmp_path / "absent"))
 
 
 def test_room_is_refused_by_its_facts() -> None:
     facts = files.DirectoryFacts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
-    assert len(files.refusals(facts, 1000, 5)) == 3
-    assert len(files.refusals(facts, 999, 5)) == 2
+    assert len(files.list_refusals(facts, 1000, 5)) == 3
+    assert len(files.list_refusals(facts, 999, 5)) == 2
 
 
 # --- File systems as the kernel really has them: mounts made in a private mount names ------------
@@ -163,7 +163,7 @@ def test_a_file_system_without_inodes_is_refused(tmp_path: Path) -> None:
 
 def test_tmpfs_without_an_inode_limit_does_not_count_them(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o nr_inodes=0 none {tmp_path}"
-    code = f"{FS}facts = files.facts_of({str(tmp_path)!r})\n"
+    code = f"{FS}facts = files.examine_directory({str(tmp_path)!r})\n"
     code += "print(json.dumps([facts.fstype, facts.free_inodes]))"
     assert namespace("-m", mount, code) == ["tmpfs", None]
     assert choose(mount, str(tmp_path), inodes=10**12) == str(tmp_path)
@@ -172,9 +172,9 @@ def test_tmpfs_without_an_inode_limit_does_not_count_them(tmp_path: Path) -> Non
 def test_a_full_file_system_cannot_hold_a_node_root(tmp_path: Path) -> None:
     fill = f"mount -t tmpfs -o nr_inodes=3 none {tmp_path}; touch {tmp_path}/a {tmp_path}/b"
     code = f"""{FS}
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 try:
-    secure_root({str(tmp_path)!r})
+    make_secure_root({str(tmp_path)!r})
 except location.NodeError as exc:
     print(json.dumps(str(exc)))
 """
@@ -188,7 +188,7 @@ def test_stacked_and_hidden_mounts_as_the_kernel_has_them(tmp_path: Path) -> Non
         mount -t tmpfs -o size=1m none '{deep}'
         mount -t tmpfs -o size=2m none '{tmp_path}/outer'
         mkdir '{deep}'"""
-    code = f"{FS}print(json.dumps(files.mount_of({str(deep)!r}).point))"
+    code = f"{FS}print(json.dumps(files.find_mount({str(deep)!r}).point))"
     assert namespace("-m", shell, code) == str(tmp_path / "outer")
     shell += f"; mount -t tmpfs -o size=3m none '{deep}'"
     assert namespace("-m", shell, code) == str(deep)

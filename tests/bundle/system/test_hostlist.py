@@ -3,7 +3,7 @@
 import pytest
 
 from bundle.protocol.problem import NodeError
-from bundle.system.hostlist import expand_hostlist, fold, matches
+from bundle.system.hostlist import expand_hostlist, fold_hosts, matches_host
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_says_what_is_wrong_with_a_list(text: str, why: str) -> None:
 
 
 def test_matches_full_and_short_names() -> None:
-    assert matches("node0[1-3]", "node02")
-    assert matches("node0[1-3]", "node02.cluster.example")
-    assert not matches("node0[1-3]", "node04")
-    assert not matches("node0[1-3]", "node022")
+    assert matches_host("node0[1-3]", "node02")
+    assert matches_host("node0[1-3]", "node02.cluster.example")
+    assert not matches_host("node0[1-3]", "node04")
+    assert not matches_host("node0[1-3]", "node022")
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_matches_full_and_short_names() -> None:
     ],
 )
 def test_names_are_folded_as_slurm_writes_them(hosts: list[str], folded: str) -> None:
-    assert fold(hosts) == folded
+    assert fold_hosts(hosts) == folded
     assert sorted(expand_hostlist(folded)) == sorted(hosts)
 
 
 def test_many_nodes_fit_one_argument() -> None:
     hosts = [f"compute{number:05}" for number in range(10_000)]
-    assert fold(hosts) == "compute[00000-09999]"
+    assert fold_hosts(hosts) == "compute[00000-09999]"

@@ -63,14 +63,14 @@ def test_a_name_that_cannot_be_resolved(name: str) -> None:
 
 
 def test_the_route_to_an_own_address_starts_there() -> None:
-    assert network.route_to("127.0.0.1", 61000) == "127.0.0.1"
+    assert network.find_route("127.0.0.1", 61000) == "127.0.0.1"
     for link in outside():
-        assert network.route_to(link.address, 61000) == link.address
+        assert network.find_route(link.address, 61000) == link.address
 
 
 def test_the_route_needs_a_numeric_address() -> None:
     with pytest.raises(NodeError, match="no route"):
-        network.route_to("localhost", 61000)
+        network.find_route("localhost", 61000)
 
 
 def test_every_address_of_the_kernel_is_listed() -> None:
@@ -84,7 +84,10 @@ def test_every_address_of_the_kernel_is_listed() -> None:
 
 
 def test_second_addresses_belong_to_their_interface() -> None:
-    ask = "[net.interface_of('10.9.8.7'), net.address_of('lo'), len(net.local_addresses())]"
+    ask = (
+        "[net.find_interface('10.9.8.7'), net.find_address_on_interface('lo'),"
+        " len(net.local_addresses())]"
+    )
     code = f"{SAY}{TWO_ADDRESSES}say(lambda: {ask})"
     assert namespace("-n", "", code) == ["lo", "10.9.8.6", 2]
 
@@ -101,19 +104,19 @@ def test_if_inet6() -> None:
 
 
 def test_interface_of() -> None:
-    assert network.interface_of("127.0.0.1") == "lo"
+    assert network.find_interface("127.0.0.1") == "lo"
     for link in outside():
-        assert network.interface_of(link.address) == link.interface
+        assert network.find_interface(link.address) == link.interface
     with pytest.raises(NodeError, match=r"no interface has this address.* lo 127\.0\.0\.1"):
-        network.interface_of("192.0.2.77")
+        network.find_interface("192.0.2.77")
 
 
 def test_interface_for_the_head() -> None:
-    assert network.interface_for("127.0.0.1") == network.Route("lo", "127.0.0.1")
-    assert network.interface_for("127.0.1.1") == network.Route("lo", "127.0.0.1")
-    assert network.interface_for("::1") == network.Route("lo", "127.0.0.1")
+    assert network.find_interface_to_head("127.0.0.1") == network.Route("lo", "127.0.0.1")
+    assert network.find_interface_to_head("127.0.1.1") == network.Route("lo", "127.0.0.1")
+    assert network.find_interface_to_head("::1") == network.Route("lo", "127.0.0.1")
     for link in outside():
-        assert network.interface_for(link.address) == link
+        assert network.find_interface_to_head(link.address) == link
 
 
 def test_choose_link() -> None:
@@ -133,8 +136,8 @@ def test_choose_link() -> None:
 def test_the_address_of_an_interface_is_of_the_head_s_family() -> None:
     if "::1" not in {link.address for link in network.local_addresses()}:
         lacks("ipv6", "no socket can be made at ::1")
-    assert network.address_of("lo", like="fd00::1") == "::1"
-    assert network.address_of("lo", like="10.0.0.1") == "127.0.0.1"
+    assert network.find_address_on_interface("lo", like="fd00::1") == "::1"
+    assert network.find_address_on_interface("lo", like="10.0.0.1") == "127.0.0.1"
 
 
 # --- what other nodes are told -------------------------------------------------------------------
@@ -147,7 +150,7 @@ def test_advertises_no_loopback_address(tmp_path: Path, listed: str) -> None:
         pytest.skip("this machine has no, or more than one, address of its own")
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n" + listed.format(host=socket.gethostname()) + "\n")
-    code = f"{SAY}say(lambda: net.advertised_address({socket.gethostname()!r}))"
+    code = f"{SAY}say(lambda: net.find_advertised_address({socket.gethostname()!r}))"
     found = namespace("-m", f"mount --bind {hosts} /etc/hosts", code)
     assert found == links[0].address
 
@@ -156,9 +159,9 @@ def test_of_several_addresses_the_one_that_the_name_means_is_advertised(tmp_path
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.1.1 known\n10.9.8.7 known\n")
     mount = f"mount --bind {hosts} /etc/hosts"
-    code = f"{SAY}{TWO_ADDRESSES}say(lambda: net.advertised_address('known'))"
+    code = f"{SAY}{TWO_ADDRESSES}say(lambda: net.find_advertised_address('known'))"
     assert namespace("-mn", mount, code) == "10.9.8.7"
-    code = f"{SAY}{TWO_ADDRESSES}say(lambda: net.advertised_address('unknown'))"
+    code = f"{SAY}{TWO_ADDRESSES}say(lambda: net.find_advertised_address('unknown'))"
     said = str(namespace("-mn", mount, code))
     assert "unknown: this host has no address" in said
     assert "lo 10.9.8.6, lo 10.9.8.7" in said
@@ -166,15 +169,18 @@ def test_of_several_addresses_the_one_that_the_name_means_is_advertised(tmp_path
 
 def test_advertises_what_leads_to_a_peer() -> None:
     for link in outside():
-        assert network.advertised_address("no-such-host.invalid", peer=link.address) == link.address
+        assert (
+            network.find_advertised_address("no-such-host.invalid", peer=link.address)
+            == link.address
+        )
 
 
 def test_without_a_network_it_says_so() -> None:
-    code = SAY + "say(lambda: net.advertised_address('no-such-host.invalid'))"
+    code = SAY + "say(lambda: net.find_advertised_address('no-such-host.invalid'))"
     said = str(namespace("-n", "", code))
     assert "has no address that other nodes can be given" in said
     assert "[launch] interface" in said
-    code = SAY + "say(lambda: net.interface_for('192.0.2.1').address)"
+    code = SAY + "say(lambda: net.find_interface_to_head('192.0.2.1').address)"
     said = str(namespace("-n", "", code))
     assert "192.0.2.1: there is no route" in said
     assert "unreachable" in said
@@ -184,39 +190,39 @@ def test_without_a_network_it_says_so() -> None:
 
 
 def test_a_job_s_port() -> None:
-    assert network.port_for("0") == 61000
-    assert network.port_for("4535") == 65535
-    assert network.port_for("4536") == 61000
-    assert network.port_for("123456") == 61000 + 123456 % 4536
-    odd = {network.port_for(name) for name in ("12_3", "local-a", "local-b", "¹", "")}
+    assert network.choose_port("0") == 61000
+    assert network.choose_port("4535") == 65535
+    assert network.choose_port("4536") == 61000
+    assert network.choose_port("123456") == 61000 + 123456 % 4536
+    odd = {network.choose_port(name) for name in ("12_3", "local-a", "local-b", "¹", "")}
     assert len(odd) == 5
     assert all(61000 <= port <= 65535 for port in odd)
-    assert network.port_for("local-a") == 61052  # the same on every node and in every version
+    assert network.choose_port("local-a") == 61052  # the same on every node and in every version
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1"])
 @pytest.mark.parametrize("taken_on", ["127.0.0.1", "0.0.0.0"])
 def test_a_taken_port_is_passed_over(address: str, taken_on: str) -> None:
-    base = network.free_port(64000, span=1000)
+    base = network.find_free_port(64000, span=1000)
     with socket.create_server((taken_on, base)):
-        found = network.free_port(base, address=address)
+        found = network.find_free_port(base, address=address)
         assert base < found <= base + 64
         with pytest.raises(NodeError, match=rf"none of the 1 ports from {base}.*in use"):
-            network.free_port(base, span=1, address=address)
-    assert network.free_port(base, address=address) == base
+            network.find_free_port(base, span=1, address=address)
+    assert network.find_free_port(base, address=address) == base
 
 
 def test_after_the_last_port_comes_the_first() -> None:
     with socket.create_server(("127.0.0.1", 65535)):
-        assert 61000 <= network.free_port(65535, address="127.0.0.1") < 61064
+        assert 61000 <= network.find_free_port(65535, address="127.0.0.1") < 61064
 
 
 def test_a_port_on_an_address_that_is_not_ours() -> None:
     with pytest.raises(NodeError, match="assign"):
-        network.free_port(61000, span=2, address="192.0.2.1")
+        network.find_free_port(61000, span=2, address="192.0.2.1")
 
 
 @pytest.mark.parametrize("port", [0, 60999, 65536])
 def test_a_port_outside_the_range(port: int) -> None:
     with pytest.raises(ValueError, match="not between"):
-        network.free_port(port)
+        network.find_free_port(port)

@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parents[3]
 BEGIN = (
     f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
     "from bundle.system import processes as open_files, processes\n"
-    "from bundle.protocol.job import load\n"
+    "from bundle.protocol.job import load_job\n"
     "from bundle.launch.output_reader import Outputs\n"
     "from bundle.driver.logs import Logs\n"
 )
@@ -36,7 +36,7 @@ def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path) -> No
     code = (
         "import json, pathlib\n"
         "from dataclasses import replace\n"
-        "job = load(sys.argv[1])\n"
+        "job = load_job(sys.argv[1])\n"
         "logs = Logs(job)\n"
         "for turn in range(3):\n"
         "    for rank in range(200):\n"
@@ -60,7 +60,7 @@ def test_where_no_more_files_can_be_opened_others_are_closed(
     given.write_text(json.dumps(job_for(single, tmp_path).to_json()))
     code = (
         "import os\n"
-        "logs = Logs(load(sys.argv[1]))\n"
+        "logs = Logs(load_job(sys.argv[1]))\n"
         "held = [os.open('/', os.O_RDONLY) for _ in range(50)]\n"
         "for rank in range(40): logs.output('n1', rank, b'said\\n', ('n1', rank))\n"
         "print(logs.fault, sum(logs.lost.values()))\n"
@@ -74,7 +74,7 @@ def test_the_soft_limit_is_raised_and_what_is_started_has_the_old_one() -> None:
     code = (
         "open_files.raise_open_files()\n"
         "shell = processes.run(['sh', '-c', 'ulimit -n'], timeout=9)\n"
-        "print(open_files.open_files(), shell.stdout)\n"
+        "print(open_files.get_open_file_limit(), shell.stdout)\n"
     )
     assert limited(code, 100, 400).stdout.split() == ["400", "100"]
     assert limited(code, 100, 100).stdout.split() == ["100", "100"]
@@ -93,12 +93,12 @@ def test_too_many_pipes_are_refused_before_anything_is_started(tmp_path: Path) -
 
 def test_what_is_said_of_it() -> None:
     place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
-    problem = run_ranks._no_pipes(place, OSError(24, "Too many open files"), 300)
+    problem = run_ranks._describe_missing_pipes(place, OSError(24, "Too many open files"), 300)
     assert "a pipe is needed for 300 ranks" in problem.why
     assert "ulimit -Hn" in problem.fix
 
 
 def test_another_reason_keeps_its_advice() -> None:
     place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
-    problem = run_ranks._no_pipes(place, OSError(28, "No space left on device"), 3)
+    problem = run_ranks._describe_missing_pipes(place, OSError(28, "No space left on device"), 3)
     assert (problem.why, problem.fix[:20]) == ("No space left on device", "check the free space")

@@ -15,7 +15,7 @@ from bundle.system import permissions
 
 
 def touch(path: Path, flags: str, mode: LogMode = LogMode.PRIVATE) -> None:
-    open(path, flags, opener=permissions.opener(mode)).close()
+    open(path, flags, opener=permissions.make_opener(mode)).close()
 
 
 @pytest.fixture(params=[0, 0o022, 0o077, 0o277])
@@ -39,7 +39,7 @@ def test_the_umask_does_not_decide(
     permissions.make_folder(str(place), mode)
     assert [mode_of(place), mode_of(place.parent)] == [folder, folder]
     for flags in ("xb", "ab", "wb"):
-        with open(place / flags, flags, opener=permissions.opener(mode)) as out:
+        with open(place / flags, flags, opener=permissions.make_opener(mode)) as out:
             out.write(b"x")
         assert mode_of(place / flags) == file
 
@@ -50,7 +50,7 @@ def test_what_was_there_keeps_its_mode(tmp_path: Path) -> None:
     path.write_text("a")
     path.chmod(0o664)
     permissions.make_folder(str(tmp_path), LogMode.PRIVATE)
-    with open(path, "ab", opener=permissions.opener(LogMode.PRIVATE)) as out:
+    with open(path, "ab", opener=permissions.make_opener(LogMode.PRIVATE)) as out:
         out.write(b"b")
     assert (mode_of(tmp_path), mode_of(path), path.read_text()) == (0o751, 0o664, "ab")
     with pytest.raises(FileExistsError):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bundle.system import processes
-from bundle.system.processes import TaskState, made_progress, own_tasks
+from bundle.system.processes import TaskState, has_progress, list_own_tasks
 from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[3]
@@ -320,8 +320,10 @@ def child() -> Iterator[int]:
 def test_a_stopped_child_is_named_with_its_command(child: int) -> None:
     os.kill(child, signal.SIGSTOP)
     # It is shown as stopped a moment before it is shown where.
-    until(lambda: any(task.pid == child and "state T in " in str(task) for task in own_tasks()))
-    tasks = {task.pid: task for task in own_tasks()}  # other tests may have left children
+    until(
+        lambda: any(task.pid == child and "state T in " in str(task) for task in list_own_tasks())
+    )
+    tasks = {task.pid: task for task in list_own_tasks()}  # other tests may have left children
     assert tasks[os.getpid()].state == "R"  # it has just looked
     assert f"(pid {child}, stopped, state T in " in str(tasks[child])
 
@@ -334,7 +336,7 @@ def test_a_program_that_was_started_does_not_count(child: int) -> None:
         time.sleep(600)
     try:
         until(lambda: os.getsid(started) == started)
-        found = {task.pid for task in own_tasks()}
+        found = {task.pid for task in list_own_tasks()}
         assert found >= {os.getpid(), child}
         assert started not in found
     finally:
@@ -357,4 +359,4 @@ WAITS = TaskState(1, "S", 10)
     ],
 )
 def test_progress(before: TaskState, now: TaskState, *, progress: bool) -> None:
-    assert made_progress((WAITS, before), (WAITS, now)) is progress
+    assert has_progress((WAITS, before), (WAITS, now)) is progress

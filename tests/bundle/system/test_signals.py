@@ -89,13 +89,13 @@ def test_a_second_one_does_not_disturb_the_tidying_up() -> None:
 
 FORKING = """
 def work():
-    with signals.held():
+    with signals.defer_signals():
         {before}
         child = os.fork()
         if not child:
             try:
                 {after}
-                signals.end_as_usual()
+                signals.restore_default_signals()
                 print('goes on', flush=True)
             finally:
                 os._exit(3)
@@ -172,7 +172,7 @@ def test_other_exceptions_that_are_dropped_are_shown() -> None:
 def test_a_block_that_puts_signals_off_is_not_left_half_way() -> None:
     work = (
         "def work():\n"
-        "    with signals.held():\n"
+        "    with signals.defer_signals():\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
         "        print('whole', flush=True)\n"
         "    print('too late', flush=True)\n"
@@ -186,7 +186,7 @@ def test_a_block_of_another_thread_puts_nothing_off() -> None:
         "import threading\n"
         "inside, over = threading.Event(), threading.Event()\n"
         "def hold():\n"
-        "    with signals.held():\n"
+        "    with signals.defer_signals():\n"
         "        inside.set()\n"
         "        over.wait()\n"
         "def work():\n"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.transports.relay_source import damage_lines
+from bundle.driver.transports.relay_source import describe_damage
 from bundle.protocol.messages import Relayed
 from bundle.transfer import relay, relay_peers, relay_process
 from bundle.transfer.relay import MOST_STRANGERS, RelayClock, RelayOutcome, listen
-from bundle.transfer.relay_chunks import TREES, ChunkFile, parent
+from bundle.transfer.relay_chunks import TREES, ChunkFile, find_parent
 from bundle.transfer.relay_handshake import (
     HELLO_BYTES,
     NONCE_BYTES,
@@ -145,7 +145,7 @@ def test_ipv6(make: Callable[..., Nodes]) -> None:
 def test_a_node_that_dies_costs_the_others_nothing_but_a_connection(
     make: Callable[..., Nodes], signalled: Callable[[int, int], None]
 ) -> None:
-    dying = parent(1, 7, 0)
+    dying = find_parent(1, 7, 0)
     signalled(dying, signal.SIGKILL)
     nodes = make(7, 60 * MIB)
     nodes.begin()
@@ -163,13 +163,13 @@ def test_a_node_that_stands_still_is_left(
     for limit in ("SILENT_SECONDS", "HANDSHAKE_SECONDS"):
         monkeypatch.setattr(relay_peers, limit, 1.5)
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 600.0)
-    still = parent(1, 7, 0)
+    still = find_parent(1, 7, 0)
     signalled(still, signal.SIGSTOP)
     nodes = make(7, 60 * MIB)
     nodes.begin()
     for place in set(range(1, 8)) - {still}:
         nodes.assert_whole(place)
-        if parent(place, 7, 0) == still:
+        if find_parent(place, 7, 0) == still:
             assert len(links.of(nodes, place, 0)) > 1
     nodes.kill(still, signal.SIGCONT)
     nodes.assert_whole(still)
@@ -198,19 +198,19 @@ def test_without_a_source_a_node_gives_up_and_says_why(make: Callable[..., Nodes
 def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    liar = parent(1, 7, 0)
-    real, forked = ChunkFile.checksum, os.getpid()
+    liar = find_parent(1, 7, 0)
+    real, forked = ChunkFile.compute_checksum, os.getpid()
 
     def lying(file: ChunkFile, tree: int, position: int) -> int:
         wrong = os.getpid() != forked and place_of(file) == liar and position == 5
         return real(file, tree, position) ^ wrong
 
-    monkeypatch.setattr(ChunkFile, "checksum", lying)
+    monkeypatch.setattr(ChunkFile, "compute_checksum", lying)
     monkeypatch.setattr(relay, "_SLOW_SHARE", 0.0)  # nobody leaves it for being slow before
     nodes = make(7, 20 * MIB)
     nodes.begin()
     outcomes = {place: nodes.assert_whole(place) for place in range(1, 8)}
-    fed = [place for place in range(1, 8) for tree in (0, 1) if parent(place, 7, tree) == liar]
+    fed = [place for place in range(1, 8) for tree in (0, 1) if find_parent(place, 7, tree) == liar]
     assert {place for place, outcome in outcomes.items() if outcome.corrupt} == set(fed)
     assert {place for outcome in outcomes.values() for place in outcome.corrupt} == {liar}
 
@@ -219,7 +219,7 @@ def test_a_node_that_damages_what_it_receives_is_named_itself(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory, or its network card: what its parents send is sound, as all others see."""
-    victim = parent(1, 7, 0)
+    victim = find_parent(1, 7, 0)
     real, left = RelayParent._read_chunk, dict.fromkeys(range(TREES), 2)
 
     def damage(link: RelayParent, file: ChunkFile) -> None:
@@ -235,7 +235,7 @@ def test_a_node_that_damages_what_it_receives_is_named_itself(
     for place in range(1, 8):
         corrupt = nodes.assert_whole(place).corrupt
         relayed[f"n{place}"] = Relayed(f"n{place}", corrupt=tuple(f"n{other}" for other in corrupt))
-    [line] = damage_lines(relayed)
+    [line] = describe_damage(relayed)
     assert line.startswith(f"n{victim} damages what it receives")
 
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bundle.transfer.relay_chunks import SOURCE, TREES, ChunkFile, ancestors, chunk_size, parent
+from bundle.transfer.relay_chunks import (
+    SOURCE,
+    TREES,
+    ChunkFile,
+    choose_chunk_size,
+    find_parent,
+    list_ancestors,
+)
 
 
 @pytest.fixture
@@ -23,7 +30,7 @@ def handle(tmp_path: Path) -> int:
     [(0, 1 << 16), (1, 1 << 16), (40_000_000, 1 << 17), (300_000_000, 1 << 20), (8 << 30, 1 << 20)],
 )
 def test_chunks_are_small_for_small_files_and_never_large(size: int, chunk: int) -> None:
-    assert chunk_size(size) == chunk
+    assert choose_chunk_size(size) == chunk
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072, 200_000, 5_000_000])
@@ -61,7 +68,7 @@ def test_a_checksum_is_that_of_the_bytes(handle: int) -> None:
     file = ChunkFile(handle, 100_000, complete=True)
     assert file.complete
     for tree, (offset, length) in ((0, (0, 65_536)), (1, (65_536, 34_464))):
-        assert file.checksum(tree, 0) == zlib.crc32(os.pread(handle, length, offset))
+        assert file.compute_checksum(tree, 0) == zlib.crc32(os.pread(handle, length, offset))
 
 
 COUNTS = (*range(1, 70), 127, 128, 129, 511, 512, 1000, 4095, 4096, 4097)
@@ -69,7 +76,7 @@ COUNTS = (*range(1, 70), 127, 128, 129, 511, 512, 1000, 4095, 4096, 4097)
 
 def children(nodes: int, tree: int) -> Counter[int]:
     """The number of children of each position."""
-    return Counter(parent(position, nodes, tree) for position in range(1, nodes + 1))
+    return Counter(find_parent(position, nodes, tree) for position in range(1, nodes + 1))
 
 
 @pytest.mark.parametrize("nodes", COUNTS)
@@ -92,7 +99,7 @@ def test_every_node_is_near_the_source(nodes: int) -> None:
     deepest = math.ceil(math.log2(nodes + 1)) + 1
     for tree in range(TREES):
         for position in range(1, nodes + 1):
-            chain = ancestors(position, nodes, tree)
+            chain = list_ancestors(position, nodes, tree)
             assert chain[-1] == SOURCE
             assert len(chain) <= deepest
             assert position not in chain

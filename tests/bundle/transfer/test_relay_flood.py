@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.relay_source import RelayDirectory, candidates_of
+from bundle.driver.transports.relay_source import RelayDirectory, find_candidates
 from bundle.transfer import relay, relay_peers
 from bundle.transfer.relay import MOST_CHILDREN, MOST_STRANGERS
 from bundle.transfer.relay_peers import RelayPlace, ask_source
@@ -101,7 +101,7 @@ def test_a_flood_of_strangers_for_a_whole_transfer(
         until(lambda: flood.made > 2 * HELD * len(nodes.places))
         before = flood.made
         answer = ask_source(nodes.places[0], nodes.token, "node2", threading.Event(), print)
-        assert answer == candidates_of(2, ASKED_FOR)
+        assert answer == find_candidates(2, ASKED_FOR)
         nodes.begin()
         for place in (1, 2, 3):
             nodes.assert_whole(place)

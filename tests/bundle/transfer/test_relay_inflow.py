@@ -13,7 +13,7 @@ from bundle.driver.transports.phase_run import PhaseAnswers
 from bundle.protocol.messages import Relayed
 from bundle.transfer import relay
 from bundle.transfer.relay import Inflow, Pace
-from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile, parent
+from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile, find_parent
 from bundle.transfer.relay_peers import (
     ConnectionOver,
     CorruptChunk,
@@ -40,7 +40,7 @@ class Link(RelayParent):
         """What ends it, the next time that it is read."""
 
     @property
-    def connecting(self) -> bool:
+    def is_connecting(self) -> bool:
         return False
 
     def receive(self, file: ChunkFile, now: float) -> None:
@@ -153,7 +153,7 @@ def test_parents_that_serve_and_send_nothing_are_not_asked_for_ever(
 ) -> None:
     """As where the file has become shorter, or the source damages the same chunk each time."""
     node.dead = dead
-    while not node.inflow.gave_up(node.now) and node.now < 100:
+    while not node.inflow.has_given_up(node.now) and node.now < 100:
         node.run(TICK, other=20)
         if node.parent is not None:
             node.end_parent(fault)
@@ -173,7 +173,7 @@ def test_a_source_that_stands_is_waited_for(node: Node, fault: Exception, second
     node.dead = {5, 7, 9}
     node.end_parent(fault)
     began = node.now
-    while not node.inflow.gave_up(node.now) and node.now < 100:
+    while not node.inflow.has_given_up(node.now) and node.now < 100:
         node.run(TICK, other=20)
         if node.parent is not None:
             node.end_parent(fault)
@@ -282,9 +282,9 @@ def test_the_search_begins_anew_when_a_parent_is_lost(node: Node) -> None:
     node.dead = set(CHAIN)
     node.end_parent(ConnectionOver("it closed the connection"))
     node.run(2)
-    assert not node.inflow.gave_up(node.now)
+    assert not node.inflow.has_given_up(node.now)
     node.run(4)
-    assert node.inflow.gave_up(node.now)
+    assert node.inflow.has_given_up(node.now)
     assert node.inflow.refusals == dict.fromkeys(CHAIN, "connection refused")
 
 
@@ -293,9 +293,9 @@ def test_after_a_chunk_a_node_looks_for_others_for_longer(node: Node) -> None:
     node.dead = set(CHAIN)
     node.end_parent(ConnectionOver("it closed the connection"))
     node.run(relay.GIVE_UP_SECONDS - 1)
-    assert not node.inflow.gave_up(node.now)
+    assert not node.inflow.has_given_up(node.now)
     node.run(2)
-    assert node.inflow.gave_up(node.now)
+    assert node.inflow.has_given_up(node.now)
 
 
 CHUNKS = 300
@@ -372,7 +372,7 @@ def test_a_file_of_one_chunk_has_no_other_half(tmp_path: Path) -> None:
 
 # --- a node whose link is slow --------------------------------------------------------------------
 
-_SLOW = parent(1, 7, 0)
+_SLOW = find_parent(1, 7, 0)
 """It has two children in one tree, which have children in the other."""
 _RELAY = f"""
 from pathlib import Path
@@ -413,7 +413,7 @@ def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Pa
         answers.relayed.update(
             {f"node{place}": Relayed(seconds=taken) for place, taken in seconds.items()}
         )
-        said = relay_source.remarks(answers, size)
+        said = relay_source.describe_transfer(answers, size)
         if len(said) == 1:
             break
     [remark] = said

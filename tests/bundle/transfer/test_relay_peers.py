@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.relay_source import RelayDirectory, candidates_of
+from bundle.driver.transports.relay_source import RelayDirectory, find_candidates
 from bundle.transfer import relay_peers
 from bundle.transfer.relay import listen
 from bundle.transfer.relay_chunks import ChunkFile
@@ -39,7 +39,7 @@ from bundle.transfer.relay_peers import (
     RelayPlace,
     SourceUnreachable,
     ask_source,
-    key_of,
+    compute_node_key,
 )
 from bundle.transfer.relay_process import RelayProcess
 
@@ -84,7 +84,7 @@ def asked(
 
 def test_a_node_gets_its_own_places(source: tuple[str, int]) -> None:
     for position in (1, 4, 7):
-        own = candidates_of(position, PLACES_OF_ALL)
+        own = find_candidates(position, PLACES_OF_ALL)
         assert asked(source, f"node{position}") == (own, "", [])
 
 
@@ -148,11 +148,11 @@ def test_a_node_that_serves_no_places_refuses(tmp_path: Path) -> None:
     listener = listen("127.0.0.1")
     address = listener.getsockname()
     with contextlib.closing(RelayProcess(ChunkFile(handle, 0), TOKEN, listener)) as process:
-        process.begin(candidates_of(1, PLACES_OF_ALL))
+        process.begin(find_candidates(1, PLACES_OF_ALL))
         with socket.create_connection(address, timeout=300) as connection:
             nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
-            question = ChunkRequest(0, PLACES, key_of("node2"))
-            connection.sendall(Handshake(TOKEN, nonce).hello(bytes(NONCE_BYTES), question))
+            question = ChunkRequest(0, PLACES, compute_node_key("node2"))
+            connection.sendall(Handshake(TOKEN, nonce).make_hello(bytes(NONCE_BYTES), question))
             assert len(connection.recv(REPLY_BYTES, socket.MSG_WAITALL)) == REPLY_BYTES
             assert connection.recv(1) == b""
     os.close(handle)
@@ -165,26 +165,26 @@ REPLY = ParentReply(parent=7, accepted=True, have=12)
 
 
 def test_both_ends_prove_that_they_know_the_token() -> None:
-    hello = HANDSHAKE.hello(OURS, REQUEST)
+    hello = HANDSHAKE.make_hello(OURS, REQUEST)
     assert len(hello) == HELLO_BYTES
     assert HANDSHAKE.read_hello(hello) == REQUEST
-    reply = HANDSHAKE.reply(hello, REPLY)
+    reply = HANDSHAKE.make_reply(hello, REPLY)
     assert len(reply) == REPLY_BYTES
     assert HANDSHAKE.read_reply(hello, reply) == REPLY
 
 
 def test_a_proof_that_was_overheard_is_worth_nothing_under_another_nonce() -> None:
-    hello = HANDSHAKE.hello(OURS, REQUEST)
-    reply = HANDSHAKE.reply(hello, REPLY)
+    hello = HANDSHAKE.make_hello(OURS, REQUEST)
+    reply = HANDSHAKE.make_reply(hello, REPLY)
     fresh = secrets.token_bytes(16)
     assert Handshake(TOKEN, fresh).read_hello(hello) is None
-    again = HANDSHAKE.hello(fresh, REQUEST)
+    again = HANDSHAKE.make_hello(fresh, REQUEST)
     assert HANDSHAKE.read_reply(again, reply) is None
 
 
 def test_each_changed_byte_is_noticed() -> None:
-    hello = HANDSHAKE.hello(OURS, REQUEST)
-    reply = HANDSHAKE.reply(hello, REPLY)
+    hello = HANDSHAKE.make_hello(OURS, REQUEST)
+    reply = HANDSHAKE.make_reply(hello, REPLY)
     for place in range(HELLO_BYTES):
         changed = hello[:place] + bytes([hello[place] ^ 1]) + hello[place + 1 :]
         assert HANDSHAKE.read_hello(changed) is None
@@ -195,7 +195,7 @@ def test_each_changed_byte_is_noticed() -> None:
 
 def test_a_proof_of_one_end_is_none_of_the_other() -> None:
     """A node that only sends back what it was sent does not pass for a parent."""
-    hello = HANDSHAKE.hello(OURS, REQUEST)
+    hello = HANDSHAKE.make_hello(OURS, REQUEST)
     mirrored = hello[16 : 16 + REPLY_BYTES]
     assert HANDSHAKE.read_reply(hello, mirrored) is None
 
@@ -224,7 +224,7 @@ def connected(file: ChunkFile) -> Iterator[tuple[RelayParent, socket.socket]]:
         link.receive(file, time.monotonic())
         hello = far.recv(HELLO_BYTES, socket.MSG_WAITALL)
         answer = ParentReply(parent=0, accepted=True, have=0)
-        far.sendall(Handshake(TOKEN, nonce).reply(hello, answer))
+        far.sendall(Handshake(TOKEN, nonce).make_reply(hello, answer))
         while not link.accepted:
             await_bytes(link)
             link.receive(file, time.monotonic())

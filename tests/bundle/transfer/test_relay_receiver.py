@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from bundle.channel.agent_channel import GO, RELAY, AgentChannel
-from bundle.driver.transports.agent_program import packed
+from bundle.driver.transports.agent_program import pack_message
 from bundle.driver.transports.relay_source import RelayDirectory
 from bundle.protocol.messages import (
     RELAY_SOURCE,
@@ -50,7 +50,7 @@ class Driver:
 
     def begin(self, port: int, left_out: tuple[str, ...] = ()) -> None:
         """Tell the agent where the source is."""
-        self.said.put(RELAY + packed(RelayStart(port, 1, left_out)))
+        self.said.put(RELAY + pack_message(RelayStart(port, 1, left_out)))
 
 
 @pytest.fixture(autouse=True)

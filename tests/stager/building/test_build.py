@@ -16,15 +16,15 @@ from bundle.format.manifest import Part
 from bundle.protocol.codec import encode
 from stager.building import build
 from stager.building.build import build_result
-from stager.building.current_bundle import current_bundle, offline_root, sources_of_project
+from stager.building.current_bundle import current_bundle, list_project_sources, offline_root
 from stager.config.load import load
 from stager.core import store
 from stager.core.errors import BundleError, ConfigError, StagerError, WheelError
 from stager.core.files import BUNDLE_SUFFIX
-from stager.core.store import Store, sha256_of
+from stager.core.store import Store, digest_file
 from stager.core.values import Digest, Target
 from stager.layers import source
-from stager.pack.bundle_file import mark, newest
+from stager.pack.bundle_file import find_newest, mark
 from stager.pack.members import copy_to, refuse_in_project
 from tests.support.building import Project, Recorder, contents, digests, index_of
 from tests.support.golden import check_golden
@@ -117,7 +117,7 @@ def test_a_changed_project_is_one_layer(project):
     second = project.build()
     assert second.made.built == 1
     assert second.packed.path != first.packed.path
-    found = newest(project.store, project.root / "stager.toml")
+    found = find_newest(project.store, project.root / "stager.toml")
     assert found.path == second.packed.path
 
 
@@ -367,9 +367,9 @@ def test_an_edit_neither_reads_nor_writes_an_asset(project, monkeypatch):
 
     def noting(path):
         read.append(path)
-        return sha256_of(path)
+        return digest_file(path)
 
-    monkeypatch.setattr(store, "sha256_of", noting)
+    monkeypatch.setattr(store, "digest_file", noting)
     for number in range(10):
         (project.root / "train.py").write_text(f"# {number}\n")
         bundle = current_bundle(load(project.root), Recorder()).path
@@ -464,7 +464,7 @@ def root(tmp_path, monkeypatch):
 def look(root, *, remembered=True):
     store = Store(root.parent / "store")
     store.make_folder(store.projects)
-    return sources_of_project(load(root), store, root / "pylock.toml", remembered=remembered)[0]
+    return list_project_sources(load(root), store, root / "pylock.toml", remembered=remembered)[0]
 
 
 def in_place(root):

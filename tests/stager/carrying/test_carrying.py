@@ -27,7 +27,7 @@ from stager.core.errors import BundleError
 from stager.core.files import BUNDLE_SUFFIX
 from stager.core.store import Store
 from stager.pack import bundle_file
-from stager.pack.bundle_file import LABEL_NAME, ChosenBundle, opened
+from stager.pack.bundle_file import LABEL_NAME, ChosenBundle, open_bundle
 from tests.support.building import Project, Recorder, digests
 from tests.support.bundles import Raw, forge, make_bundle, rot
 from tests.support.wheelhouse import make_wheel
@@ -240,7 +240,7 @@ def test_a_lock_that_another_build_changes_meanwhile(sides: Sides) -> None:
     code, lock = project.root / "more.py", project.root / "pylock.toml"
     code.write_text("x = 1\n")
     project.build()
-    other = bundle_file.newest(store, config.source)
+    other = bundle_file.find_newest(store, config.source)
     assert other is not None
     code.unlink()
     project.build()
@@ -414,7 +414,7 @@ def test_parts_that_have_changed_places(sides: Sides) -> None:
 def test_a_carried_file_is_not_taken_for_a_bundle(sides: Sides, built: Built) -> None:
     carried = sides.export().file
     with pytest.raises(BundleError, match="`stager export` has written") as caught:
-        opened(carried).__enter__()
+        open_bundle(carried).__enter__()
     assert caught.value.hint.endswith(f"stager import {carried}")
 
 

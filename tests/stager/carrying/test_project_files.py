@@ -17,12 +17,12 @@ from stager.carrying.carry import ExportOptions, export_project, import_bundle
 from stager.carrying.exports import export
 from stager.carrying.imports import ImportResult, refuse_clashes
 from stager.config.load import load
-from stager.config.template import default
+from stager.config.template import make_default_config
 from stager.core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.pack.bundle import bundle_path
-from stager.pack.bundle_file import ChosenBundle, manifest_of
+from stager.pack.bundle_file import ChosenBundle, read_manifest
 from tests.support.building import Project, Recorder, digests
 
 
@@ -51,7 +51,9 @@ class Gap:
 
     def take(self, file: Path) -> ImportResult:
         """Import it, with the project's code."""
-        return import_bundle(default(self.lab.parent), file, Recorder(), project=self.lab)
+        return import_bundle(
+            make_default_config(self.lab.parent), file, Recorder(), project=self.lab
+        )
 
     def build(self, recorder: Recorder | None = None, *, offline: bool = False) -> Built:
         """Build inside, as `stager build` does."""
@@ -119,7 +121,7 @@ def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap, monkeypatch: pytest.Mo
     gap.project.build()
     imported = gap.carry(monkeypatch)
     data = bytearray(imported.bundle.read_bytes())
-    manifest = manifest_of(imported.bundle)
+    manifest = read_manifest(imported.bundle)
     alpha = next(layer for layer in manifest.layers if layer.name == "alpha")
     data[data.index(alpha.member.encode()) + BLOCK] ^= 1
     imported.bundle.write_bytes(data)
@@ -283,7 +285,7 @@ def test_builds_take_packages_only_out_of_bundles_that_somebody_vouches_for(
     with pytest.raises((ResolveError, WheelError)) as caught:
         gap.build()
     assert "--for-builds" in caught.value.hint
-    import_bundle(default(gap.lab.parent), file, Recorder(), for_builds=True)
+    import_bundle(make_default_config(gap.lab.parent), file, Recorder(), for_builds=True)
     gap.build()
 
 
@@ -291,7 +293,7 @@ def test_a_lock_of_another_bundle_is_refused(gap: Gap, monkeypatch: pytest.Monke
     """The id does not cover it: whoever carries the file could put another one in."""
     gap.project.build()
     lock = gap.project.root / "pylock.toml"
-    bundle = manifest_of(newest_bundle(load(gap.project.root)).path)
+    bundle = read_manifest(newest_bundle(load(gap.project.root)).path)
     other = lock.read_text().replace(next(iter(_digests(lock))), "0" * 64)
     lock.write_text(other)
     file = gap.lab.with_name("forged.carry.tar")
@@ -304,6 +306,6 @@ def test_a_lock_of_another_bundle_is_refused(gap: Gap, monkeypatch: pytest.Monke
     assert digests(store.bundles) == before, "what was here stays"
     monkeypatch.setenv("OFFLINE_ROOT", str(gap.inside.root))
     with pytest.raises(BundleError, match="is not the one that its bundle was made from"):
-        import_bundle(default(gap.lab.parent), file, Recorder())
+        import_bundle(make_default_config(gap.lab.parent), file, Recorder())
     assert list(gap.inside.bundles.iterdir()) == []
     assert list((gap.inside.root / "seals").glob("*")) == []

@@ -15,12 +15,19 @@ from typer.main import get_command
 
 from bundle.protocol.enumerations import FailureClass
 from stager.catalogue import catalogue
-from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, Prefilter, entry, match
+from stager.catalogue.catalogue import (
+    CatalogueEntry,
+    LineRole,
+    LineTells,
+    Prefilter,
+    get_entry,
+    match_line,
+)
 from stager.cli import app, load_commands
 from stager.diagnosis.diagnosis import diagnose
-from stager.logs.job_files import LogFile, find
+from stager.logs.job_files import LogFile, find_job_files
 from stager.logs.lines import Line, LogReader, Suspects
-from stager.logs.merged_lines import errors_of
+from stager.logs.merged_lines import select_errors
 
 REPO = Path(__file__).resolve().parents[3]
 TABLES = sorted((REPO / "stager/catalogue").glob("*.toml"))
@@ -78,7 +85,7 @@ def settings() -> set[str]:
 
 def entry_of(sample: Path) -> CatalogueEntry:
     """A second sample of an entry has a number behind its name."""
-    return entry(re.sub(r"-\d$", "", sample.stem))
+    return get_entry(re.sub(r"-\d$", "", sample.stem))
 
 
 def log_of(sample: Path) -> str:
@@ -120,7 +127,7 @@ def test_an_entry_is_well_formed(name: str) -> None:
     for text in (fields["cause"], fields["remedy"]):
         assert not re.search(r"[.!?](?:\s|$)", text), "one sentence, without its full stop"
         assert {field for _, field, _, _ in string.Formatter().parse(text) if field} <= groups
-    assert match("", [entry(name)]) is None
+    assert match_line("", [get_entry(name)]) is None
     assert re.search(fields["pattern"], "") is None
 
 
@@ -153,7 +160,9 @@ def test_a_pattern_finds_nothing_without_its_needle() -> None:
 def test_a_sample_shows_its_entry(sample: Path) -> None:
     """One of its lines is told by that entry, and not by one that stands before it."""
     text = log_of(sample)
-    assert entry_of(sample) in {known.entry for known in map(match, text.splitlines()) if known}
+    assert entry_of(sample) in {
+        known.entry for known in map(match_line, text.splitlines()) if known
+    }
     assert text.endswith("\n")
     assert not re.search(r"/work/|/tmp/v/|/root/", text), "a path of the machine it was made on"
 
@@ -161,7 +170,7 @@ def test_a_sample_shows_its_entry(sample: Path) -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
 def test_a_sample_is_diagnosed(sample: Path, tmp_path: Path) -> None:
     (tmp_path / "slurm.out").write_text(log_of(sample), encoding="utf-8")
-    first = diagnose(find(str(tmp_path), tmp_path)).first
+    first = diagnose(find_job_files(str(tmp_path), tmp_path)).first
     expected = expected_of(sample)
     if not expected:
         assert first is None
@@ -176,8 +185,8 @@ def test_a_sample_is_diagnosed(sample: Path, tmp_path: Path) -> None:
 
 def test_warnings_of_python_are_no_causes() -> None:
     line = "x.py:54: UserWarning: {} /lib64/libm.so.6: version `GLIBC_2.29' not found (required by"
-    assert match(line.replace("UserWarning: {}", "OSError:")) is not None
-    assert match(line.format("not used:")) is None
+    assert match_line(line.replace("UserWarning: {}", "OSError:")) is not None
+    assert match_line(line.format("not used:")) is None
 
 
 TEXTS = ("No space left on device", "ignal", "' not found", "error: ", "oom", "REQUEST_FILE_BCAST")
@@ -240,4 +249,4 @@ def test_errors_are_the_same_as_in_all_lines(tmp_path: Path) -> None:
     picked = LogReader(log, Suspects())
     some = list(picked.rest())
     assert len(some) < len(lines) * 0.9
-    assert told(list(errors_of(some))) == told(list(errors_of(LogReader(log).rest())))
+    assert told(list(select_errors(some))) == told(list(select_errors(LogReader(log).rest())))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bundle.format.archive import BundleFile
-from bundle.format.manifest import FORMAT, MANIFEST_NAME, member_header, padding
+from bundle.format.manifest import FORMAT, MANIFEST_NAME, count_padding, member_header
 from bundle.protocol.codec import encode
 from bundle.protocol.digest import Digest, canonical_json
 from stager.cleanup import (
@@ -21,9 +21,9 @@ from stager.cleanup import (
     StoreCleanup,
     UnusedItem,
     apply,
-    nodes_keep,
+    list_kept_environments,
+    make_removed_item,
     plan,
-    removed_in_store,
 )
 from stager.core.errors import StagerError
 from stager.core.store import Store
@@ -208,7 +208,9 @@ def test_what_a_bundle_of_a_newer_version_needs_is_not_known(project: Project) -
     """In a store that is shared by users of several versions."""
     path = project.build().packed.path
     newer = canonical_json({"format": FORMAT + 1, "id": "0" * 64})
-    path.write_bytes(member_header(MANIFEST_NAME, len(newer)) + newer + bytes(padding(len(newer))))
+    path.write_bytes(
+        member_header(MANIFEST_NAME, len(newer)) + newer + bytes(count_padding(len(newer)))
+    )
     kinds = {item.kind for item in plan(project.store, Rules(), later())}
     assert kinds.isdisjoint({"bundle", "layer", "program"})
 
@@ -378,7 +380,7 @@ def test_partial_files_of_a_build_under_way_do_not(project: Project) -> None:
         (left_behind(project.store, "new") / "half").write_bytes(b"h")
         assert plan(project.store, Rules(), later()) == ()
     final = project.store.projects / "x"
-    with project.store.publishing(final) as partial:
+    with project.store.publish(final) as partial:
         partial.write_text("x")
         assert apply(project.store, Rules(), later()).removed == ()
 
@@ -456,7 +458,7 @@ def test_a_damaged_bundle_of_a_project_stays_and_needs_nothing(project: Project)
 def test_an_item_says_what_it_is_and_why_it_can_go(project: Project) -> None:
     old, _ = rebuilt(project)
     (bundle,) = [one for one in plan(project.store, Rules(), later()) if one.kind == "bundle"]
-    assert encode(removed_in_store(bundle)) == {
+    assert encode(make_removed_item(bundle)) == {
         "place": "offline root", "path": str(old), "bytes": os.path.getsize(old), "kind": "bundle",
         "why": "it is not a project's newest bundle",
     }  # fmt: skip
@@ -470,13 +472,13 @@ def test_nodes_keep_each_projects_newest(project: Project) -> None:
     other = other_project(project)
     others = other.build().packed.manifest.id
     store, used = project.store, Digest.of(b"a bundle from elsewhere")
-    assert set(nodes_keep(store, own, everything=False)) == {own, others}
-    assert set(nodes_keep(store, used, everything=False)) == {used, own, others}
-    assert nodes_keep(store, own, everything=True) == []
+    assert set(list_kept_environments(store, own, everything=False)) == {own, others}
+    assert set(list_kept_environments(store, used, everything=False)) == {used, own, others}
+    assert list_kept_environments(store, own, everything=True) == []
     shutil.rmtree(other.root)
-    assert nodes_keep(store, own, everything=False) == [own]
+    assert list_kept_environments(store, own, everything=False) == [own]
     (store.root / "projects" / "made-by-hand.json").write_text("{")
-    assert nodes_keep(store, own, everything=False) == [own]
+    assert list_kept_environments(store, own, everything=False) == [own]
 
 
 @pytest.mark.parametrize("name", [".lock", ".tmp.lock"])

@@ -13,10 +13,10 @@ import pytest
 from stager.building.current_bundle import offline_root
 from stager.config import table
 from stager.config.load import Config, load, parse
-from stager.config.table import SettingsSource, site_source, variable_of
+from stager.config.table import SettingsSource, load_site_source, make_variable_name
 from stager.core.errors import ConfigError
 from stager.hub.client import user_caches
-from stager.logs.job_files import default_folder
+from stager.logs.job_files import choose_log_dir
 
 REPO = Path(__file__).resolve().parents[3]
 PROJECT = {"environment": {"requirements": []}, "cluster": {"nodes": 3, "partition": "own"}}
@@ -66,7 +66,7 @@ def test_the_first_place_that_has_a_key_wins() -> None:
 def test_a_variable_is_read_as_its_key_allows(
     key: str, text: str, table: str, value: object
 ) -> None:
-    config = parsed({variable_of(key): text})
+    config = parsed({make_variable_name(key): text})
     field = key.partition(".")[2].replace("-", "_")
     assert getattr(getattr(config, table), field) == value
 
@@ -119,7 +119,7 @@ def test_variables_that_mean_something_else_are_no_settings() -> None:
     code = [*REPO.glob("bundle/**/*.py"), *REPO.glob("stager/**/*"), *REPO.glob("trainer/**/*.py")]
     texts = "\n".join(file.read_text() for file in code if file.suffix in (".py", ".sh", ".j2"))
     used = {name.rstrip("_") for name in re.findall(r"STAGER_[A-Z_]+", texts)}
-    settings = {variable_of(setting.path) for setting in parsed({}).settings}
+    settings = {make_variable_name(setting.path) for setting in parsed({}).settings}
     assert {"STAGER_NODE_ROOT", "STAGER_PROJECT", "STAGER_ENV"} <= used
     assert not used - {"STAGER_CLUSTER_MIN_NODES"} & settings
     parsed(dict.fromkeys(used - settings, "x"))
@@ -161,7 +161,7 @@ def test_a_user_without_a_home_has_no_settings(
         offline_root(config)
     assert "HOME" in caught.value.hint
     with pytest.raises(ConfigError, match="slurm_logs"):
-        default_folder(None)
+        choose_log_dir(None)
 
 
 def of_site(data: dict[str, Any], fixed: tuple[str, ...], env: dict[str, str]) -> Config:
@@ -228,5 +228,7 @@ def test_a_site_file_that_cannot_be_trusted_or_read_is_refused(
     (tmp_path / "config.toml").write_text(text)
     (tmp_path / "config.toml").chmod(mode)
     with pytest.raises(ConfigError) as caught:
-        parse(PROJECT, root=tmp_path, source=tmp_path / "stager.toml", defaults=[site_source()])
+        parse(
+            PROJECT, root=tmp_path, source=tmp_path / "stager.toml", defaults=[load_site_source()]
+        )
     assert wrong in "\n".join([str(caught.value), *caught.value.context])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stager.config.load import load
-from stager.config.template import create, default
+from stager.config.template import make_default_config, write_settings
 from stager.core.errors import ConfigError, StagerError
 from tests.support.building import Project
 from tests.support.namespaces import namespace
@@ -17,7 +17,7 @@ from tests.support.namespaces import namespace
 @pytest.mark.parametrize("name", ["requirements.in", "requirements.txt", "pyproject.toml"])
 def test_the_usual_file_is_found(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
-    made = create(tmp_path, None)
+    made = write_settings(tmp_path, None)
     assert (made.path, made.requirements) == (tmp_path / "stager.toml", (name,))
     assert load(tmp_path).environment.requirements == (name,)
 
@@ -25,12 +25,12 @@ def test_the_usual_file_is_found(name: str, tmp_path: Path) -> None:
 def test_the_source_comes_before_what_was_compiled_from_it(tmp_path: Path) -> None:
     for name in ("requirements.txt", "requirements.in"):
         (tmp_path / name).write_text("")
-    create(tmp_path, None)
+    write_settings(tmp_path, None)
     assert load(tmp_path).environment.requirements == ("requirements.in",)
 
 
 def test_an_empty_folder_gets_settings_that_can_be_read(tmp_path: Path) -> None:
-    create(tmp_path, None)
+    write_settings(tmp_path, None)
     assert load(tmp_path).environment.requirements == ()
 
 
@@ -39,13 +39,13 @@ def test_a_named_file_goes_before_the_usual_ones(tmp_path: Path) -> None:
     (tmp_path / "deps").mkdir()
     odd = Path("deps", 'odd "name".txt')
     (tmp_path / odd).write_text("")
-    create(tmp_path, odd)
+    write_settings(tmp_path, odd)
     assert load(tmp_path).environment.requirements == (str(odd),)
 
 
 def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no file missing\.txt"):
-        create(tmp_path, Path("missing.txt"))
+        write_settings(tmp_path, Path("missing.txt"))
     assert not (tmp_path / "stager.toml").exists()
 
 
@@ -53,7 +53,7 @@ def test_a_file_of_another_tool_is_not_named(tmp_path: Path) -> None:
     for name, said in (("Pipfile", "pipenv"), ("odd.lst", "a folder")):
         (tmp_path / name).write_text("")
         with pytest.raises(ConfigError, match=f"{name} is not a requirement file") as caught:
-            create(tmp_path, Path(name))
+            write_settings(tmp_path, Path(name))
         assert said in caught.value.hint
     assert not (tmp_path / "stager.toml").exists()
 
@@ -68,11 +68,11 @@ def test_what_only_another_tool_reads_makes_no_empty_list(
 ) -> None:
     (tmp_path / name).write_text("")
     with pytest.raises(ConfigError, match=f"stager cannot use {name}") as caught:
-        create(tmp_path, Path(inside) if inside else None)
+        write_settings(tmp_path, Path(inside) if inside else None)
     assert said in caught.value.hint
     assert not (tmp_path / "stager.toml").exists()
     (tmp_path / "requirements.txt").write_text("alpha\n")  # what it says to do
-    create(tmp_path, Path(inside) if inside else None)
+    write_settings(tmp_path, Path(inside) if inside else None)
     assert load(tmp_path).environment.requirements == ("requirements.txt",)
 
 
@@ -81,17 +81,17 @@ def test_a_folder_is_looked_into(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"no requirements file in deps: none of requirements\.in"
     ):
-        create(tmp_path, Path("deps"))
+        write_settings(tmp_path, Path("deps"))
     assert not (tmp_path / "stager.toml").exists()
     (tmp_path / "deps" / "requirements.txt").write_text("alpha\n")
-    create(tmp_path, Path("deps"))
+    write_settings(tmp_path, Path("deps"))
     assert load(tmp_path).environment.requirements == ("deps/requirements.txt",)
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "stager.toml").write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):
-        create(tmp_path, None)
+        write_settings(tmp_path, None)
     assert (tmp_path / "stager.toml").read_text() == "mine"
 
 
@@ -110,13 +110,13 @@ def test_without_a_requirements_file_it_says_so_and_build_says_when_one_came(
 def test_a_wrong_name_comes_with_the_file_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("alpha\n")
     with pytest.raises(ConfigError) as caught:
-        create(tmp_path, Path("reqs.txt"))
+        write_settings(tmp_path, Path("reqs.txt"))
     assert "here: requirements.txt" in caught.value.hint
 
 
 def test_a_folder_that_takes_no_files() -> None:
     with pytest.raises(StagerError, match=r"/proc/stager\.toml cannot be written") as caught:
-        create(Path("/proc"), None)
+        write_settings(Path("/proc"), None)
     assert caught.value.hint
 
 
@@ -127,9 +127,9 @@ def test_a_full_disk_leaves_no_half_of_it(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from stager.core.errors import StagerError
-from stager.config.template import create
+from stager.config.template import write_settings
 try:
-    create(Path({str(full)!r}), None)
+    write_settings(Path({str(full)!r}), None)
 except StagerError as exc:
     said = exc.message
 print(json.dumps([said, [path.name for path in Path({str(full)!r}).iterdir()]]))
@@ -144,14 +144,14 @@ print(json.dumps([said, [path.name for path in Path({str(full)!r}).iterdir()]]))
 def test_a_folder_without_settings_has_defaults(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    config = default(folder)
+    config = make_default_config(folder)
     assert config.root == folder
     assert config.environment.requirements == ()
     assert list(folder.iterdir()) == []
 
 
 def test_the_root_directory_has_defaults_too() -> None:
-    assert default(Path("/")).root == Path("/")
+    assert make_default_config(Path("/")).root == Path("/")
 
 
 def test_the_command_says_what_to_do_next(project: Project) -> None:

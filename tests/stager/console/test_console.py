@@ -18,7 +18,7 @@ from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, PhaseName, TransferWay
 from bundle.protocol.events import PhaseBegins, Record
 from bundle.protocol.messages import Started
-from bundle.protocol.problem import Problem, ProblemCode, ending_problem
+from bundle.protocol.problem import Problem, ProblemCode, make_ending_problem
 from stager.cleanup import CleanedItem, CleanResult
 from stager.cli.application import boundary
 from stager.config.template import InitResult
@@ -26,7 +26,7 @@ from stager.console.job_result import Console
 from stager.console.tables import node_table
 from stager.core.errors import StagerError
 from stager.forecast import JobForecast, PhaseSeconds, PlannedJob
-from stager.jobs.outcome import Outcome, run_result, verify_result
+from stager.jobs.outcome import Outcome, make_run_result, make_verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome
 from tests.support.problems import worded
@@ -192,7 +192,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     console.job(asked, Path("/b"))
     console.event(record(**plan(3_000_000)))
     ended = Outcome(job=asked, bundle=Path("/b"), result=job_ends(ok=True))
-    assert console.ran(ended) == console.verified(ended) == 0
+    assert console.show_run(ended) == console.show_verify(ended) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "n1 present 0 bytes, 0 layers",
@@ -241,7 +241,7 @@ def test_a_note_of_the_far_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"n2": [problem()], "n3": [problem("/x")]}
-    assert Console().verified(slurm_outcome(problems=found)) == 3
+    assert Console().show_verify(slurm_outcome(problems=found)) == 3
     lines = capsys.readouterr().err.splitlines()
     assert lines[-2:] == [
         "logs: /logs",
@@ -252,7 +252,7 @@ def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[s
         "hint: to leave them out: --exclude=n2,n3",
     ]
     everyone = slurm_outcome(problems={name: [problem()] for name in ("n1", "n2", "n3")})
-    Console().verified(everyone)
+    Console().show_verify(everyone)
     assert "--exclude" not in capsys.readouterr().err
 
 
@@ -260,12 +260,12 @@ def test_no_node_is_excluded_for_the_fault_of_the_drivers_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = slurm_outcome(problems={"login1": [problem("/shared/b.tar")]})
-    assert Console().verified(outcome) == 3
+    assert Console().show_verify(outcome) == 3
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error: login1: /shared/b.tar: ")
     assert lines[-1] == "no node is at fault, but login1, where the driver ran"
     assert not any("--exclude" in line for line in lines)
-    assert verify_result(outcome).host_problems.keys() == {"login1"}
+    assert make_verify_result(outcome).host_problems.keys() == {"login1"}
 
 
 @pytest.mark.parametrize(
@@ -288,14 +288,14 @@ def test_jobs_that_slurm_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """However the driver saw it: only a user's own Ctrl-C is an interrupt."""
-    end = ending_problem(ended_by, "77").to_json()
+    end = make_ending_problem(ended_by, "77").to_json()
     ended = slurm_outcome(ended_by=ended_by, interrupted=interrupted, problems={"n1": [end]})
-    assert Console(quiet=True).ran(ended) == Console(quiet=True).verified(ended) == 3
+    assert Console(quiet=True).show_run(ended) == Console(quiet=True).show_verify(ended) == 3
     shown = capsys.readouterr().err
     assert said in shown
     assert hint in shown
     assert shown.count(said) == 2  # once by each
-    result = run_result(ended)
+    result = make_run_result(ended)
     assert result.first_failure is not None
     assert result.first_failure.kind == kind
     assert result.ended_by == ended_by
@@ -305,14 +305,14 @@ def test_a_report_of_the_whole_job() -> None:
     ended = slurm_outcome(ok=True, world_size=4, left_out=["n3"], task_codes={"0": 0})
     ended.take(record(**plan(7), phase="place"))
     ended.take(record("collected", node="n1", files=1))
-    report = encode(run_result(ended))
+    report = encode(make_run_result(ended))
     whole = plan(7)
     del whole["event"]
     assert report["plan"] == whole
     (collected,) = report["collected"]
     assert (collected["node"], collected["files"], collected["from"]) == ("n1", 1, "")
     assert (report["left_out"], report["task_codes"]) == (["n3"], {"0": 0})
-    assert verify_result(ended).left_out == ("n3",)
+    assert make_verify_result(ended).left_out == ("n3",)
 
 
 def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
@@ -335,7 +335,7 @@ def test_the_table_of_a_verification() -> None:
             )
         )  # fmt: skip
     screen = io.StringIO()
-    RichConsole(file=screen, width=160).print(node_table(verify_result(ended).nodes, 160))
+    RichConsole(file=screen, width=160).print(node_table(make_verify_result(ended).nodes, 160))
     lines = [line.split() for line in screen.getvalue().splitlines()]
     assert lines[0] == [
         "node", "state", "python", "torch", "tfm", "interface", "address", "seconds", "problem"
@@ -361,7 +361,7 @@ def test_a_narrow_table_leaves_out_the_last_facts_and_shortens_no_node() -> None
             )
         )  # fmt: skip
     screen = io.StringIO()
-    RichConsole(file=screen, width=80).print(node_table(verify_result(ended).nodes, 80))
+    RichConsole(file=screen, width=80).print(node_table(make_verify_result(ended).nodes, 80))
     header, *rows = screen.getvalue().splitlines()
     assert header.split() == ["node", "state", "python", "torch", "tfm", "datasets", "numpy"]
     assert [row.split()[:4] for row in rows] == [
@@ -382,7 +382,7 @@ def test_a_node_that_failed_its_check_has_a_line(capsys: pytest.CaptureFixture[s
 
 def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"local1": [problem()], "local2": [problem(), problem("/x")]}
-    assert Console().verified(outcome(problems=found)) == 3
+    assert Console().show_verify(outcome(problems=found)) == 3
     assert capsys.readouterr().err.splitlines() == [
         "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free",
         "error: local2: /x: it does not fit; needs 2 GB, 1 GB are free",
@@ -395,7 +395,7 @@ def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[s
 
 def test_a_nodes_name_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"local1": [problem("local1")], "local2": [problem("local2")]}
-    Console().verified(outcome(problems=found))
+    Console().show_verify(outcome(problems=found))
     assert capsys.readouterr().err.splitlines()[0] == (
         "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free"
     )
@@ -408,7 +408,7 @@ def test_many_findings_have_a_line_each_and_this_host_is_not_named(
     values = {"version": "3.12", "listed": "; ".join(candidates)}
     found = Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values)
     told = [found.to_json()]
-    Console().verified(outcome(problems={"local1": told, "local2": told}))
+    Console().show_verify(outcome(problems={"local1": told, "local2": told}))
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == (
         "error: local1,local2: there is no CPython 3.12, which the bundle was built for"
@@ -425,7 +425,7 @@ def test_seals_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
         for kind, name in (("seal", "seals/a.txt"), ("layer", "layers/b"), ("seal", "seals/c.txt"))
     ]
     result = CleanResult(ok=True, dry_run=False, nodes_skipped=None, items=tuple(items), bytes=363)
-    Console().cleaned(result)
+    Console().show_clean(result)
     assert capsys.readouterr().out.splitlines() == [
         "offline root: 121 bytes  /root/layers/b  unused",
         "offline root: 242 bytes  /root/seals  2 seals of bundles that are gone",
@@ -438,7 +438,7 @@ def test_logs_without_a_line_say_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_job_that_a_node_could_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Console().ran(outcome(problems={"local2": [problem()]})) == 3
+    assert Console().show_run(outcome(problems={"local2": [problem()]})) == 3
     assert capsys.readouterr().err.splitlines() == [
         "error: local2: it does not fit; needs 2 GB, 1 GB are free",
         "hint: free some",
@@ -453,7 +453,7 @@ def test_a_job_whose_rank_failed(capsys: pytest.CaptureFixture[str]) -> None:
         "message": "'x'", "lines": ["Traceback", "KeyError: 'x'"], "time": 1.0,
     }  # fmt: skip
     ended = outcome(problems={"local2": []}, failures=[record], exit_codes={"local2": 1})
-    assert Console(quiet=True).ran(ended) == 3
+    assert Console(quiet=True).show_run(ended) == 3
     assert capsys.readouterr().err.splitlines() == [
         "error: local2 rank 3 failed (exit status 1): KeyError: 'x'",
         "  | Traceback",
@@ -472,16 +472,16 @@ def test_an_agent_that_was_ended_for_another_node_is_no_error(
     followed = Problem(ProblemCode.NO_ANSWER_FOLLOWED, "local1", values).to_json()
     record = {"node": "local2", "rank": 3, "exit_code": 7, "time": 1.0}
     ended = outcome(problems={"local1": [followed]}, failures=[record])
-    assert Console(quiet=True).ran(ended) == 3
+    assert Console(quiet=True).show_run(ended) == 3
     assert "local1" not in capsys.readouterr().err
     # Alone, it is all that is known.
-    assert Console(quiet=True).ran(outcome(problems={"local1": [followed]})) == 3
+    assert Console(quiet=True).show_run(outcome(problems={"local1": [followed]})) == 3
     assert "error: local1: launch gave no answer; it was ended" in capsys.readouterr().err
 
 
 def test_a_job_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = {"preflight": 0.25, "launch": 60.0}
-    assert Console().ran(outcome(ok=True, world_size=4, seconds=seconds)) == 0
+    assert Console().show_run(outcome(ok=True, world_size=4, seconds=seconds)) == 0
     assert capsys.readouterr().err.splitlines() == [
         "done: 4 ranks; preflight 0.2 s, launch 60.0 s",
         "logs: /logs/demo.77.*.out",
@@ -492,12 +492,12 @@ def test_sending_is_told_apart_from_unpacking(capsys: pytest.CaptureFixture[str]
     """Both are one phase: a node unpacks what has come while the rest is on its way."""
     seconds = {"place": 0.0, "unpack": 11.5}
     ended = outcome(ok=True, world_size=4, seconds=seconds, send_seconds=8.2, unpack_seconds=9.14)
-    assert Console().ran(ended) == 0
+    assert Console().show_run(ended) == 0
     done = capsys.readouterr().err.splitlines()[0]
     assert done == (
         "done: 4 ranks; plan 0.0 s, unpack 11.5 s (sending 8.2 s, unpacking alone 9.1 s)"
     )
-    result = run_result(ended)
+    result = make_run_result(ended)
     assert (result.seconds, result.send_seconds, result.unpack_seconds) == (seconds, 8.2, 9.14)
 
 
@@ -507,22 +507,22 @@ def test_the_training_is_told_apart_from_its_launch(capsys: pytest.CaptureFixtur
     begins = PhaseBegins(PhaseName.LAUNCH)
     for event, time in ((begins, 100.0), (Started("local1"), 101.0), (Started("local2"), 102.5)):
         ended.take(Record(event, time=time))
-    assert Console().ran(ended) == 0
+    assert Console().show_run(ended) == 0
     done = capsys.readouterr().err.splitlines()[0]
     assert done == "done: 4 ranks; preflight 0.2 s, launch 2.5 s, train 57.5 s, collect 1.0 s"
-    assert run_result(ended).seconds == seconds, "scripts rely on these keys"
+    assert make_run_result(ended).seconds == seconds, "scripts rely on these keys"
 
 
 def test_an_interrupted_job(capsys: pytest.CaptureFixture[str]) -> None:
     ended = outcome(interrupted=True)
-    assert Console().ran(ended) == Console().verified(ended) == 130
+    assert Console().show_run(ended) == Console().show_verify(ended) == 130
     assert capsys.readouterr().err.count("interrupted; nothing is left running; logs: /logs\n") == 2
 
 
 def test_logs_that_are_not_complete_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     fault = "demo.77.local1.0.out: No space left on device"
     lost = [{"node": "local1", "rank": rank, "bytes": 5, "why": fault} for rank in range(20)]
-    Console().ran(outcome(ok=True, world_size=1, logs_fault=fault, logs_lost=lost))
+    Console().show_run(outcome(ok=True, world_size=1, logs_fault=fault, logs_lost=lost))
     said = capsys.readouterr().err
     assert f"warning: the logs are not complete: {fault}\n" in said
     assert "warning: local1: output of rank 7 (5 bytes) is lost\n" in said
@@ -536,7 +536,7 @@ def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str
         ProblemCode.OUTPUT_NOT_LOGGED, "n1", {"source": "rank 3 (5 bytes)", "why": "no disk"}
     )
     ended = outcome(problems={"n1": [what.to_json()]}, logs_lost=lost)
-    Console().verified(ended)
+    Console().show_verify(ended)
     said = capsys.readouterr().err
     assert said.count("n1: output of rank 3 (5 bytes) is lost") == 1
     assert "error: n1: output of rank 3 (5 bytes) is lost; no disk\nhint: the ranks" in said

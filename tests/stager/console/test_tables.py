@@ -25,7 +25,7 @@ from stager.console.tables import (
     summarize_trace,
 )
 from stager.incidents.node_history import FaultHistory, NodeHistory, NodesResult
-from stager.jobs.outcome import Outcome, verify_result
+from stager.jobs.outcome import Outcome, make_verify_result
 from stager.tracing import TracedPackage, TraceResult, UnreadFiles
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job
@@ -156,7 +156,7 @@ def outcome(deep: dict[str, Any] | None) -> Outcome:
 
 def test_a_line_a_pair_and_the_slowest_named(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"all_reduce": measurements(1.873, 0.5), "skipped": ""}
-    assert Console().verified(outcome(found)) == 0
+    assert Console().show_verify(outcome(found)) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == ["PAIR n1 n2 -> 1.87 GB/s 50 us", "PAIR n1 n3 -> 0.50 GB/s 50 us"]
     assert err.splitlines()[:2] == [
@@ -169,9 +169,9 @@ def test_a_line_a_pair_and_the_slowest_named(capsys: pytest.CaptureFixture[str])
 def test_nothing_was_measured(
     deep: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert Console().verified(outcome(deep)) == 0
+    assert Console().show_verify(outcome(deep)) == 0
     assert capsys.readouterr().out == ""
-    result = verify_result(outcome(deep)).deep
+    result = make_verify_result(outcome(deep)).deep
     assert (result and {key: encode(result)[key] for key in deep or ()}) == deep
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import StagerError
-from stager.core.files import output_file, replacing
+from stager.core.files import replace_file, write_output
 
 
 def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path):
     place = tmp_path / "a"
     place.write_bytes(b"old")
-    with replacing(place) as file:
+    with replace_file(place) as file:
         file.write(b"new")
         file.flush()
         assert place.read_bytes() == b"old"
@@ -28,7 +28,7 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     place = tmp_path / "folder" / "a"
     place.parent.mkdir()
     place.write_bytes(b"old")
-    with contextlib.suppress(ValueError), replacing(place) as file:
+    with contextlib.suppress(ValueError), replace_file(place) as file:
         file.write(b"ne")
         raise ValueError
     assert [path.read_bytes() for path in place.parent.iterdir()] == [b"old"]
@@ -37,11 +37,11 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
 def test_the_message_names_the_file_that_was_asked_for(tmp_path):
     """Not the temporary one beside it, which is what could not be opened or renamed."""
     missing = tmp_path / "no" / "a"
-    with pytest.raises(StagerError) as caught, output_file(missing):
+    with pytest.raises(StagerError) as caught, write_output(missing):
         pass
     assert caught.value.message == f"{missing} cannot be written: No such file or directory"
     assert "--output" in caught.value.hint
-    with pytest.raises(StagerError) as caught, output_file(tmp_path, hint="take a file") as file:
+    with pytest.raises(StagerError) as caught, write_output(tmp_path, hint="take a file") as file:
         file.write(b"new")
     assert caught.value.message == f"{tmp_path} cannot be written: Is a directory"
     assert caught.value.hint == "take a file"
@@ -51,7 +51,7 @@ def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path)
     place, other = tmp_path / "folder" / "a", tmp_path / "no" / "b"
     place.parent.mkdir()
     names_other = pytest.raises(StagerError, match=f"^{other} cannot be written: No such")
-    with names_other, output_file(place):
+    with names_other, write_output(place):
         other.write_bytes(b"")
     assert list(place.parent.iterdir()) == []
 
@@ -62,7 +62,7 @@ def test_a_file_and_a_link_are_replaced(tmp_path):
     link.symlink_to(target)
     gone.symlink_to(tmp_path / "nothing")
     for place in (link, gone, tmp_path / "new"):
-        with replacing(place) as handle:
+        with replace_file(place) as handle:
             handle.write(b"new")
         assert place.read_text() == "new"
         assert not place.is_symlink()
@@ -91,7 +91,7 @@ def test_what_is_no_file_stays(tmp_path):
         before = place.lstat()
         with (
             pytest.raises(OSError, match="is not a regular file") as failed,
-            replacing(place) as handle,
+            replace_file(place) as handle,
         ):
             handle.write(b"new")
         assert failed.value.filename == str(place)

@@ -19,7 +19,7 @@ MACHINE = HOST.get(os.uname().machine, 0)
 
 
 def parsed(data):
-    return elf.parsed(lambda at, size: data[at : at + size])
+    return elf.parse(lambda at, size: data[at : at + size])
 
 
 def loader_says(path):
@@ -45,7 +45,7 @@ def test_what_is_read_is_what_the_loader_asks_for(tmp_path, library, needed, ref
     """A version that is weak may be missing: the loader goes on without it."""
     path = tmp_path / "any.so"
     path.write_bytes(library)
-    header = elf.read(path)
+    header = elf.read_elf(path)
     assert header.glibc == needed
     said = loader_says(path)
     assert ("version `GLIBC_2.99' not found" in said) == refused, said
@@ -68,9 +68,9 @@ def test_packed_relocations_are_a_need_of_their_own():
 def test_musl_and_other_processors_are_told_apart():
     for name in ("libc.musl-x86_64.so.1", "libc.so"):  # on Alpine, by musl-gcc on Debian
         of_musl = parsed(SharedObject(versions={}, needed=[name]).data())
-        assert (of_musl.for_musl, of_musl.glibc) == (True, (0, 0))
+        assert (of_musl.is_for_musl, of_musl.glibc) == (True, (0, 0))
     of_arm = parsed(glibc("2.17", machine=AARCH64))
-    assert (of_arm.for_musl, of_arm.machine) == (False, "aarch64")
+    assert (of_arm.is_for_musl, of_arm.machine) == (False, "aarch64")
 
 
 def test_a_library_that_is_cut_or_altered_anywhere_is_read_or_refused_but_stops_nothing():
@@ -97,7 +97,7 @@ def test_a_real_library_needs_what_readelf_says():
         asked += size
         return data[at : at + size]
 
-    header = elf.parsed(read)
+    header = elf.parse(read)
     said = subprocess.run(
         ["readelf", "-VdW", str(path)], capture_output=True, text=True, check=True
     ).stdout

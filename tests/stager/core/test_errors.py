@@ -14,10 +14,17 @@ from bundle.system.processes import CompletedCommand
 from stager.console.job_result import Console
 from stager.console.tables import node_table
 from stager.core import errors
-from stager.core.errors import TURNING, JobError, StagerError, in_one_line, overwritten, visible
+from stager.core.errors import (
+    TURNING,
+    JobError,
+    StagerError,
+    apply_carriage_returns,
+    escape_invisible,
+    escape_line_feeds,
+)
 from stager.core.processes import CommandError
 from stager.jobs.outcome import NodeCheck
-from stager.report.page import shown
+from stager.report.page import show_value
 from tests.support.building import STAGER
 from tests.support.events import record
 
@@ -74,18 +81,20 @@ SHOWN = r"ValueError: \x1b]52;c;ZWNobw==\x07\x1b[2J\x9b5i\x07\u202egpj.exe\u2066
     ],
 )
 def test_what_cannot_be_seen_is_written_out(text, shown):
-    assert visible(text) == shown
-    assert visible(shown) == shown
+    assert escape_invisible(text) == shown
+    assert escape_invisible(shown) == shown
 
 
 def test_a_progress_bar_is_its_last_state():
-    assert overwritten("\r 10%|#  \r 60%|## \r100%|###| 10/10") == "100%|###| 10/10"
-    assert overwritten("\r 10%|#  \r100%|###\r") == "100%|###"
-    assert overwritten("no bar") == "no bar"
+    assert apply_carriage_returns("\r 10%|#  \r 60%|## \r100%|###| 10/10") == "100%|###| 10/10"
+    assert apply_carriage_returns("\r 10%|#  \r100%|###\r") == "100%|###"
+    assert apply_carriage_returns("no bar") == "no bar"
 
 
 def test_a_name_stays_in_one_line():
-    assert in_one_line("d/x\n00:00:01 n1 0 | FORGED.out") == r"d/x\n00:00:01 n1 0 | FORGED.out"
+    assert (
+        escape_line_feeds("d/x\n00:00:01 n1 0 | FORGED.out") == r"d/x\n00:00:01 n1 0 | FORGED.out"
+    )
 
 
 def test_the_name_of_a_log_forges_no_line(tmp_path):
@@ -98,7 +107,7 @@ def test_the_name_of_a_log_forges_no_line(tmp_path):
 
 def test_no_control_character_is_left():
     every = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), *TURNING]))
-    assert {char for char in visible(every) if not char.isprintable()} == {"\t", "\n"}
+    assert {char for char in escape_invisible(every) if not char.isprintable()} == {"\t", "\n"}
 
 
 def logs_of(folder):
@@ -184,8 +193,8 @@ def test_a_table_of_nodes(capsys):
 
 
 def test_the_page_shows_what_turns_text_around():
-    assert shown(TURNED) == r"\u202egpj.exe\u2066"
-    assert all(shown(chr(code)) == f"\\u{code:04x}" for code in TURNING)
+    assert show_value(TURNED) == r"\u202egpj.exe\u2066"
+    assert all(show_value(chr(code)) == f"\\u{code:04x}" for code in TURNING)
 
 
 def test_what_ranks_print_while_a_job_runs(capsys):

@@ -11,7 +11,14 @@ import pytest
 
 from bundle.system.processes import MARK
 from stager.core.errors import StagerError
-from stager.core.processes import TAIL_LINES, CommandError, feed, inform, run, stream
+from stager.core.processes import (
+    TAIL_LINES,
+    CommandError,
+    feed_command,
+    follow_command,
+    run,
+    run_with_input,
+)
 from tests.support.processes import until
 
 
@@ -76,13 +83,15 @@ def test_a_missing_program_is_named():
 
 def test_a_command_is_fed_and_gets_these_variables_only():
     code = "import os, sys; print(sys.stdin.read().upper(), sorted(os.environ))"
-    done = feed(python(code), "a script\n", environment={"A": "1", "LC_CTYPE": "C"}, timeout=300)
+    done = run_with_input(
+        python(code), "a script\n", environment={"A": "1", "LC_CTYPE": "C"}, timeout=300
+    )
     assert done.stdout == f"A SCRIPT\n {sorted(['A', 'LC_CTYPE', MARK])}\n"
 
 
 def test_a_command_that_does_not_read_what_it_is_fed():
     with pytest.raises(CommandError, match="exit status 3"):
-        feed(python("raise SystemExit(3)"), "x" * 10**6, environment={}, timeout=300)
+        run_with_input(python("raise SystemExit(3)"), "x" * 10**6, environment={}, timeout=300)
 
 
 SPEAKS = """\
@@ -98,7 +107,7 @@ raise SystemExit(5)
 def test_lines_and_talk_are_passed_on():
     lines: list[str] = []
     talk: list[str] = []
-    ended = stream(python(SPEAKS), lines.append, on_talk=talk.append)
+    ended = follow_command(python(SPEAKS), lines.append, on_talk=talk.append)
     assert (ended.returncode, ended.interrupted) == (5, False)
     assert lines == ["line 0", "line 1", "line 2", "no end"]
     assert talk == ["talk 0", "talk 1", "talk 2"]
@@ -141,7 +150,7 @@ def test_interrupts_are_passed_on_and_no_line_is_lost(own, interrupt):
         os.kill(pid, signal.SIGUSR1)
 
     code = WAITS.format("SIGUSR1" if own else "SIGINT")
-    ended = stream(python(code), on_line, end_it=end_it if own else None)
+    ended = follow_command(python(code), on_line, end_it=end_it if own else None)
     assert (ended.returncode, ended.interrupted) == (4, True)
     assert lines[1:] == ["told"]
     pid, group = map(int, lines[0].split())
@@ -159,7 +168,7 @@ def test_an_error_of_the_listener_ends_the_command():
 
     code = "import time\nwhile True: print('line', flush=True); time.sleep(0.01)"
     with pytest.raises(ValueError, match="line"):
-        stream(python(code), on_line)
+        follow_command(python(code), on_line)
 
 
 def test_a_secret_after_its_option_is_not_shown(caplog):
@@ -170,20 +179,20 @@ def test_a_secret_after_its_option_is_not_shown(caplog):
 
 def test_an_informed_command_reads_the_text_and_writes_to_standard_error(capfd):
     code = "import sys; print(sys.stdin.read()); print('talk', file=sys.stderr)"
-    inform(python(code), "told", timeout=300)
+    feed_command(python(code), "told", timeout=300)
     captured = capfd.readouterr()
     assert captured.out == ""
     assert sorted(captured.err.split()) == ["talk", "told"]
 
 
 def test_an_informed_command_need_not_read():
-    inform(["true"], "x" * (1 << 22), timeout=300)
+    feed_command(["true"], "x" * (1 << 22), timeout=300)
 
 
 def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path):
     made, go = tmp_path / "made", tmp_path / "go"
     waiting = f"(until [ -e {go} ]; do sleep 0.1; done; touch {made}) </dev/null & true"
-    inform(["sh", "-c", waiting], "", timeout=600)
+    feed_command(["sh", "-c", waiting], "", timeout=600)
     assert not made.exists()
     go.touch()
     assert until(made.exists)
@@ -191,8 +200,8 @@ def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path):
 
 def test_an_informed_command_that_fails_or_takes_too_long():
     with pytest.raises(CommandError, match="exit status 7: sh -c 'exit 7'"):
-        inform(["sh", "-c", "exit 7"], "", timeout=300)
+        feed_command(["sh", "-c", "exit 7"], "", timeout=300)
     with pytest.raises(CommandError, match=r"more than 0\.2 s: sleep 600"):
-        inform(["sleep", "600"], "x" * (1 << 22), timeout=0.2)
+        feed_command(["sleep", "600"], "x" * (1 << 22), timeout=0.2)
     with pytest.raises(StagerError, match="cannot start /nowhere/it"):
-        inform(["/nowhere/it"], "", timeout=300)
+        feed_command(["/nowhere/it"], "", timeout=300)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import SpaceError, StagerError
-from stager.core.store import CHUNK, Store, remove, sha256_of, size_of
+from stager.core.store import CHUNK, Store, digest_file, remove, size_of
 from tests.support.building import left_behind
 from tests.support.users import as_user
 
@@ -40,7 +40,7 @@ def store(tmp_path):
 
 
 def publish_half(store, final):
-    with store.publishing(final) as partial:
+    with store.publish(final) as partial:
         partial.write_bytes(b"half")
         raise ValueError("mine")
 
@@ -62,7 +62,7 @@ def test_a_folder_where_a_file_belongs(store):
     (store.programs / "a.pyz").mkdir()
     with (
         pytest.raises(StagerError, match="is a directory, but a file is expected") as caught,
-        store.publishing(store.programs / "a.pyz") as partial,
+        store.publish(store.programs / "a.pyz") as partial,
     ):
         partial.write_bytes(b"x")
     assert "move it away" in caught.value.hint
@@ -70,7 +70,7 @@ def test_a_folder_where_a_file_belongs(store):
 
 def test_a_published_file_appears_whole(store):
     final = store.layers / "a.tar.zst"
-    with store.publishing(final) as partial:
+    with store.publish(final) as partial:
         partial.write_bytes(b"content")
         assert not final.exists()
         assert partial.stat().st_dev == store.root.stat().st_dev
@@ -88,14 +88,14 @@ def test_a_failed_block_keeps_what_was_there(store):
 
 def test_a_block_that_writes_nothing_is_an_error(store):
     final = store.layers / "a"
-    with pytest.raises(StagerError, match=str(final)), store.publishing(final):
+    with pytest.raises(StagerError, match=str(final)), store.publish(final):
         pass
     assert leftovers(store) == []
 
 
 def test_kill_9_while_publishing_leaves_no_final_file(store):
     code = """
-with store.lock(), store.publishing(store.layers / 'a') as partial:
+with store.lock(), store.publish(store.layers / 'a') as partial:
     partial.write_bytes(b'half')
     print('written', flush=True)
     sys.stdin.read()
@@ -108,7 +108,7 @@ with store.lock(), store.publishing(store.layers / 'a') as partial:
     assert [path.read_bytes() for path in (store.root / "tmp").rglob("a")] == [b"half"]
     with store.lock():  # the kernel dropped the dead holder's lock, and the next one sweeps
         assert not (store.root / "tmp").exists()
-        with store.publishing(store.layers / "a") as partial:
+        with store.publish(store.layers / "a") as partial:
             partial.write_bytes(b"whole")
     assert (store.layers / "a").read_bytes() == b"whole"
 
@@ -170,7 +170,7 @@ def test_a_full_disk_while_writing_is_a_space_error(store):
     final = store.layers / "a"
 
     def fill():
-        with store.publishing(final) as partial, Path("/dev/full").open("wb", buffering=0) as full:
+        with store.publish(final) as partial, Path("/dev/full").open("wb", buffering=0) as full:
             partial.write_bytes(b"half")
             full.write(b"x")  # the kernel's own ENOSPC
 
@@ -195,7 +195,7 @@ def test_a_file_in_the_way_is_an_error_with_its_path(tmp_path):
 def test_digest_of_a_file(size, tmp_path):
     data = bytes(range(251)) * (size // 251 + 1)
     (tmp_path / "f").write_bytes(data[:size])
-    assert sha256_of(tmp_path / "f") == hashlib.sha256(data[:size]).hexdigest()
+    assert digest_file(tmp_path / "f") == hashlib.sha256(data[:size]).hexdigest()
 
 
 def test_the_lock_tells_who_has_to_wait(store):
@@ -210,7 +210,7 @@ def test_the_lock_tells_who_has_to_wait(store):
 
 
 def test_what_is_just_being_published_without_the_lock_is_not_swept(store):
-    with store.publishing(store.programs / "a") as partial:
+    with store.publish(store.programs / "a") as partial:
         partial.write_bytes(b"content")
         with start("with store.lock(): print('inside')", store.root) as process:
             assert process.communicate(timeout=300)[0] == "inside\n"
@@ -219,7 +219,7 @@ def test_what_is_just_being_published_without_the_lock_is_not_swept(store):
 
 def test_what_cannot_be_read_is_not_blamed_on_the_store(store, tmp_path):
     def copy():
-        with store.publishing(store.wheels / "a") as partial:
+        with store.publish(store.wheels / "a") as partial:
             shutil.copyfile(tmp_path / "not there", partial)
 
     with pytest.raises(StagerError, match=r"cannot read .*not there, which a is made of") as caught:

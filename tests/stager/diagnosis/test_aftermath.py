@@ -9,7 +9,7 @@ import pytest
 
 from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import Diagnosis
-from stager.logs.job_files import find
+from stager.logs.job_files import find_job_files
 
 STEPS = "".join(f"iter {number} | loss 2.{number}\n" for number in range(40))
 TRACE = 'Traceback (most recent call last):\n  File "/home/you/train.py", line 7, in f\n    go()\n'
@@ -29,7 +29,7 @@ def judged(tmp_path: Path) -> Judge:
         for name, content in {**files, **({"slurm-17.out": text} if text else {})}.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content)
-        return diagnose(find(str(tmp_path), tmp_path))
+        return diagnose(find_job_files(str(tmp_path), tmp_path))
 
     return judge
 

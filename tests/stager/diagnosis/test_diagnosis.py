@@ -18,8 +18,8 @@ from bundle.protocol.problem import Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 from stager.diagnosis import diagnosis
 from stager.diagnosis.diagnosis import diagnose
-from stager.diagnosis.failure import Diagnosis, Evidence, FirstFailure, ranks_in_words
-from stager.logs.job_files import find, kept_job, of_job
+from stager.diagnosis.failure import Diagnosis, Evidence, FirstFailure, format_ranks
+from stager.logs.job_files import find_job_files, list_job_files, parse_kept_job
 from stager.slurm import messages
 from tests.support.building import Project
 from tests.support.jobs import job_for
@@ -50,7 +50,7 @@ def job(tmp_path: Path) -> Callable[..., Diagnosis]:
             events.append({"v": 1, "event": "result", **told})
         text = "".join(json.dumps(event) + "\n" for event in events)
         (tmp_path / "events.17.jsonl").write_text(text + '{"v": 1, "event": "half')
-        return diagnose(of_job(tmp_path, "17"))
+        return diagnose(list_job_files(tmp_path, "17"))
 
     return make
 
@@ -175,7 +175,7 @@ def test_a_directory_of_somebody_elses_logs(tmp_path: Path) -> None:
     (tmp_path / "t.9.node01.0.out").write_text(at.format(33) + "step\n" + trace(PEER))
     (tmp_path / "t.9.node02.1.out").write_text(at.format(31) + "step\n" + trace("KeyError: 'x'"))
     (tmp_path / "t.9.node03.2.out").write_text(at.format(35) + "step\n" + trace("KeyError: 'y'"))
-    found = diagnose(find(str(tmp_path), tmp_path))
+    found = diagnose(find_job_files(str(tmp_path), tmp_path))
     assert found.first is not None
     assert (found.first.node, found.first.rank, found.first.cause) == ("node02", 1, "KeyError: 'x'")
     assert found.consequences == (0, 2)
@@ -195,21 +195,21 @@ def test_slurms_end_of_a_job_is_no_nodes_fault(
     """It is told by the step of the first task, in the log of that task."""
     said = f"slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-22T06:35:07 {lines}\n"
     (tmp_path / "t.9.n1.0.out").write_text("step 1\n" + said)
-    found = diagnose(find(str(tmp_path), tmp_path)).first
+    found = diagnose(find_job_files(str(tmp_path), tmp_path)).first
     assert found is not None
     assert (found.kind, found.node, found.rank) == (kind, node, rank)
 
 
 def test_a_task_that_slurm_found_out_of_memory_is_a_rank(tmp_path: Path) -> None:
     (tmp_path / "slurm-9.out").write_text("srun: error: n2: task 1: Out Of Memory\n")
-    found = diagnose(find(str(tmp_path), tmp_path)).first
+    found = diagnose(find_job_files(str(tmp_path), tmp_path)).first
     assert found is not None
     assert (found.kind, found.node, found.rank) == ("out-of-memory", "n2", 1)
 
 
 def test_only_consequences_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "t.9.node01.0.out").write_text(trace(PEER))
-    found = diagnose(find(str(tmp_path), tmp_path))
+    found = diagnose(find_job_files(str(tmp_path), tmp_path))
     assert found.first is not None
     assert found.first.kind == "unknown"
     assert "Connection closed by peer" in found.first.cause
@@ -222,7 +222,7 @@ def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monkey
         text = "".join(f"step {number} loss 0.5 and so on\n" for number in range(before))
         path = tmp_path / "t.9.node01.0.out"
         path.write_text(text + trace("ValueError: bad", "/home/you/" + "x" * 300) + "after\n" * 9)
-        found = diagnose(find(str(tmp_path), tmp_path))
+        found = diagnose(find_job_files(str(tmp_path), tmp_path))
         assert found.first is not None
         assert found.first.cause == "ValueError: bad", before
         assert found.evidence[0].number == before + 4
@@ -246,9 +246,9 @@ def test_the_command_works_without_torch_or_terminal(tmp_path: Path) -> None:
 
 
 def test_ranks_are_told_as_ranges() -> None:
-    assert ranks_in_words([7, 0, 1, 2, 9, 8, 4]) == "ranks 0-2,4,7-9"
-    assert ranks_in_words([3]) == "rank 3"
-    assert ranks_in_words([]) == ""
+    assert format_ranks([7, 0, 1, 2, 9, 8, 4]) == "ranks 0-2,4,7-9"
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def made(folder: Path, *events: dict[str, Any], preflight: str = "") -> tuple[Di
     (folder / "demo.17.n1.0.out").write_text("step 1\n")
     if preflight:
         (folder / "preflight.17.txt").write_text(preflight)
-    found = diagnose(of_job(folder, "17"))
+    found = diagnose(list_job_files(folder, "17"))
     (proof,) = found.evidence
     assert proof.text in proof.path.read_text().splitlines()[proof.number - 1]
     return found, proof
@@ -379,7 +379,7 @@ def test_the_remedy_is_that_of_this_project(project: Project, tmp_path: Path) ->
         (project.root / path).parent.mkdir(parents=True, exist_ok=True)
         (project.root / path).touch()
     packed = project.settings("alpha", more='[project]\nexclude = ["left_out/"]').build().packed
-    job = kept_job(
+    job = parse_kept_job(
         json.dumps(job_for(packed, tmp_path, run_dir=str(project.root)).to_json()).encode()
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import FirstFailure
-from stager.logs.job_files import find
+from stager.logs.job_files import find_job_files
 
 AT = "2026-11-22 05:{:02}:00 INFO step\n"
 PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:47"
@@ -40,7 +40,7 @@ def judged(tmp_path: Path) -> Judge:
     def judge(text: str = "", **files: str) -> FirstFailure | None:
         for name, content in {**files, **({"slurm": text} if text else {})}.items():
             (tmp_path / f"{name}.out").write_text(content)
-        return diagnose(find(str(tmp_path), tmp_path)).first
+        return diagnose(find_job_files(str(tmp_path), tmp_path)).first
 
     return judge
 

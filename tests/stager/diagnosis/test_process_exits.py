@@ -6,8 +6,8 @@ from pathlib import Path
 
 from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import Diagnosis
-from stager.diagnosis.process_exits import torchruns
-from stager.logs.job_files import find
+from stager.diagnosis.process_exits import find_torchruns
+from stager.logs.job_files import find_job_files
 
 RAISED = """\
 Traceback (most recent call last):
@@ -41,7 +41,7 @@ def logs(folder: Path, *texts: str) -> Diagnosis:
     """The diagnosis of one log a node."""
     for task, text in enumerate(texts):
         (folder / f"train.9.node0{task + 1}.{task}.out").write_text(f"step 1\n{text}")
-    return diagnose(find(str(folder), folder))
+    return diagnose(find_job_files(str(folder), folder))
 
 
 def table(rank: int, each: int, code: int = 1) -> str:
@@ -84,13 +84,13 @@ def test_ranks_that_are_tasks_are_left_alone(tmp_path: Path) -> None:
     found = logs(tmp_path, "step 2\n", RAISED)
     assert found.first is not None
     assert (found.first.node, found.first.rank) == ("node02", 1)
-    names = find(str(tmp_path), tmp_path).logs
-    assert torchruns(names).first == {}
-    assert [torchruns(names).without_task(log).rank for log in names] == [0, 1]
+    names = find_job_files(str(tmp_path), tmp_path).logs
+    assert find_torchruns(names).first == {}
+    assert [find_torchruns(names).drop_task(log).rank for log in names] == [0, 1]
 
 
 def test_a_log_that_is_gone_tells_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.9.node01.0.out").write_text(RAISED + table(1, 2))
-    names = find(str(tmp_path), tmp_path).logs
+    names = find_job_files(str(tmp_path), tmp_path).logs
     (tmp_path / "train.9.node01.0.out").unlink()
-    assert torchruns(names).blamed == {}
+    assert find_torchruns(names).blamed == {}

@@ -12,10 +12,16 @@ from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.events import JobEnds
 from bundle.protocol.messages import FailureRecord
 from bundle.protocol.problem import Problem, ProblemCode
-from stager.diagnosis.diagnosis import comparable
+from stager.diagnosis.diagnosis import make_comparable
 from stager.diagnosis.failure import FirstFailure
 from stager.diagnosis.process_exits import LINES
-from stager.diagnosis.verdict import Candidate, Role, blamed, first_failure, usable_result
+from stager.diagnosis.verdict import (
+    Candidate,
+    Role,
+    find_first_failure_of_result,
+    pick_first_failure,
+    select_usable_result,
+)
 from tests.support.events import job_ends
 
 # --- The one order of candidates, whatever their evidence is -------------------------------------
@@ -27,13 +33,13 @@ def candidate(name: str, role: Role = Role.CAUSE, **changed: Any) -> Candidate:
 
 
 def name_of_blamed(*candidates: Candidate) -> str:
-    first = blamed(candidates)
+    first = pick_first_failure(candidates)
     assert first is not None
     return first.failure().node
 
 
 def test_without_candidates_nothing_failed() -> None:
-    assert blamed([]) is None
+    assert pick_first_failure([]) is None
 
 
 @pytest.mark.parametrize(("stronger", "weaker"), list(itertools.pairwise(Role)))
@@ -107,7 +113,7 @@ def silent(kind: str, node: str, **values: str) -> dict[str, Any]:
 
 
 def parsed(raw: dict[str, Any]) -> JobEnds:
-    return usable_result(job_ends(**raw))
+    return select_usable_result(job_ends(**raw))
 
 
 def record(raw: dict[str, Any]) -> FailureRecord:
@@ -116,7 +122,7 @@ def record(raw: dict[str, Any]) -> FailureRecord:
 
 
 def found(raw: dict[str, Any] | JobEnds) -> FirstFailure:
-    failure = first_failure(raw if isinstance(raw, JobEnds) else parsed(raw))
+    failure = find_first_failure_of_result(raw if isinstance(raw, JobEnds) else parsed(raw))
     assert failure is not None
     assert isinstance(failure.kind, FailureClass)
     assert failure.hint
@@ -124,8 +130,11 @@ def found(raw: dict[str, Any] | JobEnds) -> FirstFailure:
 
 
 def test_nothing_failed() -> None:
-    assert first_failure(parsed({"ok": True, "problems": {}})) is None
-    assert first_failure(parsed(result(exit_codes={"n1": 0, "n2": 0}, tails={}))) is None
+    assert find_first_failure_of_result(parsed({"ok": True, "problems": {}})) is None
+    assert (
+        find_first_failure_of_result(parsed(result(exit_codes={"n1": 0, "n2": 0}, tails={})))
+        is None
+    )
 
 
 def test_the_earliest_of_several_causes() -> None:
@@ -427,7 +436,7 @@ def test_ranks_that_have_all_left_their_group_keep_nobody_waiting() -> None:
     ]
     raw = {**result(exit_codes={}), "interrupted": True, "world_size": 3, "lingering": out}
     assert found(raw).rank == 1  # the one that left first
-    assert first_failure(parsed({**raw, "world_size": 2})) is None
+    assert find_first_failure_of_result(parsed({**raw, "world_size": 2})) is None
 
 
 def test_a_rank_of_which_only_the_end_is_known() -> None:
@@ -441,7 +450,7 @@ def test_what_followed_from_ctrl_c_is_no_failure() -> None:
     raw = result(told, exit_codes=codes, stopped=["n1"], tails={"n2": ["own fault"]})
     assert found({**raw, "interrupted": True}).cause == "own fault"
     everywhere = {**raw, "interrupted": True, "stopped": ["n1", "n2"]}
-    assert first_failure(parsed(everywhere)) is None
+    assert find_first_failure_of_result(parsed(everywhere)) is None
     assert found({**raw, "interrupted": True, "ended_by": "time-limit"}) == found(raw)
 
 
@@ -460,7 +469,7 @@ ROOT = "/scratch/n1/stager-1000"
     ],
 )
 def test_the_same_failure_in_two_places(message: str, other: str) -> None:
-    assert comparable(record(rank(0, message=message))) == comparable(
+    assert make_comparable(record(rank(0, message=message))) == make_comparable(
         record(rank(2, message=other))
     )
 
@@ -475,6 +484,6 @@ def test_the_same_failure_in_two_places(message: str, other: str) -> None:
     ],
 )
 def test_other_failures_of_one_kind(message: str, other: str) -> None:
-    assert comparable(record(rank(0, message=message))) != comparable(
+    assert make_comparable(record(rank(0, message=message))) != make_comparable(
         record(rank(2, message=other))
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.forecast import Nodes, a_step, forecast, staging, staging_work
+from bundle.driver.forecast import Nodes, a_step, forecast, forecast_staging, measure_staging_work
 from bundle.driver.plan import excerpt_size
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.codec import encode
@@ -31,20 +31,20 @@ from stager.forecast import (
     Seen,
     Setting,
     SharedFiles,
-    basis,
-    cold,
     estimate,
+    estimate_from_files,
+    estimate_rates,
+    estimate_shared_reads,
+    find_break_even,
     find_known_rates,
-    from_files,
-    from_shared,
+    forecast_cold,
+    forecast_one_changed,
+    forecast_unchanged,
     keep_times,
-    one_changed,
-    pays_from,
-    planned,
+    make_setting,
+    plan_job,
     read_history,
     record_times,
-    setting_of,
-    unchanged,
 )
 from stager.jobs.preparation import prepare
 from tests.support.building import Project
@@ -85,39 +85,45 @@ SETTING = Setting(
 
 def test_the_three_cases() -> None:
     nodes = Nodes(8, cpus=4, ranks=2)
-    work = staging_work(MANIFEST.layers, MANIFEST.layers, SETTING.size)
-    assert cold(SETTING, 8) == forecast([staging(work, nodes)], nodes)
-    assert unchanged(SETTING, 8) == forecast([], nodes)
+    work = measure_staging_work(MANIFEST.layers, MANIFEST.layers, SETTING.size)
+    assert forecast_cold(SETTING, 8) == forecast([forecast_staging(work, nodes)], nodes)
+    assert forecast_unchanged(SETTING, 8) == forecast([], nodes)
     assert SETTING.changed is not None
     assert SETTING.changed.name == "middling"
     sent = excerpt_size(SETTING.changed.members)
     delta = StagingWork(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
-    assert one_changed(SETTING, 8) == forecast([staging(delta, nodes)], nodes)
-    assert unchanged(SETTING, 8).total < one_changed(SETTING, 8).total < cold(SETTING, 8).total  # type: ignore[union-attr]
+    assert forecast_one_changed(SETTING, 8) == forecast([forecast_staging(delta, nodes)], nodes)
+    assert (
+        forecast_unchanged(SETTING, 8).total
+        < forecast_one_changed(SETTING, 8).total
+        < forecast_cold(SETTING, 8).total
+    )  # type: ignore[union-attr]
 
 
 def test_a_bundle_without_packages() -> None:
     bare = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("demo", "project"),)))
-    assert one_changed(bare, 8) is None
+    assert forecast_one_changed(bare, 8) is None
     result = estimate(bare, [8])
     assert (result.changed, result.forecasts[0].one_changed) == (None, None)
 
 
 def test_running_from_shared_files_starts_the_launcher_too() -> None:
-    waiting = from_shared(MANIFEST.files, MANIFEST.unpacked_size, SETTING.nodes(8), NFS)
-    assert from_files(SETTING, 8, NFS) == pytest.approx(unchanged(SETTING, 8).launch + waiting)
+    waiting = estimate_shared_reads(MANIFEST.files, MANIFEST.unpacked_size, SETTING.nodes(8), NFS)
+    assert estimate_from_files(SETTING, 8, NFS) == pytest.approx(
+        forecast_unchanged(SETTING, 8).launch + waiting
+    )
 
 
 def test_from_how_many_nodes_on_it_pays() -> None:
-    assert pays_from(SETTING, LUSTRE) == 1
-    assert pays_from(SETTING, FAST) is None
+    assert find_break_even(SETTING, LUSTRE) == 1
+    assert find_break_even(SETTING, FAST) is None
     few = [layer("small"), replace(layer("middling"), files=300)]
     small = replace(SETTING, manifest=replace(MANIFEST, layers=tuple(few)), size=500_000)
-    count = pays_from(small, NFS)
+    count = find_break_even(small, NFS)
     assert count is not None
     assert count > 1
-    assert cold(small, count).total < from_files(small, count, NFS)
-    assert cold(small, count - 1).total >= from_files(small, count - 1, NFS)
+    assert forecast_cold(small, count).total < estimate_from_files(small, count, NFS)
+    assert forecast_cold(small, count - 1).total >= estimate_from_files(small, count - 1, NFS)
 
 
 def test_the_report() -> None:
@@ -129,7 +135,7 @@ def test_the_report() -> None:
     one, many = report["forecasts"]
     assert (one["nodes"], one["world_size"], one["width"], one["levels"]) == (1, 2, 1, 1)
     assert (many["world_size"], many["width"], many["levels"]) == (1024, 2, 9)
-    assert one["cold"] == cold(SETTING, 1).to_json()
+    assert one["cold"] == forecast_cold(SETTING, 1).to_json()
     assert list(one["shared"]) == list(report["pays_from"]) == ["lustre", "nfs"]
     assert report["verdict"] == (
         "staging pays: against Lustre from 1 node on, against NFS from 1 node on"
@@ -139,9 +145,9 @@ def test_the_report() -> None:
 
 
 def test_measured_rates_are_used_and_named() -> None:
-    slow = Basis(rates=ASSUMED.scaled(send=10.0), jobs=2, nodes=16)
+    slow = Basis(rates=ASSUMED.scale_rates(send=10.0), jobs=2, nodes=16)
     measured = replace(SETTING, basis=slow)
-    assert cold(measured, 8).send == pytest.approx(10 * cold(SETTING, 8).send)
+    assert forecast_cold(measured, 8).send == pytest.approx(10 * forecast_cold(SETTING, 8).send)
     assert estimate(measured, [8]).rates.basis == "measured on 2 jobs of up to 16 nodes"
 
 
@@ -155,7 +161,7 @@ def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> 
         action=Action.RUN,
         source="salloc",
     )
-    job = planned(prepared, ("salloc", "--nodes=3", "--export=HF_TOKEN=hunter2"))
+    job = plan_job(prepared, ("salloc", "--nodes=3", "--export=HF_TOKEN=hunter2"))
     assert job.argv == ("salloc", "--nodes=3", "--export=HF_TOKEN=***")
     assert (job.bundle, job.id) == (packed.path, packed.manifest.id)
     assert (job.transfer, job.bytes_at_most, job.nodes) == ("auto", packed.size, (3, 3))
@@ -170,14 +176,14 @@ def test_a_dry_run_heeds_the_way_that_is_asked_for(
     options = JobOptions(nodes=(40, 40), log_dir=tmp_path, allocation="slurm", transfer=way)
     bundle = packed.path, packed.manifest
     prepared = prepare(load(project.root), options, bundle, action=Action.VERIFY, source="salloc")
-    job = planned(prepared, ("salloc",))
+    job = plan_job(prepared, ("salloc",))
     assert job.transfer is way
     assert job.bytes_at_most == (0 if way is TransferWay.SHARED else packed.size)
-    work = staging_work(packed.manifest.layers, packed.manifest.layers, packed.size)
+    work = measure_staging_work(packed.manifest.layers, packed.manifest.layers, packed.size)
     nodes = Nodes(40, cpus=1, ranks=1)
-    relayed = staging(work, nodes).send
+    relayed = forecast_staging(work, nodes).send
     sends = {
-        TransferWay.SBCAST: staging(work, nodes, relayed=False).send,
+        TransferWay.SBCAST: forecast_staging(work, nodes, relayed=False).send,
         TransferWay.SHARED: packed.size / (NFS.all / 40),
     }
     assert job.forecast.seconds.send == pytest.approx(sends.get(way, relayed), abs=0.001)
@@ -185,16 +191,16 @@ def test_a_dry_run_heeds_the_way_that_is_asked_for(
 
 def test_the_settings_of_a_project(tmp_path: Path) -> None:
     bundle = tmp_path / "b.tar"
-    plain = setting_of(config(tmp_path), bundle, MANIFEST, Basis())
+    plain = make_setting(config(tmp_path), bundle, MANIFEST, Basis())
     assert plain.size == MANIFEST.size
     assert (plain.ranks, plain.cpus, plain.launcher) == (1, 1, "torchrun")
     tables = {
         "cluster": {"cpus-per-task": 8},
         "launch": {"nproc-per-node": 2, "launcher": "srun"},
     }
-    more = setting_of(config(tmp_path, **tables), bundle, MANIFEST, Basis())
+    more = make_setting(config(tmp_path, **tables), bundle, MANIFEST, Basis())
     assert (more.ranks, more.cpus, more.launcher) == (2, 8, "srun")
-    without = setting_of(config(tmp_path, launch=tables["launch"]), bundle, MANIFEST, Basis())
+    without = make_setting(config(tmp_path, launch=tables["launch"]), bundle, MANIFEST, Basis())
     assert without.cpus == 2
 
 
@@ -264,52 +270,58 @@ def test_a_root_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_without_jobs_rates_are_assumed() -> None:
-    assert basis(()) == Basis(rates=ASSUMED, jobs=0, nodes=0)
-    assert basis(()).text == "assumed; a job that sends its bundle measures them"
+    assert estimate_rates(()) == Basis(rates=ASSUMED, jobs=0, nodes=0)
+    assert estimate_rates(()).text == "assumed; a job that sends its bundle measures them"
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("relayed", [True, False])
 def test_rates_are_those_that_explain_what_was_seen(factor: float, relayed: bool) -> None:
     jobs = [as_expected(nodes, factor=factor, relayed=relayed) for nodes in (3, 6)]
-    found = basis(jobs)
-    expected = ASSUMED.scaled(send=factor, unpack=factor, step=factor)
+    found = estimate_rates(jobs)
+    expected = ASSUMED.scale_rates(send=factor, unpack=factor, step=factor)
     assert asdict(found.rates) == pytest.approx(asdict(expected))
     assert found.text == "measured on 2 jobs of up to 6 nodes"
-    alone = basis([as_expected(nodes=1)])
+    alone = estimate_rates([as_expected(nodes=1)])
     assert alone.text == "measured on 1 job of up to 1 node"
 
 
 def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
     """Fitted to two nodes, the model then speaks of six."""
     two, six = (Nodes(count, cpus=2, sharing=count) for count in (2, 6))
-    rates = ASSUMED.scaled(send=2.0, unpack=3.0, step=1.5)
-    made = staging(WORK, two, rates, relayed=False)
+    rates = ASSUMED.scale_rates(send=2.0, unpack=3.0, step=1.5)
+    made = forecast_staging(WORK, two, rates, relayed=False)
     seen = replace(SEEN, nodes=2, cpus=2, step=a_step(two, rates), send=made.send)
-    found = basis([replace(seen, unpack=made.unpack)], one_machine=True).rates
+    found = estimate_rates([replace(seen, unpack=made.unpack)], one_machine=True).rates
     assert asdict(found) == pytest.approx(asdict(rates))
-    assert staging(WORK, six, found).seconds == pytest.approx(staging(WORK, six, rates).seconds)
+    assert forecast_staging(WORK, six, found).seconds == pytest.approx(
+        forecast_staging(WORK, six, rates).seconds
+    )
 
 
 def test_one_job_that_was_disturbed_does_not_count() -> None:
     jobs = [as_expected(), as_expected(factor=50.0), as_expected()]
-    assert asdict(basis(jobs).rates) == pytest.approx(asdict(ASSUMED))
+    assert asdict(estimate_rates(jobs).rates) == pytest.approx(asdict(ASSUMED))
 
 
 def test_where_only_the_whole_is_known_it_stands_for_both() -> None:
     one = as_expected(factor=2.0, send=None, unpack=None)
-    found = basis([one]).rates
-    assert asdict(found) == pytest.approx(asdict(ASSUMED.scaled(send=2.0, unpack=2.0, step=2.0)))
+    found = estimate_rates([one]).rates
+    assert asdict(found) == pytest.approx(
+        asdict(ASSUMED.scale_rates(send=2.0, unpack=2.0, step=2.0))
+    )
 
 
 def test_a_small_delivery_says_nothing_of_rates() -> None:
     small = StagingWork(sent=200_000, bytes=500_000, files=80, linked=34_000)
-    found = basis([as_expected(work=small, send=9.0, unpack=9.0)]).rates
+    found = estimate_rates([as_expected(work=small, send=9.0, unpack=9.0)]).rates
     assert asdict(found) == pytest.approx(asdict(ASSUMED))
 
 
 def test_a_clock_that_jumped_is_kept_within_bounds() -> None:
-    assert basis([as_expected(send=1e9, step=0.0)]).rates.link == pytest.approx(ASSUMED.link / 100)
+    assert estimate_rates([as_expected(send=1e9, step=0.0)]).rates.link == pytest.approx(
+        ASSUMED.link / 100
+    )
 
 
 # --- what a job shows ----------------------------------------------------------------------------
@@ -405,31 +417,34 @@ IMPORT = 5.5
 def test_frontiers_eight_nodes() -> None:
     """57 s from Lustre and 244 s from NFS; eight ranks a node are a guess."""
     eight = Nodes(8, ranks=8)
-    assert from_shared(FILES, SIZE, eight, LUSTRE) + IMPORT == pytest.approx(57, rel=0.05)
-    assert from_shared(FILES, SIZE, eight, NFS) + IMPORT == pytest.approx(244, rel=0.05)
+    assert estimate_shared_reads(FILES, SIZE, eight, LUSTRE) + IMPORT == pytest.approx(57, rel=0.05)
+    assert estimate_shared_reads(FILES, SIZE, eight, NFS) + IMPORT == pytest.approx(244, rel=0.05)
 
 
 def test_an_import_of_torch_on_2048_nodes() -> None:
     """120 s with 12 ranks each; it makes 17,800 of the reference's 71,270 path calls."""
     share = 17_800 / REFERENCE["calls"]
     files, size = int(FILES * share), int(SIZE * share)
-    waiting = from_shared(files, size, Nodes(2048, ranks=12), LUSTRE)
+    waiting = estimate_shared_reads(files, size, Nodes(2048, ranks=12), LUSTRE)
     assert waiting + 1.7 == pytest.approx(120, rel=0.1)
 
 
 def test_by_hand() -> None:
     slow = SharedFiles("slow", call=1e-3, calls=10_000, node=100e6, all=1e9)
     alone = REFERENCE["calls"] * 1e-3 + REFERENCE["read"] / 100e6
-    assert from_shared(FILES, SIZE, Nodes(1), slow) == pytest.approx(alone)
+    assert estimate_shared_reads(FILES, SIZE, Nodes(1), slow) == pytest.approx(alone)
     asked = REFERENCE["calls"] + 3 * REFERENCE["opens"]
     many = 100 * asked / 10_000 + 100 * REFERENCE["read"] / 1e9
-    assert from_shared(FILES, SIZE, Nodes(100, ranks=4), slow) == pytest.approx(many)
+    assert estimate_shared_reads(FILES, SIZE, Nodes(100, ranks=4), slow) == pytest.approx(many)
 
 
 @pytest.mark.parametrize("shared", [LUSTRE, NFS])
 def test_more_takes_longer(shared: SharedFiles) -> None:
-    waits = [from_shared(FILES, SIZE, Nodes(count), shared) for count in (1, 8, 512, 4096, 10_000)]
+    waits = [
+        estimate_shared_reads(FILES, SIZE, Nodes(count), shared)
+        for count in (1, 8, 512, 4096, 10_000)
+    ]
     assert waits == sorted(waits)
     assert waits[-1] > 10 * waits[0]
-    assert from_shared(2 * FILES, SIZE, Nodes(64), shared) > waits[0]
-    assert from_shared(0, 0, Nodes(64), shared) == 0
+    assert estimate_shared_reads(2 * FILES, SIZE, Nodes(64), shared) > waits[0]
+    assert estimate_shared_reads(0, 0, Nodes(64), shared) == 0

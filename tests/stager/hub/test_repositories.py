@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stager.core.errors import StagerError
-from stager.hub.client import selected
-from stager.hub.repositories import HubRequest, Kind, parse_request, request_from
+from stager.hub.client import select_files
+from stager.hub.repositories import HubRequest, Kind, decode_request, parse_request
 
 GOOD: list[tuple[Kind, Any, HubRequest]] = [
     ("model", "bert", HubRequest(kind="model", name="bert")),
@@ -43,7 +43,7 @@ BAD: list[tuple[Kind, Any]] = [
 def test_what_may_be_named(kind, value, expected):
     request = parse_request(kind, value)
     assert request == expected
-    assert request_from(request.to_dict()) == request
+    assert decode_request(request.to_dict()) == request
 
 
 @pytest.mark.parametrize(("kind", "value"), BAD)
@@ -86,7 +86,7 @@ DATA = ["README.md", "en/train.csv", "en/valid.csv", "de/train-0.parquet", "de/t
     ],
 )  # fmt: skip
 def test_of_a_model_what_pytorch_reads(paths, left):
-    assert selected(HubRequest(kind="model", name="m"), paths, []) == left
+    assert select_files(HubRequest(kind="model", name="m"), paths, []) == left
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_of_a_model_what_pytorch_reads(paths, left):
 )
 def test_a_part_of_a_data_set(config, split, expected):
     request = HubRequest(kind="dataset", name="d", config=config, split=split)
-    assert selected(request, DATA, CONFIGS) == expected
+    assert select_files(request, DATA, CONFIGS) == expected
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_a_part_of_a_data_set(config, split, expected):
     ],
 )  # fmt: skip
 def test_without_a_card_the_names_of_files_say_the_split(split, paths, expected):
-    assert selected(HubRequest(kind="dataset", name="d", split=split), paths, []) == expected
+    assert select_files(HubRequest(kind="dataset", name="d", split=split), paths, []) == expected
 
 
 def test_a_configuration_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(StagerError) as caught:
-        selected(HubRequest(kind="dataset", name="d", config="fr"), DATA, CONFIGS)
+        select_files(HubRequest(kind="dataset", name="d", config="fr"), DATA, CONFIGS)
     assert caught.value.context == ("it has en", "it has de")

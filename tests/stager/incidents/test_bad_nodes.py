@@ -11,7 +11,7 @@ import pytest
 
 from bundle.protocol.events import JobBegins, Record
 from stager.config.job_settings import JobOptions
-from stager.config.template import default
+from stager.config.template import make_default_config
 from stager.core.store import Store
 from stager.incidents.bad_nodes import (
     choose_avoided,
@@ -22,10 +22,10 @@ from stager.incidents.bad_nodes import (
     remember_bad_nodes,
 )
 from stager.incidents.node_history import NodeHistory, list_histories
-from stager.jobs.job_description import settle
+from stager.jobs.job_description import apply_options
 from stager.jobs.outcome import Outcome
 from stager.jobs.preparation import Prepared
-from stager.logs.job_record import records
+from stager.logs.job_record import read_records
 from stager.slurm.request import PartitionNode, Request, Source, read_nodes
 from tests.support.incidents import FULL, event_log, incidents_of
 from tests.support.outcomes import job, slurm_job
@@ -146,7 +146,7 @@ def logs(tmp_path: Path) -> Path:
 
 
 def prepared(logs: Path, options: JobOptions, source: Source = "salloc") -> Prepared:
-    config = settle(default(logs.parent), options)
+    config = apply_options(make_default_config(logs.parent), options)
     planned = slurm_job(log_dir=str(logs))
     return Prepared(config=config, bundle=Path("/b"), source=source, job=planned, notes=())
 
@@ -226,7 +226,7 @@ def test_a_job_that_was_followed_is_remembered_once(store: Store, logs: Path) ->
     outcome = Outcome(job=replace(followed, id="4711"), bundle=Path("/b"))
     remember_bad_nodes(store, outcome)  # it has no result yet
     assert list(store.pending_jobs.iterdir())
-    for record in records(logs / "events.4711.jsonl"):
+    for record in read_records(logs / "events.4711.jsonl"):
         outcome.take(record)
     remember_bad_nodes(store, outcome)
     assert not list(store.pending_jobs.iterdir())
@@ -241,7 +241,7 @@ def test_local_jobs_and_dry_runs_tell_nothing_of_nodes(
     event_log(logs, {"n2": [FULL]}, ended=time())
     planned = slurm_job(dry_run=True) if dry_run else job()
     outcome = Outcome(job=replace(planned, id="4711", log_dir=str(logs)), bundle=Path("/b"))
-    for record in records(logs / "events.4711.jsonl"):
+    for record in read_records(logs / "events.4711.jsonl"):
         outcome.take(record)
     remember_bad_nodes(store, outcome)
     assert find_failed_nodes(store) == ()

@@ -21,7 +21,7 @@ from stager.incidents.pending_jobs import (
     read_ended_job,
     settle_notes,
 )
-from stager.pack.bundle_file import mark, marked
+from stager.pack.bundle_file import list_marked, mark
 from tests.support.incidents import ENDED, FULL, event_log
 
 
@@ -74,12 +74,12 @@ def test_the_bundle_of_a_job_is_marked_until_its_end_is_seen(store: Store, logs:
         assert mark(store, bundle, job_id)
         note_job(store, replace(pending(logs, job_id), bundle=str(bundle)))
     settle_notes(store, ENDED)  # both wait in the queue
-    assert marked(store, time.time()) == bundles
+    assert list_marked(store, time.time()) == bundles
     event_log(logs, {})
     settle_notes(store, ENDED)
-    assert marked(store, time.time()) == bundles[1:]
+    assert list_marked(store, time.time()) == bundles[1:]
     drop_note(store, "4712")
-    assert marked(store, time.time()) == []
+    assert list_marked(store, time.time()) == []
 
 
 def test_what_could_not_be_kept_is_tried_again(

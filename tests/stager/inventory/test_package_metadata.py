@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
-from stager.core.errors import BundleError, in_one_line
+from stager.core.errors import BundleError, escape_line_feeds
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.inventory.package_metadata import (
@@ -27,7 +27,7 @@ from stager.inventory.package_metadata import (
     metadata_of_wheel,
     parse_metadata,
 )
-from stager.pack.bundle_file import opened
+from stager.pack.bundle_file import open_bundle
 from tests.support.building import frames_of
 from tests.support.bundles import Raw, forge, make_bundle
 from tests.support.wheelhouse import make_wheel
@@ -55,7 +55,7 @@ def wheel(tmp_path: Path) -> Path:
 
 
 def read(bundle: Path) -> PackageMetadata:
-    with opened(bundle) as file:
+    with open_bundle(bundle) as file:
         (layer,) = file.manifest.layers
         return metadata_of(file, layer)
 
@@ -171,7 +171,7 @@ def test_what_a_terminal_would_obey_is_written_out() -> None:
 def test_any_bytes_are_metadata(data: bytes) -> None:
     found = parse_metadata(data)
     for text in (found.name, found.version, found.expression, *found.classifiers):
-        assert in_one_line(text) == text
+        assert escape_line_feeds(text) == text
         assert len(text) <= TEXT_LIMIT
 
 
@@ -232,7 +232,7 @@ def test_the_licence_of_a_card() -> None:
 @given(st.text(max_size=400) | st.from_regex(r"[()MIT ORAND]{0,400}"))
 def test_any_text_is_a_licence_that_can_be_shown_or_none(text: str) -> None:
     found = licence_of(parse_metadata(f"License-Expression: {text}\n".encode(errors="replace")))
-    assert in_one_line(found.text) == found.text
+    assert escape_line_feeds(found.text) == found.text
     assert bool(found.names) == bool(found.field)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stager.building.build import Built
 from stager.core.errors import BundleError
-from stager.inventory.provenance import LockedSources, Provenance, lock_of, public_url
+from stager.inventory.provenance import LockedSources, Provenance, find_lock, public_url
 from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 
@@ -117,7 +117,7 @@ def test_the_first_that_names_every_wheel(project: Project, built: Built, tmp_pa
     head, _, _ = lock.read_text().partition("[[packages]]")
     partial.write_text(head)
     locks = (tmp_path / "absent", damaged, partial, lock)
-    assert lock_of(chosen, locks) == lock
+    assert find_lock(chosen, locks) == lock
     with pytest.raises(BundleError, match="is not here") as caught:
-        lock_of(chosen, locks[:-1])
+        find_lock(chosen, locks[:-1])
     assert len(caught.value.context) == 3

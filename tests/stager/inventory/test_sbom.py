@@ -14,7 +14,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from stager import __version__
-from stager.core.store import Store, sha256_of
+from stager.core.store import Store, digest_file
 from stager.inventory.cyclonedx_document import FILES_LIMIT
 from stager.inventory.inventory import Inventory, InventoryAsset, inventory
 from stager.inventory.package_metadata import Licence
@@ -79,9 +79,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
     git = f"git+https://host.example/x.git@{'1' * 40}"
     lock.write_text(
         'lock-version = "1.0"\ncreated-by = "stager"\n[[packages]]\nname = "alpha"\n'
-        f'wheels = [{{ url = "{address}", hashes = {{ sha256 = "{sha256_of(wheels[0])}" }} }}]\n'
+        f'wheels = [{{ url = "{address}", hashes = {{ sha256 = "{digest_file(wheels[0])}" }} }}]\n'
         '[[packages]]\nname = "beta"\nwheels = [{ path = "beta-2.0+cpu-py3-none-any.whl", '
-        f'hashes = {{ sha256 = "{sha256_of(wheels[1])}" }} }}]\n'
+        f'hashes = {{ sha256 = "{digest_file(wheels[1])}" }} }}]\n'
         f'[tool.stager.sources]\n"beta-2.0+cpu-py3-none-any.whl" = "{git}"\n'
     )
     return bundled(folder, wheels, [lock])

@@ -11,16 +11,21 @@ import pytest
 from bundle.protocol.enumerations import Allocation
 from stager.config.job_settings import JobOptions
 from stager.config.load import Config
-from stager.config.template import default
+from stager.config.template import make_default_config
 from stager.core.errors import ConfigError
-from stager.jobs.allocation import Hosts, hosts_of, ignored_elsewhere, without_effect
+from stager.jobs.allocation import (
+    Hosts,
+    check_options_inside,
+    find_hosts,
+    list_options_without_slurm,
+)
 
 # --- Hosts ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return default(tmp_path)
+    return make_default_config(tmp_path)
 
 
 def named(config: Config, *hosts: str) -> Config:
@@ -28,7 +33,7 @@ def named(config: Config, *hosts: str) -> Config:
 
 
 def of_list(config: Config, text: str) -> Hosts | None:
-    return hosts_of(JobOptions(hosts=(text,)), config, {})
+    return find_hosts(JobOptions(hosts=(text,)), config, {})
 
 
 def test_ranges_and_users(config: Config) -> None:
@@ -78,8 +83,8 @@ def test_the_job_of_a_batch_system_names_them(
     file = tmp_path / "node-file"
     file.write_text(text)
     env, settings = {variable: str(file)}, named(config, "other[1-2]")
-    assert hosts_of(JobOptions(), settings, env) == Hosts(names=names, origin=f"${variable}")
-    by_option = hosts_of(JobOptions(hosts=("n9",)), settings, env)
+    assert find_hosts(JobOptions(), settings, env) == Hosts(names=names, origin=f"${variable}")
+    by_option = find_hosts(JobOptions(hosts=("n9",)), settings, env)
     assert by_option is not None
     assert by_option.names == ("n9",)
 
@@ -87,7 +92,7 @@ def test_the_job_of_a_batch_system_names_them(
 def test_a_host_file(config: Config, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# ours\nnode[01-02] slots=4\n\nann@node03   # a GPU\nnode01 max_slots=2\n")
-    found = hosts_of(JobOptions(host_file=file), config, {})
+    found = find_hosts(JobOptions(host_file=file), config, {})
     assert found is not None
     assert found.names == ("node01", "node02", "ann@node03")
 
@@ -101,12 +106,12 @@ def test_a_host_file_with_a_mistake_is_refused(
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(ConfigError, match=told):
-        hosts_of(JobOptions(host_file=file), config, {})
+        find_hosts(JobOptions(host_file=file), config, {})
 
 
 def test_a_host_file_that_is_not_there(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        hosts_of(JobOptions(host_file=tmp_path / "none"), config, {})
+        find_hosts(JobOptions(host_file=tmp_path / "none"), config, {})
 
 
 def test_what_is_no_list_of_hosts_is_not_read_for_ever(config: Config, tmp_path: Path) -> None:
@@ -114,7 +119,7 @@ def test_what_is_no_list_of_hosts_is_not_read_for_ever(config: Config, tmp_path:
     one_line.write_bytes(b"a" * (1 << 20))
     for path in (Path("/dev/zero"), one_line):
         with pytest.raises(ConfigError, match="too long for a list of hosts"):
-            hosts_of(JobOptions(host_file=path), config, {})
+            find_hosts(JobOptions(host_file=path), config, {})
 
 
 def test_a_host_file_may_be_a_pipe_and_come_from_windows(config: Config) -> None:
@@ -122,7 +127,7 @@ def test_a_host_file_may_be_a_pipe_and_come_from_windows(config: Config) -> None
     read, write = os.pipe()
     os.write(write, b"\xef\xbb\xbfnode01\r\nnode02\r\n")
     os.close(write)
-    found = hosts_of(JobOptions(host_file=Path(f"/proc/self/fd/{read}")), config, {})
+    found = find_hosts(JobOptions(host_file=Path(f"/proc/self/fd/{read}")), config, {})
     os.close(read)
     assert found is not None
     assert found.names == ("node01", "node02")
@@ -130,23 +135,23 @@ def test_a_host_file_may_be_a_pipe_and_come_from_windows(config: Config) -> None
 
 def test_hosts_to_avoid_are_left_out(config: Config) -> None:
     settings = named(config, "node[01-03]")
-    found = hosts_of(JobOptions(exclude="node[01-02]"), settings, {})
+    found = find_hosts(JobOptions(exclude="node[01-02]"), settings, {})
     assert found is not None
     assert found.names == ("node03",)
     with pytest.raises(ConfigError, match="all hosts are excluded"):
-        hosts_of(JobOptions(exclude="node[01-03]"), settings, {})
+        find_hosts(JobOptions(exclude="node[01-03]"), settings, {})
 
 
 def test_an_option_adds_to_the_hosts_that_the_settings_avoid(config: Config) -> None:
     settings = named(config, "node[01-03]")
     settings = replace(settings, cluster=replace(settings.cluster, exclude="node02"))
-    found = hosts_of(JobOptions(exclude="node01"), settings, {})
+    found = find_hosts(JobOptions(exclude="node01"), settings, {})
     assert found is not None
     assert found.names == ("node03",)
 
 
 def test_none_are_named(config: Config) -> None:
-    assert hosts_of(JobOptions(), config, {}) is None
+    assert find_hosts(JobOptions(), config, {}) is None
 
 
 # --- Options of Slurm inside an allocation --------------------------------------------------------
@@ -173,7 +178,7 @@ THERE = {
     ],
 )
 def test_what_the_allocation_has_is_no_contradiction(options: JobOptions) -> None:
-    assert list(without_effect(options, THERE)) == []
+    assert list(check_options_inside(options, THERE)) == []
 
 
 def test_all_contradictions_are_named_at_once() -> None:
@@ -181,7 +186,7 @@ def test_all_contradictions_are_named_at_once() -> None:
         partition="cpu", nodelist="n[3-4]", exclude="n1", mem="1T", gpus_per_node="8", account="ml"
     )
     with pytest.raises(ConfigError, match="job 17") as caught:
-        list(without_effect(options, THERE))
+        list(check_options_inside(options, THERE))
     assert [line.partition(":")[0] for line in caught.value.context] == [
         "--gpus-per-node 8",
         "--partition cpu",
@@ -193,14 +198,14 @@ def test_all_contradictions_are_named_at_once() -> None:
 
 def test_options_of_slurm_are_said_to_have_no_effect_without_it() -> None:
     options = JobOptions(time="10", mem="3G", partition="cpu", nproc_per_node=2)
-    (note,) = ignored_elsewhere(options, Allocation.LOCAL)
+    (note,) = list_options_without_slurm(options, Allocation.LOCAL)
     assert note == "no effect with --allocation local: --partition, --time, --mem"
-    assert list(ignored_elsewhere(JobOptions(exclude="n1"), Allocation.SSH)) == []
+    assert list(list_options_without_slurm(JobOptions(exclude="n1"), Allocation.SSH)) == []
 
 
 def test_what_nothing_tells_is_said_to_have_no_effect() -> None:
     options = JobOptions(time="10", constraint="a100", salloc_args=("--nice",), reservation="r")
-    (note,) = without_effect(options, THERE)
+    (note,) = check_options_inside(options, THERE)
     assert note.startswith("no effect in job 17")
     for option in ("--time", "--constraint", "--salloc-arg", "--reservation"):
         assert option in note

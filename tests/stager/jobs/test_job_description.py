@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, TransferWay
-from bundle.protocol.job import ONE_A_CPU
-from bundle.protocol.job import parse as parse_job
+from bundle.protocol.job import ONE_A_CPU, parse_job
 from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError, StagerError
-from stager.jobs.job_description import make_job, numbered, settle
-from stager.slurm.request import request
+from stager.jobs.job_description import apply_options, assign_number, make_job
+from stager.slurm.request import make_request
 from tests.support.demo_project import config, manifest
 
 
@@ -71,7 +70,7 @@ def test_the_job_says_what_the_far_side_needs(
     assert job.room[0] >= 2_000_000
     assert job.import_modules is False
     assert make(tmp_path, JobOptions(), action=Action.VERIFY).import_modules is True
-    job = numbered(job)
+    job = assign_number(job)
     assert parse_job(job.to_json()) == job
 
 
@@ -82,7 +81,7 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
     def several() -> None:
         for _ in range(20):
             job = make(tmp_path, JobOptions(log_dir=tmp_path / "logs", command=("a",)))
-            ids.append(numbered(job).id)
+            ids.append(assign_number(job).id)
 
     threads = [threading.Thread(target=several) for _ in range(4)]
     for thread in threads:
@@ -104,7 +103,7 @@ def test_ids_differ_at_one_moment_in_different_log_directories(
         monkeypatch.setattr(time, "time_ns", lambda now=moment: now)
         for number in range(3):
             options = JobOptions(log_dir=tmp_path / f"logs{number}", command=("a",))
-            ids.append(numbered(make(tmp_path, options)).id)
+            ids.append(assign_number(make(tmp_path, options)).id)
     assert len(set(ids)) == 9
     assert [one[:10] for one in ids] == ["5406000123"] * 3 + ["5406000124"] * 3 + ["5406000125"] * 3
 
@@ -151,7 +150,7 @@ def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
     job = make(tmp_path, options, cluster={"nodes": 3, "min-nodes": 2, "cpus-per-task": 4})
     assert (job.allocation, job.id, job.nodes) == ("slurm", "", ())
     assert (job.wanted, job.min_nodes, job.cpus_per_task) == (None, 2, 4)
-    job = numbered(job)
+    job = assign_number(job)
     assert parse_job(job.to_json()) == job
     assert list((tmp_path / "logs").glob("*.jsonl")) == []
     srun = make(tmp_path, options, launch={"launcher": "srun"})
@@ -177,7 +176,7 @@ def test_more_of_what_the_command_line_says(tmp_path: Path) -> None:
     assert job.launch.pass_env == ("HF_TOKEN", "WANDB_API_KEY")
     assert job.launch.container_image == "/i.sqsh"
     assert job.launch.container_mounts == ("/a:/a", "/b:/b")
-    settled = settle(config(tmp_path, **tables), options).cluster
+    settled = apply_options(config(tmp_path, **tables), options).cluster
     assert (settled.exclude, settled.partition, settled.time) == ("n1,n2", "gpu", "5")
 
 
@@ -197,9 +196,9 @@ def test_images_of_apptainer_are_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     }
     for named, expected in given.items():
         options = JobOptions(container_image=named)
-        assert settle(config(tmp_path), options).cluster.container_image == expected
+        assert apply_options(config(tmp_path), options).cluster.container_image == expected
     setting = {"cluster": {"container-image": "images/x.sif"}}
-    found = settle(config(tmp_path, **setting), JobOptions()).cluster.container_image
+    found = apply_options(config(tmp_path, **setting), JobOptions()).cluster.container_image
     assert found == f"{tmp_path}/images/x.sif"
 
 
@@ -279,7 +278,7 @@ def test_a_container_of_pyxis_is_not_left_out_without_a_word(tmp_path: Path) -> 
         options = JobOptions(command=("a.py",), allocation="local")
         assert make(tmp_path, options, cluster={"container-image": image}).nodes == ("local1",)
     apptainer = JobOptions(command=("a.py",), allocation="local", container_image="x.sif")
-    assert make(tmp_path, apptainer).launch.in_apptainer
+    assert make(tmp_path, apptainer).launch.is_run_by_apptainer
 
 
 def test_a_directory_that_apptainer_cannot_bind_is_refused(
@@ -338,15 +337,15 @@ def test_torchruns_words_for_the_ranks_of_a_node(
     tmp_path: Path, word: str | int | None, expected: tuple[int | None, str]
 ) -> None:
     own = config(tmp_path, launch={"nproc-per-node": 2})
-    found = settle(own, JobOptions(nproc_per_node=word)).launch
+    found = apply_options(own, JobOptions(nproc_per_node=word)).launch
     assert (found.nproc_per_node, found.backend) == expected
 
 
 def test_an_option_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> None:
     fixed = replace(config(tmp_path), fixed=("cluster.partition", "launch"))
-    assert settle(fixed, JobOptions(qos="long")).cluster.qos == "long"
+    assert apply_options(fixed, JobOptions(qos="long")).cluster.qos == "long"
     with pytest.raises(ConfigError, match=r"fixed by your site in .*: cluster.partition, launch.b"):
-        settle(fixed, JobOptions(partition="mine", backend="nccl"))
-    request(fixed, {"SALLOC_OPTS": "--mem=1G"})
+        apply_options(fixed, JobOptions(partition="mine", backend="nccl"))
+    make_request(fixed, {"SALLOC_OPTS": "--mem=1G"})
     with pytest.raises(ConfigError, match=r"-p mine: cluster.partition is fixed by your site"):
-        request(fixed, {"SALLOC_OPTS": "-p mine"})
+        make_request(fixed, {"SALLOC_OPTS": "-p mine"})

@@ -18,14 +18,14 @@ from stager.core.errors import ConfigError
 from stager.core.store import Store
 from stager.jobs.preparation import (
     Prepared,
-    driver_start,
-    in_project,
+    choose_source,
     load_project,
-    prefer_here,
+    make_driver_start,
+    make_project_path,
+    make_script_facts,
+    prefer_local_script,
     prepare,
-    refuse_absent,
-    script_facts,
-    source_of,
+    refuse_missing_program,
 )
 from tests.support.building import Project
 from tests.support.bundles import make_bundle
@@ -106,7 +106,7 @@ def test_hosts_that_the_site_has_fixed_are_used_and_not_changed(tmp_path: Path) 
     made = prepare(site, options, (bundle, manifest("torch")), action=Action.RUN, source="ssh")
     assert made.job.nodes == ("n1", "n2")
     with pytest.raises(ConfigError, match=r"fixed by your site in .*: cluster\.hosts"):
-        source_of(replace(options, hosts=("n9",)), site, batch=False)
+        choose_source(replace(options, hosts=("n9",)), site, batch=False)
 
 
 def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,18 +169,18 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
         "PATH": "/bin", "HF_TOKEN": "hunter2", "RANK": "3", "SALLOC_OPTS": "-v",
         "SBATCH_ACCOUNT": "lab",
     }  # fmt: skip
-    asks = driver_start(make(tmp_path, "train.py", nodes=(2, 2)), env)
+    asks = make_driver_start(make(tmp_path, "train.py", nodes=(2, 2)), env)
     assert asks.asks_slurm
     assert asks.argv[0] == "salloc"
     assert asks.argv[-3:] == ("--kill-command=TERM", "--no-kill", "-v")
     assert asks.environment is not None
     assert not {"HF_TOKEN", "RANK"} & set(asks.environment)
     assert asks.environment["SBATCH_ACCOUNT"] == "lab"
-    passed = driver_start(make(tmp_path, "train.py", pass_env=("HF_TOKEN",)), env)
+    passed = make_driver_start(make(tmp_path, "train.py", pass_env=("HF_TOKEN",)), env)
     assert passed.environment is not None
     assert passed.environment["HF_TOKEN"] == "hunter2"
     for source in ("local", "inside"):
-        here = driver_start(make(tmp_path, "train.py", source=source), env)
+        here = make_driver_start(make(tmp_path, "train.py", source=source), env)
         assert (here.asks_slurm, here.argv, here.environment) == (False, (), None)
 
 
@@ -189,7 +189,7 @@ def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:
     made = make(tmp_path, "train.py", source="sbatch", nproc_per_node=2, tables=tables)
     packed = make_bundle(Store(tmp_path / "store"), [], decompressor=None).path
     made = replace(made, bundle=packed)
-    facts = script_facts(made, {"SALLOC_OPTS": "-x n2 -v"}, b"program", requeue=True)
+    facts = make_script_facts(made, {"SALLOC_OPTS": "-x n2 -v"}, b"program", requeue=True)
     asked = facts.request
     assert (asked.partition, asked.exclude, facts.requeue) == ("torch", "n1,n2", True)
     assert asked.salloc_args == ("--mem=1G", "-v")
@@ -201,16 +201,16 @@ def test_slurms_own_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found.mkdir()
     monkeypatch.setenv("PATH", str(found))
     settings = config(tmp_path)
-    assert source_of(JobOptions(), settings, batch=False) == "local"
+    assert choose_source(JobOptions(), settings, batch=False) == "local"
     with pytest.raises(ConfigError, match="the job needs 2 nodes"):
-        source_of(JobOptions(nodes=(2, 2)), settings, batch=False)
+        choose_source(JobOptions(nodes=(2, 2)), settings, batch=False)
     for name in ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue"):
         (found / name).write_text("#!/bin/sh\n")
         (found / name).chmod(0o755)
-    assert source_of(JobOptions(nodes=(2, 2)), settings, batch=False) == "salloc"
-    assert source_of(JobOptions(), settings, batch=True) == "sbatch"
+    assert choose_source(JobOptions(nodes=(2, 2)), settings, batch=False) == "salloc"
+    assert choose_source(JobOptions(), settings, batch=True) == "sbatch"
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    assert source_of(JobOptions(), settings, batch=False) == "inside"
+    assert choose_source(JobOptions(), settings, batch=False) == "inside"
 
 
 def test_settings_that_are_wrong_are_told_though_a_bundle_is_named(
@@ -281,7 +281,7 @@ def test_what_is_there_or_cannot_be_known(bundle: Path) -> None:
         "launch",
         "/opt/of/the/nodes/train.py",
     ):
-        refuse_absent(shlex.split(command), bundle)
+        refuse_missing_program(shlex.split(command), bundle)
 
 
 def test_what_python_cannot_start(bundle: Path) -> None:
@@ -295,7 +295,7 @@ def test_what_python_cannot_start(bundle: Path) -> None:
         ("-m evaluate", "there is no module evaluate", "has a __main__.py"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
-            refuse_absent(shlex.split(command), bundle)
+            refuse_missing_program(shlex.split(command), bundle)
         assert hint in str(caught.value.hint)
 
 
@@ -317,7 +317,7 @@ def test_what_is_not_there(bundle: Path) -> None:
         ("x" * 5000, CHECK),
     ):
         with pytest.raises(ConfigError, match="there is no script") as caught:
-            refuse_absent([name], bundle)
+            refuse_missing_program([name], bundle)
         assert caught.value.hint == hint
         shown = str(caught.value)
         assert shown.isprintable()
@@ -328,9 +328,9 @@ def test_what_is_not_there(bundle: Path) -> None:
 
 def test_a_directory_that_is_gone_holds_nothing(bundle: Path) -> None:
     shutil.rmtree(Path.cwd())
-    refuse_absent(["train.py"], bundle)
+    refuse_missing_program(["train.py"], bundle)
     with pytest.raises(ConfigError, match=r"there is no script evaluate\.py"):
-        refuse_absent(["evaluate.py"], bundle)
+        refuse_missing_program(["evaluate.py"], bundle)
 
 
 def test_a_script_here_needs_no_look_into_the_bundle(
@@ -338,7 +338,7 @@ def test_a_script_here_needs_no_look_into_the_bundle(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    refuse_absent(["train.py"], tmp_path / "absent.pkgs.tar")
+    refuse_missing_program(["train.py"], tmp_path / "absent.pkgs.tar")
 
 
 def test_a_script_of_the_project_is_named_by_its_place_there(
@@ -357,7 +357,7 @@ def test_a_script_of_the_project_is_named_by_its_place_there(
         (str(root.parent / "elsewhere" / "evaluate.py"),) * 2,
         ("/opt/of/the/nodes/train.py",) * 2,
     ):
-        assert in_project(name, root) == place
+        assert make_project_path(name, root) == place
 
 
 def test_a_script_of_this_folder_is_not_another_one_of_the_project(
@@ -367,7 +367,7 @@ def test_a_script_of_this_folder_is_not_another_one_of_the_project(
     root = project.root
     (root / "tools" / "train.py").write_text("")
     (Path.cwd() / "train.py").write_text("")
-    assert prefer_here("train.py", root) == "train.py"
+    assert prefer_local_script("train.py", root) == "train.py"
     monkeypatch.chdir(root / "tools")
     for name, place in (
         ("train.py", "tools/train.py"),
@@ -378,6 +378,6 @@ def test_a_script_of_this_folder_is_not_another_one_of_the_project(
         ("a\0b", "a\0b"),
         ("x" * 5000, "x" * 5000),
     ):
-        assert prefer_here(name, root) == place
+        assert prefer_local_script(name, root) == place
     monkeypatch.chdir(root)
-    assert prefer_here("train.py", root) == "train.py"
+    assert prefer_local_script("train.py", root) == "train.py"

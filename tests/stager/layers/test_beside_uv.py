@@ -10,7 +10,7 @@ import pytest
 
 from stager.layers.layer_file import LayerWriter
 from stager.layers.wheel import add_wheel
-from stager.lock.uv import required_command
+from stager.lock.uv import require_uv
 from tests.support.building import HOST, ORIGIN, SITE, contents
 from tests.support.wheelhouse import Member, make_wheel, parts
 
@@ -91,7 +91,7 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("odd")
     wheels = [make(folder, name) for name, make in ODD.items()]
     place = folder / "env"
-    argv = [*required_command(), "pip", "install", "-q", "--no-deps", "--offline", "--no-cache"]
+    argv = [*require_uv(), "pip", "install", "-q", "--no-deps", "--offline", "--no-cache"]
     argv += ["--target", str(place), *map(str, wheels)]
     subprocess.run(argv, check=True, timeout=200)
     files = {

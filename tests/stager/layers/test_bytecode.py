@@ -18,16 +18,16 @@ import pytest
 from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.interpreter import compiler_for
+from stager.interpreter import find_compiler
 from stager.layers import bytecode
 from stager.layers.bytecode import (
     LARGE,
     Compiler,
     bytecode_path,
     compile_elsewhere,
+    compile_in_parallel,
     compile_module,
-    compiling,
-    worth_compiling,
+    is_worth_compiling,
 )
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource, layer_id
@@ -117,7 +117,7 @@ def test_its_place_is_where_the_interpreter_looks():
     ],
 )
 def test_test_modules_of_test_suites_get_no_bytecode(path, worth):
-    assert worth_compiling(path) is worth
+    assert is_worth_compiling(path) is worth
 
 
 # --- Bytecode for other versions of Python, made by Pythons of these versions
@@ -135,7 +135,7 @@ FILES = {
 def other(program):
     """The target of a Python of another version, and that Python as a compiler."""
     target = Target(python=Path(program).name.removeprefix("python"), platform=HOST.platform)
-    compiler = compiler_for(target, Path(program))
+    compiler = find_compiler(target, Path(program))
     assert compiler.version.startswith(f"{target.python}.")
     return target, compiler
 
@@ -174,7 +174,7 @@ def test_a_project_too_and_the_same_bytes_each_time(program, tmp_path):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     wheel = source_of(make_wheel(tmp_path, "one", files=FILES))
-    tree = LayerSource.of_tree("project", "p", tree_of(folder), "project")
+    tree = LayerSource.from_tree("project", "p", tree_of(folder), "project")
     sources = [replace(source, compiler=compiler) for source in (wheel, tree)]
     layers = []
     for number in (1, 2):
@@ -189,8 +189,8 @@ def test_a_project_too_and_the_same_bytes_each_time(program, tmp_path):
 
 
 def test_the_version_that_runs_this_needs_no_other_process():
-    assert compiler_for(HOST) is None
-    assert compiler_for(replace(HOST, platform="manylinux_2_28_aarch64")) is None
+    assert find_compiler(HOST) is None
+    assert find_compiler(replace(HOST, platform="manylinux_2_28_aarch64")) is None
 
 
 def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path):
@@ -209,12 +209,12 @@ def test_without_a_python_of_that_version_there_is_no_compiler(tmp_path):
     shim.chmod(0o755)
     target = Target(python="3.98", platform=HOST.platform)
     env = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
-    assert compiler_for(target, env=env) is None
-    assert compiler_for(target, tmp_path / "gone") is None
+    assert find_compiler(target, env=env) is None
+    assert find_compiler(target, tmp_path / "gone") is None
     talks = tmp_path / "talks"
     talks.write_text("#!/bin/sh\necho loading modules\necho 3.98.1 aa0d0d0a\n")
     talks.chmod(0o755)
-    assert compiler_for(target, talks) is None
+    assert find_compiler(target, talks) is None
 
 
 def test_it_has_the_libraries_of_environment_modules(tmp_path, monkeypatch):
@@ -322,7 +322,7 @@ def slow(monkeypatch):
 
 
 def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(large, tmp_path):
-    with compiling(large, HOST, 1) as ahead:
+    with compile_in_parallel(large, HOST, 1) as ahead:
         assert no_children()
         source = LARGE_FILES["large/m3.py"].encode()
         digest = importlib.util.source_hash(source)
@@ -330,7 +330,7 @@ def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(large, tmp_pat
 
 
 def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(large, tmp_path):
-    with compiling(large, HOST, 2) as ahead:
+    with compile_in_parallel(large, HOST, 2) as ahead:
         assert [name for name in LARGE_FILES if name not in ahead] == [
             "large/tests/test_it.py",
             "large/data.txt",
@@ -341,27 +341,27 @@ def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(large, tmp_path)
 
 def test_a_small_wheel_is_compiled_as_it_is_read(tmp_path):
     small = make_wheel(tmp_path, "small", files={"small.py": COMMENT * (LARGE // len(COMMENT) - 1)})
-    with compiling(small, HOST, 8) as ahead:
+    with compile_in_parallel(small, HOST, 8) as ahead:
         assert ahead is None
         assert no_children()
 
 
 def test_for_another_python_nothing_is_compiled(large, tmp_path):
     other = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
-    with compiling(large, other, 8) as ahead:
+    with compile_in_parallel(large, other, 8) as ahead:
         assert ahead is None
 
 
 def test_scripts_and_data_are_not_taken_for_modules_of_the_same_name(tmp_path):
     more = {f"large-1.0.data/purelib/{name}": text for name, text in LARGE_FILES.items()}
     wheel = make_wheel(tmp_path, "large", files={"large.py": "", **more})
-    with compiling(wheel, HOST, 2) as ahead:
+    with compile_in_parallel(wheel, HOST, 2) as ahead:
         assert ahead is None
 
 
 def test_a_wheel_that_changes_meanwhile_is_told(large, tmp_path):
     with (
-        compiling(large, HOST, 2) as ahead,
+        compile_in_parallel(large, HOST, 2) as ahead,
         pytest.raises(
             StagerError, match=r"large-1\.0.*large/m1\.py changed while it was being read"
         ),
@@ -371,7 +371,7 @@ def test_a_wheel_that_changes_meanwhile_is_told(large, tmp_path):
 
 @pytest.mark.usefixtures("slow")
 def test_a_process_that_was_killed_is_told(large, tmp_path):
-    with compiling(large, HOST, 2) as ahead:
+    with compile_in_parallel(large, HOST, 2) as ahead:
         (child,) = multiprocessing.active_children()
         child.kill()
         with pytest.raises(StagerError, match=r"large-1\.0.* modules was killed") as caught:
@@ -416,7 +416,7 @@ def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs):
     data = wheel.read_bytes()
     assert data.count(crc) == 2
     wheel.write_bytes(data.replace(crc, bytes(4)))
-    source = LayerSource.of_wheel(wheel_of(wheel), ("tests",))
+    source = LayerSource.from_wheel(wheel_of(wheel), ("tests",))
     store = Store(tmp_path / "store")
     with store.lock():
         made = make_layers([source], store=store, target=HOST, jobs=jobs)
@@ -438,19 +438,19 @@ def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_pyth
 
     monkeypatch.setattr(zipfile.ZipFile, "read", read)
     failure = pytest.raises(StagerError, match=r"large/m7\.py could not be compiled")
-    with compiling(large, HOST, 2) as ahead, failure as caught:
+    with compile_in_parallel(large, HOST, 2) as ahead, failure as caught:
         ahead.take("large/m7.py", b"")
     assert type(error).__name__ in caught.value.context[0]
 
 
 def test_one_that_is_gone_is_left_to_whoever_unpacks_it(tmp_path):
-    with compiling(tmp_path / "gone.whl", HOST, 4) as ahead:
+    with compile_in_parallel(tmp_path / "gone.whl", HOST, 4) as ahead:
         assert ahead is None
 
 
 @pytest.mark.usefixtures("slow")
 def test_an_error_in_the_block_ends_all(large):
-    with pytest.raises(KeyError), compiling(large, HOST, 8):
+    with pytest.raises(KeyError), compile_in_parallel(large, HOST, 8):
         raise KeyError
     assert no_children()
 
@@ -465,7 +465,7 @@ def compile_module(source, path):  # asked for once the process will end with it
     os.write(1, b"%d\\n" % os.getpid())
     time.sleep(600)
 ahead.compile_module = compile_module
-with ahead.compiling(Path({str(large)!r}), Target.of_host(), 4):
+with ahead.compile_in_parallel(Path({str(large)!r}), Target.of_host(), 4):
     time.sleep(600)
 """
     argv = [sys.executable, "-c", code]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.layers.ignore import Ignore, anchored, excluded
+from stager.layers.ignore import Ignore, anchor, is_excluded
 
 needs_git = pytest.mark.needs("git")
 
@@ -100,7 +100,7 @@ def ours(root):
             rules = [*rules, Ignore.from_bytes(content, base=path)]
         for entry in os.scandir(folder):
             here = f"{path}/{entry.name}" if path else entry.name
-            if here == ".git" or excluded(rules, here, is_dir=entry.is_dir()):
+            if here == ".git" or is_excluded(rules, here, is_dir=entry.is_dir()):
                 continue
             if entry.is_dir():
                 walk(Path(entry.path), here, rules)
@@ -207,7 +207,7 @@ def test_anchored_names_one_path_and_no_other(repository, seed):
     names = {str(path.relative_to(repository)) for path in files}
     assert len(names) > 4
     for name in names:
-        (repository / ".gitignore").write_bytes(os.fsencode(anchored(name)) + b"\n")
+        (repository / ".gitignore").write_bytes(os.fsencode(anchor(name)) + b"\n")
         assert names - ours(repository) == {name}
         assert names - gits(repository) == {name}
 
@@ -227,6 +227,6 @@ def test_decide_has_three_answers():
 
 def test_of_several_rules_the_innermost_that_speaks_decides():
     rules = [Ignore(["*.log"]), Ignore(["!*.log"], base="a"), Ignore(["unrelated"], base="a/b")]
-    assert not excluded(rules, "a/b/x.log", is_dir=False)
-    assert excluded(rules, "c/x.log", is_dir=False)
-    assert not excluded((), "x", is_dir=False)
+    assert not is_excluded(rules, "a/b/x.log", is_dir=False)
+    assert is_excluded(rules, "c/x.log", is_dir=False)
+    assert not is_excluded((), "x", is_dir=False)

@@ -158,8 +158,8 @@ def folder(tmp_path):
 
 
 def test_a_project_gets_bytecode_and_an_asset_does_not(folder, store):
-    project = LayerSource.of_tree("project", "p", tree_of(folder), "project")
-    asset = LayerSource.of_tree("asset", "a", tree_of(folder), "assets")
+    project = LayerSource.from_tree("project", "p", tree_of(folder), "project")
+    asset = LayerSource.from_tree("asset", "a", tree_of(folder), "assets")
     make([project, asset], store)
     tag = f"cpython-{HOST.python.replace('.', '')}"
     assert set(contents(store.layer(layer_id(project, HOST)))) == {
@@ -175,7 +175,7 @@ def test_a_project_gets_bytecode_and_an_asset_does_not(folder, store):
 
 @pytest.mark.parametrize("name", ["train.py", "data.csv"])
 def test_a_file_that_changes_meanwhile_is_noticed(name, folder, store):
-    source = LayerSource.of_tree("project", "mine", project_files(folder, []), "project")
+    source = LayerSource.from_tree("project", "mine", project_files(folder, []), "project")
     (folder / name).write_text("something else\n")
     with store.lock(), pytest.raises(StagerError, match="project mine changed") as caught:
         make_layers([source], store=store, target=HOST, jobs=1)
@@ -185,7 +185,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(name, folder, store):
 
 
 def test_a_file_that_goes_away_meanwhile_is_named(folder, store):
-    source = LayerSource.of_tree("project", "mine", tree_of(folder), "project")
+    source = LayerSource.from_tree("project", "mine", tree_of(folder), "project")
     (folder / "data.csv").unlink()
     with store.lock(), pytest.raises(StagerError, match=r"data\.csv: No such file"):
         make_layers([source], store=store, target=HOST, jobs=1)

@@ -20,7 +20,7 @@ from stager.layers.layer_file import (
     LayerWriter,
     StoredTar,
     decompress_index,
-    top_modules,
+    list_top_modules,
 )
 from stager.layers.wheel import add_wheel
 from tests.support.building import HOST, ORIGIN, contents, frames_of, index_of, listing, plain_tar
@@ -164,18 +164,18 @@ TEXT = b"the same words again and again, "
 
 @pytest.mark.parametrize("size", [0, 1, (128 << 10) - 1, 128 << 10, (128 << 10) + 1, 2 << 20])
 def test_what_is_stored_comes_back(size):
-    packed = layer_file.stored(NOISE[:size])
+    packed = layer_file.store_uncompressed(NOISE[:size])
     assert zstandard.ZstdDecompressor().decompress(packed) == NOISE[:size]
     assert len(packed) <= size + 16 + 3 * (size // (128 << 10) + 1)
     assert zstandard.get_frame_parameters(packed).content_size == size
 
 
 def test_the_content_decides():
-    assert not layer_file.pays(NOISE)
-    assert layer_file.pays(TEXT * (len(NOISE) // len(TEXT)))
-    assert layer_file.pays(NOISE[:1000])  # too little to think about
+    assert not layer_file.does_compression_pay(NOISE)
+    assert layer_file.does_compression_pay(TEXT * (len(NOISE) // len(TEXT)))
+    assert layer_file.does_compression_pay(NOISE[:1000])  # too little to think about
     half = TEXT * (len(NOISE) // 2 // len(TEXT))
-    assert layer_file.pays(NOISE[: len(half)] + half)
+    assert layer_file.does_compression_pay(NOISE[: len(half)] + half)
 
 
 def test_only_a_sampled_layer_stores(tmp_path):
@@ -254,7 +254,7 @@ def modules(folder, name, *files, wheel=None):
     with LayerWriter(folder) as writer:
         add_wheel(writer, made, HOST)
         writer.write(folder / "layer", ORIGIN)
-    return top_modules(name, index_of(folder / "layer"))
+    return list_top_modules(name, index_of(folder / "layer"))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from stager.core.errors import ConfigError, StagerError
 from stager.layers.project import asset_excludes, asset_files, project_files
-from stager.layers.tree import content_digests, digest_of
+from stager.layers.tree import digest_contents, digest_tree
 from tests.support.counting import calls
 from tests.support.trees import paths, write
 
@@ -339,13 +339,13 @@ def test_a_thousand_files_are_quick_to_list_and_identify(tmp_path):
     for folder in range(20):
         write(tmp_path, *(f"pkg{folder}/mod{number}.py" for number in range(50)))
     tree = project_files(tmp_path, ["*.pt"])
-    digest = digest_of(tree, content_digests(tree))
+    digest = digest_tree(tree, digest_contents(tree))
     assert len(tree.files) == 1001
     found = []
 
     def look():
         again = project_files(tmp_path, ["*.pt"])
-        found.append(digest_of(again, content_digests(again)))
+        found.append(digest_tree(again, digest_contents(again)))
 
     count = calls(look)
     assert found == [digest]

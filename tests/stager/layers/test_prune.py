@@ -18,10 +18,10 @@ from stager.layers.prune import (
     RULES,
     Pruned,
     check,
-    concerned,
-    left_out,
-    matching,
-    of_package,
+    list_effective_entries,
+    list_left_out,
+    list_matching,
+    select_entries,
 )
 from stager.layers.source import LayerSource, layer_id
 from stager.layers.wheel import add_wheel
@@ -74,7 +74,7 @@ def wheel_with(folder, files, **options):
 
 def names(wheel, *words):
     with zipfile.ZipFile(wheel) as archive:
-        return set(left_out(archive, words))
+        return set(list_left_out(archive, words))
 
 
 def layer_of(folder, wheel, *words):
@@ -200,7 +200,7 @@ def test_the_id_changes_where_something_is_concerned(tmp_path):
             version=source.version,
             digest=source.digest,
             size=source.size,
-            prune=concerned(source.wheel, words),
+            prune=list_effective_entries(source.wheel, words),
         )
 
     assert pruned(plain, *BOTH).prune == ()
@@ -215,7 +215,11 @@ def test_the_id_changes_with_the_rules(tmp_path, monkeypatch):
     wheel = wheel_with(tmp_path, HEADERS)
     source = source_of(wheel)
     pruned = LayerSource(
-        kind="wheel", name="p", digest=source.digest, size=1, prune=concerned(wheel, BOTH)
+        kind="wheel",
+        name="p",
+        digest=source.digest,
+        size=1,
+        prune=list_effective_entries(wheel, BOTH),
     )
     before = layer_id(pruned, HOST)
     monkeypatch.setattr("stager.layers.source.RULES", RULES + 1)
@@ -226,7 +230,7 @@ def test_the_id_changes_with_the_rules(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", sorted(DAMAGED))
 def test_an_unsound_wheel_is_refused_as_ever(tmp_path, kind):
     wheel = DAMAGED[kind](tmp_path)
-    concerned(wheel, BOTH)
+    list_effective_entries(wheel, BOTH)
     with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as pruned:
         add_wheel(writer, wheel, HOST, BOTH)
     with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as plain:
@@ -299,13 +303,13 @@ FILES = {path: f"# {path}\n" for path in PATHS if "dist-info" not in path}
     ],
 )
 def test_a_pattern_is_matched_as_in_a_gitignore(pattern, left_out):
-    assert matching(f"p:{pattern}", PATHS) == left_out
+    assert list_matching(f"p:{pattern}", PATHS) == left_out
 
 
 def test_a_package_has_its_own_patterns_and_all_words():
     entries = ("headers", "p:/p/test/", "pp:/pp/", "tests")
-    assert of_package(entries, "p") == ("headers", "p:/p/test/", "tests")
-    assert of_package(entries, "q") == ("headers", "tests")
+    assert select_entries(entries, "p") == ("headers", "p:/p/test/", "tests")
+    assert select_entries(entries, "q") == ("headers", "tests")
 
 
 @pytest.mark.parametrize(
@@ -345,14 +349,16 @@ def test_patterns_are_in_the_id_of_the_layers_they_concern(tmp_path):
     wheel = wheel_of(make_wheel(tmp_path, "p", files=FILES))
 
     def key(*entries):
-        return layer_id(LayerSource.of_wheel(wheel, entries), HOST)
+        return layer_id(LayerSource.from_wheel(wheel, entries), HOST)
 
     whole = key()
     assert key("p:/p/test/") != whole
     assert key("p:/p/test/") != key("p:/p/sub/")
     assert key("p:/p/test/", "p:/p/sub/") == key("p:/p/sub/", "p:/p/test/")
     assert key("p:/p/nothing/", "q:/p/test/", "headers:x") == whole
-    assert concerned(wheel.path, ("headers", "p:/p/nothing/")) == ("headers",)  # libp.a
+    assert list_effective_entries(wheel.path, ("headers", "p:/p/nothing/")) == (
+        "headers",
+    )  # libp.a
 
 
 def test_a_build_leaves_out_what_patterns_name(project, tmp_path):

@@ -63,7 +63,7 @@ def test_the_tools_count(what, monkeypatch):
     if what == "bytecode":
         monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", b"next")
     else:
-        monkeypatch.setattr(layersource, "compression", lambda *, sampled: "zstd-9.9.9")
+        monkeypatch.setattr(layersource, "describe_compression", lambda *, sampled: "zstd-9.9.9")
     assert layer_id(WHEEL, HOST) != before
 
 

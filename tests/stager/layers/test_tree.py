@@ -26,7 +26,7 @@ from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.project import asset_files, project_files
-from stager.layers.tree import Collector, content_digests, digest_of
+from stager.layers.tree import Collector, digest_contents, digest_tree
 from tests.support.building import HOST, ORIGIN, contents, left_in_tmp, source_of
 from tests.support.wheelhouse import make_wheel
 
@@ -41,7 +41,7 @@ def collect(root, **links):
 
 
 def tree_digest(tree):
-    return digest_of(tree, content_digests(tree))
+    return digest_tree(tree, digest_contents(tree))
 
 
 @pytest.fixture

@@ -88,19 +88,19 @@ def test_written_down_and_read_back():
     written = FULL.as_dict()
     assert "u:p" not in str(written)
     assert "abc" not in str(written)
-    assert Indexes.from_dict(written) == FULL.without_credentials()
+    assert Indexes.from_dict(written) == FULL.strip_credentials()
     assert Indexes().as_dict() == {}
     assert Indexes.from_dict({"index-url": 3, "find-links": "x", "other": 1}) == Indexes()
 
 
 def test_credentials_are_put_back():
-    assert FULL.without_credentials().with_credentials_from(FULL) == FULL
+    assert FULL.strip_credentials().restore_credentials(FULL) == FULL
     other = Indexes(index_url="https://other.example/simple")
-    assert other.with_credentials_from(FULL) == other
+    assert other.restore_credentials(FULL) == other
 
 
 def test_two_together():
-    both = Indexes(index_url="a", find_links=("x", "y")).plus(
+    both = Indexes(index_url="a", find_links=("x", "y")).merge(
         Indexes(index_url="b", find_links=("y", "z"), no_index=True)
     )
     assert both == Indexes(index_url="b", find_links=("x", "y", "z"), no_index=True)
@@ -167,7 +167,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         extra_index_urls=((mirror / "simple").as_uri(), "https://user:secret@one.example/simple"),
         find_links=(str(mirror), str(tmp_path / "miror"), "https://two.example/files"),
     )
-    assert places.misplaced() == [
+    assert places.list_misplaced() == [
         f"{mirror.as_uri()}: the index is the folder simple in it",
         f"{tmp_path / 'miror'}: there is no such folder",
     ]

@@ -11,8 +11,8 @@ from stager.core.store import Store
 from stager.core.values import Target
 from stager.lock import resolver
 from stager.lock.lock import ResolveOptions, make_lock
-from stager.lock.pylock import changes, earlier_lock, read_lock
-from stager.lock.resolver import KnownDriver, backend_for
+from stager.lock.pylock import compare_locks, find_earlier_lock, read_lock
+from stager.lock.resolver import KnownDriver, choose_backend
 from stager.lock.spec import Spec
 from tests.support.index_server import Index, serve
 from tests.support.wheelhouse import make_wheel
@@ -28,14 +28,14 @@ def relock(root, tmp_path, ask):
     def make(*requirements, **options):
         spec = ask(*requirements)
         path = root / "pylock.toml"
-        earlier = earlier_lock(path, spec.target)
+        earlier = find_earlier_lock(path, spec.target)
         made = make_lock(
             spec,
             path=path,
             store=Store(tmp_path / "offline"),
             options=ResolveOptions(**options),
         )
-        return made, changes(earlier, made)
+        return made, compare_locks(earlier, made)
 
     return make
 
@@ -104,8 +104,8 @@ def test_files_newer_than_the_cutoff_do_not_count(relock, wheelhouse, monkeypatc
     ],
 )
 def test_a_cutoff_means_the_same_everywhere(text, expected):
-    assert resolver.timestamp(text) == expected
-    assert resolver.checked(text) == text
+    assert resolver.to_timestamp(text) == expected
+    assert resolver.check_cutoff(text) == text
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ def test_a_cutoff_means_the_same_everywhere(text, expected):
 )
 def test_what_is_no_cutoff(text):
     with pytest.raises(ValueError, match=r".+"):
-        resolver.checked(text)
+        resolver.check_cutoff(text)
 
 
 def test_a_lock_is_made_again_only_for_another_cutoff():
-    assert not ResolveOptions().outdates("2025-01-31")
-    assert not ResolveOptions(exclude_newer="2025-01-31").outdates("2025-01-31")
-    assert not ResolveOptions(exclude_newer="none").outdates(None)
-    assert ResolveOptions(exclude_newer="none").outdates("2025-01-31")
-    assert ResolveOptions(exclude_newer="2025-01-31").outdates(None)
-    assert ResolveOptions(upgrade_packages=("alpha",)).outdates(None)
+    assert not ResolveOptions().requires_new_lock("2025-01-31")
+    assert not ResolveOptions(exclude_newer="2025-01-31").requires_new_lock("2025-01-31")
+    assert not ResolveOptions(exclude_newer="none").requires_new_lock(None)
+    assert ResolveOptions(exclude_newer="none").requires_new_lock("2025-01-31")
+    assert ResolveOptions(exclude_newer="2025-01-31").requires_new_lock(None)
+    assert ResolveOptions(upgrade_packages=("alpha",)).requires_new_lock(None)
 
 
 @pytest.mark.usefixtures("index_env")
@@ -163,7 +163,7 @@ def test_a_damaged_lock_is_made_anew(relock, root):
     ],
 )
 def test_the_build_for_a_driver(driver, backend):
-    assert backend_for(driver) == backend
+    assert choose_backend(driver) == backend
 
 
 class Locking:

@@ -12,10 +12,10 @@ from stager.core.store import Store
 from stager.core.values import Digest
 from stager.lock.build_source import (
     BuildSettings,
-    advice,
+    advise_on_failed_build,
     build_requires,
-    built_for_sure,
-    failed_build,
+    extract_build_output,
+    list_certain_builds,
     refuse_without_nvcc,
 )
 from stager.lock.indexes import Indexes
@@ -44,7 +44,7 @@ PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
 def without_nvcc(monkeypatch):
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("stager.lock.build_source.nvcc", lambda env: None)
+    monkeypatch.setattr("stager.lock.build_source.find_nvcc", lambda env: None)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_needs_nvcc_is_known_before_any_look_up(tmp_path, name, places, nam
     places = Indexes(find_links=links, extra_index_urls=places.extra_index_urls)
     wanted = canonicalize_name(name)
     builds = BuildSettings(in_environment=frozenset([wanted] if named else []))
-    assert built_for_sure([wanted], builds, places) == ([name] if sure else [])
+    assert list_certain_builds([wanted], builds, places) == ([name] if sure else [])
 
 
 def test_without_nvcc_it_is_refused(monkeypatch, tmp_path):
@@ -116,9 +116,9 @@ def test_a_wheel_is_kept_for_what_it_was_built_with():
 def test_what_to_do_about_a_failed_build(line, remedy):
     begin = "  error: subprocess\n  ╰─> [2 lines of output]\n      building x\n"
     output = f"{begin}      {line}\n      [end of output]\n\n  note: no problem with pip\n"
-    assert failed_build(output)[-1].strip() == line
-    assert "end of output" not in "".join(failed_build(output))
-    assert remedy in advice("x", output)
+    assert extract_build_output(output)[-1].strip() == line
+    assert "end of output" not in "".join(extract_build_output(output))
+    assert remedy in advise_on_failed_build("x", output)
 
 
 # --- real builds ---------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import pytest
 from stager.building.project_lock import lock_project
 from stager.config import load
 from stager.core.errors import ConfigError, ResolveError
-from stager.core.store import Store, sha256_of
+from stager.core.store import Store, digest_file
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pylock import read_lock
 from stager.lock.spec import Spec
-from stager.lock.uv import required_command
+from stager.lock.uv import require_uv
 from stager.wheels import FetchSettings, fetch
 from tests.support.building import Recorder
 from tests.support.golden import check_golden
@@ -215,7 +215,7 @@ def test_uv_lock_is_read_with_all_that_uv_honours(lock, indexes, root, tmp_path)
     groups = '[project.optional-dependencies]\nmore = ["my-odd-name"]\n'
     groups += '[dependency-groups]\ndev = ["pth-pkg"]\ntrain = ["ns-one"]\n'
     write_project(root, NEEDED, groups + sources(indexes, tmp_path))
-    subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
+    subprocess.run([*require_uv(), "lock", "-q"], cwd=root, check=True)
     (root / ".python-version").write_text("3.99\n")  # which is not here
     make_wheel(indexes.usual.folder, "alpha", "4.0")  # the lock decides, not the index
     made = lock("uv.lock")
@@ -266,10 +266,10 @@ def test_the_bytes_of_six_locks(lock, indexes, root, wheelhouse):
     without_compression(wheelhouse)
     names = {"alpha": "1.0", "beta": "1.1", "cli_tool": "1.0"}
     wheels = {one: wheelhouse / f"{one}-{names[one]}-py3-none-any.whl" for one in names}
-    digests = {name: sha256_of(path) for name, path in wheels.items()}
+    digests = {name: digest_file(path) for name, path in wheels.items()}
     (root / "hashed.txt").write_text(HASHED.format_map(digests))
     write_project(root, '"alpha"', GROUPS)
-    subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
+    subprocess.run([*require_uv(), "lock", "-q"], cwd=root, check=True)
     texts = []
     for name, (*asked, constraint) in SIX.items():
         limits = [constraint] if constraint else []
@@ -328,7 +328,7 @@ def test_uv_is_asked_again_when_what_its_lock_depends_on_has_changed(
 @pytest.mark.usefixtures("indexes")
 def test_a_lock_of_uv_decides_alone(ask, root):
     write_project(root, '"alpha"')
-    subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
+    subprocess.run([*require_uv(), "lock", "-q"], cwd=root, check=True)
     config = load.parse(
         {"environment": {"requirements": ["uv.lock"]}}, root=root, source=root / "stager.toml"
     )

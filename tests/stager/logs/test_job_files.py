@@ -10,7 +10,14 @@ import pytest
 
 from bundle.protocol.enumerations import LogMode
 from stager.core.errors import StagerError
-from stager.logs.job_files import JobFiles, KeptJob, KeptLaunch, find, kept_job, output_place
+from stager.logs.job_files import (
+    JobFiles,
+    KeptJob,
+    KeptLaunch,
+    find_job_files,
+    parse_kept_job,
+    resolve_output,
+)
 
 # --- A job's description, of whatever version, and damaged ---------------------------------------
 
@@ -25,14 +32,14 @@ def test_what_cannot_be_used_is_left_out_and_the_rest_is_read() -> None:
         "launch": {"command": ["train.py", "\0"], "pass_env": "KEY"},
     }
     launch = KeptLaunch(command=("train.py", "\0"))
-    assert kept_job(json.dumps(raw).encode()) == KeptJob(
+    assert parse_kept_job(json.dumps(raw).encode()) == KeptJob(
         name="p", nodes=("n1", "n2"), log_mode=LogMode.GROUP, launch=launch
     )
 
 
 def test_what_is_no_description_says_nothing() -> None:
     for content in (b"", b"[]", b'{"name": ', b"\xff", b"[" * 100_000):
-        assert kept_job(content) == KeptJob()
+        assert parse_kept_job(content) == KeptJob()
 
 
 # --- A file that a command makes about a job does not take the place of the job's own files.
@@ -43,22 +50,22 @@ def files(tmp_path: Path) -> JobFiles:
     """Somebody's logs."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.out").write_text("ValueError: z\n")
-    return find(str(tmp_path / "logs"), tmp_path)
+    return find_job_files(str(tmp_path / "logs"), tmp_path)
 
 
 def test_a_new_file_an_old_one_and_the_target_of_a_link(tmp_path: Path, files: JobFiles) -> None:
     (tmp_path / "old").write_text("old")
     (tmp_path / "link").symlink_to("old")
-    assert output_place(tmp_path / "new", files, "the report") == tmp_path / "new"
-    assert output_place(tmp_path / "old", files, "the report") == tmp_path / "old"
-    assert output_place(tmp_path / "link", files, "the report") == tmp_path / "old"
+    assert resolve_output(tmp_path / "new", files, "the report") == tmp_path / "new"
+    assert resolve_output(tmp_path / "old", files, "the report") == tmp_path / "old"
+    assert resolve_output(tmp_path / "link", files, "the report") == tmp_path / "old"
 
 
 def test_a_device_and_a_pipe_are_refused(tmp_path: Path, files: JobFiles) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path(os.devnull)):
         with pytest.raises(StagerError, match="is not a regular file") as caught:
-            output_place(place, files, "the archive")
+            resolve_output(place, files, "the archive")
         assert "--output" in caught.value.hint
 
 
@@ -69,11 +76,11 @@ def test_a_log_is_not_overwritten_with_what_is_made_from_it(
     (tmp_path / "link").symlink_to(log)
     for place in (log, tmp_path / "link"):
         with pytest.raises(StagerError, match="one of the files that the archive is made from"):
-            output_place(place, files, "the archive")
+            resolve_output(place, files, "the archive")
 
 
 def test_a_loop_of_links_among_the_job_s_files_is_no_obstacle(
     tmp_path: Path, files: JobFiles
 ) -> None:
     files.events.symlink_to(files.events.name)
-    assert output_place(tmp_path / "new", files, "the report") == tmp_path / "new"
+    assert resolve_output(tmp_path / "new", files, "the report") == tmp_path / "new"

@@ -15,12 +15,12 @@ import pytest
 
 from bundle.driver.logs import Logs
 from bundle.protocol.enumerations import Action, Allocation
-from stager.catalogue.catalogue import match
+from stager.catalogue.catalogue import match_line
 from stager.core.errors import StagerError
 from stager.diagnosis.diagnosis import diagnose
-from stager.logs.job_files import LogFile, find, of_job
-from stager.logs.lines import Line, last_lines, numbered, stamp
-from stager.logs.merged_lines import LineFilter, errors_of, follow, merged
+from stager.logs.job_files import LogFile, find_job_files, list_job_files
+from stager.logs.lines import Line, number_lines, read_last_lines, read_stamp
+from stager.logs.merged_lines import LineFilter, follow_logs, merge_logs, select_errors
 
 TRACE = """\
 Traceback (most recent call last):
@@ -45,11 +45,11 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
 
 
 def shown(lines: Iterator[Line]) -> list[str]:
-    return [f"{line.who}: {line.text}" for line in lines]
+    return [f"{line.writer}: {line.text}" for line in lines]
 
 
 def all_of(folder: Path, **wanted: object) -> list[str]:
-    return shown(merged(find(str(folder), folder), LineFilter(**wanted)))  # type: ignore[arg-type]
+    return shown(merge_logs(find_job_files(str(folder), folder), LineFilter(**wanted)))  # type: ignore[arg-type]
 
 
 # --- a job of stager's own -----------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_lines_come_in_the_order_in_which_they_were_written(written: Written) ->
     written.say(1002, "n1", 0, "second", "third")
     written.say(1003, "n2", 1, "fourth, with ü and \x1b[1m")
     written.say(1004, "n1", 0, "fifth")
-    found = list(merged(of_job(written.folder, "17"), LineFilter()))
+    found = list(merge_logs(list_job_files(written.folder, "17"), LineFilter()))
     assert [line.text for line in found] == [
         "first",
         "second",
@@ -115,7 +115,7 @@ def test_lines_come_in_the_order_in_which_they_were_written(written: Written) ->
         "fourth, with ü and ",
         "fifth",
     ]
-    assert [line.who for line in found] == ["n2 1", "n1 0", "n1 0", "n2 1", "n1 0"]
+    assert [line.writer for line in found] == ["n2 1", "n1 0", "n1 0", "n2 1", "n1 0"]
     assert [line.time for line in found] == [1001, 1002, 1002, 1003, 1004]
     assert [line.number for line in found] == [1, 1, 2, 2, 3]
 
@@ -127,12 +127,16 @@ def test_a_progress_bar_is_one_line(written: Written) -> None:
     written.logs.output("n1", 0, b"\r100%|done\nafter it\n\r  1%|#", ("rank",))
     expected = ["n1 0: 100%|done", "n1 0: after it", "n1 0:   1%|#"]
     assert all_of(written.folder) == expected
-    assert [line.number for line in merged(of_job(written.folder, "17"), LineFilter())] == [1, 2, 3]
+    assert [
+        line.number for line in merge_logs(list_job_files(written.folder, "17"), LineFilter())
+    ] == [1, 2, 3]
     written.end()
-    assert shown(follow(lambda: of_job(written.folder, "17"), LineFilter())) == expected
+    assert (
+        shown(follow_logs(lambda: list_job_files(written.folder, "17"), LineFilter())) == expected
+    )
     log = written.folder / "a.17.b.17.n1.0.out"
-    assert last_lines(log, 2) == ("after it", "  1%|#")
-    assert list(numbered(log))[1] == (2, "after it")
+    assert read_last_lines(log, 2) == ("after it", "  1%|#")
+    assert list(number_lines(log))[1] == (2, "after it")
 
 
 def test_what_a_log_has_beyond_the_order_is_not_lost(written: Written) -> None:
@@ -169,8 +173,8 @@ def test_following_ends_with_the_job(written: Written) -> None:
         lambda: written.say(1003, "n1", 0, "more", "and more"),
         written.end,
     ]
-    stream = follow(
-        lambda: of_job(written.folder, "17"), LineFilter(), sleep=lambda _: steps.pop(0)()
+    stream = follow_logs(
+        lambda: list_job_files(written.folder, "17"), LineFilter(), sleep=lambda _: steps.pop(0)()
     )
     assert shown(stream) == ["n1 0: before", "n2 1: a new rank", "n1 0: more", "n1 0: and more"]
     assert steps == []
@@ -184,7 +188,7 @@ def test_a_line_that_is_half_written_is_followed_when_it_is_whole(foreign: objec
         with (folder / "a.out").open("a") as log:
             log.write("f\n")
 
-    for line in follow(lambda: find(str(folder), folder), LineFilter(), sleep=grow):
+    for line in follow_logs(lambda: find_job_files(str(folder), folder), LineFilter(), sleep=grow):
         seen.append(line.text)
         if len(seen) == 2:
             break
@@ -196,40 +200,44 @@ def test_the_newest_job_is_meant_where_none_is_named(tmp_path: Path) -> None:
         path = tmp_path / f"events.{job}.jsonl"
         path.write_text("")
         os.utime(path, (at, at))
-    assert find(None, tmp_path).job_id == "10"
-    assert find("9", tmp_path).job_id == "9"
-    assert find(str(tmp_path), tmp_path / "elsewhere").job_id == "10"
+    assert find_job_files(None, tmp_path).job_id == "10"
+    assert find_job_files("9", tmp_path).job_id == "9"
+    assert find_job_files(str(tmp_path), tmp_path / "elsewhere").job_id == "10"
     with pytest.raises(StagerError) as caught:
-        find("12", tmp_path)
+        find_job_files("12", tmp_path)
     assert "no logs of job 12" in caught.value.message
     assert [line.split(",")[0].strip() for line in caught.value.context[1:]] == ["10", "11", "9"]
 
 
 def test_a_dry_run_and_a_clean_are_not_the_newest_job(written: Written) -> None:
     written.end()
-    os.utime(of_job(written.folder, "17").events, (1000, 1000))
+    os.utime(list_job_files(written.folder, "17").events, (1000, 1000))
     planned = {"18": {"dry_run": True}, "19": {"action": "clean"}, "20": {"action": "verify"}}
     for job_id, changed in planned.items():
-        raw = json.loads(of_job(written.folder, "17").job.read_text())
-        files = of_job(written.folder, job_id)
+        raw = json.loads(list_job_files(written.folder, "17").job.read_text())
+        files = list_job_files(written.folder, job_id)
         files.job.write_text(json.dumps({**raw, "id": job_id, **changed}))
         files.events.write_text("")
         os.utime(files.events, (int(job_id) * 100, int(job_id) * 100))
         os.utime(files.job, (int(job_id) * 100, int(job_id) * 100))
-    assert find(None, written.folder).job_id == "20"
+    assert find_job_files(None, written.folder).job_id == "20"
     for path in written.folder.glob("*.20.*"):
         path.unlink()
-    assert find(None, written.folder).job_id == find(str(written.folder), Path()).job_id == "17"
+    assert (
+        find_job_files(None, written.folder).job_id
+        == find_job_files(str(written.folder), Path()).job_id
+        == "17"
+    )
     with pytest.raises(StagerError) as caught:
-        find("99", written.folder)
+        find_job_files("99", written.folder)
     assert [re.sub(r"\d{4}-.*", "TIME", line) for line in caught.value.context] == [
         f"the jobs in {written.folder}, the last active first:",
         "  19, clean of a.17.b, TIME",
         "  18, run of a.17.b, dry run, TIME",
         "  17, run of a.17.b, TIME",
     ]
-    of_job(written.folder, "17").events.unlink()
-    assert find(None, written.folder).job_id == "19", "there is no other"
+    list_job_files(written.folder, "17").events.unlink()
+    assert find_job_files(None, written.folder).job_id == "19", "there is no other"
 
 
 @pytest.mark.parametrize(
@@ -244,10 +252,10 @@ def test_a_dry_run_and_a_clean_are_not_the_newest_job(written: Written) -> None:
 def test_a_job_without_ranks_is_named_for_what_it_was(
     written: Written, changed: dict[str, object], kind: str
 ) -> None:
-    files = of_job(written.folder, "17")
+    files = list_job_files(written.folder, "17")
     files.job.write_text(json.dumps({**json.loads(files.job.read_text()), **changed}))
     with pytest.raises(StagerError) as caught:
-        merged(files, LineFilter())
+        merge_logs(files, LineFilter())
     assert caught.value.message == f"job 17 was a {kind}: it started no ranks"
     assert "`stager diagnose 17`" in caught.value.hint
 
@@ -255,7 +263,7 @@ def test_a_job_without_ranks_is_named_for_what_it_was(
 @pytest.mark.parametrize("wanted", ["/nonexistent", "nodes/logs", "latest"])
 def test_a_path_that_is_not_there_is_no_job(tmp_path: Path, wanted: str) -> None:
     with pytest.raises(StagerError) as caught:
-        find(wanted, tmp_path)
+        find_job_files(wanted, tmp_path)
     assert caught.value.message == f"there is no directory {wanted}"
 
 
@@ -263,7 +271,7 @@ def test_a_path_that_is_not_there_is_no_job(tmp_path: Path, wanted: str) -> None
 def test_there_is_nothing_to_read(tmp_path: Path, folder: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(StagerError) as caught:
-        find(str(tmp_path / folder) if folder else None, tmp_path / "no-such-place")
+        find_job_files(str(tmp_path / folder) if folder else None, tmp_path / "no-such-place")
     assert "there are no logs" in caught.value.message
 
 
@@ -303,11 +311,11 @@ def test_stamps_put_foreign_logs_in_order(foreign: Callable[..., Path]) -> None:
     ],
 )
 def test_stamps(line: bytes, second: float) -> None:
-    found = stamp(line, 2026)
+    found = read_stamp(line, 2026)
     assert found is not None
     assert found % 60 == pytest.approx(second)
     has_year = any(year in line for year in (b"2026", b"/26"))
-    assert (stamp(line, 1999) == found) == has_year
+    assert (read_stamp(line, 1999) == found) == has_year
 
 
 @pytest.mark.parametrize(
@@ -324,24 +332,24 @@ def test_stamps(line: bytes, second: float) -> None:
     ],
 )
 def test_stamps_with_a_time_zone(line: bytes) -> None:
-    assert stamp(line, 2026) == 1772619751.5
+    assert read_stamp(line, 2026) == 1772619751.5
 
 
 def test_a_month_of_one_digit() -> None:
-    march = stamp(b"2026-03-04 10:22:31.5", 1999)
+    march = read_stamp(b"2026-03-04 10:22:31.5", 1999)
     for line in (
         b"[rank0]:[E304 10:22:31.5 x.cpp:1] y",
         b"[W304 10:22:31.5 x]",
         b"E0304 10:22:31.5 1",
     ):
-        assert stamp(line, 2026) == march
+        assert read_stamp(line, 2026) == march
 
 
 @pytest.mark.parametrize(
     "line", [b"step 05:21:32", b"E9922 05:21:32.1 x", b"W1122 99:21:32.1 x", b"loss 2026", b""]
 )
 def test_what_is_no_stamp(line: bytes) -> None:
-    assert stamp(line, 2026) is None
+    assert read_stamp(line, 2026) is None
 
 
 @pytest.mark.parametrize(
@@ -376,7 +384,7 @@ def test_names_tell_node_and_rank(tmp_path: Path, name: str, node: str, rank: in
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("x\n")
-    (log,) = find(str(tmp_path), tmp_path).logs
+    (log,) = find_job_files(str(tmp_path), tmp_path).logs
     assert (log.node, log.rank) == (node, rank)
 
 
@@ -385,13 +393,13 @@ def test_the_folders_of_torchrun(tmp_path: Path) -> None:
         path = tmp_path / place / "stdout.log"
         path.parent.mkdir(parents=True)
         path.write_text("x\n")
-    logs = find(str(tmp_path), tmp_path).logs
+    logs = find_job_files(str(tmp_path), tmp_path).logs
     assert [(log.attempt, log.local_rank, log.rank) for log in logs] == [
         (0, 0, None),  # of two nodes: which ranks they have is not known
         (1, 1, None),
         (0, 1, None),
     ]
-    (log,) = find(str(logs[1].path), tmp_path).logs
+    (log,) = find_job_files(str(logs[1].path), tmp_path).logs
     assert (log.attempt, log.local_rank) == (1, 1)
 
 
@@ -426,18 +434,18 @@ def test_the_newest_of_somebody_else_s_jobs_counts(
         (tmp_path / name).write_text("x\n")
     (tmp_path / "app.log").write_text("x\n")
     newest.append("app.log")  # of nobody knows which
-    files = find(str(tmp_path), tmp_path)
+    files = find_job_files(str(tmp_path), tmp_path)
     assert sorted(log.path.relative_to(tmp_path).as_posix() for log in files.logs) == sorted(newest)
     assert len(files.other_jobs) == bool(older)
     for number in files.other_jobs:
-        logs = find(number, tmp_path).logs
+        logs = find_job_files(number, tmp_path).logs
         assert sorted(log.path.relative_to(tmp_path).as_posix() for log in logs) == sorted(older)
 
 
 def test_files_that_are_no_logs_are_left_alone(foreign: Callable[..., Path]) -> None:
     folder = foreign(a__log="a line\n", model__pt="x", train__py="x")
     (folder / "blob").write_bytes(b"\0\1\2")
-    assert [log.path.name for log in find(str(folder), folder).logs] == ["a.log"]
+    assert [log.path.name for log in find_job_files(str(folder), folder).logs] == ["a.log"]
 
 
 # --- which lines ---------------------------------------------------------------------------------
@@ -536,9 +544,9 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) ->
     (tmp_path / "job.7.json").write_text("{}")
     os.mkfifo(tmp_path / name)
     (tmp_path / "n.7.node1.1.out").symlink_to("/dev/zero")
-    found = list(merged(of_job(tmp_path, "7"), LineFilter()))
+    found = list(merge_logs(list_job_files(tmp_path, "7"), LineFilter()))
     assert [line.text for line in found] == ["said"]
-    assert diagnose(of_job(tmp_path, "7")).first is None
+    assert diagnose(list_job_files(tmp_path, "7")).first is None
 
 
 @pytest.mark.parametrize("row", ["1\tn1\t0\t-5", f"1\tn1\t0\t{'9' * 40}", "inf\tn1\t0\t2", "x"])
@@ -546,7 +554,7 @@ def test_an_order_that_cannot_be_true_is_left(tmp_path: Path, row: str) -> None:
     (tmp_path / "events.7.jsonl").write_text("")
     (tmp_path / "n.7.n1.0.out").write_text("one\ntwo\n")
     (tmp_path / "order.7.tsv").write_text(f"5.0\tn1\t0\t4\n{row}\n")
-    found = list(merged(of_job(tmp_path, "7"), LineFilter()))
+    found = list(merge_logs(list_job_files(tmp_path, "7"), LineFilter()))
     assert [(line.time, line.text) for line in found] == [(5.0, "one"), (5.0, "two")]
 
 
@@ -570,7 +578,7 @@ def test_what_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "rank0.log").write_text("x\n")
     monkeypatch.setattr("stager.logs.job_files.os.access", lambda *_: False)  # root reads all
     with pytest.raises(StagerError, match="cannot be read"):
-        find(str(tmp_path / "rank0.log"), tmp_path)
+        find_job_files(str(tmp_path / "rank0.log"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -595,10 +603,10 @@ def test_output_that_cannot_be_written(
 
 def test_long_lines_take_no_long_time() -> None:
     for character in "_A1 [":
-        assert match(character * 300_000) is None
-        list(errors_of([Line(0.0, Path("x"), 1, character * 300_000, "", None)]))
+        assert match_line(character * 300_000) is None
+        list(select_errors([Line(0.0, Path("x"), 1, character * 300_000, "", None)]))
 
 
 def test_the_last_lines_of_a_pipe_are_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert last_lines(tmp_path / "pipe", 2) == ()
+    assert read_last_lines(tmp_path / "pipe", 2) == ()

@@ -20,9 +20,9 @@ import pytest
 
 from bundle.protocol.digest import Digest
 from stager.carrying.mirror import MirrorResult, WantedWheels, fill
-from stager.carrying.mirror_folder import MARK, SUMS, listed_wheel
+from stager.carrying.mirror_folder import MARK, SUMS, describe_wheel
 from stager.core.errors import SpaceError, StagerError, WheelError
-from stager.core.files import replacing
+from stager.core.files import replace_file
 from stager.inventory.package_metadata import PackageMetadata, metadata_of_wheel
 from tests.support.building import Recorder, digests, wheel_of
 from tests.support.namespaces import namespace
@@ -34,7 +34,7 @@ import os, signal
 from pathlib import Path
 from packaging.utils import parse_wheel_filename
 from stager.core.errors import StagerError
-from stager.core.store import sha256_of
+from stager.core.store import digest_file
 from stager.core.values import Wheel
 from stager.carrying.mirror import fill
 from stager.carrying.mirror import WantedWheels
@@ -43,7 +43,7 @@ class Silent:
 def wheel(path):
     name, version, _, _ = parse_wheel_filename(path.name)
     size = path.stat().st_size
-    return Wheel(name=name, version=version, path=path, sha256=sha256_of(path), size=size)
+    return Wheel(name=name, version=version, path=path, sha256=digest_file(path), size=size)
 def filled(root, folder):
     wheels = tuple(map(wheel, sorted(Path(folder).glob("*.whl"))))
     return fill(Path(root), WantedWheels(wheels=wheels, built=()), Silent())
@@ -282,7 +282,7 @@ def test_a_process_that_was_killed(made: dict[str, Path], tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, check=False)
     assert done.returncode == -signal.SIGKILL
     assert not (root / "simple").exists()
-    left = replacing(root / made["b"].name)  # as a process leaves it that is killed on the way
+    left = replace_file(root / made["b"].name)  # as a process leaves it that is killed on the way
     left.__enter__().write(b"half of it")
     assert len(list(root.glob(".*.part"))) == 1
     filled(root, *made.values())
@@ -381,7 +381,7 @@ def wheel(folder: Path, compression: int, length: int = 0, claimed: int | None =
 
 def refusal(path: Path) -> str:
     with pytest.raises(ValueError, match=f"^{NAME}: it cannot be read as a wheel: ") as caught:
-        listed_wheel(path, Digest.of(b""))
+        describe_wheel(path, Digest.of(b""))
     return str(caught.value)
 
 

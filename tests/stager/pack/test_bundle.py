@@ -20,18 +20,18 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import HEAD_PREFIX, head_summary
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.errors import BundleError, ResolveError, SpaceError, WheelError
-from stager.core.store import Store, sha256_of
+from stager.core.store import Store, digest_file
 from stager.core.values import Digest, Target, Wheel
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
 from stager.pack.bundle import (
     FILE_NAME,
     Contents,
-    file_needs,
+    list_file_needs,
+    make_requires,
     pack,
-    requires,
+    read_stored_index,
     short_name,
-    stored_index,
 )
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
@@ -171,7 +171,7 @@ def test_a_thin_bundle_names_the_layer_that_cannot_be_used(fault, tmp_path, stor
     made = packed(fitting_set(tmp_path / "wheels"), store)
     layer = made.manifest.layers[1]
     path = store.layer(layer.id)
-    frame = stored_index(store, layer).frames[-1]
+    frame = read_stored_index(store, layer).frames[-1]
     if fault == "gone":
         path.unlink()
     elif fault == "cut":
@@ -327,14 +327,14 @@ def wheels_tagged(*tags):
 )
 def test_a_node_needs_the_newest_c_library_of_any_wheel(tags, version):
     target = Target(python="3.11", platform="manylinux_2_28_x86_64")
-    needs = requires(target, wheels_tagged(*tags))
+    needs = make_requires(target, wheels_tagged(*tags))
     assert (needs.python, needs.machine, needs.libc) == ("3.11", "x86_64", "glibc")
     assert needs.libc_version == version
 
 
 def test_musl_has_versions_of_its_own():
     target = Target(python="3.11", platform="musllinux_1_2_x86_64")
-    needs = requires(target, wheels_tagged("cp311-cp311-musllinux_1_1_x86_64"))
+    needs = make_requires(target, wheels_tagged("cp311-cp311-musllinux_1_1_x86_64"))
     assert (needs.libc, needs.libc_version) == ("musl", "1.1")
 
 
@@ -378,12 +378,12 @@ class House:
     def needs(self, target=TARGET, prune=()):
         """Make the layers; return what they need."""
         wheels = [wheel(path) for path in self.wheels]
-        sources = [LayerSource.of_wheel(one, prune) for one in wheels]
+        sources = [LayerSource.from_wheel(one, prune) for one in wheels]
         self.notes.clear()
         with self.store.lock():
             made = make_layers(sources, store=self.store, target=target, jobs=1)
-            found = file_needs(wheels, made.layers, self.store, target, self.notes.append)
-        self.requires = requires(target, wheels, files=found)
+            found = list_file_needs(wheels, made.layers, self.store, target, self.notes.append)
+        self.requires = make_requires(target, wheels, files=found)
         return found
 
 
@@ -533,4 +533,4 @@ def test_a_target_without_a_wheel_is_named(python, platform):
 def test_the_digest_is_that_of_the_published_file(zstandard_wheel):
     lock = decompressor_lock(HOST)
     assert lock.files[0].filename == zstandard_wheel.name
-    assert lock.files[0].sha256 == sha256_of(zstandard_wheel)
+    assert lock.files[0].sha256 == digest_file(zstandard_wheel)

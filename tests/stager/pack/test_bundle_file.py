@@ -19,16 +19,16 @@ from stager.pack.bundle_file import (
     DAYS,
     Newest,
     clear_away,
+    find_newest,
+    is_made_here,
     is_marked,
     is_named,
-    made_here,
-    manifest_of,
+    list_marked,
+    list_marks,
     mark,
-    marked,
-    marks_in,
-    newest,
     node_program,
-    opened,
+    open_bundle,
+    read_manifest,
     remember,
     unmark,
 )
@@ -54,14 +54,14 @@ def no_bundle(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["empty", "text", "zeros", "other tar", "folder", "absent"])
 def test_what_is_no_bundle_is_an_error_with_its_path(kind, no_bundle):
     with pytest.raises(BundleError) as caught:
-        manifest_of(no_bundle[kind])
+        read_manifest(no_bundle[kind])
     assert str(no_bundle[kind]) in caught.value.message
     assert "stager build" in caught.value.hint
 
 
 def test_the_manifest_is_the_builds_own(project):
     packed = project.build().packed
-    assert manifest_of(packed.path) == packed.manifest
+    assert read_manifest(packed.path) == packed.manifest
 
 
 def test_damage_found_later_is_a_bundle_error_too(project):
@@ -71,9 +71,9 @@ def test_damage_found_later_is_a_bundle_error_too(project):
     packed.path.write_bytes(data)
     with (
         pytest.raises(BundleError, match=r"node\.pyz does not have the digest"),
-        opened(packed.path) as bundle,
+        open_bundle(packed.path) as bundle,
     ):
-        bundle.part(bundle.manifest.node)
+        bundle.read_part(bundle.manifest.node)
     for program in project.store.programs.iterdir():  # what the build has left is still whole
         program.unlink()
     with pytest.raises(BundleError, match=r"node\.pyz"):
@@ -118,15 +118,15 @@ def known(store, tmp_path):
 
 
 def test_what_is_remembered_is_found(store, tmp_path, known):
-    assert newest(store, tmp_path / "stager.toml") == known
+    assert find_newest(store, tmp_path / "stager.toml") == known
     (tmp_path / "alias").symlink_to(tmp_path)
-    assert newest(store, tmp_path / "alias" / "stager.toml") == known
-    assert newest(store, tmp_path / "other" / "stager.toml") is None
+    assert find_newest(store, tmp_path / "alias" / "stager.toml") == known
+    assert find_newest(store, tmp_path / "other" / "stager.toml") is None
 
 
 def test_a_bundle_that_is_gone_is_not_the_newest(store, tmp_path, known):
     known.path.unlink()
-    assert newest(store, tmp_path / "stager.toml") is None
+    assert find_newest(store, tmp_path / "stager.toml") is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_note_that_makes_no_sense_counts_as_none(note, store, tmp_path, known)
     (path,) = store.projects.iterdir()
     assert json.loads(path.read_text())["project"] == str(tmp_path / "stager.toml")
     path.write_text(note, encoding="latin-1")
-    assert newest(store, tmp_path / "stager.toml") is None
+    assert find_newest(store, tmp_path / "stager.toml") is None
 
 
 def test_a_bundle_that_another_project_shares_is_named(store, tmp_path, known):
@@ -164,11 +164,11 @@ def test_a_bundle_that_was_carried_here_was_not_made_here(project, tmp_path):
     """Its index is somebody else's word: each of its files is compared while it is unpacked."""
     packed = project.build().packed
     key = packed.manifest.id
-    assert made_here(project.store, packed.path, key)
-    assert not made_here(project.store, packed.path, Digest.of(b"another"))
-    assert not made_here(project.store, tmp_path / "carried.pkgs.tar", key)
+    assert is_made_here(project.store, packed.path, key)
+    assert not is_made_here(project.store, packed.path, Digest.of(b"another"))
+    assert not is_made_here(project.store, tmp_path / "carried.pkgs.tar", key)
     elsewhere = Store(tmp_path / "elsewhere")
-    assert not made_here(elsewhere, packed.path, key)
+    assert not is_made_here(elsewhere, packed.path, key)
     assert not elsewhere.root.exists()
 
 
@@ -210,7 +210,7 @@ def test_a_mark_counts_until_the_job_is_over(store):
     assert mark(store, bundle, "4711")
     assert mark(store, bundle, "4712")
     unmark(bundle, "4711")
-    assert marked(store, now) == [bundle]
+    assert list_marked(store, now) == [bundle]
     unmark(bundle, "4712")
     assert not is_marked(bundle, now)
 
@@ -231,7 +231,7 @@ def test_a_bundle_elsewhere_needs_no_mark(store, tmp_path):
     elsewhere = tmp_path / "copy.pkgs.tar"
     elsewhere.touch()
     assert mark(store, elsewhere)
-    assert [*marks_in(tmp_path)] == []
+    assert [*list_marks(tmp_path)] == []
 
 
 def test_what_cannot_be_marked_is_said(store):

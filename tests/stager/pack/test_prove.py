@@ -12,7 +12,7 @@ import pytest
 from bundle.protocol.job import Requires
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
-from stager.pack.proof import Proof, Wanted, prove, unmet
+from stager.pack.proof import Proof, Wanted, list_unmet, prove
 from tests.support.building import HOST, STAGER, Recorder, layers_of, left_in_tmp
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
@@ -229,12 +229,12 @@ def test_extras_count_where_somebody_asks_for_them(tmp_path):
         make_wheel(tmp_path, "user", requires=["lib"]),
         make_wheel(tmp_path, "speed"),
     )
-    assert unmet(site, ["user"], HOST) == []
-    assert unmet(site, ["lib[fast]"], HOST) == ["speed is 1.0; lib needs speed>=2"]
+    assert list_unmet(site, ["user"], HOST) == []
+    assert list_unmet(site, ["lib[fast]"], HOST) == ["speed is 1.0; lib needs speed>=2"]
     more = tmp_path / "more"
     make_wheel(more, "racer", requires=["lib[fast]"])
     site_with(tmp_path, *more.iterdir())
-    assert unmet(site, [], HOST) == ["speed is 1.0; lib needs speed>=2"]
+    assert list_unmet(site, [], HOST) == ["speed is 1.0; lib needs speed>=2"]
 
 
 def test_extras_of_extras_are_followed(tmp_path):
@@ -243,8 +243,8 @@ def test_extras_of_extras_are_followed(tmp_path):
         "Requires-Dist: speed ; extra == 'fast'\n"
     )
     site = site_with(tmp_path, make_wheel(tmp_path, "lib", metadata_extra=extra))
-    assert unmet(site, ["lib"], HOST) == []
-    assert unmet(site, ["lib[all]"], HOST) == ["speed is missing; lib needs it"]
+    assert list_unmet(site, ["lib"], HOST) == []
+    assert list_unmet(site, ["lib[all]"], HOST) == ["speed is missing; lib needs it"]
 
 
 def test_markers_are_those_of_the_target(tmp_path):
@@ -253,8 +253,8 @@ def test_markers_are_those_of_the_target(tmp_path):
     site = site_with(tmp_path, wheel)
     for machine, name in (("aarch64", "arm"), ("x86_64", "intel")):
         target = Target(python=HOST.python, platform=f"manylinux_2_28_{machine}")
-        assert unmet(site, [], target) == [f"{name} is missing; m needs it"]
-    assert unmet(site, ['nt; sys_platform == "win32"'], HOST)[0].startswith(("arm", "intel"))
+        assert list_unmet(site, [], target) == [f"{name} is missing; m needs it"]
+    assert list_unmet(site, ['nt; sys_platform == "win32"'], HOST)[0].startswith(("arm", "intel"))
 
 
 def test_names_are_normalized_and_prereleases_count(tmp_path):
@@ -263,12 +263,12 @@ def test_names_are_normalized_and_prereleases_count(tmp_path):
         make_wheel(tmp_path, "My.Odd_Name", "2.0rc1", spelled="My.Odd_Name"),
         make_wheel(tmp_path, "user", requires=["my-odd.name>=1"]),
     )
-    assert unmet(site, ["MY_odd-name", "user"], HOST) == []
+    assert list_unmet(site, ["MY_odd-name", "user"], HOST) == []
 
 
 def test_what_the_user_asked_for_is_checked_too(tmp_path):
     site = site_with(tmp_path, make_wheel(tmp_path, "lib"))
-    assert unmet(site, ["lib==2", "other"], HOST) == [
+    assert list_unmet(site, ["lib==2", "other"], HOST) == [
         "lib is 1.0; environment.requirements needs lib==2",
         "other is missing; environment.requirements needs it",
     ]
@@ -276,7 +276,7 @@ def test_what_the_user_asked_for_is_checked_too(tmp_path):
 
 def test_old_metadata_that_nobody_can_read_is_passed_over(tmp_path):
     site = site_with(tmp_path, make_wheel(tmp_path, "old", requires=["what (is) this"]))
-    assert unmet(site, ["old"], HOST) == []
+    assert list_unmet(site, ["old"], HOST) == []
 
 
 def test_metadata_without_a_name_is_a_fault(tmp_path):
@@ -284,7 +284,7 @@ def test_metadata_without_a_name_is_a_fault(tmp_path):
     members = tuple(m for m in base.members if not m.name.endswith("METADATA"))
     empty = Member(name=f"{base.dist_info}/METADATA", data=b"Metadata-Version: 2.1\n")
     site = site_with(tmp_path, replace(base, members=(*members, empty)).write(tmp_path))
-    assert unmet(site, [], HOST) == ["a package has metadata without name and version"]
+    assert list_unmet(site, [], HOST) == ["a package has metadata without name and version"]
 
 
 # --- room ----------------------------------------------------------------------------------------

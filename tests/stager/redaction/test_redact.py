@@ -14,7 +14,7 @@ import pytest
 
 from bundle.redaction.known_values import KnownValues, can_be_found
 from stager.redaction import redactor
-from stager.redaction.redactor import BLOCK, HELD, LONGEST, Pseudonyms, Redactor, views
+from stager.redaction.redactor import BLOCK, HELD, LONGEST, Pseudonyms, Redactor, read_views
 from tests.support.counting import calls
 
 SHORT, LONG = "hunter2x", "aB3dE5fG7hI9jK1lM2nO"
@@ -509,7 +509,7 @@ def at_once() -> tuple[bytes, list[bytes], bytes]:
 def test_pieces_do_not_matter(at_once: tuple[bytes, list[bytes], bytes], size: int) -> None:
     text, known, whole = at_once
     pieces = (text[at : at + size] for at in range(0, len(text), size))
-    shown = b"".join(Redactor(KnownValues(known)).stream(pieces))
+    shown = b"".join(Redactor(KnownValues(known)).redact_stream(pieces))
     assert shown == whole
     assert SHORT.encode() not in whole
     assert LONG.encode() not in whole
@@ -539,7 +539,7 @@ def test_nothing_is_kept_of_a_long_stream() -> None:
             yield piece
 
     shown = 0
-    for piece in Redactor().stream(pieces()):
+    for piece in Redactor().redact_stream(pieces()):
         shown += len(piece.replace(b"[redacted: token]", b"abc123def"))
         assert given - shown < 2 * BLOCK + HELD
     assert shown == given
@@ -557,17 +557,17 @@ def test_a_secret_without_an_end_is_taken_out_as_it_comes() -> None:
 def test_a_part_of_a_stream_is_redacted_as_in_the_whole() -> None:
     text = f"one\n{pem()}\ntwo token={LONG} three\n".encode()
     middle = text.index(b"KEY-----\n") + 100
-    assert b"".join(Redactor().stream([text], end=middle)).startswith(b"one\n[redacted")
-    shown = b"".join(Redactor().stream([text], start=middle))
+    assert b"".join(Redactor().redact_stream([text], end=middle)).startswith(b"one\n[redacted")
+    shown = b"".join(Redactor().redact_stream([text], start=middle))
     assert shown.startswith(b"[redacted: private-key]\n")
     assert shown.endswith(b"\ntwo token=[redacted: token] three\n")
     for cut in range(0, len(text), 7):
         both = [
-            *Redactor().stream([text], end=cut),
-            *Redactor().stream([text], start=cut),
+            *Redactor().redact_stream([text], end=cut),
+            *Redactor().redact_stream([text], start=cut),
         ]
         assert LONG.encode()[:8] not in b"".join(both)
-    assert b"".join(Redactor().stream([text], start=5, end=5)) in (
+    assert b"".join(Redactor().redact_stream([text], start=5, end=5)) in (
         b"",
         b"[redacted: private-key]",
     )
@@ -580,8 +580,8 @@ def test_halves_of_characters_are_survived() -> None:
 
 def test_an_empty_text_is_one() -> None:
     assert Redactor().text(b"") == b""
-    assert list(Redactor().stream([])) == [b""]
-    assert list(Redactor().stream([b"", b""])) == [b""]
+    assert list(Redactor().redact_stream([])) == [b""]
+    assert list(Redactor().redact_stream([b"", b""])) == [b""]
 
 
 # --- bounds --------------------------------------------------------------------------------------
@@ -637,7 +637,7 @@ def test_garbage_is_survived() -> None:
         text = b"".join(parts)
         shown = redactor.text(text)
         assert shown.count(b"\n") == text.count(b"\n")
-        for view in views(text):
+        for view in read_views(text):
             for start in range(0, len(view.text), 5):
                 first, last = view.map_back(start, min(start + 3, len(view.text)))
                 assert 0 <= first <= last <= len(text)
@@ -647,7 +647,7 @@ def test_garbage_is_survived() -> None:
 
 def test_views_lead_back() -> None:
     text = rb"a \"b\" \u0063 %64 " + b"\x1b[1me\x1b[0m &quot;f"
-    plain = list(views(text))[-1]
+    plain = list(read_views(text))[-1]
     assert plain.text == b'a "b" c d e "f'
     for letter, was in ((b"b", b"b"), (b"c", rb"\u0063"), (b"d", b"%64"), (b"e", b"e")):
         at = plain.text.index(letter)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import format_count
 from stager.logs.job_record import read_events
 from stager.report.charts import (
     Curves,
@@ -196,7 +196,7 @@ def test_amounts_in_words() -> None:
         *("0.00 s", "0.08 s", "12.3 s", "1 min 0 s", "3 min 5 s", "1 h 0 min", "2 h 10 min"),
         "25 h 0 min",
     ]
-    assert (counted(1, "node"), counted(1000, "node")) == ("1 node", "1,000 nodes")
+    assert (format_count(1, "node"), format_count(1000, "node")) == ("1 node", "1,000 nodes")
     assert (decimal(0.123456), decimal(123456.7)) == ("0.1235", "123,457")
     assert (percent(-1), percent(1 / 3), percent(7)) == ("0%", "33.33%", "100%")
 

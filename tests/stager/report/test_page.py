@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.report.page import choose_rows, report, shorten
+from stager.report.page import choose_rows, shorten, write_report
 from stager.report.phases import NodePhases, PhaseSpan
 from tests.support.browser import Browser, Page, browsing
 from tests.support.building import Project
@@ -54,7 +54,7 @@ def hostile_page(tmp_path: Path) -> Path:
     files = told.write(
         name=HOSTILE, launch=launch, run_dir=str(tmp_path), outputs=["out"], bundle=LONG
     )
-    return report(files).path
+    return write_report(files).path
 
 
 def test_text_stays_text(hostile_page: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_the_logs_lack_is_told_with_how_much(tmp_path: Path) -> None:
         {"node": "n2", "rank": None, "frames": 2, "why": "a reason"},
     ]
     told = went_well(tmp_path / "logs", ["n1", "n2"], logs_lost=lost)
-    page = Parsed(report(told.write()).path.read_text(encoding="utf-8"))
+    page = Parsed(write_report(told.write()).path.read_text(encoding="utf-8"))
     said = "n1 rank 3 (120 bytes), n2 the node's ranks (2 frames of messages)"
     assert page.facts()["Logs lost"] == said
 
@@ -138,7 +138,7 @@ def test_of_many_nodes_those_are_drawn_that_matter(tmp_path: Path) -> None:
             event["time"] += 2.0
         changed.append(json.dumps(event))
     told.lines = changed
-    page = Parsed(report(told.write()).path.read_text())
+    page = Parsed(write_report(told.write()).path.read_text())
     assert "Of 1,000 nodes the 40 are drawn that failed or were slowest" in page.text("main")
     bars = {bar.text.partition(":")[0] for bar in page.all("rect", class_="phase-train")} - {""}
     assert len(bars) == 40
@@ -159,7 +159,7 @@ def test_the_first_failure_is_drawn_whatever_failed_after_it() -> None:
 
 
 def test_a_short_beginning_is_drawn_again(tmp_path: Path) -> None:
-    page = Parsed(report(went_well(tmp_path, ["a"]).write()).path.read_text())
+    page = Parsed(write_report(went_well(tmp_path, ["a"]).write()).path.read_text())
     titles = [one.text for one in page.all("figcaption")]
     assert titles == ["The whole job", "Until the ranks ran, larger"]
     assert [one.text for one in page.all("p", class_="across")] == [

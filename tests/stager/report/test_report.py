@@ -14,8 +14,8 @@ import pytest
 from bundle.system.processes import CompletedCommand
 from stager.core.errors import StagerError
 from stager.core.processes import run
-from stager.logs.job_files import find
-from stager.report.page import report
+from stager.logs.job_files import find_job_files
+from stager.report.page import write_report
 from stager.slurm import messages
 from tests.support.building import Project
 from tests.support.stories import T0, Parsed, Told, ran, reported, running, trainable, went_well
@@ -26,7 +26,7 @@ NODES = ["node01", "node02", "node03"]
 
 def page_of(told: Told, **job: object) -> Parsed:
     """The page of a job."""
-    made = report(told.write(**job))
+    made = write_report(told.write(**job))
     return Parsed(made.path.read_text(encoding="utf-8"))
 
 
@@ -200,7 +200,7 @@ def test_somebody_elses_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (logs / "rank1.log").write_text("step 1\n")
     (logs / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n')
     monkeypatch.chdir(tmp_path)
-    made = report(find(str(logs), tmp_path))
+    made = write_report(find_job_files(str(logs), tmp_path))
     assert (made.path, made.job_id) == (tmp_path / "report.html", "")
     page = Parsed(made.path.read_text())
     assert page.text("h1") == "Logs in foreign"
@@ -231,12 +231,12 @@ def test_the_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as on a disk that becomes full
     try:
         with pytest.raises(StagerError, match="cannot be written: File too large"):
-            report(files, link)
+            write_report(files, link)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert target.read_text() == "old"
     with target.open() as reader:
-        made = report(files, link)
+        made = write_report(files, link)
         assert reader.read() == "old"  # whoever reads meanwhile has one of them, and all of it
     assert (made.path, link.is_symlink()) == (link, True)
     assert target.read_text().startswith("<!DOCTYPE html>")
@@ -244,7 +244,7 @@ def test_the_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for bad in (tmp_path, tmp_path / "pipe", tmp_path / "none" / "r.html", target / "r.html"):
         with pytest.raises(StagerError, match=r"report|written") as caught:
-            report(files, bad)
+            write_report(files, bad)
         assert "--output" in caught.value.hint
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"link.html", "logs", "nodes", "pipe", "target.html"}

@@ -9,7 +9,7 @@ from pathlib import PurePath
 import pytest
 from jinja2 import UndefinedError
 
-from stager.report.page import clipped, environment, shown
+from stager.report.page import clip, make_environment, show_value
 from tests.support.stories import HOSTILE, Parsed
 
 BAD = """<b>&amp;"'</b>"""
@@ -17,7 +17,7 @@ BAD = """<b>&amp;"'</b>"""
 
 def rendered(source: str, **values: object) -> str:
     """What the report's environment makes of a template."""
-    return environment().from_string(source).render(**values)
+    return make_environment().from_string(source).render(**values)
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:
@@ -32,14 +32,14 @@ def test_text_is_escaped_and_markup_is_not() -> None:
 def test_a_value_does_not_leave_its_attribute(value: str) -> None:
     page = Parsed(rendered('<p class="{{ value }}" id="a">{{ value }}</p>', value=value))
     (only,) = page.elements
-    assert only.given == {"class": shown(value), "id": "a"}
-    assert only.text == shown(value)
+    assert only.given == {"class": show_value(value), "id": "a"}
+    assert only.text == show_value(value)
 
 
 @pytest.mark.parametrize("name", ["macros.html.j2", "page.html.j2"])
 def test_each_value_in_an_attribute_is_quoted(name: str) -> None:
     """Without its quotes, a value with a space in it would make attributes of its own."""
-    source, _, _ = environment().loader.get_source(environment(), name)  # type: ignore[union-attr]
+    source, _, _ = make_environment().loader.get_source(make_environment(), name)  # type: ignore[union-attr]
     assert "={{" not in source.replace(" ", "")
     assert source.count("| safe") == (name == "page.html.j2")  # the style sheet, which is ours
     assert "autoescape" not in source
@@ -69,8 +69,8 @@ def test_what_has_no_value_is_a_fault() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    assert clipped("abc", 3) == "abc"
-    assert clipped("abcd", 3) == "abc\u2026"
+    assert clip("abc", 3) == "abc"
+    assert clip("abcd", 3) == "abc\u2026"
 
 
 def test_only_a_page_takes_jinja2() -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action, LogMode
-from bundle.protocol.job import parse
+from bundle.protocol.job import parse_job
 from stager.core.errors import ConfigError
-from stager.slurm.batch_script import batch_script, submit_argv, submit_environment
+from stager.slurm.batch_script import batch_script, make_submit_argv, make_submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
 from tests.support.golden import check_golden
 from tests.support.jobs import LAUNCH
@@ -84,7 +84,7 @@ def test_the_job_in_the_script_is_the_job(tmp_path: Path) -> None:
     text = batch_script(SETTINGS["requeue"])
     _, _, rest = text.partition("<<'END_OF_JOB'\n")
     described, _, _ = rest.partition("\nEND_OF_JOB\n")
-    assert parse(json.loads(described)) == SETTINGS["requeue"].job
+    assert parse_job(json.loads(described)) == SETTINGS["requeue"].job
     assert described.isascii()
 
 
@@ -121,14 +121,14 @@ def test_values_that_cannot_stand_in_a_directive(changed: dict[str, Any], messag
 
 
 def test_submitting() -> None:
-    assert submit_argv(FACTS) == ["sbatch", "--parsable", "--export=ALL"]
+    assert make_submit_argv(FACTS) == ["sbatch", "--parsable", "--export=ALL"]
     set_all = asking(FACTS, partition="p", account="a", time="10", exclude="n1")
-    assert submit_argv(set_all) == [
+    assert make_submit_argv(set_all) == [
         *["sbatch", "--parsable", "--export=ALL"],
         *["--partition=p", "--account=a", "--time=10"],
     ]
     with pytest.raises(ConfigError, match="partition"):
-        submit_argv(asking(FACTS, partition="a\nb"))
+        make_submit_argv(asking(FACTS, partition="a\nb"))
 
 
 OWN = {"PATH": "/bin", "LANG": "C", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
@@ -144,7 +144,7 @@ RANK = {
 
 def test_the_environment_of_a_new_job() -> None:
     headers = {"SBATCH_OUTPUT": "x", "SBATCH_EXPORT": "NONE", "SBATCH_NO_REQUEUE": "1"}
-    assert submit_environment({**OWN, **SITE, **RANK, **headers}) == {**OWN, **SITE}
+    assert make_submit_environment({**OWN, **SITE, **RANK, **headers}) == {**OWN, **SITE}
 
 
 def test_the_environment_of_a_new_job_from_within_a_job() -> None:
@@ -155,13 +155,13 @@ def test_the_environment_of_a_new_job_from_within_a_job() -> None:
         "SLURMD_NODENAME": "a",
     }
     kept = {name: SITE[name] for name in ("SLURM_CONF", "SLURM_JWT")}
-    assert submit_environment({**OWN, **SITE, **enclosing}) == {**OWN, **kept}
+    assert make_submit_environment({**OWN, **SITE, **enclosing}) == {**OWN, **kept}
 
 
 def test_secrets_stay_behind_unless_named() -> None:
     secrets = {"HF_TOKEN": "hf", "WANDB_API_KEY": "w", "DB_PASSWORD": "p"}
-    assert submit_environment({**OWN, **secrets}) == OWN
-    assert submit_environment({**OWN, **secrets}, ["HF_TOKEN"]) == {**OWN, "HF_TOKEN": "hf"}
+    assert make_submit_environment({**OWN, **secrets}) == OWN
+    assert make_submit_environment({**OWN, **secrets}, ["HF_TOKEN"]) == {**OWN, "HF_TOKEN": "hf"}
 
 
 def test_the_log_is_the_scripts_own(tmp_path: Path, tmp: Path) -> None:

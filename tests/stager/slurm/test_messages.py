@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from stager.core.errors import JobError, StagerError
-from stager.slurm.messages import failure, hint_for, read, time_is_up, unsent
+from stager.slurm.messages import (
+    find_hint,
+    find_unsent_reason,
+    is_time_up,
+    make_failure,
+    parse_message,
+)
 
 PARTITION = """\
 salloc: error: invalid partition specified: nope
@@ -108,7 +114,7 @@ salloc: fatal: Could not establish a configuration source
     ],
 )
 def test_single_lines(line: str, kind: str, job_id: str, shown: str) -> None:
-    told = read(line)
+    told = parse_message(line)
     assert (told.kind, told.job_id) == (kind, job_id)
     assert told.shown == shown
 
@@ -135,7 +141,7 @@ ABSENT = "error: Job submit/allocate failed: Unable to contact slurm controller 
     ],
 )
 def test_what_has_not_reached_the_controller(said: str, fault: str) -> None:
-    assert unsent(said) == fault
+    assert find_unsent_reason(said) == fault
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,7 @@ def test_what_has_not_reached_the_controller(said: str, fault: str) -> None:
 def test_why_there_is_no_result(
     text: str, error: type[StagerError], message: str, hint: str
 ) -> None:
-    found = failure(text.splitlines(), 1, "/logs")
+    found = make_failure(text.splitlines(), 1, "/logs")
     assert type(found) is error
     assert message in found.message
     assert hint in found.hint
@@ -172,12 +178,12 @@ def test_why_there_is_no_result(
 
 
 def test_the_time_limit() -> None:
-    assert time_is_up(TIME_LIMIT.splitlines())
-    assert not time_is_up(REVOKED.splitlines())
+    assert is_time_up(TIME_LIMIT.splitlines())
+    assert not is_time_up(REVOKED.splitlines())
 
 
 def test_what_is_not_slurms_is_context() -> None:
-    found = failure(DIED.splitlines(), 1, "/logs")
+    found = make_failure(DIED.splitlines(), 1, "/logs")
     assert found.context == (
         "Traceback (most recent call last):",
         "ValueError: what the driver did not expect",
@@ -185,7 +191,7 @@ def test_what_is_not_slurms_is_context() -> None:
 
 
 def test_a_machine_that_belongs_to_no_cluster() -> None:
-    found = failure(NO_CLUSTER.splitlines(), 1, "/logs")
+    found = make_failure(NO_CLUSTER.splitlines(), 1, "/logs")
     assert found.message == "Slurm's commands are installed here, but no cluster answers"
     assert "--allocation local" in found.hint
     assert found.context == tuple(NO_CLUSTER.splitlines())
@@ -209,4 +215,4 @@ def test_a_machine_that_belongs_to_no_cluster() -> None:
     ],
 )
 def test_hints(text: str, word: str) -> None:
-    assert word in hint_for(text)
+    assert word in find_hint(text)

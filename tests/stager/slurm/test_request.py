@@ -15,13 +15,13 @@ from stager.slurm.request import (
     COMMANDS,
     LISTING,
     Request,
-    choose,
-    listed_nodes,
+    choose_source,
+    explain_shortage,
     make_build_launcher,
+    make_request,
+    make_salloc_argv,
+    query_nodes,
     read_nodes,
-    request,
-    salloc_argv,
-    shortage,
 )
 
 # --- The source of the nodes, and the request -----------------------------------------------------
@@ -52,7 +52,7 @@ def config(root: Path, **tables: Any) -> Any:
 def test_where_the_nodes_come_from(
     asked: str, nodes: int, batch: bool, inside: str, found: tuple[str, ...], source: str
 ) -> None:
-    assert choose(asked, nodes=nodes, batch=batch, inside=inside, found=found) == source
+    assert choose_source(asked, nodes=nodes, batch=batch, inside=inside, found=found) == source
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_without_slurms_commands(
     asked: str, nodes: int, batch: bool, inside: str, said: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        choose(asked, nodes=nodes, batch=batch, inside=inside, found=["salloc", "squeue"])
+        choose_source(asked, nodes=nodes, batch=batch, inside=inside, found=["salloc", "squeue"])
     assert caught.value.message.startswith(said)
     assert "srun, sbcast, scontrol" in caught.value.message
     assert "squeue" not in caught.value.message
@@ -94,7 +94,9 @@ SETTINGS = "[cluster] hosts"
 )
 def test_hosts_that_are_named(asked: str, inside: str, hosts: str, source: str) -> None:
     """An option counts most, then the job that this runs in, then the settings."""
-    chosen = choose(asked, nodes=1, batch=False, inside=inside, found=COMMANDS, hosts_from=hosts)
+    chosen = choose_source(
+        asked, nodes=1, batch=False, inside=inside, found=COMMANDS, hosts_from=hosts
+    )
     assert chosen == source
 
 
@@ -109,17 +111,17 @@ def test_hosts_that_are_named(asked: str, inside: str, hosts: str, source: str) 
 )
 def test_hosts_that_contradict(asked: str, batch: bool, hosts: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        choose(asked, nodes=1, batch=batch, inside="", found=COMMANDS, hosts_from=hosts)
+        choose_source(asked, nodes=1, batch=batch, inside="", found=COMMANDS, hosts_from=hosts)
     assert caught.value.hint
 
 
 def test_choices_that_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="--batch and --allocation local"):
-        choose("local", nodes=1, batch=True, inside="", found=COMMANDS)
+        choose_source("local", nodes=1, batch=True, inside="", found=COMMANDS)
     with pytest.raises(
         ConfigError, match="--allocation cloud is not one of auto, slurm, ssh, local"
     ):
-        choose("cloud", nodes=1, batch=False, inside="", found=COMMANDS)
+        choose_source("cloud", nodes=1, batch=False, inside="", found=COMMANDS)
 
 
 def test_the_whole_command(tmp_path: Path) -> None:
@@ -134,8 +136,8 @@ def test_the_whole_command(tmp_path: Path) -> None:
         "salloc-args": ["--mem=8G", "--exclude", "node20"],
     }
     env = {"SALLOC_OPTS": "--exclude=hpc42,node07 -xhpc43 --comment 'two words'"}
-    asked = request(config(tmp_path, cluster=cluster), env, "26ae9588e83c" + "0" * 52)
-    assert salloc_argv(asked, ["python3", "-I", "-S", "node.pyz", "drive", "job.json"]) == (
+    asked = make_request(config(tmp_path, cluster=cluster), env, "26ae9588e83c" + "0" * 52)
+    assert make_salloc_argv(asked, ["python3", "-I", "-S", "node.pyz", "drive", "job.json"]) == (
         "salloc",
         "--job-name=demo",
         "--nodes=3",
@@ -162,40 +164,40 @@ def test_the_whole_command(tmp_path: Path) -> None:
 
 
 def test_what_is_not_said_is_left_to_slurm(tmp_path: Path) -> None:
-    asked = request(config(tmp_path), {})
+    asked = make_request(config(tmp_path), {})
     assert asked.options() == ["--job-name=demo", "--nodes=1", "--ntasks-per-node=1"]
-    elastic = request(config(tmp_path, cluster={"nodes": "2:4"}), {"SALLOC_OPTS": ""})
+    elastic = make_request(config(tmp_path, cluster={"nodes": "2:4"}), {"SALLOC_OPTS": ""})
     assert "--nodes=2-4" in elastic.options()
     assert not [one for one in elastic.options() if "ntasks" in one]  # else Slurm gives two
 
 
 def test_each_rank_gets_a_cpu(tmp_path: Path) -> None:
     """Slurm's default is one CPU a node, which two ranks would share."""
-    asked = request(config(tmp_path, launch={"nproc-per-node": 2}), {})
+    asked = make_request(config(tmp_path, launch={"nproc-per-node": 2}), {})
     assert "--cpus-per-task=2" in asked.options()
     both = {"launch": {"nproc-per-node": 2}, "cluster": {"cpus-per-task": 8}}
-    assert "--cpus-per-task=8" in request(config(tmp_path, **both), {}).options()
+    assert "--cpus-per-task=8" in make_request(config(tmp_path, **both), {}).options()
 
 
 @pytest.mark.parametrize("form", ["-x n9", "-xn9", "-x=n9", "--exclude n9", "--exclude=n9"])
 def test_each_way_to_write_exclude(tmp_path: Path, form: str) -> None:
-    asked = request(config(tmp_path), {"SALLOC_OPTS": f"--mem=1G {form} -v"})
+    asked = make_request(config(tmp_path), {"SALLOC_OPTS": f"--mem=1G {form} -v"})
     assert (asked.exclude, asked.salloc_args) == ("n9", ("--mem=1G", "-v"))
 
 
 def test_an_exclude_without_nodes_is_dropped(tmp_path: Path) -> None:
-    asked = request(config(tmp_path), {"SALLOC_OPTS": "-v --exclude"})
+    asked = make_request(config(tmp_path), {"SALLOC_OPTS": "-v --exclude"})
     assert (asked.exclude, asked.salloc_args) == (None, ("-v",))
 
 
 def test_an_open_quote(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SALLOC_OPTS cannot be read: No closing quotation"):
-        request(config(tmp_path), {"SALLOC_OPTS": "--comment='two words"})
+        make_request(config(tmp_path), {"SALLOC_OPTS": "--comment='two words"})
 
 
 def test_a_request_is_a_value(tmp_path: Path) -> None:
-    assert isinstance(request(config(tmp_path), {}), Request)
-    assert request(config(tmp_path), {}) == request(config(tmp_path), {})
+    assert isinstance(make_request(config(tmp_path), {}), Request)
+    assert make_request(config(tmp_path), {}) == make_request(config(tmp_path), {})
 
 
 @pytest.mark.parametrize(
@@ -215,18 +217,18 @@ def test_arguments_that_slurm_would_misunderstand(
 ) -> None:
     cluster = {"nodes": 2, "partition": "gpu", "salloc-args": argument.split()}
     with pytest.raises(ConfigError) as caught:
-        request(config(tmp_path, cluster=cluster), {})
+        make_request(config(tmp_path, cluster=cluster), {})
     assert message in str(caught.value)
 
 
 def test_arguments_that_agree_or_that_the_job_does_not_decide(tmp_path: Path) -> None:
     words = ["-N2", "--exclusive", "--gres", "gpu:v100:4", "-J", "name", "-vv", "--mem=0"]
-    asked = request(config(tmp_path, cluster={"nodes": 2, "salloc-args": words}), {})
+    asked = make_request(config(tmp_path, cluster={"nodes": 2, "salloc-args": words}), {})
     assert asked.salloc_args == tuple(words)
     own = {"SALLOC_OPTS": "-p debug --exclusive"}  # the user's own come last, and count
-    assert request(config(tmp_path, cluster={"partition": "gpu"}), own).salloc_args[0] == "-p"
+    assert make_request(config(tmp_path, cluster={"partition": "gpu"}), own).salloc_args[0] == "-p"
     with pytest.raises(ConfigError, match="SALLOC_OPTS: debug is not an option"):
-        request(config(tmp_path), {"SALLOC_OPTS": "debug"})
+        make_request(config(tmp_path), {"SALLOC_OPTS": "debug"})
 
 
 # --- A build on a node ----------------------------------------------------------------------------
@@ -308,7 +310,7 @@ def asking(**changed: Any) -> Request:
     ],
 )  # fmt: skip
 def test_what_there_is_not(request_: Request, ranks: int | None, why: str) -> None:
-    assert shortage(request_, read_nodes(LISTED), ranks) == why
+    assert explain_shortage(request_, read_nodes(LISTED), ranks) == why
 
 
 @pytest.mark.parametrize(
@@ -326,14 +328,14 @@ def test_nodes_that_no_job_gets(state: str, up: bool) -> None:
 
 def test_nodes_are_listed_where_slurm_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert listed_nodes() is None
+    assert query_nodes() is None
     sinfo = tmp_path / "sinfo"
     sinfo.write_text("#!/bin/sh\necho torch\\* n1 4 idle; echo $#\n")
     sinfo.chmod(0o755)
-    assert [(node.name, node.state) for node in listed_nodes() or ()] == [("n1", "idle")]
+    assert [(node.name, node.state) for node in query_nodes() or ()] == [("n1", "idle")]
 
     def silent(argv: Sequence[str], **_: object) -> CompletedCommand:
         assert argv == LISTING
         raise StagerError("no answer")
 
-    assert listed_nodes(silent) == []
+    assert query_nodes(silent) == []

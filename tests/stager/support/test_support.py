@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from stager.logs.job_files import find, of_job
-from stager.support.archive import SupportOptions, support
+from stager.logs.job_files import find_job_files, list_job_files
+from stager.support.archive import SupportOptions, make_support_archive
 from tests.support.building import STAGER, Project
 from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
@@ -302,8 +302,8 @@ def job_of(folder: Path, log: bytes = b"hello\n", **job: Any) -> Path:
 
 def made(folder: Path, target: Path, *, job: str = "77", **options: Any) -> dict[str, bytes]:
     """The content of an archive, by name below its top folder."""
-    files = of_job(folder, job) if job else find(str(folder), folder)
-    result = support(
+    files = list_job_files(folder, job) if job else find_job_files(str(folder), folder)
+    result = make_support_archive(
         files, SupportOptions(output=target, **options), lambda found: "words", environment={}
     )
     assert not list(target.parent.glob(f".{target.name}*"))
@@ -459,8 +459,8 @@ def test_the_progress_shows_no_secret_of_a_name(tmp_path: Path) -> None:
     logs.mkdir()
     (logs / "token=Zz11Yy22Xx33.log").write_text("hello\n")
     shown: list[str] = []
-    support(
-        find(str(logs), logs),
+    make_support_archive(
+        find_job_files(str(logs), logs),
         SupportOptions(output=tmp_path / "a"),
         lambda found: "",
         environment={},
@@ -480,7 +480,9 @@ def test_values_of_the_environment_are_found_bare(tmp_path: Path) -> None:
         "MY_AUTH": "true",
     }
     options = SupportOptions(output=tmp_path / "a")
-    support(of_job(logs, "77"), options, lambda found: "", environment=environment)
+    make_support_archive(
+        list_job_files(logs, "77"), options, lambda found: "", environment=environment
+    )
     assert members(tmp_path / "a")["stager-support-77/demo.77.hpc07.0.out"] == (
         b"it says [redacted: known-value], and [redacted: known-value] too;"
         b" a path is /opt/keys/one\n"

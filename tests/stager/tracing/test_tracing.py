@@ -13,7 +13,7 @@ import pytest
 
 from stager.core.errors import StagerError
 from stager.core.store import Store
-from stager.layers.prune import check, matching
+from stager.layers.prune import check, list_matching
 from stager.tracing import (
     LEAST,
     PROGRAMS,
@@ -21,13 +21,13 @@ from stager.tracing import (
     SMALL,
     ReadFile,
     UnreadFiles,
+    group_files,
     is_read,
     keeps_access_times,
+    list_unread,
+    make_traced_place,
     needs_gpu,
     set_back,
-    traced_place,
-    units,
-    unread,
 )
 from tests.support.building import left_in_tmp
 from tests.support.namespaces import namespace
@@ -88,7 +88,7 @@ def test_a_shared_library_that_is_loaded_counts_as_read(tmp_path: Path, native_w
 
 def test_a_place_is_in_the_store_and_gone_afterwards(tmp_path: Path) -> None:
     store = Store(tmp_path / "offline")
-    with traced_place(store, ROOM) as folder:
+    with make_traced_place(store, ROOM) as folder:
         assert folder.parent == store.root / "tmp"
         assert list(folder.iterdir()) == []
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -99,7 +99,7 @@ def test_a_place_is_in_the_store_and_gone_afterwards(tmp_path: Path) -> None:
 
 def test_no_room_is_a_reason(tmp_path: Path) -> None:
     store = Store(tmp_path / "offline")
-    with pytest.raises(StagerError) as refused, traced_place(store, (1 << 60, 10)):
+    with pytest.raises(StagerError) as refused, make_traced_place(store, (1 << 60, 10)):
         pass
     assert f"{store.root}: " in refused.value.context[0]
     assert all("room" in line or "free" in line for line in refused.value.context)
@@ -112,10 +112,10 @@ import os
 from pathlib import Path
 from stager.core.errors import StagerError
 from stager.core.store import Store
-from stager.tracing import traced_place
+from stager.tracing import make_traced_place
 os.environ["TMPDIR"] = {tmpdir!r}
 try:
-    with traced_place(Store(Path({root!r})), (1000, 10)) as folder:
+    with make_traced_place(Store(Path({root!r})), (1000, 10)) as folder:
         print(json.dumps([str(folder)]))
 except StagerError as exc:
     print(json.dumps([exc.message, exc.hint, *exc.context]))
@@ -151,8 +151,10 @@ BIG, TINY = LEAST, 10
 
 
 def parts(files: dict[str, int], read: set[str] = READ, gpus: int = 1) -> list[UnreadFiles]:
-    made = units(ReadFile(path=path, size=size, read=path in read) for path, size in files.items())
-    return sorted(unread("p", made, gpus=gpus), key=lambda part: -part.bytes)
+    made = group_files(
+        ReadFile(path=path, size=size, read=path in read) for path, size in files.items()
+    )
+    return sorted(list_unread("p", made, gpus=gpus), key=lambda part: -part.bytes)
 
 
 def patterns(files: dict[str, int], read: set[str] = READ) -> list[str | None]:
@@ -270,6 +272,6 @@ def test_each_proposal_matches_what_it_stands_for_and_is_accepted() -> None:
     for part in parts(files, read):
         assert part.pattern is not None
         assert check((part.pattern,), {"p": list(files)}) == []
-        left_out = matching(part.pattern, files)
+        left_out = list_matching(part.pattern, files)
         assert len(left_out) == part.files
         assert left_out.isdisjoint(read)

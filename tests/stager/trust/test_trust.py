@@ -11,22 +11,22 @@ import pytest
 
 from bundle.checks.signature import statement
 from bundle.environment.unpack import unpack
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager import trust
 from stager.building.build import Built
 from stager.config.load import Config, load
 from stager.core.errors import BundleError, StagerError
 from stager.core.store import Store
-from stager.pack.bundle_file import manifest_of
+from stager.pack.bundle_file import read_manifest
 from stager.pack.members import copy_to
 from stager.trust import (
     SignatureVerdict,
+    decide_trust,
     examine,
     read_signature,
     read_signers,
     signature_of,
-    trust_in,
 )
 from tests.support.building import Project
 from tests.support.bundles import BASE_PYTHON
@@ -52,7 +52,7 @@ def config(project: Project, alice: Key, tmp_path: Path) -> Config:
 
 def accepted(config: Config, store: Store, bundle: Path) -> str:
     """Who has signed a bundle, as a job that begins finds out."""
-    verdict, trust = trust_in(config, store, bundle, manifest_of(bundle).id)
+    verdict, trust = decide_trust(config, store, bundle, read_manifest(bundle).id)
     assert verdict is not None
     assert trust is not None
     return verdict.signer
@@ -66,7 +66,7 @@ def signed(key: Key, built: Built) -> Path:
 
 
 def test_without_settings_nothing_is_asked(project: Project, built: Built) -> None:
-    found = trust_in(load(project.root), project.store, built.packed.path, "")
+    found = decide_trust(load(project.root), project.store, built.packed.path, "")
     assert found == (None, None)
 
 
@@ -316,7 +316,7 @@ def test_an_altered_bundle_is_refused_before_anything_of_it_runs(
     signed(alice, built)
     copy = copy_to(built.packed.path, tmp_path / "copy.tar")
     shutil.copy(signature_of(built.packed.path), signature_of(copy))
-    root = secure_root(str(tmp_path))
+    root = make_secure_root(str(tmp_path))
     survived = []
     for place in places_in(copy, PLACES):
         flip(copy, place)

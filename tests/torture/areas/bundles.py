@@ -8,8 +8,8 @@ from random import Random
 
 from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
-from bundle.format.manifest import BLOCK, padding
-from bundle.node.node_root import secure_root
+from bundle.format.manifest import BLOCK, count_padding
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
@@ -40,7 +40,7 @@ def play(round_: Round) -> str:
 
 def _by_call(round_: Round, path: Path, real: Packed, *, same: bool) -> str:
     round_.nodes.mkdir()
-    root = Path(secure_root(str(round_.nodes)))
+    root = Path(make_secure_root(str(round_.nodes)))
     try:
         made = unpack(
             str(path),
@@ -93,8 +93,8 @@ def regions(path: Path) -> list[tuple[str, int, int]]:
         for name, size in bundle.manifest.members():
             start = bundle.offset(name)
             found += [(f"header of {name}", start - BLOCK, start), (name, start, start + size)]
-            end = start + size + padding(size)
-            if padding(size):
+            end = start + size + count_padding(size)
+            if count_padding(size):
                 found.append((f"padding of {name}", start + size, end))
     return [*found, ("end", end, path.stat().st_size)]
 

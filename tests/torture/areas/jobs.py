@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bundle.format.manifest import ManifestError, parse
 from bundle.protocol.digest import Digest, canonical_json
-from bundle.protocol.job import parse as parse_job
+from bundle.protocol.job import parse_job
 
 from .. import fuzz
 from ..product import environment

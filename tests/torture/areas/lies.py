@@ -20,8 +20,8 @@ import zstandard
 
 from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
-from bundle.format.manifest import member_header, padding
-from bundle.node.node_root import secure_root
+from bundle.format.manifest import count_padding, member_header
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
 from tests.support.bundles import _HEAD, BASE_PYTHON, forged_head
@@ -88,7 +88,7 @@ class Lie:
         with path.open("wb") as out:
             for member, data in members:
                 out.write(member_header(member, len(data)))
-                out.write(data + bytes(padding(len(data))))
+                out.write(data + bytes(count_padding(len(data))))
             out.write(bytes(1024))
         return str(say["id"])
 
@@ -110,7 +110,7 @@ def play(round_: Round) -> str:
     round_.nodes.mkdir()
     if lie.process:
         return _by_process(round_, path, lie)
-    root = Path(secure_root(str(round_.nodes)))
+    root = Path(make_secure_root(str(round_.nodes)))
     try:
         made = unpack(str(path), root=str(root), expected=identity, python=BASE_PYTHON, processes=1)
     except NodeError as exc:
@@ -202,8 +202,8 @@ def _taken_apart(path: Path, rng: Random) -> Lie:
             manifest=say,
             layer=say["layers"][0],
             index=index,
-            node=opened.part(whole.node),
-            decompressor=opened.part(whole.decompressor) if whole.decompressor else None,
+            node=opened.read_part(whole.node),
+            decompressor=opened.read_part(whole.decompressor) if whole.decompressor else None,
             frames=frames,
             origin=(head[_HEAD.size : packed],) if packed > _HEAD.size else (),
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.digest import Digest
 
 from ..product import Done, refused, sound, stager
@@ -91,7 +91,7 @@ class Plan:
 
     def made(self) -> Path:
         """Make the node root as it should be."""
-        secure_root(str(self.base))
+        make_secure_root(str(self.base))
         return self.root
 
     def unpacked(self) -> Path:

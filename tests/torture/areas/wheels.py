@@ -16,7 +16,7 @@ from random import Random
 from unittest.mock import patch
 
 from bundle.environment.unpack import unpack
-from bundle.node.node_root import secure_root
+from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager.core.errors import StagerError
 from stager.core.store import Store
@@ -97,7 +97,7 @@ def _by_call(round_: Round, draft: Draft, path: Path) -> str:
     store = Store(round_.offline)
     store.wheels.joinpath(path.name).write_bytes(path.read_bytes())
     path = store.wheels / path.name
-    source = LayerSource.of_wheel(wheel(path))
+    source = LayerSource.from_wheel(wheel(path))
     # A fork of this process instead of one of a server's: as fresh, and many times as quick.
     forking = patch.object(
         multiprocessing, "get_context", partial(_fork, multiprocessing.get_context)
@@ -125,7 +125,7 @@ def _unpacked(round_: Round, store: Store, path: Path) -> str:
     """Hold that an accepted wheel can be unpacked, and installs what its archive holds."""
     packed = make_bundle(store, [path], decompressor=round_.world.zstandard)
     round_.nodes.mkdir()
-    root = secure_root(str(round_.nodes))
+    root = make_secure_root(str(round_.nodes))
     try:
         made = unpack(
             str(packed.path),

@@ -27,18 +27,18 @@ def test_of_one_split_the_last_images_are_held_out(tmp_path):
     mnist(tmp_path, "t10k", 21)
     found = images.read_mnist(tmp_path)
     assert found.held_out is None
-    by_default = images.choose(found, parse(["mnist", "--data", str(tmp_path)]))
+    by_default = images.choose_images(found, parse(["mnist", "--data", str(tmp_path)]))
     assert (len(by_default.train), len(by_default.held_out)) == (18, 3)
-    asked = images.choose(found, parse(["mnist", "--held-out", "5", "--subset", "10"]))
+    asked = images.choose_images(found, parse(["mnist", "--held-out", "5", "--subset", "10"]))
     assert asked.held_out.labels.tolist() == [6, 7, 8, 9, 0]
     assert len(asked.train) == 10
     with pytest.raises(TrainerError, match="--held-out 21 leaves none of the 21 images"):
-        images.choose(found, parse(["mnist", "--held-out", "21"]))
+        images.choose_images(found, parse(["mnist", "--held-out", "21"]))
 
 
 def test_pixels_come_out_around_zero(tmp_path):
     mnist(tmp_path, "t10k", 8)
-    rows = images.scaled(images.read_mnist(tmp_path).train, mean=0.5, spread=0.25)
+    rows = images.normalize_images(images.read_mnist(tmp_path).train, mean=0.5, spread=0.25)
     assert tuple(rows.inputs.shape) == (8, 1, 28, 28)
     assert float(rows.inputs[0, 0, 0, 0]) == -2
     assert float(rows.inputs[0, 0, 0, 2]) == pytest.approx((2 / 255 - 0.5) / 0.25)
@@ -85,7 +85,7 @@ def test_images_of_another_size_or_none_at_all(tmp_path):
         images.read_mnist(tmp_path)
     mnist(tmp_path, "t10k", 0, ending="")
     with pytest.raises(TrainerError, match=r"leaves none|nothing to learn"):
-        images.choose(images.read_mnist(tmp_path), parse(["mnist"]))
+        images.choose_images(images.read_mnist(tmp_path), parse(["mnist"]))
 
 
 def test_labels_that_do_not_belong_to_the_images(tmp_path):
@@ -107,7 +107,7 @@ def test_files_that_are_missing(tmp_path):
         images.read_mnist(tmp_path)
     for argv in (["mnist"], ["mnist", "--data", __file__]):
         with pytest.raises(TrainerError, match="mnist needs --data, a folder"):
-            images.folder_of(parse(argv))
+            images.find_mnist_folder(parse(argv))
 
 
 def npz(path, **more):
@@ -122,13 +122,13 @@ def npz(path, **more):
 def test_npz(tmp_path):
     found = images.read_npz(npz(tmp_path / "cifar10.npz"))
     assert (tuple(found.train.inputs.shape), len(found.held_out)) == ((6, 3, 32, 32), 3)
-    path = images.file_of(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
+    path = images.find_data_file(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
     assert path.name == "cifar10.npz"
     npz(tmp_path / "cifar10-b.npz")
     with pytest.raises(TrainerError, match=r"cifar10-b\.npz, cifar10\.npz"):
-        images.file_of(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
+        images.find_data_file(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
     with pytest.raises(TrainerError, match="--data is missing"):
-        images.file_of(parse(["cifar10"]), "cifar10*.npz")
+        images.find_data_file(parse(["cifar10"]), "cifar10*.npz")
 
 
 def test_an_npz_file_that_is_none_or_another_or_dangerous(tmp_path):

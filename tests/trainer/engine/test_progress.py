@@ -8,7 +8,7 @@ import pytest
 
 from trainer.config import TrainerError
 from trainer.engine import progress
-from trainer.engine.progress import Progress, rewind
+from trainer.engine.progress import Progress, remove_later_steps
 
 
 def lines(out):
@@ -55,13 +55,13 @@ def test_an_epoch(out, capsys):
 def test_what_lies_behind_a_checkpoint_is_taken_back(out):
     text = "".join(json.dumps({"step": step, "loss": 1}) + "\n" for step in range(1, 31))
     (out / "metrics.jsonl").write_text(text + '{"step": 31, "lo')
-    assert rewind(out, 24) == 6
+    assert remove_later_steps(out, 24) == 6
     assert [line["step"] for line in lines(out)] == [*range(1, 25)]
-    assert rewind(out, 24) == 0
+    assert remove_later_steps(out, 24) == 0
 
 
 def test_nothing_to_take_back(out):
-    assert rewind(out, 5) == 0
+    assert remove_later_steps(out, 5) == 0
 
 
 def test_a_log_that_cannot_be_written(tmp_path):

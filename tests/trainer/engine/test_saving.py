@@ -42,7 +42,7 @@ def test_a_damaged_one_is_not_counted_when_old_ones_go(tmp_path):
     put(out, "checkpoint_step_60.pt", 60).write_bytes(b"damaged")
     assert saving.find_newest(out)[0].step == 20
     put(out, "checkpoint_step_21.pt", 21)
-    saving.thin_out(out, 1)
+    saving.remove_older_checkpoints(out, 1)
     assert saving.find_newest(out)[0].step == 21
     (out / "checkpoint_step_21.pt").write_bytes(b"damaged, too")
     for _ in "ab":  # and not silently from the beginning when it is tried again
@@ -68,7 +68,7 @@ def test_only_the_newest_stay(tmp_path):
     for epoch in range(1, 6):
         put(out, f"checkpoint_epoch_{epoch}.pt", epoch * 10)
     put(out, saving.BEST, 20)
-    saving.thin_out(out, 2)
+    saving.remove_older_checkpoints(out, 2)
     assert sorted(path.name for path in out.iterdir()) == [
         "best.json", "best.pt", "checkpoint_epoch_4.json", "checkpoint_epoch_4.pt",
         "checkpoint_epoch_5.json", "checkpoint_epoch_5.pt",

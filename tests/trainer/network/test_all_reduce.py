@@ -69,13 +69,13 @@ def test_of_many_nodes_each_meets_its_neighbours_and_the_head(nodes):
 
 def test_who_can_be_connected_to_and_who_cannot():
     refusing = ("127.0.0.1", held_port())
-    with all_reduce.listen("127.0.0.1") as one, all_reduce.listen("127.0.0.1") as two:
+    with all_reduce.open_listener("127.0.0.1") as one, all_reduce.open_listener("127.0.0.1") as two:
         targets = {f"n{n}": (one, two)[n % 2].getsockname()[:2] for n in range(600)}
-        assert all_reduce.unreached(targets, 100.0) == {}
-        assert all_reduce.unreached({**targets, "n9": refusing}, 100.0) == {
+        assert all_reduce.find_unreached(targets, 100.0) == {}
+        assert all_reduce.find_unreached({**targets, "n9": refusing}, 100.0) == {
             "n9": "Connection refused"
         }
-    assert all_reduce.unreached({}, 1.0) == {}
+    assert all_reduce.find_unreached({}, 1.0) == {}
 
 
 def test_the_address_is_that_of_the_interface_else_towards_the_head():
@@ -204,11 +204,11 @@ def test_a_rank_that_does_not_come_is_named():
 LIMITED = """from dataclasses import replace
 import sys
 from trainer.network import all_reduce, dist as rendezvous_store
-from trainer.__main__ import _leave, main
+from trainer.__main__ import _exit_without_finalizing, main
 rendezvous_store._LINGER = {linger}
 real = all_reduce.{step}
 all_reduce.{step} = lambda meeting, other: real(replace(meeting, timeout={seconds}), other)
-_leave(main())
+_exit_without_finalizing(main())
 """
 """One step of it has little time, and not all: a rank may come late on a busy machine."""
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import TrainerError
-from trainer.network.dist import World, by_first, say, sums, together, world_of
+from trainer.network.dist import (
+    World,
+    read_world,
+    run_on_all_ranks,
+    run_on_first_rank,
+    sum_over_ranks,
+    write_line,
+)
 
 LAUNCHED = {
     "RANK": "3",
@@ -18,11 +25,11 @@ LAUNCHED = {
 
 
 def test_without_a_launcher_the_process_is_alone():
-    assert world_of({}) == World(rank=0, size=1, local_rank=0, local_size=1, launched=False)
+    assert read_world({}) == World(rank=0, size=1, local_rank=0, local_size=1, launched=False)
 
 
 def test_a_launchers_variables_are_read():
-    assert world_of(LAUNCHED) == World(rank=3, size=4, local_rank=1, local_size=2, launched=True)
+    assert read_world(LAUNCHED) == World(rank=3, size=4, local_rank=1, local_size=2, launched=True)
 
 
 @pytest.mark.parametrize(
@@ -36,14 +43,14 @@ def test_a_launchers_variables_are_read():
 )
 def test_an_incomplete_description_is_refused(change, named):
     with pytest.raises(TrainerError, match=named):
-        world_of(LAUNCHED | change)
+        read_world(LAUNCHED | change)
 
 
 def test_alone_the_collectives_need_no_process_group():
     alone = World()
-    assert together(alone, lambda: 5) == 5
-    assert by_first(alone, lambda: "done") == "done"
-    assert sums(alone, [1.0, 2.5]) == [1.0, 2.5]
+    assert run_on_all_ranks(alone, lambda: 5) == 5
+    assert run_on_first_rank(alone, lambda: "done") == "done"
+    assert sum_over_ranks(alone, [1.0, 2.5]) == [1.0, 2.5]
 
 
 def test_a_failure_comes_out_of_together_with_its_hint():
@@ -51,7 +58,7 @@ def test_a_failure_comes_out_of_together_with_its_hint():
         raise TrainerError("no such thing", hint="bring it")
 
     with pytest.raises(TrainerError, match="no such thing") as error:
-        together(World(), fail)
+        run_on_all_ranks(World(), fail)
     assert error.value.hint == "bring it"
     assert error.value.everywhere
 
@@ -67,5 +74,5 @@ def test_a_line_is_written_in_one_call(monkeypatch):
             calls.append("flush")
 
     monkeypatch.setattr("sys.stdout", Recorder())
-    say("[RANK 1] WORLD_SIZE=2")
+    write_line("[RANK 1] WORLD_SIZE=2")
     assert calls == ["[RANK 1] WORLD_SIZE=2\n", "flush"]

@@ -15,7 +15,7 @@ from tests.support.launching import REPO, SHARED, metrics, train, variables, war
 from tests.support.needs import needs
 from tests.support.warm_ranks import as_torchrun_does
 from trainer.network.dist import World
-from trainer.workloads.tiny_bert import evaluate, learning_rate, steps_an_epoch
+from trainer.workloads.tiny_bert import choose_learning_rate, evaluate, steps_an_epoch
 
 EXAMPLE = REPO / "examples" / "tiny-bert"
 CORPUS = ("--data", str(EXAMPLE / "data" / "sentences.csv"))
@@ -29,9 +29,14 @@ def test_steps_an_epoch():
 
 
 def test_the_learning_rate_grows_with_the_step_and_stops_where_it_would_diverge():
-    assert learning_rate(16) == pytest.approx(1e-3)
-    assert learning_rate(32) == pytest.approx(1e-3 * math.sqrt(2))
-    assert learning_rate(64) == learning_rate(96) == learning_rate(4096) == pytest.approx(2e-3)
+    assert choose_learning_rate(16) == pytest.approx(1e-3)
+    assert choose_learning_rate(32) == pytest.approx(1e-3 * math.sqrt(2))
+    assert (
+        choose_learning_rate(64)
+        == choose_learning_rate(96)
+        == choose_learning_rate(4096)
+        == pytest.approx(2e-3)
+    )
 
 
 @pytest.fixture(scope="module")

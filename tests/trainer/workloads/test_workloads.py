@@ -71,11 +71,11 @@ def test_the_first_weights_are_the_seeds():
 def test_an_image_is_changed_by_its_row_and_not_by_its_rank():
     pictures = torch.rand(6, 3, 32, 32)
     numbers = torch.arange(6)
-    all_at_once = cifar10.shifted(pictures, numbers, 6, seed=3)
-    apart = [cifar10.shifted(pictures[n::2], numbers[n::2], 6, seed=3) for n in (0, 1)]
+    all_at_once = cifar10.shift_and_mirror(pictures, numbers, 6, seed=3)
+    apart = [cifar10.shift_and_mirror(pictures[n::2], numbers[n::2], 6, seed=3) for n in (0, 1)]
     assert bool((all_at_once[0::2] == apart[0]).all())
     assert bool((all_at_once[1::2] == apart[1]).all())
-    assert bool((all_at_once != cifar10.shifted(pictures, numbers, 6, seed=4)).any())
+    assert bool((all_at_once != cifar10.shift_and_mirror(pictures, numbers, 6, seed=4)).any())
 
 
 def by_hand(folders, *arguments, **more):

@@ -17,7 +17,7 @@ import pytest
 
 from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program, slurm_text
-from bundle.environment.unpack import hooks
+from bundle.environment.unpack import list_hook_files
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import (
     Incoming,
@@ -27,7 +27,7 @@ from bundle.protocol.messages import (
     StepMessage,
     UnpackRequest,
 )
-from stager.pack.node_program import make_node_program, with_bytecode
+from stager.pack.node_program import add_bytecode, make_node_program
 from tests.support.jobs import PLAIN
 
 REPO = Path(__file__).resolve().parents[4]
@@ -65,7 +65,7 @@ def test_agents_import_nothing_that_they_are_not_sent(path: str) -> None:
 
 @functools.cache
 def compiled_program() -> bytes:
-    return with_bytecode(PROGRAM)
+    return add_bytecode(PROGRAM)
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def started(phase: str, *, compiled: bool = False) -> tuple[bytes, str]:
 def program_of(sent: bytes) -> bytes:
     """The zip that an agent is started from."""
     head, _, rest = sent.partition(b"\n")
-    return bootstrap.zipped(zlib.decompress(rest[: int(head.split()[0])]))
+    return bootstrap.make_zip(zlib.decompress(rest[: int(head.split()[0])]))
 
 
 def test_each_module_that_is_sent_imports_with_nothing_else_there(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_every_module_that_is_sent_does_the_same_on_the_same_lines(path: str) ->
 def test_what_environments_hold_is_sent_as_it_is() -> None:
     """An environment has the same files, whether an agent has made it or the node program."""
     whole = [name for name, data in SENT.items() if data == (REPO / name).read_bytes()]
-    copied = [path for path in hooks("3.11") if path.endswith(".py")]
+    copied = [path for path in list_hook_files("3.11") if path.endswith(".py")]
     names = [Path(path).name.removeprefix("_stager_") for path in copied]
     assert {f"bundle/environment/{name}" for name in names} <= set(whole)
 
@@ -192,7 +192,7 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -
     code = code.replace("    status", "    print(names_left()); status")
     code = "import os\nnames_left = lambda: [n for n in os.environ if 'PROGRAM' in n]\n" + code
     done = subprocess.run(
-        slurm_text.starter(code, "tidy", [sys.executable]),
+        slurm_text.make_starter(code, "tidy", [sys.executable]),
         input=sent,
         capture_output=True,
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n2", **variables},
@@ -205,7 +205,7 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     sent, boot = started("tidy")
     done = subprocess.run(
-        slurm_text.starter(boot, "tidy", [sys.executable]),
+        slurm_text.make_starter(boot, "tidy", [sys.executable]),
         input=sent,
         capture_output=True,
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n2"},
@@ -234,14 +234,18 @@ def test_what_all_requests_have_travels_once() -> None:
         node: ProbeRequest(PLAIN, node, rank, 1, f"/tmp/{node}", "/usr/bin/python3", "10.0.0.1")
         for rank, node in enumerate(PLAIN.nodes)
     }
-    message = agent_program.factored(requests)
+    message = agent_program.factor_requests(requests)
     assert message.common.keys() == {"job", "nodes_here", "python", "head"}
     assert message.own == {node: {"root": f"/tmp/{node}"} for node in PLAIN.nodes}
-    assert agent_program.factored(requests, PLAIN).common.keys() == {"nodes_here", "python", "head"}
+    assert agent_program.factor_requests(requests, PLAIN).common.keys() == {
+        "nodes_here",
+        "python",
+        "head",
+    }
     for node, request in requests.items():
         reader = RequestReader(node)
         assert reader.first(json.loads(json.dumps(encode(message)))) == request
-        again = agent_program.factored(requests, PLAIN)
+        again = agent_program.factor_requests(requests, PLAIN)
         assert reader.next(json.loads(json.dumps(encode(again)))) == request
 
 
@@ -257,7 +261,7 @@ def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:
         )
 
     requests = {node: asked(node, rank) for rank, node in enumerate(PLAIN.nodes)}
-    message = json.loads(json.dumps(encode(agent_program.factored(requests))))
+    message = json.loads(json.dumps(encode(agent_program.factor_requests(requests))))
     assert json.dumps(message).count(manifest) == 1
     assert message["own"]["n0"] == {
         "checked": False,
@@ -266,6 +270,6 @@ def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:
     for node, request in requests.items():
         assert RequestReader(node).first(message) == request
     without = {**requests, "n1": replace(requests["n1"], incoming=None)}
-    message = json.loads(json.dumps(encode(agent_program.factored(without))))
+    message = json.loads(json.dumps(encode(agent_program.factor_requests(without))))
     for node, request in without.items():
         assert RequestReader(node).first(message) == request

@@ -59,7 +59,7 @@ def test_what_is_started_and_bound(node: Path) -> None:
         (node / name).mkdir()
     folders = (str(node / "a,b"), str(node / "a:b"), "/", "relative", str(node / "absent"))
     job = job_at(node, mounts=("/data:/inside:ro", "/x:/y"), node_root=str(node / "scratch"))
-    argv = apptainer.entering(job, "verify", ["say", "it's", "a b"], folders=folders)
+    argv = apptainer.make_container_command(job, "verify", ["say", "it's", "a b"], folders=folders)
     assert asked(argv) == [
         *("exec", "--pwd", "/", "--bind"),
         f"{node}/scratch,{node},{node}/bin,/data:/inside:ro,/x:/y",
@@ -68,22 +68,22 @@ def test_what_is_started_and_bound(node: Path) -> None:
     # What only the node knows comes first; a directory is bound once.
     bound = asked(argv, TMPDIR=f"{node}/scratch", SLURM_TMPDIR="/var/tmp", STAGER_NODE_ROOT="")[4]
     assert bound == f"/var/tmp,{node}/scratch,{node},{node}/bin,/data:/inside:ro,/x:/y"
-    auto = apptainer.entering(job_at(node, f"{node}/scratch/"), "verify", ["say"])
+    auto = apptainer.make_container_command(job_at(node, f"{node}/scratch/"), "verify", ["say"])
     assert asked(auto)[4:6] == [f"/tmp,/dev/shm,{node},{node}/bin", f"{node}/scratch"]
     by_node = job_at(node, node_root="$SCRATCH/x")
-    assert asked(apptainer.entering(by_node, "verify", []))[4] == f"{node},{node}/bin"
+    assert asked(apptainer.make_container_command(by_node, "verify", []))[4] == f"{node},{node}/bin"
 
 
 def test_gpus_are_passed_on_where_there_are_any(node: Path) -> None:
     devices = "mount -t tmpfs none /dev; touch /dev/null /dev/nvidiactl"
-    argv = apptainer.entering(job_at(node), "verify", ["say"])
+    argv = apptainer.make_container_command(job_at(node), "verify", ["say"])
     assert asked(argv, entering("-m", devices))[:5] == ["exec", "--pwd", "/", "--nv", "--bind"]
 
 
 @pytest.mark.parametrize("framed", [True, False])
 def test_what_is_missing_is_the_answer(node: Path, framed: bool) -> None:
     image = f'{node}/an"odd\\name.sif'
-    argv = apptainer.entering(job_at(node, image), "session", ["say"], framed=framed)
+    argv = apptainer.make_container_command(job_at(node, image), "session", ["say"], framed=framed)
     assert asked_and_refused(argv, framed) == {
         "code": "image-unreadable",
         "values": {"image": image},
@@ -118,7 +118,9 @@ def asked_and_refused(argv: Sequence[str], framed: bool) -> dict[str, object]:
 
 
 def test_no_python_in_the_image(node: Path) -> None:
-    argv = apptainer.local_agent("local1", "session", "/node.pyz", ["absent-python", "false"])
+    argv = apptainer.make_local_agent_command(
+        "local1", "session", "/node.pyz", ["absent-python", "false"]
+    )
     assert asked_and_refused_locally(argv) == {"code": "no-python", "values": {"count": "2"}}
 
 
@@ -133,7 +135,7 @@ def asked_and_refused_locally(argv: Sequence[str]) -> dict[str, object]:
 
 
 def test_over_ssh_it_is_one_line_and_never_ends_as_ssh_does(node: Path) -> None:
-    argv = apptainer.entering(job_at(node), "verify", ["say"], stays=True)
+    argv = apptainer.make_container_command(job_at(node), "verify", ["say"], stays=True)
     assert "\n" not in shlex.join(argv)  # of which csh takes none in quotes
     for code, expected in ((0, 0), (7, 7), (255, 1)):
         (node / "bin" / "apptainer").write_text(f"#!/bin/sh\nexit {code}\n")

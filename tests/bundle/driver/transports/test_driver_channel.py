@@ -69,7 +69,7 @@ def test_a_talk_from_beginning_to_end() -> None:
         heard.to_the_end(step)
         assert step.code == 3
         assert step.faults["n1"].values == {"why": "task 0: Exited with exit code 3"}
-        assert (step.stray_lines(), step.losses()) == (["odd"], {})
+        assert (step.take_stray_lines(), step.losses()) == (["odd"], {})
     assert heard.lines == [("n1:0", "opening"), ("n1:0", "go")]
 
 

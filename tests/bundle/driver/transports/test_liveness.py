@@ -29,7 +29,7 @@ class Look:
     def unreachable(self) -> Mapping[str, str]:
         return self._found[0]
 
-    def deserted(self) -> frozenset[str]:
+    def deserted_nodes(self) -> frozenset[str]:
         return self._found[1]
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ def test_what_is_no_event_is_output() -> None:
     odd += [output + rank + "}" for rank in ("1e999", "true", '"0"', "[]")]
     odd += ['{"v": 1, "event": "real"}', '{"v": 1, "event": "tidy", "node": "a", "ok": 1}']
     code = "".join(f"print({line!r})\n" for line in odd) + say(event="ranks-ended")
-    codes = local._attend({"a": agent(code)}, events.append)
+    codes = local._follow_agents({"a": agent(code)}, events.append)
     assert codes == {"a": 0}
     assert events.pop() == RanksEnded("a")
     assert events == [RankOutput("a", data=f"{line}\n".encode()) for line in odd if line]
@@ -154,7 +154,7 @@ def test_what_is_no_event_is_output() -> None:
 
 def test_a_last_line_without_an_end_counts() -> None:
     events: list[Any] = []
-    local._attend({"a": agent("import sys; sys.stdout.write('cut of')")}, events.append)
+    local._follow_agents({"a": agent("import sys; sys.stdout.write('cut of')")}, events.append)
     assert [event.data for event in events] == [b"cut of\n"]
 
 
@@ -167,7 +167,7 @@ def test_events_that_come_in_pieces_are_joined() -> None:
         "    sys.stdout.write(text[at:at + 100_000]); sys.stdout.flush(); time.sleep(0.02)\n"
         "print()\n"
     )
-    local._attend({"a": agent(code)}, events.append)
+    local._follow_agents({"a": agent(code)}, events.append)
     assert events == [Ready("a", step="y" * 700_000)]
 
 
@@ -181,7 +181,7 @@ def test_one_that_fails_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) 
         "c": well,
     }
     started = time.monotonic()
-    assert local._attend(running, lambda event: None) == {"a": 3, "b": -15, "c": 0}
+    assert local._follow_agents(running, lambda event: None) == {"a": 3, "b": -15, "c": 0}
     assert time.monotonic() - started >= 0.5
 
 
@@ -192,7 +192,7 @@ def test_the_others_may_end_by_themselves_first(monkeypatch: pytest.MonkeyPatch)
         "a": agent("raise SystemExit(3)"),
         "b": agent("import time; time.sleep(0.5); raise SystemExit(4)"),
     }
-    assert local._attend(running, lambda event: None) == {"a": 3, "b": 4}
+    assert local._follow_agents(running, lambda event: None) == {"a": 3, "b": 4}
 
 
 def test_whatever_ends_the_driver_ends_the_agents(

@@ -15,28 +15,33 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.agent_program import packed
+from bundle.driver.transports.agent_program import pack_message
 from bundle.driver.transports.phase_run import PhaseAnswers
 from bundle.driver.transports.relay_source import (
     SPARE_NODES,
     Reachability,
     RelayDirectory,
-    candidates_of,
-    damage_lines,
-    in_network_order,
-    in_order_of_preference,
+    describe_damage,
+    find_candidates,
     listen,
+    order_by_switches,
+    order_candidates,
     send,
 )
-from bundle.driver.transports.relay_source import remarks as remarks_of
+from bundle.driver.transports.relay_source import describe_transfer as remarks_of
 from bundle.driver.transports.transport import Event, Transfer
 from bundle.protocol.codec import decode
 from bundle.protocol.events import Remark
 from bundle.protocol.messages import Ready, Relayed, RelayStart
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.transfer import relay
-from bundle.transfer.relay_chunks import SOURCE, TREES, ChunkFile, ancestors
-from bundle.transfer.relay_peers import SILENT_SECONDS, RelayCandidates, RelayPlace, key_of
+from bundle.transfer.relay_chunks import SOURCE, TREES, ChunkFile, list_ancestors
+from bundle.transfer.relay_peers import (
+    SILENT_SECONDS,
+    RelayCandidates,
+    RelayPlace,
+    compute_node_key,
+)
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.relay_places import at_addresses
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
@@ -47,7 +52,7 @@ from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 def test_nodes_below_one_switch_are_neighbours() -> None:
     switches = {"node01": "top.a", "node02": "top.b", "node03": "top.a", "node04": "top.b"}
     listening = {name: Ready(name, switches=above) for name, above in switches.items()}
-    order = in_network_order(switches, listening)
+    order = order_by_switches(switches, listening)
     assert order == ("node01", "node03", "node02", "node04")
 
 
@@ -55,7 +60,7 @@ def test_without_switches_the_order_is_that_of_the_list() -> None:
     """And nodes that do not listen are left out."""
     names = ("node2", "node10", "node1", "login")
     listening = {name: Ready(name) for name in names[:3]}
-    assert in_network_order(names, listening) == names[:3]
+    assert order_by_switches(names, listening) == names[:3]
 
 
 # --- where the source listens --------------------------------------------------------------------
@@ -219,7 +224,7 @@ def places_of(nodes: int) -> list[RelayPlace]:
 
 def answer_to(places: Sequence[RelayPlace], position: int) -> bytes:
     """What the source sends to a node."""
-    answer = RelayDirectory(places)(key_of(places[position].name))
+    answer = RelayDirectory(places)(compute_node_key(places[position].name))
     assert answer is not None
     return answer
 
@@ -229,9 +234,9 @@ def test_a_node_knows_those_above_it_and_the_source_alone(nodes: int) -> None:
     places = places_of(nodes)
     for position in range(1, nodes + 1):
         told = decode(RelayCandidates, json.loads(zlib.decompress(answer_to(places, position))))
-        assert told == candidates_of(position, places)
+        assert told == find_candidates(position, places)
         for tree in range(TREES):
-            assert sorted(told.by_tree[tree]) == sorted(ancestors(position, nodes, tree))
+            assert sorted(told.by_tree[tree]) == sorted(list_ancestors(position, nodes, tree))
         wanted = {candidate for chain in told.by_tree for candidate in chain}
         assert [place.position for place in told.places] == sorted(wanted)
         assert all(places[place.position] == place for place in told.places)
@@ -239,9 +244,9 @@ def test_a_node_knows_those_above_it_and_the_source_alone(nodes: int) -> None:
 
 def test_the_source_is_tried_before_those_far_above() -> None:
     """A firewall that drops what is sent costs time for each one that is tried."""
-    *above, source = ancestors(1, 1000, 0)
+    *above, source = list_ancestors(1, 1000, 0)
     assert len(above) > 4
-    assert in_order_of_preference(1, 1000, 0) == (*above[:3], source, *above[3:])
+    assert order_candidates(1, 1000, 0) == (*above[:3], source, *above[3:])
 
 
 def test_the_bytes_of_a_node_hardly_grow_with_the_number_of_nodes() -> None:
@@ -250,8 +255,10 @@ def test_the_bytes_of_a_node_hardly_grow_with_the_number_of_nodes() -> None:
     for nodes in (64, 512, 4096):
         places = places_of(nodes)
         directory = RelayDirectory(places)
-        answers = [directory(key_of(place.name)) or b"" for place in places[1 :: nodes // 64]]
-        start = packed(RelayStart(port=40_000, nodes=nodes))
+        answers = [
+            directory(compute_node_key(place.name)) or b"" for place in places[1 :: nodes // 64]
+        ]
+        start = pack_message(RelayStart(port=40_000, nodes=nodes))
         sizes[nodes] = max(map(len, answers)) + len(start)
     assert sizes[4096] < 1500
     assert sizes[4096] - sizes[512] < 2 * (sizes[512] - sizes[64])
@@ -330,7 +337,7 @@ def test_the_source_sends_to_as_many_nodes_that_reach_no_other(tmp_path: Path) -
 
 def damage_of(failure: str = "", **corrupt: str) -> list[str]:
     """What is said once nodes have reported from whom bytes came damaged."""
-    return damage_lines(
+    return describe_damage(
         {
             node: Relayed(node, corrupt=tuple(senders.split()), failure=failure)
             for node, senders in corrupt.items()

@@ -11,9 +11,9 @@ from bundle.driver.transports import slurm_text
 from bundle.driver.transports.slurm_text import (
     PATIENCE,
     general_fault,
+    parse_step_faults,
     patience,
     step_argv,
-    step_faults,
 )
 from bundle.driver.transports.transport import Step, StepFault
 from bundle.protocol.digest import Digest
@@ -95,7 +95,7 @@ def test_the_command_of_a_step_in_a_container() -> None:
 
 
 def test_the_program_of_a_step() -> None:
-    assert slurm_text.starter("print(1)", "probe", ["/opt/py", "python3.11"]) == [
+    assert slurm_text.make_starter("print(1)", "probe", ["/opt/py", "python3.11"]) == [
         "/bin/sh",
         "-c",
         slurm_text.STARTER,
@@ -128,9 +128,9 @@ def test_the_command_of_a_broadcast() -> None:
 def test_a_broadcast_is_wide_enough_and_no_wider_than_slurm_can(version: tuple[int, int]) -> None:
     most = 64 if version >= (23, 11) else 8
     for nodes in (1, 2, 3, 8, 9, 64, 100, 1000, 9408):
-        width = slurm_text.fanout(nodes, version)
+        width = slurm_text.choose_fanout(nodes, version)
         assert 1 <= width <= min(most, nodes)
-    assert slurm_text.fanout(1, version) == 1
+    assert slurm_text.choose_fanout(1, version) == 1
 
 
 @pytest.mark.parametrize(
@@ -228,21 +228,24 @@ ALLOCATION = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[08-10],login1"}
 
 
 def test_a_job_takes_what_it_wants_of_an_allocation() -> None:
-    whole = slurm_text.bind(unbound(), ALLOCATION)
+    whole = slurm_text.bind_allocation(unbound(), ALLOCATION)
     assert (whole.id, whole.nodes, whole.attempt) == ("42", ("n08", "n09", "n10", "login1"), 0)
-    assert slurm_text.bind(unbound((1, 2)), ALLOCATION).nodes == ("n08", "n09")
-    assert slurm_text.bind(unbound((2, 9)), ALLOCATION).nodes == whole.nodes
-    assert slurm_text.bind(unbound((6, 6), min_nodes=3), ALLOCATION).nodes == whole.nodes
+    assert slurm_text.bind_allocation(unbound((1, 2)), ALLOCATION).nodes == ("n08", "n09")
+    assert slurm_text.bind_allocation(unbound((2, 9)), ALLOCATION).nodes == whole.nodes
+    assert slurm_text.bind_allocation(unbound((6, 6), min_nodes=3), ALLOCATION).nodes == whole.nodes
     again = {**ALLOCATION, "SLURM_RESTART_COUNT": "2"}
-    assert slurm_text.bind(unbound(), again).attempt == 2
-    assert slurm_text.bind(unbound(), {**ALLOCATION, "SLURM_RESTART_COUNT": "?"}).attempt == 0
+    assert slurm_text.bind_allocation(unbound(), again).attempt == 2
+    assert (
+        slurm_text.bind_allocation(unbound(), {**ALLOCATION, "SLURM_RESTART_COUNT": "?"}).attempt
+        == 0
+    )
 
 
 @pytest.mark.parametrize("missing", ALLOCATION)
 def test_without_an_allocation(missing: str) -> None:
     env = {name: value for name, value in ALLOCATION.items() if name != missing}
     with pytest.raises(NodeError, match="there is no Slurm allocation"):
-        slurm_text.bind(unbound(), env)
+        slurm_text.bind_allocation(unbound(), env)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_without_an_allocation(missing: str) -> None:
 )
 def test_what_an_allocation_adds_is_checked_as_well(name: str, value: str, fault: str) -> None:
     with pytest.raises(NodeError, match="the Slurm allocation cannot be used") as told:
-        slurm_text.bind(unbound(), {**ALLOCATION, name: value})
+        slurm_text.bind_allocation(unbound(), {**ALLOCATION, name: value})
     assert fault in told.value.problem.why
 
 
@@ -276,10 +279,10 @@ def test_an_allocation_with_too_few_cpus_is_no_nodes_fault(
     job = replace(unbound((3, 3)), launch=launch, cpus_per_task=cpus)
     env = {**ALLOCATION, "SLURM_JOB_CPUS_PER_NODE": "4(x3),1"}  # the last node is not used
     if not fault:
-        assert slurm_text.bind(job, env).id == "42"
+        assert slurm_text.bind_allocation(job, env).id == "42"
         return
     with pytest.raises(NodeError) as told:
-        slurm_text.bind(job, env)
+        slurm_text.bind_allocation(job, env)
     assert (told.value.problem.code, told.value.problem.where) == (ProblemCode.TOO_FEW_CPUS, "")
     assert told.value.problem.why == fault
 
@@ -287,7 +290,7 @@ def test_an_allocation_with_too_few_cpus_is_no_nodes_fault(
 @pytest.mark.parametrize(("wanted", "min_nodes"), [((5, 5), None), ((5, 5), 5), (None, 5)])
 def test_too_small_an_allocation(wanted: tuple[int, int] | None, min_nodes: int | None) -> None:
     with pytest.raises(NodeError, match=r"too few nodes.*has 4, and 5 are required"):
-        slurm_text.bind(unbound(wanted, min_nodes), ALLOCATION)
+        slurm_text.bind_allocation(unbound(wanted, min_nodes), ALLOCATION)
 
 
 # --- what it says --------------------------------------------------------------------------------
@@ -319,7 +322,7 @@ FOLLOWS = "it was ended, as node02 had failed"
     ],
 )
 def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
-    found = slurm_text.step_faults(sample(name))
+    found = slurm_text.parse_step_faults(sample(name))
     whys = {node: Problem(fault.problem, node, fault.values).why for node, fault in found.items()}
     assert whys == faults
 
@@ -332,7 +335,7 @@ def test_a_node_that_is_down_or_does_not_respond_can_start_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["limit", "scancel", "wait"])
 def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
-    found = slurm_text.step_faults(sample(name))
+    found = slurm_text.parse_step_faults(sample(name))
     assert set(found) == ({"node02", "node03"} if name == "wait" else {"node01", "node02"})
 
 
@@ -351,7 +354,7 @@ def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
     ],
 )
 def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> None:
-    assert slurm_text.broadcast_faults(sample(name)) == why
+    assert slurm_text.parse_broadcast_faults(sample(name)) == why
 
 
 @pytest.mark.parametrize(
@@ -374,7 +377,7 @@ def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> Non
     ],
 )
 def test_why_a_job_ended(shown: str, why: str) -> None:
-    assert (slurm_text.ended_by(shown) or "") == why
+    assert (slurm_text.parse_job_ending(shown) or "") == why
 
 
 @pytest.mark.parametrize(
@@ -402,13 +405,15 @@ def test_a_job_that_goes_back_into_the_queue(
 ) -> None:
     """As 22.05 shows it: all but the number of restarts is that of a new job."""
     shown = f"JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} BatchFlag=1"
-    assert slurm_text.ended_by(shown, attempt, said) == why
+    assert slurm_text.parse_job_ending(shown, attempt, said) == why
 
 
 def test_names_that_are_no_names_do_no_harm() -> None:
-    assert slurm_text.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
-    assert slurm_text.step_faults("srun: error: Node failure on n[1-\n") == {}
-    assert slurm_text.broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}
+    assert slurm_text.parse_step_faults("srun: error: n[1-: task 0: Killed\n") == {}
+    assert slurm_text.parse_step_faults("srun: error: Node failure on n[1-\n") == {}
+    assert (
+        slurm_text.parse_broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -472,7 +477,7 @@ srun: error: node01: task 0: Killed
 def test_one_is_to_blame_and_the_others_follow(
     text: str, fault: tuple[str, str], others: list[str]
 ) -> None:
-    found = step_faults(text)
+    found = parse_step_faults(text)
     assert worded(fault[0], found[fault[0]]).why == fault[1]
     for node in others:
         assert found[node].problem is ProblemCode.NO_ANSWER_FOLLOWED
@@ -496,21 +501,21 @@ def worded(node: str, fault: StepFault) -> Problem:
 def test_the_kind_and_the_exit_status_of_a_fault(
     words: str, code: ProblemCode, status: int | None
 ) -> None:
-    fault = step_faults(f"srun: error: n1: task 1: {words}\n")["n1"]
+    fault = parse_step_faults(f"srun: error: n1: task 1: {words}\n")["n1"]
     assert (fault.problem, fault.status) == (code, status)
     assert fault.values == {"why": f"task 1: {words}"}
 
 
 def test_one_that_follows_counts_as_killed() -> None:
-    assert step_faults(KILLED)["node01"].status == -9
-    assert step_faults(LOST)["node02"].status is None
+    assert parse_step_faults(KILLED)["node01"].status == -9
+    assert parse_step_faults(LOST)["node02"].status is None
 
 
 def test_what_to_do() -> None:
-    for fault in step_faults(NO_START)["node02"], step_faults(LOST)["node03"]:
+    for fault in parse_step_faults(NO_START)["node02"], parse_step_faults(LOST)["node03"]:
         assert fault.problem.row.is_unreachable
         assert "--exclude=n7" in worded("n7", fault).fix
-    assert worded("n7", step_faults(KILLED)["node02"]).fix == "see its log in /logs"
+    assert worded("n7", parse_step_faults(KILLED)["node02"]).fix == "see its log in /logs"
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from bundle.driver.transports.ssh_fanout import (
     PAUSES,
     REPORT_PREFIX,
     LoginQueue,
-    reason,
-    telling_line,
+    find_reason,
+    find_reason_line,
 )
 from bundle.protocol.problem import ProblemCode
 
@@ -248,13 +248,13 @@ def test_a_host_that_was_turned_away_comes_again_after_a_pause() -> None:
     queue = LoginQueue(["n1"], clock)
     for number, pause in enumerate(PAUSES, 1):
         assert queue.next(0) == "n1"
-        assert queue.turned_away("n1", 0)
+        assert queue.record_refusal("n1", 0)
         assert (queue.tries("n1"), bool(queue)) == (number, True)
         clock.now += pause - 0.5
         assert queue.next(0) == ""
         clock.now += 0.5
     assert queue.next(0) == "n1"
-    assert not queue.turned_away("n1", 0)
+    assert not queue.record_refusal("n1", 0)
     assert not queue
 
 
@@ -263,16 +263,16 @@ def test_then_no_more_are_under_way_than_were_let_in() -> None:
     queue = LoginQueue([f"n{number}" for number in range(40)], clock)
     begun = [queue.next(number) for number in range(LOGINS)]
     for under_way in range(LOGINS - 1, 1, -1):  # all but two of them are turned away
-        assert queue.turned_away(begun[under_way], under_way)
+        assert queue.record_refusal(begun[under_way], under_way)
     assert (queue.next(2), queue.next(1)) == ("", "n16")
-    assert queue.turned_away("n16", 0)
+    assert queue.record_refusal("n16", 0)
     assert (queue.next(1), queue.next(0)) == ("", "n17")
 
 
 def test_other_hosts_do_not_wait_for_one_that_pauses() -> None:
     queue = LoginQueue(["n1", "n2"], Clock())
     assert queue.next(0) == "n1"
-    assert queue.turned_away("n1", 5)
+    assert queue.record_refusal("n1", 5)
     assert queue.next(0) == "n2"
     assert (queue.next(0), bool(queue)) == ("", True)
 
@@ -325,4 +325,4 @@ BEHIND = (CLOSED, "Connection closed by UNKNOWN port 65535")
     ],
 )
 def test_why_a_login_failed(said: tuple[str, ...], code: ProblemCode | None, line: str) -> None:
-    assert (reason(said), telling_line(said)) == (code, line)
+    assert (find_reason(said), find_reason_line(said)) == (code, line)

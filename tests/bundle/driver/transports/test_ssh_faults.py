@@ -82,7 +82,7 @@ def report(said: str = "", *, status: int = 255, begun: bool = False, slow: bool
     ],
 )
 def test_an_end_has_a_problem(line: str, code: ProblemCode, why: str | None) -> None:
-    faults = ssh_faults.step_faults(f"noise\n{line}\n")
+    faults = ssh_faults.parse_step_faults(f"noise\n{line}\n")
     assert list(faults) == ["n2"]
     problem = Problem(faults["n2"].problem, "n2", {**faults["n2"].values, "phase": "x"})
     assert (problem.code, problem.what != "") == (code, True)
@@ -124,7 +124,7 @@ class Sshd:
             timeout=300,
             check=False,
         )
-        faults = ssh_faults.step_faults(done.stderr.decode())
+        faults = ssh_faults.parse_step_faults(done.stderr.decode())
         return Ended(sorted(done.stdout.decode().splitlines()), faults)
 
 
@@ -248,7 +248,7 @@ def test_an_sshd_that_takes_no_login_is_named(sshd: Sshd) -> None:
 
 
 def test_a_report_that_was_cut_is_none() -> None:
-    assert ssh_faults.step_faults(report()[:-3]) == {}
+    assert ssh_faults.parse_step_faults(report()[:-3]) == {}
 
 
 def test_the_end_of_the_whole_fan_out() -> None:

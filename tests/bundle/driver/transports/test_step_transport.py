@@ -17,10 +17,10 @@ from typing import IO, cast
 
 import pytest
 
-from bundle.driver.transports.step_transport import fetched
+from bundle.driver.transports.step_transport import read_until_signal
 from bundle.protocol.problem import ProblemCode
-from bundle.results.receive import Received, receive
-from bundle.results.stream import pack
+from bundle.results.receive import Received, receive_outputs
+from bundle.results.stream import send_outputs
 from tests.support.processes import until
 
 WRITER = "import sys, time; sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.stdout.flush(); "
@@ -33,7 +33,7 @@ def cut(tmp_path: Path) -> bytes:
         (tmp_path / "node" / "out").mkdir(parents=True, exist_ok=True)
         (tmp_path / "node" / "out" / name).write_bytes(bytes(100_000))
     stream = io.BytesIO()
-    pack(str(tmp_path / "node"), ["out"], stream)
+    send_outputs(str(tmp_path / "node"), ["out"], stream)
     (tmp_path / "run").mkdir()
     return stream.getvalue()[:150_000]
 
@@ -70,8 +70,10 @@ def assert_kept(received: Received, tmp_path: Path, why: str) -> None:
 def test_where_nothing_comes_the_files_that_came_are_kept(
     hanging: IO[bytes], tmp_path: Path
 ) -> None:
-    with fetched(hanging, 2.0) as output:
-        received = receive(io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",))
+    with read_until_signal(hanging, 2.0) as output:
+        received = receive_outputs(
+            io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",)
+        )
         assert output.given_up
     assert_kept(received, tmp_path, "nothing has come for 2 s")
 
@@ -84,10 +86,12 @@ def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with fetched(hanging) as output:
+    with read_until_signal(hanging) as output:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
-        received = receive(io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",))
+        received = receive_outputs(
+            io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",)
+        )
         interrupting.join()  # a signal behind the block would end this process
         assert output.given_up
     assert_kept(received, tmp_path, "it cannot be read: stager was told to end")
@@ -99,6 +103,6 @@ def test_what_ends_is_read_to_its_end() -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         cast("IO[bytes]", program.stdin).write(b"all of it")
         cast("IO[bytes]", program.stdin).close()
-        with fetched(cast("IO[bytes]", program.stdout)) as output:
+        with read_until_signal(cast("IO[bytes]", program.stdout)) as output:
             assert io.BufferedReader(output, 1 << 20).read() == b"all of it"
             assert not output.given_up
