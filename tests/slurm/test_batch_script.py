@@ -83,7 +83,7 @@ def test_options_arrive_as_they_were_given(cluster: Cluster, shared: Path) -> No
         facts(shared),
         nodes=(1, 2),
         exclude="node[02-03]",
-        args=("--comment", comment, "--hold"),
+        salloc_args=("--comment", comment, "--hold"),
         partition="torch",
         time="00:07:00",
     )

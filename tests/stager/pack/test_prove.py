@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from dataclasses import replace
 
 import pytest
 
 from bundle.protocol.job import Requires
+from bundle.system import processes
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
 from stager.pack.proof import Proof, Wanted, list_unmet, prove
@@ -35,12 +35,13 @@ def started(monkeypatch):
     """The commands that this process has started."""
     commands: list[object] = []
 
-    class Noted(subprocess.Popen[str]):
-        def __init__(self, args, **more):
-            commands.append(args)
-            super().__init__(args, **more)
+    begin = processes.Process.__init__
 
-    monkeypatch.setattr(subprocess, "Popen", Noted)
+    def note(self, argv, *more, **settings):
+        commands.append(argv)
+        begin(self, argv, *more, **settings)
+
+    monkeypatch.setattr(processes.Process, "__init__", note)
     return commands
 
 
