@@ -196,7 +196,7 @@ class Inflow:
         return self._file.have[self.tree] == self._file.totals[self.tree]
 
     @property
-    def list_connections(self) -> list[RelayParent]:
+    def open_connections(self) -> list[RelayParent]:
         """The open connections."""
         return [link for link in (self.parent, self.candidate) if link is not None]
 
@@ -226,12 +226,12 @@ class Inflow:
         """Look after the connections: end those that are of no use, and look for better ones."""
         if self.done:
             self._note_contact("")
-            for link in self.list_connections:
+            for link in self.open_connections:
                 self._end(link)
             return
         if self._have != self._file.have[self.tree]:
             self._have, self._fed = self._file.have[self.tree], now
-        for link in self.list_connections:
+        for link in self.open_connections:
             with self._leave_on_failure(link, now):
                 link.tick(now)
         slow = self._pace.is_slow(now)
@@ -456,7 +456,7 @@ class Relay:
         for child in list(self._children):
             self._drop(child)
         for inflow in self._inflows:
-            for link in inflow.list_connections:
+            for link in inflow.open_connections:
                 self.disconnect(link)
         self._selector.close()
         self._listener.close()
@@ -467,11 +467,11 @@ class Relay:
         link = RelayParent(position, address, self._token, inflow.tree, self._clock.now)
 
         def receive(events: int) -> None:
-            if link not in inflow.list_connections:  # ended in this round
+            if link not in inflow.open_connections:  # ended in this round
                 return
             inflow.receive(link, self._clock.now)
             self._drained &= link.drained
-            if events & _WRITE and link in inflow.list_connections:
+            if events & _WRITE and link in inflow.open_connections:
                 self._selector.modify(link, _READ, receive)
 
         self._selector.register(link, _WRITE, receive)

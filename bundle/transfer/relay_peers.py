@@ -327,7 +327,7 @@ class RelayParent:
         if now <= self._until:
             return
         if not self._connected:
-            raise ConnectionOver("no answer")
+            raise ConnectionOver(f"no answer within {CONNECT_SECONDS:g} s")
         raise ParentSilent("it fell silent" if self.accepted else "no answer")
 
     def close(self) -> None:
