@@ -65,7 +65,7 @@ def main(data: str, batch: int, epochs: int) -> None:
             output_dir=out,
             num_train_epochs=epochs,
             per_device_train_batch_size=batch,
-            choose_learning_rate=1e-3,
+            learning_rate=1e-3,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",

@@ -133,7 +133,7 @@ def _read_hub_cache(load: types.ModuleType) -> None:
 
 
 def _spaces_are_ignored(loading: types.ModuleType) -> bool:
-    return bool(_hub_datasets().has_spaces(loading))
+    return bool(_hub_datasets().has_hub_spaces(loading))
 
 
 def _read_spaces(loading: types.ModuleType) -> None:
@@ -141,11 +141,11 @@ def _read_spaces(loading: types.ModuleType) -> None:
 
 
 def _left_out_is_absent(file_download: types.ModuleType) -> bool:
-    return bool(_hub_datasets().has_left_out(file_download))
+    return bool(_hub_datasets().has_missing_files(file_download))
 
 
 def _refuse_left_out(file_download: types.ModuleType) -> None:
-    _hub_datasets().refuse_left_out(file_download)
+    _hub_datasets().refuse_missing_files(file_download)
 
 
 PATCHES: tuple[Patch, ...] = (

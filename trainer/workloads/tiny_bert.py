@@ -136,7 +136,7 @@ def arguments(options: Options, world: World, steps: int) -> TrainingArguments:
         output_dir=str(options.out),
         num_train_epochs=options.epochs,
         per_device_train_batch_size=options.batch_size,
-        choose_learning_rate=options.lr or choose_learning_rate(options.batch_size * world.size),
+        learning_rate=options.lr or choose_learning_rate(options.batch_size * world.size),
         warmup_steps=min(WARMUP, max(1, steps * options.epochs // 10)),
         seed=options.seed,
         logging_steps=10,
@@ -177,7 +177,7 @@ def report(_settings: Any, state: Any, _control: Any, *, logs: dict[str, float],
     if state.is_world_process_zero and "loss" in logs:
         dist.write_line(
             f"step {state.global_step}/{state.max_steps} epoch {logs['epoch']:.2f} "
-            f"loss {float(logs['loss']):.4f} lr {float(logs['choose_learning_rate']):.2e}"
+            f"loss {float(logs['loss']):.4f} lr {float(logs['learning_rate']):.2e}"
         )
 
 

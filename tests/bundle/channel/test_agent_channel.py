@@ -198,7 +198,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the end of the input is to
 sys.path.insert(0, {REPO!r})
 from bundle.channel import agent_channel
 channel = agent_channel.AgentChannel(int(sys.argv[1]))
-while channel.following():
+while channel.await_request():
     request = channel.request
     print(json.dumps([request.phase, request.job.id, request.node_rank]), flush=True)
 """
