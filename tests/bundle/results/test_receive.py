@@ -307,7 +307,7 @@ def test_partial_results_do_not_touch_each_other(work: Path, home: Path) -> None
 def test_a_killed_receiver_leaves_what_the_next_one_sweeps(work: Path, home: Path) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"
     code += "from bundle.results.receive import receive_outputs\n"
-    code += "receive(sys.stdin.buffer, sys.argv[2], ['out'])"
+    code += "receive_outputs(sys.stdin.buffer, sys.argv[2], ['out'])"
     argv = [sys.executable, "-I", "-S", "-c", code, str(REPO), str(home)]
     data = stream_of(work, "out")
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as receiver:
