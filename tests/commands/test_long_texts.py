@@ -25,7 +25,7 @@ from stager.catalogue.catalogue import match_line
 from stager.diagnosis.diagnosis import make_comparable
 from bundle.protocol.events import read_record
 from stager.redaction.redactor import Redactor
-from stager.core.errors import visible
+from stager.core.errors import escape_invisible
 
 def failure(text):
     lines = ["Traceback (most recent call last)", f"RuntimeError: {text}", f"error: {text}"]
@@ -39,8 +39,8 @@ READERS = {
     "comparable": lambda text: make_comparable(failure(text).failures[0]),
     "verdict": lambda text: driver_verdict.find_first_failure_of_result(failure(text)),
     "shown": _short,
-    "visible": visible,
-    "match": match,
+    "visible": escape_invisible,
+    "match": match_line,
     "table": exit_reports._FIELD.search,
     "rewritten": lambda text: show_block_as_terminal(f"{text}\\n|||||\\r|".encode()),
     "redacted": lambda text: Redactor().text(text.encode()),
