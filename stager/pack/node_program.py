@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from ..core.files import read_bytes
 from ..core.store import Store
-from ..layers.bytecode import compile_module
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -102,8 +101,10 @@ def add_bytecode(program: bytes) -> bytes:
 
     The digest covers the program's own, too, so that a zip made from another program is noticed.
     """
-    # Not before it is needed: a build that changes nothing makes no program.
+    # Not before they are needed: a build that changes nothing makes no program.
     from bundle.driver.transports.agent_program import STRIPPED, agent_modules
+
+    from ..layers.bytecode import compile_module
 
     memory = io.BytesIO()
     with (
