@@ -25,7 +25,6 @@ from bundle.system.processes import signal_at_parent_death
 from ..core.errors import StagerError
 from ..core.processes import run_with_input
 from ..core.values import Target
-from .prune import list_left_out
 from .wheel_members import UNREADABLE
 
 _UNCHECKED_HASH = 0b01
@@ -284,6 +283,8 @@ def list_modules(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
 
     Empty if the wheel cannot be read; unpacking it reports why.
     """
+    from .prune import list_left_out  # not before: a job's start compiles, and prunes nothing
+
     try:
         with zipfile.ZipFile(wheel) as archive:
             skipped = list_left_out(archive, prune)
