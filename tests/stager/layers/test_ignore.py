@@ -175,7 +175,9 @@ def make_tree(rng, root):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
     folders = [path for path in sorted(root.rglob("*")) if path.is_dir()]
-    return [root, *(path for path in folders if ".git" not in path.parts)]
+    # pathspec takes the spaces at the end of a directory's name for the end of a pattern.
+    plain = (path for path in folders if not any(part.endswith(" ") for part in path.parts))
+    return [root, *(path for path in plain if ".git" not in path.parts)]
 
 
 @needs_git

@@ -610,7 +610,7 @@ def test_passwords_of_pips_configuration_stay_out(lock, index, root, monkeypatch
     assert made.files[0].size == (index.folder / "alpha-1.0-py3-none-any.whl").stat().st_size
     error = fails(lock, resolver, "alpha", "no-such-thing")
     told = caplog.text + error.message + "".join(error.context)
-    assert "run: " in told
+    assert "start: " in told
     assert "s3cret-pass" not in told
     assert "s3cret-pass" not in (root / "pylock.toml").read_text()
 
