@@ -144,9 +144,12 @@ def agent(tmp_path: Path, alice: Key, monkeypatch: pytest.MonkeyPatch) -> Iterat
     socket = tmp_path / "agent"
     running = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     try:
-        assert until(socket.exists)
         monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
-        subprocess.run(["ssh-add", "-q", str(alice.private)], check=True)
+        # The socket's file is there before the agent listens; ssh-add ends with 2 until it does.
+        adding = ["ssh-add", "-q", str(alice.private)]
+        assert until(
+            lambda: subprocess.run(adding, check=False, stderr=subprocess.DEVNULL).returncode == 0
+        )
         public = tmp_path / "only.pub"
         public.write_text(alice.public + "\n")
         yield public
