@@ -116,8 +116,11 @@ def ended(
         reach(process)
         end(process)
         out, err = process.communicate(timeout=300)
-        if process.returncode != 0:
-            return Ended(code=process.returncode, out=out, err=err)
+        # `python -m` dies of SIGINT, which a shell shows as 130, too, if the interrupt came while a
+        # text was executed, as dataclasses do: run_eval_code_obj in CPython's pythonrun.c notes it.
+        code = 130 if process.returncode == -signal.SIGINT else process.returncode
+        if code != 0:
+            return Ended(code=code, out=out, err=err)
         shutil.rmtree(root)
         shutil.copytree(fresh, root)
         (project.root / "pylock.toml").unlink(missing_ok=True)

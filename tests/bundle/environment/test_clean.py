@@ -32,7 +32,7 @@ from bundle.environment.unpack import hold_environment, lock_path
 from bundle.node.node_root import env_path, hold_root, make_secure_root, node_root_name, take_lock
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import NodeCleanup
-from bundle.protocol.problem import NodeError
+from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -66,6 +66,15 @@ def size_of(*folders: Path) -> int:
     files = [path for folder in folders for path in folder.rglob("*")]
     sizes = {p.lstat().st_ino: p.lstat().st_size for p in files if p.is_symlink() or p.is_file()}
     return sum(sizes.values())
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can reach; pytest closes its own whenever another pytest begins."""
+    with tempfile.TemporaryDirectory(prefix="stager-test-", dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -557,24 +566,22 @@ def test_the_nodes_of_a_local_allocation_count(tmp_path: Path) -> None:
     assert environments(inner) == environments(root) == IDS[:2]
 
 
-def test_root_cleans_all_users_with_their_rights(tmp_path: Path) -> None:
+def test_root_cleans_all_users_with_their_rights(open_folder: Path) -> None:
     needs("root")
-    tmp_path.chmod(0o1777)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o055)
-    roots = [make_root(tmp_path, uid) for uid in (61001, 61002)]
-    victim = tmp_path / "victim"
+    open_folder.chmod(0o1777)
+    roots = [make_root(open_folder, uid) for uid in (61001, 61002)]
+    victim = open_folder / "victim"
     victim.mkdir(mode=0o700)
     (victim / "file").write_text("root's own")
-    planted = tmp_path / "stager-61003"
+    planted = open_folder / "stager-61003"
     planted.symlink_to(victim)  # a link in the place of a node root
-    foreign = tmp_path / "stager-61004"
+    foreign = open_folder / "stager-61004"
     foreign.mkdir()  # not that user's
     Path(env_path(str(roots[0]), IDS[2]), "out").symlink_to(victim)
     incoming = roots[1] / "incoming" / f"{IDS[1]}.1"
     incoming.symlink_to(victim)
     aged(roots[0])
-    command = [sys.executable, "-m", "bundle", "clean-node", "--days", "7", str(tmp_path)]
+    command = [sys.executable, "-m", "bundle", "clean-node", "--days", "7", str(open_folder)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == list(map(str, roots))
@@ -584,29 +591,25 @@ def test_root_cleans_all_users_with_their_rights(tmp_path: Path) -> None:
     assert planted.is_symlink()
 
 
-def test_a_user_cannot_lead_root_out_of_a_node_root(tmp_path: Path) -> None:
+def test_a_user_cannot_lead_root_out_of_a_node_root(open_folder: Path) -> None:
     """An environment belongs to a directory that its user may not change: root does not help."""
     needs("root")
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        parent.chmod(parent.stat().st_mode | 0o055)
-    root = make_root(tmp_path, 61001)
+    root = make_root(open_folder, 61001)
     locked = Path(env_path(str(root), IDS[2]), "of-root")
     locked.mkdir(mode=0o700)
     (locked / "file").touch()
     aged(root)
-    (done,) = clean_node([str(tmp_path)], Retention(days=7), dry_run=False)
-    assert {problem.code for problem in done.problems} == {"not-removed"}
+    (done,) = clean_node([str(open_folder)], Retention(days=7), dry_run=False)
+    assert {problem.code for problem in done.problems} == {ProblemCode.NOT_REMOVED}
     assert any(path.name == "file" for path in root.rglob("file"))
 
 
 def test_a_user_who_kills_the_process_keeps_out_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("root")
-    tmp_path.chmod(0o1777)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o055)
-    roots = [make_root(tmp_path, uid) for uid in (61001, 61002)]
+    open_folder.chmod(0o1777)
+    roots = [make_root(open_folder, uid) for uid in (61001, 61002)]
     real = clean_node_module._clean
 
     def killed(root: str, *rest: Any) -> NodeCleanup:
@@ -615,7 +618,7 @@ def test_a_user_who_kills_the_process_keeps_out_nobody_else(
         return real(root, *rest)
 
     monkeypatch.setattr(clean_node_module, "_clean", killed)
-    first, second = clean_node([str(tmp_path)], Retention(days=7), dry_run=False)
+    first, second = clean_node([str(open_folder)], Retention(days=7), dry_run=False)
     assert [problem.values["why"] for problem in first.problems] == [
         "the process that cleans it was ended"
     ]
