@@ -206,7 +206,6 @@ class Rules:
     keep_newest: bool = True
     """Keep each project's newest bundle; one that is in use stays in any case."""
     wheels: bool = False
-    """Remove wheels that no lock names, too."""
     projects: tuple[Path, ...] = ()
     """Folders whose locks count although nothing may have been built there."""
 
@@ -219,9 +218,7 @@ class UnusedItem:
     """``bundle``, ``layer``, ``wheel``, ``hub``, ``program``, ``seal``, ``lock``, ``signature``,
     ``note`` or ``partial``."""
     path: Path
-    """Its place in the offline root."""
     size: int
-    """Bytes that become free."""
     why: str
     """The reason why nobody needs it."""
 
@@ -231,7 +228,6 @@ class StoreCleanup:
     """The result of a plan that was carried out."""
 
     removed: tuple[UnusedItem, ...]
-    """The items that are gone."""
     left: tuple[tuple[UnusedItem, str], ...]
     """The items that could not be removed, each with the reason."""
 
@@ -294,7 +290,6 @@ def apply(
 @dataclass(frozen=True, kw_only=True)
 class _Note:
     path: Path
-    """The note's file."""
     settings: Path
     """The project's settings file."""
     bundle: str
@@ -373,7 +368,6 @@ class _Plan:
         return "it is not a project's newest bundle"
 
     def _find_orphans(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
-        """Yield the seals, locks, signatures and marks of other bundles than these."""
         beside = [
             ("seal", "seals", ".txt", ""),
             ("lock", "bundles", bundle_file.LOCK_SUFFIX, BUNDLE_SUFFIX),
@@ -390,7 +384,6 @@ class _Plan:
                 yield _item("note", path, "its bundle is gone")
 
     def _collect_locked_digests(self) -> set[str]:
-        """Return every digest and commit that a lock names, of any project or of the tool."""
         pinned = resources.files("stager.pack") / PINNED
         digests = set(_DIGEST.findall(pinned.read_text(encoding="utf-8")))
         for folder in {*(note.settings.parent for note in self.alive), *self.rules.projects}:
@@ -544,13 +537,10 @@ class CleanedItem:
     place: str
     """The node, or ``offline root``."""
     path: Path
-    """Its path there."""
     bytes: int
-    """Bytes that it took up."""
     kind: str
     """``environment``; in the offline root see :class:`stager.cleanup.UnusedItem`."""
     why: str
-    """The reason why nobody needs it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -563,9 +553,7 @@ class CleanResult:
     nodes_skipped: str | None
     """The reason why the nodes cannot be cleaned from here; None where they can be."""
     items: tuple[CleanedItem, ...]
-    """What was removed, or would be."""
     bytes: int
-    """Bytes that became free, or would."""
     outcome: Outcome | None = field(default=None, metadata={"json": None})
     """The job that cleaned the nodes; None where there was none."""
 
@@ -578,9 +566,7 @@ class CleanNodeResult:
     """True unless something could not be removed."""
     dry_run: bool
     roots: tuple[NodeCleanup, ...]
-    """The node roots that were found."""
     bytes: int
-    """Bytes that became free, or would."""
 
 
 def list_removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:

@@ -46,23 +46,16 @@ class CleanOptions:
     job: JobOptions | None = None
     """The options of the job that cleans the nodes; None for their defaults."""
     nodes: bool = True
-    """True to clean the nodes."""
     store: bool = True
-    """True to clean the offline root."""
     everything: bool = False
     """True to remove every project's newest bundle as well; what is in use stays."""
     wheels: bool = False
     """True to remove wheels that no lock names, too."""
     dry_run: bool = False
-    """True to remove nothing."""
 
 
 def build(config: Config, options: BuildOptions, listener: Listener) -> BuildResult:
-    """Make the project's bundle; ``stager.building.build`` has the stages.
-
-    Raises:
-        StagerError: an expected failure; see the stages.
-    """
+    """Make the project's bundle; ``stager.building.build`` has the stages."""
     from .building.build import build as make_bundle
     from .building.build import build_result
     from .pack.bundle_file import ChosenBundle
@@ -86,12 +79,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
 def build_traced(
     config: Config, options: BuildOptions, command: Sequence[str], listener: JobListener
 ) -> TracedBuildResult:
-    """Make the project's bundle, and run a smoke test in it to see what it reads.
-
-    Raises:
-        JobError: the smoke test failed.
-        StagerError: an expected failure; see :func:`build` and :func:`stager.tracing.trace`.
-    """
+    """Make the project's bundle, and run a smoke test in it to see what it reads."""
     from .pack.bundle_file import ChosenBundle
     from .tracing import TracedBuildResult, trace
 
@@ -101,11 +89,7 @@ def build_traced(
 
 
 def lock(config: Config, options: BuildOptions, listener: Listener) -> LockResult:
-    """Make the project's lock anew.
-
-    Raises:
-        StagerError: an expected failure; see :func:`stager.building.project_lock.lock_project`.
-    """
+    """Make the project's lock anew."""
     from .building.project_lock import lock_project
 
     return lock_project(config, _add_driver_lookup(config, options), listener)
@@ -128,9 +112,6 @@ def run_job(
     Returns:
         What became of the job; for a batch job that is not followed, its number; for a dry run that
         would have to ask Slurm for nodes, what it would ask.
-
-    Raises:
-        StagerError: an expected failure before the job began, or a job without a result.
     """
     from . import forecast
     from .incidents import bad_nodes
@@ -176,7 +157,6 @@ def _avoid_failed_nodes(
 
 
 def _announce(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
-    """Give the job its number and rates, and report what is about to happen."""
     from .jobs.job_description import assign_number
 
     for note in prepared.notes:
@@ -191,7 +171,6 @@ def _announce(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepar
 def _submit(
     prepared: Prepared, options: JobOptions, listener: JobListener, listen: OnEvent
 ) -> Outcome | SubmittedJob | PlannedJob:
-    """Submit a batch job, and follow it if that is asked for."""
     from .forecast import plan_job
     from .incidents import bad_nodes
     from .jobs.batch import follow, make_submission, submit
@@ -225,11 +204,7 @@ def _refuse_impossible(prepared: Prepared) -> None:
 
 
 def clean(config: Config, options: CleanOptions, listener: JobListener) -> CleanResult:
-    """Remove what nobody uses any more from the nodes and the offline root.
-
-    Raises:
-        StagerError: an expected failure; what was removed before it is gone.
-    """
+    """Remove what nobody uses any more from the nodes and the offline root."""
     from .cleanup import CleanResult
     from .config.job_settings import JobOptions
 
@@ -346,7 +321,6 @@ def _clean_nodes(
 
 
 def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -> list[CleanedItem]:
-    """Clean the offline root, and return what was removed."""
     from .cleanup import Rules, apply, make_removed_item, plan
     from .incidents.pending_jobs import settle_notes
     from .pack.bundle_file import list_marked

@@ -46,7 +46,6 @@ class TracedPackage:
     name: str
     version: str
     files: int
-    """Number of its files, bytecode included."""
     bytes: int
     files_read: int
     """Number of files that were read; a module counts with its bytecode."""
@@ -64,7 +63,6 @@ class UnreadFiles:
     path: str
     """Directory, ending in a slash, or file, relative to site-packages; empty for several."""
     files: int
-    """Number of files, bytecode included."""
     bytes: int
     pattern: str | None
     """The pattern for ``environment.prune`` that leaves them out; null if none is proposed."""
@@ -79,18 +77,14 @@ class TraceResult:
     command: tuple[str, ...]
     """The smoke test, without secrets."""
     job_id: str
-    """Its job."""
     log_dir: str
-    """The directory of the job's logs."""
     gpus: int
     """Number of NVIDIA GPUs that the test could see."""
     files: int
     """Number of files of all packages, bytecode included."""
     bytes: int
     files_read: int
-    """Number of files that were read."""
     bytes_read: int
-    """Their whole size."""
     packages: tuple[TracedPackage, ...]
     """Every package, the largest first."""
     unread: tuple[UnreadFiles, ...]
@@ -98,7 +92,6 @@ class TraceResult:
     proposed: tuple[str, ...]
     """The patterns that would leave it out, the largest first."""
     proposed_files: int
-    """Number of files that they leave out, bytecode included."""
     proposed_bytes: int
     prune: tuple[str, ...]
     """``environment.prune`` as it is: the test has passed without what that leaves out."""
@@ -109,7 +102,6 @@ class TracedBuildResult(BuildResult):
     """The result of ``stager build --trace``."""
 
     trace: TraceResult
-    """What the smoke test read."""
 
 
 # --- Access times: a place where they are kept, and which files of a tree were read --------------
@@ -280,7 +272,6 @@ class ReadFile:
     """Its path, relative to ``site-packages``."""
     size: int
     read: bool
-    """Whether it was read."""
 
 
 @dataclass
@@ -290,9 +281,7 @@ class Unit:
     path: str
     """The path of the file that a pattern can name."""
     files: int = 0
-    """Number of files."""
     size: int = 0
-    """Their lengths in bytes."""
     read: bool = False
     """Whether any of them was read: of a module with bytecode, the source is not."""
 

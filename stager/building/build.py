@@ -58,11 +58,7 @@ from .project_lock import (
 def own_interpreter(
     config: Config, spec: Spec, note: Callable[[str], None]
 ) -> BundledInterpreter | None:
-    """Return the Python that goes into the bundle; None where the nodes' own is used.
-
-    Raises:
-        StagerError: there is none that fits, or it cannot be shipped.
-    """
+    """Return the Python that goes into the bundle; None where the nodes' own is used."""
     setting = config.environment.interpreter
     if setting == OF_NODE:
         return None
@@ -259,7 +255,6 @@ class BuildOptions(ResolveOptions):
     locked: bool = False
     """True if a lock that is not current is an error."""
     prove: bool = True
-    """True to prove that nothing is missing."""
     output: Path | None = None
     """File that gets a copy of the bundle; None for none."""
     sign: Path | None = None
@@ -275,17 +270,12 @@ class Built:
     """Result of a build."""
 
     packed: Packed
-    """The bundle."""
     lock: Lock
-    """The lock it was made from."""
     made: MadeLayers
-    """Its layers."""
     changes: PackageChanges
-    """The difference to the bundle before."""
     proof: Proof | None
     """The proof that nothing is missing; None if it was skipped."""
     seconds: dict[str, float]
-    """Time taken by phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,23 +283,15 @@ class BuildResult:
     """The result of ``stager build``."""
 
     ok: bool = True
-    """True: a build that fails is an error."""
     bundle: Path
-    """The bundle."""
     id: str
-    """Its id."""
     packages: int
-    """Number of packages in it."""
     files: int
-    """Number of files in it."""
     bundle_bytes: int
-    """Its size in bytes."""
     unpacked_bytes: int
     """The size of its files in bytes."""
     layers_built: int
-    """Layers that were made."""
     layers_reused: int
-    """Layers that existed."""
     changes: PackageChanges
     """The difference to the bundle before."""
     output: Path | None
@@ -317,21 +299,13 @@ class BuildResult:
     signature: Path | None = None
     """The signature that ``--sign`` has made; null without it."""
     pruned: Pruned
-    """What ``environment.prune`` left out."""
     proved: bool
-    """True if it was proved that nothing is missing."""
     lock: Path
-    """The lock."""
     seconds: dict[str, float]
-    """Duration of each phase."""
 
 
 def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
-    """Make the project's bundle, with everything that the store has already.
-
-    Raises:
-        StagerError: an expected failure; see the stages.
-    """
+    """Make the project's bundle, with everything that the store has already."""
     store = Store(offline_root(config))
     earlier = find_previous_manifest(store, config.source)
     phase = _Phases(listener)
@@ -446,11 +420,7 @@ class _Phases:
 def make_again(
     config: Config, spec: Spec, before: Path, listener: Listener, why: str
 ) -> ChosenBundle:
-    """Make the bundle of a project again, in place of its previous bundle.
-
-    Raises:
-        StagerError: the requirements have changed too, or it cannot be made.
-    """
+    """Make the bundle of a project again, in place of its previous bundle."""
     store = Store(offline_root(config))
     path = lock_path(config, spec)
     if not path.exists() or not read_lock(path, spec.target).is_current(spec):

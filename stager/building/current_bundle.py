@@ -71,11 +71,7 @@ def lock_path(config: Config, spec: Spec) -> Path:
 
 
 def newest_bundle(config: Config) -> ChosenBundle:
-    """Return the bundle that the project's last build made, whatever has changed since.
-
-    Raises:
-        BundleError: there is none that can be used.
-    """
+    """Return the bundle that the project's last build made, whatever has changed since."""
     newest = _newest(config, Store(offline_root(config)))
     if newest.id is None:
         raise BundleError(
@@ -109,9 +105,6 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
 
     That is quick and needs no network: the store has the packages' layers. Changed requirements
     are left to ``stager build``, except those of a script that brings its own.
-
-    Raises:
-        StagerError: there is no bundle yet, or the requirements have changed.
     """
     from ..lock.spec import read_spec
 
@@ -166,9 +159,6 @@ def list_project_sources(
             Nor is the file of those who may sign.
         note: called with notes on files that were left out.
         remembered: True if sources without their files will do, where nothing has changed.
-
-    Raises:
-        StagerError: files that cannot be shipped.
     """
     from ..layers.source import ProjectLook, project_sources
 

@@ -185,7 +185,6 @@ def _layer_of(file: LockedFile, manifest: Manifest) -> Layer | None:
 
 
 def _read_checked(bundle: BundleFile, layer: Layer) -> Iterator[bytes]:
-    """Yield the bytes of a layer, each piece after its check."""
     members = CheckedMembers(bundle.manifest, files=True)
     for name, _ in layer.members:
         yield from members.pieces(name, make_reader(bundle, name))
@@ -217,11 +216,7 @@ def _wheel(file: LockedFile, path: Path, digest: Digest, size: int) -> Wheel:
 
 @contextlib.contextmanager
 def advise_behind_air_gap(store: Store) -> Iterator[None]:
-    """Say what helps behind an air gap, where packages cannot be had.
-
-    Raises:
-        ResolveError, WheelError: as the block has raised it.
-    """
+    """Say what helps behind an air gap, where packages cannot be had."""
     try:
         yield
     except (ResolveError, WheelError) as exc:
@@ -285,9 +280,6 @@ def make_hub_sources(
     """Return the sources of the layers of models and data sets.
 
     Files are only looked for, and fetched, where a layer does not exist yet.
-
-    Raises:
-        StagerError: a file cannot be had.
     """
     sources = []
     blobs: dict[Digest, str] = {}

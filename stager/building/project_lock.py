@@ -55,9 +55,6 @@ def sort_upgrades(
 
     Returns:
         The options with packages alone, and the models and data sets whose commits are not kept.
-
-    Raises:
-        ConfigError: what has an owner's name, as in ``org/name``, is none of the settings'.
     """
     requests = hub_requests(config)
     if options.upgrade:
@@ -97,9 +94,6 @@ def lock_assets(
         listener: told which commits have changed.
         locked: true if the lock may not change.
         moved: those for which the hub is asked again which commit the name stands for.
-
-    Raises:
-        StagerError: one cannot be resolved, or the lock lacks one and may not be made.
     """
     requests = hub_requests(config)
     known = {repository.request for repository in lock.assets}
@@ -133,19 +127,14 @@ class LockResult:
     """The result of ``stager lock``."""
 
     lock: Path
-    """The lock."""
     packages: int
-    """Number of packages in it."""
     first: bool
     """True if there was no lock before."""
     changes: PackageChanges
     """The difference to the lock before."""
     models: int = 0
-    """Number of models of the hub in it."""
     datasets: int = 0
-    """Number of data sets of the hub in it."""
     spaces: int = 0
-    """Number of Spaces of the hub in it."""
     asset_bytes: int = 0
     """The size of their files in bytes."""
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -153,11 +142,7 @@ class LockResult:
 
 
 def lock_project(config: Config, options: ResolveOptions, listener: Listener) -> LockResult:
-    """Make the project's lock anew.
-
-    Raises:
-        StagerError: see :func:`stager.lock.spec.read_spec` and :func:`stager.lock.lock.make_lock`.
-    """
+    """Make the project's lock anew."""
     store = Store(offline_root(config))
     spec = read_buildable_spec(config)
     options, moved = sort_upgrades(config, options)
@@ -185,11 +170,7 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
 
 
 def read_buildable_spec(config: Config, launcher: tuple[str, ...] = ()) -> Spec:
-    """Return the project's spec; what has to be compiled without the compiler is refused now.
-
-    Raises:
-        StagerError: see :func:`stager.lock.spec.read_spec`; or a package needs ``nvcc``.
-    """
+    """Return the project's spec; what has to be compiled without the compiler is refused now."""
     spec = read_spec(config)
     builds = replace(spec.builds, launcher=launcher)
     names = [canonicalize_name(Requirement(text).name) for text in spec.requirements]
@@ -206,11 +187,7 @@ def ensure_lock(
     *,
     locked: bool,
 ) -> Lock:
-    """Return the lock on disk if it matches the spec, else a new one.
-
-    Raises:
-        ResolveError: it is not current, and ``locked`` forbids to make it.
-    """
+    """Return the lock on disk if it matches the spec, else a new one."""
     _refuse_without_effect(spec, options)
     path = lock_path(config, spec)
     if path.exists():
@@ -292,23 +269,15 @@ class WheelSource:
     """The places that wheels are fetched from, and into."""
 
     spec: Spec
-    """The requirements, with their indexes and the target."""
     store: Store
     """The offline root, whose lock must be held."""
     offline: bool
-    """True if nothing may be fetched."""
     progress: Callable[[str], None]
-    """Takes one line of progress at a time."""
     elsewhere: FindElsewhere = lambda file: None
     """Asked for wheels that are not in the offline root, before they are fetched."""
 
     def fetch_lock(self, lock: Lock) -> tuple[Wheel, ...]:
-        """Return the wheel of each file of a lock.
-
-        Raises:
-            WheelError: see :func:`stager.wheels.fetch`.
-            ResolveError: the same.
-        """
+        """Return the wheel of each file of a lock."""
         given = FetchSettings(
             indexes=self.spec.all_indexes,
             urls=self.spec.urls,
@@ -322,10 +291,6 @@ class WheelSource:
 
         The project's own indexes are asked first: where they are all there is, those of pip's
         configuration would be waited for in vain. The digest is pinned, whatever index has it.
-
-        Raises:
-            WheelError: it cannot be had.
-            ResolveError: no index can be reached, or there is none for the target.
         """
         lock = decompressor_lock(self.spec.target, bundled_python=bundled_python)
         if lock is None:

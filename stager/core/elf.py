@@ -129,7 +129,6 @@ class _File:
         ]
 
     def _entries(self) -> Iterator[tuple[int, int]]:
-        """Yield the entries of the dynamic section."""
         for table in self._read_segments(_TABLE):
             whole = table[: len(table) // _DYNAMIC.size * _DYNAMIC.size]
             for tag, value in _DYNAMIC.iter_unpack(whole):

@@ -75,11 +75,8 @@ class ErrorTexts:
     """The texts of an expected failure."""
 
     message: str
-    """What went wrong, and where."""
     hint: str
-    """What the user can do about it."""
     context: tuple[str, ...]
-    """Supporting lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +84,7 @@ class CommandFailure:
     """The result of a command that failed."""
 
     ok: bool = False
-    """False."""
     error: ErrorTexts
-    """The reason."""
 
     @classmethod
     def of(cls, failure: StagerError) -> CommandFailure:

@@ -81,12 +81,7 @@ def read_text(path: Path) -> str:
 
 
 def expand_home(path: Path | str) -> Path:
-    """Return a path with the home directory in place of a leading ``~`` or ``~USER``.
-
-    Raises:
-        ConfigError: there is no such user, or no home: no ``HOME``, and a user without an entry in
-            the password file, as a container may have it.
-    """
+    """Return a path with the home directory in place of a leading ``~`` or ``~USER``."""
     try:
         return Path(path).expanduser()
     except RuntimeError as exc:

@@ -57,12 +57,7 @@ def run(
     cwd: Path | None = None,
     check: bool = True,
 ) -> CompletedCommand:
-    """Run one command to its end, with ``env`` added to the environment; return its output.
-
-    Raises:
-        CommandError: the command failed (with ``check``), or took longer than ``timeout``.
-        StagerError: the program does not exist or cannot be started.
-    """
+    """Run one command to its end, with ``env`` added to the environment; return its output."""
     full_env = {**os.environ, **env} if env is not None else None
     return _finish(argv, timeout, check, full_env, cwd=None if cwd is None else str(cwd))
 
@@ -70,12 +65,7 @@ def run(
 def run_with_input(
     argv: Sequence[str], text: str, *, environment: Mapping[str, str], timeout: float
 ) -> CompletedCommand:
-    """Run one command that reads a text from its standard input, in this environment.
-
-    Raises:
-        CommandError: the command failed, or took longer than ``timeout``.
-        StagerError: the program does not exist or cannot be started.
-    """
+    """Run one command that reads a text from its standard input, in this environment."""
     return _finish(argv, timeout, True, environment, text=text)
 
 
@@ -104,10 +94,6 @@ def feed_command(argv: Sequence[str], text: str, *, timeout: float) -> None:
     """Run one command that reads a text from its standard input, and writes to standard error.
 
     What it starts in the background does not keep this process waiting.
-
-    Raises:
-        CommandError: the command failed, or took longer than ``timeout``.
-        StagerError: the program does not exist or cannot be started.
     """
     process = _start(argv, stdin=processes.PIPE, stdout=sys.stderr.fileno())
     reason, timed_out = "", False

@@ -133,9 +133,6 @@ class Store:
 
         The kernel drops the lock when its holder ends, however it ends, so a killed build never
         leaves the store locked. Left-over temporary files are removed once the lock is held.
-
-        Raises:
-            StagerError: the root cannot be written, or its file system has no locks.
         """
         self.make_folder(self.root)
         if keep_out_of_projects(self.root):
@@ -169,9 +166,6 @@ class Store:
 
         Args:
             kind: its purpose; by its name the next build knows what a killed one has left.
-
-        Raises:
-            StagerError: it cannot be made: the disk has no inodes left, for one.
         """
         place = self._tmp
         folder = place / f"{kind}-{secrets.token_hex(8)}"
@@ -215,13 +209,7 @@ class Store:
 
     @contextlib.contextmanager
     def publish(self, final: Path) -> Iterator[Path]:
-        """Yield a temporary path to write to; rename it to ``final`` once the block succeeds.
-
-        Raises:
-            SpaceError: the disk filled up while writing.
-            StagerError: the file cannot be written for another reason, or the block could not read
-                its input.
-        """
+        """Yield a temporary path to write to; rename it to ``final`` once the block succeeds."""
         with self.scratch_without_lock("new") as folder:
             partial = folder / final.name
             try:
@@ -246,9 +234,6 @@ class Store:
             needed: bytes to be written under the root.
             what: a name for the data, for the message.
             inodes: number of new files and directories.
-
-        Raises:
-            SpaceError: fewer bytes or inodes are free than needed.
         """
         self.make_folder(self.root)
         state = os.statvfs(self.root)
@@ -296,11 +281,7 @@ class Store:
             os.close(handle)
 
     def make_folder(self, path: Path) -> None:
-        """Make the root, or a directory in it, if it does not exist.
-
-        Raises:
-            StagerError: it cannot be made, or something else is in its place.
-        """
+        """Make the root, or a directory in it, if it does not exist."""
         try:
             if path.is_dir():
                 return
@@ -407,11 +388,7 @@ class DigestCache:
                 self._known = found
 
     def digest(self, path: Path) -> Digest | None:
-        """Return the digest of a file in the store; None where there is no such file.
-
-        Raises:
-            StagerError: there is something else in its place, or it cannot be read.
-        """
+        """Return the digest of a file in the store; None where there is no such file."""
         try:
             status = path.stat()
         except FileNotFoundError:

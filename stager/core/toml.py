@@ -30,11 +30,7 @@ _POSITION = re.compile(r"\s*\(at (line \d+, column \d+|end of document)\)")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Parse a TOML file.
-
-    Raises:
-        ConfigError: the file cannot be read, is not UTF-8, or is not TOML; says file, line, column.
-    """
+    """Parse a TOML file."""
     try:
         text = read_bytes(path).decode("utf-8")
     except OSError as exc:
@@ -49,11 +45,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def loads(text: str, source: Path) -> dict[str, Any]:
-    """Parse TOML text; ``source`` is the file it came from, for the message.
-
-    Raises:
-        ConfigError: the text is not TOML; says file, line and column.
-    """
+    """Parse TOML text; ``source`` is the file it came from, for the message."""
     try:
         data: dict[str, Any] = tomllib.loads(text.removeprefix(_BYTE_ORDER_MARK))
     except tomllib.TOMLDecodeError as exc:
@@ -92,7 +84,6 @@ def get_list(data: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _refuse_twice(text: str, source: Path, place: str, message: str) -> None:
-    """Raise a clear error if the parser's message is about a table that is defined twice."""
     twice = _TWICE.match(message)
     if twice is None:
         return
@@ -140,7 +131,6 @@ def dump_inline(value: object) -> str:
 
 
 def _table_lines(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Yield the lines of a table: its plain values first, then the tables in it."""
     tables = {key: value for key, value in data.items() if _has_header(value)}
     yield from _key_lines({key: value for key, value in data.items() if key not in tables})
     for key, value in tables.items():
@@ -159,7 +149,6 @@ def _key_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _has_header(value: object) -> bool:
-    """Return whether a value is a table, or an array of tables."""
     first = value[0] if isinstance(value, list | tuple) and value else value
     return isinstance(first, Mapping)
 

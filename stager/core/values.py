@@ -129,13 +129,10 @@ class LockedFile:
     """One file of the lock: the exact distribution a package is installed from."""
 
     name: NormalizedName
-    """The package's normalized name."""
     version: Version
-    """The package's exact version."""
     filename: str
     """The file's own name, a wheel's or an sdist's."""
     sha256: Digest
-    """The digest of its bytes."""
     size: int | None = None
     """Its length in bytes, if the lock gives it."""
     url: str | None = None
@@ -154,15 +151,10 @@ class Wheel:
     """A wheel in the offline root, its digest checked."""
 
     name: NormalizedName
-    """The package's normalized name."""
     version: Version
-    """The package's version."""
     path: Path
-    """The file in the offline root."""
     sha256: Digest
-    """The digest of its bytes, as checked when it arrived."""
     size: int
-    """Its length in bytes."""
 
 
 def libc_version(platform: str) -> tuple[int, int] | None:

@@ -117,7 +117,6 @@ class Compiler:
     """An interpreter on this machine that compiles for another version than the running one."""
 
     program: Path
-    """Its program."""
     version: str
     """Its full version, ``3.12.1``."""
     magic: str
@@ -143,10 +142,6 @@ class CompiledModules:
         Args:
             path: the module, which must be ``in`` this.
             digest: :func:`importlib.util.source_hash` of its source.
-
-        Raises:
-            StagerError: it was made from another source, since the wheel has changed since;
-                or it was not made, since the wheel could not be read.
         """
         made, faults = self._collect()
         if path not in made:
@@ -167,11 +162,7 @@ class CompiledModules:
 def compile_elsewhere(
     program: Path, what: str, sources: Iterable[tuple[str, bytes]], scratch: Path
 ) -> CompiledModules:
-    """Let an interpreter compile modules, given by their paths and sources.
-
-    Raises:
-        StagerError: the interpreter fails.
-    """
+    """Let an interpreter compile modules, given by their paths and sources."""
     # Sets are written in the order of their hashes before Python 3.11.
     variables = {"PYTHONHASHSEED": "0"}
     if _LIBRARIES in os.environ:

@@ -33,11 +33,8 @@ class MadeLayers:
     layers: tuple[Layer, ...]
     """Descriptions of the layers; the files lie in the store under their ids."""
     built: int
-    """Number of layers that were made now."""
     reused: int
-    """Number of layers that the store had already."""
     notes: tuple[str, ...]
-    """Notes for the user about the layers."""
 
 
 def make_layers(
@@ -48,12 +45,7 @@ def make_layers(
     jobs: int,
     progress: Progress = lambda name, done, total: None,
 ) -> MadeLayers:
-    """Make every layer that is not in the store yet. The store's lock must be held.
-
-    Raises:
-        WheelError: one or more wheels are unsound; all of them are reported.
-        SpaceError: there is not enough room in the store.
-    """
+    """Make every layer that is not in the store yet. The store's lock must be held."""
     ids = {layer_id(source, target): source for source in sources}
     missing = {key: source for key, source in ids.items() if not is_stored(store, key)}
     if missing:
@@ -114,9 +106,6 @@ def is_stored(store: Store, key: Digest) -> bool:
 
     Any other file in its place is removed. The frames are checked when they are read: to make a
     bundle, and to unpack it.
-
-    Raises:
-        StagerError: it cannot be read.
     """
     path = store.layer(key)
     try:

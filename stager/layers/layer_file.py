@@ -150,9 +150,7 @@ class Unread:
     """The content of a file that is read when the layer is written."""
 
     size: int
-    """Its length in bytes."""
     sha256: bytes
-    """Raw digest of its bytes."""
     chunks: Callable[[int], Iterator[bytes | bytearray]]
     """Yields it in pieces of the given length, the last one shorter; raises an error at the end if
     it is not what was promised."""
@@ -202,11 +200,7 @@ class LayerWriter:
         self._spool.close()
 
     def add(self, path: str, stream: BinaryIO, *, executable: bool = False) -> tuple[int, bytes]:
-        """Add one file, reading ``stream`` to its end; return its length and its raw sha256.
-
-        Raises:
-            WheelError: the path is unsafe, or was added before with other content.
-        """
+        """Add one file, reading ``stream`` to its end; return its length and its raw sha256."""
         _require_safe(path)
         offset = self._spool.seek(0, 2)
         state, size = hashlib.sha256(), 0
@@ -218,11 +212,7 @@ class LayerWriter:
         return size, state.digest()
 
     def add_unread(self, path: str, content: Unread, *, executable: bool = False) -> None:
-        """Add one file that is read only when the layer is written.
-
-        Raises:
-            WheelError: as for ``add``.
-        """
+        """Add one file that is read only when the layer is written."""
         _require_safe(path)
         self._note(path, content.size, content.sha256, content, executable=executable)
 
@@ -235,11 +225,7 @@ class LayerWriter:
         self._files[path] = _File(size, 0o755 if executable else 0o644, sha256.hex(), content)
 
     def link(self, path: str, target: str) -> None:
-        """Add a symbolic link; it may not lead out of the layer's own top directory.
-
-        Raises:
-            WheelError: it does.
-        """
+        """Add a symbolic link; it may not lead out of the layer's own top directory."""
         try:
             check_link(Link(path, target))
         except LayerError as exc:
@@ -254,9 +240,6 @@ class LayerWriter:
 
         The frames are compressed to a temporary file first, because the head that comes before
         them holds their digests.
-
-        Raises:
-            WheelError: a path is both a file and a directory; all such paths are listed.
         """
         self._refuse_clashes(f"{origin.kind} {origin.name} {origin.version}".rstrip())
         frames: list[Frame] = []

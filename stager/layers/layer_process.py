@@ -52,13 +52,10 @@ class LayerWork:
     """The settings that all processes of a build share."""
 
     target: Target
-    """The interpreter and platform the layers are for."""
     store: Store
-    """The offline root."""
     scratch: Path
     """A directory on the store's own disk for unfinished layers."""
     jobs: int
-    """Number of layers made at a time."""
 
 
 class LayerProcesses:

@@ -50,7 +50,6 @@ NEARBY = 5
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
     never: Ignore
-    """``NEVER_SHIPPED``."""
     forced: Ignore
     """``project.exclude``, which decides before any ``.gitignore``."""
     prefix: str
@@ -70,7 +69,6 @@ class _Rules:
 @dataclass(frozen=True, kw_only=True)
 class _Asset:
     path: str
-    """Its path in the tree."""
     source: str
     """Its path, as the user wrote it."""
     real: str
@@ -86,10 +84,6 @@ def project_files(root: Path, exclude: Sequence[str]) -> Tree:
     project and of the git repository around it name, and Python environments. Git itself is not
     called, so a file that it tracks although a pattern names it is left out; ``"!/that/file"``
     in ``exclude`` takes it back, within the limits that git sets to taking back.
-
-    Raises:
-        ConfigError: ``root`` is not a directory.
-        StagerError: files that cannot be read, or whose names cannot be shipped; all of them.
     """
     if not os.path.isdir(root):  # noqa: PTH112 - Path's raises where it may not look
         base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
@@ -113,10 +107,6 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
     counts: data is often ignored by git, and the user has named it. A link to somewhere in the
     same asset stays a link, any other is replaced by its target, such as the blobs that the
     snapshots of a Hugging Face cache link to.
-
-    Raises:
-        ConfigError: entries that name nothing, or that go by the name of another; all of them.
-        StagerError: broken links, unreadable files, names that cannot be shipped; all of them.
     """
     assets, problems = _resolve_entries(root, patterns)
     if problems:
@@ -144,11 +134,7 @@ def _bad_assets(problems: Sequence[str], root: Path) -> ConfigError:
 
 
 def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
-    """Return where a file or folder of ``assets.paths``, or in a folder there, lies in the assets.
-
-    Raises:
-        ConfigError: it does not exist.
-    """
+    """Return where a path of ``assets.paths``, or in a folder there, lies in the assets."""
     listed = [pattern for pattern in patterns if path.is_relative_to(pattern)]
     assets, problems = _resolve_entries(root, [*listed, str(path)])
     if problems:

@@ -82,12 +82,7 @@ def list_matching(entry: str, paths: Iterable[str]) -> set[str]:
 
 
 def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return notes on patterns without an effect.
-
-    Raises:
-        ConfigError: patterns that would leave out what a package cannot be used without; all of
-            them.
-    """
+    """Return notes on patterns without an effect."""
     notes, faults = [], []
     for entry in filter(is_pattern, entries):
         quoted, name = f'environment.prune: "{entry}"', entry.partition(":")[0]
@@ -211,9 +206,7 @@ class Pruned:
     words: tuple[str, ...] = field(metadata={"json": "what"})
     """The kinds of files, and the patterns, as the settings have them."""
     files: int
-    """Number of files of wheels, without bytecode."""
     size: int = field(metadata={"json": "bytes"})
-    """Sum of their lengths in bytes."""
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Pruned:
@@ -230,7 +223,6 @@ class Pruned:
 
 class _Member(NamedTuple):
     name: str
-    """Its name in the archive."""
     path: str
     """Its installed path, relative to ``site-packages`` or to another scheme's directory."""
     scheme: str
@@ -249,11 +241,7 @@ def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]
 
 
 def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[str]:
-    """Return notes on patterns of the setting that leave nothing out.
-
-    Raises:
-        ConfigError: see :func:`stager.layers.prune.check`.
-    """
+    """Return notes on patterns of the setting that leave nothing out."""
     absent = {wheel.name for wheel in wheels if not wheel.path.exists()}
     entries = [entry for entry in entries if entry.partition(":")[0] not in absent]
     named = {entry.partition(":")[0] for entry in entries if is_pattern(entry)}

@@ -38,9 +38,7 @@ class RunPath:
     """A run path in a program or shared library, and the one that replaces it."""
 
     at: int
-    """Where it stands in the file."""
     old: bytes
-    """The run path that is there."""
     new: bytes
     """The new one, which is not longer."""
 
@@ -50,16 +48,11 @@ class Interpreter:
     """The changes that make the layer of a Python out of its files."""
 
     program: Path
-    """The program that compiles its modules."""
     run_paths: Mapping[str, RunPath]
     """The run paths that are replaced, by file."""
 
     def content(self, file: TreeFile) -> bytes:
-        """Return a file as it is shipped.
-
-        Raises:
-            StagerError: it has changed since its run path was read.
-        """
+        """Return a file as it is shipped."""
         data = file.source.read_bytes()
         run_path = self.run_paths.get(file.path)
         if run_path is None:
@@ -211,9 +204,6 @@ def project_sources(
         note: called with notes on other files that were left out.
         tracked: results of trackers, left out unless ``project.exclude`` takes them back.
         read: returns the digest of a file.
-
-    Raises:
-        StagerError: files that cannot be shipped; see :mod:`stager.layers.project`.
     """
     sources = []
     assets = [str(path) for path in config.assets.paths]

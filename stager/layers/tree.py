@@ -41,7 +41,6 @@ class TreeFile:
     path: str
     """Its relative path in the tree, with forward slashes."""
     source: Path
-    """The file with its content."""
     mode: int
     """0o755 if its owner may execute it, else 0o644."""
     size: int
@@ -71,7 +70,6 @@ class Tree:
 
 
 def _in_utf8(path: str) -> str:
-    """Decode a path as UTF-8, whatever the locale."""
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
@@ -90,15 +88,11 @@ class Collector:
     """The files that a walk has found so far, and every reason to refuse them."""
 
     files: dict[str, TreeFile] = field(default_factory=dict)
-    """The files by their path in the tree."""
     links: dict[str, str] = field(default_factory=dict)
-    """The targets of links by their path in the tree."""
     notes: list[str] = field(default_factory=list)
-    """Notes on what was left out."""
     looked_at: dict[str, Sequence[int | str]] = field(default_factory=dict)
     """The stamps of directories and files before they were read."""
     refused: list[str] = field(default_factory=list)
-    """Entries that cannot be shipped, with the reason."""
     outputs: Collection[tuple[int, int]] = field(default_factory=_output_files)
     """Device and inode of the files that this process's own output goes to: they still grow."""
 
@@ -155,11 +149,7 @@ class Collector:
         self.refused.append(f"{quote_path(path)}: {reason}")
 
     def tree(self, *, what: str, hint: str) -> Tree:
-        """Return the tree of all files and links.
-
-        Raises:
-            StagerError: something was refused; all of it is in the context.
-        """
+        """Return the tree of all files and links."""
         folders = list_folders([*self.files, *self.links])
         for path in folders & (self.files.keys() | self.links.keys()):
             self.refuse(path, "a directory, and something else of that name, would be put there")
@@ -212,9 +202,6 @@ def digest_contents(tree: Tree, read: Callable[[Path], Digest] = digest_file) ->
     Args:
         tree: the files and links.
         read: returns the digest of a file.
-
-    Raises:
-        StagerError: files that cannot be read any more; all of them.
     """
     unread: list[str] = []
 

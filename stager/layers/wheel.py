@@ -124,12 +124,7 @@ def relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bo
 
 
 def read_entry_point_names(text: str) -> set[str]:
-    """Return the names of the programs in an ``entry_points.txt``.
-
-    Raises:
-        WheelError: one of them names no function.
-        configparser.Error: it cannot be read.
-    """
+    """Return the names of the programs in an ``entry_points.txt``."""
     try:
         return {name for name, _, _, _ in parse_entrypoints(text)}
     except AssertionError as exc:
@@ -176,11 +171,7 @@ def add_wheel(
     prune: Sequence[str] = (),
     modules: CompiledModules | None = None,
 ) -> None:
-    """Add everything a wheel installs, with compiled bytecode, to a layer.
-
-    Raises:
-        WheelError: the file is not a sound wheel; every fault is in the context.
-    """
+    """Add everything a wheel installs, with compiled bytecode, to a layer."""
     with _convert_errors(wheel), zipfile.ZipFile(wheel) as archive:
         source = _CheckedWheel(archive)
         refuse_members(wheel, archive, source.data_dir)
@@ -199,7 +190,6 @@ def add_wheel(
 
 @contextlib.contextmanager
 def _convert_errors(wheel: Path) -> Iterator[None]:
-    """Convert errors of reading a wheel into a WheelError that names it, with advice."""
     try:
         yield
     except WheelError as exc:

@@ -47,11 +47,7 @@ def read_beginning(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
 
 
 def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None:
-    """Look at every member before any is read, and report all faults at once.
-
-    Raises:
-        WheelError: there are members that no wheel may have.
-    """
+    """Look at every member before any is read, and report all faults at once."""
     faults: list[str] = []
     seen = set()
     for member in archive.infolist():
@@ -128,17 +124,13 @@ class LargeMember:
     """A member that is read later."""
 
     wheel: Path
-    """The archive."""
     offset: int
     """The start of its header in the archive."""
     packed_size: int
-    """Its length in the archive."""
     method: int
     """One of ``METHODS``."""
     size: int
-    """Its length in bytes."""
     sha256: bytes
-    """Raw digest of its bytes, as RECORD gives it."""
 
     @property
     def dense(self) -> bool:

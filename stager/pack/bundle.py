@@ -53,20 +53,12 @@ _PIECE = 1 << 20
 
 
 def read_stored_index(store: Store, layer: Layer) -> Index:
-    """Return the index of a layer in the store.
-
-    Raises:
-        BundleError: it is damaged; it has been removed.
-    """
+    """Return the index of a layer in the store."""
     return decode_index(store, layer, read_stored_head(store, layer))
 
 
 def read_stored_head(store: Store, layer: Layer) -> bytes:
-    """Return the head of a layer in the store.
-
-    Raises:
-        BundleError: it is damaged; it has been removed.
-    """
+    """Return the head of a layer in the store."""
     try:
         with open_regular(store.layer(layer.id)) as handle:
             head = handle.read(layer.head_size)
@@ -78,11 +70,7 @@ def read_stored_head(store: Store, layer: Layer) -> bytes:
 
 
 def decode_index(store: Store, layer: Layer, head: bytes) -> Index:
-    """Return the index in a layer's head.
-
-    Raises:
-        BundleError: it is damaged; it has been removed.
-    """
+    """Return the index in a layer's head."""
     try:
         return decode_head(head, decompress_index)
     except LayerError as exc:
@@ -90,11 +78,7 @@ def decode_index(store: Store, layer: Layer, head: bytes) -> Index:
 
 
 def check_frames(store: Store, layer: Layer, index: Index) -> None:
-    """Read all frames of a layer, and compare their digests.
-
-    Raises:
-        BundleError: one is damaged; the layer has been removed.
-    """
+    """Read all frames of a layer, and compare their digests."""
     buffer = memoryview(bytearray(_PIECE))
     try:
         with open_regular(store.layer(layer.id)) as handle:
@@ -190,10 +174,6 @@ def list_file_needs(
 
     Each layer is read once, a few frames of it, and what was found is kept in the store. Programs
     do not count: that one cannot be started does not keep a module from being imported.
-
-    Raises:
-        WheelError: some need a newer glibc than the target has; all of them are named.
-        BundleError: a layer in the store is damaged; it has been removed.
     """
     libc, newest = target.libc
     tags = {str(wheel.name): read_tag_need(wheel, newest) for wheel in wheels}
@@ -313,9 +293,7 @@ class Contents:
     """Everything that goes into a bundle besides the files themselves."""
 
     name: str
-    """The project's name."""
     target: Target
-    """The target the environment was resolved for."""
     wheels: tuple[Wheel, ...]
     """The wheels behind the layers; their tags decide what a node must have."""
     layers: tuple[Layer, ...]
@@ -323,13 +301,10 @@ class Contents:
     decompressor: Wheel | None
     """The zstandard wheel for the target; None if its Python has zstd."""
     packages: tuple[str, ...]
-    """Names of the packages in the user's requirements."""
     imports: tuple[str, ...]
-    """Modules that must import on every node."""
     bundled_glibc: tuple[int, int] | None = None
     """The oldest glibc that the bundle's own Python runs with; None without one."""
     files: tuple[LibcNeed, ...] = ()
-    """What the files in the wheels need of the C library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,23 +312,14 @@ class Packed:
     """A bundle in the store."""
 
     path: Path
-    """The file."""
     manifest: Manifest
-    """Its manifest."""
     size: int
     """Its length in bytes, with all its layers."""
     reused: bool
-    """True if the store had it already."""
 
 
 def pack(contents: Contents, store: Store) -> Packed:
-    """Write the bundle, unless the store has it already. The store's lock must be held.
-
-    Raises:
-        WheelError: two layers hold different files of the same name; all such files are listed.
-        BundleError: a layer in the store is damaged; it has been removed.
-        SpaceError: there is no room for the bundle.
-    """
+    """Write the bundle, unless the store has it already. The store's lock must be held."""
     node = make_node_program()
     manifest = _manifest(contents, node)
     path = bundle_path(store, manifest)

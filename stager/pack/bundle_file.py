@@ -48,7 +48,6 @@ class ChosenBundle:
     """A bundle to use."""
 
     path: Path
-    """The file."""
     id: str = ""
     """The id it must have, or the first digits of it; empty if only its name gives one."""
 
@@ -70,7 +69,6 @@ class Newest:
     """The bundle that the last build of a project made."""
 
     path: Path
-    """The file."""
     id: Digest | None
     """Its id; None if an older version of stager made it, which did not record the id."""
     inputs: Digest
@@ -84,10 +82,6 @@ def open_bundle(path: Path, asked: str = "") -> Iterator[BundleFile]:
     Args:
         path: the file. If its name ends in digits of an id, as a build names it, they must match.
         asked: the id it must have, or the first digits of it.
-
-    Raises:
-        BundleError: it cannot be read, is damaged or cut short, is no bundle, or another one; also
-            when a part that is read inside the block turns out to be damaged.
     """
     try:
         with BundleFile(str(path)) as bundle:
@@ -134,9 +128,6 @@ def find_by_id(store: Store, asked: str) -> ChosenBundle:
     Args:
         store: the offline root to look in.
         asked: the id, or 12 or more of its first digits.
-
-    Raises:
-        BundleError: there is none, or more than one.
     """
     paths = sorted((store.root / "bundles").glob(f"*-{asked[:12]}{BUNDLE_SUFFIX}"))
     if len(paths) != 1:
@@ -150,11 +141,7 @@ def find_by_id(store: Store, asked: str) -> ChosenBundle:
 
 
 def read_manifest(path: Path, asked: str = "") -> Manifest:
-    """Return the manifest of a bundle.
-
-    Raises:
-        BundleError: see :func:`opened`.
-    """
+    """Return the manifest of a bundle."""
     with open_bundle(path, asked) as bundle:
         return bundle.manifest
 
@@ -201,11 +188,7 @@ def format_of(path: Path) -> int:
 
 
 def sum_pruned(path: Path) -> Pruned:
-    """Return the amount of what was left out of the wheels in a bundle.
-
-    Raises:
-        BundleError: see :func:`opened`.
-    """
+    """Return the amount of what was left out of the wheels in a bundle."""
     from ..layers.prune import sum_notes
 
     with open_bundle(path) as bundle:
@@ -213,11 +196,7 @@ def sum_pruned(path: Path) -> Pruned:
 
 
 def node_program(path: Path, store: Store, asked: str = "") -> Path:
-    """Return the far side's program from a bundle, as a file that Python can run.
-
-    Raises:
-        BundleError: see :func:`opened`.
-    """
+    """Return the far side's program from a bundle, as a file that Python can run."""
     with open_bundle(path, asked) as bundle:
         part = bundle.manifest.node
         final = store.programs / f"{part.sha256}.pyz"
@@ -361,11 +340,7 @@ def is_sealed(store: Store, path: Path, manifest: Manifest) -> bool:
 
 
 def seal(store: Store, path: Path, manifest: Manifest, *, thin: bool = False) -> None:
-    """Note that a bundle is as it was written; all of it, and all it refers to, was checked.
-
-    Raises:
-        StagerError: the note cannot be written.
-    """
+    """Note that a bundle is as it was written; all of it, and all it refers to, was checked."""
     with store.publish(_find_seal(store, path)) as partial:
         text = "\n".join(_lines(store, path, manifest, thin=thin))
         partial.write_text(text + "\n", encoding="utf-8")

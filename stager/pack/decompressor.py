@@ -21,11 +21,7 @@ _LAST_WITHOUT_ZSTD = "3.13"
 
 
 def decompressor_lock(target: Target, *, bundled_python: bool = False) -> Lock | None:
-    """Return the pinned wheel for a target, as a lock of one file; None if Python has zstd itself.
-
-    Raises:
-        ResolveError: there is no wheel for the target.
-    """
+    """Return the pinned wheel for a target, as a lock of one file; None if Python has zstd."""
     major, minor = target.python.split(".")
     if (int(major), int(minor)) >= _STANDARD_LIBRARY_HAS_ZSTD:
         if not bundled_python:

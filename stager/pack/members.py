@@ -155,7 +155,6 @@ def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] =
     """Write a bundle's members, each byte of them checked, and the end of a tar.
 
     Raises:
-        BundleError: it is damaged.
         NodeError: it cannot be read.
     """
     members = CheckedMembers(bundle.manifest)
@@ -200,11 +199,7 @@ def project_folder(config: Config) -> Path | None:
 
 
 def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_SUFFIX) -> None:
-    """Refuse a place where a bundle's copy would become part of the project's next bundle.
-
-    Raises:
-        ConfigError: it is such a place.
-    """
+    """Refuse a place where a bundle's copy would become part of the project's next bundle."""
     if project is None or output.name.endswith(suffix):
         return
     place = Path(os.path.realpath(output.parent))  # `..` leads out, and links lead anywhere
@@ -216,12 +211,7 @@ def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_S
 
 
 def copy_to(bundle: Path, output: Path) -> Path:
-    """Write all of a bundle to a file, in place of one that is there; return the file's path.
-
-    Raises:
-        BundleError: the bundle is damaged.
-        StagerError: it cannot be written; what was there before still is.
-    """
+    """Write all of a bundle to a file, in place of one that is there; return the file's path."""
     output = output.absolute()
     hint = f"{ANOTHER_OUTPUT}; the bundle itself is {bundle}"
     with write_output(output, hint=hint) as target, open_bundle(bundle) as source:
@@ -239,17 +229,12 @@ class InspectedLayer:
     kind: str
     """``wheel``, ``project``, ``trainer`` or ``asset``."""
     name: str
-    """Its name."""
     version: str
     """Its version, or the beginning of a model's or data set's commit; empty for none."""
     bytes: int
-    """Its size in the bundle."""
     unpacked_bytes: int
-    """The size of its files."""
     files: int
-    """Number of its files."""
     id: str
-    """Its id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,19 +244,14 @@ class InspectedRepository:
     type: str
     """``model``, ``dataset`` or ``space``."""
     name: str
-    """The repository."""
     commit: str
-    """The commit it was taken at."""
     licence: str
     """The licence that its card names; empty if it names none."""
     left_out: int
     """Number of its files that were not taken."""
     left_out_files: tuple[str, ...]
-    """The first of them."""
     bytes: int
-    """Its size in the bundle."""
     unpacked_bytes: int
-    """The size of its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,13 +259,9 @@ class InspectedFile:
     """A file in a bundle."""
 
     layer: str
-    """The layer's name."""
     path: str
-    """Its path in the environment."""
     size: int
-    """Its size in bytes."""
     sha256: str
-    """Its digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +269,6 @@ class InspectedSignature:
     """The signature beside a bundle."""
 
     file: Path
-    """The signature."""
     accepted: bool
     """True if one of the signers that the settings allow has signed this bundle."""
     signer: str
@@ -309,29 +284,18 @@ class Inspection:
     """The result of ``stager inspect``."""
 
     bundle: Path
-    """The bundle."""
     id: str
-    """Its id."""
     name: str
-    """The project's name."""
     python: str
-    """The version of Python it is for."""
     platform: str
     """The machine and the libc it needs."""
     bundle_bytes: int
-    """Its size in bytes."""
     unpacked_bytes: int
-    """The size of its files in bytes."""
     files: int
-    """Number of its files."""
     imports: tuple[str, ...]
-    """Modules that must import on each node."""
     layers: tuple[InspectedLayer, ...]
-    """Its layers."""
     pruned: Pruned
-    """What ``environment.prune`` left out."""
     hub: tuple[InspectedRepository, ...] = ()
-    """Its models and data sets of a hub."""
     signature: InspectedSignature | None = None
     """Its signature; null if there is none beside it."""
 
@@ -341,15 +305,10 @@ class InspectionWithFiles(Inspection):
     """The result of ``stager inspect --files``."""
 
     listing: tuple[InspectedFile, ...]
-    """Every file."""
 
 
 def inspect(path: Path, *, asked: str = "") -> Inspection:
-    """Return what is in a bundle.
-
-    Raises:
-        BundleError: it cannot be read, or is damaged.
-    """
+    """Return what is in a bundle."""
     with open_bundle(path, asked) as bundle:
         return _inspection(path, bundle)
 
@@ -426,12 +385,7 @@ _SECONDS = 1200.0
 def unpack_here(
     program: Path, bundle: ChosenBundle, folder: Path, *, trusted: bool, run: Runner = run
 ) -> Path:
-    """Make the environment of a bundle below a directory, and return its path.
-
-    Raises:
-        BundleError: it cannot be unpacked here.
-        CommandError: the program fails for another reason.
-    """
+    """Make the environment of a bundle below a directory, and return its path."""
     python = getattr(sys, "_base_executable", sys.executable)
     argv = [sys.executable, "-I", "-S", str(program), "unpack", str(bundle.path), str(folder)]
     argv += ["--id", bundle.id, "--json", "--python", python, *(["--trusted"] if trusted else [])]

@@ -82,9 +82,6 @@ def find_compiled_program(program: Path, store: Store) -> Path:
     neither a write nor the store's locks, which guard writes. The bundle itself is held by a shared
     lock, for which a read-only descriptor is enough. If another Python runs on such a store, the
     program without bytecode is used, which only starts more slowly.
-
-    Raises:
-        StagerError: it cannot be written.
     """
     final = program.with_name(f"{program.stem}.{sys.implementation.cache_tag}.pyz")
     if not _is_whole(final, program.stem):

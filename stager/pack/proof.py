@@ -41,9 +41,6 @@ def write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
     """Write the metadata of a bundle's packages into a directory, and nothing else of them.
 
     It is read from the layers, so nothing has to run, or to be for this machine.
-
-    Raises:
-        BundleError: a layer in the store is damaged; it has been removed.
     """
     for layer in manifest.layers:
         if layer.kind == "wheel":
@@ -183,7 +180,6 @@ class Proof:
     done: bool
     """True if it was made now or before; False if this machine cannot run the environment."""
     how: str
-    """One line for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +187,6 @@ class Wanted:
     """The requirements that an environment has to meet."""
 
     requirements: Sequence[str]
-    """The user's requirements, with extras."""
     overridden: Collection[str] = ()
     """Packages that the user takes against what other packages ask for."""
     python: Path | None = None
@@ -207,12 +202,7 @@ def prove(
     wanted: Wanted,
     step: Callable[[str, int, int], None],
 ) -> Proof:
-    """Unpack a bundle with the network denied, and check that it is complete.
-
-    Raises:
-        BundleError: requirements that are not met, or modules that do not import; all of them.
-        SpaceError: no room to unpack.
-    """
+    """Unpack a bundle with the network denied, and check that it is complete."""
     record = store.proofs / _key(manifest, wanted)
     if record.is_file():
         return Proof(done=True, how="nothing is missing: proved before, with the same packages")
