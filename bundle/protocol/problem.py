@@ -9,7 +9,7 @@ import contextlib
 import enum
 import string
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from .enumerations import Ending, FailureClass, NodeFault
@@ -54,15 +54,15 @@ class Row:
     """The finding; empty where the fault says it all."""
     fix: str = ""
     """The remedy."""
-    failure_class: FailureClass = FailureClass.ENVIRONMENT
-    """The class of a job's failure that begins with it."""
-    node_fault: NodeFault | None = None
+    fault: NodeFault | None = None
     """The fault of the node that has it; None if no node is to blame.
 
     Blameless is an error of the program, its memory, a time limit, a preemption, an interrupt, a
     hang, a missing module, a bundle that is damaged itself or is built for other machines, and
     everything that happens on the login side.
     """
+    failure: FailureClass | None = None
+    """The class of a job's failure that begins with it; None for that of the fault."""
     least_nodes: int = 2
     """The fewest nodes of a job in which it tells something about the node.
 
@@ -74,6 +74,12 @@ class Row:
     """True if it follows from another node's problem."""
     is_unreachable: bool = False
     """True if nothing can be started on the node."""
+
+    @property
+    def failure_class(self) -> FailureClass:
+        """The class of a job's failure that begins with it."""
+        same = (kind for kind in FailureClass if kind.value == self.fault)
+        return self.failure or next(same, FailureClass.ENVIRONMENT)
 
 
 # --- The table
@@ -87,7 +93,7 @@ class ProblemCode(enum.Enum):
 
     @property
     def row(self) -> Row:
-        """Its row."""
+        """What the table says."""
         return self.value
 
     @property
@@ -106,27 +112,19 @@ class ProblemCode(enum.Enum):
 
     @classmethod
     def from_json(cls, raw: object) -> ProblemCode:
-        """Read a code; ValueError for one that is not known."""
-        name = raw.upper().replace("-", "_") if isinstance(raw, str) else ""
-        if name not in cls.__members__:
-            raise ValueError(f"none of the codes of problems: {raw!r}")
-        return cls[name]
+        """Read a code; KeyError for one that is not known."""
+        return cls[str(raw).upper().replace("-", "_")]
 
     # A node: its directories.
-    PATH_NOT_EXAMINED = Row("cannot be examined", fix=_MOVE_IT, node_fault=NodeFault.NO_DIRECTORY)
+    PATH_NOT_EXAMINED = Row("cannot be examined", fix=_MOVE_IT, fault=NodeFault.NO_DIRECTORY)
     NO_PLACE = Row(
         "no directory on this node can hold the environment",
         fix=_MEND_OR_MOVE,
-        node_fault=NodeFault.NO_DIRECTORY,
+        fault=NodeFault.NO_DIRECTORY,
     )
     """Each candidate is listed with what is wrong with it: no inodes, noexec, shared, not
     writable."""
-    NO_PLACE_WITH_ROOM = Row(
-        "no directory on this node can hold the environment",
-        fix=_MEND_OR_MOVE,
-        failure_class=FailureClass.DISK_FULL,
-        node_fault=NodeFault.DISK_FULL,
-    )
+    NO_PLACE_WITH_ROOM = replace(NO_PLACE, fault=NodeFault.DISK_FULL)
     """Each candidate is listed with what is wrong with it; at least one lacks space."""
     UNSET_VARIABLE = Row(
         "no directory can be chosen for the environment",
@@ -134,12 +132,12 @@ class ProblemCode(enum.Enum):
         _MOVE_IT,
     )
     NODE_ROOT_REFUSED = Row(
-        "cannot be used as node root", fix=_MOVE_IT, node_fault=NodeFault.NO_DIRECTORY
+        "cannot be used as node root", fix=_MOVE_IT, fault=NodeFault.NO_DIRECTORY
     )
     """The directory existed already, and is a link or belongs to someone else. Remove it, or set
     `$STAGER_NODE_ROOT`."""
     NODE_ROOT_BASE_REFUSED = Row(
-        "cannot hold the node root", fix=_MOVE_IT, node_fault=NodeFault.NO_DIRECTORY
+        "cannot hold the node root", fix=_MOVE_IT, fault=NodeFault.NO_DIRECTORY
     )
     NOT_A_NODE_ROOT = Row(
         "cannot be cleaned", "it is not named like a node root of stager", _MOVE_IT
@@ -155,7 +153,7 @@ class ProblemCode(enum.Enum):
         "no Python 3.9 or newer was found",
         "tried {count} names, python3 on PATH among them",
         "install Python there, or leave the node out with --exclude={where}",
-        node_fault=NodeFault.NO_INTERPRETER,
+        fault=NodeFault.NO_INTERPRETER,
     )
     """The agent needs any Python 3.9 or newer under one of the usual names on `PATH`."""
     NO_CPYTHON = Row(
@@ -164,7 +162,7 @@ class ProblemCode(enum.Enum):
         "put python{version} on PATH on every node (module load, pyenv or conda), build for the "
         "nodes' version with [environment] python in stager.toml, or let the bundle bring its "
         'Python: interpreter = "bundled" there',
-        node_fault=NodeFault.NO_INTERPRETER,
+        fault=NodeFault.NO_INTERPRETER,
     )
     """The message lists every interpreter that was found."""
     NO_CONTAINER_PROGRAM = Row(
@@ -172,14 +170,14 @@ class ProblemCode(enum.Enum):
         "--container-image needs one of them",
         "put one of them on PATH there (module load before the job), or leave the node out with "
         "--exclude={where}",
-        node_fault=NodeFault.NO_INTERPRETER,
+        fault=NodeFault.NO_INTERPRETER,
     )
     """A `.sif` or a directory of `--container-image` needs one of them on each node."""
     IMAGE_UNREADABLE = Row(
         "the container image cannot be read",
         "{image} does not exist, or this user cannot read it",
         "put the image where every node sees it, such as a shared file system",
-        node_fault=NodeFault.NO_DIRECTORY,
+        fault=NodeFault.NO_DIRECTORY,
     )
     OTHER_MACHINE = Row(
         "the bundle is for another machine",
@@ -214,22 +212,20 @@ class ProblemCode(enum.Enum):
         "the name cannot be resolved",
         "{host} says: {why}",
         "add it to DNS or to /etc/hosts on every node",
-        failure_class=FailureClass.NAME_RESOLUTION,
-        node_fault=NodeFault.NAME_RESOLUTION,
+        fault=NodeFault.NAME_RESOLUTION,
     )
     NO_ROUTE = Row(
         "there is no route to the address",
         "{host} says: {why}",
         f"check that the nodes share a network; {_LINK_SETTING}",
-        node_fault=NodeFault.NETWORK,
+        fault=NodeFault.NETWORK,
         least_nodes=3,
     )
     NO_INTERFACE = Row(
         "this node has no such interface, or it has no address",
         "on {host} there are: {listed}",
         _LINK_SETTING,
-        failure_class=FailureClass.INTERFACE,
-        node_fault=NodeFault.INTERFACE,
+        fault=NodeFault.INTERFACE,
     )
     """`launch.interface` names an interface that only other nodes have. The line lists those of
     this node; with a table, each group of nodes can have another one."""
@@ -238,20 +234,22 @@ class ProblemCode(enum.Enum):
         "none has {names}; on {host} there are: {listed}",
         'name one of the nodes\' own in stager.toml, or with --interface; "auto" takes the route '
         "between them",
-        failure_class=FailureClass.INTERFACE,
+        failure=FailureClass.INTERFACE,
     )
     """The setting is wrong; no node failed."""
     NO_INTERFACE_WITH_ADDRESS = Row(
         "no interface has this address",
         "on {host} there are: {listed}",
         _LINK_SETTING,
-        node_fault=NodeFault.INTERFACE,
+        failure=FailureClass.ENVIRONMENT,
+        fault=NodeFault.INTERFACE,
     )
     NO_ADDRESS_FOR_OTHERS = Row(
         "this host has no address that other nodes can be given",
         "on {host} there are: {listed}",
         _LINK_SETTING,
-        node_fault=NodeFault.INTERFACE,
+        failure=FailureClass.ENVIRONMENT,
+        fault=NodeFault.INTERFACE,
     )
     """On the head node its own name resolves to itself (`127.0.1.1` in `/etc/hosts`), and it has
     several addresses, or none."""
@@ -259,8 +257,7 @@ class ProblemCode(enum.Enum):
         "none of the {span} ports from {preferred} up can be used",
         "the last error was: {why}",
         "end the processes that earlier jobs left on this node",
-        failure_class=FailureClass.PORT,
-        node_fault=NodeFault.PORT,
+        fault=NodeFault.PORT,
     )
     """The job's port and the next 63 are in use on the head node, by processes that earlier jobs
     left there."""
@@ -268,35 +265,32 @@ class ProblemCode(enum.Enum):
         "names of nodes cannot be resolved",
         "no address for {names}",
         "add them to DNS, or to /etc/hosts on every node",
-        failure_class=FailureClass.NAME_RESOLUTION,
-        node_fault=NodeFault.NAME_RESOLUTION,
+        fault=NodeFault.NAME_RESOLUTION,
     )
     NAMES_LEAD_BACK = Row(
         "names of nodes resolve to the node itself",
         "{names}",
         "remove them from the loopback lines (127.0.1.1) of /etc/hosts there",
-        failure_class=FailureClass.NAME_RESOLUTION,
-        node_fault=NodeFault.NAME_RESOLUTION,
+        fault=NodeFault.NAME_RESOLUTION,
     )
     NAMES_DIFFER = Row(
         "names of nodes resolve to other addresses than on the other nodes",
         "{names}",
         "correct /etc/hosts or the DNS cache there",
-        failure_class=FailureClass.NAME_RESOLUTION,
-        node_fault=NodeFault.NAME_RESOLUTION,
+        fault=NodeFault.NAME_RESOLUTION,
         least_nodes=3,
     )
     CLOCK_WRONG = Row(
         "the clock is wrong",
         "it is {seconds} s {side} the others (give or take {uncertainty} s)",
         "check its time service (chronyc tracking), or exclude the node",
-        node_fault=NodeFault.CLOCK,
+        fault=NodeFault.CLOCK,
         least_nodes=3,
     )
     HEAD_PORT_TAKEN = Row(
         "the head node cannot listen on the job's port",
         fix="end the processes that earlier jobs left on this node; `ss -tlnp` there names them",
-        failure_class=FailureClass.PORT,
+        failure=FailureClass.PORT,
     )
     HEAD_IS_ANOTHER = Row(
         "the head node cannot be reached",
@@ -307,7 +301,7 @@ class ProblemCode(enum.Enum):
         "the head node cannot be reached",
         "from {host}: the connection was accepted, but nothing answered within {seconds} s",
         "another program may listen on that port: end it, or start the job again",
-        node_fault=NodeFault.NETWORK,
+        fault=NodeFault.NETWORK,
         least_nodes=3,
     )
     HEAD_REFUSES = Row(
@@ -315,7 +309,7 @@ class ProblemCode(enum.Enum):
         "from {host}: refused for {seconds} s: nothing listens there, or a firewall rejects "
         "connections",
         "check whether the head node is up, and what its firewall rejects",
-        node_fault=NodeFault.NETWORK,
+        fault=NodeFault.NETWORK,
         least_nodes=3,
     )
     HEAD_SILENT = Row(
@@ -323,21 +317,21 @@ class ProblemCode(enum.Enum):
         "from {host}: no answer within {seconds} s, as when a firewall drops packets",
         "let the nodes reach one another on ports 61000 to 65535, or name the interface with "
         "[launch] interface in stager.toml",
-        node_fault=NodeFault.NETWORK,
+        fault=NodeFault.NETWORK,
         least_nodes=3,
     )
     HEAD_UNREACHED = Row(
         "the head node cannot be reached",
         "from {host}: {why}",
         "check that the nodes share a network; name the interface with [launch] interface",
-        node_fault=NodeFault.NETWORK,
+        fault=NodeFault.NETWORK,
         least_nodes=3,
     )
     HEAD_REACHED_BY_NONE = Row(
         "no other node can reach the head node",
         "{why}",
         "{fix}",
-        node_fault=NodeFault.NETWORK,
+        fault=NodeFault.NETWORK,
         least_nodes=3,
     )
     HEAD_WITHOUT_ADDRESS = Row(
@@ -346,28 +340,27 @@ class ProblemCode(enum.Enum):
         "name the interface with --interface, or exclude the node",
     )
     # Its answers to the driver.
-    NO_ANSWER = Row(_NO_ANSWER, fix=_SEE_LOG, failure_class=FailureClass.NODE_FAILURE)
+    NO_ANSWER = Row(_NO_ANSWER, fix=_SEE_LOG, failure=FailureClass.NODE_FAILURE)
     """The node's agent ended without an answer; the rest is what Slurm, or the exit status, says
     about it."""
-    NO_ANSWER_KILLED = Row(_NO_ANSWER, fix=_SEE_LOG, failure_class=FailureClass.KILLED)
+    NO_ANSWER_KILLED = replace(NO_ANSWER, failure=FailureClass.KILLED)
     """The node's agent was killed, usually because the node ran out of memory."""
-    NO_ANSWER_EXITED = Row(_NO_ANSWER, fix=_SEE_LOG)
+    NO_ANSWER_EXITED = replace(NO_ANSWER, failure=FailureClass.ENVIRONMENT)
     """The node's agent ended by itself; its log says why."""
     NO_ANSWER_FOLLOWED = Row(
         _NO_ANSWER,
         "it was ended, as {first} had failed",
         _SEE_LOG,
-        failure_class=FailureClass.NODE_FAILURE,
+        failure=FailureClass.NODE_FAILURE,
         follows=True,
     )
     """Nothing is wrong with this node; see the other one."""
-    NO_ANSWER_NO_STEP = Row(_NO_ANSWER, fix=_SEE_SINFO, failure_class=FailureClass.NODE_FAILURE)
+    NO_ANSWER_NO_STEP = Row(_NO_ANSWER, fix=_SEE_SINFO, failure=FailureClass.NODE_FAILURE)
     NO_ANSWER_NO_START = Row(
         _NO_ANSWER,
         "Slurm cannot start anything there ({why})",
         _SEE_SINFO,
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
         is_unreachable=True,
     )
     """The node does not answer Slurm: it went down after the job got it, or `slurmd` died. `sinfo`
@@ -377,8 +370,7 @@ class ProblemCode(enum.Enum):
         _NO_ANSWER,
         "Slurm lost the node (node failure)",
         _SEE_SINFO,
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
         least_nodes=1,
         is_unreachable=True,
     )
@@ -388,8 +380,7 @@ class ProblemCode(enum.Enum):
         "it can no longer be reached: {why}",
         "check whether it is up and its network works (sinfo -N -n {where}, ping {where}), or "
         "leave it out with --exclude={where}",
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
     )
     """The node or its network is gone, and `srun` has not noticed: the node sends no heartbeats, or
     the other nodes are done, and no step can be started on it."""
@@ -398,7 +389,7 @@ class ProblemCode(enum.Enum):
         "nothing of the job runs there any more",
         "find out on {where} what ended slurmstepd and the job's processes: `dmesg` lists what "
         "the out-of-memory killer ended; or leave the node out with --exclude={where}",
-        failure_class=FailureClass.NODE_FAILURE,
+        failure=FailureClass.NODE_FAILURE,
     )
     NO_ANSWER_SILENT = Row(
         _NO_ANSWER,
@@ -406,8 +397,7 @@ class ProblemCode(enum.Enum):
         "look on {where} for a disk that does not answer (`dmesg`), a process of the job that is "
         "stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
         "--exclude={where}",
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
     )
     """The node's agent did not take part in the transfer of the bundle, or stopped answering; the
     other nodes did not wait for it."""
@@ -416,8 +406,7 @@ class ProblemCode(enum.Enum):
         "its processes have made no progress for {seconds} s: {why}",
         "look on {where} for a disk or a file server that does not answer (`dmesg`), and leave the "
         "node out with --exclude={where}",
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
     )
     """While the node unpacked, none of its processes ran for a minute, and some were in a state in
     which no signal reaches them (D), or stopped (T). The line has the kernel's name of what they
@@ -426,8 +415,7 @@ class ProblemCode(enum.Enum):
     SSH_UNREACHED = Row(
         "the host cannot be reached over ssh",
         fix=f"check whether it is up and runs sshd (ssh {{where}} true), {_LEAVE_OUT}",
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
         is_unreachable=True,
     )
     """The host is down, its sshd does not run or listens on another port (a `Port` line for it
@@ -436,7 +424,7 @@ class ProblemCode(enum.Enum):
         "no host has this name",
         fix="correct it in --hosts, the host file or [cluster] hosts; a name that only ssh knows "
         "belongs into ~/.ssh/config",
-        failure_class=FailureClass.NAME_RESOLUTION,
+        failure=FailureClass.NAME_RESOLUTION,
         is_unreachable=True,
     )
     SSH_NO_LOGIN = Row(
@@ -466,8 +454,7 @@ class ProblemCode(enum.Enum):
         "the connection was closed before the login",
         fix="see the log of the host's sshd, or of a jump host's in front of it: it takes too few "
         f"logins at a time (MaxStartups), or none of yours (AllowUsers, PAM); {_LEAVE_OUT}",
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
         is_unreachable=True,
     )
     """Sshd takes ten logins at a time as a rule, and closes more and more of any further
@@ -477,8 +464,7 @@ class ProblemCode(enum.Enum):
     SSH_LOGIN_FAILED = Row(
         "the login failed",
         fix=f"{_TRY_IT}; {_LEAVE_OUT}",
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
         is_unreachable=True,
     )
     """`ssh` or the host's login has ended, or did nothing for too long: a home directory that is
@@ -486,8 +472,7 @@ class ProblemCode(enum.Enum):
     SSH_CONNECTION_LOST = Row(
         "the ssh connection to the host broke",
         fix=f"check whether it is up (ssh {{where}} uptime), {_LEAVE_OUT}",
-        failure_class=FailureClass.NODE_FAILURE,
-        node_fault=NodeFault.NODE_FAILURE,
+        fault=NodeFault.NODE_FAILURE,
     )
     """The host went down or its network did, or its sshd was killed. What runs there is told to end
     as soon as the host notices, too."""
@@ -506,12 +491,12 @@ class ProblemCode(enum.Enum):
     BUNDLE_DISK_FAULT = Row(
         "the bundle cannot be read",
         fix="check that disk for errors (dmesg)",
-        node_fault=NodeFault.DISK_FAULT,
+        fault=NodeFault.DISK_FAULT,
     )
     BUNDLE_DAMAGED = Row(
         "the bundle is damaged or not a bundle",
         fix="copy it again, or build it again with `stager build`",
-        failure_class=FailureClass.DAMAGED_COPY,
+        failure=FailureClass.DAMAGED_COPY,
     )
     """The file changed after it was built. Copy it again."""
     STORED_LAYER_UNUSABLE = Row(
@@ -519,13 +504,13 @@ class ProblemCode(enum.Enum):
         "{layer}: {why}",
         "build again with `stager build`, which makes the layer; to use a bundle away from its "
         "offline root, write all of it with `stager build --output FILE`",
-        failure_class=FailureClass.DAMAGED_COPY,
+        failure=FailureClass.DAMAGED_COPY,
     )
     ANOTHER_BUNDLE = Row(
         "this is another bundle than the job was made for",
         "its id is {id}, expected {expected}",
         "stage the right file, or start the job again",
-        failure_class=FailureClass.DAMAGED_COPY,
+        failure=FailureClass.DAMAGED_COPY,
     )
     SIGNATURE_REFUSED = Row(
         "the bundle's signature is not accepted",
@@ -547,7 +532,7 @@ class ProblemCode(enum.Enum):
         "the bundle's zstd decompressor {how}",
         "{name} under Python {version}: {why}",
         "use a node root that allows execution, or build for this machine's platform",
-        node_fault=NodeFault.NO_DIRECTORY,
+        fault=NodeFault.NO_DIRECTORY,
     )
     PROGRAM_INCOMPLETE = Row("the node program is incomplete", "no source", "build again")
     # The bundle on its way to the nodes.
@@ -566,7 +551,7 @@ class ProblemCode(enum.Enum):
     HOST_DISK_FULL = Row(
         "a disk of the host where the job is driven from is full",
         fix="free some space in {where} on that host, or set TMPDIR to another place",
-        failure_class=FailureClass.DISK_FULL,
+        failure=FailureClass.DISK_FULL,
     )
     """The driver runs where `stager` asked for the nodes, or on the first node of a batch job; no
     other node failed."""
@@ -581,22 +566,13 @@ class ProblemCode(enum.Enum):
         "the part of the bundle that is to be sent cannot be written",
         fix="free some space there, or set TMPDIR to another place",
     )
-    EXCERPT_DISK_FULL = Row(
-        "the part of the bundle that is to be sent cannot be written",
-        fix="free some space there, or set TMPDIR to another place",
-        failure_class=FailureClass.DISK_FULL,
-    )
+    EXCERPT_DISK_FULL = replace(EXCERPT_UNWRITABLE, failure=FailureClass.DISK_FULL)
     INCOMING_UNWRITABLE = Row(
         "the bundle cannot be received",
         fix="check the free space and the permissions there",
-        node_fault=NodeFault.NO_DIRECTORY,
+        fault=NodeFault.NO_DIRECTORY,
     )
-    INCOMING_DISK_FULL = Row(
-        "the bundle cannot be received",
-        fix="check the free space and the permissions there",
-        failure_class=FailureClass.DISK_FULL,
-        node_fault=NodeFault.DISK_FULL,
-    )
+    INCOMING_DISK_FULL = replace(INCOMING_UNWRITABLE, fault=NodeFault.DISK_FULL)
     BUNDLE_CUT_OFF = Row(
         "the bundle could not be sent",
         "the rest of it did not arrive",
@@ -611,14 +587,13 @@ class ProblemCode(enum.Enum):
         "the bundle could not be sent",
         "{arrived} of {size} bytes had arrived, {free} are free",
         "see the problem that is reported first",
-        failure_class=FailureClass.DISK_FULL,
-        node_fault=NodeFault.DISK_FULL,
+        fault=NodeFault.DISK_FULL,
     )
     RELAY_SOURCE_ENDED = Row(
         "the process on {host} that sends the bundle has ended",
         "{why}",
         "start the job again; after SIGKILL, look there for a lack of memory (dmesg)",
-        failure_class=FailureClass.KILLED,
+        failure=FailureClass.KILLED,
     )
     RELAY_SOURCE_HANGS = Row(
         "the process on {host} that sends the bundle hangs",
@@ -632,27 +607,20 @@ class ProblemCode(enum.Enum):
         "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
     )
     """Sending to it failed, and failed again when tried with this node alone."""
-    BUNDLE_NOT_SENT_NO_ROOM = Row(
-        "the bundle could not be sent to the node",
-        "{way} says: {why}",
-        "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
-        failure_class=FailureClass.DISK_FULL,
-        node_fault=NodeFault.DISK_FULL,
-    )
+    BUNDLE_NOT_SENT_NO_ROOM = replace(BUNDLE_NOT_SENT, fault=NodeFault.DISK_FULL)
     """The disk there is full, of which Slurm says only `Unspecified error`. The line shows how much
     had arrived and how much is free."""
     BUNDLE_NOT_SENT_NETWORK = Row(
         "the bundle could not be sent to the node",
         "sbcast says: {why}",
         "check the network to {where}: `sinfo -N -n {where}`, `ping {where}`" + _OR_EXCLUDE,
-        node_fault=NodeFault.NETWORK,
+        fault=NodeFault.NETWORK,
     )
     COPY_DAMAGED_TWICE = Row(
         "the copy of the bundle was damaged on its way, twice",
         fix="the bundle itself is sound: check the network to {where}, and its memory and "
         "disk, or leave the node out with --exclude={where}",
-        failure_class=FailureClass.DAMAGED_COPY,
-        node_fault=NodeFault.DAMAGED_COPY,
+        fault=NodeFault.DAMAGED_COPY,
     )
     """The node received different bytes from those sent, and received them once more. That node's
     network or memory is at fault, not the bundle."""
@@ -660,17 +628,13 @@ class ProblemCode(enum.Enum):
     NO_ROOM = Row(
         "the environment does not fit",
         fix="free some, or name another place with [cluster] node-root or $STAGER_NODE_ROOT",
-        failure_class=FailureClass.DISK_FULL,
-        node_fault=NodeFault.DISK_FULL,
+        fault=NodeFault.DISK_FULL,
     )
     ENVIRONMENT_DISK_FULL = Row(
-        "the environment does not fit",
-        fix=_SEE_SPACE,
-        failure_class=FailureClass.DISK_FULL,
-        node_fault=NodeFault.DISK_FULL,
+        "the environment does not fit", fix=_SEE_SPACE, fault=NodeFault.DISK_FULL
     )
     ENVIRONMENT_UNWRITABLE = Row(
-        "the environment cannot be written", fix=_SEE_SPACE, node_fault=NodeFault.NO_DIRECTORY
+        "the environment cannot be written", fix=_SEE_SPACE, fault=NodeFault.NO_DIRECTORY
     )
     LAYER_MISSING = Row(
         "a part of the environment is missing",
@@ -689,7 +653,7 @@ class ProblemCode(enum.Enum):
         "an unpacking process was killed",
         "signal {signal}",
         "usually the node ran out of memory; a tmpfs counts as memory too",
-        failure_class=FailureClass.KILLED,
+        failure=FailureClass.KILLED,
     )
     UNPACKING_ENDED = Row(
         "an unpacking process ended",
@@ -700,31 +664,28 @@ class ProblemCode(enum.Enum):
     ENVIRONMENT_DAMAGED = Row(
         "the environment is damaged",
         fix="remove it with `stager clean --nodes`, then stage it again",
-        failure_class=FailureClass.DAMAGED_COPY,
-        node_fault=NodeFault.DAMAGED_COPY,
+        fault=NodeFault.DAMAGED_COPY,
     )
     ENVIRONMENT_REPAIRED = Row(
         "the environment is damaged",
         fix="stager repairs the environment before using it",
-        failure_class=FailureClass.DAMAGED_COPY,
+        failure=FailureClass.DAMAGED_COPY,
     )
     ENVIRONMENT_TAKEN_AWAY = Row(
         "the environment is damaged",
         fix="it was removed there: the next `stager verify` or `stager run` makes it again",
-        failure_class=FailureClass.DAMAGED_COPY,
-        node_fault=NodeFault.DAMAGED_COPY,
+        fault=NodeFault.DAMAGED_COPY,
     )
     DAMAGE_IN_USE = Row(
         "the damaged environment cannot be removed",
         "a job on this node is using it",
         "wait until that job has ended, or end it, and stage again",
-        failure_class=FailureClass.DAMAGED_COPY,
+        failure=FailureClass.DAMAGED_COPY,
     )
     DAMAGE_NOT_REMOVED = Row(
         "the damaged environment cannot be removed",
         fix="remove {root} there by hand",
-        failure_class=FailureClass.DAMAGED_COPY,
-        node_fault=NodeFault.DAMAGED_COPY,
+        fault=NodeFault.DAMAGED_COPY,
     )
     PYTHON_GARBLED = Row(
         "the environment's Python is not usable", "it answered: {answer}", _REBUILD
@@ -740,7 +701,7 @@ class ProblemCode(enum.Enum):
     PYTHON_KILLED = Row(
         "the environment's Python does not run",
         fix="the node ran out of memory; ask for more with --mem, or exclude the node",
-        failure_class=FailureClass.KILLED,
+        failure=FailureClass.KILLED,
     )
     LIBRARY_UNUSABLE = Row(
         "the node has no usable copy of this shared library",
@@ -822,12 +783,7 @@ class ProblemCode(enum.Enum):
     PIPES_NOT_MADE = Row(
         "the ranks' pipes cannot be made", fix="check the free space and the inodes there"
     )
-    PIPES_DISK_FULL = Row(
-        "the ranks' pipes cannot be made",
-        fix="check the free space and the inodes there",
-        failure_class=FailureClass.DISK_FULL,
-        node_fault=NodeFault.DISK_FULL,
-    )
+    PIPES_DISK_FULL = replace(PIPES_NOT_MADE, fault=NodeFault.DISK_FULL)
     PIPES_OVER_LIMIT = Row(
         "the ranks' pipes cannot be made",
         "{why}: a pipe is needed for {ranks}, and the limit is {limit}",
@@ -838,7 +794,7 @@ class ProblemCode(enum.Enum):
         "other nodes had ended {seconds} s before; a thread, an exit handler or a process pool may "
         "hang",
         "end them before the program ends, or give them longer with SLURM_WAIT=SECONDS",
-        failure_class=FailureClass.HANG,
+        failure=FailureClass.HANG,
     )
     """Some nodes had ended well, and ten minutes later these had not. If they are really working,
     for example on a very long save at the end, set `SLURM_WAIT` to another number of seconds, or to
@@ -860,9 +816,7 @@ class ProblemCode(enum.Enum):
         _SEE_CODES,
     )
     OUTPUT_NOT_LOGGED = Row("output of {source} is lost", fix=_SEE_CODES)
-    OUTPUT_DISK_FULL = Row(
-        "output of {source} is lost", fix=_SEE_CODES, failure_class=FailureClass.DISK_FULL
-    )
+    OUTPUT_DISK_FULL = replace(OUTPUT_NOT_LOGGED, failure=FailureClass.DISK_FULL)
     RUN_DIR_MISSING = Row(
         "the outputs cannot be collected",
         fix="check whether the job, or a cleanup of temporary files, removed it",
@@ -881,7 +835,7 @@ class ProblemCode(enum.Enum):
     )
     NO_PLACE_FOR_RESULTS = Row("no place for results", fix=_ROOM_THERE)
     RESULTS_TOO_LARGE = Row(
-        "the results do not fit", fix=_ROOM_THERE, failure_class=FailureClass.DISK_FULL
+        "the results do not fit", fix=_ROOM_THERE, failure=FailureClass.DISK_FULL
     )
     RESULTS_UNWRITABLE = Row(
         "the results cannot be written", fix="check the permissions and the free space there"
@@ -890,7 +844,7 @@ class ProblemCode(enum.Enum):
     RESULTS_CUT_BY_DISK = Row(
         "the results are not complete",
         fix=f"make room there; {_KEPT}",
-        failure_class=FailureClass.DISK_FULL,
+        failure=FailureClass.DISK_FULL,
     )
     OUTPUT_NOT_PLACED = Row("an output could not be put in place", fix="it is in {path}")
     # A job: its end, where Slurm made it.
@@ -899,41 +853,41 @@ class ProblemCode(enum.Enum):
         "",
         "ask for more with --time (cluster.time); a script that resumes from its checkpoint can "
         "be requeued: stager script --requeue",
-        failure_class=FailureClass.TIME_LIMIT,
+        failure=FailureClass.TIME_LIMIT,
     )
     """Slurm checks every half minute, so the end may come a little late."""
     JOB_CANCELLED = Row(
         "the job was cancelled from outside (scancel)",
         "",
         "`sacct --jobs={job} --format=JobID,State%30` shows which user cancelled it",
-        failure_class=FailureClass.KILLED,
+        failure=FailureClass.KILLED,
     )
     JOB_REQUEUED = Row(
         "Slurm put the job back into the queue (scontrol requeue, or a failed node)",
         "",
         "it starts again by itself; `squeue --start --jobs={job}` shows when",
-        failure_class=FailureClass.KILLED,
+        failure=FailureClass.KILLED,
     )
     JOB_NODE_FAILURE = Row(
         "a node of the job was lost",
         "",
         "leave it out with --exclude, or let the job continue without it: --nodes MIN:MAX",
-        failure_class=FailureClass.NODE_FAILURE,
+        failure=FailureClass.NODE_FAILURE,
     )
     JOB_PREEMPTED = Row(
         "another job took the nodes (preemption)",
         "",
         "submit it with `stager script --requeue`, or in a partition that is not preempted",
-        failure_class=FailureClass.PREEMPTION,
+        failure=FailureClass.PREEMPTION,
     )
     JOB_ENDED = Row(
         "Slurm ended the job: {ending}",
         "",
         "`scontrol show job {job}` may say more",
-        failure_class=FailureClass.UNKNOWN,
+        failure=FailureClass.UNKNOWN,
     )
     # Of another version: its words are its values.
-    OTHER = Row("{what}", "{why}", "{fix}", failure_class=FailureClass.UNKNOWN)
+    OTHER = Row("{what}", "{why}", "{fix}", failure=FailureClass.UNKNOWN)
 
 
 JOB_ENDINGS = {ending.value: ProblemCode.from_json(f"job-{ending}") for ending in Ending}
@@ -1007,7 +961,7 @@ class Problem:
         if not isinstance(raw, Mapping):
             raise TypeError("it is no object")
         values = raw.get("values")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(KeyError):
             code = ProblemCode.from_json(raw.get("code"))
             if isinstance(values, Mapping) and values.keys() >= code.names:
                 return cls(

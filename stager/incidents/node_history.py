@@ -110,9 +110,9 @@ def _list_node_problems(
     for node, listed in problems.items():
         for problem in listed:
             row = problem.code.row
-            if row.node_fault is not None and row.least_nodes <= len(record.nodes):
+            if row.fault is not None and row.least_nodes <= len(record.nodes):
                 cause = "; ".join(filter(None, (problem.what, problem.why)))
-                yield node, row.node_fault, str(problem.code), cause
+                yield node, row.fault, str(problem.code), cause
 
 
 # --- The incidents in the offline root: one file of JSON lines -----------------------------------

@@ -155,7 +155,7 @@ def test_a_node_that_the_job_does_not_have_is_ignored() -> None:
 
 
 def test_the_table_knows_only_problems_that_are_a_nodes() -> None:
-    rows = [code.row for code in ProblemCode if code.row.node_fault is not None]
+    rows = [code.row for code in ProblemCode if code.row.fault is not None]
     for row in rows:
         assert not row.follows
         assert row.failure_class not in (
@@ -163,7 +163,7 @@ def test_the_table_knows_only_problems_that_are_a_nodes() -> None:
             *(FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.HANG),
             *(FailureClass.MISSING_MODULE, FailureClass.MISSING_ASSET),
         )
-    assert {row.node_fault for row in rows} == set(NodeFault)
+    assert {row.fault for row in rows} == set(NodeFault)
 
 
 # --- how they are kept ---------------------------------------------------------------------------
