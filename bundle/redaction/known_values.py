@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .secret_names import is_secret
-from .secrets import Span, change_bytes, find_match_end, hide_spans, looks_random
+from .secrets import Span, change_bytes, find_all, find_match_end, hide_spans, looks_random
 
 _MIN_LENGTH = 5
 _MIN_DIFFERENT = 3
@@ -17,11 +17,8 @@ _MIN_DIGITS = 6
 _MIN_LINE = 24
 """Characters of one line of a long value that tell by themselves."""
 _ORDINARY = frozenset(
-    (
-        *(b"true", b"false", b"none", b"null", b"empty", b"enabled", b"disabled", b"required"),
-        *(b"basic", b"bearer", b"digest", b"kerberos", b"munge", b"token", b"password", b"secret"),
-        *(b"admin", b"root", b"user", b"test", b"local", b"changeme", b"default"),
-    )
+    b"true false none null empty enabled disabled required basic bearer digest kerberos munge "
+    b"token password secret admin root user test local changeme default".split()
 )
 _STRUCTURE = frozenset(
     (
@@ -36,11 +33,8 @@ _PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
 def can_be_found(value: bytes) -> bool:
     """Return whether a value can be looked for without finding half of the text."""
     bare = value.strip()
-    if len(bare) < _MIN_LENGTH or bare.lower() in _ORDINARY:
-        return False
-    if bare.isdigit() and len(bare) < _MIN_DIGITS:
-        return False
-    return len(set(bare)) >= _MIN_DIFFERENT
+    least = _MIN_DIGITS if bare.isdigit() else _MIN_LENGTH
+    return len(bare) >= least and bare.lower() not in _ORDINARY and len(set(bare)) >= _MIN_DIFFERENT
 
 
 def secrets_of_environment(env: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
@@ -85,10 +79,8 @@ class _Form(NamedTuple):
     """Letters in a row that count as a find."""
     in_base64: bool = False
     """True for a part of a base64 text, which is a secret as a whole."""
-    lead: bytes = b""
-    """Signs before the letters."""
-    trail: bytes = b""
-    """Signs behind the letters."""
+    value: bytes = b""
+    """The value itself, which may begin and end with signs."""
 
 
 class KnownValues:
@@ -113,9 +105,7 @@ class KnownValues:
             grams = {letters[start : start + _GRAM]: start for start in reversed(starts)}
             # Of words that may be in any text all letters must be found.
             least = _MIN_PART if looks_random(bare) else len(letters)
-            lead = bare[: len(bare) - len(bare.lstrip(_SIGNS))]
-            trail = bare[len(bare.rstrip(_SIGNS)) :]
-            self._forms.append(_Form(letters, grams, least, lead=lead, trail=trail))
+            self._forms.append(_Form(letters, grams, least, value=bare))
         else:
             self._exact.append(bare)
         for shift in range(3):  # the places that a value may have in a longer text in base64
@@ -124,8 +114,8 @@ class KnownValues:
             # alphabets write in different ways are no letters.
             certain = packed[-(-shift * 8 // 6) : (shift + len(bare)) * 8 // 6]
             self._add_encoded(_letters(certain), in_base64=True)
-        self._add_encoded(bare.hex().encode(), in_base64=False)
-        self._add_encoded(bare.hex().upper().encode(), in_base64=False)
+        for digits in (bare.hex(), bare.hex().upper()):
+            self._add_encoded(digits.encode(), in_base64=False)
         return True
 
     def _add_encoded(self, letters: bytes, *, in_base64: bool) -> None:
@@ -140,10 +130,8 @@ class KnownValues:
     def find(self, text: bytes) -> Iterator[Span]:
         """Find the places of the values, and of telling parts of them."""
         for value in self._exact:
-            at = text.find(value)
-            while at >= 0:
+            for at in find_all(text, value):
                 yield Span(at, at + len(value), "known-value", at)
-                at = text.find(value, at + len(value))
         letters = _letters(text)
         places: Sequence[int] | None = None
         for form in self._forms:
@@ -184,11 +172,10 @@ def _widen(text: bytes, start: int, end: int, form: _Form) -> tuple[int, int]:
     if form.in_base64:
         before = find_match_end(_ENCODED, text[max(0, start - _ENCODED_BYTES) : start][::-1])
         return start - before, find_match_end(_ENCODED, text, end, end + _ENCODED_BYTES)
-    if form.lead and text.endswith(form.lead, 0, start):
-        start -= len(form.lead)
-    if form.trail and text.startswith(form.trail, end):
-        end += len(form.trail)
-    return start, end
+    lead = form.value[: len(form.value) - len(form.value.lstrip(_SIGNS))]
+    trail = form.value[len(form.value.rstrip(_SIGNS)) :]
+    start -= len(lead) if text.endswith(lead, 0, start) else 0
+    return start, end + (len(trail) if text.startswith(trail, end) else 0)
 
 
 class SecretMask:
@@ -208,12 +195,9 @@ class SecretMask:
 
     def _hide(self, value: object) -> object:
         if isinstance(value, str):
-            return change_bytes(value, self._hide_bytes)
+            return change_bytes(value, lambda text: hide_spans(text, self._known.find(text)))
         if isinstance(value, Mapping):
             return self.hide_secrets(value)
         if isinstance(value, (list, tuple)):
             return [self._hide(item) for item in value]
         return value
-
-    def _hide_bytes(self, text: bytes) -> bytes:
-        return hide_spans(text, self._known.find(text))

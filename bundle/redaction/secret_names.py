@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 # Machine learning is full of tokens and keys that are not secret: ``pad_token``, ``num_tokens``,
@@ -104,43 +104,32 @@ _WORDS_ENDING_IN_PASS = _word_set("""
 """)
 """Words that end in ``pass`` and have nothing to do with a password."""
 SPLIT = _word_set("key keys token tokens pass")
-"""Endings of a compound word that begins with one of the prefixes above: ``githubtoken``."""
-_KIND_IN_QUERY = {
-    "awsaccesskeyid": "key",
-    "code": "code",
-    "key": "key",
-    "pass": "password",
-    "pw": "password",
-    "sas": "signature",
-    "sig": "signature",
-    "signature": "signature",
-    "x-amz-credential": "credential",
-    "x-amz-security-token": "token",
-    "x-amz-signature": "signature",
-    "x-goog-credential": "credential",
-    "x-goog-signature": "signature",
+"""Second words of names that have two: ``API key``, ``githubtoken``."""
+_IN_QUERY = {
+    **dict.fromkeys(
+        ("sas", "sig", "signature", "x-amz-signature", "x-goog-signature"), "signature"
+    ),
+    **dict.fromkeys(("x-amz-credential", "x-goog-credential"), "credential"),
+    **dict.fromkeys(("pass", "pw"), "password"),
+    **dict.fromkeys(("awsaccesskeyid", "key"), "key"),
+    **{"code": "code", "x-amz-security-token": "token"},
 }
 """Names that mean a secret in the query of a URL, and nothing elsewhere."""
 _BARE_NAMES = _word_set("key pass session")
 """Names that are too common in texts, but mean a secret as a variable or an option."""
-_INFIXES = ("password", "passwd", "passphrase", "apikey", "credential")
+_INFIXES = re.compile("password|passwd|passphrase|apikey|credential")
 """Parts that mean a secret anywhere in the name of a variable or an option."""
 _HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))
 """Variables of every shell and session, which hold no secret."""
 _KINDS_ANYWHERE = ("password", "secret", "credential", "api-key", "private-key")
 """Kinds of which a word at any place of a name is enough."""
-_KIND_OF_KEY = {"api": "api-key", "private": "private-key", "session": "session-key"}
-"""Kinds of keys by the word before ``key``; any other is a ``key``."""
-_COMPOUND_PREFIXES = {
-    "key": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
-    "keys": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
-    "pass": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
-    "token": _SECRET_TOKEN_PREFIXES,
-    "tokens": _SECRET_TOKEN_PREFIXES,
+_PAIRED_KINDS = {
+    "apikey": "api-key",
+    "privatekey": "private-key",
+    "sessionkey": "session-key",
+    "sessionid": "session-key",
 }
-"""First parts of a compound word, by its ending."""
-_SECRET_PAIRS = {"token": _SECRET_TOKEN_PREFIXES, "key": _SECRET_KEY_PREFIXES}
-"""Kinds that a word means anywhere, by that word, where one of these stands before it."""
+"""Kinds by the last two words; any other is that of the last one."""
 
 
 class Meaning(NamedTuple):
@@ -174,21 +163,53 @@ def is_secret(name: str) -> bool:
     words = _words(raw)
     if not words or words[0] == "no" or words[-1] in _DESCRIPTIVE_ENDINGS:
         return False
-    return words[0] == "auth" or "token" in words[:-1] or _has_infix(name)
+    has_infix = _INFIXES.search(re.sub("[_-]", "", name.lower())) is not None
+    return words[0] == "auth" or "token" in words[:-1] or has_infix
 
 
-def _has_infix(name: str) -> bool:
-    letters = re.sub("[_-]", "", name.lower())
-    return any(infix in letters for infix in _INFIXES)
+class _Rule(NamedTuple):
+    """A last word that may mean anything: the word before it decides."""
+
+    kind: str
+    sure: frozenset[str]
+    """Words before it that make it surely a secret."""
+    prefixes: frozenset[str] = frozenset()
+    """Words before it in one compound word: ``githubtoken``."""
+    unsure: bool = False
+    """True if the value decides after any other word but these."""
+    harmless: frozenset[str] = frozenset()
+
+
+_KEY = _Rule("key", _SECRET_KEY_PREFIXES, _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES)
+_TOKENS = _Rule("token", _SECRET_TOKEN_PREFIXES, _SECRET_TOKEN_PREFIXES)
+_ID = _Rule("key", _word_set("session key"))
+_PWD = _Rule("password", frozenset(), unsure=True, harmless=_word_set("old"))
+_RULES = {
+    **{
+        "id": _ID,
+        "ids": _ID,
+        "key": _KEY,
+        "keys": _KEY,
+        "pat": _TOKENS._replace(prefixes=frozenset()),
+    },
+    **{"pw": _PWD, "pwd": _PWD, "tokens": _TOKENS},
+    "token": _TOKENS._replace(unsure=True, harmless=_TEXT_TOKEN_PREFIXES),
+    "pass": _Rule(
+        "password",
+        _PASSWORD_PREFIXES,
+        _KEY.prefixes,
+        unsure=True,
+        harmless=_PASSAGE_PREFIXES | {""},
+    ),
+}
 
 
 @functools.lru_cache(maxsize=4096)
 def judge_secret_name(name: bytes, *, query: bool = False) -> Meaning | None:
     """Return the meaning of a name in a text; None if it means no secret."""
-    if query:
-        kind = _KIND_IN_QUERY.get(name.decode("ascii", "replace").lower())
-        if kind:
-            return Meaning(kind)
+    kind = _IN_QUERY.get(name.decode("ascii", "replace").lower(), "") if query else ""
+    if kind:
+        return Meaning(kind)
     words = _words(name)
     if not words or words[0] == "no":
         return None
@@ -196,9 +217,8 @@ def judge_secret_name(name: bytes, *, query: bool = False) -> Meaning | None:
         return Meaning("key", sure=False)
     words[-1:] = _split_compound(words[-1])
     *before, last = words
-    rule = _RULES.get(last)
-    if rule is not None:
-        return rule(before)
+    if last in _RULES:
+        return _judge_ending(_RULES[last], last, before)
     if last in _DESCRIPTIVE_ENDINGS:
         return None
     kind = _kind_of_ending(last) or _kind_of_inner_words(words)
@@ -214,14 +234,25 @@ def _words(name: bytes) -> list[str]:
 
 def _split_compound(word: str) -> list[str]:
     """Split ``githubtoken`` and ``mypass`` into two words; leave any other word alone."""
-    for ending in SPLIT:
+    for ending, rule in _RULES.items():
         prefix = word.removesuffix(ending)
-        if prefix != word and prefix in _COMPOUND_PREFIXES[ending]:
+        if prefix in rule.prefixes and prefix != word:
             return [prefix, ending]
     prefix = word.removesuffix("pass")
     if prefix in ("", word) or word in _WORDS_ENDING_IN_PASS or prefix in _PASSAGE_PREFIXES:
         return [word]
     return [prefix, "pass"]
+
+
+def _judge_ending(rule: _Rule, last: str, before: Sequence[str]) -> Meaning | None:
+    previous = before[-1] if before else ""
+    is_known = any(word in _KIND_OF_WORD for word in before)
+    if rule is _PWD and previous not in ("", "old"):  # alone, it is often the working directory
+        return Meaning(rule.kind)
+    if previous in rule.sure or (is_known and rule is not _ID):
+        return Meaning(_PAIRED_KINDS.get(previous + last.rstrip("s"), rule.kind))
+    is_harmless = previous in rule.harmless or (rule.kind == "token" and previous.isdigit())
+    return Meaning(rule.kind, sure=False) if rule.unsure and not is_harmless else None
 
 
 def _kind_of_ending(word: str) -> str:
@@ -239,65 +270,7 @@ def _kind_of_inner_words(words: Sequence[str]) -> str:
     if any(first + second in _KIND_OF_WORD for first, second in pairs):
         return "secret"
     # ``GITHUB_TOKEN_PROD``, ``API_KEY_PROD``; the pair at the end has been judged already.
-    for kind, prefixes in _SECRET_PAIRS.items():
-        if any(second == kind and first in prefixes for first, second in pairs[:-1]):
-            return kind
+    for rule in (_TOKENS, _KEY):
+        if any(second == rule.kind and first in rule.sure for first, second in pairs[:-1]):
+            return rule.kind
     return ""
-
-
-def _judge_id(before: Sequence[str]) -> Meaning | None:
-    kind = {"session": "session-key", "key": "key"}.get(before[-1] if before else "")
-    return Meaning(kind) if kind else None
-
-
-def _judge_pwd(before: Sequence[str]) -> Meaning | None:
-    """Judge ``pwd`` or ``pw``; alone, it is often the working directory."""
-    return None if before == ["old"] else Meaning("password", sure=bool(before))
-
-
-def _judge_key(before: Sequence[str]) -> Meaning | None:
-    previous = before[-1] if before else ""
-    if previous not in _SECRET_KEY_PREFIXES and not _has_secret_word(before):
-        return None
-    return Meaning(_KIND_OF_KEY.get(previous, "key"))
-
-
-def _judge_pass(before: Sequence[str]) -> Meaning | None:
-    if not before or before[-1] in _PASSAGE_PREFIXES:
-        return None
-    sure = before[-1] in _PASSWORD_PREFIXES or _has_secret_word(before)
-    return Meaning("password", sure=sure)
-
-
-def _judge_token(before: Sequence[str]) -> Meaning | None:
-    previous = before[-1] if before else ""
-    is_of_text = previous in _TEXT_TOKEN_PREFIXES or previous.isdigit()
-    unsure = None if is_of_text else Meaning("token", sure=False)
-    return _judge_tokens(before) or unsure
-
-
-def _judge_tokens(before: Sequence[str]) -> Meaning | None:
-    """Judge ``tokens`` or ``pat``, which mean a secret only after a hint."""
-    previous = before[-1] if before else ""
-    if previous in _SECRET_TOKEN_PREFIXES or _has_secret_word(before):
-        return Meaning("token")
-    return None
-
-
-def _has_secret_word(words: Sequence[str]) -> bool:
-    return any(word in _KIND_OF_WORD for word in words)
-
-
-_RULES: dict[str, Callable[[Sequence[str]], Meaning | None]] = {
-    "id": _judge_id,
-    "ids": _judge_id,
-    "key": _judge_key,
-    "keys": _judge_key,
-    "pass": _judge_pass,
-    "pat": _judge_tokens,
-    "pw": _judge_pwd,
-    "pwd": _judge_pwd,
-    "token": _judge_token,
-    "tokens": _judge_tokens,
-}
-"""Last words that may mean anything: the words before them decide."""

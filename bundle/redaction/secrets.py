@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,25 +33,21 @@ class Span(NamedTuple):
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans in order of place, with those that overlap made one."""
+    """Return the spans in order of place; of those that overlap one, a secret before a name."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        if merged and span.start < merged[-1].end:
-            merged[-1] = _unite(merged[-1], span)
-        else:
+        last = merged[-1] if merged else None
+        if last is None or span.start >= last.end:
             merged.append(span)
+            continue
+        base = span if last.pseudonym and not span.pseudonym else last
+        merged[-1] = base._replace(
+            start=last.start,
+            end=max(last.end, span.end),
+            anchor=min(last.anchor, span.anchor),
+            quote=last.quote if last.end >= span.end else b"",
+        )
     return merged
-
-
-def _unite(first: Span, second: Span) -> Span:
-    """Return one span that covers both; a secret goes before a pseudonym."""
-    base = second if first.pseudonym and not second.pseudonym else first
-    return base._replace(
-        start=first.start,
-        end=max(first.end, second.end),
-        anchor=min(first.anchor, second.anchor),
-        quote=first.quote if first.end >= second.end else b"",
-    )
 
 
 def find_match_end(
@@ -59,6 +56,14 @@ def find_match_end(
     """Return where the match of a pattern at a place ends; the place itself for no match."""
     match = pattern.match(text, start, stop)
     return match.end() if match else start
+
+
+def find_all(text: bytes, part: bytes) -> Iterator[int]:
+    """Yield the places of a part, which do not overlap."""
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + len(part))
 
 
 # --- The names in a text that mean a secret ------------------------------------------------------
@@ -93,7 +98,9 @@ class _Name(NamedTuple):
 
 def _find_names(text: bytes, in_argument: bool) -> Iterator[_Name]:
     end = 0
-    for needle in _find_needles(text):
+    lower = text.lower()
+    places = [find_all(lower, part) for part in _NEEDLES if part in lower]
+    for needle in sorted(itertools.chain.from_iterable(places)):
         if needle < end:
             continue
         start = needle - find_match_end(_PART, text[max(end, needle - _REACH) : needle][::-1])
@@ -104,53 +111,27 @@ def _find_names(text: bytes, in_argument: bool) -> Iterator[_Name]:
                 yield name
 
 
-def _find_needles(text: bytes) -> list[int]:
-    lower = text.lower()
-    places: list[int] = []
-    for needle in _NEEDLES:
-        at = lower.find(needle)
-        while at >= 0:
-            places.append(at)
-            at = lower.find(needle, at + len(needle))
-    return sorted(places)
-
-
 def _judge_name(text: bytes, start: int, end: int, in_argument: bool) -> _Name | None:
     if text.endswith(b"[redacted: ", 0, start):
         return None
     word = text[start:end].strip(b"-.")
     start = text.find(word, start, end) if word else start
     end = start + len(word)
-    before = text[max(0, start - 1) : start]
-    in_query = before in (b"?", b"&", b";") and text[end : end + 1] == b"="
-    pair = _judge_two_words(text, start, word)
-    if pair is not None:
-        return pair
+    if word.lower().decode() in SPLIT:  # of two words: ``API key``, ``access token``
+        first = _WORD_BEFORE.search(text[max(0, start - 20) : start])
+        meaning = judge_secret_name(first[1] + b"_" + word) if first else None
+        if first and meaning and meaning.sure:
+            return _Name(start - len(first[0]), end, meaning)
+    before, behind = text[max(0, start - 1) : start], text[end : end + 1]
+    in_query = before in (b"?", b"&", b";") and behind == b"="
     secret = judge_secret_name(word, query=in_query)
-    if in_argument:
-        secret = _judge_argument(word, secret, text[end : end + 1])
+    # ``nvcr.io/key:24.01`` is no secret in an argument, either.
+    if in_argument and is_secret(word.decode()) and (secret or behind != b":"):
+        secret = Meaning(secret.kind if secret else "secret")
     if secret is None:
         return None
     is_option = before == b"-" and (start < 2 or text[start - 2] in _BEFORE_OPTION)
     return _Name(start, end, secret, is_option, in_query, in_argument)
-
-
-def _judge_argument(word: bytes, secret: Meaning | None, behind: bytes) -> Meaning | None:
-    """Return the meaning of a name in an argument; ``nvcr.io/key:24.01`` is no secret, either."""
-    if not is_secret(word.decode()) or (secret is None and behind == b":"):
-        return secret
-    return Meaning(secret.kind if secret else "secret")
-
-
-def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
-    """Return a name of two words, ``API key`` or ``access token``."""
-    if word.lower().decode() not in SPLIT:
-        return None
-    before = _WORD_BEFORE.search(text[max(0, start - 20) : start])
-    secret = judge_secret_name(before[1] + b"_" + word) if before else None
-    if before is None or secret is None or not secret.sure:
-        return None
-    return _Name(start - len(before[0]), start + len(word), secret)
 
 
 # --- Where a value ends: quoted text, a list, a word, the rest of a line; and which is no secret
@@ -234,30 +215,20 @@ def _read_value(
     if called is not None:
         end = _end_of_bracketed(text, name, at, called.end() - 1)
         if end > at:
-            return _make_span(name, at, end, quote)
+            return Span(at, end, name.meaning.kind, name.start, quote)
         if not name.meaning.sure:
             return None
     around = _QUOTE_BEFORE.search(text[max(0, name.start - _REACH) : name.start])
     if around and not close and (name.meaning.kind in _SEVERAL_WORDS or is_colon):
         return _check(text, name, at, _end_of_quoted_words(text, at, around[0]))
-    end = find_match_end(_pattern_of_word(text, name, at, sign, close), text, at)
-    return _check(text, name, at, end, quote)
-
-
-def _make_span(name: _Name, start: int, end: int, quote: bytes = b"") -> Span:
-    return Span(start, end, name.meaning.kind, name.start, quote)
-
-
-def _pattern_of_word(
-    text: bytes, name: _Name, at: int, sign: bytes, close: bytes
-) -> re.Pattern[bytes]:
+    pattern = _TO_END if _takes_line(text, name, at, sign) else _WORD
     if name.in_query:
-        return _IN_QUERY
-    if close:
-        return _NUMBER_OR_WORD
-    if name.in_argument and sign != b" " and not re.search(rb"\s", text[: name.start]):
-        return _ARGUMENT
-    return _TO_END if _takes_line(text, name, at, sign) else _WORD
+        pattern = _IN_QUERY
+    elif close:
+        pattern = _NUMBER_OR_WORD
+    elif name.in_argument and sign != b" " and not re.search(rb"\s", text[: name.start]):
+        pattern = _ARGUMENT
+    return _check(text, name, at, find_match_end(pattern, text, at), quote)
 
 
 def _takes_line(text: bytes, name: _Name, at: int, sign: bytes) -> bool:
@@ -284,7 +255,7 @@ def _check(text: bytes, name: _Name, start: int, end: int, quote: bytes = b"") -
     if not name.meaning.sure and _is_of_text(text, name, start, raw):
         return None
     start += len(whole) - len(whole.lstrip())
-    return _make_span(name, start, start + len(raw), quote)
+    return Span(start, start + len(raw), name.meaning.kind, name.start, quote)
 
 
 def _strip_outer_brackets(raw: bytes) -> bytes:
@@ -336,23 +307,18 @@ def _end_of_bracketed(text: bytes, name: _Name, at: int, bracket: int) -> int:
     """Return where a list, a table or a call ends; its start where it is no secret as a whole."""
     if not name.meaning.sure or text.startswith(b"[redacted", at):
         return at
-    end = _find_closing_bracket(text, bracket)
-    if end < 0:
-        return find_match_end(_LINE, text, at)
-    inner = text[bracket + 1 : end - 1].strip()
-    is_call_without_text = at < bracket and not re.search(rb"[\"']", inner)
-    return at if not inner or is_call_without_text or is_placeholder(text[at:end]) else end
-
-
-def _find_closing_bracket(text: bytes, bracket: int) -> int:
-    """Return the place after the bracket that closes one; -1 if it is far away or missing."""
-    depth = 0
+    depth = end = 0
     for match in _BRACKET.finditer(text, bracket, bracket + _LIST_BYTES):
         if not match["open"]:
             depth += 1 if match[0] in b"[{(" else -1
         if depth == 0:
-            return match.end()
-    return -1
+            end = match.end()
+            break
+    else:  # it is far away or missing
+        return find_match_end(_LINE, text, at)
+    inner = text[bracket + 1 : end - 1].strip()
+    is_call_without_text = at < bracket and not re.search(rb"[\"']", inner)
+    return at if not inner or is_call_without_text or is_placeholder(text[at:end]) else end
 
 
 def looks_random(text: bytes) -> bool:
@@ -467,7 +433,7 @@ def _find_value(text: bytes, name: _Name) -> Span | None:
         return _read_assigned(text, name, sign)
     if name.is_option:
         return _read_option(text, name)
-    for find in (_read_after_setter, _read_ahead, _read_beside, _read_sentence):
+    for find in (_read_after_setter, _read_ahead, _read_second, _read_sentence):
         value = find(text, name)
         if value is not None:
             return value
@@ -505,15 +471,9 @@ def _read_next_line(text: bytes, name: _Name, at: int, *, can_be_quoted: bool) -
     has_end = behind.strip(b"\"' \t\r")[:1] in _LINE_OR_ITEM_ENDS
     if not has_end or raw.endswith((b":", b",", b".")) or b" " in raw:
         return None
-    return value if _is_likely(raw, name.meaning) else None
-
-
-def _is_likely(raw: bytes, secret: Meaning) -> bool:
-    if secret.kind == "password" and len(raw) >= 6:
-        return True
-    if secret.sure and len(raw) >= 8 and _DIGIT.search(raw):
-        return True
-    return looks_random(raw) or is_digest(raw)
+    is_likely = len(raw) >= 6 and name.meaning.kind == "password"
+    is_likely = is_likely or (len(raw) >= 8 and name.meaning.sure and bool(_DIGIT.search(raw)))
+    return value if is_likely or looks_random(raw) or is_digest(raw) else None
 
 
 def _read_option(text: bytes, name: _Name) -> Span | None:
@@ -521,15 +481,16 @@ def _read_option(text: bytes, name: _Name) -> Span | None:
     gap = _GAP.match(text, name.end)
     if gap is None or _OPTION.match(text, gap.end()):
         return None
-    is_listed = gap["close"] or gap["comma"]
-    if is_listed and not _OPEN.match(text, gap.end()):
+    if (gap["close"] or gap["comma"]) and not _OPEN.match(text, gap.end()):  # in a list
         return None
     value = _read_value(text, name, gap.end(), b" ")
     if value is None or _is_of_manual(text[value.start : value.end]):
         return None
     # Without a comma or a continued line, arguments may stand below one another, or a text ends.
     is_one_a_line = b"\n" in gap[0] and not gap["comma"] and b"\\" not in gap[0]
-    return value if not is_one_a_line or _fills_line(text, value) else None
+    fills_line = text[value.end : value.end + 1] in _LINE_ENDS
+    fills_line = fills_line and b" " not in text[value.start : value.end]
+    return value if fills_line or not is_one_a_line else None
 
 
 def _is_of_manual(raw: bytes) -> bool:
@@ -537,11 +498,6 @@ def _is_of_manual(raw: bytes) -> bool:
     if not _METAVAR.fullmatch(raw):
         return raw in _PROSE
     return len(raw) <= 8 or judge_secret_name(raw) is not None
-
-
-def _fills_line(text: bytes, value: Span) -> bool:
-    has_end = text[value.end : value.end + 1] in _LINE_ENDS
-    return has_end and b" " not in text[value.start : value.end]
 
 
 def _read_element(text: bytes, name: _Name, at: int) -> Span | None:
@@ -569,27 +525,20 @@ def _read_ahead(text: bytes, name: _Name) -> Span | None:
     return _check(text, name, *match.span("value")) if match else None
 
 
-def _read_beside(text: bytes, name: _Name) -> Span | None:
+def _read_second(text: bytes, name: _Name) -> Span | None:
     """Return the value beside a name, under ``"value"``, or after a quoted name."""
     closed = _OPEN.match(text, name.end)  # the quote that closes the name
     end = closed.end() if closed else name.end
     beside = _BESIDE.match(text, end)
     if beside is not None and (closed or b"\n" in beside[0]):
         return _read_value(text, name, beside.end())
-    if closed is None:
-        return None
-    is_attribute = text.startswith(b">", end)
-    return _read_element(text, name, end) if is_attribute else _read_pair(text, name, end)
-
-
-def _read_pair(text: bytes, name: _Name, end: int) -> Span | None:
-    """Return the second of two quoted texts: ``("HF_TOKEN", "...")``, not of a list of names."""
-    comma = _PAIR.match(text, end)
+    if closed and text.startswith(b">", end):
+        return _read_element(text, name, end)
+    # The second of two quoted texts, ``("HF_TOKEN", "...")``, not of a list of names.
+    comma = _PAIR.match(text, end) if closed else None
     value = _read_value(text, name, comma.end()) if comma else None
-    if value is None:
-        return None
-    raw = text[value.start : value.end]
-    if _PLAIN_NAME.fullmatch(raw) or judge_secret_name(raw) is not None:
+    raw = text[value.start : value.end] if value else b""
+    if not raw or _PLAIN_NAME.fullmatch(raw) or judge_secret_name(raw) is not None:
         return None
     return value if name.meaning.sure or looks_random(raw) else None
 
@@ -602,10 +551,9 @@ def _read_sentence(text: bytes, name: _Name) -> Span | None:
         if gap is None or match is None:
             continue
         word = match[0].rstrip(b".,:;")
-        is_capital = text[name.start : name.end].isupper()
-        is_stressed = name.meaning.sure and (is_capital or bool(_STRESS.search(gap[0])))
-        if looks_random(word) or (is_stressed and _is_password(word)):
-            return _make_span(name, match.start(), match.start() + len(word))
+        is_stressed = text[name.start : name.end].isupper() or _STRESS.search(gap[0])
+        if looks_random(word) or (name.meaning.sure and is_stressed and _is_password(word)):
+            return Span(match.start(), match.start() + len(word), name.meaning.kind, name.start)
     return None
 
 
@@ -624,30 +572,18 @@ _READER = rb"(?:-stdin|--with-token|sudo[ ]-S|kinit|passwd)"
 _HERE = rb"[^\n|]{0,80}?<<<[ ]?" + _QUOTE
 _ECHO = rb"[ \t]{1,9}(?:-n[ \t]{1,9})?" + _QUOTE
 _PIPE = rb"(?=[^\s\"'|]{2,200}[\"']?[ \t]{0,9}\|[^\n]{0,160}?" + _READER + rb")"
+_REGISTRY_PROGRAMS = "docker podman nerdctl buildah skopeo apptainer singularity oras helm"
 _COMMANDS = {
+    **dict.fromkeys(_REGISTRY_PROGRAMS.encode().split(), _LOGIN),
+    **dict.fromkeys((b"-stdin", b"--with-token", b"sudo -S", b"kinit", b"passwd"), _HERE),
+    **dict.fromkeys((b"curl", b"wget"), _USER + rb"[^\s:\"']{1,80}:"),
     b"sshpass": rb"[ \t]{1,9}-p[ \t]{0,9}" + _QUOTE,
-    b"docker": _LOGIN,
-    b"podman": _LOGIN,
-    b"nerdctl": _LOGIN,
-    b"buildah": _LOGIN,
-    b"skopeo": _LOGIN,
-    b"apptainer": _LOGIN,
-    b"singularity": _LOGIN,
-    b"oras": _LOGIN,
-    b"helm": _LOGIN,
     b"mysql": rb"(?:dump|admin)?\b[^\n]{0,160}?[ \t]-p(?=\S)" + _QUOTE,
     b"pass:": _QUOTE,
     b"ldap": rb"(?:search|whoami|add|modify|passwd)\b[^\n]{0,160}?[ \t]-w[ \t]{0,9}" + _QUOTE,
     b"smbclient": rb"\b[^\n]{0,160}?[ \t]-U[ \t]{0,9}" + _QUOTE + rb"[^\s%]{1,80}%",
     b"login(": rb"\s{0,40}(?:\w{1,20}[ ]?=[ ]?)?[bf]?(?=[\"'])" + _QUOTE,
-    b"curl": _USER + rb"[^\s:\"']{1,80}:",
-    b"wget": _USER + rb"[^\s:\"']{1,80}:",
     b"echo": _ECHO + _PIPE,
-    b"-stdin": _HERE,
-    b"--with-token": _HERE,
-    b"sudo -S": _HERE,
-    b"kinit": _HERE,
-    b"passwd": _HERE,
 }
 """Commands that take a password without a name: what stands between."""
 _BEFORE_PASSWORD = {
@@ -678,12 +614,9 @@ def find_passwords(text: bytes) -> Iterator[Span]:
             following = at + _STEP
             if match is not None:
                 start = following = match.end()
-                quote = match["quote"]
-                end = (
-                    _end_of_quoted(text, start, quote)
-                    if quote
-                    else find_match_end(_BARE, text, start)
-                )
+                end = find_match_end(_BARE, text, start)
+                if match["quote"]:
+                    end = _end_of_quoted(text, start, match["quote"])
                 yield Span(start, end, "password", at)
             at = text.find(program, following)
     if b"@" in text:
@@ -693,8 +626,7 @@ def find_passwords(text: bytes) -> Iterator[Span]:
 
 def find_url_logins(text: bytes) -> Iterator[Span]:
     """Yield users with a password before the hosts of URLs, and those that look random."""
-    at = text.find(b"://")
-    while at >= 0:
+    for at in find_all(text, b"://"):
         start = at + 3
         end = start + _length_of_login(
             text[start : find_match_end(_URL_REST, text, start, start + _URL_BYTES)]
@@ -703,7 +635,6 @@ def find_url_logins(text: bytes) -> Iterator[Span]:
         is_secret_login = b":" in login or looks_random(login)
         if is_secret_login and not login.startswith(b"[redacted"):
             yield Span(start, end, "url-credential", at)
-        at = text.find(b"://", start)
 
 
 def _length_of_login(url: bytes) -> int:
@@ -731,7 +662,7 @@ _TOKEN_VALUE = re.compile(
     r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I
 )
 """Letters and digits mixed as in a secret token, not a number, a path or a file name."""
-_REGISTRY = re.compile("docker|podman|nerdctl|buildah|skopeo|apptainer|singularity|oras|helm")
+_REGISTRY = frozenset(_REGISTRY_PROGRAMS.split())
 
 
 def mask_arguments(argv: Sequence[str]) -> list[str]:
@@ -740,9 +671,12 @@ def mask_arguments(argv: Sequence[str]) -> list[str]:
     An option hides the argument after it, unless that is an option itself.
     """
     shown = [_mask_argument(word) for word in argv]
-    login = _login_index(argv)
+    has_login = has_registry = is_login = False
     for index, word in enumerate(argv):
-        takes_password = index > login and word.startswith("-p")
+        takes_password = is_login and word.startswith("-p")
+        program = word.rpartition("/")[2]
+        has_login, has_registry = has_login or word == "login", has_registry or program in _REGISTRY
+        is_login = is_login or (has_login and has_registry) or program == "sshpass"
         if takes_password and word != "-p":
             shown[index] = f"-p{HIDDEN}"
         elif index + 1 < len(argv) and (takes_password or _hides_next(word, argv[index + 1])):
@@ -781,18 +715,6 @@ def hide_spans(text: bytes, spans: Iterable[Span]) -> bytes:
     return b"".join([*parts, text[copied:]])
 
 
-def _login_index(argv: Sequence[str]) -> int:
-    """Return the index after which ``-p`` is a password; one pass, for thousands of arguments."""
-    login = registry = False
-    for index, word in enumerate(argv):
-        program = word.rpartition("/")[2]
-        login = login or word == "login"
-        registry = registry or _REGISTRY.fullmatch(program) is not None
-        if program == "sshpass" or (login and registry):
-            return index
-    return len(argv)
-
-
 def _hides_next(word: str, following: str) -> bool:
     option = _ANY_OPTION.fullmatch(word)
     if option is None or _LONG_OPTION.fullmatch(following):
@@ -819,9 +741,10 @@ def _mask_argument(word: str) -> str:
 
 
 def _mask_text(text: bytes) -> bytes:
-    named = find_named_values(text, in_argument=True)
-    passwords = find_passwords(text) if b" " in text or b"@" in text else ()
-    return hide_spans(text, [*named, *passwords])
+    spans = list(find_named_values(text, in_argument=True))
+    if b" " in text or b"@" in text:
+        spans += find_passwords(text)
+    return hide_spans(text, spans) if spans else text
 
 
 def _show_url(match: re.Match[bytes]) -> bytes:

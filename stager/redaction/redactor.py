@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bundle.redaction.known_values import KnownValues
 from bundle.redaction.secrets import (
@@ -46,14 +46,11 @@ _MARKS = (
 """A text with none of these reads as it stands."""
 
 
-@dataclass(frozen=True)
-class View:
-    """A text, read at one level."""
+class View(NamedTuple):
+    """A text, read at one level; ``under`` is the level that it was made from."""
 
     text: bytes
-    """The text as it reads."""
     under: View | None = None
-    """The level that it was made from; None for the text itself."""
     pieces: Sequence[tuple[int, int, int]] = ()
     """For each piece its start here, its start in the level below, and its length there."""
 
@@ -77,13 +74,10 @@ class View:
 
 def read_views(text: bytes) -> list[View]:
     """Return a text itself and, where that differs, what it reads as without any escapes."""
-    view = whole = View(text)
-    for _ in range(_LEVELS):
-        read = _read(view)
-        if read is None:
-            break
-        view = read
-    return [whole] if view is whole else [whole, view]
+    views = [View(text)]
+    while len(views) <= _LEVELS and (view := _read(views[-1])) is not None:
+        views.append(view)
+    return views[:1] + views[1:][-1:]
 
 
 def _read(under: View) -> View | None:
@@ -94,18 +88,18 @@ def _read(under: View) -> View | None:
     parts: list[bytes] = []
     pieces: list[tuple[int, int, int]] = []
     done = length = 0
-    for match in _ATOM.finditer(text):
-        start, end = match.span()
-        if start > done:
-            pieces.append((length, done, start - done))
-            parts.append(text[done:start])
-            length += start - done
-        meant = _read_atom(text, match)
-        if meant:
+
+    def add(part: bytes, start: int, end: int) -> None:
+        nonlocal done, length
+        if part:
             pieces.append((length, start, end - start))
-            parts.append(meant)
-            length += len(meant)
+            parts.append(part)
+            length += len(part)
         done = end
+
+    for match in _ATOM.finditer(text):
+        add(text[done : match.start()], done, match.start())
+        add(_read_atom(text, match), *match.span())
     if not done:
         return None
     pieces.append((length, done, len(text) - done))
@@ -115,30 +109,19 @@ def _read(under: View) -> View | None:
 def _read_atom(text: bytes, match: re.Match[bytes]) -> bytes:
     """Return what an escape stands for; nothing for a colour, or what is struck out."""
     atom, start = match[0], match.start()
-    if atom == b"\0":
-        # Half of a wide letter, or the end of a variable or an argument.
-        is_wide = (
-            text[start + 2 : start + 3] == b"\0" or text[max(0, start - 2) : start - 1] == b"\0"
-        )
-        return b"" if is_wide else b"\n"
-    if atom == b"\xc2\xa0":
-        return b" "
-    if atom.endswith(b"\x08"):
-        return b""
+    if atom == b"\0":  # half of a wide letter, or the end of a variable or an argument
+        around = text[max(0, start - 2) : max(0, start - 1)], text[start + 2 : start + 3]
+        return b"" if b"\0" in around else b"\n"
     if atom.startswith(b"&"):
         return html.unescape(atom.decode("ascii")).encode()
     if atom.startswith(b"%"):
         return bytes([int(atom[1:], 16)])
-    return _read_escape(atom[1:]) if atom.startswith(b"\\") else b""
-
-
-def _read_escape(body: bytes) -> bytes:
-    first = body[:1]
-    if first in (b"\r", b"\n"):
-        return b""
+    first = atom[1:2]
+    if not atom.startswith(b"\\") or first in b"\b\r\n":
+        return b" " if atom == b"\xc2\xa0" else b""
     if not (first in b"ux" or first.isdigit()):
         return _ESCAPED_LETTERS.get(first, first)
-    code = int(body, 8) if first.isdigit() else int(body[1:], 16)
+    code = int(atom[1:], 8) if first.isdigit() else int(atom[2:], 16)
     return bytes([code]) if code < _ASCII else b"\n"
 
 
@@ -176,7 +159,6 @@ _NOBODY = frozenset(
     b"root user users admin home shared data public nobody lost+found all local test ubuntu "
     b"runner node login none slurm work main".split()
 )
-_COMMON_HOSTS = frozenset(b"localhost localhost.localdomain".split())
 _MIN_NAME = 3
 """Letters of a user's name that is hidden."""
 
@@ -192,20 +174,25 @@ class Pseudonyms:
         self.learned = 0
         self._given: dict[tuple[str, bytes], bytes] = {}
         self._users = [user.encode() for user in users if _is_name(user.encode())]
-        for user in self._users:
-            self._pseudonym("user", user)
-        self._user_pattern = _pattern_of(self._users, _EDGE)
-        self._hosts = list(dict.fromkeys(_short_hosts(hosts)))
-        for host in self._hosts:
-            self._pseudonym("node", host)
-        self._host_pattern = _pattern_of(self._hosts, _EDGE + _DOMAIN)
-        self._range_pattern = _pattern_of(_strip_host_numbers(self._hosts), _RANGE)
+        bare = dict.fromkeys(host.partition(".")[0].encode() for host in hosts)
+        self._hosts = [host for host in bare if host not in (b"", b"localhost")]
+        for kind, names in (("user", self._users), ("node", self._hosts)):
+            for name in names:
+                self._pseudonym(kind, name)
+        self._user_pattern = _compile_names(self._users, _EDGE)
+        stems = {host.rstrip(b"0123456789") for host in self._hosts} - {*self._hosts, b""}
+        self._host_patterns = [
+            _compile_names(self._hosts, _EDGE + _DOMAIN),
+            _compile_names(stems, _RANGE),
+        ]
 
     def find(self, text: bytes) -> Iterator[Span]:
         """Find all names in a text, each with its pseudonym."""
         for kind, start, end in self._find_names(text):
-            pseudonym = self._pseudonym(kind, _normalize(kind, text[start:end]))
-            yield Span(start, end, kind, start, pseudonym=pseudonym)
+            name = text[start:end] if kind == "user" else text[start:end].lower()
+            if kind == "node":
+                name = text[start:end].partition(b".")[0]
+            yield Span(start, end, kind, start, pseudonym=self._pseudonym(kind, name))
 
     def met(self) -> list[str]:
         """Return all names of users that are known by now."""
@@ -217,27 +204,23 @@ class Pseudonyms:
             self._meet(home[1])
             if home[1] in self._users:
                 yield "user", *home.span(1)
-        yield from _matches(text, "user", self._user_pattern)
-        yield from _matches(text, "node", self._host_pattern)
-        yield from _matches(text, "node", self._range_pattern)
+        yield from _find_matches(text, "user", self._user_pattern)
+        for pattern in self._host_patterns:
+            yield from _find_matches(text, "node", pattern)
         if b"@" in text:
-            yield from _matches(text, "email", _MAIL)
-        if b"://" in text:
-            yield from self._hosts_of_urls(text)
-        yield from _addresses(text)
-
-    def _hosts_of_urls(self, text: bytes) -> Iterator[tuple[str, int, int]]:
-        for match in _URL_HOST.finditer(text):
+            yield from _find_matches(text, "email", _MAIL)
+        for match in _URL_HOST.finditer(text) if b"://" in text else ():
             host = match[1].rstrip(b".").lower()
             known = host.endswith(_PUBLIC) or host.partition(b".")[0] in self._hosts
             if not known and not _IP4.fullmatch(host):
                 yield "host", match.start(1), match.start(1) + len(host)
+        yield from _find_addresses(text)
 
     def _meet(self, user: bytes) -> None:
         """Learn a name from a home directory: it is hidden from then on, wherever it stands."""
         if user not in self._users and _is_name(user):
             self._users.append(user)
-            self._user_pattern = _pattern_of(self._users, _EDGE)
+            self._user_pattern = _compile_names(self._users, _EDGE)
             self.learned += 1
 
     def _pseudonym(self, kind: str, name: bytes) -> bytes:
@@ -250,12 +233,6 @@ class Pseudonyms:
         return self._given[key]
 
 
-def _normalize(kind: str, name: bytes) -> bytes:
-    if kind == "node":
-        return name.partition(b".")[0]
-    return name if kind == "user" else name.lower()
-
-
 def _make_pseudonym(kind: str, number: int) -> bytes:
     if kind == "user":
         return b"USER" if number == 1 else b"USER-%d" % number
@@ -264,7 +241,7 @@ def _make_pseudonym(kind: str, number: int) -> bytes:
     return kind.encode() + b"-%d" % number
 
 
-def _matches(
+def _find_matches(
     text: bytes, kind: str, pattern: re.Pattern[bytes] | None
 ) -> Iterator[tuple[str, int, int]]:
     if pattern is None:
@@ -274,7 +251,7 @@ def _matches(
             yield kind, *match.span()
 
 
-def _addresses(text: bytes) -> Iterator[tuple[str, int, int]]:
+def _find_addresses(text: bytes) -> Iterator[tuple[str, int, int]]:
     for match in _IP4.finditer(text):
         before = text[max(0, match.start() - 64) : match.start()]
         if _is_address(match[0]) and not _VERSION.search(before):
@@ -289,22 +266,11 @@ def _is_name(user: bytes) -> bool:
     return len(user) >= _MIN_NAME and user.lower() not in _NOBODY
 
 
-def _short_hosts(hosts: Iterable[str]) -> Iterator[bytes]:
-    for host in hosts:
-        bare = host.partition(".")[0].encode()
-        if bare and bare not in _COMMON_HOSTS:
-            yield bare
-
-
-def _pattern_of(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes] | None:
+def _compile_names(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes] | None:
     """Return a pattern for the names, longer ones first, and what follows; None for no names."""
     listed = sorted(names, key=lambda name: (-len(name), name))
     any_of = b"|".join(map(re.escape, listed))
     return re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind) if listed else None
-
-
-def _strip_host_numbers(hosts: Sequence[bytes]) -> set[bytes]:
-    return {host.rstrip(b"0123456789") for host in hosts} - set(hosts) - {b""}
 
 
 def _is_address(text: bytes) -> bool:
@@ -372,8 +338,9 @@ class Redactor:
         """
         window, base, wanted = b"", 0, BLOCK + HELD
         in_secret = False
-        for piece in _split_into_blocks(pieces):
-            window += piece
+        blocks = (part[at : at + BLOCK] for part in pieces for at in range(0, len(part), BLOCK))
+        for block in blocks:
+            window += block
             if in_secret:
                 rest = window.lstrip(_WORD_BYTES)
                 base += len(window) - len(rest)
@@ -388,21 +355,16 @@ class Redactor:
             if not length:
                 wanted = 2 * len(window)
                 continue
-            yield self._replace(
-                window[:length], spans, start - base, end if end is None else end - base
-            )
+            yield self._replace(window[:length], spans, start - base, end - base)
             window, base, wanted = window[length:], base + length, BLOCK + HELD
-        yield self._replace(
-            window, self._find(window), start - base, end if end is None else end - base
-        )
+        yield self._replace(window, self._find(window), start - base, end - base)
 
     def find_secrets(self, text: bytes) -> Iterator[tuple[Span, bytes]]:
         """Yield what must not stay in a text, each with its value where that may be elsewhere."""
         for view in read_views(text):
             for span in self._find_in_view(view.text):
-                value = b""
-                if span.anchor != span.start:
-                    value = view.text[span.start : span.end]
+                has_name = span.anchor != span.start
+                value = view.text[span.start : span.end] if has_name else b""
                 if span.kind == "url-credential":
                     value = value.partition(b":")[2]
                 yield _map_back(text, view, span), value
@@ -453,12 +415,6 @@ def _map_back(text: bytes, view: View, span: Span) -> Span:
         width = end - text.rfind(b"\n", max(0, end - _WIDEST), end) - 1
         end = find_match_end(_REST, text, end) if width in _WIDTHS else end
     return span._replace(start=start, end=end, anchor=min(start, anchor))
-
-
-def _split_into_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        for at in range(0, len(piece), BLOCK):
-            yield piece[at : at + BLOCK]
 
 
 def _find_cut(text: bytes, spans: Sequence[Span]) -> int:

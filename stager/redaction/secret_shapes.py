@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from bundle.redaction.secrets import Span, find_match_end, looks_random
 
@@ -17,11 +18,8 @@ def _get_secret(match: re.Match[bytes]) -> bytes:
 def _is_mixed(match: re.Match[bytes]) -> bool:
     """Return whether a secret has letters and digits: a word of a language has no digits."""
     text = _get_secret(match)
-    return bool(re.search(rb"[0-9]", text)) and bool(re.search(rb"[A-Za-z]", text))
-
-
-def _is_bearer(match: re.Match[bytes]) -> bool:
-    return looks_random(match[0]) or _is_mixed(match)
+    has_both = re.search(rb"[0-9]", text) and re.search(rb"[A-Za-z]", text)
+    return bool(has_both) or looks_random(text)
 
 
 def _is_no_commit(match: re.Match[bytes]) -> bool:
@@ -72,7 +70,7 @@ _FORMS: tuple[tuple[str, str, bytes, _Check | None], ...] = (
     ("password-hash", "$", rb"\$(?:1|2[abxy]|5|6|y|argon2\w{1,3})\$[./A-Za-z0-9$=,]{20,}", None),
     ("munge-credential", "MUNGE:", rb"MUNGE:[A-Za-z0-9+/=]+:?", None),
     ("token", _PREFIXES, _PREFIXED, _is_mixed),
-    ("authorization", "earer EARER", rb"(?i:(?<=bearer[ \t]))[A-Za-z0-9._~+/=-]{8,}", _is_bearer),
+    ("authorization", "earer EARER", rb"(?i:(?<=bearer[ \t]))[A-Za-z0-9._~+/=-]{8,}", _is_mixed),
     ("authorization", "asic ASIC", rb"(?i:basic)[ \t]{1,8}([A-Za-z0-9+/_-]{6,}={0,2})", _is_login),
     ("wandb-key", "wandb API api Api", _WANDB, _is_no_commit),
     ("password", ":", _PGPASS, None),
@@ -109,17 +107,12 @@ _KEY_BYTES = 1 << 16
 
 def _find_private_keys(text: bytes) -> Iterator[Span]:
     """Find the keys in PEM; of one that has lost its beginning or its end, what is left of it."""
-    begins = list(_BEGIN.finditer(text))
-    following = [begin.start() for begin in begins[1:]] + [len(text)]
-    for begin, next_begin in zip(begins, following, strict=False):
-        stop = min(begin.end() + _KEY_BYTES, next_begin)
-        last = _END.search(text, begin.end(), stop)
-        if last is None:
-            body = text[begin.end() : find_match_end(_BODY, text, begin.end(), stop)]
-            end = begin.end() + len(body.rstrip(b" \t\r\n,\"'\\"))
-        else:
-            end = last.end()
-        yield Span(begin.start(), end, "private-key", begin.start())
+    begins = [begin.span() for begin in _BEGIN.finditer(text)]
+    for (begin, inner), (following, _) in pairwise([*begins, (len(text), 0)]):
+        stop = min(inner + _KEY_BYTES, following)
+        last = _END.search(text, inner, stop)
+        body = text[inner : find_match_end(_BODY, text, inner, stop)].rstrip(b" \t\r\n,\"'\\")
+        yield Span(begin, last.end() if last else inner + len(body), "private-key", begin)
     done = 0
     for last in _END.finditer(text):
         above = text[max(done, last.start() - _KEY_BYTES) : last.start()][::-1]
