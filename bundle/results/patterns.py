@@ -68,28 +68,16 @@ def _extend_prefixes(base: str, prefixes: set[str], part: str) -> set[str]:
     extended: set[str] = set()
     for prefix in prefixes:
         if part == _ANY_DIRECTORIES:
-            extended.update(_list_directories_below(base, prefix))
+            for folder, folders, _ in os.walk(os.path.join(base, prefix)):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                extended.add(f"{os.path.relpath(folder, base)}/".removeprefix("./"))
         elif _MAGIC.isdisjoint(part):
-            if os.path.lexists(os.path.join(base, prefix + part)):
-                extended.add(f"{prefix}{part}/")
+            names = [part] if os.path.lexists(os.path.join(base, prefix + part)) else []
+            extended.update(f"{prefix}{name}/" for name in names)
         else:
             names = _list_names(base, prefix)
             extended.update(f"{prefix}{name}/" for name in names if _is_part_match(name, part))
     return extended
-
-
-def _list_directories_below(base: str, prefix: str) -> Iterator[str]:
-    pending = [prefix]
-    while pending:
-        current = pending.pop()
-        yield current
-        for name in _list_names(base, current):
-            if not name.startswith(".") and _is_real_directory(os.path.join(base, current, name)):
-                pending.append(f"{current}{name}/")
-
-
-def _is_real_directory(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _list_names(base: str, prefix: str) -> list[str]:
@@ -101,9 +89,7 @@ def _list_names(base: str, prefix: str) -> list[str]:
 
 def _is_part_match(name: str, part: str) -> bool:
     """Match one name with one part of a pattern; only a leading dot matches hidden names."""
-    if name.startswith(".") and not part.startswith("."):
-        return False
-    return fnmatchcase(name, part)
+    return fnmatchcase(name, part) and (part.startswith(".") or not name.startswith("."))
 
 
 def _is_match(parts: Sequence[str], pattern: Pattern) -> bool:
@@ -126,11 +112,9 @@ def _skip_any_directories(states: set[int], pattern: Pattern) -> set[int]:
 
 
 def _next_states(states: set[int], pattern: Pattern, name: str) -> Iterator[int]:
-    for state in states:
-        if state == len(pattern):
-            continue
-        if pattern[state] == _ANY_DIRECTORIES:
-            if not name.startswith("."):
-                yield state
-        elif _is_part_match(name, pattern[state]):
-            yield state + 1
+    for state in states - {len(pattern)}:
+        if pattern[state] != _ANY_DIRECTORIES:
+            if _is_part_match(name, pattern[state]):
+                yield state + 1
+        elif not name.startswith("."):
+            yield state

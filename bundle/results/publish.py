@@ -76,8 +76,6 @@ class ResultsWriter:
             values = {"why": error_text(exc)}
             raise NodeError(Problem(ProblemCode.RESULTS_UNWRITABLE, target, values)) from exc
         self._directories: dict[str, tuple[str, tarfile.TarInfo]] = {}
-        self._failed_directories: set[str] = set()
-        self._nonempty: set[str] = set()
         self._parents: dict[str, str] = {"": ""}
         self._kept = False
         self.files = 0
@@ -99,25 +97,34 @@ class ResultsWriter:
             OSError: nothing more can be written here.
         """
         root, inner = self._split_root(info.name)
-        if inner and not self._has_parent(info):
-            self._leave_out(info, "the directory that holds it could not be made")
+        parent = info.name.rpartition("/")[0]
+        if inner and parent in self.left_out:
+            self.left_out[info.name] = "the directory that holds it could not be made"
             return
+        if inner and parent not in self._directories:
+            raise InvalidStream(f"{info.name!r} comes before the directory that holds it")
         if info.issym() and (not inner or is_link_outside(inner, info.linkname)):
             raise InvalidStream(f"{info.name!r} is a link that leads out, to {info.linkname!r}")
         if info.name in self._directories:
             raise InvalidStream(f"{info.name!r} comes twice")
+        path = self._locate_hidden(root, inner)
         try:
-            self._write(self._locate_hidden(root, inner), info, content)
+            if info.isdir():
+                os.mkdir(path, 0o700)
+                self._directories[info.name] = (path, info)
+            elif info.issym():
+                os.symlink(info.linkname, path)
+            else:
+                _write_file(path, info, content)
         except OSError as exc:
             if exc.errno in _FULL:
                 raise
-            self._leave_out(info, error_text(exc))
+            self.left_out[info.name] = error_text(exc)
             return
         self.files += info.isreg()
         self.bytes += info.size
         if not info.isdir():
             self.names.add(info.name)
-            self._nonempty.add(root)
 
     def publish(self, *, complete: bool) -> None:
         """Put the outputs in place; those of a truncated stream, under a name that says so.
@@ -126,16 +133,17 @@ class ResultsWriter:
         place stays in a directory that is no longer hidden.
         """
         if not complete:
-            for root in self._roots.keys() - self._nonempty:
+            for root in self._roots.keys() - {self._split_root(name)[0] for name in self.names}:
                 removal.delete_as_far_as_possible(self._locate_hidden(root))
         inner = self._inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
             if not os.path.lexists(self._locate_hidden(root)):
                 continue
+            folders = inner.get(root, [])
             try:
-                if not (complete and self._update(root, inner.get(root, []))):
-                    _finish(inner.get(root, []))
+                if not (complete and self._update(root, folders)):
+                    _finish(folders)
                     self._publish_root(root, root if complete else root + PARTIAL)
             except OSError as exc:
                 failed[root] = error_text(exc)
@@ -188,26 +196,6 @@ class ResultsWriter:
             if root in self._roots:
                 return root, name[len(root) + 1 :]
         raise InvalidStream(f"{name!r} lies in none of the announced outputs")
-
-    def _has_parent(self, info: tarfile.TarInfo) -> bool:
-        parent = info.name.rpartition("/")[0]
-        if parent in self._directories or parent in self._failed_directories:
-            return parent in self._directories
-        raise InvalidStream(f"{info.name!r} comes before the directory that holds it")
-
-    def _leave_out(self, info: tarfile.TarInfo, why: str) -> None:
-        self.left_out[info.name] = why
-        if info.isdir():
-            self._failed_directories.add(info.name)
-
-    def _write(self, path: str, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
-        if info.isdir():
-            os.mkdir(path, 0o700)
-            self._directories[info.name] = (path, info)
-        elif info.issym():
-            os.symlink(info.linkname, path)
-        else:
-            _write_file(path, info, content)
 
     def _inner_directories(self) -> dict[str, list[tuple[str, tarfile.TarInfo]]]:
         """Return inner directories, deepest first; an outermost closed one could not be moved."""
@@ -314,17 +302,8 @@ def _is_abandoned(path: str, owner: str, pid: int) -> bool:
         return False
     if time.time() - state.st_mtime > _OLD:
         return True
-    if (
-        owner != _name_owner()
-    ):  # on another machine, or in a container: its process cannot be looked up
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
+    # On another machine, or in a container, its process cannot be looked up.
+    return owner == _name_owner() and not os.path.exists(f"/proc/{pid}")
 
 
 def _name_owner() -> str:
@@ -390,20 +369,16 @@ def _is_as_sent(there: os.stat_result, entry: OutputEntry) -> bool:
 
 def _write_file(path: str, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
     """Write a new file; remove it if it is incomplete."""
-    handle = os.open(path, _NEW_FILE, 0o600)
-    complete = False
-    try:
-        for piece in content:
-            rest = piece
-            while rest:
-                rest = rest[os.write(handle, rest) :]
-        os.fchmod(handle, info.mode & 0o777)
-        _set_time(handle, info)
-        complete = True
-    finally:
-        os.close(handle)
-        if not complete:
+    with open(os.open(path, _NEW_FILE, 0o600), "wb") as file:
+        try:
+            for piece in content:
+                file.write(piece)
+            file.flush()
+        except BaseException:
             os.unlink(path)
+            raise
+        os.fchmod(file.fileno(), info.mode & 0o777)
+        _set_time(file.fileno(), info)
 
 
 def _finish(directories: Iterable[tuple[str, tarfile.TarInfo]]) -> None:

@@ -215,6 +215,7 @@ def _unpack(
 ) -> tuple[Problem | None, StreamEnd]:
     """Unpack the tar; return why it is incomplete, and the end mark, an empty one if it is."""
     end = StreamEnd(end=1, sha256="", changed={}, gaps=0)
+    code, where = ProblemCode.RESULTS_INCOMPLETE, source
     try:
         for info in _members(reader, header):
             writer.add(info, reader.pieces(info.size))
@@ -222,23 +223,17 @@ def _unpack(
         read = read_end(reader.line())
         if read.sha256 != digest:
             raise InvalidStream("it does not have the digest that its end mark names")
-        end = read
+        end, why = read, ""
     except _Truncated as exc:
-        return _describe_incomplete(source, f"the stream was cut: {exc}"), end
+        why = f"the stream was cut: {exc}"
     except InvalidStream as exc:
-        return _describe_incomplete(source, f"the stream is damaged: {exc}"), end
+        why = f"the stream is damaged: {exc}"
     except OSError as exc:
-        values = {"why": error_text(exc)}
-        return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), end
-    if writer.left_out:
+        code, where, why = ProblemCode.RESULTS_CUT_BY_DISK, target, error_text(exc)
+    if not why and writer.left_out:
         name, reason = next(iter(writer.left_out.items()))
-        why = f"{len(writer.left_out)} could not be written: {name}: {reason}"
-        return _describe_incomplete(target, why), end
-    return None, end
-
-
-def _describe_incomplete(where: str, why: str) -> Problem:
-    return Problem(ProblemCode.RESULTS_INCOMPLETE, where, {"why": why})
+        where, why = target, f"{len(writer.left_out)} could not be written: {name}: {reason}"
+    return Problem(code, where, {"why": why}) if why else None, end
 
 
 class _Member(tarfile.TarInfo):

@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -31,8 +30,7 @@ class OutputEntry(NamedTuple):
     """The target of a link; empty for anything else."""
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The files, directories and links that the outputs of a job stand for."""
 
     roots: tuple[str, ...]
@@ -47,16 +45,12 @@ class Selection:
     """The number of those that this user could not read, whatever they hold."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The amount of data to send."""
+class Sizes(NamedTuple):
+    """The amount of data to send: regular files, their bytes, and the inodes of all entries."""
 
     files: int
-    """Regular files."""
     bytes: int
-    """Bytes of their content."""
     entries: int
-    """Files, directories and links: the inodes they take."""
 
 
 def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
@@ -80,24 +74,18 @@ def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
             left_out[output] = "it does not lie in the run directory"
             continue
         names = sorted(expand_pattern(base, pattern))
-        if not names:
-            missing.append(output)
+        missing += [] if names else [output]
         for name in names:
             source = os.path.realpath(os.path.join(base, name))
-            reason = _root_refusal(base, source)
-            if reason:
-                left_out[name] = reason
+            if not source.startswith(base + "/"):
+                left_out[name] = f"it leads out of the run directory, to {source}"
+            elif not os.path.lexists(source):
+                left_out[name] = f"it is a link to {source}, which does not exist"
             else:
                 sources[name] = source
     roots = [name for name in sorted(sources) if sources.keys().isdisjoint(list_parents(name))]
     entries = [entry for root in roots for entry in _walk(root, sources[root], left_out, unread)]
-    return Selection(
-        roots=tuple(roots),
-        entries=tuple(entries),
-        missing=tuple(missing),
-        left_out=left_out,
-        unread=len(unread),
-    )
+    return Selection(tuple(roots), tuple(entries), tuple(missing), left_out, len(unread))
 
 
 def exclude_received(selection: Selection, brought: Collection[str]) -> Selection:
@@ -105,8 +93,7 @@ def exclude_received(selection: Selection, brought: Collection[str]) -> Selectio
     names = {entry.name for entry in selection.entries if not stat.S_ISDIR(entry.mode)}
     names.difference_update(brought)
     kept = names.union(*map(list_parents, names))
-    return replace(
-        selection,
+    return selection._replace(
         roots=tuple(root for root in selection.roots if root in kept),
         entries=tuple(entry for entry in selection.entries if entry.name in kept),
     )
@@ -135,14 +122,6 @@ def _real_directory(directory: str) -> str:
         return base
     why = "it is not a directory" if os.path.exists(base) else "it does not exist"
     raise NodeError(Problem(ProblemCode.RUN_DIR_MISSING, directory, {"why": why}))
-
-
-def _root_refusal(base: str, source: str) -> str:
-    if not source.startswith(base + "/"):
-        return f"it leads out of the run directory, to {source}"
-    if not os.path.lexists(source):
-        return f"it is a link to {source}, which does not exist"
-    return ""
 
 
 class _NotSendable(Exception):
@@ -200,9 +179,7 @@ def _link_target(path: str, top: str) -> str:
         target = os.path.realpath(target)
     else:
         target = os.path.join(os.path.realpath(os.path.dirname(target)), last)
-    if not f"{target}/".startswith(f"{top}/"):
-        return ""
-    return os.path.relpath(target, folder)
+    return os.path.relpath(target, folder) if f"{target}/".startswith(f"{top}/") else ""
 
 
 def _special_kind(mode: int) -> str:

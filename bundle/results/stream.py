@@ -23,7 +23,7 @@ import stat
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TypeVar
 
 from ..format.manifest import BLOCK, count_padding
 from ..protocol.codec import AnyText, DecodeError, decode, encode
@@ -46,6 +46,7 @@ _SHOWN_FAULT = 200
 """Characters of a fault that a message shows: a name in it may be as long as its line."""
 _DELETED_NAMES = LINE_LIMIT // 8
 """Characters of the names of deleted files; if they are more, the files stay at home."""
+_Line = TypeVar("_Line")
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -76,9 +77,8 @@ class StreamHead:
     """Paths that are not sent, each with the reason."""
 
     def __post_init__(self) -> None:
-        for name in ("entries", "files", "bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}")
+        if min(self.entries, self.files, self.bytes) < 0:
+            raise ValueError("a count is below zero")
 
 
 @dataclass(frozen=True)
@@ -103,34 +103,34 @@ class StreamEnd:
 
 def read_head(line: bytes) -> StreamHead:
     """Read the first line; InvalidStream if it is no such line."""
-    raw = _json_object(line)
-    if "results" not in raw:
+    version = _read_object(line).get("results")
+    if version is None:
         raise InvalidStream(f"it begins with {line[:_SHOWN_BYTES]!r}")
-    if raw["results"] != VERSION:
-        raise InvalidStream(f"it has version {raw['results']!r}, this program reads {VERSION}")
-    try:
-        return decode(StreamHead, raw)
-    except DecodeError as exc:
-        raise InvalidStream(f"its first line is damaged: {str(exc)[:_SHOWN_FAULT]}") from exc
+    if version != VERSION:
+        raise InvalidStream(f"it has version {version!r}, this program reads {VERSION}")
+    return _decode_line(StreamHead, line, "its first line")
 
 
 def read_end(line: bytes) -> StreamEnd:
     """Read the last line; InvalidStream if it is no such line."""
-    raw = _json_object(line)
-    if raw.get("end") != 1:
+    if _read_object(line).get("end") != 1:
         raise InvalidStream(f"instead of its end mark, {line[:_SHOWN_BYTES]!r} follows")
-    try:
-        return decode(StreamEnd, raw)
-    except DecodeError as exc:
-        raise InvalidStream(f"its end mark is damaged: {str(exc)[:_SHOWN_FAULT]}") from exc
+    return _decode_line(StreamEnd, line, "its end mark")
 
 
-def _json_object(line: bytes) -> dict[str, object]:
+def _read_object(line: bytes) -> dict[str, object]:
     try:
         raw = json.loads(line.decode("ascii"))
     except (ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) else {}
+
+
+def _decode_line(kind: type[_Line], line: bytes, what: str) -> _Line:
+    try:
+        return decode(kind, json.loads(line))
+    except DecodeError as exc:
+        raise InvalidStream(f"{what} is damaged: {str(exc)[:_SHOWN_FAULT]}") from exc
 
 
 def limit_reasons(reasons: Mapping[str, str]) -> dict[str, str]:
@@ -171,46 +171,27 @@ def send_selection(
     Raises:
         NodeError: nobody reads the stream any more.
     """
+    files, size, entries = measure_entries(selection.entries)
+    named = limit_reasons(selection.left_out)
+    head = StreamHead(VERSION, selection.roots, entries, files, size, selection.missing, named)
+    writer = _StreamWriter(stream, directory)
+    changed: dict[str, str] = {}
+    gaps = selection.unread
     try:
-        return _send_all(selection, directory, stream, deleted)
+        writer.line(head)
+        for entry in selection.entries:
+            change, is_gap = _send(entry, writer)
+            gaps += is_gap
+            if change:
+                changed[entry.name] = change
+        writer.zeros(2 * BLOCK)
+        known = tuple(deleted) if sum(map(len, deleted)) < _DELETED_NAMES else ()
+        end = StreamEnd(1, writer.digest.hexdigest(), limit_reasons(changed), gaps, known)
+        writer.line(end)
+        stream.flush()
     except (OSError, ValueError) as exc:  # of the stream: those of files are caught before
         values = {"why": str(exc)}
         raise NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, directory, values)) from exc
-
-
-def _send_all(
-    selection: Selection, directory: str, stream: IO[bytes], deleted: Sequence[str]
-) -> StreamEnd:
-    total = measure_entries(selection.entries)
-    writer = _StreamWriter(stream, directory)
-    writer.line(
-        StreamHead(
-            results=VERSION,
-            roots=selection.roots,
-            entries=total.entries,
-            files=total.files,
-            bytes=total.bytes,
-            missing=selection.missing,
-            left_out=limit_reasons(selection.left_out),
-        )
-    )
-    changed: dict[str, str] = {}
-    gaps = selection.unread
-    for entry in selection.entries:
-        change, is_gap = _send(entry, writer)
-        gaps += is_gap
-        if change:
-            changed[entry.name] = change
-    writer.zeros(2 * BLOCK)
-    end = StreamEnd(
-        end=1,
-        sha256=writer.digest.hexdigest(),
-        changed=limit_reasons(changed),
-        gaps=gaps,
-        deleted=tuple(deleted) if sum(map(len, deleted)) < _DELETED_NAMES else (),
-    )
-    writer.line(end)
-    stream.flush()
     return end
 
 

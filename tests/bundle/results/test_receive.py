@@ -432,7 +432,7 @@ def test_nothing_is_written_through_a_link(home: Path) -> None:
         ({"roots": [1]}, "roots[0]: is 1, not a text"),
         ({"missing": None}, "missing: is None, not a list"),
         ({"left_out": {"a": 1}}, "left_out.a: is 1, not a text"),
-        ({"files": -1}, "files is -1"),
+        ({"files": -1}, "a count is below zero"),
         ({"files": True}, "files: is True, not a whole number"),
         ({"bytes": 1 << 70}, "bytes: is 1180591620717411303424, not a whole number"),
         ({"entries": "9"}, "entries: is '9', not a whole number"),
