@@ -112,13 +112,14 @@ def _read_atom(text: bytes, match: re.Match[bytes]) -> bytes:
     if atom == b"\0":  # half of a wide letter, or the end of a variable or an argument
         around = text[max(0, start - 2) : max(0, start - 1)], text[start + 2 : start + 3]
         return b"" if b"\0" in around else b"\n"
+    first = atom[1:2]
+    is_text = atom.startswith((b"\\", b"&", b"%")) and not atom.endswith(b"\b")
+    if not is_text or first in b"\r\n":
+        return b" " if atom == b"\xc2\xa0" else b""
     if atom.startswith(b"&"):
         return html.unescape(atom.decode("ascii")).encode()
     if atom.startswith(b"%"):
         return bytes([int(atom[1:], 16)])
-    first = atom[1:2]
-    if not atom.startswith(b"\\") or first in b"\b\r\n":
-        return b" " if atom == b"\xc2\xa0" else b""
     if not (first in b"ux" or first.isdigit()):
         return _ESCAPED_LETTERS.get(first, first)
     code = int(atom[1:], 8) if first.isdigit() else int(atom[2:], 16)
