@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import unwrap
 from itertools import takewhile
+from typing import cast
 
 from typer.models import CommandInfo
 
 from . import application
-from .application import HelpfulCommand, app
+from .application import HelpfulCommand, app, drop_options, expand_groups
 
 COMMANDS = (
     *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
@@ -53,21 +55,25 @@ def _restart_in_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
 
 
-def load_commands(words: Sequence[str] = ()) -> None:
+def load_commands(words: Sequence[str] | None = None) -> None:
     """Import the commands that a command line names, or all: importing all takes 0.03 s.
 
     Each registers itself. The first word that is no option may be the value of one, so every word
     counts that is a command's name. The page of all commands, and the one that is meant by a word
-    that is none, need all.
+    that is none, need all, but not their options.
     """
-    options = list(takewhile(lambda word: word.startswith("-"), words))
-    first = words[len(options)] if len(options) < len(words) else ""
-    whole = first not in COMMANDS or not _HELP.isdisjoint(options)
-    named = [] if whole else [word for word in words if word in COMMANDS]
-    for command in named or COMMANDS:
+    options = list(takewhile(lambda word: word.startswith("-"), words or ()))
+    first = (words or ())[len(options) : len(options) + 1]
+    whole = not set(first) & set(COMMANDS) or not _HELP.isdisjoint(options)
+    named = [word for word in words or () if word in COMMANDS]
+    for command in COMMANDS if whole else named:
         import_module(f".{_MODULES[command]}", __name__)
+    # Completion has its words in a variable.
+    is_listed_only = words is not None and not named and "_STAGER_COMPLETE" not in os.environ
     for registered in app.registered_commands:
         registered.cls = HelpfulCommand
+        command = unwrap(cast("Callable[..., None]", registered.callback))
+        registered.callback = drop_options(command) if is_listed_only else expand_groups(command)
     app.registered_commands.sort(key=_place)
 
 

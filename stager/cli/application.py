@@ -9,11 +9,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from copy import copy
 from dataclasses import fields, is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -22,7 +21,6 @@ from typing import (
     Protocol,
     TextIO,
     cast,
-    get_args,
     get_type_hints,
 )
 
@@ -70,14 +68,6 @@ def get_settings_place() -> Path:
             f"the current directory cannot be used: {exc.strerror}",
             hint="it was removed or moved: go to the project's folder again with `cd`",
         ) from exc
-
-
-def choose_place(place: Path | None) -> None:
-    """Take the settings from a file or a folder, in place of this directory; None changes nothing.
-
-    Only for as long as the process runs one command.
-    """
-    _place.set(None if place is None else place.absolute())
 
 
 # --- Help pages: options under a heading for each group, and summaries that are never cut --------
@@ -133,9 +123,9 @@ class HelpfulGroup(typer.core.TyperGroup):
 
 # --- Options that several commands share, written once -------------------------------------------
 
-# typer reads a command's options from its signature. A command marked :func:`grouped` may take a
-# dataclass, each of whose fields is an option, or a value annotated with an :class:`OptionGroup`;
-# typer is shown a signature in which the group's options replace that parameter.
+# typer reads a command's options from its signature. A command may take a dataclass, each of whose
+# fields is an option, or a value annotated with an :class:`OptionGroup`; typer is shown a signature
+# in which the group's options replace that parameter.
 
 
 class OptionGroup(Protocol):
@@ -149,25 +139,23 @@ class OptionGroup(Protocol):
 
 
 class _Fields:
-    """The fields of a dataclass as options; its ``panel`` is their heading on the help page."""
+    """The fields of a dataclass as options."""
 
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
 
     def parameters(self) -> Sequence[inspect.Parameter]:
         hints = get_type_hints(self._kind, include_extras=True)
-        panel = getattr(self._kind, "panel", None)
-        return [
-            make_parameter(one.name, one.default, _set_panel(panel, hints[one.name]))
-            for one in fields(self._kind)
-        ]
+        options = fields(self._kind)
+        return [make_parameter(one.name, one.default, hints[one.name]) for one in options]
 
     def make(self, given: Mapping[str, Any]) -> object:
         return self._kind(**given)
 
 
+@cache
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take groups of options."""
+    """Let a command take groups of options; one with a ``console`` runs inside its boundary."""
     groups: dict[str, tuple[OptionGroup, list[str]]] = {}
     shown: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
@@ -181,16 +169,30 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
         shown += options
 
     @wraps(command)
-    def called(**given: object) -> None:
+    def run(**given: object) -> None:
         made = {
             name: group.make({option: given.pop(option) for option in options})
             for name, (group, options) in groups.items()
         }
-        command(**made, **given)
+        console = cast("Output | None", made.get("console"))
+        with nullcontext() if console is None else boundary(console):
+            command(**made, **given)
 
-    called.__dict__["__signature__"] = inspect.Signature(shown)
-    called.__annotations__ = {one.name: one.annotation for one in shown}
-    return called
+    run.__dict__["__signature__"] = inspect.Signature(shown)
+    run.__annotations__ = {one.name: one.annotation for one in shown}
+    return run
+
+
+def drop_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return what the page of all commands needs: the options of all would take 0.03 s."""
+
+    @wraps(command)
+    def listed() -> None:
+        """Do nothing."""
+
+    listed.__dict__["__signature__"] = inspect.Signature()
+    listed.__annotations__ = {}
+    return listed
 
 
 def _find_group(hint: Any) -> OptionGroup | None:  # noqa: ANN401
@@ -198,15 +200,6 @@ def _find_group(hint: Any) -> OptionGroup | None:  # noqa: ANN401
         if hasattr(one, "parameters"):
             return cast("OptionGroup", one)
     return _Fields(hint) if isinstance(hint, type) and is_dataclass(hint) else None
-
-
-def _set_panel(panel: str | None, annotation: type[Any]) -> object:
-    if panel is None:
-        return annotation
-    kind, option = get_args(annotation)[:2]
-    option = copy(option)
-    option.rich_help_panel = panel
-    return Annotated[kind, option]
 
 
 def make_parameter(name: str, default: object, annotation: object) -> inspect.Parameter:
@@ -262,18 +255,8 @@ def _exit_code(argv: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt) as exc:
         # typer takes the EOFError of a file that was cut short for the end of standard input.
         code = _report_damaged_bytecode(exc) or EXIT_INTERRUPTED
-    except BrokenPipeError:
-        _drop_stdout()
-        return EXIT_FAILURE
     except OSError as exc:
-        if exc.errno not in UNWRITABLE or exc.filename is not None:
-            raise
-        _drop_stdout()
-        _print_error(
-            f"error: standard output cannot be written: {exc.strerror}",
-            "hint: free some space there, or send the output elsewhere",
-        )
-        return EXIT_FAILURE
+        return _report_unwritable_output(exc)
     except Exception as exc:
         return _report_usage_error(exc)
     if code == EXIT_INTERRUPTED:
@@ -282,21 +265,37 @@ def _exit_code(argv: list[str]) -> int:
     return int(code or EXIT_OK)
 
 
-def _drop_stdout() -> None:
+def _report_unwritable_output(exc: OSError) -> int:
+    is_closed = isinstance(exc, BrokenPipeError)
+    if not is_closed and (exc.errno not in UNWRITABLE or exc.filename is not None):
+        raise exc
     _drop(sys.stdout)
+    if not is_closed:
+        _print_error(
+            f"error: standard output cannot be written: {exc.strerror}",
+            "hint: free some space there, or send the output elsewhere",
+        )
+    return EXIT_FAILURE
 
 
 def _drop_unwritable(stream: TextIO) -> None:
     """Drop output that cannot be written: Python flushes at exit, and sets its own status."""
-    try:
-        stream.flush()
-    except (OSError, ValueError):
+    if not _is_writable(stream):
         _drop(stream)
 
 
 def _drop(stream: TextIO) -> None:
     """See the note on SIGPIPE in the signal module's manual."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _is_writable(stream: TextIO) -> bool:
+    """Return False if what was printed last could not be written."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _print_error(*lines: str) -> None:
@@ -427,7 +426,8 @@ def read_global_options(
             raise typer.BadParameter(
                 f"{directory}: {exc.strerror}", param_hint="--directory"
             ) from None
-    choose_place(_check_place(project, config))
+    place = _check_place(project, config)
+    _place.set(None if place is None else place.absolute())
 
 
 def _check_place(project: Path | None, config: Path | None) -> Path | None:
@@ -491,15 +491,6 @@ def _explain_limit(exc: OSError | MemoryError) -> StagerError | None:
     )
 
 
-def _is_writable(stream: TextIO) -> bool:
-    """Return False if what was printed last could not be written."""
-    try:
-        stream.flush()
-    except OSError:
-        return False
-    return True
-
-
 class _Visible(logging.Formatter):
     """Formats log records for a terminal: a command's arguments may hold anything."""
 
@@ -507,20 +498,20 @@ class _Visible(logging.Formatter):
         return escape_invisible(super().format(record))
 
 
-def make_console(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Console:
+def make_console(*, quiet: bool = False, verbose: bool = False, json: bool = False) -> Console:
     """Return the output of a command with a job; a verbose one also shows what is logged."""
     from ..console.job_result import Console  # not before: `--help` has no use for it
 
     _show_log(verbose=verbose)
-    return Console(quiet=quiet, verbose=verbose, as_json=as_json)
+    return Console(quiet=quiet, verbose=verbose, as_json=json)
 
 
-def make_reports(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Reports:
+def make_reports(*, quiet: bool = False, verbose: bool = False, json: bool = False) -> Reports:
     """Return the output of a command without a job, which is there sooner."""
     from ..console.reports import Reports
 
     _show_log(verbose=verbose)
-    return Reports(quiet=quiet, verbose=verbose, as_json=as_json)
+    return Reports(quiet=quiet, verbose=verbose, as_json=json)
 
 
 def _show_log(*, verbose: bool) -> None:

@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from .application import app, boundary, expand_groups, get_settings_place, make_reports
+from .application import app, boundary, get_settings_place, make_reports
 from .options import BundleChoice
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
-@expand_groups
 def exec_(
     *,
     command: Annotated[

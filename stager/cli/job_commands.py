@@ -13,11 +13,10 @@ from bundle.protocol.enumerations import Action
 
 from ..config.job_settings import BATCH, BUNDLE, LAUNCH, SLURM, JobOptions
 from ..core.errors import EXIT_JOB, CommandFailure, JobError
-from .application import app, boundary, expand_groups, get_settings_place
-from .options import Command, JobFlags, Talk
+from .application import app, get_settings_place
+from .options import Command, JobFlags, JobTalk
 
 if TYPE_CHECKING:
-    from ..config.load import Config
     from ..console.job_result import Console
     from ..console.output import Output
     from ..forecast import PlannedJob
@@ -37,8 +36,8 @@ def warn_about_misplaced_options(
     words = find_misplaced_options(
         command, [word for param in context.command.params for word in param.opts]
     )
-    marked = sys.argv[-len(command) - 1 :][:1] == ["--"]
-    if words and not marked:
+    is_marked = sys.argv[-len(command) - 1 :][:1] == ["--"]
+    if words and not is_marked:
         console.warn(
             f"{command[0]} gets {', '.join(words)}, and stager does not: words behind the script "
             f"are the program's. Options of stager stand before it; `-- {command[0]} ...` passes "
@@ -61,14 +60,10 @@ def run_command(
     console: Console,
     action: Action,
     options: JobOptions,
-    *,
     result_of: Callable[[Outcome], object],
     render: Callable[[Outcome], int],
 ) -> NoReturn:
-    """Do a job, show what became of it, start the command that hears of a failure, and exit.
-
-    ``diagnose`` hears of a command that fails before its job begins.
-    """
+    """Do a job, show its result, start the on-failure command if it failed, and exit."""
     from .. import pipeline
     from ..config.load import find_project_file
     from ..jobs.outcome import Outcome
@@ -76,57 +71,46 @@ def run_command(
     from ..logs.job_files import choose_log_dir
     from ..logs.job_record import note_refused_command
 
-    config: Config | None = None
+    place, hook = get_settings_place(), options.on_failure
+    log_dir = choose_log_dir(options.log_dir)
     try:
-        with note_refused_command(
-            choose_log_dir(options.log_dir), action.value, find_project_file(get_settings_place())
-        ):
-            config = load_project(
-                options.bundle, options.bundle_id, get_settings_place(), options.command
-            )
+        # `stager diagnose` shows a command that fails before its job begins.
+        with note_refused_command(log_dir, action.value, find_project_file(place)):
+            config = load_project(options.bundle, options.bundle_id, place, options.command)
+            hook = hook or config.launch.on_failure
             ended = pipeline.run_job(config, options, action, console)
     except JobError as exc:
-        if config is None or not _choose_hook(config, options):
+        if not hook:
             raise
         console.error(exc)
-        _start_hook(console, config, options, CommandFailure.of(exc))
+        _start_hook(console, hook, CommandFailure.of(exc))
         raise typer.Exit(exc.exit_code) from None
     if not isinstance(ended, Outcome):
-        _show_planned(console, config, options, ended)
+        _show_planned(console, ended, has_hook=bool(hook))
         raise typer.Exit
     if console.as_json:
         console.emit(result_of(ended))
     code = render(ended)
-    if code == EXIT_JOB and not options.dry_run:
-        _start_hook(console, config, options, result_of(ended))
+    if code == EXIT_JOB and hook and not options.dry_run:
+        _start_hook(console, hook, result_of(ended))
     raise typer.Exit(code)
 
 
-def _choose_hook(config: Config, options: JobOptions) -> tuple[str, ...]:
-    return options.on_failure or config.launch.on_failure
-
-
-def _start_hook(console: Console, config: Config, options: JobOptions, result: object) -> None:
+def _start_hook(console: Console, hook: Sequence[str], result: object) -> None:
     from ..jobs.driver import run_hook
 
-    hook = _choose_hook(config, options)
-    if hook:
-        console.stop()
-        run_hook(hook, result, console.warn)
+    console.stop()
+    run_hook(hook, result, console.warn)
 
 
-def _show_planned(
-    console: Console, config: Config, options: JobOptions, ended: SubmittedJob | PlannedJob
-) -> None:
+def _show_planned(console: Console, ended: SubmittedJob | PlannedJob, *, has_hook: bool) -> None:
     from ..forecast import PlannedJob
 
-    if console.as_json:
-        console.emit(ended)
-    elif isinstance(ended, PlannedJob):
-        console.planned(ended)
-    else:
-        console.data(ended.job_id)
-    if not isinstance(ended, PlannedJob) and _choose_hook(config, options):
+    if isinstance(ended, PlannedJob):
+        console.show(ended, console.show_plan)
+        return
+    console.show(ended, lambda job: console.data(job.job_id))
+    if has_hook:
         console.warn(
             "the on-failure command is not started for this job: nobody waits for it; --wait does"
         )
@@ -136,49 +120,32 @@ def _show_planned(
 
 
 @app.command()
-@expand_groups
 def verify(
     *,
     options: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, LAUNCH, BATCH, "deep")],
-    talk: Talk,
+    console: JobTalk,
 ) -> None:
     """Put the bundle on every node and check it; launch nothing."""
     from ..jobs.outcome import make_verify_result
 
-    console = talk.console()
-    with boundary(console):
-        run_command(
-            console,
-            Action.VERIFY,
-            replace(options, show_all=talk.verbose),
-            result_of=make_verify_result,
-            render=console.show_verify,
-        )
+    options = replace(options, show_all=console.verbose)
+    run_command(console, Action.VERIFY, options, make_verify_result, console.show_verify)
 
 
 # --- ``stager run``: verify, then launch the command once for each rank --------------------------
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@expand_groups
 def run(
     *,
     context: typer.Context,
     command: Command = None,
     options: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, LAUNCH, BATCH)],
-    talk: Talk,
+    console: JobTalk,
 ) -> None:
     """Verify, then launch COMMAND (default: project.command)."""
     from ..jobs.outcome import make_run_result
 
-    options = replace(options, command=tuple(command or ()), show_all=talk.verbose)
-    console = talk.console()
-    with boundary(console):
-        warn_about_misplaced_options(context, options.command, console)
-        run_command(
-            console,
-            Action.RUN,
-            options,
-            result_of=make_run_result,
-            render=console.show_run,
-        )
+    options = replace(options, command=tuple(command or ()), show_all=console.verbose)
+    warn_about_misplaced_options(context, options.command, console)
+    run_command(console, Action.RUN, options, make_run_result, console.show_run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,102 +12,73 @@ import typer
 from bundle.protocol.counts import format_count
 
 from ..support import LOG_BYTES
-from .application import app, boundary, expand_groups, get_settings_place
-from .options import JobArgument, LogDir, Talk, choose_job_files, file_option, find_job_files
+from .application import app, get_settings_place
+from .options import JobArgument, JobTalk, LogDir, choose_job_files, file_option
 
 if TYPE_CHECKING:
     from ..console.job_result import Console
     from ..diagnosis.failure import Diagnosis
-    from ..logs.merged_lines import LineFilter
-    from ..support.archive import Supported, SupportListing, SupportOptions
+    from ..support.archive import Supported, SupportListing
 
 
 # --- ``stager logs``: show the logs of a job, merged by time -------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineFlags:
-    """The choice of lines."""
-
-    rank: Annotated[
-        list[int] | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank's lines.")
-    ] = None
-    node: Annotated[
-        list[str] | None, typer.Option("--node", metavar="NAME", help="Only this node's lines.")
-    ] = None
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
-    ] = None
-    errors: Annotated[
-        bool, typer.Option("--errors", help="Only errors, each once; no warnings.")
-    ] = False
-
-    def wanted(self) -> LineFilter:
-        """Return the choice, checked."""
-        from ..logs.merged_lines import LineFilter
-
-        return LineFilter(
-            ranks=tuple(self.rank or ()),
-            nodes=tuple(self.node or ()),
-            pattern=_pattern(self.grep),
-            errors=self.errors,
-        )
-
-
 @app.command()
-@expand_groups
 def logs(
     *,
     job: JobArgument = None,
     log_dir: LogDir = None,
-    choice: LineFlags,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank's lines.")
+    ] = None,
+    node: Annotated[
+        list[str] | None, typer.Option("--node", metavar="NAME", help="Only this node's lines.")
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
+    ] = None,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Only errors, each once; no warnings.")
+    ] = False,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Keep reading while the job runs.")
     ] = False,
-    talk: Talk,
+    console: JobTalk,
 ) -> None:
     """Show a job's logs as one, by time, with node and rank in front."""
-    from ..logs.merged_lines import follow_logs as followed
-    from ..logs.merged_lines import merge_logs
+    from ..logs.job_files import choose_log_dir, find_job_files
+    from ..logs.merged_lines import LineFilter, follow_logs, merge_logs
 
-    wanted = choice.wanted()
-    console = talk.console()
-    with boundary(console):
-        files = choose_job_files(job, log_dir, console)
-        if follow:
-            console.lines(followed(lambda: find_job_files(files.job_id or job, log_dir), wanted))
-        else:
-            looked = format_count(len(files.logs), "log")
-            none = f"no errors found in {looked}" if wanted.errors else "no line matches"
-            console.lines(merge_logs(files, wanted), files, none)
-
-
-def _pattern(text: str | None) -> re.Pattern[str] | None:
     try:
-        return None if text is None else re.compile(text)
+        pattern = None if grep is None else re.compile(grep)
     except re.error as exc:
         raise typer.BadParameter(
-            f"{text!r} is not a regular expression: {exc}", param_hint="--grep"
+            f"{grep!r} is not a regular expression: {exc}", param_hint="--grep"
         ) from None
+    lines = LineFilter(
+        ranks=tuple(rank or ()), nodes=tuple(node or ()), pattern=pattern, errors=errors
+    )
+    files = choose_job_files(job, log_dir, console)
+    if follow:
+        folder = choose_log_dir(log_dir)
+        console.lines(follow_logs(lambda: find_job_files(files.job_id or job, folder), lines))
+    else:
+        looked = format_count(len(files.logs), "log")
+        none = f"no errors found in {looked}" if errors else "no line matches"
+        console.lines(merge_logs(files, lines), files, none)
 
 
 # --- ``stager diagnose``: say what failed first in a job, why, and what to do --------------------
 
 
 @app.command()
-@expand_groups
-def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
+def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, console: JobTalk) -> None:
     """Say what failed first in a job, why, and what to do."""
-    console = talk.console()
-    with boundary(console):
-        diagnosis = _diagnosis(job, log_dir, console)
-        if talk.json:
-            console.emit(diagnosis)
-        else:
-            console.diagnosed(diagnosis)
+    console.show(_diagnose(job, log_dir, console), console.show_diagnosis)
 
 
-def _diagnosis(job: str | None, log_dir: Path | None, console: Console) -> Diagnosis:
+def _diagnose(job: str | None, log_dir: Path | None, console: Console) -> Diagnosis:
     """Return the diagnosis of a job, by default of what came last here; that may be a refusal."""
     from ..config.load import find_project_file
     from ..diagnosis.diagnosis import diagnose as diagnose_job
@@ -117,13 +87,10 @@ def _diagnosis(job: str | None, log_dir: Path | None, console: Console) -> Diagn
     from ..logs.job_files import choose_log_dir
 
     folder = choose_log_dir(log_dir)
-    refusal = (
-        job_record.find_refused(folder, find_project_file(get_settings_place()))
-        if job is None
-        else None
-    )
-    if refusal:
-        return diagnose_refused(refusal, folder)
+    if job is None:
+        refusal = job_record.find_refused(folder, find_project_file(get_settings_place()))
+        if refusal:
+            return diagnose_refused(refusal, folder)
     return diagnose_job(choose_job_files(job, log_dir, console))
 
 
@@ -131,24 +98,18 @@ def _diagnosis(job: str | None, log_dir: Path | None, console: Console) -> Diagn
 
 
 @app.command()
-@expand_groups
 def report(
     *,
     job: JobArgument = None,
     log_dir: LogDir = None,
     output: Annotated[Path | None, file_option("Default: report.JOB.html beside the logs.")] = None,
-    talk: Talk,
+    console: JobTalk,
 ) -> None:
     """Write one HTML page about a job: its failure, times and nodes."""
     from ..report.page import write_report
 
-    console = talk.console()
-    with boundary(console):
-        page = write_report(choose_job_files(job, log_dir, console), output)
-        if talk.json:
-            console.emit(page)
-        else:
-            console.data(str(page.path))
+    page = write_report(choose_job_files(job, log_dir, console), output)
+    console.show(page, lambda page: console.data(str(page.path)))
 
 
 # --- ``stager support``: pack the evidence of a job, without its secrets -------------------------
@@ -157,63 +118,44 @@ _QUIET_SECONDS = 2.0
 """Seconds after which progress is shown."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackFlags:
-    """The options of the archive."""
-
-    output: Annotated[Path | None, file_option("Default: stager-support-JOB.tar.gz here.")] = None
+@app.command()
+def support(
+    *,
+    job: JobArgument = None,
+    log_dir: LogDir = None,
+    output: Annotated[Path | None, file_option("Default: stager-support-JOB.tar.gz here.")] = None,
     max_log_bytes: Annotated[
         int,
         typer.Option(
             "--max-log-bytes", metavar="N", min=1, help="The middle of a longer log is left out."
         ),
-    ] = LOG_BYTES
+    ] = LOG_BYTES,
     hide_names: Annotated[
         bool,
         typer.Option("--hide-names", help="Replace users, machines and addresses, too."),
-    ] = False
-
-    def options(self) -> SupportOptions:
-        """Return them as :func:`stager.support.archive.support` takes them."""
-        from ..support.archive import SupportOptions
-
-        return SupportOptions(
-            output=self.output, log_bytes=self.max_log_bytes, hide_names=self.hide_names
-        )
-
-
-@app.command()
-@expand_groups
-def support(
-    *,
-    job: JobArgument = None,
-    log_dir: LogDir = None,
-    packing: PackFlags,
+    ] = False,
     list_: Annotated[
         bool, typer.Option("--list", help="Show what would go in; write nothing.")
     ] = False,
-    talk: Talk,
+    console: JobTalk,
 ) -> None:
     """Pack a job's logs and diagnosis for support, without secrets."""
-    from ..support.archive import list_support_files
-    from ..support.archive import make_support_archive as make_archive
+    from ..support.archive import SupportOptions, list_support_files, make_support_archive
 
-    console = talk.console()
-    with boundary(console):
-        files = choose_job_files(job, log_dir, console, named=False)
-        if list_:
-            _show_listing(
-                console, list_support_files(files, packing.max_log_bytes), packing.max_log_bytes
-            )
-            return
-        archive = make_archive(
-            files, packing.options(), _describe_diagnosis, step=_Progress(console).step
-        )
-        console.stop()
-        if talk.json:
-            console.emit(archive)
-        else:
-            _show_archive(console, archive)
+    files = choose_job_files(job, log_dir, console, named=False)
+    if list_:
+        listing = list_support_files(files, max_log_bytes)
+        console.show(listing, lambda listing: _show_listing(console, listing, max_log_bytes))
+        return
+    options = SupportOptions(output=output, log_bytes=max_log_bytes, hide_names=hide_names)
+    begun = time.monotonic()
+
+    def step(name: str, done: int, total: int) -> None:
+        if time.monotonic() - begun > _QUIET_SECONDS:
+            console.step(name, done, total)
+
+    archive = make_support_archive(files, options, _describe_diagnosis, step=step)
+    console.show(archive, lambda archive: _show_archive(console, archive))
 
 
 def _show_archive(console: Console, archive: Supported) -> None:
@@ -230,9 +172,6 @@ def _show_archive(console: Console, archive: Supported) -> None:
 
 
 def _show_listing(console: Console, listing: SupportListing, limit: int) -> None:
-    if console.as_json:
-        console.emit(listing)
-        return
     for file in listing.files:
         note = f" (cut to {limit:,})" if file.cut else ""
         console.data(f"{file.bytes:>13,}  {file.name}{note}")
@@ -242,20 +181,9 @@ def _show_listing(console: Console, listing: SupportListing, limit: int) -> None
         console.note(f"left out: {line}")
 
 
-class _Progress:
-    """Shows the progress, once it takes a while."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._begun = console, time.monotonic()
-
-    def step(self, name: str, done: int, total: int) -> None:
-        if time.monotonic() - self._begun > _QUIET_SECONDS:
-            self._console.step(name, done, total)
-
-
 def _describe_diagnosis(diagnosis: Diagnosis) -> str:
     from ..console.job_result import Recorder
 
     recorder = Recorder(quiet=True)
-    recorder.diagnosed(diagnosis)
+    recorder.show_diagnosis(diagnosis)
     return "\n".join(recorder.recorded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config.job_settings import BUNDLE, SLURM, JobOptions
-from .application import app, boundary, expand_groups, get_settings_place, path_option
+from .application import app, get_settings_place, path_option
 from .options import (
     BundleChoice,
     DryRun,
     JobFlags,
+    JobTalk,
     LogDir,
     Talk,
     read_option,
@@ -23,7 +24,6 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..config.load import Config
-    from ..pipeline import CleanOptions
 
 
 # --- ``stager estimate``: predict how long staging takes, and whether it pays --------------------
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 @app.command()
 @app.command("plan", hidden=True)  # its former name, for scripts that use it
-@expand_groups
 def estimate(
     *,
     nodes: Annotated[
@@ -40,47 +39,38 @@ def estimate(
     ] = None,
     nproc_per_node: Annotated[str | None, typer_option("nproc_per_node")] = None,
     chosen: BundleChoice,
-    talk: Talk,
+    console: Talk,
 ) -> None:
     """Predict how long staging takes, and whether it pays."""
     from .. import forecast
     from ..building.current_bundle import offline_root
     from ..core.store import Store
-    from ..forecast import MOST_NODES, make_setting
-    from ..forecast import estimate as make_estimate
     from ..jobs.job_description import apply_options
     from ..jobs.preparation import get_named_bundle, load_project
 
-    counts, asked = node_counts(nodes, MOST_NODES), chosen.bundle_id
+    counts, asked = _read_node_counts(nodes, forecast.MOST_NODES), chosen.bundle_id
     ranks = None if nproc_per_node is None else read_option("nproc_per_node", nproc_per_node)
-    console = talk.reports()
-    with boundary(console):
-        options = JobOptions(nproc_per_node=ranks)
-        config = apply_options(load_project(chosen.bundle, asked, get_settings_place()), options)
-        path, manifest = get_named_bundle(config, chosen.bundle, asked)
-        basis = forecast.find_known_rates(Store(offline_root(config)))
-        setting = make_setting(config, path, manifest, basis)
-        result = make_estimate(setting, counts or (config.cluster.nodes[1],))
-        if talk.json:
-            console.emit(result)
-        else:
-            console.show_estimate(result)
+    options = JobOptions(nproc_per_node=ranks)
+    config = apply_options(load_project(chosen.bundle, asked, get_settings_place()), options)
+    path, manifest = get_named_bundle(config, chosen.bundle, asked)
+    basis = forecast.find_known_rates(Store(offline_root(config)))
+    setting = forecast.make_setting(config, path, manifest, basis)
+    result = forecast.estimate(setting, counts or (config.cluster.nodes[1],))
+    console.show(result, console.show_estimate)
 
 
-def node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
+def _read_node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
     """Return numbers of nodes, each once, the fewest first; another value is a usage error."""
-    words = [word.strip() for text in texts or () for word in text.split(",")]
-    return tuple(sorted({_node_count(word, most) for word in words}))
-
-
-def _node_count(word: str, most: int) -> int:
-    count = int(word) if word.isascii() and word.isdigit() else 0
-    if not 1 <= count <= most:
-        raise typer.BadParameter(
-            f"{word!r} cannot be used, allowed: 1 to {most}, as in 1,8,64",
-            param_hint="--nodes",
-        )
-    return count
+    counts = set()
+    for word in (word.strip() for text in texts or () for word in text.split(",")):
+        count = int(word) if word.isascii() and word.isdigit() else 0
+        if not 1 <= count <= most:
+            raise typer.BadParameter(
+                f"{word!r} cannot be used, allowed: 1 to {most}, as in 1,8,64",
+                param_hint="--nodes",
+            )
+        counts.add(count)
+    return tuple(sorted(counts))
 
 
 # --- ``stager nodes``: list the nodes that failed lately, and forget those that were repaired ----
@@ -89,7 +79,6 @@ MOST_DAYS = 90
 
 
 @app.command()
-@expand_groups
 def nodes(
     *,
     days: Annotated[
@@ -99,7 +88,7 @@ def nodes(
         list[str] | None,
         typer.Option("--forget", metavar="NODES", help="Forget the failures of NODES."),
     ] = None,
-    talk: Talk,
+    console: Talk,
 ) -> None:
     """List the nodes that failed lately, and why."""
     from ..building.current_bundle import offline_root
@@ -114,23 +103,18 @@ def nodes(
     )
     from ..incidents.pending_jobs import settle_notes
 
-    names = _node_names(forget)
-    console = talk.reports()
-    with boundary(console):
-        here = get_settings_place()
-        store = Store(offline_root(make_default_config(here) if find(here) is None else load(here)))
-        now = time()
-        settle_notes(store, now)
-        forgotten = forget_nodes(store, names, now) if names else None
-        histories = list_histories(read_incidents(store, days, now))
-        result = NodesResult(days=days, nodes=histories, forgotten=forgotten)
-        if talk.json:
-            console.emit(result)
-        else:
-            console.failed_nodes(result)
+    names = _read_node_names(forget)
+    here = get_settings_place()
+    store = Store(offline_root(make_default_config(here) if find(here) is None else load(here)))
+    now = time()
+    settle_notes(store, now)
+    forgotten = forget_nodes(store, names, now) if names else None
+    histories = list_histories(read_incidents(store, days, now))
+    result = NodesResult(days=days, nodes=histories, forgotten=forgotten)
+    console.show(result, console.show_failed_nodes)
 
 
-def _node_names(texts: list[str] | None) -> frozenset[str]:
+def _read_node_names(texts: list[str] | None) -> frozenset[str]:
     from bundle.protocol.problem import NodeError
     from bundle.system.hostlist import expand_hostlist
 
@@ -146,78 +130,56 @@ def _node_names(texts: list[str] | None) -> frozenset[str]:
 # --- ``stager clean``: remove what nobody uses any more from the nodes and the offline root ------
 
 
-@dataclass(frozen=True, kw_only=True)
-class CleanFlags:
-    """The parts that are cleaned, and how thoroughly."""
-
+@app.command()
+def clean(
+    *,
     nodes_only: Annotated[
         bool, typer.Option("--nodes-only", help="Leave the offline root alone.")
-    ] = False
-    store_only: Annotated[bool, typer.Option("--store-only", help="Leave the nodes alone.")] = False
+    ] = False,
+    store_only: Annotated[
+        bool, typer.Option("--store-only", help="Leave the nodes alone.")
+    ] = False,
     everything: Annotated[
         bool,
         typer.Option(
             "--all",
             help="Remove every project's newest bundle as well, and those that batch scripts name.",
         ),
-    ] = False
+    ] = False,
     wheels: Annotated[
-        bool,
-        typer.Option(
-            "--wheels",
-            help="Remove wheels that no lock names, too.",
-        ),
-    ] = False
-    dry_run: DryRun = False
-
-    def options(self, job: JobOptions) -> CleanOptions:
-        """Return the options of a removal; two that leave nothing to clean are a usage error."""
-        from ..pipeline import CleanOptions
-
-        if self.nodes_only and self.store_only:
-            raise typer.BadParameter("cannot be used with --store-only", param_hint="--nodes-only")
-        return CleanOptions(
-            nodes=not self.store_only,
-            store=not self.nodes_only,
-            everything=self.everything,
-            wheels=self.wheels,
-            dry_run=self.dry_run,
-            job=job,
-        )
-
-
-@app.command()
-@expand_groups
-def clean(
-    *,
-    what: CleanFlags,
+        bool, typer.Option("--wheels", help="Remove wheels that no lock names, too.")
+    ] = False,
+    dry_run: DryRun = False,
     job: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, without=["avoid_bad"])],
     log_dir: LogDir = None,
-    talk: Talk,
+    console: JobTalk,
 ) -> None:
     """Remove environments, bundles and layers that nobody uses."""
     from .. import pipeline
 
-    options = what.options(replace(job, log_dir=log_dir))
-    console = talk.console()
-    with boundary(console):
-        config = _settings(what, job)
-        result = pipeline.clean(config, options, console)
-        code = console.show_cleaned_nodes(result)
-        if talk.json:
-            console.emit(result)
-        else:
-            console.show_clean(result)
-        raise typer.Exit(code)
+    if nodes_only and store_only:
+        raise typer.BadParameter("cannot be used with --store-only", param_hint="--nodes-only")
+    options = pipeline.CleanOptions(
+        nodes=not store_only,
+        store=not nodes_only,
+        everything=everything,
+        wheels=wheels,
+        dry_run=dry_run,
+        job=replace(job, log_dir=log_dir),
+    )
+    result = pipeline.clean(_load_settings(job, store_only=store_only), options, console)
+    code = console.show_cleaned_nodes(result)
+    console.show(result, console.show_clean)
+    raise typer.Exit(code)
 
 
-def _settings(what: CleanFlags, job: JobOptions) -> Config:
+def _load_settings(job: JobOptions, *, store_only: bool) -> Config:
     from ..config.load import find
     from ..config.template import make_default_config
     from ..jobs.preparation import load_project
 
     start = get_settings_place()
-    if what.store_only and find(start) is None:
+    if store_only and find(start) is None:
         return make_default_config(start)
     return load_project(job.bundle, job.bundle_id, start)
 
@@ -226,7 +188,6 @@ def _settings(what: CleanFlags, job: JobOptions) -> Config:
 
 
 @app.command("clean-node")
-@expand_groups
 def clean_node(
     *,
     bases: Annotated[
@@ -252,30 +213,24 @@ def clean_node(
         ),
     ] = None,
     dry_run: DryRun = False,
-    talk: Talk,
+    console: Talk,
 ) -> None:
     """Remove environments that are unused for N days from this machine.
 
     For Slurm's epilog: it needs no bundle, no settings and no allocation. Root cleans the
     environments of all users, others their own.
     """
-    from bundle.environment.clean import Retention
-    from bundle.environment.clean import clean_node as clean_here
+    from bundle.environment import clean
 
     from ..cleanup import CleanNodeResult
 
-    console = talk.reports()
-    with boundary(console):
-        limits = Retention(days, None if max_gb is None else int(max_gb * 1e9))
-        roots = tuple(clean_here([str(base) for base in bases or ()], limits, dry_run))
-        result = CleanNodeResult(
-            ok=not any(root.problems for root in roots),
-            dry_run=dry_run,
-            roots=roots,
-            bytes=sum(root.freed for root in roots),
-        )
-        if talk.json:
-            console.emit(result)
-        else:
-            console.show_clean_node(result)
-        raise typer.Exit(0 if result.ok else 1)
+    limits = clean.Retention(days, None if max_gb is None else int(max_gb * 1e9))
+    roots = tuple(clean.clean_node([str(base) for base in bases or ()], limits, dry_run))
+    result = CleanNodeResult(
+        ok=not any(root.problems for root in roots),
+        dry_run=dry_run,
+        roots=roots,
+        bytes=sum(root.freed for root in roots),
+    )
+    console.show(result, console.show_clean_node)
+    raise typer.Exit(0 if result.ok else 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 import typer.models
@@ -30,10 +30,6 @@ T = TypeVar("T")
 
 # --- The amount and the form of a command's output, and the file that it writes ------------------
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors and results.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print what is done, and how.")]
-
 
 def file_option(help_text: str) -> typer.models.OptionInfo:
     """Return the option that names the file a command writes."""
@@ -43,21 +39,38 @@ def file_option(help_text: str) -> typer.models.OptionInfo:
     return option
 
 
-@dataclass(frozen=True, kw_only=True)
-class Talk:
-    """The amount and the form of a command's output."""
+_TALK = {
+    "quiet": typer.Option("-q", "--quiet", help="Print only errors and results."),
+    "verbose": typer.Option("-v", "--verbose", help="Print what is done, and how."),
+    "json": typer.Option("--json", help="Print one JSON object on standard output."),
+}
 
-    quiet: Quiet = False
-    verbose: Verbose = False
-    json: Json = False
 
-    def console(self) -> Console:
-        """Return the output of a command with a job."""
-        return make_console(quiet=self.quiet, verbose=self.verbose, as_json=self.json)
+class TalkFlags:
+    """The amount and the form of a command's output, which is made of them."""
 
-    def reports(self) -> Reports:
-        """Return the output of a command without a job."""
-        return make_reports(quiet=self.quiet, verbose=self.verbose, as_json=self.json)
+    def __init__(self, make: Callable[..., object], *names: str) -> None:
+        self._make, self._names = make, names or tuple(_TALK)
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the options, as typer reads them from a signature."""
+        return [make_parameter(name, False, Annotated[bool, _TALK[name]]) for name in self._names]
+
+    def make(self, given: Mapping[str, object]) -> object:
+        """Return the output of a command."""
+        return self._make(**given)
+
+
+if TYPE_CHECKING:
+    JobTalk = Console
+    Talk = Reports
+    QuietTalk = Reports
+    JsonTalk = Reports
+else:
+    JobTalk = Annotated[object, TalkFlags(make_console)]
+    Talk = Annotated[object, TalkFlags(make_reports)]
+    QuietTalk = Annotated[object, TalkFlags(make_reports, "quiet", "json")]
+    JsonTalk = Annotated[object, TalkFlags(make_reports, "json")]
 
 
 # --- A job: its options follow from the rows of the settings --------------------------------------
@@ -189,27 +202,6 @@ def read_bundle_id(text: str | None, option: str = "--id") -> str:
     return "" if text is None else read_text(checks.bundle_id, text, option, allowed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptFlags:
-    """The kind of batch script that is printed."""
-
-    panel: ClassVar[str] = "The script"
-
-    requeue: Annotated[
-        bool,
-        typer.Option("--requeue", help="Requeue at the time limit; resume from a checkpoint."),
-    ] = False
-    embed: Annotated[
-        bool | None,
-        typer.Option(
-            "--embed/--no-embed",
-            show_default=False,
-            help="Put the node program into the script (460 kB), or take it from the bundle, which"
-            " nodes must see. Default: from a bundle on a shared file system.",
-        ),
-    ] = None
-
-
 # --- The job whose logs a command reads ----------------------------------------------------------
 
 JobArgument = Annotated[
@@ -220,18 +212,13 @@ JobArgument = Annotated[
 ]
 
 
-def find_job_files(job: str | None, log_dir: Path | None) -> JobFiles:
-    """Return the files of a job, by default of the newest."""
-    from ..logs.job_files import choose_log_dir, find_job_files
-
-    return find_job_files(job, choose_log_dir(log_dir))
-
-
 def choose_job_files(
     job: str | None, log_dir: Path | None, console: Console, *, named: bool = True
 ) -> JobFiles:
     """Return a job's files, or the newest's; its project, maybe a secret, is shown if ``named``."""
-    files = find_job_files(job, log_dir)
+    from ..logs.job_files import choose_log_dir, find_job_files
+
+    files = find_job_files(job, choose_log_dir(log_dir))
     if job is None:
         console.say(f"newest job: {files.describe(with_project=named)}")
     if files.other_jobs:
@@ -310,7 +297,10 @@ class ResolveFlags:
             )
         return replace(
             options,
-            resolver=read_resolver_name(self.resolver),
+            resolver=cast(
+                "ResolverName",
+                read_text(checks.one_of(RESOLVERS), self.resolver, "--resolver", ""),
+            ),
             offline=self.offline,
             upgrade=self.upgrade,
             upgrade_packages=upgraded,
@@ -344,8 +334,3 @@ def _read_cutoff(text: str | None) -> str | None:
         raise typer.BadParameter(
             f"{text!r} cannot be used, allowed: {resolver.ALLOWED}", param_hint="--exclude-newer"
         ) from None
-
-
-def read_resolver_name(text: str) -> ResolverName:
-    """Return a resolver's name, checked."""
-    return cast("ResolverName", read_text(checks.one_of(RESOLVERS), text, "--resolver", ""))

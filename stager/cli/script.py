@@ -11,20 +11,38 @@ import typer
 from bundle.protocol.enumerations import Action
 
 from ..config.job_settings import LAUNCH, SLURM, JobOptions
-from .application import app, boundary, expand_groups, get_settings_place
+from .application import app, get_settings_place
 from .job_commands import warn_about_misplaced_options
-from .options import Command, JobFlags, ScriptFlags, Talk
+from .options import Command, JobFlags, JobTalk
+
+_PANEL = "The script"
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@expand_groups
 def script(
     *,
     context: typer.Context,
     command: Command = None,
     options: Annotated[JobOptions, JobFlags("bundle", "bundle_id", SLURM, LAUNCH)],
-    kind: ScriptFlags,
-    talk: Talk,
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue",
+            help="Requeue at the time limit; resume from a checkpoint.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    embed: Annotated[
+        bool | None,
+        typer.Option(
+            "--embed/--no-embed",
+            show_default=False,
+            help="Put the node program into the script (460 kB), or take it from the bundle, which"
+            " nodes must see. Default: from a bundle on a shared file system.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    console: JobTalk,
 ) -> None:
     """Print the sbatch script of a run, or of a torchrun command."""
     from ..building.current_bundle import offline_root
@@ -36,24 +54,15 @@ def script(
     from ..pack.bundle_file import mark
 
     options = replace(options, allocation="slurm", command=tuple(command or ()))
-    console = talk.console()
-    with boundary(console):
-        warn_about_misplaced_options(context, options.command, console)
-        config = load_project(
-            options.bundle, options.bundle_id, get_settings_place(), options.command
-        )
-        bundle = get_current_bundle(config, options.bundle, console, options.bundle_id)
-        prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
-        store = Store(offline_root(config))
-        if not mark(store, prepared.bundle):
-            console.warn(f"nothing keeps {prepared.bundle} for this script: it cannot be marked")
-        nodes = find_failed_nodes(store)
-        prepared = exclude_bad_nodes(prepared, nodes, console)
-        for note in prepared.notes:
-            console.note(note)
-        text = make_submission(prepared, os.environ, requeue=kind.requeue, embed=kind.embed).script
-        console.stop()
-        if talk.json:
-            console.emit(ScriptResult(script=text))
-        else:
-            console.text(text)
+    warn_about_misplaced_options(context, options.command, console)
+    config = load_project(options.bundle, options.bundle_id, get_settings_place(), options.command)
+    bundle = get_current_bundle(config, options.bundle, console, options.bundle_id)
+    prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
+    store = Store(offline_root(config))
+    if not mark(store, prepared.bundle):
+        console.warn(f"nothing keeps {prepared.bundle} for this script: it cannot be marked")
+    prepared = exclude_bad_nodes(prepared, find_failed_nodes(store), console)
+    for note in prepared.notes:
+        console.note(note)
+    text = make_submission(prepared, os.environ, requeue=requeue, embed=embed).script
+    console.show(ScriptResult(script=text), lambda result: console.text(result.script))

@@ -133,7 +133,7 @@ class Events(Reports):
                 self.data(self._group(group))
             if event.forecast is not None:
                 forecast = event.forecast
-                self.expected(forecast.seconds, measured=forecast.measured)
+                self.show_expected_time(forecast.seconds, measured=forecast.measured)
         elif event.bytes:
             for group in event.groups:
                 self.say(f"  {self._group(group)}")

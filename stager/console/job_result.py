@@ -75,7 +75,7 @@ class JobLogs(Output):
         self._write(f"class: {failure.kind}")
         self._write(f"hint: {failure.hint}", "good")
 
-    def diagnosed(self, diagnosis: Diagnosis) -> None:
+    def show_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Show the result of ``stager diagnose``."""
         failure = diagnosis.first
         if failure is None:
@@ -209,7 +209,7 @@ class Console(Events, JobLogs):
         self._log_loss(outcome)
         self._problems(outcome)
         if outcome.ended_by:
-            return self._ended(outcome)
+            return self._show_end(outcome)
         if not outcome.ok:
             return self._cannot_run(outcome)
         if outcome.job.dry_run:
@@ -252,7 +252,7 @@ class Console(Events, JobLogs):
         self._log_loss(outcome)
         if outcome.ended_by:
             self._problems(outcome)
-            return self._ended(outcome)
+            return self._show_end(outcome)
         if failure is not None:
             return self._run_failed(outcome, failure)
         if outcome.job.dry_run:
@@ -314,7 +314,7 @@ class Console(Events, JobLogs):
         self._write(f"logs: {job.log_dir}")
         self._write(f"more: stager diagnose {job.id}{option}")
 
-    def _ended(self, outcome: Outcome) -> int:
+    def _show_end(self, outcome: Outcome) -> int:
         """Say why Slurm ended the job, and what to do."""
         failure = outcome.first_failure
         if failure is not None:

@@ -10,7 +10,7 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from bundle.protocol.counts import format_size
 
@@ -24,11 +24,12 @@ from ..core.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.progress import Progress, TaskID
     from rich.table import Table
 
+T = TypeVar("T")
 
 # --- A sign of life while a phase prints nothing: its seconds, and the bytes that were written
 
@@ -215,6 +216,14 @@ class Output:
         self.stop()
         self._has_result = True
         print(json_object(result), end="", flush=True)
+
+    def show(self, result: T, render: Callable[[T], object]) -> None:
+        """Print a command's result: as one JSON object with ``--json``, else for a person."""
+        self.stop()
+        if self.as_json:
+            self.emit(result)
+        else:
+            render(result)
 
     def data(self, line: str) -> None:
         """Print a line of a command's result; to standard error while JSON owns standard output."""

@@ -152,7 +152,7 @@ _SOME = 10
 class Reports(Output):
     """The results of commands without a job."""
 
-    def built(self, result: BuildResult) -> None:
+    def show_build(self, result: BuildResult) -> None:
         """Show the result of ``stager build``."""
         packages, files = (
             format_count(result.packages, "package"),
@@ -185,7 +185,7 @@ class Reports(Output):
             self.say(line)
         for line in propose_pruning(result.trace):
             self.data(line)
-        self.built(result)
+        self.show_build(result)
 
     def _print_build(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
         from rich.console import Console as RichConsole
@@ -197,7 +197,7 @@ class Reports(Output):
         table = draw_table(columns, ([escape_invisible(text) for text in row] for row in rows))
         RichConsole(stderr=True, no_color=not self._colour).print(table)
 
-    def locked(self, result: LockResult) -> None:
+    def show_lock(self, result: LockResult) -> None:
         """Show the result of ``stager lock``."""
         parts = [format_count(result.packages, "package")]
         if result.models:
@@ -261,7 +261,7 @@ class Reports(Output):
         for file in result.listing if isinstance(result, InspectionWithFiles) else ():
             self.data(f"{file.sha256[:16]} {file.size:>12} {file.path}")
 
-    def licences(self, result: LicenceList) -> None:
+    def show_licences(self, result: LicenceList) -> None:
         """Show the result of ``stager inspect --licenses``."""
         self.data_lines(list(licence_lines(result)))
 
@@ -282,7 +282,7 @@ class Reports(Output):
         self.say(f"{', '.join(parts)}: CycloneDX 1.6", "good")
         self.data(str(result.file))
 
-    def signed(self, result: SignResult) -> None:
+    def show_signature(self, result: SignResult) -> None:
         """Show the result of ``stager sign``."""
         self.say(f"signed {result.bundle.name} with {result.key}", "good")
         self.data(str(result.signature))
@@ -345,13 +345,13 @@ class Reports(Output):
         self.say(f"  uv pip install --default-index {result.index} NAME")
         self.data(result.index)
 
-    def planned(self, job: PlannedJob) -> None:
+    def show_plan(self, job: PlannedJob) -> None:
         """Show what ``--dry-run`` would ask of Slurm, outside of an allocation."""
         for line in shlex.join(job.argv).split("\n"):  # to be pasted as it is
             self.data(line)
         forecast = job.forecast
         seconds = asdict(forecast.seconds)
-        self.expected(seconds, measured=forecast.measured, nodes=forecast.nodes)
+        self.show_expected_time(seconds, measured=forecast.measured, nodes=forecast.nodes)
         way = _WAYS[job.transfer].format(bytes=format_size(job.bytes_at_most))
         self.say(
             f"nothing was requested from Slurm; {way}: what the nodes already have can be seen "
@@ -367,7 +367,7 @@ class Reports(Output):
         self.say(f"  follow it: stager logs {number} --follow --log-dir {log_dir}")
         self.say(f"  its place in the queue: squeue --jobs={number}; end it: scancel {number}")
 
-    def expected(
+    def show_expected_time(
         self, seconds: Mapping[str, float], *, measured: bool, nodes: int | None = None
     ) -> None:
         """Show the seconds until a job's ranks run; ``nodes`` if they have none of the bundle."""
@@ -400,7 +400,7 @@ class Reports(Output):
         )
         self.say(f"rates: {estimate.rates.basis}", "dim")
 
-    def failed_nodes(self, result: NodesResult) -> None:
+    def show_failed_nodes(self, result: NodesResult) -> None:
         """Show the result of ``stager nodes``."""
         from .tables import format_failed_nodes, make_failed_node_table
 

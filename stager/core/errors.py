@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from bundle.protocol import enumerations
 from bundle.protocol.codec import encode
-from bundle.redaction.secrets import strip_url_secrets
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -38,6 +37,8 @@ class StagerError(Exception):
     exit_code = EXIT_FAILURE
 
     def __init__(self, message: str, *, hint: str = "", context: Sequence[str] = ()) -> None:
+        from bundle.redaction.secrets import strip_url_secrets  # not before: `--help` has no use
+
         self.message = strip_url_secrets(message)
         super().__init__(self.message)
         self.hint = strip_url_secrets(hint)

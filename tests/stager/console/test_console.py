@@ -203,7 +203,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  (rates assumed)" in err.splitlines()
     seconds = PhaseSeconds(**plan(0)["forecast"]["seconds"])
     forecast = JobForecast(nodes=3, basis="of 2 jobs", measured=True, seconds=seconds)
-    console.planned(
+    console.show_plan(
         PlannedJob(
             argv=("salloc",), bundle=Path("/b"), id="0" * 64, transfer=TransferWay.SBCAST,
             bytes_at_most=5, nodes=(3, 3), log_dir=Path("/logs"), forecast=forecast,
