@@ -55,7 +55,6 @@ class PhaseSeconds:
     """Seconds by phase until the ranks run, as results have them."""
 
     preflight: float
-    """The check of the nodes before the transfer."""
     send: float
     """Sending, a part of ``stage``."""
     unpack: float
@@ -63,11 +62,8 @@ class PhaseSeconds:
     stage: float
     """The environment on every node: sent and unpacked at the same time."""
     probe: float
-    """The check of the environment on every node."""
     launch: float
-    """The start of the ranks."""
     total: float
-    """All phases."""
 
     @classmethod
     def of(cls, forecast: Forecast) -> PhaseSeconds:
@@ -80,13 +76,9 @@ class JobForecast:
     """A forecast for a job that is only planned."""
 
     nodes: int
-    """The number of nodes; they have nothing yet."""
     basis: str
-    """The basis of the rates, in words."""
     measured: bool
-    """True if the rates were measured on earlier jobs."""
     seconds: PhaseSeconds
-    """Seconds by phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,22 +86,16 @@ class PlannedJob:
     """A job that Slurm was not asked for: the result of ``--dry-run`` outside an allocation."""
 
     ok: bool = True
-    """True: a job that cannot be planned is an error."""
     dry_run: bool = True
     argv: tuple[str, ...]
     """The command that would ask Slurm, without secrets."""
     bundle: Path
     id: str
     transfer: TransferWay
-    """The way in which the nodes would get the bundle."""
     bytes_at_most: int
-    """The most bytes that would be sent to a node."""
     nodes: tuple[int, int]
-    """Fewest and most nodes."""
     log_dir: Path
-    """The directory of the logs."""
     forecast: JobForecast
-    """The time it would take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +103,7 @@ class EstimateRates(Rates):
     """The rates that an estimate uses."""
 
     basis: str
-    """Their basis, in words."""
     jobs: int
-    """Number of jobs that they were measured on."""
 
     def __post_init__(self) -> None:
         """Check nothing: these rates were checked when they were made."""
@@ -130,17 +114,13 @@ class CountForecast:
     """Forecasts for one number of nodes."""
 
     nodes: int
-    """The number of nodes."""
     world_size: int
-    """The number of ranks."""
     width: int
     """Nodes that one node sends to: 2 in a relay."""
     levels: int
     """The depth of the tree along which the bundle is sent."""
     cold: PhaseSeconds
-    """Nodes that have nothing yet."""
     unchanged: PhaseSeconds
-    """Nodes that have the environment."""
     one_changed: PhaseSeconds | None
     """Nodes that lack one package; None for a bundle without packages."""
     shared: dict[str, float]
@@ -157,23 +137,16 @@ class Estimate:
     unpacked_bytes: int
     """The size of its files in bytes."""
     files: int
-    """Number of its files."""
     nproc_per_node: int
-    """Ranks on each node."""
     cpus: int
-    """CPUs that a job gets on each node."""
     launcher: str
-    """``torchrun`` or ``srun``."""
     changed: str | None
     """The package that stands for any that changes; None for a bundle without packages."""
     rates: EstimateRates
-    """The rates of the cluster."""
     forecasts: tuple[CountForecast, ...]
-    """A forecast for each number of nodes."""
     pays_from: dict[str, int | None]
     """The fewest nodes from which staging pays, by shared file system; None for never."""
     verdict: str
-    """The same in words."""
 
 
 # --- The times of earlier jobs: kept in the offline root, as rates for the next forecast ---------
@@ -198,13 +171,9 @@ class Seen:
     """The times of one job."""
 
     nodes: int
-    """Nodes that were sent something."""
     cpus: int
-    """CPUs of each."""
     work: StagingWork
-    """The work of each."""
     step: float
-    """Seconds of the preflight."""
     stage: float
     """Seconds of the unpacking, the sending included."""
     send: float | None = None
@@ -220,7 +189,6 @@ class Basis:
     """The basis of a forecast."""
 
     rates: Rates = ASSUMED
-    """The assumed or measured speed of the cluster."""
     jobs: int = 0
     """The number of jobs that measured it; 0: it is assumed."""
     nodes: int = 0
@@ -440,9 +408,7 @@ class Setting:
     manifest: Manifest
     size: int
     ranks: int
-    """Ranks on each node."""
     cpus: int
-    """CPUs that a job gets on each node."""
     launcher: str
     """``torchrun`` or ``srun``."""
     relayed: bool
@@ -450,7 +416,6 @@ class Setting:
     read: bool = False
     """True if nothing is sent: each node reads the bundle where it lies."""
     basis: Basis
-    """The rates of the cluster."""
 
     def nodes(self, count: int) -> Nodes:
         """Return so many nodes."""

@@ -129,7 +129,7 @@ def run_job(
         if source == "sbatch":
             return _submit(prepared, options, listener, listen)
         start = make_driver_start(prepared, os.environ)
-        if start.asks_slurm:
+        if start.argv:
             if options.dry_run:
                 return forecast.plan_job(prepared, start.argv)
             _refuse_impossible(prepared)
@@ -228,7 +228,7 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
     if options.everything and options.store and outcome is None and not options.dry_run:
         listener.note("nodes are cleaned with a bundle: to clean some later, build one again")
     return CleanResult(
-        ok=outcome is None or (outcome.ok and not outcome.interrupted),
+        ok=outcome is None or (outcome.ok and not outcome.is_interrupted),
         dry_run=options.dry_run,
         nodes_skipped=skipped or None,
         items=tuple(items),
@@ -291,7 +291,7 @@ def _clean_nodes(
             listener.note(note)
     prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
     start = make_driver_start(prepared, os.environ)
-    if options.dry_run and start.asks_slurm:
+    if options.dry_run and start.argv:
         command = shlex.join(mask_arguments(start.argv))
         listener.note(
             "the nodes were not examined: a dry run asks Slurm for nothing; to see what they "

@@ -479,7 +479,7 @@ class _SmokeTest:
         outcome = Outcome(job=job, bundle=prepared.bundle)
         start = DriverStart(environment={**os.environ, ROOT_VARIABLE: str(folder)})
         run_driver(outcome, prepared.config, start, self._hear, self._listener.talk)
-        if outcome.interrupted:
+        if outcome.is_interrupted:
             raise KeyboardInterrupt
         if not outcome.ok:
             raise _make_smoke_test_error(outcome, prepared.config.environment.prune)

@@ -139,8 +139,6 @@ class OptionGroup(Protocol):
 
 
 class _Fields:
-    """The fields of a dataclass as options."""
-
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
 
@@ -304,7 +302,6 @@ def _print_error(*lines: str) -> None:
 
 
 def _report_damaged_bytecode(exc: BaseException) -> int:
-    """Report a compiled module that cannot be read, and return the exit code; 0 if all can."""
     file = damaged_bytecode.damaged_file(exc)
     if not file:
         return EXIT_OK
@@ -316,7 +313,6 @@ def _report_damaged_bytecode(exc: BaseException) -> int:
 
 
 def _report_usage_error(exc: Exception) -> int:
-    """Show a usage error like any other, and return its exit code; raise any other error."""
     code = _report_damaged_bytecode(exc)
     if code:
         return code
@@ -375,7 +371,6 @@ def _interrupt_again(
 
 
 def _open_streams() -> None:
-    """Replace the standard streams that the parent process has closed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
@@ -462,7 +457,7 @@ def boundary(console: Output) -> Iterator[None]:
         console.error(failure)
         raise typer.Exit(EXIT_FAILURE) from None
     except KeyboardInterrupt:  # typer makes an exit code of it, without a word
-        console.interrupted()
+        console.show_interrupt()
         raise
     finally:
         console.stop()

@@ -89,7 +89,6 @@ def build(
 
 
 def _check_words(words: Sequence[str], *, trace: bool) -> None:
-    """Refuse a trace without a command, and more than a script without a trace."""
     if trace and not words:
         raise typer.BadParameter(
             "there is no smoke test to run; give one after two dashes: "

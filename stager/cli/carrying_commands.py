@@ -110,7 +110,6 @@ def _parse_moment(text: str | None) -> datetime.datetime | None:
 
 
 def _choose_bundle(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle | None, Config]:
-    """Return the bundle that is named, None for the project's, and the settings."""
     from ..jobs.preparation import choose_bundle, load_project
 
     asked = flags.bundle_id

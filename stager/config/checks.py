@@ -59,11 +59,9 @@ class Check(Generic[T_co]):
     """A check, and the values that it allows as JSON Schema says it."""
 
     read: Callable[[object], T_co]
-    """Returns the value to use, or raises ValueError."""
     schema: Mapping[str, Any]
     """The allowed values: for a value that is written in TOML, and no narrower than the check."""
     item: Callable[[object], object] | None = None
-    """The check of each item, for a list."""
 
     def __call__(self, value: object) -> T_co:
         """Return the value to use.

@@ -149,7 +149,6 @@ def make_script_name(path: Path) -> str:
 
 
 def _read_tool_table(block: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return ``[tool.stager]`` of a block, with copies of the tables that get defaults."""
     data = dict(toml.get_table(block, "tool", "stager"))
     for key in ("environment", "project"):
         value = data.get(key, {})

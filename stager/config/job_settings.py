@@ -33,7 +33,6 @@ class SlurmOption:
     """What Slurm calls a setting, besides ``--KEY``."""
 
     short: str = ""
-    """Its one-letter option."""
     variable: str = ""
     """The variable that has its value inside an allocation; empty where none has."""
     has_default: bool = False
@@ -47,7 +46,6 @@ class SettingRow:
     check: Callable[..., Any]
     """Its check; of a path, the function that makes it for a folder."""
     allowed: str = ""
-    """The allowed values, in words."""
     default: object = None
     """The value of an absent key, as its user would write it; None and ``()`` for no value."""
     starts_at_root: bool = False
@@ -55,15 +53,12 @@ class SettingRow:
     flag: str = ""
     """The option's names, and the word for its value: ``-p --partition NAME``; empty for none."""
     help: str = ""
-    """The option on the help page."""
     panel: str = ""
-    """The heading above it; empty for the common one."""
     option_allowed: str = ""
     """The allowed values of the option, in words, where they differ from the key's."""
     merge: Callable[[Any, Any], object] | None = None
     """Combines the key's value with the option's; None if the option replaces it."""
     slurm: SlurmOption | None = None
-    """Its names in Slurm; None if Slurm has no such option."""
 
     @property
     def option(self) -> str:
@@ -126,7 +121,6 @@ class SlurmOptions:
         help="CPUs on each node.",
         slurm=SlurmOption("c"),
     )
-    """CPUs of each node's one task."""
     gpus_per_node: str | None = _slurm(
         checks.gpus,
         checks.GPUS,
@@ -212,7 +206,6 @@ class SlurmOptions:
         option_allowed="an option of salloc",
         merge=operator.add,
     )
-    """Further options, passed on as they are; where one is given twice, Slurm takes the last."""
 
 
 # --- ``[project]``, ``[cluster]`` and ``[launch]`` -----------------------------------------------
@@ -237,7 +230,6 @@ class ProjectConfig:
     )
     """The folder that is shipped; None (``path = false``) ships none."""
     exclude: tuple[str, ...] = setting(checks.texts, _STRINGS, default=())
-    """Patterns of files not to ship, in the form of ``.gitignore``, on top of that file."""
     outputs: tuple[str, ...] = _launch(
         checks.outputs,
         _STRINGS,
@@ -247,13 +239,11 @@ class ProjectConfig:
         option_allowed="a path or pattern inside this folder",
         merge=_join,
     )
-    """Paths below the run directory that are brought back when the job ends."""
     resume_limit: int = setting(checks.size, checks.SIZE, default="2GB")
     """Most bytes of them that are sent before a job to nodes that do not see that directory."""
     command: tuple[str, ...] = setting(
         checks.texts, 'a list of strings, for example ["train.py", "--epochs"]', default=()
     )
-    """The command of every rank if the command line names none."""
 
 
 def make_project_name(folder: str) -> str:
@@ -283,7 +273,6 @@ class ClusterConfig(SlurmOptions):
         help="Also avoid nodes that failed lately; `stager nodes` lists them.",
         panel=SLURM,
     )
-    """True to avoid nodes that failed in the last days as well."""
     hosts: tuple[str, ...] = setting(
         checks.list_of(checks.word), 'hosts, for example ["node[01-08]", "user@gpu9"]', default=()
     )
@@ -309,14 +298,12 @@ class ClusterConfig(SlurmOptions):
         help="How the nodes get it.",
     )
     log_mode: LogMode = setting(checks.word_of(LogMode), '"private" or "group"', default="private")
-    """The readers of a job's files."""
     container_image: str | None = _launch(
         checks.word,
         "the name of an image, or the path of one",
         flag="--container-image IMAGE",
         help="Image to run the ranks in: of pyxis, or a .sif or directory for Apptainer.",
     )
-    """Image that the ranks run in: one for Slurm's pyxis plugin, or one of Apptainer's."""
     container_mounts: tuple[str, ...] = _launch(
         checks.list_of(checks.mount),
         'a list of mounts, for example ["/scratch:/scratch"]',
@@ -326,7 +313,6 @@ class ClusterConfig(SlurmOptions):
         option_allowed="SOURCE:TARGET",
         merge=_join,
     )
-    """``SOURCE:TARGET`` pairs for it, besides the node root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +357,6 @@ class LaunchConfig:
     max_restarts: int = setting(
         checks.whole_number_from(0), f"a whole number from 0 to {checks.MOST}", default=0
     )
-    """Number of times torchrun restarts a failed group of ranks."""
     # Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job.
     grace_seconds: int = setting(checks.count, checks.COUNT, default=7)
     """Grace period of ranks after SIGTERM, in seconds."""
@@ -384,7 +369,6 @@ class LaunchConfig:
         option_allowed="a name, without a value",
         merge=_join,
     )
-    """Names of secret variables that ranks get; others that look like secrets are not passed on."""
     on_failure: tuple[str, ...] = setting(
         checks.command,
         checks.COMMAND,
@@ -393,7 +377,6 @@ class LaunchConfig:
         help="Start CMD if the job fails; it reads JSON.",
         panel=BATCH,
     )
-    """The command that gets the verdict of a job that failed, and its arguments; empty for none."""
 
 
 # --- The options of a job ------------------------------------------------------------------------
@@ -415,7 +398,6 @@ class JobOptions(SlurmOptions):
     bundle: Path | None = setting(
         Path, flag="--bundle FILE", help="The bundle; default: the project's newest.", panel=BUNDLE
     )
-    """The bundle's file; None for the project's newest."""
     bundle_id: str = setting(
         checks.bundle_id,
         "12 to 64 hexadecimal digits, as `stager verify` and `stager inspect` show them",
@@ -424,7 +406,6 @@ class JobOptions(SlurmOptions):
         help="The id the bundle must have, or 12 or more of its first digits.",
         panel=BUNDLE,
     )
-    """The id that the bundle must have, or 12 or more of its first digits; empty for any."""
     allocation: str = setting(
         checks.one_of(ALLOCATIONS),
         default="auto",
@@ -432,7 +413,6 @@ class JobOptions(SlurmOptions):
         help="Where nodes come from; local: processes on this machine.",
         panel=BUNDLE,
     )
-    """The source of the nodes: ``auto``, ``slurm``, ``ssh`` or ``local``."""
     hosts: tuple[str, ...] = setting(
         _read_hosts,
         'hosts without blanks, as in "node[01-08],user@gpu9"',
@@ -441,41 +421,34 @@ class JobOptions(SlurmOptions):
         help="Hosts to reach over ssh, as in node[01-08],user@gpu9.",
         panel=BUNDLE,
     )
-    """Hosts that are reached over ``ssh``, each as a list in Slurm's notation."""
     host_file: Path | None = setting(
         Path,
         flag="--host-file FILE",
         help="A file with one such host in each line.",
         panel=BUNDLE,
     )
-    """A file that names them, a host in each line."""
     avoid_bad: bool | None = None
     nproc_per_node: int | str | None = None
-    """Ranks on each node: a number, ``auto``, ``gpu`` or ``cpu``."""
     launcher: Launcher | None = None
     backend: Backend | None = None
     interface: str | None = None
-    """``auto`` or a network interface's name."""
     stage: Stage | None = None
     transfer: TransferWay | None = None
     min_nodes: int | None = None
     log_dir: Path | None = setting(
         Path, flag="--log-dir DIR", help="Default: ~/slurm_logs.", panel=LAUNCH
     )
-    """The directory for logs."""
     outputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     container_image: str | None = None
     container_mounts: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    """The command of each rank."""
     deep: bool = setting(
         checks.boolean,
         default=False,
         flag="--deep",
         help="Read every file, try the network between all nodes.",
     )
-    """Let ``verify`` read every file and try the network."""
     batch: bool = setting(
         checks.boolean, default=False, flag="--batch", help="Submit with sbatch.", panel=BATCH
     )
@@ -493,11 +466,8 @@ class JobOptions(SlurmOptions):
         help="Say what would be done; do nothing.",
         panel=BATCH,
     )
-    """Stop after the plan."""
     on_failure: tuple[str, ...] = ()
-    """The command that the command line starts when the job has failed."""
     show_all: bool = False
-    """Report the output of every node, and not of the first only."""
 
 
 # --- The rows ------------------------------------------------------------------------------------

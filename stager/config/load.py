@@ -64,19 +64,12 @@ class Config:
     root: Path
     """The folder of the file; relative paths start here."""
     source: Path
-    """The file it was read from."""
     environment: EnvironmentConfig
-    """The packages to install."""
     project: ProjectConfig
-    """The user's own code."""
     assets: AssetsConfig
-    """Models and data."""
     cluster: ClusterConfig
-    """The resources to request from Slurm."""
     launch: LaunchConfig
-    """The settings for starting ranks."""
     trust: TrustConfig = field(default_factory=TrustConfig)
-    """Whose signature a bundle must have."""
     settings: tuple[WrittenSetting, ...] = field(default=(), compare=False, repr=False)
     """Each setting as it was written, and where."""
     fixed: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -254,7 +247,6 @@ def _check_together(values: Mapping[str, Mapping[str, Any]], reader: SettingsRea
 
 
 def _join_assets(assets: AssetsConfig) -> AssetsConfig:
-    """Add the places that variables name to the assets."""
     paths = assets.paths
     more = (place for _, place in assets.env if not any(map(place.is_relative_to, paths)))
     return replace(assets, paths=(*paths, *dict.fromkeys(more)))
@@ -322,16 +314,12 @@ class ListedSetting:
     """A setting as ``stager config`` shows it."""
 
     key: str
-    """Its key path."""
     value: Any
     """Its value as it was written, without secrets, else the default that is in force; null where
     that is decided later, by the nodes or Slurm, or there is none."""
     origin: str
-    """``variable``, ``project``, ``user``, ``site`` or ``default``."""
     place: str
-    """The file or the variable; empty for a default."""
     variable: str
-    """The variable that sets it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,13 +327,9 @@ class ConfigResult:
     """The result of ``stager config``."""
 
     project: Path
-    """The project's file; it need not exist."""
     user: Path
-    """The user's own file; it need not exist."""
     site: Path
-    """The site's file; it need not exist."""
     settings: tuple[ListedSetting, ...]
-    """Every setting."""
 
 
 def list_settings(config: Config, env: Mapping[str, str], offline_root: Path) -> ConfigResult:
@@ -386,7 +370,6 @@ def _list_setting(setting: WrittenSetting) -> ListedSetting:
 
 
 def _mask_value(value: object) -> object:
-    """Convert a value for JSON, with secrets masked."""
     if isinstance(value, Enum | Path | datetime.date | datetime.time):
         return str(value)
     if isinstance(value, str):

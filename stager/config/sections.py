@@ -98,9 +98,7 @@ class EnvironmentConfig:
     requirements: tuple[str, ...] = setting(
         checks.texts, 'a list of strings, for example ["requirements.txt"]'
     )
-    """Requirement files or requirement strings, as written; see :mod:`stager.lock.spec`."""
     constraints: tuple[str, ...] = setting(checks.texts, "a list of strings", default=())
-    """Constraint files or strings, as written."""
     python: str | None = setting(VERSION, VERSIONS)
     """Version of CPython as ``major.minor``; None for this interpreter's."""
     platform: str | None = setting(PLATFORM, PLATFORMS)
@@ -109,7 +107,6 @@ class EnvironmentConfig:
         checks.text_matching("|".join(INDEX_STRATEGIES)),
         "one of " + ", ".join(f'"{word}"' for word in INDEX_STRATEGIES),
     )
-    """uv's rule for a package that several indexes have: a word of ``INDEX_STRATEGIES``."""
     torch_backend: str | None = setting(
         _read_torch_backend,
         'the name of one of PyTorch\'s indexes ("cpu", "cu126", "rocm6.4", "xpu"), "auto", or '
@@ -117,13 +114,11 @@ class EnvironmentConfig:
     )
     """Name of the PyTorch index to add: ``cpu``, ``cu126``..., ``auto``; None for none."""
     offline_root: Path | None = setting(checks.path, "a path", starts_at_root=True)
-    """Directory for wheels, layers and bundles; None for the default."""
     imports: tuple[str, ...] = setting(
         checks.list_of(checks.text_matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")),
         'a list of module names, for example ["torch", "datasets"]',
         default=(),
     )
-    """Modules that the build imports to prove that the environment works."""
     prune: tuple[str, ...] = setting(
         _read_prune,
         f'a list of {_PRUNABLE}, and of patterns such as "torch:/torch/test/"',
@@ -137,19 +132,16 @@ class EnvironmentConfig:
         default=(),
         starts_at_root=True,
     )
-    """Folders, or pages, with prebuilt wheels; folders are absolute."""
     no_build_isolation: tuple[str, ...] = setting(
         checks.list_of(checks.text_matching(_PACKAGE)),
         'a list of package names, for example ["flash-attn"]',
         default=(),
     )
-    """Packages that are built from source with the environment's packages at hand."""
     build_env: tuple[tuple[str, str], ...] = setting(
         checks.variables,
         'a table of variables and their values, for example { MAX_JOBS = "4" }',
         default={},
     )
-    """Variables for builds from source, with their values."""
     interpreter: str = setting(
         _interpreter,
         f'"{OF_NODE}", "{BUNDLED}", or the path of a Python, for example '
@@ -221,11 +213,8 @@ class AssetsConfig:
     )
     """Variables of the ranks, each with the asset that it is the place of."""
     models: tuple[HubRequest, ...] = setting(_repositories("model"), _REPOSITORIES, default=())
-    """Models (and their tokenizers) of the hub."""
     datasets: tuple[HubRequest, ...] = setting(_repositories("dataset"), _REPOSITORIES, default=())
-    """Data sets of the hub."""
     spaces: tuple[HubRequest, ...] = setting(_repositories("space"), _REPOSITORIES, default=())
-    """Spaces of the hub, such as the metrics of ``evaluate``."""
 
 
 # --- ``[trust]``: whose signature a bundle must have before anything of it runs ------------------
@@ -240,7 +229,6 @@ class TrustConfig:
     )
     """The file with the keys that may sign, as ``ssh-keygen(1)`` describes it; None for none."""
     require: bool = setting(checks.boolean, "true or false", default=False)
-    """True to refuse a bundle that none of them has signed."""
 
 
 # --- Experiment trackers that write to the run directory where there is no network ---------------

@@ -49,11 +49,9 @@ class SettingsSource:
     """A place that settings come from."""
 
     name: str
-    """The file."""
     origin: str
     """``project``, ``user`` or ``site``."""
     data: Mapping[str, Any]
-    """Its document, or the table of it that is read."""
     fixed: tuple[str, ...] = ()
     """Keys and tables of it that no other place may change: ``trust``, ``cluster.node-root``."""
 
@@ -182,13 +180,11 @@ class WrittenSetting:
     """A setting, and where its value came from."""
 
     path: str
-    """Its key path."""
     value: object
     """The value as it was written; else the default, as its user would write it."""
     origin: str = "default"
     """``variable``, ``project``, ``user``, ``site`` or ``default``."""
     place: str = ""
-    """The file or the variable; empty for a default."""
 
 
 class SettingsReader:
@@ -350,7 +346,6 @@ class SettingsReader:
 
 
 def _list_key_paths(source: SettingsSource, table: str) -> list[str]:
-    """Return the paths of a table's keys in a document; of its tables for an empty name."""
     if not table:
         return list(source.data)
     content = source.data.get(table)

@@ -30,9 +30,7 @@ class InitResult:
     """The result of ``stager init``."""
 
     path: Path
-    """The file that was written."""
     requirements: tuple[str, ...]
-    """The requirements files that it names."""
 
 
 def write_settings(folder: Path, source: Path | None) -> InitResult:

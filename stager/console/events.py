@@ -63,11 +63,9 @@ class Events(Reports):
     _job_id = ""
     _nodes = 1
     _answered: frozenset[str] = frozenset()
-    """Nodes that have answered in this phase."""
 
     @property
     def _table(self) -> bool:
-        """Return whether the facts of the nodes are shown as one table at the end."""
         plain = self.as_json or self.verbose or self._dry_run
         return not plain and self._on_terminal
 

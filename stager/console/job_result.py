@@ -201,14 +201,14 @@ class Console(Events, JobLogs):
 
     def show_verify(self, outcome: Outcome) -> int:
         """Show the result of ``stager verify``, and return its exit code."""
-        if outcome.interrupted:
-            return self._show_interrupt(outcome)
+        if outcome.is_interrupted:
+            return self._show_interrupted_job(outcome)
         if self._table and outcome.probes:
             self._show_table(outcome)
         self._show_network(outcome)
         self._log_loss(outcome)
         self._problems(outcome)
-        if outcome.ended_by:
+        if outcome.end_reason:
             return self._show_end(outcome)
         if not outcome.ok:
             return self._cannot_run(outcome)
@@ -247,10 +247,10 @@ class Console(Events, JobLogs):
     def show_run(self, outcome: Outcome) -> int:
         """Show the result of ``stager run``, and return its exit code."""
         failure = outcome.first_failure
-        if outcome.interrupted:
+        if outcome.is_interrupted:
             return self._run_interrupted(outcome, failure)
         self._log_loss(outcome)
-        if outcome.ended_by:
+        if outcome.end_reason:
             self._problems(outcome)
             return self._show_end(outcome)
         if failure is not None:
@@ -262,7 +262,7 @@ class Console(Events, JobLogs):
         return EXIT_OK
 
     def _run_interrupted(self, outcome: Outcome, failure: FirstFailure | None) -> int:
-        code = self._show_interrupt(outcome)
+        code = self._show_interrupted_job(outcome)
         self._log_loss(outcome)
         if failure is not None:
             self._write("before that:")
@@ -272,18 +272,18 @@ class Console(Events, JobLogs):
 
     def _run_failed(self, outcome: Outcome, failure: FirstFailure) -> int:
         self._problems(outcome)
-        if failure.exit_code is None and not outcome.ending.logs_lost:
+        if failure.exit_code is None and not outcome.end.logs_lost:
             self._advise(outcome, [node for node, problems in outcome.problems.items() if problems])
         self._first(outcome, failure)
         return EXIT_JOB
 
     def _run_succeeded(self, outcome: Outcome) -> None:
         spent = ", ".join(_format_phase_time(outcome, name) for name in outcome.spent)
-        count = outcome.ending.world_size or 0
+        count = outcome.end.world_size or 0
         self.say(f"done: {format_count(count, 'rank')}; {spent}", "good")
-        for trained in outcome.trained:
-            self.say(metrics.format_figures(trained), "good")
-        for note in outcome.ending.notes or ():
+        for figures in outcome.figures:
+            self.say(metrics.format_figures(figures), "good")
+        for note in outcome.end.notes or ():
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
         self._advise(outcome, _list_left_out(outcome))
@@ -293,8 +293,8 @@ class Console(Events, JobLogs):
         outcome = result.outcome
         if outcome is None:
             return EXIT_OK
-        if outcome.interrupted:
-            return self._show_interrupt(outcome)
+        if outcome.is_interrupted:
+            return self._show_interrupted_job(outcome)
         self._problems(outcome)
         return EXIT_OK if outcome.ok else EXIT_JOB
 
@@ -315,7 +315,6 @@ class Console(Events, JobLogs):
         self._write(f"more: stager diagnose {job.id}{option}")
 
     def _show_end(self, outcome: Outcome) -> int:
-        """Say why Slurm ended the job, and what to do."""
         failure = outcome.first_failure
         if failure is not None:
             node = f" ({failure.node})" if failure.node else ""
@@ -343,7 +342,7 @@ class Console(Events, JobLogs):
         self._print_table(node_table(make_verify_result(outcome).nodes, self._width()))
 
     def _show_network(self, outcome: Outcome) -> None:
-        deep = outcome.ending.deep
+        deep = outcome.end.deep
         measured = None if deep is None else deep.all_reduce
         if measured is None:
             return
@@ -375,7 +374,7 @@ class Console(Events, JobLogs):
 
     def _log_loss(self, outcome: Outcome) -> None:
         """Show what the logs lack, unless a problem says so: where nothing else went wrong."""
-        fault = outcome.ending.logs_fault
+        fault = outcome.end.logs_fault
         if fault:
             self._write(f"warning: the logs are not complete: {fault}", "warning")
         reported = {
@@ -384,7 +383,7 @@ class Console(Events, JobLogs):
             for problem in problems
             if problem.code in _LOSSES
         }
-        losses = [(loss.node, str(loss)) for loss in outcome.ending.logs_lost]
+        losses = [(loss.node, str(loss)) for loss in outcome.end.logs_lost]
         unreported = [loss for loss in losses if loss not in reported]
         for node, source in unreported[:_MAX_NAMED]:
             self._write(f"warning: {node}: output of {source} is lost", "warning")
@@ -392,14 +391,14 @@ class Console(Events, JobLogs):
         if more > 0:
             self._write(f"warning: and output of {format_count(more, 'more rank')}", "warning")
 
-    def _show_interrupt(self, outcome: Outcome) -> int:
+    def _show_interrupted_job(self, outcome: Outcome) -> int:
         self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")
         return EXIT_INTERRUPTED
 
 
 def _format_phase_time(outcome: Outcome, phase: str) -> str:
     name = "plan" if phase == PhaseName.PLACE else phase
-    words, ending = f"{name} {outcome.spent[phase]:.1f} s", outcome.ending
+    words, ending = f"{name} {outcome.spent[phase]:.1f} s", outcome.end
     if phase != PhaseName.UNPACK or ending.send_seconds is None:
         return words
     parts = [f"sending {ending.send_seconds:.1f} s"]
@@ -409,7 +408,7 @@ def _format_phase_time(outcome: Outcome, phase: str) -> str:
 
 
 def _list_left_out(outcome: Outcome) -> list[str]:
-    return list(outcome.ending.left_out)
+    return list(outcome.end.left_out)
 
 
 def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
@@ -424,7 +423,7 @@ def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
         if not problem.is_end_of_job
     ]
     own = [(node, problem) for node, problem in problems if not problem.code.row.follows]
-    return own if own or outcome.ending.failures else problems
+    return own if own or outcome.end.failures else problems
 
 
 # --- An output that is kept and not printed ------------------------------------------------------

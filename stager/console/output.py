@@ -186,7 +186,7 @@ class Output:
         if failure.hint:
             self._write(f"hint: {failure.hint}", "good")
 
-    def interrupted(self) -> None:
+    def show_interrupt(self) -> None:
         """Say that the command was interrupted; in JSON, too, unless its result is there."""
         self.stop()
         if self.as_json and not self._has_result:

@@ -477,7 +477,6 @@ def _some(names: Sequence[str], count: int) -> str:
 
 
 def _format_pruned(pruned: Pruned) -> list[str]:
-    """Return a line about what ``environment.prune`` saved; none where it left nothing out."""
     if not pruned.files:
         return []
     words = [word for word in pruned.words if ":" not in word]

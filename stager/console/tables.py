@@ -199,7 +199,6 @@ def forecast_table(estimate: Estimate) -> Table:
 
 
 def _list_forecasts(estimate: Estimate) -> Iterator[tuple[int, str, list[str]]]:
-    """Yield the number of nodes, the case and the cells of each row."""
     for forecast in estimate.forecasts:
         cases = {
             _COLD: forecast.cold,

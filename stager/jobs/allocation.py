@@ -211,7 +211,6 @@ def _megabytes(text: str) -> float:
 
 
 def _list_given_rows(options: JobOptions, *left_out: str) -> dict[str, SettingRow]:
-    """Return the rows of Slurm's options that the command line has."""
     return {
         name: row
         for name, row in list_rows(SlurmOptions).items()

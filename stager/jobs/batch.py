@@ -96,11 +96,8 @@ class Submission:
     """A batch job that only has to be submitted."""
 
     argv: tuple[str, ...]
-    """The command; it reads the script."""
     environment: Mapping[str, str]
-    """The variables of the command, and so of the job."""
     script: str
-    """The batch script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +105,7 @@ class Submitted:
     """A batch job that Slurm has accepted."""
 
     job_id: str
-    """Its number."""
     cluster: str = ""
-    """The cluster, where there are several."""
     older: os.stat_result | None = None
     """The event log of this number from before it was submitted: another job's; None for none."""
 
@@ -256,14 +251,13 @@ def follow(
 
 
 def _explain_end(submitted: Submitted, outcome: Outcome) -> None:
-    """Ask Slurm how a job ended that failed, or that left no result."""
     facts = _query_facts(submitted)
     if outcome.result is None:
         raise _explain_missing_result(submitted, outcome.job, facts)
     ended_by = ENDED_BY_STATE.get(facts.get("JobState", ""))
     # The driver had to guess before the job was over; but of a cancelled one it knows more.
-    if outcome.ended_by and ended_by and ended_by != Ending.CANCELLED:
-        outcome.result = replace(outcome.ending, ended_by=ended_by)
+    if outcome.end_reason and ended_by and ended_by != Ending.CANCELLED:
+        outcome.result = replace(outcome.end, ended_by=ended_by)
 
 
 def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], None]) -> None:

@@ -34,7 +34,6 @@ class Option:
     refused: str = ""
     """The reason why the whole command cannot be converted; empty where it can."""
     short: str = ""
-    """Its one-letter form, without the dash."""
 
 
 def read_options(
@@ -369,7 +368,6 @@ class Converted:
     """The settings of a job that a command gives; None for those it leaves open."""
 
     command: tuple[str, ...]
-    """A script or ``-m MODULE``, and its arguments."""
     nproc_per_node: int | str | None = None
     """Ranks on each node: a number, ``auto``, ``gpu`` or ``cpu``."""
     nnodes: tuple[int, int] | None = None
@@ -377,7 +375,6 @@ class Converted:
     max_restarts: int | None = None
     """The number of times that torchrun starts failed ranks again."""
     backend: Backend | None = None
-    """``nccl`` or ``gloo``, where the command asks for GPUs or for CPUs."""
     notes: tuple[str, ...] = ()
     """A line for each option that was left out, with the reason; without values of variables."""
 
@@ -431,7 +428,6 @@ def _convert_launcher(words: list[str]) -> Converted:
 
 
 def _convert_torchrun(program: str, arguments: Sequence[str]) -> Converted:
-    """Convert ``torchrun``, or its older name ``torch.distributed.launch``."""
     old = program == _OLD_TORCHRUN
     table = LAUNCH if old else TORCHRUN
     given, rest = read_options(program, table, arguments)
@@ -453,7 +449,6 @@ def _convert_torchrun(program: str, arguments: Sequence[str]) -> Converted:
 
 
 def _convert_accelerate(arguments: Sequence[str]) -> Converted:
-    """Convert ``accelerate launch``, which counts its processes over all machines."""
     program = _ACCELERATE
     given, rest = read_options(program, ACCELERATE, arguments)
     notes = list_dropped_options(program, ACCELERATE, given)
@@ -538,7 +533,6 @@ def _read_number(program: str, name: str, given: Mapping[str, str]) -> int | Non
 
 
 def _parse_whole_number(program: str, name: str, text: str, least: int) -> int:
-    """Read a number, within the range that the settings allow."""
     digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not (digits and least <= int(text) <= checks.MOST):
         empty = is_unexpanded(text) or "$" in text

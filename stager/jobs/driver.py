@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending, LogMode
@@ -60,29 +60,10 @@ class JobListener(Listener, Protocol):
 class SilentListener:
     """A listener that does nothing; a base for those that want to hear of a few things."""
 
-    def begin(self, phase: str) -> None:
-        """Do nothing."""
+    def _ignore(self, *_args: Any, **_named: Any) -> None:  # noqa: ANN401
+        pass
 
-    def step(self, what: str, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def note(self, line: str) -> None:
-        """Do nothing."""
-
-    def warn(self, line: str) -> None:
-        """Do nothing."""
-
-    def job(self, job: Job, bundle: Path) -> None:
-        """Do nothing."""
-
-    def event(self, record: Record) -> None:
-        """Do nothing."""
-
-    def talk(self, line: str) -> None:
-        """Do nothing."""
-
-    def submitted(self, job: SubmittedJob) -> None:
-        """Do nothing."""
+    begin = step = note = warn = job = event = talk = submitted = _ignore
 
 
 # --- The command that hears of a failed job: it gets the verdict as JSON on its standard input
@@ -112,19 +93,13 @@ _TELL_PID = f'echo "{_DRIVER}$$" >&2; exec "$@"'
 """The command that salloc starts: it prints the process id that the driver is going to have."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriverStart:
+class DriverStart(NamedTuple):
     """The command that starts the driver."""
 
     argv: tuple[str, ...] = ()
     """The words before it: ``salloc`` and its options, or nothing."""
     environment: Mapping[str, str] | None = None
     """All variables; None for those of this process."""
-
-    @property
-    def asks_slurm(self) -> bool:
-        """Return whether Slurm is asked for an allocation first."""
-        return bool(self.argv)
 
 
 def run_driver(
@@ -147,24 +122,29 @@ def run_driver(
         ended = driven.run(start, driver)
     if outcome.result is None:
         driven.read_kept_events()
-    if ended.interrupted and outcome.ended_by == Ending.CANCELLED:  # by this process
-        outcome.result = replace(outcome.ending, interrupted=True, ended_by="")
-    if outcome.ended_by and messages.is_time_up(driven.output):
+    if ended.interrupted and outcome.end_reason == Ending.CANCELLED:  # by this process
+        outcome.result = replace(outcome.end, interrupted=True, ended_by="")
+    if outcome.end_reason and messages.is_time_up(driven.output):
         # To the driver it may have looked like scancel.
-        outcome.result = replace(outcome.ending, ended_by=Ending.TIME_LIMIT)
-    if outcome.result is not None:
-        return
+        outcome.result = replace(outcome.end, ended_by=Ending.TIME_LIMIT)
+    if outcome.result is None:
+        _explain_missing_result(outcome, start, ended, driven.output)
+
+
+def _explain_missing_result(
+    outcome: Outcome, start: DriverStart, ended: Streamed, output: Sequence[str]
+) -> None:
     if ended.interrupted:
         outcome.result = JobEnds(ok=False, interrupted=True)
         return
     job = outcome.job
-    if start.asks_slurm:
-        raise messages.make_failure(driven.output, ended.returncode, job.log_dir)
+    if start.argv:
+        raise messages.make_failure(output, ended.returncode, job.log_dir)
     raise JobError(
         f"{f'job {job.id}' if job.id else 'the driver'} ended without a result"
         f" (exit status {ended.returncode})",
         hint=f"see the messages above, and the logs in {job.log_dir}",
-        context=driven.output[-15:],
+        context=output[-15:],
     )
 
 
@@ -180,7 +160,7 @@ class _Driven:
 
     def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
         """Start the driver, once Slurm's controller answers, and follow it."""
-        if not start.asks_slurm:
+        if not start.argv:
             return follow_command(
                 driver,
                 self.take,
@@ -201,7 +181,7 @@ class _Driven:
                 on_talk=self.talk,
                 environment=start.environment,
                 end_it=self.end,
-                pass_on=self.pass_on,
+                pass_on=self.forward,
             )
             if ended.interrupted or ended.returncode == 0 or self._pid is not None:
                 return ended
@@ -215,8 +195,8 @@ class _Driven:
         record = parse_event(line)
         if record is None:
             self.output.append(line)
-            return
-        self._take(record)
+        else:
+            self._take(record)
 
     def _take(self, record: Record) -> None:
         self._kept += not isinstance(record.event, PRINTED_ONLY)
@@ -243,17 +223,15 @@ class _Driven:
         self.output.append(line)
         self._on_talk(line)
 
-    def pass_on(self, salloc: int, number: int) -> None:
+    def forward(self, salloc: int, number: int) -> None:
         """Pass a signal to the driver; before it runs there are no ranks to signal."""
         if self._pid is not None:
             os.kill(self._pid, number)
 
     def end(self, salloc: int) -> None:
         """Interrupt the driver: a signal to salloc would release the nodes before it has ended."""
-        if self._pid is not None:
-            os.kill(self._pid, signal.SIGINT)
-        else:
-            os.kill(salloc, signal.SIGTERM)
+        is_running = self._pid is not None
+        os.kill(self._pid or salloc, signal.SIGINT if is_running else signal.SIGTERM)
 
 
 @contextmanager

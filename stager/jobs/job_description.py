@@ -101,7 +101,6 @@ def _apply(config: Config, options: JobOptions) -> Config:
 def _collect_changes(
     section: ProjectConfig | ClusterConfig | LaunchConfig, options: JobOptions
 ) -> dict[str, Any]:
-    """Return the fields of a section that the options change."""
     changed = {}
     for name, row in list_rows(type(section)).items():
         option = getattr(options, name, None)
@@ -255,7 +254,6 @@ def _find_run_subdir(config: Config) -> str | None:
 
 
 def _list_tracker_outputs(config: Config, manifest: Manifest) -> tuple[str, ...]:
-    """Return the outputs of trackers in the bundle that the settings do not name."""
     names = list_tracker_outputs(layer.name for layer in manifest.layers if layer.kind == "wheel")
     own = {output.rstrip("/") for output in config.project.outputs}
     return tuple(name for name in names if name not in own)

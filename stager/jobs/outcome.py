@@ -71,19 +71,15 @@ class Figures:
     """The figures in one output."""
 
     path: Path
-    """The folder they were found in."""
     metrics: dict[str, float]
-    """The numbers, by name."""
 
 
 def read_output_times(run_dir: Path, outputs: Sequence[str]) -> Times:
     """Return the files that exist before a job, so that they are not taken for its own."""
     written = {}
     for path in find_output_files(str(run_dir), outputs, NAME):
-        try:
+        with suppress(OSError, ValueError):
             written[path] = (run_dir / path).lstat().st_mtime_ns
-        except (OSError, ValueError):
-            continue
     return written
 
 
@@ -98,9 +94,9 @@ def read_figures(run_dir: Path, outputs: Sequence[str], before: Times) -> tuple[
 def format_figures(figures: Figures) -> str:
     """Return the figures in a line, the best known first."""
     metrics = figures.metrics
-    words = [f"{name} {metrics[name]:.3g}" for name in ("accuracy", "loss") if name in metrics]
-    if "samples_per_second" in metrics:
-        words.append(f"{metrics['samples_per_second']:,.0f} samples/s")
+    forms = {"accuracy": "accuracy {:.3g}", "loss": "loss {:.3g}"}
+    forms["samples_per_second"] = "{:,.0f} samples/s"
+    words = [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
     if not words:
         words = [f"{name} {value:g}" for name, value in list(metrics.items())[:4]]
     shown = "".join(char if char.isprintable() else "?" for char in str(figures.path))
@@ -119,16 +115,16 @@ def _read(path: Path) -> dict[str, float]:
         return {}
     if not isinstance(raw, dict):
         return {}
-    return {name: value for name, value in raw.items() if _NAME.fullmatch(name) and _finite(value)}
+    figures = raw.items()
+    return {name: value for name, value in figures if _NAME.fullmatch(name) and _is_finite(value)}
 
 
-def _finite(value: object) -> bool:
+def _is_finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    try:
+    with suppress(OverflowError):
         return math.isfinite(float(value))
-    except OverflowError:
-        return False
+    return False
 
 
 # --- The outcome of a job, as its events come ----------------------------------------------------
@@ -141,7 +137,6 @@ class Outcome(JobRecord):
     job: Job
     """The job; with the allocation's id and nodes as soon as they are known."""
     bundle: Path
-    """The bundle that was used."""
     before: Times = field(init=False)
     """The figures that earlier jobs have left, by the times of their files."""
 
@@ -157,29 +152,29 @@ class Outcome(JobRecord):
             self.job = replace(self.job, id=record.job_id, nodes=event.nodes, log_dir=log_dir)
 
     @property
-    def ending(self) -> JobEnds:
+    def end(self) -> JobEnds:
         """The driver's last event; without one, that of a job that never began."""
         return self.result or JobEnds(ok=False)
 
     @property
     def ok(self) -> bool:
         """Return whether every node did its part."""
-        return self.ending.ok
+        return self.end.ok
 
     @property
-    def interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Return whether the user ended it; a job that Slurm ends has failed."""
-        return self.ending.interrupted and not self.ended_by
+        return self.end.interrupted and not self.end_reason
 
     @property
-    def ended_by(self) -> str:
+    def end_reason(self) -> str:
         """The reason why Slurm ended it: ``time-limit``, ``cancelled``...; empty for none."""
-        return self.ending.ended_by
+        return self.end.ended_by
 
     @property
     def problems(self) -> Mapping[str, tuple[Problem, ...]]:
         """Its problems, by node."""
-        return self.ending.problems
+        return self.end.problems
 
     @property
     def faulty_hosts(self) -> tuple[str, ...]:
@@ -194,7 +189,7 @@ class Outcome(JobRecord):
         """
         spent: dict[str, float] = {}
         waited = self._find_launch_seconds()
-        for name, seconds in self.ending.seconds.items():
+        for name, seconds in self.end.seconds.items():
             spent[name] = seconds
             if name == PhaseName.LAUNCH.value and waited is not None:
                 spent[name] = min(max(waited, 0.0), seconds)
@@ -234,7 +229,7 @@ class Outcome(JobRecord):
         return None if self.diagnosis is None else self.diagnosis.first
 
     @property
-    def trained(self) -> tuple[Figures, ...]:
+    def figures(self) -> tuple[Figures, ...]:
         """The figures that its program has written, see :func:`read_figures`."""
         return read_figures(Path(self.job.run_dir), self.job.outputs, self.before)
 
@@ -247,117 +242,84 @@ class NodeCheck:
     """The check of one node."""
 
     node: str
-    """The node."""
     ok: bool
-    """True if the environment works there."""
     python: str
     """The version of Python; empty if it was not reached."""
     packages: dict[str, str | None]
-    """Versions of the packages that matter, by name."""
     origin_ok: bool
-    """True if each of them is imported from the environment."""
     interface: str
-    """The network interface that the ranks use."""
     address: str
-    """The address on it."""
     seconds: float | None
     """Duration of the check; None if there was none."""
     problems: tuple[str, ...]
-    """The problems, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyResult:
-    """The result of ``stager verify``."""
+class JobResult:
+    """What the results of ``stager verify`` and ``stager run`` share."""
 
     ok: bool
-    """True if every node can run the job."""
-    bundle: Path
-    """The bundle."""
-    id: str
-    """Its id."""
+    """True if every node can run the job; of a run, if every rank ended well."""
     job_id: str
-    """The job's number."""
-    nodes: tuple[NodeCheck, ...]
-    """The check of each node."""
+    bundle: Path
+    id: str
+    """The bundle's id."""
     log_dir: Path
-    """The directory of the logs."""
-    host_problems: dict[str, tuple[str, ...]]
-    """The problems, in words, of a host that is no node: where the driver ran."""
     seconds: dict[str, float]
     """Duration of each phase."""
     send_seconds: float | None
     """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
     unpack_seconds: float | None
     """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
+    bytes_broadcast: int
+    """Bytes sent to the nodes."""
     left_out: tuple[str, ...]
     """Nodes that the job went on without."""
     ended_by: str
     """The reason why Slurm ended the job; empty for none."""
-    bytes_broadcast: int
-    """Bytes sent to the nodes."""
     plan: TransferPlan | None
     """The plan of the transfer; None where there was none."""
-    deep: DeepReport | None
-    """What ``--deep`` found and measured; None without it."""
     repaired: dict[str, Problem]
     """The damage to environments that was repaired, by node."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class VerifyResult(JobResult):
+    """The result of ``stager verify``."""
+
+    nodes: tuple[NodeCheck, ...]
+    host_problems: dict[str, tuple[str, ...]]
+    """The problems, in words, of a host that is no node: where the driver ran."""
+    deep: DeepReport | None
+    """What ``--deep`` found and measured; None without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult(JobResult):
     """The result of ``stager run``."""
 
-    ok: bool
-    """True if every rank ended well."""
-    job_id: str
-    """The job's number."""
-    bundle: Path
-    """The bundle."""
-    id: str
-    """Its id."""
     nodes: tuple[str, ...]
-    """The nodes, in the order of their ranks."""
+    """In the order of their ranks."""
     world_size: int | None
     """The number of ranks; None if none were started."""
     launcher: Launcher
-    """The program that started the ranks."""
     backend: str | None
     """``gloo`` or ``nccl``; None if no ranks were started."""
     exit_codes: dict[str, int]
     """The exit status of the ranks of each node."""
-    log_dir: Path
-    """The directory of the logs."""
-    bytes_broadcast: int
-    """Bytes sent to the nodes."""
-    seconds: dict[str, float]
-    """Duration of each phase."""
-    send_seconds: float | None
-    """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
-    unpack_seconds: float | None
-    """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
     first_failure: FirstFailure | None
     """The failure that the others follow from; None if the job ended well."""
     consequences: tuple[int, ...]
     """Ranks that failed because of it."""
     task_codes: dict[str, int]
     """The exit status of each task of the launch, by its number."""
-    left_out: tuple[str, ...]
-    """Nodes that the job went on without."""
-    ended_by: str
-    """The reason why Slurm ended the job; empty for none."""
     collected: tuple[OutputsCollected, ...]
     """Results that were brought back."""
-    plan: TransferPlan | None
-    """The plan of the transfer; None where there was none."""
     trained: tuple[Figures, ...]
     """The figures that the program has written into its outputs."""
     logs_lost: tuple[OutputLoss, ...]
     """Output of ranks that is in no log."""
     notes: tuple[str, ...]
-    """Notes for the user, though nothing failed."""
-    repaired: dict[str, Problem]
-    """The damage to environments that was repaired, by node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,17 +327,11 @@ class SubmittedJob:
     """A batch job that Slurm has accepted: the result of ``--batch`` without ``--wait``."""
 
     ok: bool = True
-    """True: a refused job is an error."""
     submitted: bool = True
-    """True."""
     job_id: str
-    """Its number."""
     log_dir: Path
-    """The directory of its logs."""
     log: Path
-    """The log of the batch script."""
     events: Path
-    """The driver's events, one in each line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +339,6 @@ class ScriptResult:
     """The result of ``stager script``."""
 
     script: str
-    """The batch script."""
 
 
 def make_submitted_job(job: Job, number: str) -> SubmittedJob:
@@ -397,64 +352,58 @@ def make_submitted_job(job: Job, number: str) -> SubmittedJob:
     )
 
 
-def make_verify_result(outcome: Outcome) -> VerifyResult:
-    """Return the result of ``stager verify``."""
-    ending = outcome.ending
-    return VerifyResult(
+def _make_job_result(outcome: Outcome) -> JobResult:
+    end = outcome.end
+    return JobResult(
         ok=outcome.ok,
+        job_id=outcome.job.id,
         bundle=outcome.bundle,
         id=outcome.job.bundle_id,
-        job_id=outcome.job.id,
-        nodes=tuple(_node_check(outcome, node) for node in outcome.job.nodes),
         log_dir=Path(outcome.job.log_dir),
+        seconds=end.seconds,
+        send_seconds=end.send_seconds,
+        unpack_seconds=end.unpack_seconds,
+        bytes_broadcast=end.bytes_broadcast,
+        left_out=end.left_out,
+        ended_by=end.ended_by,
+        plan=outcome.plan,
+        repaired=end.repaired or {},
+    )
+
+
+def make_verify_result(outcome: Outcome) -> VerifyResult:
+    """Return the result of ``stager verify``."""
+    return VerifyResult(
+        **vars(_make_job_result(outcome)),
+        nodes=tuple(_check_node(outcome, node) for node in outcome.job.nodes),
         host_problems={
             host: tuple(map(str, outcome.problems[host])) for host in outcome.faulty_hosts
         },
-        seconds=ending.seconds,
-        send_seconds=ending.send_seconds,
-        unpack_seconds=ending.unpack_seconds,
-        left_out=ending.left_out,
-        ended_by=ending.ended_by,
-        bytes_broadcast=ending.bytes_broadcast,
-        plan=outcome.plan,
-        deep=ending.deep,
-        repaired=ending.repaired or {},
+        deep=outcome.end.deep,
     )
 
 
 def make_run_result(outcome: Outcome) -> RunResult:
     """Return the result of ``stager run``."""
-    diagnosis, ending = outcome.diagnosis, outcome.ending
+    diagnosis, end = outcome.diagnosis, outcome.end
     return RunResult(
-        ok=outcome.ok,
-        job_id=outcome.job.id,
-        bundle=outcome.bundle,
-        id=outcome.job.bundle_id,
+        **vars(_make_job_result(outcome)),
         nodes=outcome.job.nodes,
-        world_size=ending.world_size,
+        world_size=end.world_size,
         launcher=outcome.job.launch.launcher,
-        backend=ending.backend,
-        exit_codes=ending.exit_codes or {},
-        log_dir=Path(outcome.job.log_dir),
-        bytes_broadcast=ending.bytes_broadcast,
-        seconds=ending.seconds,
-        send_seconds=ending.send_seconds,
-        unpack_seconds=ending.unpack_seconds,
-        first_failure=None if diagnosis is None else diagnosis.first,
+        backend=end.backend,
+        exit_codes=end.exit_codes or {},
+        first_failure=outcome.first_failure,
         consequences=() if diagnosis is None else diagnosis.consequences,
-        task_codes=ending.task_codes or {},
-        left_out=ending.left_out,
-        ended_by=ending.ended_by,
+        task_codes=end.task_codes or {},
         collected=tuple(outcome.find_events(OutputsCollected)),
-        plan=outcome.plan,
-        trained=outcome.trained,
-        logs_lost=ending.logs_lost,
-        notes=ending.notes or (),
-        repaired=ending.repaired or {},
+        trained=outcome.figures,
+        logs_lost=end.logs_lost,
+        notes=end.notes or (),
     )
 
 
-def _node_check(outcome: Outcome, node: str) -> NodeCheck:
+def _check_node(outcome: Outcome, node: str) -> NodeCheck:
     probe = outcome.probes.get(node)
     problems = outcome.problems.get(node, ())
     return NodeCheck(

@@ -221,13 +221,9 @@ class Prepared:
     config: Config
     """The settings, with the command line's options in them."""
     bundle: Path
-    """The bundle."""
     source: Source
-    """The source of the nodes."""
     job: Job
-    """The job as the far side gets it."""
     notes: tuple[str, ...]
-    """Notes for a person about the conversion of the command."""
 
 
 def load_project(
@@ -491,7 +487,6 @@ def _list_withheld_secrets(passed: Collection[str], env: Mapping[str, str]) -> I
 def _convert_command(
     config: Config, options: JobOptions
 ) -> tuple[Config, JobOptions, tuple[str, ...]]:
-    """Convert a single-node command (``torchrun --nproc-per-node=2 train.py``) for each rank."""
     from .conversion import convert
 
     command = options.command or config.project.command

@@ -180,13 +180,10 @@ class ScriptFacts:
     job: Job
     """The job, for Slurm and not yet bound; its name, CPUs and log directory are the script's."""
     program: bytes
-    """The far side's program, ``node.pyz``."""
     bundle_bytes: int
-    """The bundle's size."""
     request: Request
     """The request for nodes that the ``#SBATCH`` lines make."""
     version: str
-    """Version of stager that makes the script."""
     requeue: bool = False
     """Whether the job goes back into the queue when its time is nearly up, or a node is lost."""
     embed: bool = True

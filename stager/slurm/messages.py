@@ -118,11 +118,9 @@ class Message:
     """One line of a Slurm command."""
 
     kind: Kind
-    """Its kind; ``other`` is not Slurm's."""
     job_id: str = ""
     """The job it names; empty for none."""
     text: str
-    """The text, without the name of the command."""
     shown: str = ""
     """The words for a person; empty where there is nothing to show."""
 

@@ -41,9 +41,7 @@ class Request(SlurmOptions):
     """
 
     name: str
-    """The job's name."""
     nodes: tuple[int, int]
-    """Fewest and most nodes."""
     comment: str | None = None
     """What ``squeue --format=%k`` and the accounting show: which bundle the job runs."""
 
@@ -117,7 +115,6 @@ def _is_over_ssh(asked: str, inside: str, hosts_from: str) -> bool:
 
 
 def _choose_without_slurm(needed_by: str, nodes: int, missing: Sequence[str]) -> Source:
-    """Return the source of a job that needs no Slurm; refuse one that does."""
     if needed_by:
         reason = f"{needed_by}: Slurm's commands are missing here"
     elif nodes > 1:
@@ -133,7 +130,6 @@ def _choose_without_slurm(needed_by: str, nodes: int, missing: Sequence[str]) ->
 
 
 def _refuse_allocation(asked: str, batch: bool, hosts_from: str, by_option: bool) -> None:
-    """Refuse an allocation that does not exist, or that other options contradict."""
     if asked not in ALLOCATIONS:
         raise ConfigError(
             f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
@@ -187,7 +183,6 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
 
 
 def _refuse_fixed(config: Config, own: Sequence[GivenOption], asked: Request) -> None:
-    """Refuse options of ``$SALLOC_OPTS`` that change what the site has fixed."""
     named = asked.make_named_options()
     for name, value, words in own:
         if config.is_fixed(f"cluster.{name}") and value != named.get(name):
@@ -309,13 +304,10 @@ class PartitionNode:
     """One node of one partition, in whatever state it is."""
 
     partition: str
-    """The partition's name."""
     default: bool
     """Whether jobs that name no partition go there."""
     name: str
-    """The node's name."""
     cpus: int
-    """Its number of CPUs."""
     state: str = ""
     """Its state in Slurm's words; empty where it was not asked for."""
 

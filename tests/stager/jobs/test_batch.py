@@ -157,7 +157,7 @@ def test_slurm_has_the_last_word_on_how_it_ended(commands: Path, tmp_path: Path)
     (tmp_path / "events.12.jsonl").write_text(json.dumps(event) + "\n")
     ended = outcome(tmp_path)
     follow(Submitted(job_id="12"), ended, lambda _: None, print)
-    assert ended.ended_by == "time-limit"
+    assert ended.end_reason == "time-limit"
 
 
 def test_the_driver_knows_more_of_a_job_that_was_cancelled(commands: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_the_driver_knows_more_of_a_job_that_was_cancelled(commands: Path, tmp_p
     (tmp_path / "events.12.jsonl").write_text(json.dumps(event) + "\n")
     ended = outcome(tmp_path)
     follow(Submitted(job_id="12"), ended, lambda _: None, print)
-    assert ended.ended_by == "preempted"
+    assert ended.end_reason == "preempted"
 
 
 def test_a_result_just_before_the_job_leaves_the_queue_is_read(

@@ -170,7 +170,6 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
         "SBATCH_ACCOUNT": "lab",
     }  # fmt: skip
     asks = make_driver_start(make(tmp_path, "train.py", nodes=(2, 2)), env)
-    assert asks.asks_slurm
     assert asks.argv[0] == "salloc"
     assert asks.argv[-3:] == ("--kill-command=TERM", "--no-kill", "-v")
     assert asks.environment is not None
@@ -181,7 +180,7 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
     assert passed.environment["HF_TOKEN"] == "hunter2"
     for source in ("local", "inside"):
         here = make_driver_start(make(tmp_path, "train.py", source=source), env)
-        assert (here.asks_slurm, here.argv, here.environment) == (False, (), None)
+        assert here == ((), None)
 
 
 def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:
