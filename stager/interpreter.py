@@ -101,9 +101,7 @@ class Installation:
     """A CPython of this machine."""
 
     prefix: Path
-    """Its folder, without links."""
     program: str
-    """The path of its program in it."""
     version: str
     """Its full version, ``3.12.1``."""
 
@@ -120,11 +118,7 @@ class _UnusableError(ValueError):
 def find_interpreter(
     setting: str, target: Target, env: Mapping[str, str] = os.environ, run: Runner = run
 ) -> Installation:
-    """Return the Python that a bundle is to bring.
-
-    Raises:
-        ConfigError: there is none that fits.
-    """
+    """Return the Python that a bundle is to bring."""
     host = Target.of_host()
     if (target.machine, target.libc[0]) != (host.machine, host.libc[0]):
         raise ConfigError(
@@ -142,7 +136,6 @@ def find_interpreter(
 
 
 def _find_any(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
-    """Return the first Python of the target's version that can be moved."""
     refused: dict[str, str] = {}
     for path in list_candidates(target, env, run):
         try:
@@ -248,7 +241,6 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
 
 
 def _refuse_other_machine(path: Path, target: Target) -> None:
-    """Refuse a program for another processor, even if this machine could emulate that."""
     try:
         header = elf.read_elf(path)
     except OSError as exc:
@@ -308,9 +300,7 @@ class Libraries:
     """The shared libraries that a Python needs, besides those of glibc."""
 
     prefix: Path
-    """Its folder."""
     own: dict[str, str] = field(default_factory=dict)
-    """Paths of those that lie in its folder, by their names."""
     foreign: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Names of those that are left to the nodes, with the files that need each."""
     run_paths: dict[str, RunPath] = field(default_factory=dict)
@@ -318,7 +308,6 @@ class Libraries:
     glibc: tuple[int, int] = (0, 0)
     """The oldest glibc with which all of it runs."""
     faults: list[str] = field(default_factory=list)
-    """Why it cannot be moved."""
 
     def follow(self, path: str) -> list[str]:
         """Note what a file needs; return the files in the folder that are needed only by it."""
@@ -371,7 +360,6 @@ class Libraries:
     def _make_relative(
         self, path: str, header: elf.Elf, folders: Sequence[tuple[str, Path]]
     ) -> None:
-        """Note a run path made relative to ``$ORIGIN``, or a fault if there is no room for it."""
         entries = []
         parent = (self.prefix / path).parent
         for entry, folder in folders:
@@ -392,11 +380,7 @@ def _is_of_glibc(needed: str) -> bool:
 
 
 def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
-    """Return the shared libraries that a Python and its extension modules need.
-
-    Raises:
-        ConfigError: it finds its own libraries only in this place; all such files are named.
-    """
+    """Return the shared libraries that a Python and its extension modules need."""
     libraries = Libraries(prefix=prefix)
     queue = deque([program, *modules])
     while queue:
@@ -435,13 +419,10 @@ class BundledInterpreter:
     """A Python that goes into a bundle."""
 
     source: LayerSource
-    """The source of its layer."""
     glibc: tuple[int, int]
-    """The oldest glibc that it runs with."""
     foreign: Mapping[str, Sequence[str]]
     """Shared libraries that it leaves to the nodes, with the files that need each."""
     program: Path
-    """Its program, where it was found."""
 
     def note(self) -> str:
         """Return a note on what the nodes must have for it; empty for nothing."""
@@ -461,12 +442,7 @@ class BundledInterpreter:
 def make_bundled_interpreter(
     installation: Installation, target: Target, prune: Collection[str]
 ) -> BundledInterpreter:
-    """Return the layer's source of a Python, and what it needs of a node.
-
-    Raises:
-        ConfigError: it cannot be moved, or is for another C library.
-        StagerError: files that cannot be shipped.
-    """
+    """Return the layer's source of a Python, and what it needs of a node."""
     prefix = installation.prefix
     folders, headers = [installation.library], installation.library.replace("lib/", "include/", 1)
     if HEADERS not in prune and (prefix / headers).is_dir():

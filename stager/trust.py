@@ -233,13 +233,11 @@ class SignatureVerdict:
     """The decision on the signature of a bundle."""
 
     accepted: bool
-    """True if one of the allowed signers has signed the bundle."""
     signer: str
     """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
     key: str
     """The key that has signed this bundle, whoever's it is; empty if none has."""
     why: str
-    """Why the signature is not accepted; empty if it is."""
     remedy: str = ""
     """What would make it accepted, where that is known; ``{signers}`` stands for their file."""
 
@@ -488,7 +486,6 @@ def _write(place: Path, signature: str) -> None:
 
 
 def _signature(bundle_id: str, key: Path, say: Callable[[str], None]) -> str:
-    """Return the signature of a bundle's id, checked against it."""
     with tempfile.TemporaryDirectory(prefix="stager-sign-") as folder:
         text = Path(folder) / "statement"
         text.write_text(statement(bundle_id), encoding="ascii")

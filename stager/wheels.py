@@ -47,11 +47,8 @@ class FetchSettings:
     """The settings of a spec that matter for fetching what its lock names."""
 
     indexes: Indexes = field(default_factory=Indexes)
-    """Its indexes, with the credentials for places that the lock names without."""
     urls: tuple[str, ...] = ()
-    """Addresses of single files, with the credentials that the lock does not have."""
     builds: BuildSettings = field(default_factory=BuildSettings)
-    """What builds from source are given."""
     elsewhere: FindElsewhere = lambda file: None
     """Asked for wheels that are not in the offline root, before they are fetched."""
 
@@ -65,14 +62,7 @@ def fetch(
     progress: Progress = lambda line: None,
     given: FetchSettings | None = None,
 ) -> tuple[Wheel, ...]:
-    """Bring every file of a lock into the store and return the wheels, sorted by package.
-
-    Raises:
-        WheelError: files that are missing (offline), differ from the lock, or cannot be fetched or
-            built; one context line for each.
-        ResolveError: neither the files' servers nor a package index can be reached; or a build
-            needs a compiler that is not here.
-    """
+    """Bring every file of a lock into the store and return the wheels, sorted by package."""
     given = given or FetchSettings()
     if offline:
         places = Indexes(no_index=True, find_links=(str(store.wheels),))
@@ -179,7 +169,6 @@ class _Fetcher:
         )
 
     def _folder_of(self, file: LockedFile) -> Path:
-        """Return the folder for the wheel of an sdist."""
         key = self.given.builds.key(file.name, file.sha256, self._against)
         return self.store.built / key
 
@@ -291,7 +280,6 @@ class _Fetcher:
         return done.returncode == 0
 
     def _locate(self, file: LockedFile) -> LockedFile:
-        """Add the credentials to a file's URL, if there are any."""
         url = restore_credentials(file.url, self.given.urls) if file.url else None
         return replace(file, url=url)
 
@@ -330,7 +318,6 @@ def _describe_other(place: str, expected: str, actual: str) -> str:
 
 
 def _note(wheel: Path) -> Path:
-    """Return the file with the digest of a wheel that was built here."""
     return wheel.with_name(f"{wheel.name}.sha256")
 
 
@@ -342,11 +329,9 @@ def _read_note(wheel: Path) -> str:
 
 
 def _by_url(file: LockedFile) -> str:
-    """Return the requirement line of exactly this file."""
     url = file.path.as_uri() if file.path else file.url
     return f"{file.name} @ {url} --hash=sha256:{file.sha256}" if url else _by_name(file)
 
 
 def _by_name(file: LockedFile) -> str:
-    """Return the requirement line that finds a file over the indexes."""
     return f"{file.name}=={file.version} --hash=sha256:{file.sha256}"

@@ -39,9 +39,7 @@ class ExportOptions:
     base: str = ""
     """The id of the bundle that the other side has, or its first digits; empty if not named."""
     since: datetime.datetime | None = None
-    """The time before which that was exported; None if it is not named so."""
     with_tool: bool = False
-    """True if stager itself comes along."""
     offline: bool = False
     """True if nothing may be fetched for that."""
 

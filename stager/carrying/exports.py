@@ -72,7 +72,6 @@ class CarriedPart:
     """A file that is carried besides the bundle's members, or the manifest."""
 
     name: str
-    """Its name in the tar."""
     sha256: Digest
     size: int
 
@@ -90,7 +89,6 @@ class Label:
     parts: tuple[CarriedPart, ...]
     """The manifest and what is not the bundle's, in the order of the tar."""
     format: int = FORMAT
-    """Version of this layout."""
 
     def to_bytes(self) -> bytes:
         """Return the content of ``carried.json``."""
@@ -306,7 +304,6 @@ def find_base_manifest(
 
 
 def _list_exported(store: Store) -> list[tuple[float, Manifest]]:
-    """Return the exported bundles with the times of their first exports, oldest first."""
     found = []
     for path in store.exports.glob("*.json"):
         try:

@@ -141,7 +141,6 @@ def _room(manifest: Manifest) -> tuple[int, str, int]:
 
 
 def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
-    """Replace what ties an unpacked environment to one path with what starts it from any."""
     for name in ("pyvenv.cfg", listing.PATH, "bin/python"):
         (tree / name).unlink()
     (tree / STATE / "node.pyz").write_bytes(program)

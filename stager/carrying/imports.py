@@ -41,7 +41,6 @@ class ImportResult:
     """The result of ``stager import``."""
 
     bundle: Path
-    """The bundle in the offline root."""
     id: str
     name: str
     bytes: int
@@ -50,7 +49,6 @@ class ImportResult:
     layers_here: int
     """Number of layers that were here."""
     lock: Path
-    """The lock that the bundle was made from."""
     already_here: bool
     """True if the bundle itself was here; its lock and signature are those of the file now."""
     signature: InspectedSignature | None
@@ -149,7 +147,6 @@ class _Import:
             )
 
     def _write(self, final: Path) -> None:
-        """Write the bundle, each byte of it checked on its way."""
         with contextlib.ExitStack() as opened_bundles:
             sources = self._sources(opened_bundles)
             with self._store.publish(final) as partial, partial.open("wb") as out:
@@ -300,7 +297,6 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
 
 
 def _make_project_path(path: str) -> str:
-    """Return a path in the project's folder, for one in an environment."""
     return path.partition("/")[2]
 
 

@@ -97,7 +97,6 @@ def _fetch_for_target(
 
 
 def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:
-    """Return the spec of requirements, for the project's target and indexes."""
     environment = replace(config.environment, requirements=tuple(requirements), constraints=())
     try:
         asked = read_spec(replace(config, root=Path.cwd(), environment=environment))
@@ -112,7 +111,6 @@ def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:
 
 
 def _list_built_wheels(lock: Lock, wheels: Sequence[Wheel]) -> Collection[str]:
-    """Return the file names of the wheels that came from no index."""
     from_index = {file.sha256 for file in lock.files if file.is_wheel}
     own = {name for name, _ in lock.sources}
     names = (wheel.path.name for wheel in wheels if wheel.sha256 not in from_index)
@@ -127,13 +125,11 @@ class MirrorPlan:
     """The work that gives a mirror the wanted wheels."""
 
     added: tuple[Wheel, ...]
-    """Wheels that are not there."""
     replaced: tuple[Wheel, ...]
     """Wheels in whose places there is something else."""
     kept: Mapping[str, Digest]
     """The wheels that stay as they are, with their digests."""
     missing: tuple[str, ...]
-    """Wheels of the record that are gone, and are not wanted now."""
     listed: tuple[ListedWheel, ...]
     """What the index is to list."""
 

@@ -40,16 +40,11 @@ class ListedWheel:
     """A wheel of a mirror."""
 
     filename: str
-    """The name of its file."""
     name: NormalizedName
-    """The package's normalized name."""
     version: Version
-    """The package's version."""
     sha256: Digest
-    """The digest of its bytes."""
     size: int
     metadata: bytes
-    """Its METADATA file."""
     requires_python: str
     """The versions of Python it is for; empty where it does not say."""
 

@@ -38,7 +38,6 @@ class CarriedTool:
     """Stager, ready to be carried."""
 
     wheels: tuple[Path, ...]
-    """Its wheel and those it needs, pip's among them."""
     program: bytes
     """A zip that Python can run from the end of another file: it installs the wheels."""
 
@@ -79,7 +78,6 @@ def _tool_spec(spec: Spec, config: Config, scratch: Path) -> Spec:
 
 
 def _dependencies() -> list[str]:
-    """Return what stager needs, with what its extras need where it has them here."""
     found = []
     for text in _distribution().requires or ():
         needed = Requirement(text)

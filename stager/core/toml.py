@@ -21,6 +21,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
+Table = Mapping[str, object]
+"""A table as it stands in a file, unchecked."""
+
 _BYTE_ORDER_MARK = "\ufeff"
 """Some editors write it in front of a file; the standard's parser refuses it."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -69,7 +72,7 @@ def loads(text: str, source: Path) -> dict[str, Any]:
     return data
 
 
-def get_table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def get_table(data: Table, *keys: str) -> Table:
     """Return the table at a path of keys; an empty one where there is none."""
     value: object = data
     for key in keys:
@@ -77,7 +80,7 @@ def get_table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def get_list(data: Mapping[str, Any], key: str) -> list[Any]:
+def get_list(data: Table, key: str) -> list[Any]:
     """Return the list at a key; an empty one where there is none."""
     value = data.get(key)
     return value if isinstance(value, list) else []
@@ -97,7 +100,7 @@ def _refuse_twice(text: str, source: Path, place: str, message: str) -> None:
     )
 
 
-def dumps(data: Mapping[str, Any]) -> str:
+def dumps(data: Table) -> str:
     """Write a mapping as TOML; the same mapping always gives the same bytes.
 
     Keys keep their order. Mappings become ``[tables]``, lists of mappings ``[[arrays of tables]]``;
@@ -130,21 +133,22 @@ def dump_inline(value: object) -> str:
     raise TypeError(f"TOML has no type for {type(value).__name__}")
 
 
-def _table_lines(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _table_lines(data: Table, prefix: str) -> Iterator[str]:
     tables = {key: value for key, value in data.items() if _has_header(value)}
     yield from _key_lines({key: value for key, value in data.items() if key not in tables})
     for key, value in tables.items():
         path = f"{prefix}{_key(key)}"
-        if not isinstance(value, Mapping):
+        if isinstance(value, list | tuple):
             for entry in value:
                 yield from ("", f"[[{path}]]", *_key_lines(entry))
             continue
-        if not value or not all(isinstance(one, Mapping) for one in value.values()):
+        table = get_table(tables, key)
+        if not table or not all(isinstance(one, Mapping) for one in table.values()):
             yield from ("", f"[{path}]")
-        yield from _table_lines(value, f"{path}.")
+        yield from _table_lines(table, f"{path}.")
 
 
-def _key_lines(data: Mapping[str, Any]) -> list[str]:
+def _key_lines(data: Table) -> list[str]:
     return [f"{_key(key)} = {dump_inline(value)}" for key, value in data.items()]
 
 

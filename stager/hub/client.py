@@ -41,15 +41,12 @@ class HubEntry:
     """A file of a repository, as the hub describes it."""
 
     path: str
-    """Its path in the repository."""
     size: int
-    """Length in bytes."""
     sha256: Digest | None
     """Digest of its bytes; None for a small file, for which the hub has none."""
     blob: str = ""
     """Git's own digest of a small file; empty where the hub does not say it."""
     problem: str = ""
-    """Why it cannot be taken; empty if it can."""
 
     @property
     def is_named_badly(self) -> bool:
@@ -62,11 +59,8 @@ class HubAnswer:
     """A repository at one commit, as the hub describes it."""
 
     commit: str
-    """The commit's full name."""
     licence: str
-    """The licence its card names; empty if it names none."""
     entries: tuple[HubEntry, ...]
-    """Its files."""
     configs: tuple[Mapping[str, object], ...]
     """``configs`` of a data set's card."""
 
@@ -85,11 +79,7 @@ class HubClient:
     """The real hub."""
 
     def describe(self, request: HubRequest) -> HubAnswer:
-        """Return what a repository holds at the revision that is asked for.
-
-        Raises:
-            StagerError: it does not exist, asks for a token, or the hub does not answer.
-        """
+        """Return what a repository holds at the revision that is asked for."""
         library = _library()
         with _convert_errors(request):
             api = library.HfApi(endpoint=_endpoint(), library_name="stager")
@@ -113,9 +103,6 @@ class HubClient:
 
         A connection that is cut is taken up where it was. The library's progress bars are for a
         terminal only.
-
-        Raises:
-            StagerError: it cannot be fetched, or not be written, or not in the cache.
         """
         library = _library()
         with _convert_errors(request), _disable_bars():
@@ -174,7 +161,6 @@ def _disable_bars() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _convert_errors(request: HubRequest) -> Iterator[None]:
-    """Convert every error of the library into a StagerError that names the repository."""
     try:
         yield
     except StagerError:
@@ -239,7 +225,6 @@ def _status(exc: BaseException | None) -> int | None:
 
 
 def _reasons(exc: BaseException) -> list[str]:
-    """Return the first lines of the library's message, with tokens masked."""
     text = f"{type(exc).__name__}: {exc}"
     return [re.sub(r"\bhf_\w{8,}", "hf_***", line) for line in text.splitlines() if line.strip()][
         :_WHY_LINES
@@ -313,11 +298,8 @@ class HubFiles:
     """Files of the hub, from the user's caches, else fetched into the offline root."""
 
     hub: Hub | None
-    """The hub; None if nothing may be fetched."""
     store: Store
-    """The offline root."""
     progress: Progress
-    """Called with a line for each file that is fetched."""
 
     def find(self, request: HubRequest, commit: str, path: str) -> Path | None:
         """Return a file that is here already, unchecked; None if none is."""
@@ -328,11 +310,7 @@ class HubFiles:
         return None
 
     def digest(self, request: HubRequest, commit: str, entry: HubEntry) -> Digest:
-        """Return the digest of a small file, fetched if it is not here as the hub lists it.
-
-        Raises:
-            StagerError: it cannot be fetched, or may not be; or what was fetched is another file.
-        """
+        """Return the digest of a small file, fetched if it is not here as the hub lists it."""
         file = self.find(request, commit, entry.path)
         if file is None or not _is_listed(file, entry):
             file = self._fetch(request, commit, entry.path, entry.size)
@@ -346,11 +324,7 @@ class HubFiles:
         return digest_file(file)
 
     def locked(self, repository: LockedRepository, file: HubFile) -> Path:
-        """Return a file with the content that the lock says.
-
-        Raises:
-            StagerError: there is none, and it cannot be fetched.
-        """
+        """Return a file with the content that the lock says."""
         request, commit = repository.request, repository.commit
         found = self.find(request, commit, file.path)
         if found is not None and _has_content(found, file):
@@ -428,11 +402,7 @@ _ALWAYS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 def select_files(
     request: HubRequest, paths: Sequence[str], configs: Sequence[Mapping[str, object]]
 ) -> list[str]:
-    """Return the files to take, sorted.
-
-    Raises:
-        StagerError: the repository has no such files, configuration or split.
-    """
+    """Return the files to take, sorted."""
     if request.files:
         chosen = [path for path in paths if _matches(path, request.files)]
     elif request.kind == "model":
@@ -521,11 +491,7 @@ def _configs(
 def resolve(
     requests: Sequence[HubRequest], known: Sequence[LockedRepository], files: HubFiles
 ) -> tuple[LockedRepository, ...]:
-    """Resolve requests, each at most once: what is known stays as it is.
-
-    Raises:
-        StagerError: repositories that cannot be resolved; all of them.
-    """
+    """Resolve requests, each at most once: what is known stays as it is."""
     resolved = {repository.request: repository for repository in known}
     faults: list[StagerError] = []
     for request in requests:

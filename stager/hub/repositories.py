@@ -31,15 +31,12 @@ class HubRequest:
     """One model, data set or Space that the user asks for."""
 
     kind: Kind
-    """``model``, ``dataset`` or ``space``."""
     name: str
     """The repository, ``org/name`` or ``name``."""
     revision: str = ""
-    """A branch, tag or commit; empty for the default branch."""
     config: str = ""
     """The data set's configuration, as its card names it; empty for all."""
     split: str = ""
-    """The data set's split; empty for all."""
     files: tuple[str, ...] = ()
     """Patterns of the files to take; empty to leave that to :mod:`stager.hub.client`."""
 
@@ -131,11 +128,8 @@ class HubFile:
     """One file of a repository at one commit."""
 
     path: str
-    """Its path in the repository, with forward slashes."""
     size: int
-    """Length in bytes."""
     sha256: Digest
-    """Digest of its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +137,7 @@ class LockedRepository:
     """A model or data set at one commit."""
 
     request: HubRequest
-    """What the user asked for when it was resolved."""
     commit: str
-    """The commit's full name: 40 hexadecimal digits."""
     licence: str
     """The licence that its card names; empty if it names none."""
     files: tuple[HubFile, ...]

@@ -143,7 +143,6 @@ def _asset(asset: InventoryAsset) -> Component:
 
 
 def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL | None:
-    """Return a package URL, with the hub's own path prefix for all but models."""
     folder = owner if asset.type == "model" else f"{asset.type}s/{owner}"
     return _purl("huggingface", folder, name, asset.commit, {})
 

@@ -45,7 +45,6 @@ class InventoryPackage:
     licence: Licence
     provenance: Provenance
     requires: tuple[str, ...] = ()
-    """Names of packages in the bundle that it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,6 @@ class InventoryAsset:
     """A model, a data set, or files of the project's user."""
 
     id: str
-    """The id of its layer."""
     type: str
     """``model``, ``dataset`` or ``file``."""
     name: str
@@ -63,7 +61,6 @@ class InventoryAsset:
     tree: str
     """Digest of paths and contents together."""
     licence: Licence
-    """The licence that its card names."""
     files: tuple[ContentFile, ...]
 
 
@@ -72,14 +69,12 @@ class InventoryPart:
     """A part of stager, the project's own files, or the Python that the bundle brings."""
 
     id: str
-    """The id of its layer, or its digest."""
     kind: str
     """``project``, ``trainer``, ``python`` or ``program``."""
     name: str
     sha256: str
     """Digest of the file; for a layer, of paths and contents together."""
     version: str = ""
-    """The version of Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +84,13 @@ class Inventory:
     bundle: Path
     manifest: Manifest
     written: datetime.datetime
-    """When it was written."""
     packages: tuple[InventoryPackage, ...]
-    """The packages of the environment, sorted by name."""
     decompressor: InventoryPackage | None
     """The package that decompresses the layers on a node; None if none is needed."""
     direct: tuple[str, ...]
     """Names of packages that the project asks for, or that no other package needs."""
     assets: tuple[InventoryAsset, ...]
-    """Models, data sets and other files, in the order of the bundle."""
     parts: tuple[InventoryPart, ...]
-    """The project and what stager adds."""
 
 
 def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
@@ -161,7 +152,6 @@ def _packages(
 
 
 def _environment(manifest: Manifest) -> Mapping[str, str]:
-    """Return the environment markers of the target, independent of this machine."""
     needs = manifest.requires
     libc = "manylinux_2_17" if needs.libc == "glibc" else "musllinux_1_1"
     target = Target(python=needs.python, platform=f"{libc}_{needs.machine}")

@@ -43,17 +43,11 @@ class PackageMetadata:
     """Fields of a METADATA file; empty ones where it has none."""
 
     name: str = ""
-    """``Name``."""
     version: str = ""
-    """``Version``."""
     expression: str = ""
-    """``License-Expression``."""
     licence: str = ""
-    """``License``: a name, or the text of a licence."""
     classifiers: tuple[str, ...] = ()
-    """Each ``Classifier`` that begins with ``License ::``."""
     requires: tuple[str, ...] = ()
-    """Each ``Requires-Dist``."""
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -115,7 +109,6 @@ def _read_beginning(
 
 
 def _decompress_beginning(frame: bytes, size: int) -> bytes:
-    """Decompress at most ``size`` bytes, whatever length the frame claims to have."""
     content = b""
     try:
         with zstandard.ZstdDecompressor().stream_reader(frame) as reader:

@@ -41,9 +41,7 @@ class ContentFile:
     """A file of an asset."""
 
     path: str
-    """Its path in the repository, or in the project."""
     size: int
-    """Length in bytes."""
     sha256: str
     """Digest of its bytes; empty if the index has none that could be true."""
 
@@ -169,7 +167,6 @@ def _wheels(package: Package, built: Mapping[str, str]) -> Iterator[tuple[str, P
 
 
 def _read_built_sources(data: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the source of each wheel that was built for the lock, by file name."""
     found: Any = data
     for key in ("tool", "stager", "sources"):
         found = found.get(key) if isinstance(found, dict) else None
@@ -234,7 +231,6 @@ def _names_all(lock: Path, wheels: Sequence[tuple[str, str, str]]) -> bool:
 
 
 def _list_bundle_wheels(chosen: ChosenBundle) -> list[tuple[str, str, str]]:
-    """Return name, version and digest of each wheel of a bundle."""
     with open_bundle(chosen.path, chosen.id) as bundle, bundle.turn_into_damage(LayerError):
         return [
             (layer.name, layer.version, str(read_origin(bundle.head(layer)).content))

@@ -18,12 +18,10 @@ import re
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -34,26 +32,32 @@ from packaging.utils import (
 )
 
 from bundle.protocol.digest import canonical_json
-from bundle.redaction.secrets import strip_url_secrets
 
-from ..config import foreign_files
 from ..core import toml
-from ..core.errors import ConfigError, ResolveError, StagerError
+from ..core.errors import ResolveError, StagerError
 from ..core.processes import Runner, run
 from ..core.store import digest_file
 from ..core.values import Digest
-from . import requirements, uv_project
 from .indexes import (
     Indexes,
-    RequirementLine,
-    find_path,
-    format_extras,
-    normalize_requirement,
-    shorten_path,
-    strip_credentials,
 )
-from .requirements import RequirementReader
-from .uv_project import UvProject
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRequirement:
+    """A source that is built into a wheel before anything is resolved."""
+
+    requirement: str
+    """The path or URL that pip builds; may hold credentials."""
+    label: str
+    """The same as the user wrote it, without credentials; relative paths start at the root."""
+    digest: Digest
+    """Digest of its content, or of its URL where the content is elsewhere."""
+    suffix: str = ""
+    marker: str = ""
+    moving: bool = False
+    """True if the same digest may stand for other content later, as for a branch."""
+
 
 _LEFT_BEHIND = (
     *(".git", ".hg", ".svn", ".tox", ".nox", ".venv", ".mypy_cache", ".ruff_cache"),
@@ -233,7 +237,6 @@ class BuildSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that builds see: ``MAX_JOBS``."""
     launcher: tuple[str, ...] = ()
-    """The command that runs another one on a node; empty to build on this machine."""
 
     def key(self, name: NormalizedName, source: Digest, against: Sequence[str]) -> str:
         """Return the name of a built wheel's folder: its source's digest, and how it was built."""
@@ -258,11 +261,7 @@ def find_nvcc(env: Mapping[str, str]) -> str | None:
 
 
 def refuse_without_nvcc(names: Iterable[str], builds: BuildSettings) -> None:
-    """Refuse packages that will be built from source and need NVIDIA's compiler, which is missing.
-
-    Raises:
-        ResolveError: there is no compiler; all such packages are named.
-    """
+    """Refuse packages whose build needs NVIDIA's compiler, if it is missing."""
     needing = sorted(names)
     if not needing or builds.launcher or any("SKIP_CUDA" in name for name in builds.variables):
         return
@@ -393,230 +392,3 @@ def _member(path: Path, name: str) -> bytes:
             return b"" if member is None else member.read(_LARGEST)
     except (OSError, KeyError, tarfile.TarError, zipfile.BadZipFile):
         return b""
-
-
-# --- Requirements that name their place: a folder, an archive or a URL ---------------------------
-
-SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
-ARCHIVES = (".whl", *SDIST_ENDINGS)
-
-_LINE = re.compile(
-    r"(?P<place>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
-)
-_CONDA = re.compile(r"/(croot|feedstock_root|conda-bld|conda/feedstock\w*|tmp/build/\d+)/")
-_FREEZE = (
-    ", where conda built the package: `pip list --format=freeze` writes versions in place of such "
-    "paths"
-)
-_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceRequirement:
-    """A source that is built into a wheel before anything is resolved."""
-
-    requirement: str
-    """The path or URL that pip builds; may hold credentials."""
-    label: str
-    """The same as the user wrote it, without credentials; relative paths start at the root."""
-    digest: Digest
-    """Digest of its content, or of its URL where the content is elsewhere."""
-    suffix: str = ""
-    """Extras of the requirement, as they follow the name: ``[train]``."""
-    marker: str = ""
-    """The environment marker; empty for none."""
-    moving: bool = False
-    """True if the same digest may stand for other content later, as for a branch."""
-
-
-class SourceReader:
-    """Sorts requirements with a place into wheels to install and sources to build."""
-
-    def __init__(self, taken: RequirementReader, *, skipped: Iterable[Path], run: Runner) -> None:
-        self.taken = taken
-        self.root = taken.root
-        self.problems = taken.problems
-        self.skipped = tuple(skipped)
-        self.run = run
-        self.sources: list[SourceRequirement] = []
-        self.wheels: list[Digest] = []
-        self.hashes: dict[str, tuple[str, ...]] = {}
-        """The sha256 of each file that may be installed, for each package that has hashes."""
-
-    def read(self, requirement: Requirement, line: RequirementLine) -> str | None:
-        """Take one requirement with a URL: a path, a file URL, or something on a server.
-
-        Returns:
-            The requirement that installs a wheel; None for a source, which has to be built first.
-        """
-        place = requirement.url or ""
-        scheme = place.partition("://")[0] if "://" in place else ""
-        try:
-            parts = urlsplit(place if scheme else "")
-        except ValueError as exc:
-            self.problems.append(f"{line.origin}: {strip_url_secrets(place)} is not a URL: {exc}")
-            return None
-        if scheme not in ("", "file") or place.startswith("file://$"):
-            return self._read_url(requirement, line, parts)
-        # pip and uv start at the working directory, which is the project's folder; in the metadata
-        # of a project, at that project.
-        bases = (line.base, self.root) if line.metadata else (self.root, line.base)
-        text = unquote(parts.path) if scheme else place.removeprefix("file:")
-        path = find_path(text, bases)
-        problem = _check_path(path, place) or _compare_hashes(path, place, line.hashes)
-        if problem:
-            self.problems.append(f"{line.origin}: {problem}")
-        elif path.suffix == ".whl" and path.is_file():
-            self.wheels.append(digest_file(path))
-            return self._wheel(requirement, line, path.as_uri(), path.name)
-        else:
-            if (path / "pyproject.toml").is_file():
-                self._read_settings(requirement, path / "pyproject.toml")
-            digest = self.content_digest(path)
-            label = shorten_path(path, self.root)
-            source = SourceRequirement(requirement=str(path), label=label, digest=digest)
-            self._add_source(requirement, source)
-        return None
-
-    def _add_source(self, requirement: Requirement, source: SourceRequirement) -> None:
-        suffix, marker = format_extras(requirement.extras), str(requirement.marker or "")
-        self.sources.append(replace(source, suffix=suffix, marker=marker))
-
-    def _read_settings(self, requirement: Requirement, file: Path) -> None:
-        """Report settings that a build ignores; leave a project with uv-only settings to uv."""
-        try:
-            data = toml.read(file)
-        except ConfigError as exc:
-            self.problems.append(exc.message)
-            return
-        extras = tuple(sorted(map(canonicalize_name, requirement.extras)))
-        project = UvProject(file=file, document=data, extras=extras)
-        self.problems += requirements.list_faults(project, self.taken.python, self.root)
-        keys = uv_project.list_keys(project.tables, None, self.root)
-        if keys:
-            self.taken.leave_to_uv(replace(project, keys=keys))
-
-    def content_digest(self, path: Path) -> Digest:
-        """Return the digest of a file, or of a folder's files that count."""
-        return digest_content(path, skip=self.skipped, run=self.run)
-
-    def _read_url(
-        self, requirement: Requirement, line: RequirementLine, parts: SplitResult
-    ) -> str | None:
-        url, hashes = requirement.url or "", line.hashes
-        file_name = unquote(parts.path.rpartition("/")[2])
-        if file_name.endswith(".whl"):
-            return self._wheel(requirement, line, url, file_name)
-        clean = strip_credentials(url)
-        from_vcs = "+" in parts.scheme
-        problem = ""
-        if not from_vcs and not file_name.endswith(SDIST_ENDINGS):
-            problem = " is neither a wheel nor an sdist"
-        elif from_vcs and hashes:
-            problem = ": a repository has no sha256; name a commit of it instead"
-        if problem:
-            self.problems.append(f"{line.origin}: {clean}{problem}")
-            return None
-        text = f"{requirement.name} @ {url}" if requirement.name else url
-        options = [digest for digest in hashes if digest not in parts.fragment.lower()]
-        source = SourceRequirement(
-            requirement=" ".join([text, *(f"--hash=sha256:{digest}" for digest in hashes)]),
-            label=clean + _keep_fragment(parts.fragment, hashes),
-            digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
-            moving=not (_COMMIT.search(url) if from_vcs else hashes),
-        )
-        self._add_source(requirement, source)
-        return None
-
-    def allow_hashes(self, name: str, hashes: tuple[str, ...]) -> None:
-        """Note which files may be installed for a package."""
-        if hashes:
-            name = canonicalize_name(name)
-            self.hashes[name] = (*self.hashes.get(name, ()), *hashes)
-
-    def _wheel(
-        self, requirement: Requirement, line: RequirementLine, url: str, file_name: str
-    ) -> str | None:
-        try:
-            name = parse_wheel_filename(file_name)[0]
-        except ValueError as exc:
-            self.problems.append(f"{line.origin}: {first_line(exc)}")
-            return None
-        self.allow_hashes(name, line.hashes)
-        requirement.name, requirement.url = name, url
-        return normalize_requirement(requirement)
-
-
-def parse(line: RequirementLine) -> Requirement:
-    """Return what a line asks for: a package, or a place (then it has a URL, and may lack a name).
-
-    Raises:
-        InvalidRequirement: it is neither a requirement by the standard (PEP 508) nor a place.
-    """
-    text = line.text
-    if line.constraint or line.metadata or not is_archive(text):
-        try:
-            return Requirement(text)
-        except InvalidRequirement:
-            if line.constraint or not _names_place(text):
-                raise
-    match = _LINE.fullmatch(text)
-    if match is None:
-        raise InvalidRequirement("neither a requirement nor a path")
-    marker = (match["marker"] or "").strip()
-    parsed = Requirement(f"unnamed[{match['extras'] or ''}]{' ; ' if marker else ''}{marker}")
-    parsed.name, parsed.url = "", match["place"].strip()
-    return parsed
-
-
-def _names_place(text: str) -> bool:
-    place = text.partition(";")[0].strip()
-    return "/" in place or place.startswith((".", "~")) or place.endswith(ARCHIVES)
-
-
-def is_archive(text: str) -> bool:
-    """Return whether a line is nothing but the name of a wheel or an sdist."""
-    return foreign_files.parse_bare_name(text).endswith(ARCHIVES)
-
-
-def first_line(exc: Exception) -> str:
-    """Return the first line of an exception's message."""
-    return str(exc).splitlines()[0]
-
-
-def _check_path(path: Path, place: str) -> str:
-    if not path.exists():
-        built_by_conda = _CONDA.search(place)
-        return f"no such file or folder: {place}" + (_FREEZE if built_by_conda else "")
-    if path.is_dir():
-        if (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
-            return ""
-        return (
-            f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
-            "ship plain folders as [project] or [assets] paths"
-        )
-    if not path.is_file():
-        return f"{place} is not a regular file, but a pipe, a socket or a device; name a file"
-    if not path.name.endswith(ARCHIVES):
-        remedy = foreign_files.remedy_for(path.name)
-        return f"{place} is neither a wheel nor an sdist; {remedy}"
-    return ""
-
-
-def _compare_hashes(path: Path, place: str, hashes: Collection[str]) -> str:
-    if not hashes:
-        return ""
-    if path.is_dir():
-        return f"{place} is a folder, which has no sha256; build a wheel of it and name that"
-    digest = digest_file(path)
-    if digest in hashes:
-        return ""
-    return f"{place}: its sha256 is {digest}, which is not among the hashes given"
-
-
-def _keep_fragment(fragment: str, hashes: Sequence[str]) -> str:
-    """Return the fragment that a lock keeps: the subdirectory, and the sha256 if it is one."""
-    kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
-    if len(hashes) == 1:
-        kept.append(f"sha256={hashes[0]}")
-    return f"#{'&'.join(kept)}" if kept else ""

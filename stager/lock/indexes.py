@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.pylock import PackageVcs
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
@@ -38,19 +39,16 @@ class RequirementLine:
     """One requirement or constraint, as written."""
 
     text: str
-    """The requirement, without comment and without options."""
     origin: str
     """Its place, for messages: ``requirements.txt:3`` or a key path."""
     base: Path
     """The folder that relative paths in it start from."""
     constraint: bool = False
-    """True if it limits versions only."""
     metadata: bool = False
     """True in a ``pyproject.toml``, where no files are named."""
     by_uv: bool = False
     """True if uv reads it from its file, with the settings there."""
     options: str = ""
-    """The options that stand behind it, of which only ``--hash`` is known."""
     hashes: tuple[str, ...] = ()
     """The sha256 of each file that may be installed for it; empty allows any file."""
 
@@ -148,15 +146,11 @@ class Indexes:
     find_links: tuple[str, ...] = ()
     """Folders, or pages, that hold distribution files."""
     no_index: bool = False
-    """True if only ``find_links`` counts."""
     trusted_hosts: tuple[str, ...] = ()
-    """Hosts whose certificates are not checked."""
     only_binary: tuple[str, ...] = ()
     """Packages that are never built from source; ``:all:`` for every one."""
     no_binary: tuple[str, ...] = ()
-    """Packages that are always built from source."""
     pre: bool = False
-    """True if pre-releases count."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -226,7 +220,7 @@ class Indexes:
                 lines.append(f"{strip_credentials(place)}: the index is the folder simple in it")
         return lines
 
-    def as_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return the values that are not defaults, without credentials, for a lock."""
         values = {}
         for field in fields(self):
@@ -238,7 +232,7 @@ class Indexes:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Indexes:
-        """Read the result of :meth:`as_dict`; unknown keys and values are ignored."""
+        """Read the result of :meth:`to_dict`; unknown keys and values are ignored."""
         values: dict[str, Any] = {}
         for field in fields(cls):
             value = data.get(field.name.replace("_", "-"))
@@ -254,21 +248,15 @@ class PipSettings:
     """The configuration of pip, from its files and from ``PIP_*`` variables."""
 
     indexes: Indexes
-    """The places pip looks in."""
     environment: Mapping[str, str]
     """Variables that pass pip's certificate, proxy, time limit and key ring to uv."""
     constraints: tuple[str, ...] = ()
     """Constraint files of it and of ``UV_CONSTRAINT``: absolute paths, and URLs."""
     require_hashes: bool = False
-    """True if every file must have a hash in the requirements."""
 
 
 def pip_settings(run: Runner = run) -> PipSettings:
-    """Return pip's configuration, to pass it to uv, which does not read it.
-
-    Raises:
-        StagerError: pip cannot be started.
-    """
+    """Return pip's configuration, to pass it to uv, which does not read it."""
     values = defaultdict(str, _pip_values(run))
     environment = {uv: " ".join(values[pip].split()) for uv, pip in _UV_VARIABLES.items()}
     environment["UV_HTTP_TIMEOUT"] = values["timeout"] or values["default-timeout"]
@@ -329,7 +317,6 @@ def restore_credentials(url: str, known: Iterable[str]) -> str:
 
 
 def _identify_file(url: str) -> str:
-    """Return what a URL identifies, without credentials and without a git revision."""
     place = strip_credentials(url)
     path, at, _ = place.rpartition("@")
     return path if at and place.startswith("git+") else place
@@ -392,13 +379,10 @@ class GitPin:
     """The commit of a package that comes from a git repository."""
 
     name: str
-    """The package."""
     url: str
-    """The repository, without credentials."""
     revision: str
     """The branch or tag that was asked for; empty for the repository's default."""
     commit: str
-    """The commit it stood for."""
     subdirectory: str = ""
     """The folder of the package in the repository; empty for the top."""
 
@@ -422,22 +406,17 @@ class GitPin:
         """Return the digest that the wheel of this very commit is kept under."""
         return Digest.of(canonical_json([self.url, self.commit, self.subdirectory]))
 
-    def is_of(self, other: GitPin) -> bool:
+    def is_same_branch(self, other: GitPin) -> bool:
         """Return whether both pin the same package of the same branch."""
-        return self._asked == other._asked
-
-    @property
-    def _asked(self) -> tuple[str, ...]:
-        return self.name, self.url, self.revision, self.subdirectory
+        return replace(self, commit="") == replace(other, commit="")
 
 
-def git_pin(package: Mapping[str, Any]) -> GitPin:
+def make_git_pin(name: str, vcs: PackageVcs) -> GitPin:
     """Return the pin of a package in a lock (PEP 751) that comes from version control."""
-    vcs = package["vcs"]
     return GitPin(
-        name=str(package["name"]),
-        url=strip_credentials(str(vcs.get("url", ""))),
-        revision=str(vcs.get("requested-revision", "")),
-        commit=str(vcs.get("commit-id", "")),
-        subdirectory=str(vcs.get("subdirectory", "")),
+        name=name,
+        url=strip_credentials(vcs.url or ""),
+        revision=vcs.requested_revision or "",
+        commit=vcs.commit_id,
+        subdirectory=vcs.subdirectory or "",
     )

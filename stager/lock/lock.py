@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from packaging.pylock import is_valid_pylock_path
 from packaging.utils import canonicalize_name
 
 from bundle.protocol.counts import format_count
 
+from ..core import toml
 from ..core.errors import ConfigError, ResolveError
 from ..core.processes import Runner, run
 from ..core.store import DigestCache, Store, digest_file
@@ -33,6 +33,7 @@ from .pylock import (
     lock_files,
     missing_file_error,
     parse_lock,
+    parse_pylock,
     publish,
     render,
     select,
@@ -72,11 +73,8 @@ class ResolveOptions:
     """Options of a resolution."""
 
     resolver: ResolverName = "uv"
-    """The program that resolves; ``auto`` is another word for uv."""
     offline: bool = False
-    """True if nothing may be fetched."""
     upgrade: bool = False
-    """True to keep no pin of the lock before."""
     upgrade_packages: tuple[str, ...] = ()
     """Packages whose pins are not kept, and models and data sets whose commits are not."""
     exclude_newer: str | None = None
@@ -95,12 +93,7 @@ class ResolveOptions:
 
 
 def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
-    """Resolve requirements.
-
-    Raises:
-        ResolveError: they cannot be met; one context line for each reason, packages without a file
-            for the target with what exists instead. Or no index could be asked.
-    """
+    """Resolve requirements."""
     if resolver not in _SOLVERS:
         raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
     solve, check = _SOLVERS[resolver]
@@ -111,7 +104,6 @@ def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFil
 
 
 def _explain(first: NoSolution, request: ResolveRequest, check: Check) -> ResolveError:
-    """Return one error with every reason why the requirements have no solution."""
     failures = _all_failures(first, request, check)
     reasons = [failure.reason for failure in failures if not failure.absent]
     unavailable = {one.requirement: one for failure in failures for one in failure.absent}
@@ -205,12 +197,7 @@ def _choose_kept_pins(options: ResolveOptions, earlier: Lock | None) -> KeptPins
 
 
 def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
-    """Resolve requirements, some of which may have to be built in the environment.
-
-    Raises:
-        ResolveError: see :func:`stager.lock.lock.resolve`; or what is needed to build cannot be
-            installed.
-    """
+    """Resolve requirements, some of which may have to be built in the environment."""
     named = request.spec.builds.in_environment
     if named and resolver == "pip-tools":
         raise ResolveError(
@@ -233,11 +220,7 @@ def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[Resolve
 
 
 def install(lines: Iterable[str], pip: Pip, folder: Path) -> Path:
-    """Install what requirement lines name into a folder, for builds to import; return the folder.
-
-    Raises:
-        ResolveError: pip fails.
-    """
+    """Install what requirement lines name into a folder, for builds to import; return it."""
     options = ["--no-deps", "--no-compile", "-q", "--target", str(folder)]
     done = pip.call("install", options, lines)
     if done.returncode != 0:
@@ -269,11 +252,7 @@ SizeOf = Callable[[str], "int | None"]
 def measure(
     resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip, size_of: SizeOf | None = None
 ) -> tuple[LockedFile, ...]:
-    """Turn a resolver's answer into locked files, sorted by name.
-
-    Raises:
-        ResolveError: a file whose digest cannot be learned.
-    """
+    """Turn a resolver's answer into locked files, sorted by name."""
     digest_cache = DigestCache(store)
     files = [_from_disk(file, store, digest_cache) for file in resolved]
     files = _ask_sizes(files, size_of or content_length)
@@ -377,11 +356,6 @@ def make_lock(
         options: the resolver to use, and if it may use a network.
         run: starts the resolver, pip and git.
         reachable: returns whether an index answers; by default by one short request.
-
-    Raises:
-        ResolveError: there is no solution (every reason), no file for the target (every package,
-            with what exists), CUDA packages in a CPU environment (all of them).
-        StagerError: the lock cannot be written.
     """
     _refuse_other_name(path)
     automatic = spec.torch_backend == resolver.AUTO
@@ -537,12 +511,14 @@ def _resolve(
 
 
 def _select(
-    data: Mapping[str, Any], path: Path, request: ResolveRequest, base: Path
+    data: toml.Table, path: Path, request: ResolveRequest, base: Path
 ) -> list[ResolvedFile]:
     """Return the files of the user's own lock; build the sources in a lock of uv."""
     build = request.build if request.spec.uv_lock else None
     target = request.spec.target
-    files, unavailable = select(data, target, base=base, source=str(path), build=build)
+    lock, empty = parse_pylock(data, str(path))
+    files, unavailable = select(lock, target, base=base, source=str(path), build=build)
+    unavailable += empty
     if unavailable:
         raise missing_file_error(path, target, describe_unavailable_packages(unavailable, request))
     return files

@@ -64,17 +64,12 @@ class Pip:
     """The settings of pip calls: target, indexes, scratch folder."""
 
     target: Target
-    """The interpreter and platform that files are chosen for."""
     indexes: Indexes
-    """Index options on top of pip's own configuration."""
     scratch: Path
-    """A private folder for the files that are handed to pip."""
     offline: bool = False
     """True if pip's own configuration is ignored and only ``indexes.find_links`` counts."""
     builds: BuildSettings = field(default_factory=BuildSettings)
-    """What builds from source are given."""
     run: Runner = run
-    """Starts the process."""
 
     def call(
         self,
@@ -85,13 +80,7 @@ class Pip:
         env: Mapping[str, str] | None = None,
         launcher: Sequence[str] = (),
     ) -> CompletedCommand:
-        """Run one pip command over some requirement lines; the caller checks its exit status.
-
-        Raises:
-            CommandError: pip took more than an hour.
-            SpaceError: a disk is full.
-            StagerError: it cannot be started.
-        """
+        """Run one pip command over some requirement lines; the caller checks its exit status."""
         lines = [*self.indexes.pip_lines(), *lines]
         listed = write_lines(self.scratch / "pip-requirements.txt", lines)
         argv = [*launcher, sys.executable, "-m", "pip", command]
@@ -137,9 +126,6 @@ class Pip:
 
         Returns:
             The files, and the pins that no file fits.
-
-        Raises:
-            ResolveError: pip failed for another reason.
         """
         report = self.scratch / "report.json"
         options = ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(report), "-q"]
@@ -230,11 +216,7 @@ class Pip:
         return done
 
     def list_existing_files(self, name: str) -> list[str]:
-        """Return the names of all files that exist for a package, for any target.
-
-        Raises:
-            ResolveError: nothing was found, but an index could not be asked either.
-        """
+        """Return the names of all files that exist for a package, for any target."""
         # No version is below 0.dev0, so pip lists every link it sees and takes none.
         done = self.call(
             "install",

@@ -91,7 +91,6 @@ def _pins(request: ResolveRequest) -> dict[str, set[str]]:
 
 
 def _compile(request: ResolveRequest) -> dict[str, set[str]]:
-    """Return the pins, each with the digests that pip-tools allows for it."""
     lines = [*request.indexes.pip_lines(), *request.requirements]
     source = write_lines(request.scratch / "requirements.in", lines)
     output = request.scratch / "requirements.txt"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.markers import Environment, Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import (
     Package,
     PackageArchive,
@@ -24,7 +24,6 @@ from packaging.pylock import (
     PylockValidationError,
 )
 from packaging.specifiers import SpecifierSet
-from packaging.tags import Tag
 from packaging.utils import BuildTag, parse_wheel_filename
 from packaging.version import Version
 
@@ -55,11 +54,8 @@ class Lock:
     """Exactly one file for each package, for one target."""
 
     path: Path
-    """The file it was read from or written to."""
     target: Target
-    """The interpreter and platform it is for."""
     files: tuple[LockedFile, ...]
-    """The files, sorted by package."""
     spec_digest: Digest | None
     """Digest of the spec it was made from; None in a lock that another tool wrote."""
     digest: Digest
@@ -69,13 +65,10 @@ class Lock:
     sources: tuple[tuple[str, str], ...]
     """Wheels built here: file name, and source relative to the lock's folder."""
     git: tuple[GitPin, ...] = ()
-    """The commits of packages that uv took from git repositories."""
     exclude_newer: str | None = None
-    """The cutoff it was made with; None for none. See :mod:`stager.lock.resolver`."""
     torch_backend: str | None = None
     """PyTorch's index that ``torch-backend = "auto"`` has become; None for another setting."""
     assets: tuple[LockedRepository, ...] = ()
-    """Models and data sets of the hub, in the order of the settings."""
 
     def is_current(self, spec: Spec) -> bool:
         """Return whether the lock matches this spec.
@@ -96,115 +89,83 @@ class Lock:
         )
 
 
-def select(
-    data: Mapping[str, Any],
-    target: Target,
-    *,
-    base: Path,
-    source: str,
-    build: BuildSource | None = None,
-) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
-    """Return the best file of each package the target needs, and the packages that have none.
-
-    Raises:
-        ResolveError: it is not a valid lock, or holds what is not a file and cannot be built.
-    """
-    entries = data.get("packages")
-    _parse({**data, "packages": []} if isinstance(entries, list) else data, source)
-    tags, environment = list(target.tags()), target.environment()
-    files: list[ResolvedFile] = []
-    unavailable: list[UnavailablePackage] = []
-    for entry in entries or []:
-        if _has_no_file(entry):
-            unavailable.append(_unavailable(entry))
-            continue
-        # One package at a time, so that each is reported by itself if nothing of it fits.
-        single = _parse({**data, "packages": [_order_wheels(entry)]}, source)
-        try:
-            for package, selected in _select_package(single, environment, tags, source):
-                if build and isinstance(selected, PackageVcs | PackageDirectory):
-                    files.append(build(package, selected, base))
-                else:
-                    files.append(_resolved_file(package, selected, base, source))
-        except PylockSelectError as exc:
-            if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
-                raise ResolveError(
-                    f"{source} is not for Python {target.python} on {target.platform}: {exc}",
-                    hint="set environment.python and environment.platform to what it is for",
-                ) from exc
-            unavailable.append(_unavailable(entry or {}))
-    _require_one_each(files, source)
-    return files, unavailable
-
-
-def _has_no_file(entry: object) -> bool:
-    """Return whether a package lists no file, as uv writes it when none fits the platform."""
-    return isinstance(entry, dict) and "name" in entry and not _FILE_KEYS & entry.keys()
-
-
-def _select_package(
-    single: Pylock, environment: Environment, tags: Sequence[Tag], source: str
-) -> list[tuple[Package, SelectedFile]]:
+def parse_pylock(data: toml.Table, source: str) -> tuple[Pylock, list[UnavailablePackage]]:
+    """Parse a lock; return it, and its packages without any file: uv lists those that fit none."""
+    entries = toml.get_list(data, "packages")
+    empty = [one for one in entries if isinstance(one, dict) and not _FILE_KEYS & one.keys()]
+    empty = [one for one in empty if "name" in one]
+    if empty:
+        data = {**data, "packages": [one for one in entries if one not in empty]}
     try:
-        return list(single.select(environment=environment, tags=tags))
-    except (UndefinedComparison, UndefinedEnvironmentName) as exc:
-        names = ", ".join(package.name for package in single.packages)
-        raise ResolveError(
-            f"{source}: the marker of {names or 'its environments'} has no meaning: {exc}",
-            hint="correct it, or lock again",
-        ) from exc
-
-
-def drop_other_files(entry: dict[str, Any], hashes: Collection[str]) -> None:
-    """Remove the files of a package that its hashes do not allow; all stay if they allow none.
-
-    What is left then is refused by its digest, which the message names.
-    """
-
-    def is_allowed(file: Mapping[str, Any]) -> bool:
-        return toml.get_table(file, "hashes").get("sha256") in hashes
-
-    wheels = list(filter(is_allowed, entry.get("wheels", [])))
-    sdists = list(filter(is_allowed, [entry["sdist"]] if "sdist" in entry else []))
-    if wheels or sdists:
-        entry.pop("wheels", None)
-        entry.pop("sdist", None)
-        entry |= {"wheels": wheels} if wheels else {}
-        entry |= {"sdist": sdists[0]} if sdists else {}
-
-
-def _order_wheels(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put the highest build tag first: ``Pylock.select`` takes the first of equal wheels."""
-    try:
-        wheels = sorted(entry["wheels"], key=_build_tag, reverse=True)
-    except (AttributeError, KeyError, TypeError):  # refused where the entry is parsed
-        return entry
-    return {**entry, "wheels": wheels}
-
-
-def _build_tag(wheel: Mapping[str, Any]) -> BuildTag:
-    try:
-        return parse_wheel_filename(_wheel_name(wheel))[2]
-    except ValueError:  # refused where the entry is parsed
-        return ()
-
-
-def _wheel_name(wheel: Mapping[str, Any]) -> str:
-    return _file_name(str(wheel.get("name") or wheel.get("url") or wheel.get("path") or ""))
-
-
-def _parse(data: Mapping[str, Any], source: str) -> Pylock:
-    try:
-        return Pylock.from_dict(data)
+        lock = Pylock.from_dict(data)
     except (PylockValidationError, PylockUnsupportedVersionError) as exc:
         raise ResolveError(
             f"{source} is not a lock that can be read: {exc}",
             hint="it must follow PEP 751, for example as `stager lock` or `uv pip compile "
             "--format pylock.toml` writes it",
         ) from exc
+    return lock, [_make_unavailable(one["name"], one.get("version")) for one in empty]
 
 
-def _resolved_file(
+def select(
+    lock: Pylock, target: Target, *, base: Path, source: str, build: BuildSource | None = None
+) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
+    """Return the best file of each package the target needs, and the packages that have none."""
+    tags, environment = list(target.tags()), target.environment()
+    files: list[ResolvedFile] = []
+    unavailable: list[UnavailablePackage] = []
+    for package in lock.packages:
+        # One package at a time, so that each is reported by itself if nothing of it fits. The
+        # highest build tag comes first: ``Pylock.select`` takes the first of equal wheels.
+        wheels = package.wheels and sorted(package.wheels, key=_get_build_tag, reverse=True)
+        single = replace(lock, packages=[replace(package, wheels=wheels)])
+        try:
+            for _, selected in single.select(environment=environment, tags=tags):
+                if build and isinstance(selected, PackageVcs | PackageDirectory):
+                    files.append(build(package, selected, base))
+                else:
+                    files.append(_resolve_file(package, selected, base, source))
+        except PylockSelectError as exc:
+            if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
+                raise ResolveError(
+                    f"{source} is not for Python {target.python} on {target.platform}: {exc}",
+                    hint="set environment.python and environment.platform to what it is for",
+                ) from exc
+            names = [wheel.filename for wheel in package.wheels or ()]
+            unavailable.append(_make_unavailable(package.name, package.version, names))
+        except (UndefinedComparison, UndefinedEnvironmentName) as exc:
+            raise ResolveError(
+                f"{source}: the marker of {package.name} has no meaning: {exc}",
+                hint="correct it, or lock again",
+            ) from exc
+    _require_one_each(files, source)
+    return files, unavailable
+
+
+def _make_unavailable(
+    name: str, version: object, files: Collection[str] = ()
+) -> UnavailablePackage:
+    requirement = name if version is None else f"{name}=={version}"
+    return UnavailablePackage(requirement=requirement, files=tuple(files))
+
+
+def _get_build_tag(wheel: PackageWheel) -> BuildTag:
+    return parse_wheel_filename(wheel.filename)[2]
+
+
+def drop_other_files(package: Package, hashes: Collection[str]) -> Package:
+    """Drop the files of a package that its hashes do not allow; all stay if they allow none.
+
+    What is left then is refused by its digest, which the message names.
+    """
+    wheels = [wheel for wheel in package.wheels or () if wheel.hashes.get("sha256") in hashes]
+    sdist = (
+        package.sdist if package.sdist and package.sdist.hashes.get("sha256") in hashes else None
+    )
+    return replace(package, wheels=wheels, sdist=sdist) if wheels or sdist else package
+
+
+def _resolve_file(
     package: Package, selected: SelectedFile, base: Path, source: str
 ) -> ResolvedFile:
     if isinstance(selected, PackageDirectory | PackageVcs):
@@ -219,16 +180,15 @@ def _resolved_file(
         path = Path(os.path.normpath(base / selected.path)) if selected.path else None
         if url and url.startswith("file://"):
             url, path = None, Path(unquote(urlsplit(url).path))
-        filename = path.name if path else _file_name(url or "")
+        filename = path.name if path else unquote(urlsplit(url or "").path.rpartition("/")[2])
     except ValueError as exc:
         raise ResolveError(
             f"{source}: {package.name}: {selected.url} is not a URL: {exc}",
             hint="correct it, or lock again",
         ) from exc
-    if not isinstance(selected, PackageArchive) and selected.name:
-        filename = selected.name
+    named = None if isinstance(selected, PackageArchive) else selected.name
     return ResolvedFile(
-        filename=filename,
+        filename=named or filename,
         url=strip_credentials(url) if url else None,
         path=path,
         sha256=selected.hashes.get("sha256"),
@@ -236,16 +196,8 @@ def _resolved_file(
     )
 
 
-def _file_name(url: str) -> str:
-    return unquote(urlsplit(url).path.rpartition("/")[2])
-
-
 def lock_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[LockedFile, ...]:
-    """Return locked files, sorted by package, from files whose digests are known.
-
-    Raises:
-        ResolveError: files without a digest (all of them); ``source`` is the lock's name.
-    """
+    """Return locked files, sorted by package, from files whose digests are known."""
     without = [file.filename for file in resolved if not file.sha256]
     if without:
         raise ResolveError(
@@ -290,12 +242,6 @@ def _require_one_each(files: list[ResolvedFile], source: str) -> None:
         )
 
 
-def _unavailable(entry: Mapping[str, Any]) -> UnavailablePackage:
-    version = f"=={entry['version']}" if "version" in entry else ""
-    files = tuple(map(_wheel_name, entry.get("wheels") or []))
-    return UnavailablePackage(requirement=f"{entry['name']}{version}", files=files)
-
-
 # --- Differences between two sets of packages, and what they mean in bytes to send ---------------
 
 
@@ -308,11 +254,8 @@ class PackageChange:
     """A package that two sets have in different versions, or that only one of them has."""
 
     name: str
-    """The package."""
     old: str | None
-    """Its version in the earlier set; None if it is new."""
     new: str | None
-    """Its version in the later set; None if it is gone."""
     bytes: int
     """Size of its new file in bytes; 0 if it is gone, or where no server told the size."""
 
@@ -322,11 +265,8 @@ class PackageChanges:
     """The difference between two sets of packages."""
 
     added: tuple[PackageChange, ...] = ()
-    """Packages that only the later set has."""
     removed: tuple[PackageChange, ...] = ()
-    """Packages that only the earlier set has."""
     changed: tuple[PackageChange, ...] = ()
-    """Packages with another version, or with another file of the same version."""
     bytes: int = 0
     """What has to be sent to a node that has all of the earlier set; for locks, about."""
 
@@ -396,9 +336,6 @@ def read_lock(path: Path, target: Target) -> Lock:
         target: the target to select files for, in a lock that another tool wrote. A lock of ours
             has no choice left and is read for the target it names; :meth:`Lock.is_current` tells
             if that is still the right one.
-
-    Raises:
-        ResolveError: no such file, no valid lock, or files missing for the target (all packages).
     """
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
@@ -418,7 +355,9 @@ def read_lock(path: Path, target: Target) -> Lock:
             f"{path}: [tool.stager] (spec-digest, exclude-newer or assets) is damaged: {exc}",
             hint="run `stager lock` to make it again",
         ) from exc
-    resolved, unavailable = select(data, target, base=path.parent.absolute(), source=str(path))
+    parsed, empty = parse_pylock(data, str(path))
+    resolved, unavailable = select(parsed, target, base=path.parent.absolute(), source=str(path))
+    unavailable += empty
     if unavailable:
         lines = [describe_unavailable(package, target) for package in unavailable]
         raise missing_file_error(path, target, lines)
@@ -450,11 +389,7 @@ def _git_pins(metadata: Mapping[str, Any]) -> tuple[GitPin, ...]:
 
 
 def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
-    """Write these models and data sets into a lock, unless it has them.
-
-    Raises:
-        StagerError: the lock cannot be written.
-    """
+    """Write these models and data sets into a lock, unless it has them."""
     if lock.assets == tuple(assets):
         return lock
     lock = replace(lock, assets=tuple(assets))
@@ -485,7 +420,7 @@ def render(lock: Lock) -> str:
     optional = {
         "git": [asdict(pin) for pin in lock.git],
         "exclude-newer": lock.exclude_newer,
-        "indexes": lock.indexes.as_dict(),
+        "indexes": lock.indexes.to_dict(),
         "torch-backend": lock.torch_backend,
         "sources": dict(lock.sources),
         "assets": [repository.to_dict() for repository in lock.assets],

@@ -234,10 +234,19 @@ class RequirementReader:
             else:
                 self._read_requirement(line)
 
-    def leave_to_uv(self, project: UvProject) -> None:
-        """Note a project that uv is to read, with what other entries take of it."""
-        earlier = self.uv_projects.get(project.file)
-        self.uv_projects[project.file] = earlier.merge(project) if earlier else project
+    def leave_to_uv(self, project: UvProject, requested: Collection[str] | None) -> bool:
+        """Note a project if uv is to read it: if its settings change what is installed.
+
+        Args:
+            project: the project, with what an entry takes of it.
+            requested: see :func:`stager.lock.uv_project.list_keys`.
+        """
+        keys = uv_project.list_keys(project.tables, requested, self.root)
+        if keys:
+            project = replace(project, keys=keys)
+            earlier = self.uv_projects.get(project.file)
+            self.uv_projects[project.file] = earlier.merge(project) if earlier else project
+        return bool(keys)
 
     def _text(self, path: Path, origin: str) -> str | None:
         shown = shorten_path(path, self.root)
@@ -432,10 +441,9 @@ class PyprojectReader:
         root = self.taken.root
         self.problems += list_faults(self.project, self.taken.python, root)
         texts = tuple(line.text for line in lines)
-        keys = uv_project.list_keys(self.project.tables, list_names(texts), root)
-        self.taken.lines += [replace(line, by_uv=bool(keys)) for line in lines]
-        if keys:
-            self.taken.leave_to_uv(replace(self.project, keys=keys, requirements=texts))
+        project = replace(self.project, requirements=texts)
+        by_uv = self.taken.leave_to_uv(project, list_names(texts))
+        self.taken.lines += [replace(line, by_uv=by_uv) for line in lines]
 
     def _read_project(self, data: Mapping[str, Any]) -> list[RequirementLine]:
         problem = describe_foreign_dependencies(data, self.project.file, shown=self.shown)
@@ -465,7 +473,7 @@ class PyprojectReader:
         return self._list_lines(extras[name], f"project.optional-dependencies.{name}")
 
     def _read_group(self, data: Mapping[str, Any], group: str) -> list[RequirementLine]:
-        groups = toml.get_table(data, "dependency-groups")
+        groups: Mapping[str, Any] = toml.get_table(data, "dependency-groups")
         if canonicalize_name(group) not in map(canonicalize_name, groups):
             self.problems.append(
                 f"{self.shown}: no dependency group {group!r}; {_list_known(groups)}"

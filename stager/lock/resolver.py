@@ -84,11 +84,8 @@ class KeptPins:
     """The parts of a lock that the next one keeps."""
 
     pins: tuple[str, ...] = ()
-    """``name==version`` of packages from an index."""
     git: tuple[GitPin, ...] = ()
-    """Commits of packages from git repositories, where the same branch is asked for."""
     cutoff: str | None = None
-    """The cutoff: that of the command, else that of the lock before; None for none."""
 
     @property
     def exclude_newer(self) -> str | None:
@@ -101,29 +98,20 @@ class ResolveRequest:
     """Requirements to resolve into one exact file for each package."""
 
     spec: Spec
-    """All that was read: target, hashes, settings of uv and of builds."""
     requirements: tuple[str, ...]
     """PEP 508 requirements; none needs to be built, and none is uv's to read from its file."""
     constraints: tuple[str, ...]
-    """PEP 508 requirements that limit versions only."""
     indexes: Indexes
-    """Places to look in, on top of pip's own configuration."""
     scratch: Path
-    """A private folder to work in."""
     keep: KeptPins = KeptPins()
-    """The parts of the lock before that are kept where the requirements allow."""
     settings: PipSettings | None = None
-    """pip's configuration; None where nothing is resolved."""
     torch_backend: str | None = None
-    """Name of PyTorch's index that uv takes its packages from; None for none."""
     build: BuildSource | None = None
     """Builds the wheel of what uv takes from a folder or from a git repository."""
     offline: bool = False
     """True if only ``indexes.find_links`` counts."""
     packages: Path | None = None
-    """A folder of installed packages, for builds without isolation; None for none."""
     run: Runner = run
-    """Starts processes."""
 
     @property
     def names(self) -> set[NormalizedName]:
@@ -149,15 +137,10 @@ class ResolvedFile:
     """The file a resolver chose for a package; None for what it does not know."""
 
     filename: str
-    """The file's own name."""
     url: str | None = None
-    """Its address, without credentials."""
     path: Path | None = None
-    """Its path on this machine."""
     sha256: str | None = None
-    """The digest the index gives."""
     size: int | None = None
-    """Length in bytes."""
 
     @property
     def identity(self) -> tuple[NormalizedName, Version]:
@@ -184,9 +167,7 @@ class UnavailablePackage:
     requirement: str
     """The package with the versions that would do: ``numpy==1.0``."""
     files: tuple[str, ...] = field(default=())
-    """Names of the files that exist, if already known."""
     parent: str = ""
-    """The package that requires it, if known."""
 
 
 @dataclass(eq=False)
@@ -194,11 +175,9 @@ class NoSolution(Exception):
     """The requirements cannot all be met."""
 
     reason: str
-    """The resolver's explanation, as one paragraph."""
     blamed: set[NormalizedName]
     """The packages, of those the user named, that it involves."""
     absent: list[UnavailablePackage]
-    """Packages without a file that fits, if that is the reason."""
     not_searched: Sequence[str] = ()
     """Lines about indexes that did not count, as an earlier one has the name."""
 
@@ -272,7 +251,6 @@ class KnownDriver:
     """The oldest NVIDIA driver of some machines."""
 
     version: str
-    """Its version; empty where there is none."""
     where: str
     """The machines, in words: ``allocation 4711``."""
 

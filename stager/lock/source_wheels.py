@@ -23,7 +23,7 @@ from ..core.store import Store, remove
 from ..core.values import Digest, Target
 from . import build_source
 from .build_source import SourceRequirement, extract_build_output
-from .indexes import GitPin, Indexes, shorten_path, strip_credentials
+from .indexes import GitPin, Indexes, make_git_pin, shorten_path, strip_credentials
 from .pip import Pip, condense
 from .pylock import Lock
 from .resolver import ResolvedFile
@@ -64,7 +64,7 @@ def _find_commit(url: str, pin: GitPin, pins: Sequence[GitPin], pip: Pip) -> str
     if _COMMIT.fullmatch(pin.revision):
         return pin.revision
     for earlier in pins:
-        if earlier.is_of(replace(pin, name=earlier.name)):
+        if earlier.is_same_branch(replace(pin, name=earlier.name)):
             return earlier.commit
     if pip.offline:
         return ""
@@ -93,11 +93,7 @@ def _split_git_url(requirement: str) -> tuple[str, str, str]:
 
 
 def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
-    """Return the wheel of one source; build it unless the store has it.
-
-    Raises:
-        ResolveError: it cannot be built, or its wheel does not fit the target.
-    """
+    """Return the wheel of one source; build it unless the store has it."""
     keep = store.built / source.digest
     if pip.offline or not source.moving:
         wheel = find_fitting_wheel(keep, pip.target)
@@ -116,11 +112,7 @@ def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
 
 
 def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | None = None) -> Path:
-    """Build the source that a requirement line names; keep the wheel in a folder of the store.
-
-    Raises:
-        ResolveError: pip fails, or the wheel is for another Python or platform than the target.
-    """
+    """Build the source that a requirement line names; keep the wheel in a folder of the store."""
     out = pip.scratch / f"built-{keep.name[:12]}"
     remove(out)
     done = pip.build(line, out, packages)
@@ -191,24 +183,16 @@ class SourceBuilder:
     """Builds wheels of what a resolver took from elsewhere than an index."""
 
     store: Store
-    """The offline root, which keeps each wheel under the digest of its source."""
     pip: Pip
-    """Builds them."""
     root: Path
-    """The project's folder; labels are relative to it."""
     built: list[tuple[str, str]] = field(default_factory=list)
     """File name and source of each wheel."""
     git: list[GitPin] = field(default_factory=list)
-    """The commits that were built."""
 
     def build_all(
         self, named: Sequence[SourceRequirement], pins: Sequence[GitPin]
     ) -> tuple[str, ...]:
-        """Build the sources that the user has named; return requirements that install the wheels.
-
-        Raises:
-            ResolveError: sources that cannot be built; the end of each build in the context.
-        """
+        """Build the sources that the user has named; return requirements of the wheels."""
         lines, problems = [], []
         nodes = {key: str(value) for key, value in self.pip.target.environment().items()}
         for source in named:
@@ -240,11 +224,7 @@ class SourceBuilder:
     def file(
         self, package: Package, selected: PackageVcs | PackageDirectory, base: Path
     ) -> ResolvedFile:
-        """Return the wheel of a package.
-
-        Raises:
-            ResolveError: it cannot be built.
-        """
+        """Return the wheel of a package."""
         if isinstance(selected, PackageVcs):
             source = self._from_git(package, selected)
         else:
@@ -266,13 +246,7 @@ class SourceBuilder:
                 f"{package.name} comes from {selected.type}, which is not supported",
                 hint="name a wheel or an sdist of it instead",
             )
-        pin = GitPin(
-            name=package.name,
-            url=strip_credentials(selected.url),
-            revision=selected.requested_revision or "",
-            commit=selected.commit_id,
-            subdirectory=selected.subdirectory or "",
-        )
+        pin = make_git_pin(package.name, selected)
         self.git.append(pin)
         return SourceRequirement(
             requirement=f"{pin.name} @ git+{selected.url}@{pin.commit}{pin.fragment}",

@@ -22,13 +22,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.protocol.counts import format_count
 from bundle.protocol.digest import canonical_json
@@ -36,16 +36,17 @@ from bundle.redaction.secrets import strip_url_secrets
 
 from ..config import foreign_files, inline_script
 from ..config.load import Config
+from ..core import toml
 from ..core.errors import ConfigError
 from ..core.processes import Runner, run
 from ..core.store import digest_file
 from ..core.values import Digest, Target
-from . import build_source, uv_project
+from . import uv_project
 from .build_source import (
     NEED_NVCC,
     BuildSettings,
-    SourceReader,
     SourceRequirement,
+    digest_content,
     is_folder,
     list_prebuilt,
 )
@@ -53,12 +54,15 @@ from .indexes import (
     Indexes,
     RequirementLine,
     expand_user,
+    find_path,
+    format_extras,
     is_true,
     normalize_requirement,
     read_hashes,
     shorten_path,
+    strip_credentials,
 )
-from .requirements import PyprojectReader, RequirementReader, refuse_editable
+from .requirements import PyprojectReader, RequirementReader, list_faults, refuse_editable
 from .uv_project import UvLock, UvProject, make_script_project, parse_entry
 
 # --- Reading the entries of ``[environment]``, line by line, into what a spec consists of --------
@@ -68,50 +72,72 @@ _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
 _CONDA_NAMES = {"pytorch": "torch"}
 """Packages of conda that have another name in a package index."""
-_CONDA = re.compile(r"([\w.-]+)=(\d[^=\s]*)(=\S+)?\s*$")
+_CONDA_LINE = re.compile(r"([\w.-]+)=(\d[^=\s]*)(=\S+)?\s*$")
 """A line of `conda list --export`: package, version, build."""
 _INLINE = "environment.requirements"
 """Origin of a requirement that is written in the settings themselves."""
+_SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
+_ARCHIVES = (".whl", *_SDIST_ENDINGS)
+_LINE = re.compile(
+    r"(?P<place>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
+)
+_CONDA_FOLDER = re.compile(r"/(croot|feedstock_root|conda-bld|conda/feedstock\w*|tmp/build/\d+)/")
+_FREEZE = (
+    ", where conda built the package: `pip list --format=freeze` writes versions in place of such "
+    "paths"
+)
+_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
 
 
 class SpecReader:
-    """Sorts lines into requirements, constraints and sources."""
+    """Sorts lines into requirements, constraints and sources; collects every problem."""
 
     def __init__(self, config: Config, python: str, run: Runner) -> None:
-        self.config = config
-        self.root = config.root
+        self.root, self.environment, self.run = config.root, config.environment, run
         self.lines = RequirementReader(config.root, python)
         self.problems = self.lines.problems
-        skipped = [config.root / name for name in config.project.outputs]
+        self.skipped = [config.root / name for name in config.project.outputs]
         if config.environment.offline_root:
-            skipped.append(config.environment.offline_root)
-        self.located = SourceReader(self.lines, skipped=skipped, run=run)
+            self.skipped.append(config.environment.offline_root)
         self.requirements: list[str] = []
         self.constraints: list[str] = []
+        self.sources: list[SourceRequirement] = []
+        self.wheels: list[Digest] = []
+        self.hashes: dict[str, tuple[str, ...]] = {}
         self.remarks: list[str] = []
+        self.pylock: Path | None = None
         self.uv_lock: UvLock | None = None
         self.uv_project: UvProject | None = None
 
-    def read(self) -> Path | None:
-        """Read everything; return the lock that the user supplied in place of requirements."""
-        entries = self.config.environment.requirements
-        for entry in entries:
-            if _PYLOCK.fullmatch(entry):
-                return self._supplied_lock(entry, alone=len(entries) == 1)
+    def read(self) -> None:
+        """Read everything."""
+        entries = self.environment.requirements
+        for entry in filter(_PYLOCK.fullmatch, entries):
+            self._read_pylock(entry, alone=len(entries) == 1)
+            return
         self.uv_lock, problems = uv_project.read_entries(entries, self.root)
         self.problems += problems
         if self.uv_lock is None:
             self._read_entries(entries)
-        return None
+
+    def _read_pylock(self, entry: str, *, alone: bool) -> None:
+        self.pylock = self.root / expand_user(entry)
+        if not alone:
+            self.problems.append(
+                f"environment.requirements: {entry} is a complete lock and must stand alone; "
+                "drop the other entries, or name what the lock was made from instead"
+            )
+        if not self.pylock.is_file():
+            self.problems.append(f"environment.requirements: no such file: {entry}")
 
     def _read_entries(self, entries: tuple[str, ...]) -> None:
         for entry in entries:
-            self._read_entry(entry, _INLINE, constraint=False)
+            self._read_entry(entry)
         if self.uv_lock:  # that of the script which is all that is asked for
             return
-        for entry in self.config.environment.constraints:
-            self._read_entry(entry, "environment.constraints", constraint=True)
-        for place in self.config.environment.find_links:
+        for entry in self.environment.constraints:
+            self._read_text(entry, "environment.constraints", constraint=True)
+        for place in self.environment.find_links:
             if "://" not in place and not is_folder(place):
                 self.problems.append(f"environment.find-links: no folder that can be read: {place}")
         self._read_settings_around()
@@ -127,78 +153,40 @@ class SpecReader:
                 f"{keys}; make them one project or one workspace of uv"
             )
 
-    def describe_uv_settings(self) -> dict[str, object]:
-        """Return what else of uv's world determines a lock, for the digest."""
-        content: dict[str, object] = {}
-        for key, used in (("uv-lock", self.uv_lock), ("uv-project", self.uv_project)):
-            if used is not None and not self.problems:
-                places = [
-                    [os.path.relpath(path, self.root), self.located.content_digest(path)]
-                    for path in used.local_sources()
-                    if path.exists()
-                ]
-                content[key] = [used.identity(self.root), places]
-        return content
-
-    @property
-    def indexes(self) -> Indexes:
-        """Return the places of the requirement files and of the settings.
-
-        Where a folder has a wheel of a package that would else be built, its wheels alone count.
-        """
-        environment = self.config.environment
-        wheels = list_prebuilt(environment.find_links)
-        named = map(canonicalize_name, environment.no_build_isolation)
-        only = tuple(sorted(wheels & ({*named} | NEED_NVCC)))
-        own = Indexes(find_links=environment.find_links, only_binary=only)
-        return self.lines.indexes.merge(own)
-
-    def make_portable(self, text: str) -> str:
-        """Return a text with this project's path replaced, so that the digest does not vary."""
-        return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
-
-    def _supplied_lock(self, entry: str, *, alone: bool) -> Path:
+    def _read_entry(self, entry: str) -> None:
         path = self.root / expand_user(entry)
-        if not alone:
-            self.problems.append(
-                f"environment.requirements: {entry} is a complete lock and must stand alone; "
-                "drop the other entries, or name what the lock was made from instead"
-            )
-        if not path.is_file():
-            self.problems.append(f"environment.requirements: no such file: {entry}")
-        return path
+        project = None if entry.startswith("-") else parse_entry(entry, self.root)
+        if _SCRIPT.fullmatch(entry):
+            try:
+                block = inline_script.read_block(path)
+            except ConfigError as exc:
+                self.problems.append(f"environment.requirements: {exc.message}")
+                block = {}
+            if block is not None:
+                self._read_script(path, block)
+                return
+        if project is not None:
+            PyprojectReader(project, self.lines).read(origin=_INLINE)
+        else:
+            self._read_text(entry, _INLINE, constraint=False)
 
-    def _read_entry(self, entry: str, key: str, *, constraint: bool) -> None:
+    def _read_text(self, entry: str, key: str, *, constraint: bool) -> None:
         path = self.root / expand_user(entry)
-        project = None if constraint else parse_entry(entry, self.root)
-        block = None if constraint else self._read_block(entry, path)
+        with_spaces = path.suffix in (".txt", ".in") and " " in path.name and path.is_file()
         if entry.startswith(("-e ", "--editable")):
             self.problems.append(f"{key}: {refuse_editable(entry)}")
-        elif project is not None:
-            PyprojectReader(project, self.lines).read(origin=key)
-        elif _FILE.fullmatch(entry) or _is_file_with_spaces(path):
+        elif _FILE.fullmatch(entry) or with_spaces:
             self.lines.read_file(path, origin=key, constraint=constraint)
-        elif block is not None:
-            self._read_script(path, block)
         elif entry.startswith("-"):
             self.problems.append(f"{key}: {entry}: options belong in a requirement file")
         else:
             line = RequirementLine(text=entry, origin=key, base=self.root, constraint=constraint)
             self.lines.lines.append(line)
 
-    def _read_block(self, entry: str, path: Path) -> Mapping[str, Any] | None:
-        """Return the block of a script (PEP 723) that an entry names; None if it names none."""
-        try:
-            return inline_script.read_block(path) if _SCRIPT.fullmatch(entry) else None
-        except ConfigError as exc:
-            self.problems.append(f"environment.requirements: {exc.message}")
-            return {}
-
-    def _read_script(self, script: Path, block: Mapping[str, Any]) -> None:
+    def _read_script(self, script: Path, block: toml.Table) -> None:
         """Read a script, or its lock if the script is the only entry in the settings."""
         lock = uv_project.read_script_lock(script, block)
-        environment = self.config.environment
-        if lock and len(environment.requirements) == 1 and not environment.constraints:
+        if lock and len(self.environment.requirements) == 1 and not self.environment.constraints:
             self.uv_lock = lock
             return
         if lock:
@@ -211,22 +199,30 @@ class SpecReader:
     def _read_settings_around(self) -> None:
         """Apply uv's settings in the project's folder, which hold for requirement files."""
         asked = (line for line in self.lines.lines if not line.constraint and not line.metadata)
-        if all(line.origin == _INLINE for line in asked):
-            return
-        file = self.root / "pyproject.toml"
-        project = UvProject(file=file, document=uv_project.read(file), dependencies=False)
-        self.problems += uv_project.refuse(project.tables, self.root)
-        keys = uv_project.list_keys(project.tables, (), self.root)
-        if keys:
-            self.lines.leave_to_uv(replace(project, keys=keys))
+        if any(line.origin != _INLINE for line in asked):
+            file = self.root / "pyproject.toml"
+            project = UvProject(file=file, document=uv_project.read(file), dependencies=False)
+            self.problems += uv_project.refuse(project.tables, self.root)
+            self.lines.leave_to_uv(project, ())
+
+    @property
+    def indexes(self) -> Indexes:
+        """The places of the requirement files and of the settings.
+
+        Where a folder has a wheel of a package that would else be built, its wheels alone count.
+        """
+        wheels = list_prebuilt(self.environment.find_links)
+        named = map(canonicalize_name, self.environment.no_build_isolation)
+        only = tuple(sorted(wheels & ({*named} | NEED_NVCC)))
+        own = Indexes(find_links=self.environment.find_links, only_binary=only)
+        return self.lines.indexes.merge(own)
 
     @property
     def require_hashes(self) -> str:
-        """Return what asks for a hash of every file: a line or a variable; empty for nothing."""
-        for name in ("PIP_REQUIRE_HASHES", "UV_REQUIRE_HASHES"):
-            if is_true(os.environ.get(name, "")):
-                return name
-        return self.lines.require_hashes
+        """What asks for a hash of every file: a line or a variable; empty for nothing."""
+        names = ("PIP_REQUIRE_HASHES", "UV_REQUIRE_HASHES")
+        asking = (name for name in names if is_true(os.environ.get(name, "")))
+        return next(asking, self.lines.require_hashes)
 
     def _refuse_empty(self, entries: tuple[str, ...]) -> None:
         """Report files without any requirement, as a failed export leaves them."""
@@ -239,14 +235,13 @@ class SpecReader:
                 f"environment.requirements: {', '.join(files)}: no requirement in it; write {empty}"
             )
         for entry in entries:
-            if parse_entry(entry, self.root) is None:
-                continue
-            path = re.split(r"[\[:]", entry)[0]
-            self.problems.append(
-                f"environment.requirements: {entry} declares no dependencies; list them in "
-                f"[project] dependencies, name an extra or a group that has some "
-                f'("{path}[train]", "{path}:train"), or write {empty}'
-            )
+            if parse_entry(entry, self.root):
+                path = re.split(r"[\[:]", entry)[0]
+                self.problems.append(
+                    f"environment.requirements: {entry} declares no dependencies; list them in "
+                    f"[project] dependencies, name an extra or a group that has some "
+                    f'("{path}[train]", "{path}:train"), or write {empty}'
+                )
 
     def _add_line(self, line: RequirementLine) -> None:
         try:
@@ -256,12 +251,10 @@ class SpecReader:
             return
         parsed = self._parse(line)
         if parsed is not None and parsed.url and not line.constraint:
-            wheel = self.located.read(parsed, line)
-            self.requirements += [] if wheel is None else [wheel]
+            self._add_place(parsed, line)
         elif parsed is not None:
-            self.located.allow_hashes(parsed.name, line.hashes)
             taken = self.constraints if line.constraint else self.requirements
-            taken.append(normalize_requirement(parsed))
+            taken.append(self._allow_hashes(parsed, line))
         asked = "" if line.constraint else self.require_hashes
         if asked and not line.hashes:
             self.problems.append(
@@ -271,10 +264,10 @@ class SpecReader:
 
     def _parse(self, line: RequirementLine) -> Requirement | None:
         problem = ""
-        if not line.metadata and (line.constraint or not build_source.is_archive(line.text)):
+        if not line.metadata and (line.constraint or not _is_archive(line.text)):
             problem = foreign_files.explain_misread(line.text, (line.base, self.root))
         try:
-            parsed = build_source.parse(line)
+            parsed = _parse_line(line)
         except InvalidRequirement as exc:
             problem = problem or _describe_malformed(line.text, exc)
         if problem:
@@ -284,14 +277,172 @@ class SpecReader:
             parsed.url = None  # uv reads the place from the file
         return parsed
 
+    def _allow_hashes(self, parsed: Requirement, line: RequirementLine) -> str:
+        """Note which files may be installed for a package; return its requirement."""
+        if line.hashes:
+            name = canonicalize_name(parsed.name)
+            self.hashes[name] = (*self.hashes.get(name, ()), *line.hashes)
+        return normalize_requirement(parsed)
 
-def _is_file_with_spaces(path: Path) -> bool:
-    return path.suffix in (".txt", ".in") and " " in path.name and path.is_file()
+    # --- Requirements that name their place: wheels to install, and sources to build
+
+    def _add_place(self, parsed: Requirement, line: RequirementLine) -> None:
+        place = parsed.url or ""
+        scheme = place.partition("://")[0] if "://" in place else ""
+        try:
+            parts = urlsplit(place if scheme else "")
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {strip_url_secrets(place)} is not a URL: {exc}")
+            return
+        if scheme not in ("", "file") or place.startswith("file://$"):
+            problem = self._add_url(parsed, line, parts)
+        else:
+            text = unquote(parts.path) if scheme else place.removeprefix("file:")
+            problem = self._add_path(parsed, line, text)
+        if problem:
+            self.problems.append(f"{line.origin}: {problem}")
+
+    def _add_path(self, parsed: Requirement, line: RequirementLine, text: str) -> str:
+        # pip and uv start at the working directory, which is the project's folder; in the metadata
+        # of a project, at that project.
+        bases = (line.base, self.root) if line.metadata else (self.root, line.base)
+        path, place = find_path(text, bases), parsed.url or ""
+        problem = _check_path(path, place) or _compare_hashes(path, place, line.hashes)
+        if problem:
+            return problem
+        if path.suffix == ".whl" and path.is_file():
+            self.wheels.append(digest_file(path))
+            return self._add_wheel(parsed, line, path.as_uri(), path.name)
+        if (path / "pyproject.toml").is_file():
+            self._read_build_settings(parsed, path / "pyproject.toml")
+        label = shorten_path(path, self.root)
+        source = SourceRequirement(
+            requirement=str(path), label=label, digest=self.digest_content(path)
+        )
+        self._add_source(parsed, source)
+        return ""
+
+    def _add_source(self, parsed: Requirement, source: SourceRequirement) -> None:
+        suffix, marker = format_extras(parsed.extras), str(parsed.marker or "")
+        self.sources.append(replace(source, suffix=suffix, marker=marker))
+
+    def _read_build_settings(self, parsed: Requirement, file: Path) -> None:
+        """Report settings that a build ignores; leave a project with uv-only settings to uv."""
+        try:
+            data = toml.read(file)
+        except ConfigError as exc:
+            self.problems.append(exc.message)
+            return
+        extras = tuple(sorted(map(canonicalize_name, parsed.extras)))
+        project = UvProject(file=file, document=data, extras=extras)
+        self.problems += list_faults(project, self.lines.python, self.root)
+        self.lines.leave_to_uv(project, None)
+
+    def digest_content(self, path: Path) -> Digest:
+        """Return the digest of a file, or of a folder's files that count."""
+        return digest_content(path, skip=self.skipped, run=self.run)
+
+    def _add_url(self, parsed: Requirement, line: RequirementLine, parts: SplitResult) -> str:
+        url, hashes = parsed.url or "", line.hashes
+        file_name = unquote(parts.path.rpartition("/")[2])
+        if file_name.endswith(".whl"):
+            return self._add_wheel(parsed, line, url, file_name)
+        clean, from_vcs = strip_credentials(url), "+" in parts.scheme
+        if not from_vcs and not file_name.endswith(_SDIST_ENDINGS):
+            return f"{clean} is neither a wheel nor an sdist"
+        if from_vcs and hashes:
+            return f"{clean}: a repository has no sha256; name a commit of it instead"
+        text = f"{parsed.name} @ {url}" if parsed.name else url
+        options = [digest for digest in hashes if digest not in parts.fragment.lower()]
+        source = SourceRequirement(
+            requirement=" ".join([text, *(f"--hash=sha256:{digest}" for digest in hashes)]),
+            label=clean + _keep_fragment(parts.fragment, hashes),
+            digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
+            moving=not (_COMMIT.search(url) if from_vcs else hashes),
+        )
+        self._add_source(parsed, source)
+        return ""
+
+    def _add_wheel(self, parsed: Requirement, line: RequirementLine, url: str, name: str) -> str:
+        try:
+            parsed.name, parsed.url = parse_wheel_filename(name)[0], url
+        except ValueError as exc:
+            return str(exc).splitlines()[0]
+        self.requirements.append(self._allow_hashes(parsed, line))
+        return ""
+
+    def digest(self, target: Target) -> Digest:
+        """Return the digest of all that determines a lock."""
+        environment = self.environment
+        content: dict[str, object] = {
+            "format": 1,
+            "requirements": list(map(self._make_portable, dict.fromkeys(self.requirements))),
+            "constraints": list(dict.fromkeys(self.constraints)),
+            "target": [target.python, target.platform],
+            "torch-backend": environment.torch_backend,
+            "wheels": self.wheels,
+            "projects": [[one.digest, one.suffix, one.marker] for one in self.sources],
+            "indexes": {
+                key: self._make_portable(json.dumps(value))
+                for key, value in self.indexes.to_dict().items()
+            },
+            "pylock": digest_file(self.pylock) if self.pylock else None,
+        }
+        optional = {
+            "hashes": self.hashes,
+            "require-hashes": bool(self.require_hashes),
+            "index-strategy": environment.index_strategy,
+        }
+        content |= {key: value for key, value in optional.items() if value}
+        for key, used in (("uv-lock", self.uv_lock), ("uv-project", self.uv_project)):
+            if used is not None:
+                places = [
+                    [os.path.relpath(path, self.root), self.digest_content(path)]
+                    for path in used.local_sources()
+                    if path.exists()
+                ]
+                content[key] = [used.identity(self.root), places]
+        return Digest.of(canonical_json(content))
+
+    def _make_portable(self, text: str) -> str:
+        return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
+
+
+def _parse_line(line: RequirementLine) -> Requirement:
+    """Return what a line asks for: a package, or a place (then it has a URL, and may lack a name).
+
+    Raises:
+        InvalidRequirement: it is neither a requirement by the standard (PEP 508) nor a place.
+    """
+    text = line.text
+    if line.constraint or line.metadata or not _is_archive(text):
+        try:
+            return Requirement(text)
+        except InvalidRequirement:
+            if line.constraint or not _is_place(text):
+                raise
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise InvalidRequirement("neither a requirement nor a path")
+    marker = (match["marker"] or "").strip()
+    parsed = Requirement(f"unnamed[{match['extras'] or ''}]{' ; ' if marker else ''}{marker}")
+    parsed.name, parsed.url = "", match["place"].strip()
+    return parsed
+
+
+def _is_place(text: str) -> bool:
+    place = text.partition(";")[0].strip()
+    return "/" in place or place.startswith((".", "~")) or place.endswith(_ARCHIVES)
+
+
+def _is_archive(text: str) -> bool:
+    """Return whether a line is nothing but the name of a wheel or an sdist."""
+    return foreign_files.parse_bare_name(text).endswith(_ARCHIVES)
 
 
 def _describe_malformed(text: str, exc: InvalidRequirement) -> str:
-    conda = _CONDA.match(text)
-    why = build_source.first_line(exc)
+    conda = _CONDA_LINE.match(text)
+    why = str(exc).splitlines()[0]
     if conda:
         wanted = f"write {_CONDA_NAMES.get(conda[1], conda[1])}=={conda[2]}"
         if conda[1] == "python":
@@ -300,24 +451,57 @@ def _describe_malformed(text: str, exc: InvalidRequirement) -> str:
     return f"{text!r}: {why}"
 
 
+def _check_path(path: Path, place: str) -> str:
+    if not path.exists():
+        built_by_conda = _CONDA_FOLDER.search(place)
+        return f"no such file or folder: {place}" + (_FREEZE if built_by_conda else "")
+    if path.is_dir():
+        if (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
+            return ""
+        return (
+            f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
+            "ship plain folders as [project] or [assets] paths"
+        )
+    if not path.is_file():
+        return f"{place} is not a regular file, but a pipe, a socket or a device; name a file"
+    if not path.name.endswith(_ARCHIVES):
+        remedy = foreign_files.remedy_for(path.name)
+        return f"{place} is neither a wheel nor an sdist; {remedy}"
+    return ""
+
+
+def _compare_hashes(path: Path, place: str, hashes: Sequence[str]) -> str:
+    if not hashes:
+        return ""
+    if path.is_dir():
+        return f"{place} is a folder, which has no sha256; build a wheel of it and name that"
+    digest = digest_file(path)
+    if digest in hashes:
+        return ""
+    return f"{place}: its sha256 is {digest}, which is not among the hashes given"
+
+
+def _keep_fragment(fragment: str, hashes: Sequence[str]) -> str:
+    """Return the fragment that a lock keeps: the subdirectory, and the sha256 if it is one."""
+    kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
+    if len(hashes) == 1:
+        kept.append(f"sha256={hashes[0]}")
+    return f"#{'&'.join(kept)}" if kept else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """All that determines a lock, read from disk."""
 
     root: Path
-    """The project's folder."""
     requirements: tuple[str, ...]
     """PEP 508 requirements, normalised, each once, in the order they were read."""
     constraints: tuple[str, ...]
-    """PEP 508 requirements that limit versions only."""
     target: Target
-    """The interpreter and platform to lock for."""
     torch_backend: str | None
     """Name of the PyTorch index to add; None for none, ``auto`` for one by the drivers."""
     local_projects: tuple[SourceRequirement, ...]
-    """The sources to build into wheels first."""
     indexes: Indexes
-    """The index options in the requirement files."""
     hashes: Mapping[str, tuple[str, ...]]
     """The sha256 of each file that may be installed, for each package that has hashes."""
     require_hashes: str
@@ -325,11 +509,9 @@ class Spec:
     pylock: Path | None
     """A lock that the user supplied; then there are no requirements."""
     uv_lock: UvLock | None
-    """A lock of uv that the user supplied; then there are no requirements, either."""
     uv_project: UvProject | None
     """The project whose settings only uv honours, where there is one."""
     index_strategy: str | None
-    """uv's rule for packages that several indexes have; None for its own choice."""
     digest: Digest
     """Covers everything above except paths on this machine, and the content of local folders."""
     builds: BuildSettings
@@ -341,7 +523,7 @@ class Spec:
 
     @property
     def all_indexes(self) -> Indexes:
-        """Return the indexes in the requirement files, and those that a project of uv names.
+        """The indexes in the requirement files, and those that a project of uv names.
 
         Files that a lock names are fetched from them, each with its digest.
         """
@@ -351,25 +533,20 @@ class Spec:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Return the addresses of single files and repositories, with their credentials."""
+        """The addresses of single files and repositories, with their credentials."""
         texts = (*self.requirements, *(source.requirement for source in self.local_projects))
         places = (text.rpartition(" @ ")[2].partition(" ")[0] for text in texts)
         return tuple(place for place in places if "://" in place)
 
     @property
     def overridden(self) -> frozenset[str]:
-        """Return the packages that are taken against what other packages ask for."""
+        """The packages that are taken against what other packages ask for."""
         of_uv = self.uv_lock or self.uv_project
         return of_uv.overridden if of_uv else frozenset()
 
 
 def read_spec(config: Config, *, run: Runner = run) -> Spec:
-    """Read every requirement a project names.
-
-    Raises:
-        ConfigError: files that are missing, requirements that are malformed or refused; one
-            context line for each, with file and line.
-    """
+    """Read every requirement a project names; refuse all that is wrong with them at once."""
     environment = config.environment
     python, platform = environment.python, environment.platform
     if not (python and platform):
@@ -377,7 +554,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         python, platform = python or host.python, platform or host.platform
     target = Target(python=python, platform=platform)
     reader = SpecReader(config, target.python, run)
-    pylock = reader.read()
+    reader.read()
     if reader.problems:
         many = format_count(len(reader.problems), "problem")
         raise ConfigError(
@@ -392,11 +569,11 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         constraints=tuple(dict.fromkeys(reader.constraints)),
         target=target,
         torch_backend=environment.torch_backend,
-        local_projects=tuple(reader.located.sources),
+        local_projects=tuple(reader.sources),
         indexes=reader.indexes,
-        hashes=reader.located.hashes,
+        hashes=reader.hashes,
         require_hashes=reader.require_hashes,
-        pylock=pylock,
+        pylock=reader.pylock,
         uv_lock=reader.uv_lock,
         uv_project=reader.uv_project,
         index_strategy=environment.index_strategy,
@@ -406,30 +583,5 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         ),
         prune=environment.prune,
         remarks=tuple(reader.remarks),
-        digest=_spec_digest(reader, target, pylock),
+        digest=reader.digest(target),
     )
-
-
-def _spec_digest(reader: SpecReader, target: Target, pylock: Path | None) -> Digest:
-    indexes = reader.indexes.as_dict()
-    content: dict[str, object] = {
-        "format": 1,
-        "requirements": [reader.make_portable(text) for text in dict.fromkeys(reader.requirements)],
-        "constraints": list(dict.fromkeys(reader.constraints)),
-        "target": [target.python, target.platform],
-        "torch-backend": reader.config.environment.torch_backend,
-        "wheels": reader.located.wheels,
-        "projects": [
-            [source.digest, source.suffix, source.marker] for source in reader.located.sources
-        ],
-        "indexes": {key: reader.make_portable(json.dumps(value)) for key, value in indexes.items()},
-        "pylock": digest_file(pylock) if pylock else None,
-    }
-    if reader.located.hashes:
-        content["hashes"] = reader.located.hashes
-    if reader.require_hashes:
-        content["require-hashes"] = True
-    if reader.config.environment.index_strategy:
-        content["index-strategy"] = reader.config.environment.index_strategy
-    content |= reader.describe_uv_settings()
-    return Digest.of(canonical_json(content))

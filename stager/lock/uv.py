@@ -16,11 +16,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
 from bundle.redaction.secrets import strip_url_secrets
@@ -34,13 +34,13 @@ from .indexes import (
     TORCH_INDEX,
     GitPin,
     Indexes,
-    git_pin,
+    make_git_pin,
     pip_settings,
     resolve_place_variables,
     write_lines,
 )
 from .pip import HOUR, find_gone_address, is_unreachable, keep_end, unreachable_index_error
-from .pylock import drop_other_files, select
+from .pylock import drop_other_files, parse_pylock, select
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, find_names
 from .uv_project import UvLock
 
@@ -73,11 +73,7 @@ def find_uv() -> list[str] | None:
 
 
 def require_uv() -> list[str]:
-    """Return the command of uv.
-
-    Raises:
-        ResolveError: it is not installed.
-    """
+    """Return the command of uv."""
     start = find_uv()
     if start is None:
         raise ResolveError(
@@ -98,7 +94,13 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     done = _compile(request, target)
     if done.returncode != 0:
         raise _explain(request, done)
-    moved = _find_moved_pins(_read_answer(request), request.keep.git)
+    packages = _read(request)[0].packages
+    taken = [make_git_pin(package.name, package.vcs) for package in packages if package.vcs]
+    moved = [
+        pin
+        for pin in request.keep.git
+        if any(pin.is_same_branch(now) and pin.commit != now.commit for now in taken)
+    ]
     if moved:
         commits = write_lines(request.scratch / "commits.txt", [pin.requirement for pin in moved])
         done = _compile(request, [*target, "--overrides", commits])
@@ -242,36 +244,30 @@ def _list_indexes(configured: Indexes, request: ResolveRequest) -> Indexes:
     return replace(indexes, extra_index_urls=others) if request.torch_backend else indexes
 
 
-def _read_answer(request: ResolveRequest) -> dict[str, Any]:
-    return toml.read(request.scratch / ANSWER)
-
-
-def _find_moved_pins(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
-    """Return the earlier pins of branches that have another commit now."""
-    taken = [git_pin(package) for package in answer.get("packages", []) if "vcs" in package]
-    return [
-        pin
-        for pin in pins
-        if any(pin.is_of(other) and pin.commit != other.commit for other in taken)
-    ]
+def _read(request: ResolveRequest) -> tuple[Pylock, list[UnavailablePackage]]:
+    return parse_pylock(toml.read(request.scratch / ANSWER), "uv's answer")
 
 
 def _select_files(
     request: ResolveRequest, kept: Sequence[GitPin] = ()
 ) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
     """Return each package's file, and packages without one; restore the branches of ``kept``."""
-    data = _read_answer(request)
-    revisions = {pin.name: pin.revision for pin in kept}
-    for package in data.get("packages", []):
-        revision = revisions.get(package["name"])
-        if revision:
-            package["vcs"]["requested-revision"] = revision
-        elif package["name"] in revisions:
-            del package["vcs"]["requested-revision"]
-        drop_other_files(package, request.spec.hashes.get(package["name"], ()))
-    return select(
-        data, request.spec.target, base=request.scratch, source="uv's answer", build=request.build
+    lock, empty = _read(request)
+    revisions = {pin.name: pin.revision or None for pin in kept}
+    packages = [
+        drop_other_files(package, request.spec.hashes.get(package.name, ()))
+        if package.vcs is None or package.name not in revisions
+        else replace(package, vcs=replace(package.vcs, requested_revision=revisions[package.name]))
+        for package in lock.packages
+    ]
+    files, unavailable = select(
+        replace(lock, packages=packages),
+        request.spec.target,
+        base=request.scratch,
+        source="uv's answer",
+        build=request.build,
     )
+    return files, [*empty, *unavailable]
 
 
 def _write_pins(path: Path, pins: Sequence[str]) -> None:
@@ -325,12 +321,8 @@ def _describe_failure(output: str) -> ResolveError:
 # --- Reading a ``uv.lock`` with ``uv export``, which writes it in the standard's form (PEP 751)
 
 
-def export(lock: UvLock, request: ResolveRequest) -> Mapping[str, Any]:
-    """Return a lock of uv in the standard's form; relative paths in it start at the scratch folder.
-
-    Raises:
-        ResolveError: uv is missing, or cannot read the lock, or the lock is out of date.
-    """
+def export(lock: UvLock, request: ResolveRequest) -> toml.Table:
+    """Return a uv.lock in the standard's form; its relative paths start at the scratch folder."""
     answer = request.scratch / "pylock.uv.toml"
     start = [*require_uv(), *_list_export_arguments(lock, request), "-o", str(answer)]
 

@@ -55,11 +55,7 @@ Tables = Mapping[Path, Mapping[str, Any]]
 
 
 def read_tables(file: Path, document: Mapping[str, Any]) -> Tables:
-    """Return the tables that hold for a ``pyproject.toml`` or a script, which has only its own.
-
-    Raises:
-        ConfigError: another file with settings cannot be read.
-    """
+    """Return the tables that hold for a ``pyproject.toml`` or a script, which has only its own."""
     tables = {file: toml.get_table(document, "tool", "uv")}
     if file.suffix == ".py":
         return tables
@@ -217,13 +213,9 @@ class UvProject:
     keys: tuple[str, ...] = ()
     """The settings that only uv honours, with their file, as messages name them."""
     requirements: tuple[str, ...] = ()
-    """What it asks for, as PEP 508 requirements."""
     dependencies: bool = True
-    """True if its own dependencies count, and not only groups."""
     extras: tuple[str, ...] = ()
-    """Extras of it."""
     groups: tuple[str, ...] = ()
-    """Dependency groups of it."""
     excluded: tuple[str, ...] = ()
     """Its own name where it refers to itself: uv would look for that in an index."""
 
@@ -380,9 +372,7 @@ class UvLock:
     """The part of a ``uv.lock`` that a project takes."""
 
     file: Path
-    """The lock."""
     project: UvProject
-    """The part of the project, or the script, that it is read for."""
     itself: bool = False
     """True if the project itself is installed as well."""
 
@@ -449,7 +439,6 @@ class UvLock:
         return str(canonicalize_name(str(name)))
 
     def _reached(self, packages: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
-        """Return the packages that the project needs, on any platform and with all extras."""
         reached = {*self.direct()} if self.project.is_script else {self._root()}
         pending = [*reached]
         while pending:

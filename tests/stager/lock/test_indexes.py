@@ -85,11 +85,11 @@ def test_as_lines():
 
 
 def test_written_down_and_read_back():
-    written = FULL.as_dict()
+    written = FULL.to_dict()
     assert "u:p" not in str(written)
     assert "abc" not in str(written)
     assert Indexes.from_dict(written) == FULL.strip_credentials()
-    assert Indexes().as_dict() == {}
+    assert Indexes().to_dict() == {}
     assert Indexes.from_dict({"index-url": 3, "find-links": "x", "other": 1}) == Indexes()
 
 
