@@ -12,17 +12,17 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from packaging import dependency_groups
 from packaging.errors import ExceptionGroup
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import NormalizedName, canonicalize_name
+from packaging.utils import canonicalize_name
 
 from ..config import foreign_files
 from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT
@@ -54,21 +54,14 @@ def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
     keys += [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
     if keys:
         yield _message(shown, keys, "PDM", PDM_EXPORT)
-    for fault in (
-        _check_python(data, python),
-        _check_environments(data, python),
-        _check_conflicts(data, {*project.extras, *project.groups}),
-    ):
-        if fault:
-            yield f"{shown}: {fault}"
+    chosen = {*project.extras, *project.groups}
+    faults = (_check_python(data, python), _check_environments(data, python))
+    for fault in filter(None, (*faults, _check_conflicts(data, chosen))):
+        yield f"{shown}: {fault}"
 
 
-def describe_foreign_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
-    """Describe where a ``pyproject.toml`` keeps dependencies that only another tool reads.
-
-    Returns:
-        The message; empty for a file in the standard's form (``[project]``, PEP 621).
-    """
+def describe_foreign_dependencies(data: toml.Table, path: Path, *, shown: str) -> str:
+    """Say which other tool alone reads the dependencies; empty for a ``[project]`` (PEP 621)."""
     poetry = toml.get_table(data, "tool", "poetry")
     dependencies = {*toml.get_table(poetry, "dependencies")} - {"python"}
     if poetry and (dependencies or "project" not in data):
@@ -86,7 +79,7 @@ def describe_foreign_dependencies(data: Mapping[str, Any], path: Path, *, shown:
     return f"{message}; or name what to install in environment.requirements"
 
 
-def _check_python(data: Mapping[str, Any], python: str) -> str:
+def _check_python(data: toml.Table, python: str) -> str:
     """Describe a requires-python that excludes every patch release; the nodes' is not known."""
     required = toml.get_table(data, "project").get("requires-python")
     if required is None:
@@ -104,7 +97,7 @@ def _check_python(data: Mapping[str, Any], python: str) -> str:
     )
 
 
-def _check_environments(data: Mapping[str, Any], python: str) -> str:
+def _check_environments(data: toml.Table, python: str) -> str:
     """Describe ``tool.uv.environments`` that do not include the nodes, which uv itself ignores."""
     markers = toml.get_list(toml.get_table(data, "tool", "uv"), "environments")
     nodes = list_node_markers(python)
@@ -125,7 +118,7 @@ def list_node_markers(python: str) -> dict[str, str]:
     return nodes | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 
 
-def _check_conflicts(data: Mapping[str, Any], chosen: Collection[str]) -> str:
+def _check_conflicts(data: toml.Table, chosen: Collection[str]) -> str:
     for members in toml.get_list(toml.get_table(data, "tool", "uv"), "conflicts"):
         tables = [one for one in members if isinstance(one, Mapping)] if members else []
         names = [str(one.get("extra") or one.get("group")) for one in tables]
@@ -401,61 +394,53 @@ class PyprojectReader:
     """Reads the requirements of one ``pyproject.toml`` or script."""
 
     def __init__(self, project: UvProject, taken: RequirementReader) -> None:
-        self.project = project
+        self.project, self.taken, self.problems = project, taken, taken.problems
         self.shown = shorten_path(project.file, taken.root)
-        self.taken = taken
-        self.problems = taken.problems
-        self._name = NormalizedName("")
         self._referenced: list[tuple[str, str]] = []
         """The extras, "" for the project itself, that it refers to, each with its marker."""
 
     def read(self, *, origin: str) -> None:
         """Read the dependencies and extras, or only the groups (PEP 735) where any are named."""
-        if self.project.is_script:
-            dependencies = self.project.document["project"]["dependencies"]
-            self._finish(self._list_lines(dependencies, "dependencies"))
-            return
+        project, root = self.project, self.taken.root
         try:
-            data = toml.read(self.project.file)
+            data = project.document if project.is_script else toml.read(project.file)
         except ConfigError as exc:
             self.problems.append(f"{origin}: {exc.message}")
             return
-        if self.project.groups:
-            lines = [
-                line for group in self.project.groups for line in self._read_group(data, group)
-            ]
+        table = toml.get_table(data, "project")
+        if project.is_script:
+            lines = self._list_lines(table.get("dependencies"), "dependencies")
         else:
-            lines = self._read_project(data)
-        lines, itself = self._expand_all(data, lines)
-        self.project = replace(
-            self.project,
-            document=data,
-            dependencies=self.project.dependencies or bool(itself),
-            extras=tuple(dict.fromkeys((*self.project.extras, *filter(None, itself)))),
-            excluded=(str(data["project"]["name"]),) if itself else (),
-        )
-        self._finish(lines)
-
-    def _finish(self, lines: Sequence[RequirementLine]) -> None:
-        """Check what concerns the whole file; leave a file with uv-only settings to uv."""
-        root = self.taken.root
-        self.problems += list_faults(self.project, self.taken.python, root)
+            groups = [line for name in project.groups for line in self._read_group(data, name)]
+            lines, itself = self._expand_all(
+                data, groups if project.groups else self._read_project(data)
+            )
+            project = replace(
+                project,
+                document=data,
+                dependencies=project.dependencies or bool(itself),
+                extras=tuple(dict.fromkeys((*project.extras, *filter(None, itself)))),
+                excluded=(str(table["name"]),) if itself else (),
+            )
         texts = tuple(line.text for line in lines)
-        project = replace(self.project, requirements=texts)
+        self.problems += list_faults(project, self.taken.python, root)
+        project = replace(project, requirements=texts)
         by_uv = self.taken.leave_to_uv(project, list_names(texts))
         self.taken.lines += [replace(line, by_uv=by_uv) for line in lines]
 
-    def _read_project(self, data: Mapping[str, Any]) -> list[RequirementLine]:
+    def _read_project(self, data: toml.Table) -> list[RequirementLine]:
         problem = describe_foreign_dependencies(data, self.project.file, shown=self.shown)
         if not problem and not isinstance(data["project"], dict):
             problem = f"{self.shown}: project is not a table"
         if problem:
             self.problems.append(problem)
             return []
-        parts = ("", *self.project.extras)
-        return [line for part in parts for line in self._read_part(data["project"], part)]
+        table = toml.get_table(data, "project")
+        return [
+            line for part in ("", *self.project.extras) for line in self._read_part(table, part)
+        ]
 
-    def _read_part(self, project: Mapping[str, Any], extra: str) -> list[RequirementLine]:
+    def _read_part(self, project: toml.Table, extra: str) -> list[RequirementLine]:
         """Read one extra; ``[project] dependencies`` if its name is empty."""
         if not extra:
             if "dependencies" in toml.get_list(project, "dynamic"):
@@ -472,7 +457,7 @@ class PyprojectReader:
             return []
         return self._list_lines(extras[name], f"project.optional-dependencies.{name}")
 
-    def _read_group(self, data: Mapping[str, Any], group: str) -> list[RequirementLine]:
+    def _read_group(self, data: toml.Table, group: str) -> list[RequirementLine]:
         groups: Mapping[str, Any] = toml.get_table(data, "dependency-groups")
         if canonicalize_name(group) not in map(canonicalize_name, groups):
             self.problems.append(
@@ -482,22 +467,22 @@ class PyprojectReader:
         try:
             requirements = list(dependency_groups.resolve_dependency_groups(groups, group))
         except (ValueError, TypeError, LookupError, ExceptionGroup) as exc:
-            self.problems.append(f"{self.shown}: dependency group {group!r}: {_messages(exc)}")
+            self.problems.append(f"{self.shown}: dependency group {group!r}: {_join_messages(exc)}")
             return []
         return self._list_lines(requirements, f"dependency-groups.{group}")
 
     def _list_lines(self, requirements: object, key: str) -> list[RequirementLine]:
         origin, base = f"{self.shown}: {key}", self.project.file.parent
-        if not _is_list_of_strings(requirements):
-            self.problems.append(f"{origin}: must be a list of strings")
-            return []
-        return [
-            RequirementLine(text=text, origin=origin, base=base, metadata=True)
-            for text in requirements
-        ]
+        if isinstance(requirements, list) and all(isinstance(one, str) for one in requirements):
+            return [
+                RequirementLine(text=text, origin=origin, base=base, metadata=True)
+                for text in requirements
+            ]
+        self.problems.append(f"{origin}: must be a list of strings")
+        return []
 
     def _expand_all(
-        self, data: Mapping[str, Any], lines: list[RequirementLine]
+        self, data: toml.Table, lines: list[RequirementLine]
     ) -> tuple[list[RequirementLine], set[str]]:
         """Expand references of the project to itself; return its extras that hold on the nodes.
 
@@ -505,36 +490,35 @@ class PyprojectReader:
         have a stranger's package of that name.
         """
         project = toml.get_table(data, "project")
-        self._name = canonicalize_name(str(project.get("name", "")))
-        if self._name in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
+        name = canonicalize_name(str(project.get("name", "")))
+        if name in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
             return lines, set()  # uv takes it from the folder that its source names
-        expanded = list(self._expand(project, lines, frozenset()))
-        nodes = list_node_markers(self.taken.python)
+
+        def expand(
+            lines: Iterable[RequirementLine], above: frozenset[str]
+        ) -> Iterator[RequirementLine]:
+            # What lies above is in already, where no less holds: so a circle ends.
+            for line in lines:
+                if name not in list_names([line.text]):
+                    yield line
+                    continue
+                reference = Requirement(line.text)
+                marker = str(reference.marker or "")
+                named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
+                for extra in named:
+                    if (extra, marker) not in self._referenced:
+                        self._referenced.append((extra, marker))
+                        found = [
+                            _add_marker(one, marker) for one in self._read_part(project, extra)
+                        ]
+                        yield from expand(found, above.union(named))
+
+        expanded, nodes = list(expand(lines, frozenset())), list_node_markers(self.taken.python)
         return expanded, {
             extra
             for extra, marker in self._referenced
             if not marker or Marker(marker).evaluate(nodes)
         }
-
-    def _expand(
-        self, project: Mapping[str, Any], lines: Iterable[RequirementLine], above: frozenset[str]
-    ) -> Iterator[RequirementLine]:
-        """Yield lines with what a project's reference to itself stands for in its place.
-
-        What lies above is in already, where no less holds: so a circle ends.
-        """
-        for line in lines:
-            if self._name not in list_names([line.text]):
-                yield line
-                continue
-            reference = Requirement(line.text)
-            marker = str(reference.marker or "")
-            named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
-            for extra in named:
-                if (extra, marker) not in self._referenced:
-                    self._referenced.append((extra, marker))
-                    found = [_add_marker(one, marker) for one in self._read_part(project, extra)]
-                    yield from self._expand(project, found, above.union(named))
 
 
 def _add_marker(line: RequirementLine, marker: str) -> RequirementLine:
@@ -549,16 +533,9 @@ def _add_marker(line: RequirementLine, marker: str) -> RequirementLine:
     return replace(line, text=str(requirement))
 
 
-def _is_list_of_strings(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
 def _list_known(names: Iterable[str]) -> str:
     return f"there are {', '.join(sorted(names)) or 'none'}"
 
 
-def _messages(exc: BaseException) -> str:
-    members = getattr(exc, "exceptions", ())
-    if not members:
-        return str(exc)
-    return "; ".join(_messages(member) for member in members)
+def _join_messages(exc: BaseException) -> str:
+    return "; ".join(map(_join_messages, getattr(exc, "exceptions", ()))) or str(exc)

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,21 +50,8 @@ _PROJECT_KEYS = (
 )
 """Keys of ``[project]`` that a ``uv.lock`` depends on."""
 
-Tables = Mapping[Path, Mapping[str, Any]]
+Tables = Mapping[Path, toml.Table]
 """The tables with settings of uv, by the file they stand in."""
-
-
-def read_tables(file: Path, document: Mapping[str, Any]) -> Tables:
-    """Return the tables that hold for a ``pyproject.toml`` or a script, which has only its own."""
-    tables = {file: toml.get_table(document, "tool", "uv")}
-    if file.suffix == ".py":
-        return tables
-    beside, workspace = file.with_name(_UV_TOML), find_workspace(file)
-    if beside.is_file():
-        tables[beside] = toml.read(beside)
-    if workspace:
-        tables[workspace] = toml.get_table(toml.read(workspace), "tool", "uv")
-    return tables
 
 
 def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> tuple[str, ...]:
@@ -80,10 +67,11 @@ def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> 
     for path, settings in tables.items():
         values = {key: settings.get(key) for key in _KEYS}
         sources = toml.get_table(settings, "sources")
-        if requested is not None:
-            values["sources"] = [one for one in sources if canonicalize_name(one) in requested]
+        values["sources"] = [
+            one for one in sources if requested is None or canonicalize_name(one) in requested
+        ]
         if not values["sources"]:
-            values["index"] = [one for one in list_indexes(settings) if not one.get("explicit")]
+            values["index"] = [one for one in _list_indexes(settings) if not one.get("explicit")]
         keys += [_name_key(path, key, root) for key, value in values.items() if value]
     return tuple(keys)
 
@@ -101,17 +89,16 @@ def _name_key(path: Path, key: str, root: Path) -> str:
     return f"{shorten_path(path, root)}: {table}{key}"
 
 
-def list_indexes(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the indexes that settings list by name."""
+def _list_indexes(settings: toml.Table) -> list[toml.Table]:
     return [index for index in toml.get_list(settings, "index") if isinstance(index, Mapping)]
 
 
-def index_urls(settings: Mapping[str, Any]) -> Iterator[str]:
+def _index_urls(settings: toml.Table) -> Iterator[str]:
     """Yield the address of each index that settings list by name.
 
     It has the credentials of ``UV_INDEX_NAME_USERNAME`` and ``UV_INDEX_NAME_PASSWORD``, if set.
     """
-    for index in list_indexes(settings):
+    for index in _list_indexes(settings):
         url = index.get("url")
         if not isinstance(url, str) or "://" not in url:
             continue
@@ -124,8 +111,7 @@ def index_urls(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"{scheme}://{rest}"
 
 
-def list_overridden(settings: Mapping[str, Any]) -> set[NormalizedName]:
-    """Return the packages that uv takes against other packages' metadata."""
+def _list_overridden(settings: toml.Table) -> set[NormalizedName]:
     names: set[NormalizedName] = set()
     for key in ("override-dependencies", "exclude-dependencies"):
         names |= list_names(map(str, toml.get_list(settings, key)))
@@ -146,7 +132,7 @@ def find_workspace(path: Path) -> Path | None:
     return None
 
 
-def list_members(root: Path) -> set[Path]:
+def _list_members(root: Path) -> set[Path]:
     """Return the folders of a workspace's members; one that uv refuses may be among them."""
     workspace = toml.get_table(read(root / "pyproject.toml"), "tool", "uv", "workspace")
     members, excluded = (
@@ -164,14 +150,14 @@ def _matches(root: Path, patterns: Sequence[object]) -> Iterator[Path]:
             continue
 
 
-def describe_workspace(root: Path, project: Path) -> list[object]:
+def _describe_workspace(root: Path, project: Path) -> list[object]:
     """Return what ``uv lock --check`` compares with a lock besides its own bytes, as JSON.
 
     uv itself decides when the lock is read (:mod:`stager.lock.uv`); here it is only noticed
     that it has to be asked.
     """
     described = []
-    for folder in sorted({root, project, *list_members(root)}):
+    for folder in sorted({root, project, *_list_members(root)}):
         document = read(folder / "pyproject.toml")
         own = toml.get_table(document, "project")
         parts = [
@@ -181,10 +167,10 @@ def describe_workspace(root: Path, project: Path) -> list[object]:
             "build-system" in document,  # a project without one is not installed
         ]
         described.append([os.path.relpath(folder, root), parts])
-    return as_json([described, read(root / _UV_TOML)])
+    return _make_json([described, read(root / _UV_TOML)])
 
 
-def read(path: Path) -> Mapping[str, Any]:
+def read(path: Path) -> toml.Table:
     """Return a document; an empty one where there is none, or uv will say what is wrong with it."""
     try:
         return toml.read(path)
@@ -192,7 +178,7 @@ def read(path: Path) -> Mapping[str, Any]:
         return {}
 
 
-def as_json(value: Sequence[object]) -> list[object]:
+def _make_json(value: Sequence[object]) -> list[object]:
     """Return values of a document as JSON can have them: TOML has times, JSON has not."""
     return list(json.loads(json.dumps(value, default=str)))
 
@@ -208,7 +194,7 @@ class UvProject:
 
     file: Path
     """A ``pyproject.toml``, or a script."""
-    document: Mapping[str, Any]
+    document: toml.Table
     """The file, or a project in place of a script's block."""
     keys: tuple[str, ...] = ()
     """The settings that only uv honours, with their file, as messages name them."""
@@ -224,16 +210,26 @@ class UvProject:
         """Return whether the file is a script."""
         return self.file.suffix == ".py"
 
-    @property
+    @functools.cached_property
     def tables(self) -> Tables:
-        """Return all settings of uv that hold."""
-        return read_tables(self.file, self.document)
+        """All settings of uv that hold: its own; a project's beside it and of its workspace."""
+        tables = {self.file: toml.get_table(self.document, "tool", "uv")}
+        if self.is_script:
+            return tables
+        beside, workspace = self.file.with_name(_UV_TOML), find_workspace(self.file)
+        if beside.is_file():
+            tables[beside] = toml.read(beside)
+        if workspace:
+            tables[workspace] = toml.get_table(toml.read(workspace), "tool", "uv")
+        return tables
 
     def merge(self, other: UvProject) -> UvProject:
         """Return the same file with what another entry takes of it."""
         lists = ("keys", "requirements", "extras", "groups", "excluded")
-        both = {name: (*getattr(self, name), *getattr(other, name)) for name in lists}
-        unique: dict[str, Any] = {name: tuple(dict.fromkeys(both[name])) for name in lists}
+        unique: dict[str, Any] = {
+            name: tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
+            for name in lists
+        }
         return replace(self, dependencies=self.dependencies or other.dependencies, **unique)
 
     def arguments(self, scratch: Path) -> list[str]:
@@ -257,13 +253,13 @@ class UvProject:
         own, *others = self.tables.items()
         named = [[os.path.relpath(path, self.file.parent), table] for path, table in others]
         chosen = [self.extras, self.groups, self.dependencies]
-        return [os.path.relpath(self.file, root), as_json([own[1], *named]), chosen]
+        return [os.path.relpath(self.file, root), _make_json([own[1], *named]), chosen]
 
     @property
     def has_default_index(self) -> bool:
         """Return whether it has an index of its own in place of the usual one."""
         tables = self.tables.values()
-        indexes = [index for table in tables for index in list_indexes(table)]
+        indexes = [index for table in tables for index in _list_indexes(table)]
         return any("index-url" in one for one in tables) or any(
             one.get("default") for one in indexes
         )
@@ -271,12 +267,12 @@ class UvProject:
     @property
     def indexes(self) -> tuple[str, ...]:
         """Return the addresses of its named indexes, with the credentials that uv takes."""
-        return tuple(url for one in self.tables.values() for url in index_urls(one))
+        return tuple(url for one in self.tables.values() for url in _index_urls(one))
 
     @property
     def overridden(self) -> frozenset[str]:
         """Return the packages whose versions uv takes against what other packages ask for."""
-        return frozenset().union(*map(list_overridden, self.tables.values()))
+        return frozenset().union(*map(_list_overridden, self.tables.values()))
 
     def local_sources(self) -> list[Path]:
         """Return the folders and files that its sources name, and those that these name."""
@@ -311,12 +307,10 @@ def parse_entry(entry: str, root: Path) -> UvProject | None:
     return UvProject(file=file, document={}, dependencies=not groups, extras=extras, groups=groups)
 
 
-def make_script_project(script: Path, block: Mapping[str, Any]) -> UvProject:
+def make_script_project(script: Path, block: toml.Table) -> UvProject:
     """Return a script's block (PEP 723) as a project that may lie anywhere."""
-    project: dict[str, Any] = {"name": "script", "version": "0"}
-    project["dependencies"] = block.get("dependencies", [])
-    if "requires-python" in block:
-        project["requires-python"] = block["requires-python"]
+    asked = {key: block[key] for key in ("dependencies", "requires-python") if key in block}
+    project = {"name": "script", "version": "0", "dependencies": [], **asked}
     settings = dict(toml.get_table(block, "tool", "uv"))
     for key in ("sources", "index", "find-links"):
         if key in settings:
@@ -334,7 +328,7 @@ def _make_absolute(value: object, key: str, folder: Path) -> object:
     return value
 
 
-def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
+def _local_sources(file: Path, document: toml.Table) -> Iterator[Path]:
     root = find_workspace(file) or file
     for place in dict.fromkeys((file, root)):
         content = document if place == file else read(place)
@@ -349,7 +343,7 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _members_named(name: str, workspace: Path) -> Iterator[Path]:
-    for folder in sorted(list_members(workspace)):
+    for folder in sorted(_list_members(workspace)):
         project = toml.get_table(read(folder / "pyproject.toml"), "project")
         if canonicalize_name(str(project.get("name", ""))) == name:
             yield folder
@@ -390,64 +384,65 @@ class UvLock:
         if self.project.is_script:
             block = inline_script.read_block(file) or {}
             own = [block.get(key) for key in ("dependencies", "requires-python")]
-            asks = as_json([*own, toml.get_table(block, "tool", "uv")])
+            asks = _make_json([*own, toml.get_table(block, "tool", "uv")])
         else:
-            asks = describe_workspace(self.file.parent, folder)
+            asks = _describe_workspace(self.file.parent, folder)
         return [digest_file(self.file), places, chosen, asks]
 
+    @functools.cached_property
+    def _content(self) -> toml.Table:
+        return toml.read(self.file)
+
+    @functools.cached_property
+    def _packages(self) -> Mapping[str, Sequence[toml.Table]]:
+        packages: dict[str, list[toml.Table]] = {}
+        for package in toml.get_list(self._content, "package"):
+            if isinstance(package, Mapping):  # uv itself says what is wrong with any other
+                packages.setdefault(str(package.get("name", "")), []).append(package)
+        return packages
+
+    @functools.cached_property
+    def _own(self) -> str:
+        project = toml.get_table(toml.read(self.project.file), "project")
+        return str(canonicalize_name(str(project.get("name", ""))))
+
     def local_sources(self) -> list[Path]:
-        """Return the folders and files on this machine that the project's packages come from."""
-        packages = _packages(self.file)
-        found = set()
-        for name in self._reached(packages):
-            for package in packages.get(name, ()):
-                for key in ("directory", "editable", "path"):
-                    place = toml.get_table(package, "source").get(key)
-                    if isinstance(place, str):
-                        found.add(Path(os.path.normpath(self.file.parent / place)))
+        """Return the folders and files on this machine that the project's packages come from.
+
+        Packages count that the project needs on any platform and with all extras.
+        """
+        found, reached = set(), list(self.direct() if self.project.is_script else [self._own])
+        for package in (one for name in reached for one in self._packages.get(name, ())):
+            needed = _list_names(_list_parts(package, None))
+            reached += [name for name in needed if name not in reached]
+            for key in ("directory", "editable", "path"):
+                place = toml.get_table(package, "source").get(key)
+                if isinstance(place, str):
+                    found.add(Path(os.path.normpath(self.file.parent / place)))
         own = () if self.itself or self.project.is_script else (self.project.file.parent,)
         return sorted(found.difference(own))
 
     def direct(self) -> tuple[str, ...]:
         """Return the packages that the project or the script itself asks for."""
         if self.project.is_script:
-            manifest = toml.get_table(toml.read(self.file), "manifest")
-            return tuple(_names(toml.get_list(manifest, "requirements")))
-        lists: list[Sequence[object]] = []
-        for package in _packages(self.file).get(self._root(), ()):
-            lists += _list_parts(package, self.project)
-        return tuple(dict.fromkeys(name for listed in lists for name in _names(listed)))
+            manifest = toml.get_table(self._content, "manifest")
+            return _list_names([toml.get_list(manifest, "requirements")])
+        own = self._packages.get(self._own, ())
+        return _list_names(part for one in own for part in _list_parts(one, self.project))
 
     @property
     def overridden(self) -> frozenset[str]:
-        """Return the packages that the lock has against what other packages ask for."""
-        manifest = toml.get_table(toml.read(self.file), "manifest")
-        names = set()
-        for key in ("overrides", "excludes", "dependency-metadata"):
-            for entry in toml.get_list(manifest, key):
-                name = entry.get("name", "") if isinstance(entry, Mapping) else entry
-                names.add(str(canonicalize_name(str(name))))
-        return frozenset(names)
+        """The packages that the lock has against what other packages ask for."""
+        manifest = toml.get_table(self._content, "manifest")
+        keys = ("overrides", "excludes", "dependency-metadata")
+        entries = [entry for key in keys for entry in toml.get_list(manifest, key)]
+        names = (one.get("name", "") if isinstance(one, Mapping) else one for one in entries)
+        return frozenset(canonicalize_name(str(name)) for name in names)
 
     def is_virtual(self) -> bool:
         """Return whether uv takes the project for one that is never installed itself."""
-        entries = _packages(self.file).get(self._root(), ())
+        entries = self._packages.get(self._own, ())
         return any("virtual" in toml.get_table(entry, "source") for entry in entries)
-
-    def _root(self) -> str:
-        name = toml.get_table(toml.read(self.project.file), "project").get("name", "")
-        return str(canonicalize_name(str(name)))
-
-    def _reached(self, packages: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
-        reached = {*self.direct()} if self.project.is_script else {self._root()}
-        pending = [*reached]
-        while pending:
-            for package in packages.get(pending.pop(), ()):
-                lists = _list_parts(package, None)
-                new = {name for listed in lists for name in _names(listed)} - reached
-                reached |= new
-                pending += new
-        return reached
 
 
 def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, list[str]]:
@@ -457,7 +452,9 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
     if not parts:
         return None, []
     first = functools.reduce(UvProject.merge, parts.values())
-    file, folder = first.file, _find_project(first.file, root)
+    file, folder = first.file, first.file.parent
+    if root.is_relative_to(folder) and (root / "pyproject.toml").is_file():
+        folder = root  # it is a member of the workspace
     others = [entry for entry in entries if entry not in parts or parts[entry].file != file]
     strangers = [one for one in others if os.path.normpath(root / expand_user(one)) != str(folder)]
     project = folder / "pyproject.toml"
@@ -472,41 +469,23 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
         "that project (`uv add`)"
         for entry in strangers
     ]
-    return lock, [*problems, *_list_faults(lock)]
-
-
-def _list_faults(lock: UvLock) -> Iterator[str]:
-    if not lock.file.is_file():
-        yield f"environment.requirements: no such file: {lock.file}"
+    if not file.is_file():
+        problems.append(f"environment.requirements: no such file: {file}")
     elif lock.itself and lock.is_virtual():
-        yield (
-            f"environment.requirements: {lock.project.file.parent} is no package for uv, so it "
-            "cannot be installed: give it a [build-system], or leave out the folder"
+        problems.append(
+            f"environment.requirements: {folder} is no package for uv, so it cannot be installed: "
+            "give it a [build-system], or leave out the folder"
         )
+    return lock, problems
 
 
-def read_script_lock(script: Path, block: Mapping[str, Any]) -> UvLock | None:
+def read_script_lock(script: Path, block: toml.Table) -> UvLock | None:
     """Return the lock that ``uv lock --script`` has put beside a script; None if there is none."""
     file = Path(f"{script}{_OF_SCRIPT}")
     return UvLock(file=file, project=make_script_project(script, block)) if file.is_file() else None
 
 
-def _find_project(file: Path, root: Path) -> Path:
-    """Return the project that a lock is read for: this one, if it is a member of the workspace."""
-    if root.is_relative_to(file.parent) and (root / "pyproject.toml").is_file():
-        return root
-    return file.parent
-
-
-def _packages(file: Path) -> dict[str, list[Mapping[str, Any]]]:
-    packages: dict[str, list[Mapping[str, Any]]] = {}
-    for package in toml.get_list(toml.read(file), "package"):
-        if isinstance(package, Mapping):  # uv itself says what is wrong with any other
-            packages.setdefault(str(package.get("name", "")), []).append(package)
-    return packages
-
-
-def _list_parts(package: Mapping[str, Any], taken: UvProject | None) -> Iterator[Sequence[object]]:
+def _list_parts(package: toml.Table, taken: UvProject | None) -> Iterator[Sequence[object]]:
     """Yield the lists of requirements of a package that a project takes; None for all of them."""
     if taken is None or taken.dependencies:
         yield toml.get_list(package, "dependencies")
@@ -516,7 +495,6 @@ def _list_parts(package: Mapping[str, Any], taken: UvProject | None) -> Iterator
         yield from (toml.get_list(table, name) for name in (table if chosen is None else chosen))
 
 
-def _names(listed: Sequence[object]) -> Iterator[str]:
-    for entry in listed:
-        if isinstance(entry, Mapping):
-            yield str(entry.get("name", ""))
+def _list_names(lists: Iterable[Sequence[object]]) -> tuple[str, ...]:
+    tables = (one for listed in lists for one in listed if isinstance(one, Mapping))
+    return tuple(dict.fromkeys(str(one.get("name", "")) for one in tables))
