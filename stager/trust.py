@@ -9,7 +9,7 @@ import re
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,21 +63,8 @@ def run(argv: Sequence[str], text: str) -> CompletedCommand:
         ) from exc
 
 
-def find_signing_key(signature: str, bundle_id: str) -> CompletedCommand:
-    """Let it say which key has signed a bundle; whose that is, is not looked at."""
-    with open_as_path(signature) as path:
-        argv = [KEYGEN, "-Y", "check-novalidate", "-n", NAMESPACE, "-s", path]
-        return run(argv, statement(bundle_id))
-
-
-def find_principals(signature: str, signers: str) -> CompletedCommand:
-    """Let it find whose key has made a signature."""
-    with open_as_path(signature) as path, open_as_path(signers) as allowed:
-        return run([KEYGEN, "-Y", "find-principals", "-s", path, "-f", allowed], "")
-
-
 def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
-    """Let it write the signature of a file beside that, with ``.sig`` behind the name.
+    """Write the signature of a file beside that, with ``.sig`` behind the name.
 
     It may ask for a passphrase on the terminal, or for a touch of a hardware key.
 
@@ -174,18 +161,14 @@ def _refuse_writable(status: os.stat_result, path: Path, setting: str) -> None:
 def _refuse_open_folder(folder: Path, setting: str) -> None:
     """Refuse a file that others could replace; a sticky folder lets only its owners do so."""
     status = folder.stat()
-    if status.st_mode & stat.S_ISVTX:
-        return
-    if status.st_mode & stat.S_IWOTH:
-        who, bit = "anyone", "o-w"
-    elif status.st_mode & stat.S_IWGRP and not _has_nobody_else(status.st_gid):
-        who, bit = "a group", "g-w"
-    else:
-        return
-    raise ConfigError(
-        f"{setting} is in a folder in which {who} can replace it",
-        hint=f"chmod {bit} {folder}, or use a copy elsewhere",
-    )
+    others = bool(status.st_mode & stat.S_IWOTH)
+    group = status.st_mode & stat.S_IWGRP and not _has_nobody_else(status.st_gid)
+    if (others or group) and not status.st_mode & stat.S_ISVTX:
+        who, bit = ("anyone", "o-w") if others else ("a group", "g-w")
+        raise ConfigError(
+            f"{setting} is in a folder in which {who} can replace it",
+            hint=f"chmod {bit} {folder}, or use a copy elsewhere",
+        )
 
 
 def _has_nobody_else(gid: int) -> bool:
@@ -232,14 +215,19 @@ _CORRECT_LINE = "correct that line of {signers}; ssh-keygen(1), ALLOWED SIGNERS,
 class SignatureVerdict:
     """The decision on the signature of a bundle."""
 
-    accepted: bool
-    signer: str
-    """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
-    key: str
-    """The key that has signed this bundle, whoever's it is; empty if none has."""
     why: str
+    """Why the signature is not accepted; empty if it is."""
+    key: str = ""
+    """The key that has signed this bundle, whoever's it is; empty if none has."""
     remedy: str = ""
     """What would make it accepted, where that is known; ``{signers}`` stands for their file."""
+    signer: str = ""
+    """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
+
+    @property
+    def accepted(self) -> bool:
+        """Return whether one of the allowed signers has signed the bundle."""
+        return bool(self.signer)
 
     @property
     def words(self) -> str:
@@ -249,7 +237,7 @@ class SignatureVerdict:
         return f"signed with {self.key}: {self.why}" if self.key else self.why
 
 
-def signature_of(bundle: Path) -> Path:
+def locate_signature(bundle: Path) -> Path:
     """Return where the signature of a bundle is, whether it exists or not."""
     return bundle.with_name(bundle.name + SUFFIX)
 
@@ -279,15 +267,15 @@ def decide_trust(
     """
     if config.trust.allowed_signers is None and not config.trust.require:
         return None, None
-    signature = read_signature(signature_of(bundle))
+    signature = read_signature(locate_signature(bundle))
     beside = f"{SUFFIX} file beside it"
     decision = decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=beside)
     if config.trust.require:
-        refuse_altered(store, bundle, bundle_id)
+        _refuse_altered(store, bundle, bundle_id)
     return decision
 
 
-def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
+def _refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
     """Read all of a bundle, unless this store has written it and it has not changed since."""
     with bundle_file.open_bundle(bundle, bundle_id) as held:
         if is_sealed(store, bundle, held.manifest):
@@ -309,7 +297,7 @@ def inspect_signature(
     """Return what is known of the signature of a bundle that nobody is about to use."""
     from .pack.members import InspectedSignature  # not before: it takes a while
 
-    place = signature_of(bundle)
+    place = locate_signature(bundle)
     signature = read_signature(place)
     if signature is None:
         return None
@@ -350,55 +338,55 @@ def decide(
 def examine(signature: str | None, bundle_id: str, signers: str | None) -> SignatureVerdict:
     """Return the decision on a signature."""
     if signature is None:
-        return _make_refusal("not signed")
+        return SignatureVerdict(why="not signed")
     try:
         return _examine_with_keygen(signature, bundle_id, signers)
     except StagerError as exc:
-        return _make_refusal(f"the signature cannot be checked: {exc.message}")
+        return SignatureVerdict(why=f"the signature cannot be checked: {exc.message}")
 
 
 def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) -> SignatureVerdict:
-    made = find_signing_key(signature, bundle_id)
+    with open_as_path(signature) as path:
+        argv = [KEYGEN, "-Y", "check-novalidate", "-n", NAMESPACE, "-s", path]
+        made = run(argv, statement(bundle_id))
     if made.returncode:
         why = f"it is no signature of this bundle ({_why(made)})"
-        return _make_refusal(why, remedy=_SIGN_AGAIN)
-    key = _key(made)
+        return SignatureVerdict(why=why, remedy=_SIGN_AGAIN)
+    named = _KEY.search(made.stdout)
+    key = named[1] if named else "a key"
     if signers is None:
-        return _make_refusal("there is no trust.allowed-signers to compare it with", key)
-    found = find_principals(signature, signers)
+        return SignatureVerdict(why="there is no trust.allowed-signers to compare it with", key=key)
+    with open_as_path(signature) as path, open_as_path(signers) as allowed:
+        found = run([KEYGEN, "-Y", "find-principals", "-s", path, "-f", allowed], "")
+    asked = Trust(signers=signers, signer="", signature=signature)
     if found.returncode:
-        asked = Trust(signers=signers, signer="", signature=signature)
         why = _explain_certificate(found, asked, bundle_id)
         if why:
-            return _make_refusal(f"that certificate does not hold ({why})", key, _NEW_CERTIFICATE)
+            why = f"that certificate does not hold ({why})"
+            return SignatureVerdict(why=why, key=key, remedy=_NEW_CERTIFICATE)
         return _explain_unknown_key(found, key, signers)
     why = "nobody's"
-    for signer in _names(found.stdout):
-        done = verify_signature(
-            Trust(signers=signers, signer=signer, signature=signature), bundle_id, run
-        )
+    for signer in _list_principals(found.stdout):
+        done = verify_signature(replace(asked, signer=signer), bundle_id, run)
         if done.returncode == 0:
-            return SignatureVerdict(accepted=True, signer=signer, key=key, why="")
+            return SignatureVerdict(why="", key=key, signer=signer)
         why = _why(done)
-    return _make_refusal(f"that key may not sign ({why})", key, _CHANGE_LINE)
+    return SignatureVerdict(why=f"that key may not sign ({why})", key=key, remedy=_CHANGE_LINE)
 
 
 def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
-    text = signers.split("\n")
-    lines = []
-    for line in parse_keygen_lines(found):
-        numbered = _LINE.match(line)
-        number = int(numbered[1]) if numbered else 0
-        if 0 < number <= len(text) and text[number - 1].strip():  # an empty line is no fault
-            lines.append(line)
+    text = ["", *signers.split("\n")]
+    numbered = [(line, _LINE.match(line)) for line in parse_keygen_lines(found)]
+    # An empty line is no fault.
+    lines = [one for one, at in numbered if at and "".join(text[int(at[1]) :][:1]).strip()]
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
-        return _make_refusal(why, key, _CORRECT_LINE)
+        return SignatureVerdict(why=why, key=key, remedy=_CORRECT_LINE)
     remedy = _CHANGE_LINE if lines else _ADD_LINE
     if not lines and "cert-authority" in signers and "-CERT" not in key:
         remedy += _FOR_CERTIFICATE
-    return _make_refusal(f"that key may not sign ({_why(found)})", key, remedy)
+    return SignatureVerdict(why=f"that key may not sign ({_why(found)})", key=key, remedy=remedy)
 
 
 def _explain_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) -> str:
@@ -415,21 +403,10 @@ def _explain_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) 
     return ""
 
 
-def _make_refusal(why: str, key: str = "", remedy: str = "") -> SignatureVerdict:
-    return SignatureVerdict(accepted=False, signer="", key=key, why=why, remedy=remedy)
-
-
-def _names(text: str) -> Iterator[str]:
-    """Yield the principals: older versions of ``ssh-keygen`` print those of a line as one."""
-    for line in text.splitlines():
-        for name in line.split(","):
-            if name.strip() and not name.startswith("!"):
-                yield name.strip()
-
-
-def _key(done: CompletedCommand) -> str:
-    found = _KEY.search(done.stdout)
-    return found[1] if found else "a key"
+def _list_principals(text: str) -> list[str]:
+    """Return the principals: older versions of ``ssh-keygen`` print those of a line as one."""
+    names = text.replace("\n", ",").split(",")
+    return [name.strip() for name in names if name.strip() and not name.startswith("!")]
 
 
 def _why(done: CompletedCommand) -> str:
@@ -456,20 +433,22 @@ class SignResult:
 def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignResult:
     """Write the signature of a bundle beside it; one that is there is replaced."""
     bundle_id = read_manifest(chosen.path, chosen.id).id
-    signature = _signature(bundle_id, key, say)
-    place = signature_of(chosen.path)
+    with tempfile.TemporaryDirectory(prefix="stager-sign-") as folder:
+        text = Path(folder) / "statement"
+        text.write_text(statement(bundle_id), encoding="ascii")
+        make_signature(key, text, say)
+        signature = read_signature(locate_signature(text)) or ""
+    verdict = examine(signature, bundle_id, None)
+    if not verdict.key:
+        raise StagerError(f"{key} has made no signature: {verdict.why}")
+    place = locate_signature(chosen.path)
     _write(place, signature)
-    return SignResult(
-        bundle=chosen.path,
-        id=bundle_id,
-        signature=place,
-        key=examine(signature, bundle_id, None).key,
-    )
+    return SignResult(bundle=chosen.path, id=bundle_id, signature=place, key=verdict.key)
 
 
 def copy_signature(signature: Path, copy: Path) -> Path:
     """Write a signature beside a copy of its bundle, and return where."""
-    place = signature_of(copy)
+    place = locate_signature(copy)
     _write(place, read_signature(signature) or "")
     return place
 
@@ -483,15 +462,3 @@ def _write(place: Path, signature: str) -> None:
             f"the signature {place} cannot be written: {exc.strerror or exc}",
             hint="it lies beside its bundle: sign a copy that is in a folder of yours",
         ) from exc
-
-
-def _signature(bundle_id: str, key: Path, say: Callable[[str], None]) -> str:
-    with tempfile.TemporaryDirectory(prefix="stager-sign-") as folder:
-        text = Path(folder) / "statement"
-        text.write_text(statement(bundle_id), encoding="ascii")
-        make_signature(key, text, say)
-        signature = read_signature(signature_of(text)) or ""
-    verdict = examine(signature, bundle_id, None)
-    if not verdict.key:
-        raise StagerError(f"{key} has made no signature: {verdict.why}")
-    return signature

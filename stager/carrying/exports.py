@@ -34,7 +34,7 @@ from ..pack import bundle_file
 from ..pack.bundle import short_name
 from ..pack.bundle_file import LABEL_NAME
 from ..pack.members import CheckedMembers, MemberError, write_member, write_members
-from ..trust import read_signature, signature_of
+from ..trust import locate_signature, read_signature
 from .tool import CarriedTool
 
 # --- The file that carries a bundle: a plain tar that says first what it holds -------------------
@@ -361,7 +361,7 @@ def export(
         known = list_shared_members(base) if base is not None else frozenset()
         left_out = [member[0] for member in _list_members_in_order(manifest) if member in known]
         beside = [(CARRIED_LOCK, lock)]
-        signature = read_signature(signature_of(chosen.path))
+        signature = read_signature(locate_signature(chosen.path))
         if signature is not None:
             beside.append((SIGNATURE_NAME, signature.encode()))
         wheels = tool.wheels if tool is not None else ()

@@ -32,7 +32,7 @@ from ..pack.bundle import bundle_path
 from ..pack.bundle_file import ChosenBundle, is_sealed, seal
 from ..pack.members import InspectedSignature, MemberError, make_reader, write_member
 from ..pack.node_program import find_compiled_program
-from ..trust import decide, inspect_signature, signature_of
+from ..trust import decide, inspect_signature, locate_signature
 from .exports import CARRIED_LOCK, SIGNATURE_NAME, CarriedFile, list_shared_members
 
 
@@ -113,7 +113,7 @@ class _Import:
                 self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), lock)
             seal(store, final, manifest)  # only now it counts as checked
         if SIGNATURE_NAME in beside:
-            with store.publish(signature_of(final)) as partial:
+            with store.publish(locate_signature(final)) as partial:
                 partial.write_bytes(beside[SIGNATURE_NAME])
         bundle_file.remember_import(store, manifest.name, final)
         # As a build does: whoever may only read this offline root could not make them.

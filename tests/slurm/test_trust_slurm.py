@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stager.trust import signature_of
+from stager.trust import locate_signature
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.processes import until
@@ -126,7 +126,7 @@ def test_a_job_in_the_queue_keeps_the_signature_and_the_signers_it_was_accepted_
     bundle = sign(asking, alice)
     code, report, said = job(asking, "run", "--batch", **HELD)
     assert code == 0, said
-    signature_of(bundle).unlink()
+    locate_signature(bundle).unlink()
     allow(asking.root.parent, f"{ALICE} {mallory.public}")
     log = released(cluster, asking, report["job_id"])
     assert {path.name for path in ran(asking).iterdir()} == {"0", "1", "2"}, log

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.trust import signature_of
+from stager.trust import locate_signature
 from tests.support.processes import until
 from tests.support.signing import ALICE, Key, allow, begun_in_time
 from tests.support.ssh_hosts import SshHosts, words
@@ -33,7 +33,7 @@ def trusted(
     yield folder
     signers.unlink()
     folder.rmdir()
-    signature_of(bundle(hosts)).unlink(missing_ok=True)
+    locate_signature(bundle(hosts)).unlink(missing_ok=True)
 
 
 def bundle(hosts: SshHosts) -> Path:

@@ -26,7 +26,7 @@ from stager.trust import (
     examine,
     read_signature,
     read_signers,
-    signature_of,
+    locate_signature,
 )
 from tests.support.building import Project
 from tests.support.bundles import BASE_PYTHON
@@ -61,7 +61,7 @@ def accepted(config: Config, store: Store, bundle: Path) -> str:
 def signed(key: Key, built: Built) -> Path:
     """Put a signature beside a bundle; the bundle's path."""
     bundle = built.packed.path
-    signature_of(bundle).write_text(key.sign(statement(built.packed.manifest.id)))
+    locate_signature(bundle).write_text(key.sign(statement(built.packed.manifest.id)))
     return bundle
 
 
@@ -124,7 +124,7 @@ def test_a_signature_of_another_bundle_is_to_be_made_again(
     config: Config, project: Project, built: Built, alice: Key
 ) -> None:
     bundle = built.packed.path
-    signature_of(bundle).write_text(alice.sign(statement(ID)))
+    locate_signature(bundle).write_text(alice.sign(statement(ID)))
     with pytest.raises(BundleError, match="no signature of this bundle") as caught:
         accepted(config, project.store, bundle)
     assert "sign the bundle again" in caught.value.hint
@@ -248,7 +248,7 @@ def test_in_a_folder_of_a_group_others_can_replace_the_file(tmp_path: Path) -> N
 def test_a_signature_that_is_a_pipe_keeps_nobody_waiting(
     config: Config, project: Project, built: Built
 ) -> None:
-    os.mkfifo(signature_of(built.packed.path))
+    os.mkfifo(locate_signature(built.packed.path))
     with pytest.raises(BundleError, match="cannot be read: is not a regular file"):
         accepted(config, project.store, built.packed.path)
 
@@ -315,7 +315,7 @@ def test_an_altered_bundle_is_refused_before_anything_of_it_runs(
     bundle_id = built.packed.manifest.id
     signed(alice, built)
     copy = copy_to(built.packed.path, tmp_path / "copy.tar")
-    shutil.copy(signature_of(built.packed.path), signature_of(copy))
+    shutil.copy(locate_signature(built.packed.path), locate_signature(copy))
     root = make_secure_root(str(tmp_path))
     survived = []
     for place in places_in(copy, PLACES):
