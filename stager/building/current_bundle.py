@@ -207,5 +207,5 @@ def digest_inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock
     content["interpreter"] = config.environment.interpreter
     content["name"], content["imports"] = config.name, config.environment.imports
     content["builds"] = [sorted(spec.builds.in_environment), spec.builds.variables]
-    content["hub"] = [request.to_dict() for request in hub_requests(config)]
+    content["hub"] = [request.to_json() for request in hub_requests(config)]
     return Digest.of(canonical_json(content))

@@ -380,6 +380,6 @@ def _place_files(
             place = files.store.hub / f"own-{Digest.of(origin)[:16]}"
             place.write_bytes(origin)
         else:
-            place = files.locked(repository, origin)
+            place = files.obtain_locked(repository, origin)
         placed.append(replace(file, source=place))
     return replace(source, tree=replace(tree, files=tuple(placed)))

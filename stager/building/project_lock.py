@@ -17,7 +17,7 @@ from ..config.load import Config
 from ..core.errors import ConfigError, ResolveError, WheelError
 from ..core.store import Store
 from ..core.values import Wheel
-from ..hub.client import HubClient, HubFiles, resolve
+from ..hub.client import HubFiles, resolve
 from ..hub.repositories import HubRequest, LockedRepository
 from ..lock.build_source import list_certain_builds, refuse_without_nvcc
 from ..lock.indexes import TORCH_INDEX
@@ -42,7 +42,7 @@ from .current_bundle import Listener, hub_requests, lock_path, offline_root
 def hub_files(store: Store, offline: bool, listener: Listener) -> HubFiles:
     """Return the files of the hub; none is fetched if that is not allowed."""
     return HubFiles(
-        hub=None if offline else HubClient(),
+        offline=offline,
         store=store,
         progress=lambda line: listener.step(line, 0, 0),
     )

@@ -16,13 +16,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from bundle.environment import hub_datasets
 from bundle.format.layer import abridge_path, explain_excess
 from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.digest import Digest
 
+from ..core import toml
 from ..core.errors import ConfigError, StagerError
 from ..core.store import Store, digest_file, write_error
 from .repositories import HubFile, HubRequest, LockedRepository, is_safe
@@ -54,8 +55,7 @@ class HubEntry:
         return not is_safe(self.path) or bool(explain_excess(self.path))
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubAnswer:
+class HubAnswer(NamedTuple):
     """A repository at one commit, as the hub describes it."""
 
     commit: str
@@ -65,63 +65,50 @@ class HubAnswer:
     """``configs`` of a data set's card."""
 
 
-class Hub(Protocol):
-    """A hub that can be asked."""
-
-    def describe(self, request: HubRequest) -> HubAnswer:
-        """Return what a repository holds at the revision that is asked for."""
-
-    def fetch(self, request: HubRequest, commit: str, path: str, cache: Path) -> Path:
-        """Fetch a file into a cache, or find it there; return its path."""
-
-
-class HubClient:
-    """The real hub."""
-
-    def describe(self, request: HubRequest) -> HubAnswer:
-        """Return what a repository holds at the revision that is asked for."""
-        library = _library()
-        with _convert_errors(request):
-            api = library.HfApi(endpoint=_endpoint(), library_name="stager")
-            asks = {"model": api.model_info, "dataset": api.dataset_info, "space": api.space_info}
-            info = asks[request.kind](
-                request.name, revision=request.revision or None, files_metadata=True
-            )
-            card = info.card_data.to_dict() if hasattr(info.card_data, "to_dict") else {}
-        configs = card.get("configs")
-        return HubAnswer(
-            commit=_commit(request, info.sha),
-            licence=_licence(card),
-            entries=tuple(map(_entry, info.siblings or ())),
-            configs=tuple(c for c in configs if isinstance(c, dict))
-            if isinstance(configs, list)
-            else (),
+def describe_repository(request: HubRequest) -> HubAnswer:
+    """Return what a repository holds at the revision that is asked for."""
+    library = _library()
+    with _convert_errors(request):
+        api = library.HfApi(endpoint=_endpoint(), library_name="stager")
+        asks = {"model": api.model_info, "dataset": api.dataset_info, "space": api.space_info}
+        info = asks[request.kind](
+            request.name, revision=request.revision or None, files_metadata=True
         )
+        card = info.card_data.to_dict() if hasattr(info.card_data, "to_dict") else {}
+    if not isinstance(info.sha, str) or not re.fullmatch(r"[0-9a-f]{40}", info.sha):
+        raise StagerError(
+            f"{request.kind} {request.label}: the hub names no commit, but {info.sha!r}",
+            hint="check HF_ENDPOINT: what answers there is not a hub",
+        )
+    entries = tuple(map(_entry, info.siblings or ()))
+    configs = [one for one in toml.get_list(card, "configs") if isinstance(one, dict)]
+    return HubAnswer(info.sha, _licence(card), entries, tuple(configs))
 
-    def fetch(self, request: HubRequest, commit: str, path: str, cache: Path) -> Path:
-        """Fetch a file into a cache, or find it there; return its path.
 
-        A connection that is cut is taken up where it was. The library's progress bars are for a
-        terminal only.
-        """
-        library = _library()
-        with _convert_errors(request), _disable_bars():
-            found = library.hf_hub_download(
-                request.name,
-                path,
-                repo_type=request.kind,
-                revision=commit,
-                cache_dir=cache,
-                endpoint=_endpoint(),
-            )
-        # It stores a file under the name that the server gives its content, wherever that leads.
-        if not Path(found).resolve().is_relative_to(cache.resolve()):
-            raise StagerError(
-                f"{request.kind} {request.label}: the hub gives {path} a name that leads out of "
-                f"{cache}: {Path(found).resolve()}",
-                hint="check HF_ENDPOINT: what answers there is not a hub; look at that file",
-            )
-        return Path(found)
+def fetch_file(request: HubRequest, commit: str, path: str, cache: Path) -> Path:
+    """Fetch a file into a cache, or find it there; return its path.
+
+    A connection that is cut is taken up where it was. The library's progress bars are for a
+    terminal only.
+    """
+    library = _library()
+    with _convert_errors(request), _disable_bars():
+        found = library.hf_hub_download(
+            request.name,
+            path,
+            repo_type=request.kind,
+            revision=commit,
+            cache_dir=cache,
+            endpoint=_endpoint(),
+        )
+    # It stores a file under the name that the server gives its content, wherever that leads.
+    if not Path(found).resolve().is_relative_to(cache.resolve()):
+        raise StagerError(
+            f"{request.kind} {request.label}: the hub gives {path} a name that leads out of "
+            f"{cache}: {Path(found).resolve()}",
+            hint="check HF_ENDPOINT: what answers there is not a hub; look at that file",
+        )
+    return Path(found)
 
 
 def _library() -> Any:  # noqa: ANN401 - a module that need not be installed
@@ -149,14 +136,14 @@ def _disable_bars() -> Iterator[None]:
     """Disable the library's progress bars where standard error is not a terminal."""
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
-    quiet = not sys.stderr.isatty()
-    if quiet:
-        disable_progress_bars()
+    if sys.stderr.isatty():
+        yield
+        return
+    disable_progress_bars()
     try:
         yield
     finally:
-        if quiet:
-            enable_progress_bars()
+        enable_progress_bars()
 
 
 @contextlib.contextmanager
@@ -231,15 +218,6 @@ def _reasons(exc: BaseException) -> list[str]:
     ]
 
 
-def _commit(request: HubRequest, value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{40}", value):
-        return value
-    raise StagerError(
-        f"{request.kind} {request.label}: the hub names no commit, but {value!r}",
-        hint="check HF_ENDPOINT: what answers there is not a hub",
-    )
-
-
 def _licence(card: Mapping[str, object]) -> str:
     value = card.get("license")
     if value == "other" and isinstance(card.get("license_name"), str):
@@ -297,7 +275,7 @@ def is_the_users(folder: Path, variables: Mapping[str, str]) -> bool:
 class HubFiles:
     """Files of the hub, from the user's caches, else fetched into the offline root."""
 
-    hub: Hub | None
+    offline: bool
     store: Store
     progress: Progress
 
@@ -311,36 +289,45 @@ class HubFiles:
 
     def digest(self, request: HubRequest, commit: str, entry: HubEntry) -> Digest:
         """Return the digest of a small file, fetched if it is not here as the hub lists it."""
-        file = self.find(request, commit, entry.path)
-        if file is None or not _is_listed(file, entry):
-            file = self._fetch(request, commit, entry.path, entry.size)
-            if not _is_listed(file, entry):
-                raise _other_file(
-                    file,
-                    f"{request.kind} {request.label}: {entry.path} is not the file that the hub "
-                    "lists: its size or its digest is another",
-                    "check HF_ENDPOINT and the proxy",
-                )
-        return digest_file(file)
-
-    def locked(self, repository: LockedRepository, file: HubFile) -> Path:
-        """Return a file with the content that the lock says."""
-        request, commit = repository.request, repository.commit
-        found = self.find(request, commit, file.path)
-        if found is not None and _has_content(found, file):
-            return found
-        fetched = self._fetch(request, commit, file.path, file.size)
-        if not _has_content(fetched, file):
-            raise _other_file(
-                fetched,
-                f"{request.kind} {request.label}: {file.path} is not the file that was locked: "
-                "its digest is another",
-                "run `stager lock` and review the difference",
+        return digest_file(
+            self._obtain(
+                (request, commit, entry.path, entry.size),
+                lambda file: _is_listed(file, entry),
+                "the hub lists: its size or its digest is another",
+                "check HF_ENDPOINT and the proxy",
             )
-        return fetched
+        )
+
+    def obtain_locked(self, repository: LockedRepository, file: HubFile) -> Path:
+        """Return a file with the content that the lock says, fetched if it is not here."""
+        return self._obtain(
+            (repository.request, repository.commit, file.path, file.size),
+            lambda found: _has_content(found, file),
+            "was locked: its digest is another",
+            "run `stager lock` and review the difference",
+        )
+
+    def _obtain(
+        self,
+        wanted: tuple[HubRequest, str, str, int],
+        is_right: Callable[[Path], bool],
+        expected: str,
+        remedy: str,
+    ) -> Path:
+        request, commit, path, _ = wanted
+        found = self.find(request, commit, path)
+        if found is None or not is_right(found):
+            found = self._fetch(*wanted)
+            if not is_right(found):
+                found.resolve().unlink(missing_ok=True)  # fetched once more, the next time
+                raise StagerError(
+                    f"{request.kind} {request.label}: {path} is not the file that {expected}",
+                    hint=f"run this again; if it stays so, {remedy}",
+                )
+        return found
 
     def _fetch(self, request: HubRequest, commit: str, path: str, size: int) -> Path:
-        if self.hub is None:
+        if self.offline:
             raise StagerError(
                 f"{request.kind} {request.label} is not on this machine: {path} is missing, and "
                 "nothing may be fetched",
@@ -349,12 +336,7 @@ class HubFiles:
             )
         self.store.require_space(size, f"{request.name} {path}")
         self.progress(f"{request.label} {path}, {format_size(size)}")
-        return self.hub.fetch(request, commit, path, self.store.hub)
-
-
-def _other_file(file: Path, message: str, remedy: str) -> StagerError:
-    file.resolve().unlink(missing_ok=True)  # fetched once more, the next time
-    return StagerError(message, hint=f"run this again; if it stays so, {remedy}")
+        return fetch_file(request, commit, path, self.store.hub)
 
 
 def _is_listed(path: Path, entry: HubEntry) -> bool:
@@ -494,11 +476,9 @@ def resolve(
     """Resolve requests, each at most once: what is known stays as it is."""
     resolved = {repository.request: repository for repository in known}
     faults: list[StagerError] = []
-    for request in requests:
-        if request in resolved:
-            continue
+    for request in dict.fromkeys(requests):
         try:
-            resolved[request] = _resolve_one(request, files)
+            resolved[request] = resolved.get(request) or _resolve_one(request, files)
         except StagerError as exc:
             faults.append(exc)
             if exc.context:  # the hub did not answer: it would not answer for the others either
@@ -516,26 +496,33 @@ def resolve(
 
 
 def _resolve_one(request: HubRequest, files: HubFiles) -> LockedRepository:
-    if files.hub is None:
+    if files.offline:
         raise StagerError(
             f"{request.kind} {request.label} is not in the lock, and nothing may be fetched",
             hint="run `stager lock` once where the hub can be reached",
         )
-    answer = files.hub.describe(request)
+    answer = describe_repository(request)
     paths = select_files(request, [entry.path for entry in answer.entries], answer.configs)
     return LockedRepository(
         request=request,
         commit=answer.commit,
         licence=answer.licence,
-        files=tuple(_locked_files(request, answer, set(paths), files)),
+        files=tuple(
+            HubFile(
+                path=entry.path,
+                size=entry.size,
+                sha256=entry.sha256 or files.digest(request, answer.commit, entry),
+            )
+            for entry in _list_usable(request, answer.entries, set(paths))
+        ),
         left_out=tuple(sorted(filter(is_safe, {one.path for one in answer.entries} - {*paths}))),
     )
 
 
-def _locked_files(
-    request: HubRequest, answer: HubAnswer, paths: set[str], files: HubFiles
-) -> list[HubFile]:
-    taken = sorted((one for one in answer.entries if one.path in paths), key=lambda one: one.path)
+def _list_usable(
+    request: HubRequest, entries: Sequence[HubEntry], paths: Collection[str]
+) -> list[HubEntry]:
+    taken = sorted((one for one in entries if one.path in paths), key=lambda one: one.path)
     unusable = [entry for entry in taken if entry.problem]
     if unusable:
         raise StagerError(
@@ -546,11 +533,4 @@ def _locked_files(
             "does; lock where the hub itself can be reached",
             context=[f"{abridge_path(entry.path)!r}: {entry.problem}" for entry in unusable],
         )
-    return [
-        HubFile(
-            path=entry.path,
-            size=entry.size,
-            sha256=entry.sha256 or files.digest(request, answer.commit, entry),
-        )
-        for entry in taken
-    ]
+    return taken

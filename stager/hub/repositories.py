@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, get_args
 
+from bundle.protocol.codec import decode, encode
 from bundle.protocol.digest import Digest
 
 Kind = Literal["model", "dataset", "space"]
@@ -50,7 +51,17 @@ class HubRequest:
         """The repository's directory in a cache, by the layout of ``huggingface_hub``."""
         return f"{self.kind}s--{self.name.replace('/', '--')}"
 
-    def to_dict(self) -> dict[str, object]:
+    @classmethod
+    def from_json(cls, raw: Mapping[str, object]) -> HubRequest:
+        """Read what :meth:`to_json` wrote; ValueError if it did not write this."""
+        fields = dict(raw)
+        kind = fields.pop("type", None)
+        for known in get_args(Kind):
+            if kind == known:
+                return parse_request(known, fields)
+        raise ValueError(f"type is {kind!r}")
+
+    def to_json(self) -> dict[str, object]:
         """Return what the lock keeps: only what was set."""
         fields = {name: getattr(self, name) for name in _KEYS["dataset"]}
         fields["files"] = list(self.files)
@@ -70,40 +81,18 @@ def parse_request(kind: Kind, value: object) -> HubRequest:
         value = {"name": name, "revision": revision}
     if not isinstance(value, dict):
         raise ValueError("neither a string nor a table")
-    for key in value:
-        if key not in _KEYS[kind]:
-            raise ValueError(f"unknown key {key!r}; known are {', '.join(_KEYS[kind])}")
-    texts = {key: _text(value, key) for key in _KEYS[kind] if key != "files"}
-    request = HubRequest(kind=kind, files=_patterns(value.get("files", [])), **texts)
+    for key in value.keys() - _KEYS[kind]:
+        raise ValueError(f"unknown key {key!r}; known are {', '.join(_KEYS[kind])}")
+    texts, files = {"name": "", **value}, value.get("files", [])
+    texts.pop("files", None)
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{key} is not a string")
+    if not isinstance(files, list) or not all(isinstance(one, str) and one for one in files):
+        raise ValueError("files is not a list of patterns")
+    request = HubRequest(kind=kind, files=tuple(files), **texts)
     _check(request)
     return request
-
-
-def decode_request(data: Mapping[str, object]) -> HubRequest:
-    """Read what :meth:`HubRequest.to_dict` wrote.
-
-    Raises:
-        ValueError: it did not write this.
-    """
-    fields = dict(data)
-    kind = fields.pop("type", None)
-    for known in get_args(Kind):
-        if kind == known:
-            return parse_request(known, fields)
-    raise ValueError(f"type is {kind!r}")
-
-
-def _text(table: Mapping[str, object], key: str) -> str:
-    value = table.get(key, "")
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is not a string")
-    return value
-
-
-def _patterns(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise ValueError("files is not a list of patterns")
-    return tuple(value)
 
 
 def _check(request: HubRequest) -> None:
@@ -131,6 +120,10 @@ class HubFile:
     size: int
     sha256: Digest
 
+    def __post_init__(self) -> None:
+        if not is_safe(self.path) or self.size < 0:
+            raise ValueError(f"{self.path!r} is not a path in a repository, or has a wrong size")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LockedRepository:
@@ -138,30 +131,29 @@ class LockedRepository:
 
     request: HubRequest
     commit: str
-    licence: str
+    licence: str = ""
     """The licence that its card names; empty if it names none."""
-    files: tuple[HubFile, ...]
-    """The files that are taken, sorted by path."""
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = field(default=(), metadata={"json": "left-out"})
     """The other files in the repository, sorted by path."""
+    files: tuple[HubFile, ...] = field(metadata={"json": "content"})
+    """The files that are taken, sorted by path."""
+
+    def __post_init__(self) -> None:
+        if not _COMMIT.fullmatch(self.commit):
+            raise ValueError("commit: not 40 hexadecimal digits")
+        if not self.licence.isprintable() or not self.files:
+            raise ValueError("licence or content: not what a lock has there")
+        if not all(map(is_safe, self.left_out)):
+            raise ValueError("left-out: not a list of paths in a repository")
 
     @property
     def size(self) -> int:
         """Sum of the files' lengths in bytes."""
         return sum(file.size for file in self.files)
 
-    def to_dict(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return the lock's entry."""
-        return {
-            **self.request.to_dict(),
-            "commit": self.commit,
-            "licence": self.licence,
-            "left-out": list(self.left_out),
-            "content": [
-                {"path": file.path, "size": file.size, "sha256": str(file.sha256)}
-                for file in self.files
-            ],
-        }
+        return {**self.request.to_json(), **encode(self, omit=("request",))}
 
 
 def decode_repository(data: object) -> LockedRepository:
@@ -172,35 +164,9 @@ def decode_repository(data: object) -> LockedRepository:
     """
     if not isinstance(data, Mapping):
         raise ValueError("not a table")
-    fields = dict(data)
-    commit, licence = fields.pop("commit", None), fields.pop("licence", "")
-    left_out, content = fields.pop("left-out", []), fields.pop("content", None)
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise ValueError("commit: not 40 hexadecimal digits")
-    if not isinstance(licence, str) or not licence.isprintable():
-        raise ValueError("licence: not a text")
-    if not isinstance(content, list) or not content or not isinstance(left_out, list):
-        raise ValueError("content or left-out: not what a lock has there")
-    if not all(isinstance(path, str) and is_safe(path) for path in left_out):
-        raise ValueError("left-out: not a list of paths in a repository")
-    return LockedRepository(
-        request=decode_request(fields),
-        commit=commit,
-        licence=licence,
-        files=tuple(map(_file, content)),
-        left_out=tuple(left_out),
-    )
-
-
-def _file(data: object) -> HubFile:
-    if not isinstance(data, Mapping):
-        raise ValueError("content: not a list of files")
-    path, size = data.get("path"), data.get("size")
-    if not isinstance(path, str) or not is_safe(path):
-        raise ValueError(f"content: {path!r} is not a path in a repository")
-    if type(size) is not int or size < 0:
-        raise ValueError(f"content: {path} has the size {size!r}")
-    return HubFile(path=path, size=size, sha256=Digest(str(data.get("sha256"))))
+    own = {key: data[key] for key in ("commit", "licence", "left-out", "content") if key in data}
+    request = {key: value for key, value in data.items() if key not in own}
+    return decode(LockedRepository, {"request": request, **own})
 
 
 def is_safe(path: str) -> bool:

@@ -23,6 +23,7 @@ from packaging.pylock import PackageVcs
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
+from bundle.protocol.codec import decode, encode
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.processes import Runner, run
@@ -222,25 +223,14 @@ class Indexes:
 
     def to_dict(self) -> dict[str, object]:
         """Return the values that are not defaults, without credentials, for a lock."""
-        values = {}
-        for field in fields(self):
-            value = getattr(self.strip_credentials(), field.name)
-            if value:
-                key = field.name.replace("_", "-")
-                values[key] = list(value) if isinstance(value, tuple) else value
-        return values
+        values = encode(self.strip_credentials())
+        return {key.replace("_", "-"): value for key, value in values.items() if value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Indexes:
         """Read the result of :meth:`to_dict`; unknown keys and values are ignored."""
-        values: dict[str, Any] = {}
-        for field in fields(cls):
-            value = data.get(field.name.replace("_", "-"))
-            if isinstance(field.default, tuple) and isinstance(value, list):
-                values[field.name] = tuple(map(str, value))
-            elif isinstance(value, type(field.default) if field.default is not None else str):
-                values[field.name] = value
-        return cls(**values)
+        values = {key.replace("-", "_"): value for key, value in data.items()}
+        return decode(cls, values, strict=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -27,6 +28,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import BuildTag, parse_wheel_filename
 from packaging.version import Version
 
+from bundle.protocol.codec import DecodeError, decode
 from bundle.protocol.digest import canonical_json
 
 from ..core import toml
@@ -372,20 +374,16 @@ def read_lock(path: Path, target: Target) -> Lock:
         indexes=Indexes.from_dict(toml.get_table(metadata, "indexes")),
         sources=tuple((wheel, str(label)) for wheel, label in built.items()),
         torch_backend=resolver.read_recorded_backend(path) if metadata else None,
-        git=_git_pins(metadata),
+        git=tuple(_decode_pins(metadata)),
         exclude_newer=cutoff,
         assets=assets,
     )
 
 
-def _git_pins(metadata: Mapping[str, Any]) -> tuple[GitPin, ...]:
-    known = {field.name for field in fields(GitPin)}
-    entries = [one for one in toml.get_list(metadata, "git") if isinstance(one, dict)]
-    return tuple(
-        GitPin(**{key: str(value) for key, value in entry.items()})
-        for entry in entries
-        if entry.keys() == known
-    )
+def _decode_pins(metadata: toml.Table) -> Iterator[GitPin]:
+    for entry in toml.get_list(metadata, "git"):
+        with suppress(DecodeError):
+            yield decode(GitPin, entry)
 
 
 def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
@@ -423,7 +421,7 @@ def render(lock: Lock) -> str:
         "indexes": lock.indexes.to_dict(),
         "torch-backend": lock.torch_backend,
         "sources": dict(lock.sources),
-        "assets": [repository.to_dict() for repository in lock.assets],
+        "assets": [repository.to_json() for repository in lock.assets],
     }
     metadata = {
         "spec-digest": str(lock.spec_digest),

@@ -8,7 +8,7 @@ import pytest
 
 from stager.core.errors import StagerError
 from stager.hub.client import select_files
-from stager.hub.repositories import HubRequest, Kind, decode_request, parse_request
+from stager.hub.repositories import HubRequest, Kind, parse_request
 
 GOOD: list[tuple[Kind, Any, HubRequest]] = [
     ("model", "bert", HubRequest(kind="model", name="bert")),
@@ -43,7 +43,7 @@ BAD: list[tuple[Kind, Any]] = [
 def test_what_may_be_named(kind, value, expected):
     request = parse_request(kind, value)
     assert request == expected
-    assert decode_request(request.to_dict()) == request
+    assert HubRequest.from_json(request.to_json()) == request
 
 
 @pytest.mark.parametrize(("kind", "value"), BAD)

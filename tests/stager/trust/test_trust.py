@@ -24,9 +24,9 @@ from stager.trust import (
     SignatureVerdict,
     decide_trust,
     examine,
+    locate_signature,
     read_signature,
     read_signers,
-    locate_signature,
 )
 from tests.support.building import Project
 from tests.support.bundles import BASE_PYTHON
