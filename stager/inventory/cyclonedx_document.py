@@ -6,7 +6,7 @@ The model and the JSON are those of ``cyclonedx-python-lib``, which is imported 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from cyclonedx.contrib.license.exceptions import InvalidSpdxLicenseException
 from cyclonedx.contrib.license.factories import LicenseFactory
@@ -28,7 +28,7 @@ from packageurl import PackageURL
 from bundle.format.manifest import PYTHON
 
 from .. import __version__
-from .inventory import Inventory, InventoryAsset, InventoryPackage, InventoryPart
+from .inventory import Inventory, InventoryItem
 from .package_metadata import Licence
 from .provenance import Provenance
 
@@ -39,6 +39,11 @@ _ASSET_TYPES = {
     "dataset": ComponentType.DATA,
     "space": ComponentType.APPLICATION,
     "file": ComponentType.DATA,
+}
+_PART_TYPES = {
+    "trainer": ComponentType.LIBRARY,
+    "program": ComponentType.APPLICATION,
+    PYTHON: ComponentType.PLATFORM,
 }
 _REFERENCES = {
     "wheel": ExternalReferenceType.DISTRIBUTION,
@@ -53,7 +58,8 @@ def document(inventory: Inventory) -> str:
     """Return the JSON of CycloneDX 1.6."""
     manifest = inventory.manifest
     packages = {package.name: _package(package) for package in inventory.packages}
-    others = [*map(_asset, inventory.assets), *_parts(inventory)]
+    parts = [part for part in inventory.parts if part.kind != "project"]
+    others = [*map(_asset, inventory.assets), *map(_part, parts)]
     project = _project(inventory)
     tool = Component(type=ComponentType.APPLICATION, name="stager", version=__version__)
     bom = Bom(
@@ -74,18 +80,16 @@ def document(inventory: Inventory) -> str:
 
 
 def _project(inventory: Inventory) -> Component:
-    manifest = inventory.manifest
-    needs = manifest.requires
+    manifest, needs = inventory.manifest, inventory.manifest.requires
+    tree = next((part.sha256 for part in inventory.parts if part.kind == "project"), "")
     properties = {
         "bundle-id": manifest.id,
         "python": needs.python,
         "machine": needs.machine,
         "libc": needs.libc,
         "libc-version": "" if needs.libc_version == "0.0" else needs.libc_version,
+        "tree-sha256": tree,
     }
-    for part in inventory.parts:
-        if part.kind == "project":
-            properties["tree-sha256"] = part.sha256
     return Component(
         type=ComponentType.APPLICATION,
         name=manifest.name,
@@ -95,14 +99,14 @@ def _project(inventory: Inventory) -> Component:
     )
 
 
-def _package(package: InventoryPackage, role: str = "") -> Component:
+def _package(package: InventoryItem) -> Component:
     source = package.provenance
     qualifiers = {"vcs_url": source.url} if source.kind == "vcs" and source.url else {}
     properties = {
         "hashes": "of the wheel",
         "licence-field": package.licence.field,
         "built-from": source.folder,
-        "role": role,
+        "role": "decompressor" if package.kind == "decompressor" else "",
     }
     return Component(
         type=ComponentType.LIBRARY,
@@ -117,8 +121,10 @@ def _package(package: InventoryPackage, role: str = "") -> Component:
     )
 
 
-def _asset(asset: InventoryAsset) -> Component:
-    owner, _, name = asset.name.rpartition("/") if asset.commit else ("", "", asset.name)
+def _asset(asset: InventoryItem) -> Component:
+    owner, _, name = asset.name.rpartition("/") if asset.version else ("", "", asset.name)
+    # The hub has its own path prefix for all but models.
+    folder = owner if asset.kind == "model" else f"{asset.kind}s/{owner}"
     listed = asset.files if len(asset.files) <= FILES_LIMIT else ()
     files = [
         Component(
@@ -130,21 +136,16 @@ def _asset(asset: InventoryAsset) -> Component:
         for number, file in enumerate(listed)
     ]
     return Component(
-        type=_ASSET_TYPES[asset.type],
+        type=_ASSET_TYPES[asset.kind],
         name=name,
         group=owner or None,
-        version=asset.commit or None,
+        version=asset.version or None,
         bom_ref=asset.id,
         licenses=_licenses(asset.licence),
-        purl=_hub_url(asset, owner, name) if asset.commit else None,
+        purl=_purl("huggingface", folder, name, asset.version, {}) if asset.version else None,
         components=files,
-        properties=_properties({"files": str(len(asset.files)), "tree-sha256": asset.tree}),
+        properties=_properties({"files": str(len(asset.files)), "tree-sha256": asset.sha256}),
     )
-
-
-def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL | None:
-    folder = owner if asset.type == "model" else f"{asset.type}s/{owner}"
-    return _purl("huggingface", folder, name, asset.commit, {})
 
 
 def _purl(
@@ -157,38 +158,18 @@ def _purl(
         return None
 
 
-def _parts(inventory: Inventory) -> Iterator[Component]:
-    for part in inventory.parts:
-        if part.kind == "trainer":
-            yield _part(part, ComponentType.LIBRARY, _properties({"tree-sha256": part.sha256}))
-        elif part.kind == PYTHON:
-            tree = _properties({"tree-sha256": part.sha256})
-            yield Component(
-                type=ComponentType.PLATFORM,
-                name=part.name,
-                version=part.version,
-                bom_ref=part.id,
-                properties=tree,
-            )
-        elif part.kind == "program":
-            yield _part(part, ComponentType.APPLICATION, [], _hashes(part.sha256))
-    if inventory.decompressor is not None:
-        yield _package(inventory.decompressor, role="decompressor")
-
-
-def _part(
-    part: InventoryPart,
-    kind: ComponentType,
-    properties: Sequence[Property],
-    hashes: Sequence[HashType] = (),
-) -> Component:
+def _part(part: InventoryItem) -> Component:
+    if part.kind == "decompressor":
+        return _package(part)
+    is_program = part.kind == "program"
     return Component(
-        type=kind,
-        group="stager",
+        type=_PART_TYPES[part.kind],
+        group=None if part.kind == PYTHON else "stager",
         name=part.name,
+        version=part.version if part.kind == PYTHON else None,
         bom_ref=part.id,
-        hashes=hashes,
-        properties=properties,
+        hashes=_hashes(part.sha256) if is_program else (),
+        properties=_properties({} if is_program else {"tree-sha256": part.sha256}),
     )
 
 

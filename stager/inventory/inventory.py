@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
 from bundle.format.layer import LayerError, Origin, read_origin
-from bundle.format.manifest import PYTHON, Layer, Manifest
+from bundle.format.manifest import PYTHON, Manifest
 from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError
@@ -18,13 +18,12 @@ from ..core.values import Target
 from ..pack.bundle_file import ChosenBundle, open_bundle
 from .package_metadata import (
     Licence,
-    PackageMetadata,
+    choose_licence,
     clean,
-    dependencies,
-    licence_of,
-    licence_of_card,
-    metadata_of,
-    metadata_of_wheel,
+    find_dependencies,
+    parse_card_licence,
+    read_metadata,
+    read_wheel_metadata,
 )
 from .provenance import ContentFile, LockedSources, Provenance, asset_contents
 
@@ -33,48 +32,25 @@ _EPOCH = "SOURCE_DATE_EPOCH"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InventoryPackage:
-    """A package in a bundle."""
+class InventoryItem:
+    """A component of a bundle."""
 
-    id: str
-    """The id of its layer, or the digest of a wheel that is stored as it is."""
-    name: str
-    version: str
-    sha256: str
-    """Digest of the wheel that it was installed from."""
-    licence: Licence
-    provenance: Provenance
-    requires: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class InventoryAsset:
-    """A model, a data set, or files of the project's user."""
-
-    id: str
-    type: str
-    """``model``, ``dataset`` or ``file``."""
-    name: str
-    """The repository of the hub, or the name of the files."""
-    commit: str
-    """The commit that it was taken at; empty for files."""
-    tree: str
-    """Digest of paths and contents together."""
-    licence: Licence
-    files: tuple[ContentFile, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class InventoryPart:
-    """A part of stager, the project's own files, or the Python that the bundle brings."""
-
-    id: str
     kind: str
-    """``project``, ``trainer``, ``python`` or ``program``."""
+    """``package``, ``decompressor``, ``model``, ``dataset``, ``space``, ``file``, ``project``,
+    ``trainer``, ``python`` or ``program``."""
+    id: str
+    """The id of its layer, or the digest of a file that is stored as it is."""
     name: str
-    sha256: str
-    """Digest of the file; for a layer, of paths and contents together."""
     version: str = ""
+    """Its version; the commit of a model, data set or Space."""
+    sha256: str
+    """Digest of the wheel or the file; for files of a layer, of paths and contents together."""
+    licence: Licence = field(default_factory=Licence)
+    provenance: Provenance = field(default_factory=Provenance)
+    requires: tuple[str, ...] = ()
+    """Names of packages in the bundle that a package needs."""
+    files: tuple[ContentFile, ...] = ()
+    """Those of a model, a data set, or the project's user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +60,14 @@ class Inventory:
     bundle: Path
     manifest: Manifest
     written: datetime.datetime
-    packages: tuple[InventoryPackage, ...]
-    decompressor: InventoryPackage | None
-    """The package that decompresses the layers on a node; None if none is needed."""
+    packages: tuple[InventoryItem, ...]
+    """The packages of the environment, sorted by name."""
     direct: tuple[str, ...]
     """Names of packages that the project asks for, or that no other package needs."""
-    assets: tuple[InventoryAsset, ...]
-    parts: tuple[InventoryPart, ...]
+    assets: tuple[InventoryItem, ...]
+    """Models, data sets and other files, in the order of the bundle."""
+    parts: tuple[InventoryItem, ...]
+    """The project, what stager adds, and the decompressor if a node needs one."""
 
 
 def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
@@ -108,10 +85,9 @@ def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
             manifest=manifest,
             written=_written(chosen.path),
             packages=packages,
-            decompressor=_decompressor(bundle, sources),
             direct=tuple(p.name for p in packages if p.name in asked or p.name not in needed),
             assets=tuple(_assets(bundle, origins)),
-            parts=tuple(_parts(manifest, origins)),
+            parts=(*_parts(manifest, origins), *_decompressor(bundle, sources)),
         )
 
 
@@ -129,25 +105,25 @@ def _written(path: Path) -> datetime.datetime:
 
 def _packages(
     bundle: BundleFile, origins: Mapping[Digest, Origin], sources: LockedSources
-) -> tuple[InventoryPackage, ...]:
+) -> tuple[InventoryItem, ...]:
     layers = [layer for layer in bundle.manifest.layers if layer.kind == "wheel"]
-    metadata = {layer.name: metadata_of(bundle, layer) for layer in layers}
-    needs = dependencies(
+    metadata = {layer.name: read_metadata(bundle, layer) for layer in layers}
+    needs = find_dependencies(
         {name: one.requires for name, one in metadata.items()}, _environment(bundle.manifest)
     )
-    found = []
-    for layer in layers:
-        wheel = str(origins[layer.id].content)
-        package = InventoryPackage(
+    found = [
+        InventoryItem(
+            kind="package",
             id=layer.id,
             name=clean(layer.name),
             version=clean(layer.version),
-            sha256=wheel,
-            licence=licence_of(metadata[layer.name]),
-            provenance=sources.of(layer.name, layer.version, wheel),
+            sha256=origins[layer.id].content,
+            licence=choose_licence(metadata[layer.name]),
+            provenance=sources.find(layer.name, layer.version, origins[layer.id].content),
             requires=tuple(map(clean, needs[layer.name])),
         )
-        found.append(package)
+        for layer in layers
+    ]
     return tuple(sorted(found, key=lambda package: (package.name, package.version)))
 
 
@@ -159,70 +135,60 @@ def _environment(manifest: Manifest) -> Mapping[str, str]:
     return {**values, "python_full_version": f"{needs.python}.0"}
 
 
-def _decompressor(bundle: BundleFile, sources: LockedSources) -> InventoryPackage | None:
+def _decompressor(bundle: BundleFile, sources: LockedSources) -> Iterator[InventoryItem]:
     part = bundle.manifest.decompressor
-    if part is None:
-        return None
-    metadata = metadata_of_wheel(bundle.read_part(part))
-    name, version = _identity(part.name, metadata)
-    return InventoryPackage(
-        id=part.sha256,
-        name=name,
-        version=version,
-        sha256=part.sha256,
-        licence=licence_of(metadata),
-        provenance=sources.of(name, version, part.sha256),
-    )
+    if part is not None:
+        metadata = read_wheel_metadata(bundle.read_part(part))
+        name, version, *_ = [*clean(part.name).removesuffix(".whl").split("-"), ""]
+        name, version = metadata.name or name, metadata.version or version
+        yield InventoryItem(
+            kind="decompressor",
+            id=part.sha256,
+            name=name,
+            version=version,
+            sha256=part.sha256,
+            licence=choose_licence(metadata),
+            provenance=sources.find(name, version, part.sha256),
+        )
 
 
-def _identity(file: str, metadata: PackageMetadata) -> tuple[str, str]:
-    name, version, *_ = [*clean(file).removesuffix(".whl").split("-"), ""]
-    return metadata.name or name, metadata.version or version
-
-
-def _assets(bundle: BundleFile, origins: Mapping[Digest, Origin]) -> Iterator[InventoryAsset]:
+def _assets(bundle: BundleFile, origins: Mapping[Digest, Origin]) -> Iterator[InventoryItem]:
     layers = [layer for layer in bundle.manifest.layers if layer.kind == "asset"]
-    said = {layer.id: _said_by_hub(origins[layer.id]) for layer in layers}
-    contents = asset_contents(bundle, {key: hub.get("commit", "") for key, hub in said.items()})
+    hubs = {layer.id: _read_hub_entry(origins[layer.id]) for layer in layers}
+    contents = asset_contents(bundle, {key: hub.get("commit", "") for key, hub in hubs.items()})
     for layer in layers:
-        yield _asset(layer, origins[layer.id], said[layer.id], contents[layer.id])
+        hub = hubs[layer.id]
+        kind = hub.get("type", "")
+        yield InventoryItem(
+            kind=kind if kind in ("model", "dataset", "space") else "file",
+            id=layer.id,
+            name=hub.get("name", "") or clean(layer.name),
+            version=hub.get("commit", ""),
+            sha256=origins[layer.id].content,
+            licence=parse_card_licence(hub.get("licence", "")),
+            files=contents[layer.id],
+        )
 
 
-def _said_by_hub(origin: Origin) -> Mapping[str, str]:
+def _read_hub_entry(origin: Origin) -> Mapping[str, str]:
     """Return what a hub repository states about itself; empty for other assets."""
-    said = origin.options.get("hub")
-    if not isinstance(said, dict):
-        return {}
-    return {str(name): clean(str(value)) for name, value in said.items()}
+    entry = origin.options.get("hub")
+    fields = entry.items() if isinstance(entry, dict) else ()
+    return {str(name): clean(str(value)) for name, value in fields}
 
 
-def _asset(
-    layer: Layer, origin: Origin, said: Mapping[str, str], files: tuple[ContentFile, ...]
-) -> InventoryAsset:
-    type_ = said.get("type", "")
-    return InventoryAsset(
-        id=layer.id,
-        type=type_ if type_ in ("model", "dataset", "space") else "file",
-        name=said.get("name", "") or clean(layer.name),
-        commit=said.get("commit", ""),
-        tree=origin.content,
-        licence=licence_of_card(said.get("licence", "")),
-        files=files,
-    )
-
-
-def _parts(manifest: Manifest, origins: Mapping[Digest, Origin]) -> Iterator[InventoryPart]:
+def _parts(manifest: Manifest, origins: Mapping[Digest, Origin]) -> Iterator[InventoryItem]:
     for layer in manifest.layers:
         if layer.kind in ("project", "trainer", PYTHON):
-            yield InventoryPart(
-                id=layer.id,
+            yield InventoryItem(
                 kind=layer.kind,
+                id=layer.id,
                 name=clean(layer.name),
-                sha256=origins[layer.id].content,
                 version=clean(layer.version),
+                sha256=origins[layer.id].content,
             )
     node = manifest.node
-    yield InventoryPart(id=node.sha256, kind="program", name=node.name, sha256=node.sha256)
+    yield InventoryItem(kind="program", id=node.sha256, name=node.name, sha256=node.sha256)
 
 
 # --- The result of ``stager inspect --licenses`` -------------------------------------------------
@@ -259,21 +225,19 @@ class LicenceList:
 
 def licence_list(inventory: Inventory) -> LicenceList:
     """Return the licences of everything that others have made."""
-    made = [("package", one.name, one.version, one.licence) for one in inventory.packages]
-    if (tool := inventory.decompressor) is not None:
-        made.append(("decompressor", tool.name, tool.version, tool.licence))
-    assets = [asset for asset in inventory.assets if asset.type != "file"]
-    made += [(one.type, one.name, one.commit, one.licence) for one in assets]
+    items = (*inventory.packages, *inventory.assets, *inventory.parts)
+    own = ("file", "project", "trainer", PYTHON, "program")
     found = [
         LicensedComponent(
-            kind=kind,
-            name=name,
-            version=version,
-            licence=licence.text,
-            spdx=licence.spdx,
-            declared_in=licence.field,
+            kind=one.kind,
+            name=one.name,
+            version=one.version,
+            licence=one.licence.text,
+            spdx=one.licence.spdx,
+            declared_in=one.licence.field,
         )
-        for kind, name, version, licence in made
+        for one in items
+        if one.kind not in own
     ]
     found.sort(key=lambda one: (not one.licence, one.name, one.version, one.kind))
     return LicenceList(

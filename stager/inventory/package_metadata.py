@@ -73,7 +73,7 @@ def parse_metadata(data: bytes) -> PackageMetadata:
     )
 
 
-def metadata_of(bundle: BundleFile, layer: Layer) -> PackageMetadata:
+def read_metadata(bundle: BundleFile, layer: Layer) -> PackageMetadata:
     """Return the metadata of the package in a wheel's layer."""
     index = bundle.index(layer, bundle.head(layer), decompress_index)
     entry = next((one for one in index.files if _PATH.fullmatch(one.path)), None)
@@ -83,7 +83,7 @@ def metadata_of(bundle: BundleFile, layer: Layer) -> PackageMetadata:
         return parse_metadata(b"".join(_read_beginning(bundle, layer, index, entry)))
 
 
-def metadata_of_wheel(wheel: bytes) -> PackageMetadata:
+def read_wheel_metadata(wheel: bytes) -> PackageMetadata:
     """Return the metadata of a package from its wheel; none if the wheel cannot be read."""
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
@@ -178,7 +178,7 @@ class Licence:
         return "; ".join(self.names)
 
 
-def licence_of(metadata: PackageMetadata) -> Licence:
+def choose_licence(metadata: PackageMetadata) -> Licence:
     """Return the licence of a package, from the field that says it most exactly.
 
     An expression of SPDX wins wherever it stands, then ``License-Expression``, a short ``License``,
@@ -198,7 +198,7 @@ def licence_of(metadata: PackageMetadata) -> Licence:
     return next(iter([*exact, *declared]), Licence())
 
 
-def licence_of_card(text: str) -> Licence:
+def parse_card_licence(text: str) -> Licence:
     """Return the licence, or the licences, that the card of a model or data set names."""
     names = text.split(", ")
     return _licence("card", names if all(map(_HUB_ID.fullmatch, names)) else [text])
@@ -225,7 +225,7 @@ _EXTRAS_LIMIT = 50
 """Extras of one package that are looked at: more are nobody's but an attacker's."""
 
 
-def dependencies(
+def find_dependencies(
     requires: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
     """Return the packages that each package needs, of those that are there.

@@ -131,7 +131,7 @@ class LockedSources:
             if path.is_file():
                 self._read(path)
 
-    def of(self, name: str, version: str, sha256: str) -> Provenance:
+    def find(self, name: str, version: str, sha256: str) -> Provenance:
         """Return the source of a wheel by its digest, else by the version of a locked sdist."""
         known = self._wheels.get(sha256) or self._sdists.get((name, version))
         return known or Provenance()
@@ -227,7 +227,7 @@ def has_bundle_wheels(chosen: ChosenBundle, lock: Path) -> bool:
 
 def _names_all(lock: Path, wheels: Sequence[tuple[str, str, str]]) -> bool:
     known = LockedSources((lock,))
-    return all(known.of(*wheel).kind for wheel in wheels)
+    return all(known.find(*wheel).kind for wheel in wheels)
 
 
 def _list_bundle_wheels(chosen: ChosenBundle) -> list[tuple[str, str, str]]:

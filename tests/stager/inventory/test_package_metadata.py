@@ -19,13 +19,13 @@ from stager.inventory.package_metadata import (
     TEXT_LIMIT,
     Licence,
     PackageMetadata,
+    choose_licence,
     clean,
-    dependencies,
-    licence_of,
-    licence_of_card,
-    metadata_of,
-    metadata_of_wheel,
+    find_dependencies,
+    parse_card_licence,
     parse_metadata,
+    read_metadata,
+    read_wheel_metadata,
 )
 from stager.pack.bundle_file import open_bundle
 from tests.support.building import frames_of
@@ -57,13 +57,13 @@ def wheel(tmp_path: Path) -> Path:
 def read(bundle: Path) -> PackageMetadata:
     with open_bundle(bundle) as file:
         (layer,) = file.manifest.layers
-        return metadata_of(file, layer)
+        return read_metadata(file, layer)
 
 
 def test_the_fields_are_those_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
     packed = make_bundle(Store(tmp_path / "store"), [wheel], decompressor=None)
     assert read(packed.path) == EXPECTED
-    assert metadata_of_wheel(wheel.read_bytes()) == EXPECTED
+    assert read_wheel_metadata(wheel.read_bytes()) == EXPECTED
 
 
 def test_it_is_found_behind_many_bytes_and_over_the_ends_of_frames(
@@ -151,7 +151,7 @@ def test_only_the_beginning_of_a_long_file_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"PK\x05\x06", b"no zip", b"PK\x03\x04" + bytes(50)])
 def test_a_decompressor_that_is_no_wheel_has_no_metadata(data: bytes) -> None:
-    assert metadata_of_wheel(data) == PackageMetadata()
+    assert read_wheel_metadata(data) == PackageMetadata()
 
 
 def test_what_a_terminal_would_obey_is_written_out() -> None:
@@ -185,7 +185,7 @@ TEXT = "License: Copyright (c) 2026 Somebody\n        All rights reserved.\n    
 
 
 def licence(*lines: str) -> Licence:
-    return licence_of(parse_metadata("\n".join(["Name: a", *lines, ""]).encode()))
+    return choose_licence(parse_metadata("\n".join(["Name: a", *lines, ""]).encode()))
 
 
 @pytest.mark.parametrize(
@@ -221,17 +221,19 @@ def test_which_field_counts(lines: list[str], text: str, spdx: bool, field: str)
 
 
 def test_the_licence_of_a_card() -> None:
-    assert licence_of_card("apache-2.0") == Licence(names=("Apache-2.0",), spdx=True, field="card")
-    assert licence_of_card("llama3") == Licence(names=("llama3",), field="card")
-    assert licence_of_card("") == Licence()
-    both = licence_of_card("apache-2.0, mit")  # a list in the card
+    assert parse_card_licence("apache-2.0") == Licence(
+        names=("Apache-2.0",), spdx=True, field="card"
+    )
+    assert parse_card_licence("llama3") == Licence(names=("llama3",), field="card")
+    assert parse_card_licence("") == Licence()
+    both = parse_card_licence("apache-2.0, mit")  # a list in the card
     assert both == Licence(names=("Apache-2.0", "MIT"), spdx=True, field="card")
-    assert licence_of_card("Lab, Inc. terms").names == ("Lab, Inc. terms",)
+    assert parse_card_licence("Lab, Inc. terms").names == ("Lab, Inc. terms",)
 
 
 @given(st.text(max_size=400) | st.from_regex(r"[()MIT ORAND]{0,400}"))
 def test_any_text_is_a_licence_that_can_be_shown_or_none(text: str) -> None:
-    found = licence_of(parse_metadata(f"License-Expression: {text}\n".encode(errors="replace")))
+    found = choose_licence(parse_metadata(f"License-Expression: {text}\n".encode(errors="replace")))
     assert escape_line_feeds(found.text) == found.text
     assert bool(found.names) == bool(found.field)
 
@@ -246,7 +248,7 @@ ENVIRONMENT = {
 
 
 def graph(**requires: list[str]) -> dict[str, tuple[str, ...]]:
-    return dependencies(requires, ENVIRONMENT)
+    return find_dependencies(requires, ENVIRONMENT)
 
 
 def test_markers_are_those_of_the_target() -> None:

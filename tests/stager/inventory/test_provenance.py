@@ -60,18 +60,20 @@ def sources(tmp_path: Path) -> LockedSources:
 
 def test_each_kind_of_source(sources: LockedSources) -> None:
     plain = "https://index.example/f/plain-1.0-py3-none-any.whl"
-    assert sources.of("plain", "1.0", A) == Provenance(url=plain, kind="wheel", sha256=A)
-    assert sources.of("local", "1.0", B) == Provenance(kind="wheel")
+    assert sources.find("plain", "1.0", A) == Provenance(url=plain, kind="wheel", sha256=A)
+    assert sources.find("local", "1.0", B) == Provenance(kind="wheel")
     sdist = "https://index.example/f/source-2.0.tar.gz"
-    assert sources.of("source", "2.0", "0" * 64) == Provenance(url=sdist, kind="sdist", sha256=C)
+    assert sources.find("source", "2.0", "0" * 64) == Provenance(url=sdist, kind="sdist", sha256=C)
     git = f"git+https://host.example/x/git.git@{'1' * 40}"
-    assert sources.of("git", "1.0", D) == Provenance(url=git, kind="vcs")
-    assert sources.of("folder", "1.0", "e" * 64) == Provenance(kind="folder", folder="libs/folder")
-    assert sources.of("far", "1.0", "f" * 64) == Provenance(kind="folder", folder="far")
+    assert sources.find("git", "1.0", D) == Provenance(url=git, kind="vcs")
+    assert sources.find("folder", "1.0", "e" * 64) == Provenance(
+        kind="folder", folder="libs/folder"
+    )
+    assert sources.find("far", "1.0", "f" * 64) == Provenance(kind="folder", folder="far")
 
 
 def test_a_wheel_with_another_digest_came_from_elsewhere(sources: LockedSources) -> None:
-    assert sources.of("plain", "1.0", "0" * 64) == Provenance()
+    assert sources.find("plain", "1.0", "0" * 64) == Provenance()
 
 
 @pytest.mark.parametrize(

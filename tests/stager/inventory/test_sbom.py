@@ -16,7 +16,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from stager import __version__
 from stager.core.store import Store, digest_file
 from stager.inventory.cyclonedx_document import FILES_LIMIT
-from stager.inventory.inventory import Inventory, InventoryAsset, inventory
+from stager.inventory.inventory import Inventory, InventoryItem, inventory
 from stager.inventory.package_metadata import Licence
 from stager.inventory.provenance import ContentFile
 from stager.inventory.sbom import sbom
@@ -160,19 +160,19 @@ def test_models_and_data_sets(found: Inventory) -> None:
     commit = "c" * 40
     files = (ContentFile(path="config.json", size=2, sha256="b" * 64),)
     licence = Licence(names=("Apache-2.0",), spdx=True, field="card")
-    model = InventoryAsset(
+    model = InventoryItem(
         id="1" * 64,
-        type="model",
+        kind="model",
         name="org/Tiny",
-        commit=commit,
-        tree="a" * 64,
+        version=commit,
+        sha256="a" * 64,
         licence=licence,
         files=files,
     )
-    data = replace(model, id="2" * 64, type="dataset", name="org/news", licence=Licence())
-    alone = replace(model, id="3" * 64, type="dataset", name="ag_news")
+    data = replace(model, id="2" * 64, kind="dataset", name="org/news", licence=Licence())
+    alone = replace(model, id="3" * 64, kind="dataset", name="ag_news")
     many = tuple(replace(files[0], path=f"{n}.txt") for n in range(FILES_LIMIT + 1))
-    local = replace(model, id="4" * 64, type="file", name="rows", commit="", files=many)
+    local = replace(model, id="4" * 64, kind="file", name="rows", version="", files=many)
     document = valid(sbom(replace(found, assets=(model, data, alone, local))))
     components = by_name(document)
     tiny = components["Tiny"]
@@ -212,12 +212,12 @@ def test_hostile_metadata_is_text_and_bounded(tmp_path: Path) -> None:
 
 def test_names_that_no_package_url_can_have(found: Inventory, tmp_path: Path) -> None:
     """A hostile bundle may say anything; what is written is still a document."""
-    asset = InventoryAsset(
+    asset = InventoryItem(
         id="1" * 64,
-        type="model",
+        kind="model",
         name="org/",
-        commit="x/../@?#",
-        tree="a" * 64,
+        version="x/../@?#",
+        sha256="a" * 64,
         licence=Licence(names=("(", "MIT"), field="card"),
         files=(ContentFile(path="f", size=1, sha256=""),),
     )

@@ -23,7 +23,7 @@ from stager.carrying.mirror import MirrorResult, WantedWheels, fill
 from stager.carrying.mirror_folder import MARK, SUMS, describe_wheel
 from stager.core.errors import SpaceError, StagerError, WheelError
 from stager.core.files import replace_file
-from stager.inventory.package_metadata import PackageMetadata, metadata_of_wheel
+from stager.inventory.package_metadata import PackageMetadata, read_wheel_metadata
 from tests.support.building import Recorder, digests, wheel_of
 from tests.support.namespaces import namespace
 from tests.support.wheelhouse import make_wheel
@@ -404,7 +404,7 @@ def test_a_long_description_is_never_unpacked(
     path = wheel(tmp_path, compression, LONG, claimed)
     assert allocated_by(refusal, path) < LONG // 2
     data = path.read_bytes()
-    assert allocated_by(metadata_of_wheel, data) < LONG // 2
+    assert allocated_by(read_wheel_metadata, data) < LONG // 2
 
 
 def test_a_damaged_member_is_a_message_whatever_its_compression(tmp_path: Path) -> None:
@@ -415,4 +415,4 @@ def test_a_damaged_member_is_a_message_whatever_its_compression(tmp_path: Path) 
         data[start + 4 : start + 9] = b"\xff" * 5
         path.write_bytes(data)
         assert refusal(path)
-        assert metadata_of_wheel(bytes(data)) == PackageMetadata()
+        assert read_wheel_metadata(bytes(data)) == PackageMetadata()
