@@ -215,7 +215,7 @@ class MirrorFolder:
         """Return the wheels that are there."""
         return sorted(self.root.glob("*.whl"))
 
-    def recorded(self) -> dict[str, Digest]:
+    def read_record(self) -> dict[str, Digest]:
         """Return what each wheel must be, by file name."""
         path = self.root / SUMS
         try:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import pytest
 
 from bundle.protocol.digest import Digest
-from stager.carrying.mirror import MirrorResult, WantedWheels, fill
+from stager.carrying.mirror import MirrorResult, fill
 from stager.carrying.mirror_folder import MARK, SUMS, describe_wheel
 from stager.core.errors import SpaceError, StagerError, WheelError
 from stager.core.files import replace_file
@@ -37,7 +37,6 @@ from stager.core.errors import StagerError
 from stager.core.store import digest_file
 from stager.core.values import Wheel
 from stager.carrying.mirror import fill
-from stager.carrying.mirror import WantedWheels
 class Silent:
     begin = step = note = lambda self, *words: None
 def wheel(path):
@@ -46,18 +45,14 @@ def wheel(path):
     return Wheel(name=name, version=version, path=path, sha256=digest_file(path), size=size)
 def filled(root, folder):
     wheels = tuple(map(wheel, sorted(Path(folder).glob("*.whl"))))
-    return fill(Path(root), WantedWheels(wheels=wheels, built=()), Silent())
+    return fill(Path(root), wheels, (), Silent())
 """
 """Filling a mirror in a process of its own."""
 
 
-def wanted(*wheels: Path, built: bool = False) -> WantedWheels:
-    names = {wheel.name for wheel in wheels} if built else set()
-    return WantedWheels(wheels=tuple(map(wheel_of, wheels)), built=names)
-
-
 def filled(root: Path, *wheels: Path, built: bool = False) -> MirrorResult:
-    return fill(root, wanted(*wheels, built=built), Recorder())
+    names = {wheel.name for wheel in wheels} if built else set()
+    return fill(root, [*map(wheel_of, wheels)], names, Recorder())
 
 
 @pytest.fixture
@@ -235,11 +230,11 @@ def test_another_file_of_the_same_name(made: dict[str, Path], tmp_path: Path) ->
 
 def test_what_is_copied_must_be_what_was_fetched(made: dict[str, Path], tmp_path: Path) -> None:
     root = tmp_path / "mirror"
-    asked = wanted(made["b"])
+    asked = [wheel_of(made["b"])]
     with made["b"].open("ab") as file:
         file.write(b"more")
     with pytest.raises(WheelError, match="is damaged, or was changed just now"):
-        fill(root, asked, Recorder())
+        fill(root, asked, (), Recorder())
     assert not list(root.glob("*.whl*"))
 
 
@@ -259,18 +254,19 @@ class Interrupting(Recorder):
 def test_an_interruption_leaves_nothing_wrong(made: dict[str, Path], tmp_path: Path) -> None:
     """Wherever it happens the index names what is there, and the next call completes it."""
     rebuilt = make_wheel(tmp_path / "other", "a", "1.0", files={"a.py": "NEW = 1\n"})
-    asked = wanted(rebuilt, made["a2"], made["c"], built=True)
+    asked = [*map(wheel_of, (rebuilt, made["a2"], made["c"]))]
+    built = {wheel.path.name for wheel in asked}
     for steps in range(5):
         root = tmp_path / f"mirror{steps}"
         filled(root, made["a1"], made["b"])
         with pytest.raises(KeyboardInterrupt):
-            fill(root, asked, Interrupting(steps))
+            fill(root, asked, built, Interrupting(steps))
         assert not list(root.rglob("*.part"))
         if steps < 4:  # the wheel of the old content is replaced last
             assert len(listed(root)) == 2
         unrelated = make_wheel(tmp_path / "made", "d")
         filled(root, unrelated)  # nothing of it is taken for damage
-        fill(root, asked, Recorder())
+        fill(root, asked, built, Recorder())
         assert len(listed(root)) == 5
         assert listed(root) == recorded(root)
 
