@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bundle.format.archive import END, BundleFile
+from bundle.format.archive import END
 from bundle.format.manifest import (
     BLOCK,
     MANIFEST_NAME,
@@ -128,43 +128,46 @@ class CarriedFile:
         """Read the label and the manifest; BundleError if the file is cut short or damaged."""
         self.path, self._handle = path, handle
         self.label = read_label(path, self._first())
-        part = next((part for part in self.label.parts if part.name == MANIFEST_NAME), None)
-        if part is None or part != self.label.parts[0]:
-            raise self._make_damage_error(f"{LABEL_NAME} does not name the manifest first")
+        names = [part.name for part in self.label.parts]
+        is_first = names[:1] == [MANIFEST_NAME]
+        self._require(is_first, f"{LABEL_NAME} does not name the manifest first")
         self._refuse_short(())
-        try:
-            self.manifest: Manifest = parse(b"".join(self.content(part.name, part.size)))
-        except FormatError as exc:
-            raise BundleError(
-                f"{path} carries a bundle of another version of stager: {exc}", hint=_SAME_VERSION
-            ) from exc
-        except ManifestError as exc:
-            raise self._make_damage_error(str(exc)) from exc
-        if self.manifest.id != self.label.id:
-            raise self._make_damage_error(f"the manifest is that of {self.manifest.id[:12]}")
-        if not _NAME.fullmatch(self.manifest.name):  # it becomes part of a file's name
-            raise self._make_damage_error(f"no project is called {self.manifest.name!r}")
-        if CARRIED_LOCK not in {part.name for part in self.label.parts}:
-            raise self._make_damage_error(f"{CARRIED_LOCK} is missing")
+        self.manifest = self._read_manifest()
+        self._require(CARRIED_LOCK in names, f"{CARRIED_LOCK} is missing")
         self.members = CheckedMembers(self.manifest, files=True)
         left_out = {*self.label.left_out, MANIFEST_NAME}
         members = self.manifest.members()
         self._refuse_short([size for name, size in members if name not in left_out])
 
-    def content(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the next member, whose name and size are known; its content is not checked here."""
-        self._begin(name, size)
-        yield self._read(size)
-        self._end(size)
+    def _read_manifest(self) -> Manifest:
+        part = self.label.parts[0]
+        try:
+            manifest = parse(self._read_member(part))
+        except FormatError as exc:
+            raise BundleError(
+                f"{self.path} carries a bundle of another version of stager: {exc}",
+                hint=_SAME_VERSION,
+            ) from exc
+        except ManifestError as exc:
+            raise self._make_damage_error(str(exc)) from exc
+        self._require(manifest.id == self.label.id, f"the manifest is that of {manifest.id[:12]}")
+        # It becomes part of a file's name.
+        is_name = _NAME.fullmatch(manifest.name) is not None
+        self._require(is_name, f"no project is called {manifest.name!r}")
+        return manifest
+
+    def _read_member(self, part: CarriedPart) -> bytes:
+        self._begin(part.name, part.size)
+        data = self._read(part.size)
+        self._end(part.size)
+        return data
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
         """Yield name and content of what is carried besides the bundle."""
         for part in self.label.parts[1:]:
-            data = b"".join(self.content(part.name, part.size))
-            if Digest.of(data) != part.sha256:
-                raise self._make_damage_error(
-                    f"{part.name} does not have the digest that it must have"
-                )
+            data = self._read_member(part)
+            is_right = Digest.of(data) == part.sha256
+            self._require(is_right, f"{part.name} does not have the digest that it must have")
             yield part.name, data
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
@@ -178,15 +181,13 @@ class CarriedFile:
 
     def end(self) -> None:
         """Check that the tar ends here."""
-        if self._read(len(END)) != END:
-            raise self._make_damage_error("more follows than it says")
+        self._require(self._read(len(END)) == END, "more follows than it says")
 
     def _first(self) -> bytes:
         header = self._read_up_to(BLOCK)
-        size = 0
+        octal = header[124:135]
         try:
-            if header[124:135].isdigit():  # no sign, and no space
-                size = int(header[124:135], 8)
+            size = int(octal, 8) if octal.isdigit() else 0  # no sign, and no space
             expected = member_header(LABEL_NAME, size)
         except ValueError:
             expected = b""
@@ -226,17 +227,15 @@ class CarriedFile:
             expected = member_header(name, size)
         except ManifestError as exc:  # no tar has a name like that
             raise self._make_damage_error(str(exc)) from exc
-        if self._read(BLOCK) != expected:
-            raise self._make_damage_error(f"{name} does not begin where it must")
+        self._require(self._read(BLOCK) == expected, f"{name} does not begin where it must")
 
     def _end(self, size: int) -> None:
-        if self._read(count_padding(size)).strip(b"\0"):
-            raise self._make_damage_error("there are bytes between its members")
+        padding = self._read(count_padding(size))
+        self._require(not padding.strip(b"\0"), "there are bytes between its members")
 
     def _read(self, size: int) -> bytes:
         data = self._read_up_to(size)
-        if len(data) != size:
-            raise self._make_damage_error("it ends too early")
+        self._require(len(data) == size, "it ends too early")
         return data
 
     def _read_up_to(self, size: int) -> bytes:
@@ -247,6 +246,10 @@ class CarriedFile:
                 f"{self.path} cannot be read: {exc.strerror or exc}",
                 hint="the disk or stick that it is on fails: copy it again, or use another",
             ) from exc
+
+    def _require(self, is_right: bool, fault: str) -> None:
+        if not is_right:
+            raise self._make_damage_error(fault)
 
     def _make_damage_error(self, why: str) -> BundleError:
         return BundleError(f"{self.path} is damaged: {why}", hint=_COPY_AGAIN)
@@ -279,11 +282,7 @@ def find_base_manifest(
 ) -> Manifest | None:
     """Return the manifest of the bundle that the other side has; None if none is named.
 
-    Args:
-        store: the offline root that knows it.
-        name: the project's name.
-        asked: its id, or the first digits of it; empty if it is not named so.
-        since: the time before which it was exported; None if it is not named so.
+    It is named by its id, or the first digits of that, or as exported before a time.
     """
     if asked:
         return _find_base_by_id(store, asked)
@@ -359,20 +358,32 @@ def export(
     with bundle_file.open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
         known = list_shared_members(base) if base is not None else frozenset()
-        left_out = [member[0] for member in _list_members_in_order(manifest) if member in known]
-        beside = [(CARRIED_LOCK, lock)]
+        shared = {name for name, _, _ in known & list_shared_members(manifest)}
+        left_out = tuple(name for name, _ in manifest.members() if name in shared)
+        parts = [(MANIFEST_NAME, manifest.to_bytes()), (CARRIED_LOCK, lock)]
         signature = read_signature(locate_signature(chosen.path))
         if signature is not None:
-            beside.append((SIGNATURE_NAME, signature.encode()))
+            parts.append((SIGNATURE_NAME, signature.encode()))
         wheels = tool.wheels if tool is not None else ()
-        beside += [(TOOL + short_name(wheel.name), read_bytes(wheel)) for wheel in wheels]
-        label = _label(manifest, base, left_out, beside)
+        parts += [(TOOL + short_name(wheel.name), read_bytes(wheel)) for wheel in wheels]
+        label = Label(
+            name=manifest.name,
+            id=manifest.id,
+            base=base.id if base is not None else "",
+            left_out=left_out,
+            parts=tuple(
+                CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
+                for name, data in parts
+            ),
+        )
         try:
             with replace_file(output) as handle:
                 out = _Digesting(handle)
-                _write(out, bundle, label, beside)
-                if tool is not None:
-                    out.write(tool.program)
+                for name, data in ((LABEL_NAME, label.to_bytes()), *parts):
+                    write_member(out, name, len(data), iter((data,)))
+                # What is damaged in the store is refused, so that it does not cross the gap.
+                write_members(bundle, out, {MANIFEST_NAME, *left_out})
+                out.write(tool.program if tool is not None else b"")
         except OSError as exc:
             raise StagerError(
                 f"{output} cannot be written: {exc.strerror or exc}",
@@ -414,38 +425,3 @@ class _Digesting:
         self._handle.write(data)
         self.digest.update(data)
         self.size += len(data)
-
-
-def _list_members_in_order(manifest: Manifest) -> list[tuple[str, int, str]]:
-    """Return what :func:`list_shared_members` does, in the bundle's order."""
-    digests = {name: (size, digest) for name, size, digest in list_shared_members(manifest)}
-    return [(name, *digests[name]) for name, _ in manifest.members() if name != MANIFEST_NAME]
-
-
-def _label(
-    manifest: Manifest,
-    base: Manifest | None,
-    left_out: Sequence[str],
-    beside: Sequence[tuple[str, bytes]],
-) -> Label:
-    parts = [(MANIFEST_NAME, manifest.to_bytes()), *beside]
-    return Label(
-        name=manifest.name,
-        id=manifest.id,
-        base=base.id if base is not None else "",
-        left_out=tuple(left_out),
-        parts=tuple(
-            CarriedPart(name=name, sha256=Digest.of(data), size=len(data)) for name, data in parts
-        ),
-    )
-
-
-def _write(
-    out: _Digesting, bundle: BundleFile, label: Label, beside: Sequence[tuple[str, bytes]]
-) -> None:
-    """Write the tar; refuse what is damaged in the store, so that it does not cross the gap."""
-    manifest = bundle.manifest
-    first = [(bundle_file.LABEL_NAME, label.to_bytes()), (MANIFEST_NAME, manifest.to_bytes())]
-    for name, data in (*first, *beside):
-        write_member(out, name, len(data), iter((data,)))
-    write_members(bundle, out, {MANIFEST_NAME, *label.left_out})

@@ -45,15 +45,9 @@ class CarriedTool:
 def collect_tool(
     spec: Spec, config: Config, store: Store, scratch: Path, *, offline: bool, progress: Progress
 ) -> CarriedTool:
-    """Collect stager's wheels for the target of a project. The store's lock must be held.
+    """Collect stager's wheels for the target of a project, by its indexes.
 
-    Args:
-        spec: the project's requirements: their target and their indexes are used.
-        config: the project's settings.
-        store: the offline root, which keeps the wheels.
-        scratch: a directory for what is made on the way; it must stay until they are copied.
-        offline: True if nothing may be fetched.
-        progress: takes one line of progress at a time.
+    The store's lock must be held. The wheels stay in the store, stager's own in ``scratch``.
     """
     own = own_wheel(scratch)
     wanted = _tool_spec(spec, config, scratch)
@@ -113,7 +107,9 @@ def own_wheel(folder: Path) -> Path:
     """Write stager's own wheel, from the files that run now, and return its path."""
     distribution = _distribution()
     info = f"stager-{distribution.version}.dist-info"
-    content = {path: data for name in _PACKAGES for path, data in _files(name)}
+    content = {
+        path: data for name in _PACKAGES for path, data in _files(resources.files(name), name)
+    }
     for name in ("METADATA", "entry_points.txt"):
         content[f"{info}/{name}"] = (distribution.read_text(name) or "").encode()
     content[f"{info}/WHEEL"] = _WHEEL.encode()
@@ -124,17 +120,12 @@ def own_wheel(folder: Path) -> Path:
     return wheel
 
 
-def _files(package: str) -> Iterator[tuple[str, bytes]]:
-    def below(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
-        for item in sorted(folder.iterdir(), key=lambda item: item.name):
-            if item.name == "__pycache__":
-                continue
-            if item.is_dir():
-                yield from below(item, f"{path}/{item.name}")
-            else:
-                yield f"{path}/{item.name}", item.read_bytes()
-
-    return below(resources.files(package), package)
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.is_dir() and item.name != "__pycache__":
+            yield from _files(item, f"{path}/{item.name}")
+        elif item.is_file():
+            yield f"{path}/{item.name}", item.read_bytes()
 
 
 def _digest(data: bytes) -> str:
