@@ -233,6 +233,24 @@ class Indexes:
         return decode(cls, values, strict=False)
 
 
+def _split(value: str) -> tuple[str, ...]:
+    return tuple(filter(None, value.split(",")))
+
+
+FLAGS = ("--no-index", "--pre")
+INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
+    "--index-url": lambda value: Indexes(index_url=value),
+    "--extra-index-url": lambda value: Indexes(extra_index_urls=(value,)),
+    "--find-links": lambda value: Indexes(find_links=(value,)),
+    "--trusted-host": lambda value: Indexes(trusted_hosts=(value,)),
+    "--only-binary": lambda value: Indexes(only_binary=_split(value)),
+    "--no-binary": lambda value: Indexes(no_binary=_split(value)),
+    "--no-index": lambda _: Indexes(no_index=True),
+    "--pre": lambda _: Indexes(pre=True),
+}
+"""Options about places to look for packages, and the meaning of one value of each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipSettings:
     """The configuration of pip, from its files and from ``PIP_*`` variables."""
@@ -252,17 +270,13 @@ def pip_settings(run: Runner = run) -> PipSettings:
     environment["UV_HTTP_TIMEOUT"] = values["timeout"] or values["default-timeout"]
     if values["keyring-provider"] == "subprocess":
         environment["UV_KEYRING_PROVIDER"] = "subprocess"
+    indexes = Indexes()
+    for option, make in INDEX_OPTIONS.items():
+        for word in values[option.removeprefix("--")].split():
+            if option not in FLAGS or is_true(word):
+                indexes = indexes.merge(make(word))
     return PipSettings(
-        indexes=Indexes(
-            index_url=values["index-url"] or None,
-            extra_index_urls=tuple(values["extra-index-url"].split()),
-            find_links=tuple(values["find-links"].split()),
-            no_index=is_true(values["no-index"]),
-            trusted_hosts=tuple(values["trusted-host"].split()),
-            only_binary=tuple(filter(None, re.split(r"[\s,]+", values["only-binary"]))),
-            no_binary=tuple(filter(None, re.split(r"[\s,]+", values["no-binary"]))),
-            pre=is_true(values["pre"]),
-        ),
+        indexes=indexes,
         environment={
             name: value for name, value in environment.items() if value and name not in os.environ
         },

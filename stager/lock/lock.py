@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
 from .pip import Pip, condense
 from .pylock import (
     Lock,
-    digest_of,
+    digest_content,
     find_earlier_lock,
     lock_files,
     missing_file_error,
@@ -48,7 +49,7 @@ from .resolver import (
     ResolverName,
     UnavailablePackage,
     describe_unavailable,
-    name_of,
+    parse_name,
 )
 from .source_wheels import SourceBuilder, take_built
 from .spec import Spec
@@ -144,7 +145,7 @@ def _all_failures(first: NoSolution, request: ResolveRequest, check: Check) -> l
     failures = [first]
     for _ in range(ROUNDS):
         blamed = failures[-1].blamed
-        rest = tuple(text for text in request.requirements if name_of(text) not in blamed)
+        rest = tuple(text for text in request.requirements if parse_name(text) not in blamed)
         if not rest or rest == request.requirements:
             break
         request = replace(request, requirements=rest)
@@ -166,7 +167,7 @@ def describe_unavailable_packages(
     lines = []
     for package in packages:
         files = package.files or tuple(
-            request.pip.list_existing_files(name_of(package.requirement))
+            request.pip.list_existing_files(parse_name(package.requirement))
         )
         lines.append(describe_unavailable(replace(package, files=files), request.spec.target))
     return lines
@@ -177,17 +178,13 @@ def describe_unavailable_packages(
 
 def _choose_kept_pins(options: ResolveOptions, earlier: Lock | None) -> KeptPins:
     """Return what is kept of a lock; of none, where there was none."""
-    asked = options.exclude_newer
-    cutoff = None if asked == NONE else asked
-    if earlier is None:
-        return KeptPins(cutoff=cutoff)
-    if asked is None:
-        cutoff = earlier.exclude_newer
-    if options.upgrade:
-        return KeptPins(cutoff=cutoff)
+    asked = options.exclude_newer or (earlier.exclude_newer if earlier else None)
+    keep = KeptPins(cutoff=None if asked == NONE else asked)
+    if earlier is None or options.upgrade:
+        return keep
     upgraded = {canonicalize_name(name) for name in options.upgrade_packages}
     commits = tuple(pin for pin in earlier.git if canonicalize_name(pin.name) not in upgraded)
-    return KeptPins(pins=earlier.pins(upgraded), git=commits, cutoff=cutoff)
+    return replace(keep, pins=earlier.pins(upgraded), git=commits)
 
 
 # --- Resolving and building packages whose builds import other packages of the environment -------
@@ -203,14 +200,11 @@ def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[Resolve
         raise ResolveError(
             "environment.no-build-isolation works with uv only", hint="leave --resolver out"
         )
-    others = tuple(text for text in request.requirements if name_of(text) not in named)
-    if len(others) == len(request.requirements):
+    others = tuple(text for text in request.requirements if parse_name(text) not in named)
+    if not others or len(others) == len(request.requirements):
         return resolve(request, resolver)
-    try:
-        return resolve(request, resolver)  # an sdist may state what it depends on
-    except ResolveError:
-        if not others:
-            raise
+    with suppress(ResolveError):  # an sdist may state what it depends on
+        return resolve(request, resolver)
     first = resolve(replace(request, requirements=others), resolver)
     wheels = [file for file in first if file.filename.endswith(".whl")]
     folder = install(map(_exact_line, wheels), request.pip, request.scratch / "environment")
@@ -272,32 +266,27 @@ def _ask_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedF
 
 def content_length(url: str) -> int | None:
     """Return the length in bytes a server gives for a URL; honours the usual proxy variables."""
-    try:
-        length = _head(url, HEAD_SECONDS).get("Content-Length", "")
-    except (OSError, ValueError):  # URLError is an OSError; a private index may refuse us
-        return None
-    if not length.isdigit():
-        return None
-    return int(length)
+    length = (_head(url, HEAD_SECONDS) or {}).get("Content-Length", "")
+    return int(length) if length.isdigit() else None
 
 
 def can_reach_index(url: str) -> bool:
     """Return whether a package index answers within three seconds; honours proxy variables."""
-    try:
-        _head(url, ANSWER_SECONDS)
-    except (OSError, ValueError):
-        return False
-    return True
+    return _head(url, ANSWER_SECONDS) is not None
 
 
-def _head(url: str, seconds: float) -> Mapping[str, str]:
+def _head(url: str, seconds: float) -> Mapping[str, str] | None:
+    """Return the headers of a web address; None if it does not answer, or refuses."""
     import urllib.request  # here: a tenth of a second that most commands do not need
 
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"not a web address: {url}")
-    request = urllib.request.Request(url, method="HEAD")  # noqa: S310
-    with urllib.request.urlopen(request, timeout=seconds) as response:  # noqa: S310
-        return dict(response.headers.items())
+        return None
+    try:
+        request = urllib.request.Request(url, method="HEAD")  # noqa: S310
+        with urllib.request.urlopen(request, timeout=seconds) as response:  # noqa: S310
+            return dict(response.headers.items())
+    except (OSError, ValueError):  # URLError is an OSError
+        return None
 
 
 def _from_disk(file: ResolvedFile, store: Store, digest_cache: DigestCache) -> ResolvedFile:
@@ -346,36 +335,43 @@ def make_lock(
     run: Runner = run,
     reachable: Callable[[str], bool] | None = None,
 ) -> Lock:
-    """Resolve a spec and write the lock.
+    """Resolve a spec and write the lock, unless it is the very one that the spec names.
 
     Args:
         spec: the requirements.
-        path: the lock's file, ``pylock.toml`` or ``pylock.NAME.toml``. When it is the very lock
-            that the spec names, it is not written again.
+        path: the lock's file, ``pylock.toml`` or ``pylock.NAME.toml``.
         store: the offline root, where sources are built; all there is if ``options.offline``.
         options: the resolver to use, and if it may use a network.
         run: starts the resolver, pip and git.
         reachable: returns whether an index answers; by default by one short request.
     """
-    _refuse_other_name(path)
+    if not is_valid_pylock_path(path):
+        raise ConfigError(
+            f"{path.name} is not a name for a lock",
+            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
+        )
     automatic = spec.torch_backend == resolver.AUTO
     spec = resolver.settle_torch_backend(spec, path, options.driver, options.note)
-    supplied = spec.pylock is not None or spec.uv_lock is not None
-    settings = None if supplied else pip_settings(run)
-    earlier = None
-    if settings is not None:
-        if settings.require_hashes and not spec.require_hashes:
-            spec = replace(spec, require_hashes="pip's configuration")
-        earlier = _read_earlier(path, spec, store, settings)
+    spec, settings, earlier = _read_settings(spec, path, store, run)
     keep = _choose_kept_pins(options, earlier)
+    of_uv = spec.uv_project.requirements if spec.uv_project else ()
     with store.scratch("lock") as scratch:
-        request = replace(_resolve_request(spec, store, scratch, options, run), settings=settings)
+        request = ResolveRequest(
+            spec=spec,
+            requirements=tuple(text for text in spec.requirements if text not in of_uv),
+            constraints=spec.constraints,
+            indexes=_offline_indexes(spec, store) if options.offline else spec.indexes,
+            scratch=scratch,
+            keep=keep,
+            settings=settings,
+            offline=options.offline,
+            run=run,
+        )
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
         wanted = (*request.requirements, *builder.build_all(spec.local_projects, keep.git))
-        request = replace(request, requirements=wanted, build=builder.file, keep=keep)
-        request, resolved = _resolve_with_torch_index(
-            request, options, reachable or can_reach_index
-        )
+        request = replace(request, requirements=wanted, build=builder.build_package)
+        request, silent = _add_torch_index(request, reachable or can_reach_index)
+        resolved = _resolve(request, options, silent)
         if automatic:
             resolver.refuse_newer_cuda(resolved, spec.torch_backend)
         request = replace(request, indexes=request.indexes.merge(spec.all_indexes))
@@ -387,11 +383,9 @@ def make_lock(
         target=spec.target,
         files=files,
         spec_digest=spec.digest,
-        digest=digest_of(spec.target, files),
+        digest=digest_content(spec.target, files),
         indexes=indexes.strip_credentials(),
-        sources=tuple(
-            (wheel, _relate_to_lock(label, spec.root, path)) for wheel, label in builder.built
-        ),
+        sources=tuple((name, _relate(label, spec.root, path)) for name, label in builder.built),
         torch_backend=spec.torch_backend if automatic else None,
         git=tuple(builder.git),
         exclude_newer=keep.cutoff,
@@ -401,51 +395,36 @@ def make_lock(
     return lock
 
 
-def _refuse_other_name(path: Path) -> None:
-    if not is_valid_pylock_path(path):
-        raise ConfigError(
-            f"{path.name} is not a name for a lock",
-            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
-        )
+def _read_settings(
+    spec: Spec, path: Path, store: Store, run: Runner
+) -> tuple[Spec, PipSettings | None, Lock | None]:
+    """Return the spec, pip's configuration, and the lock to start from; None for a given lock.
 
-
-def _read_earlier(path: Path, spec: Spec, store: Store, settings: PipSettings) -> Lock | None:
-    """Return the lock to start from; a mirror's wheels replace builds of its git sources."""
-    earlier = find_earlier_lock(path, spec.target)
+    A mirror's wheels replace builds of the lock's git sources.
+    """
+    if spec.pylock is not None or spec.uv_lock is not None:
+        return spec, None, None
+    settings, earlier = pip_settings(run), find_earlier_lock(path, spec.target)
+    if settings.require_hashes and not spec.require_hashes:
+        spec = replace(spec, require_hashes="pip's configuration")
     if earlier is not None:
         take_built(earlier, store, spec.all_indexes.merge(settings.indexes))
-    return earlier
+    return spec, settings, earlier
 
 
-def _resolve_with_torch_index(
-    request: ResolveRequest, options: ResolveOptions, reachable: Callable[[str], bool]
-) -> tuple[ResolveRequest, list[ResolvedFile]]:
-    """Resolve, with PyTorch's own index if it is reachable; return the completed request, too."""
+def _add_torch_index(
+    request: ResolveRequest, reachable: Callable[[str], bool]
+) -> tuple[ResolveRequest, str | None]:
+    """Add PyTorch's own index; return it instead if it does not answer."""
     backend = None if request.offline else request.spec.torch_backend
-    silent = None
-    if backend and reachable(f"{TORCH_INDEX}{backend}/"):
-        # For all packages; with uv, only for PyTorch's.
-        indexes = request.indexes.merge(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
-        request = replace(request, indexes=indexes, torch_backend=backend)
-    elif backend:  # local wheels may do without it
-        silent = TORCH_INDEX + backend
-    return request, _resolve(request, options, silent)
-
-
-def _resolve_request(
-    spec: Spec, store: Store, scratch: Path, options: ResolveOptions, run: Runner
-) -> ResolveRequest:
-    indexes = _offline_indexes(spec, store) if options.offline else spec.indexes
-    of_uv = spec.uv_project.requirements if spec.uv_project else ()
-    return ResolveRequest(
-        spec=spec,
-        requirements=tuple(text for text in spec.requirements if text not in of_uv),
-        constraints=spec.constraints,
-        indexes=indexes,
-        scratch=scratch,
-        offline=options.offline,
-        run=run,
-    )
+    if not backend:
+        return request, None
+    index = TORCH_INDEX + backend
+    if not reachable(f"{index}/"):  # local wheels may do without it
+        return request, index
+    # For all packages; with uv, only for PyTorch's.
+    indexes = request.indexes.merge(Indexes(extra_index_urls=(index,)))
+    return replace(request, indexes=indexes, torch_backend=backend), None
 
 
 def _offline_indexes(spec: Spec, store: Store) -> Indexes:
@@ -524,7 +503,7 @@ def _select(
     return files
 
 
-def _relate_to_lock(label: str, root: Path, lock: Path) -> str:
+def _relate(label: str, root: Path, lock: Path) -> str:
     """Make a source's path relative to the lock's folder; keep URLs and absolute paths."""
     if "://" in label or Path(label).is_absolute():
         return label

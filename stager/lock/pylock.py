@@ -370,7 +370,7 @@ def read_lock(path: Path, target: Target) -> Lock:
         target=target,
         files=files,
         spec_digest=spec_digest,
-        digest=digest_of(target, files),
+        digest=digest_content(target, files),
         indexes=Indexes.from_dict(toml.get_table(metadata, "indexes")),
         sources=tuple((wheel, str(label)) for wheel, label in built.items()),
         torch_backend=resolver.read_recorded_backend(path) if metadata else None,
@@ -466,7 +466,7 @@ def parse_lock(path: Path) -> dict[str, Any]:
         raise ConfigError(exc.message, hint=f"{exc.hint}; {remedy}") from exc
 
 
-def digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
+def digest_content(target: Target, files: Sequence[LockedFile]) -> Digest:
     """Return the digest of what a lock installs, wherever its files lie."""
     content = {
         "target": [target.python, target.platform],

@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,15 @@ from ..core import toml
 from ..core.errors import ConfigError
 from ..core.files import read_bytes
 from . import uv_project
-from .indexes import Indexes, RequirementLine, find_path, list_names, shorten_path
+from .indexes import (
+    FLAGS,
+    INDEX_OPTIONS,
+    Indexes,
+    RequirementLine,
+    find_path,
+    list_names,
+    shorten_path,
+)
 from .uv_project import UvProject
 
 # --- Settings of uv, Poetry and PDM that change what is installed --------------------------------
@@ -149,23 +157,11 @@ _LONG_NAMES = {
     "-f": "--find-links",
     "--pypi-url": "--index-url",
 }
-_WITHOUT_VALUE = ("--no-index", "--pre", "--require-hashes", "--prefer-binary")
+_WITHOUT_VALUE = (*FLAGS, "--require-hashes", "--prefer-binary")
 _WITHOUT_EFFECT = ("--prefer-binary", "--use-feature")
 """Options that change nothing here."""
 
-_INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
-    "--index-url": lambda value: Indexes(index_url=value),
-    "--extra-index-url": lambda value: Indexes(extra_index_urls=(value,)),
-    "--find-links": lambda value: Indexes(find_links=(value,)),
-    "--trusted-host": lambda value: Indexes(trusted_hosts=(value,)),
-    "--only-binary": lambda value: Indexes(only_binary=tuple(value.split(","))),
-    "--no-binary": lambda value: Indexes(no_binary=tuple(value.split(","))),
-    "--no-index": lambda _: Indexes(no_index=True),
-    "--pre": lambda _: Indexes(pre=True),
-}
-"""Options about places to look for packages, and the meaning of each value."""
-
-_KNOWN = {*_LONG_NAMES.values(), *_WITHOUT_VALUE, *_WITHOUT_EFFECT, *_INDEX_OPTIONS}
+_KNOWN = {*_LONG_NAMES.values(), *_WITHOUT_VALUE, *_WITHOUT_EFFECT, *INDEX_OPTIONS}
 """Options that are read or have no effect here."""
 
 _BYTE_ORDER_MARKS = {
@@ -310,11 +306,11 @@ class RequirementReader:
             self.problems.append(f"{line.origin}: {refuse_editable(f'-e {value}')}")
         elif name == "--require-hashes":
             self.require_hashes = self.require_hashes or line.origin
-        elif name in _INDEX_OPTIONS:
+        elif name in INDEX_OPTIONS:
             if name == "--find-links" and not re.search(r"://|\$\{", value):
                 # As in pip, at the file's folder, else at the working directory.
                 value = str(find_path(value, (line.base, self.root)))
-            self.indexes = self.indexes.merge(_INDEX_OPTIONS[name](value))
+            self.indexes = self.indexes.merge(INDEX_OPTIONS[name](value))
 
     def _include(self, value: str, line: RequirementLine, *, constraint: bool) -> None:
         if "://" in value:

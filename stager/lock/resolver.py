@@ -117,7 +117,7 @@ class ResolveRequest:
     def names(self) -> set[NormalizedName]:
         """Return the packages that the user named."""
         of_uv = self.spec.uv_project.requirements if self.spec.uv_project else ()
-        return {name_of(text) for text in self.requirements} | list_names(of_uv)
+        return {parse_name(text) for text in self.requirements} | list_names(of_uv)
 
     @property
     def pip(self) -> Pip:
@@ -182,7 +182,7 @@ class NoSolution(Exception):
     """Lines about indexes that did not count, as an earlier one has the name."""
 
 
-def name_of(requirement: str) -> NormalizedName:
+def parse_name(requirement: str) -> NormalizedName:
     """Return the package a PEP 508 requirement is for."""
     return canonicalize_name(Requirement(requirement).name)
 
@@ -214,7 +214,7 @@ def describe_unavailable(package: UnavailablePackage, target: Target) -> str:
 
 
 def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
-    wanted = name_of(package.requirement)
+    wanted = parse_name(package.requirement)
     files: dict[Version, list[str]] = {}
     for filename in package.files:
         with contextlib.suppress(ValueError):  # an old installer's file, which nobody installs from

@@ -221,7 +221,7 @@ class SourceBuilder:
             )
         return tuple(lines)
 
-    def file(
+    def build_package(
         self, package: Package, selected: PackageVcs | PackageDirectory, base: Path
     ) -> ResolvedFile:
         """Return the wheel of a package."""
