@@ -375,10 +375,11 @@ def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) ->
 
 
 def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
-    text = ["", *signers.split("\n")]
-    numbered = [(line, _LINE.match(line)) for line in parse_keygen_lines(found)]
+    text = signers.split("\n")
+    numbered = ((line, _LINE.match(line)) for line in parse_keygen_lines(found))
+    places = {line: int(at[1]) - 1 for line, at in numbered if at}
     # An empty line is no fault.
-    lines = [one for one, at in numbered if at and "".join(text[int(at[1]) :][:1]).strip()]
+    lines = [line for line, at in places.items() if "".join(text[at : at + 1]).strip()]
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"

@@ -90,12 +90,10 @@ def parse_request(kind: Kind, value: object) -> HubRequest:
             raise ValueError(f"{key} is not a string")
     if not isinstance(files, list) or not all(isinstance(one, str) and one for one in files):
         raise ValueError("files is not a list of patterns")
-    request = HubRequest(kind=kind, files=tuple(files), **texts)
-    _check(request)
-    return request
+    return _check(HubRequest(kind=kind, files=tuple(files), **texts))
 
 
-def _check(request: HubRequest) -> None:
+def _check(request: HubRequest) -> HubRequest:
     if not _REPOSITORY.fullmatch(request.name):
         raise ValueError(f"{request.name!r} is not the name of a repository, as in org/name")
     if request.revision and not _REVISION.fullmatch(request.revision):
@@ -105,6 +103,7 @@ def _check(request: HubRequest) -> None:
             raise ValueError(f"{text!r} is not the name of a configuration or a split")
     if request.files and (request.config or request.split):
         raise ValueError("files goes with neither config nor split, which choose files themselves")
+    return request
 
 
 # --- A repository in the lock: its commit, and the size and digest of each file ------------------

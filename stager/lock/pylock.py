@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -97,7 +98,7 @@ def parse_pylock(data: toml.Table, source: str) -> tuple[Pylock, list[Unavailabl
     empty = [one for one in entries if isinstance(one, dict) and not _FILE_KEYS & one.keys()]
     empty = [one for one in empty if "name" in one]
     if empty:
-        data = {**data, "packages": [one for one in entries if one not in empty]}
+        data = {**data, "packages": list(filterfalse(empty.__contains__, entries))}
     try:
         lock = Pylock.from_dict(data)
     except (PylockValidationError, PylockUnsupportedVersionError) as exc:
@@ -119,21 +120,18 @@ def select(
     for package in lock.packages:
         # One package at a time, so that each is reported by itself if nothing of it fits. The
         # highest build tag comes first: ``Pylock.select`` takes the first of equal wheels.
-        wheels = package.wheels and sorted(package.wheels, key=_get_build_tag, reverse=True)
+        wheels = sorted(package.wheels or (), key=_get_build_tag, reverse=True)
         single = replace(lock, packages=[replace(package, wheels=wheels)])
         try:
             for _, selected in single.select(environment=environment, tags=tags):
-                if build and isinstance(selected, PackageVcs | PackageDirectory):
-                    files.append(build(package, selected, base))
-                else:
-                    files.append(_resolve_file(package, selected, base, source))
+                files.append(_resolve_file(package, selected, base, source, build))
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
                     f"{source} is not for Python {target.python} on {target.platform}: {exc}",
                     hint="set environment.python and environment.platform to what it is for",
                 ) from exc
-            names = [wheel.filename for wheel in package.wheels or ()]
+            names = [wheel.filename for wheel in wheels]
             unavailable.append(_make_unavailable(package.name, package.version, names))
         except (UndefinedComparison, UndefinedEnvironmentName) as exc:
             raise ResolveError(
@@ -168,21 +166,25 @@ def drop_other_files(package: Package, hashes: Collection[str]) -> Package:
 
 
 def _resolve_file(
-    package: Package, selected: SelectedFile, base: Path, source: str
+    package: Package, selected: SelectedFile, base: Path, source: str, build: BuildSource | None
 ) -> ResolvedFile:
     if isinstance(selected, PackageDirectory | PackageVcs):
+        if build:
+            return build(package, selected, base)
         kind = "a folder" if isinstance(selected, PackageDirectory) else "version control"
         raise ResolveError(
             f"{source} takes {package.name} from {kind}, which has no digest",
             hint="name what the lock was made from in environment.requirements instead, so that "
             "a wheel is built and locked",
         )
+    url, path = selected.url, None
     try:
-        url = selected.url
-        path = Path(os.path.normpath(base / selected.path)) if selected.path else None
+        place = unquote(urlsplit(url or "").path)
         if url and url.startswith("file://"):
-            url, path = None, Path(unquote(urlsplit(url).path))
-        filename = path.name if path else unquote(urlsplit(url or "").path.rpartition("/")[2])
+            url, path = None, Path(place)
+        elif selected.path:
+            path = Path(os.path.normpath(base / selected.path))
+        filename = path.name if path else place.rpartition("/")[2]
     except ValueError as exc:
         raise ResolveError(
             f"{source}: {package.name}: {selected.url} is not a URL: {exc}",

@@ -144,7 +144,9 @@ class SpecReader:
         for line in sorted(self.lines.lines, key=lambda line: line.constraint):
             self._add_line(line)
         self._refuse_empty(entries)
-        projects = list(self.lines.uv_projects.values())
+        self._choose_project(list(self.lines.uv_projects.values()))
+
+    def _choose_project(self, projects: Sequence[UvProject]) -> None:
         self.uv_project = projects[0] if projects else None
         if len(projects) > 1:
             keys = "; ".join(key for project in projects for key in project.keys)
@@ -348,17 +350,18 @@ class SpecReader:
         if file_name.endswith(".whl"):
             return self._add_wheel(parsed, line, url, file_name)
         clean, from_vcs = strip_credentials(url), "+" in parts.scheme
-        if not from_vcs and not file_name.endswith(_SDIST_ENDINGS):
-            return f"{clean} is neither a wheel nor an sdist"
         if from_vcs and hashes:
             return f"{clean}: a repository has no sha256; name a commit of it instead"
+        if not (from_vcs or file_name.endswith(_SDIST_ENDINGS)):
+            return f"{clean} is neither a wheel nor an sdist"
+        is_fixed = bool(_COMMIT.search(url)) if from_vcs else bool(hashes)
         text = f"{parsed.name} @ {url}" if parsed.name else url
         options = [digest for digest in hashes if digest not in parts.fragment.lower()]
         source = SourceRequirement(
             requirement=" ".join([text, *(f"--hash=sha256:{digest}" for digest in hashes)]),
             label=clean + _keep_fragment(parts.fragment, hashes),
             digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
-            moving=not (_COMMIT.search(url) if from_vcs else hashes),
+            moving=not is_fixed,
         )
         self._add_source(parsed, source)
         return ""
@@ -415,17 +418,18 @@ def _parse_line(line: RequirementLine) -> Requirement:
         InvalidRequirement: it is neither a requirement by the standard (PEP 508) nor a place.
     """
     text = line.text
+    may_be_place = not line.constraint and _is_place(text)
     if line.constraint or line.metadata or not _is_archive(text):
         try:
             return Requirement(text)
         except InvalidRequirement:
-            if line.constraint or not _is_place(text):
+            if not may_be_place:
                 raise
     match = _LINE.fullmatch(text)
     if match is None:
         raise InvalidRequirement("neither a requirement nor a path")
-    marker = (match["marker"] or "").strip()
-    parsed = Requirement(f"unnamed[{match['extras'] or ''}]{' ; ' if marker else ''}{marker}")
+    extras, marker = match["extras"] or "", (match["marker"] or "").strip()
+    parsed = Requirement(f"unnamed[{extras}]{' ; ' if marker else ''}{marker}")
     parsed.name, parsed.url = "", match["place"].strip()
     return parsed
 

@@ -94,13 +94,7 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     done = _compile(request, target)
     if done.returncode != 0:
         raise _explain(request, done)
-    packages = _read(request)[0].packages
-    taken = [make_git_pin(package.name, package.vcs) for package in packages if package.vcs]
-    moved = [
-        pin
-        for pin in request.keep.git
-        if any(pin.is_same_branch(now) and pin.commit != now.commit for now in taken)
-    ]
+    moved = _find_moved_pins(request)
     if moved:
         commits = write_lines(request.scratch / "commits.txt", [pin.requirement for pin in moved])
         done = _compile(request, [*target, "--overrides", commits])
@@ -111,6 +105,14 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     if unavailable:
         raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
     return files
+
+
+def _find_moved_pins(request: ResolveRequest) -> list[GitPin]:
+    """Return the earlier pins of branches that have another commit now."""
+    packages = _read(request)[0].packages
+    taken = [make_git_pin(package.name, package.vcs) for package in packages if package.vcs]
+    moved = {replace(now, commit="") for now in taken if now not in request.keep.git}
+    return [pin for pin in request.keep.git if replace(pin, commit="") in moved]
 
 
 def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
@@ -185,26 +187,26 @@ def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
     argv = ["pip", "compile", "--format", "pylock.toml", "--generate-hashes"]
     argv += ["--no-header", "--color", "never", "--quiet", "--no-progress", "--no-annotate"]
     argv += ["--python", sys.executable]
-    if request.spec.index_strategy:
-        argv += ["--index-strategy", request.spec.index_strategy]
-    if request.torch_backend and not indexes.no_index:
-        argv += ["--torch-backend", request.torch_backend]
     if request.spec.uv_project:
         argv += request.spec.uv_project.arguments(request.scratch)
-    if indexes.pre:
-        argv += ["--prerelease", "allow"]
     if request.offline:
         argv.append("--offline")
-    if request.keep.exclude_newer:
-        argv += ["--exclude-newer", request.keep.exclude_newer]
-    for name in sorted(request.spec.builds.in_environment):
-        argv += ["--no-build-isolation-package", name]
-    for host in indexes.trusted_hosts:
-        argv += ["--allow-insecure-host", host]
-    if request.constraints:
-        constraints = write_lines(request.scratch / "constraints.txt", request.constraints)
-        argv += ["--constraints", constraints]
-    return argv
+    constraints = write_lines(request.scratch / "constraints.txt", request.constraints)
+    valued: dict[str, Sequence[str | None]] = {
+        "--index-strategy": [request.spec.index_strategy],
+        "--torch-backend": [None if indexes.no_index else request.torch_backend],
+        "--prerelease": ["allow" if indexes.pre else None],
+        "--exclude-newer": [request.keep.exclude_newer],
+        "--no-build-isolation-package": sorted(request.spec.builds.in_environment),
+        "--allow-insecure-host": indexes.trusted_hosts,
+        "--constraints": [constraints if request.constraints else None],
+    }
+    return argv + [
+        word
+        for option, values in valued.items()
+        for value in filter(None, values)
+        for word in (option, value)
+    ]
 
 
 def _refuse_redirection() -> None:
