@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -27,15 +27,32 @@ from bundle.protocol.codec import decode
 from bundle.protocol.counts import format_size
 from bundle.protocol.digest import Digest, canonical_json
 
+from ..building.current_bundle import (
+    Listener,
+    current_bundle,
+    lock_path,
+    newest_bundle,
+    offline_root,
+)
+from ..config.load import Config
 from ..core.errors import BundleError, StagerError
-from ..core.files import read_bytes, replace_file
+from ..core.files import CARRIED_SUFFIX, read_bytes, replace_file
 from ..core.store import Store
+from ..inventory.provenance import find_lock, list_possible_locks
+from ..lock.spec import read_spec
 from ..pack import bundle_file
 from ..pack.bundle import short_name
-from ..pack.bundle_file import LABEL_NAME
-from ..pack.members import CheckedMembers, MemberError, write_member, write_members
+from ..pack.bundle_file import LABEL_NAME, ChosenBundle
+from ..pack.members import (
+    CheckedMembers,
+    MemberError,
+    project_folder,
+    refuse_in_project,
+    write_member,
+    write_members,
+)
 from ..trust import locate_signature, read_signature
-from .tool import CarriedTool
+from .tool import collect_tool
 
 # --- The file that carries a bundle: a plain tar that says first what it holds -------------------
 
@@ -345,27 +362,88 @@ def list_shared_members(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
     return frozenset(found)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of an export."""
+
+    bundle: ChosenBundle | None = None
+    """The bundle, where it is named; None for the project's, made current."""
+    output: Path | None = None
+    """The file to write; None for one in the current directory."""
+    base: str = ""
+    """The id of the bundle that the other side has, or its first digits; empty if not named."""
+    since: datetime.datetime | None = None
+    with_tool: bool = False
+    offline: bool = False
+    """True if nothing may be fetched for that."""
+
+
+def export_project(config: Config, options: ExportOptions, listener: Listener) -> ExportResult:
+    """Write a bundle, or what the other side lacks of it, to a file to carry."""
+    if options.output is not None:
+        refuse_in_project(options.output, project_folder(config), CARRIED_SUFFIX)
+    chosen = options.bundle or current_bundle(config, listener)
+    manifest = bundle_file.read_manifest(chosen.path, chosen.id)
+    store = Store(offline_root(config))
+    before = None if options.bundle is not None else read_bytes(_own_lock(config))
+    base = find_base_manifest(store, manifest.name, options.base, options.since)
+    since = "" if base is None else f"-since-{base.id[:12]}"
+    name = f"{manifest.name}-{manifest.id[:12]}{since}{CARRIED_SUFFIX}"
+    output = (options.output or Path(name)).absolute()
+    tool: tuple[Sequence[Path], bytes] = ((), b"")
+    with (
+        store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
+        store.scratch("export") as scratch,
+    ):
+        lock = _lock(config, chosen, before)
+        if options.with_tool:
+            listener.begin("tool")
+            tool = collect_tool(
+                config, store, scratch, offline=options.offline, progress=listener.note
+            )
+        listener.begin("export")
+        return export(chosen, output, store, lock=lock, base=base, tool=tool)
+
+
+def _own_lock(config: Config) -> Path:
+    spec = read_spec(config)
+    lock = lock_path(config, spec)
+    return spec.pylock if spec.pylock is not None and not lock.exists() else lock
+
+
+def _lock(config: Config, chosen: ChosenBundle, before: bytes | None) -> bytes:
+    """Return a bundle's lock; ``before`` is None for a named one. The store's lock must be held."""
+    if before is None:
+        return read_bytes(find_lock(chosen, list_possible_locks(chosen.path, config)))
+    if read_bytes(_own_lock(config)) != before or newest_bundle(config).id != chosen.id:
+        raise BundleError(
+            f"another command has built {config.name} just now, so its lock may not be that of "
+            f"{chosen.path}",
+            hint="run the command again",
+        )
+    return before
+
+
 def export(
-    chosen: bundle_file.ChosenBundle,
+    chosen: ChosenBundle,
     output: Path,
     store: Store,
     *,
     lock: bytes,
     base: Manifest | None = None,
-    tool: CarriedTool | None = None,
+    tool: tuple[Sequence[Path], bytes] = ((), b""),
 ) -> ExportResult:
-    """Write a bundle, or what the other side lacks of it, to a file."""
+    """Write a bundle, or what the other side lacks of it, to a file; ``tool`` is stager itself."""
+    wheels, program = tool
     with bundle_file.open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
         known = list_shared_members(base) if base is not None else frozenset()
         shared = {name for name, _, _ in known & list_shared_members(manifest)}
         left_out = tuple(name for name, _ in manifest.members() if name in shared)
-        parts = [(MANIFEST_NAME, manifest.to_bytes()), (CARRIED_LOCK, lock)]
+        parts = {MANIFEST_NAME: manifest.to_bytes(), CARRIED_LOCK: lock}
         signature = read_signature(locate_signature(chosen.path))
-        if signature is not None:
-            parts.append((SIGNATURE_NAME, signature.encode()))
-        wheels = tool.wheels if tool is not None else ()
-        parts += [(TOOL + short_name(wheel.name), read_bytes(wheel)) for wheel in wheels]
+        parts |= {} if signature is None else {SIGNATURE_NAME: signature.encode()}
+        parts |= {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
         label = Label(
             name=manifest.name,
             id=manifest.id,
@@ -373,17 +451,17 @@ def export(
             left_out=left_out,
             parts=tuple(
                 CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
-                for name, data in parts
+                for name, data in parts.items()
             ),
         )
         try:
             with replace_file(output) as handle:
                 out = _Digesting(handle)
-                for name, data in ((LABEL_NAME, label.to_bytes()), *parts):
+                for name, data in {LABEL_NAME: label.to_bytes(), **parts}.items():
                     write_member(out, name, len(data), iter((data,)))
                 # What is damaged in the store is refused, so that it does not cross the gap.
                 write_members(bundle, out, {MANIFEST_NAME, *left_out})
-                out.write(tool.program if tool is not None else b"")
+                out.write(program)
         except OSError as exc:
             raise StagerError(
                 f"{output} cannot be written: {exc.strerror or exc}",
@@ -399,7 +477,7 @@ def export(
         layers=carried,
         layers_left_out=len(manifest.layers) - carried,
         base=label.base,
-        with_tool=tool is not None,
+        with_tool=bool(wheels),
         signed=signature is not None,
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +17,7 @@ from bundle.format.manifest import MANIFEST_NAME, Manifest
 from bundle.protocol.counts import format_count
 from bundle.protocol.problem import NodeError
 
-from ..building.current_bundle import LOCK_NAME, lock_path, offline_root
+from ..building.current_bundle import LOCK_NAME, Listener, lock_path, offline_root
 from ..config import inline_script
 from ..config.load import Config, find, load
 from ..core.errors import BundleError, ConfigError, StagerError
@@ -57,6 +57,39 @@ class ImportResult:
     """The folder that the project's code was written to; null if that was not asked for."""
     notes: tuple[str, ...] = ()
     """What a person should know before they build it there."""
+
+
+def import_bundle(
+    config: Config,
+    path: Path,
+    listener: Listener,
+    *,
+    asked: str = "",
+    project: Path | None = None,
+    for_builds: bool = False,
+) -> ImportResult:
+    """Add the bundle of a carried file to the offline root; write its project out, if asked to.
+
+    Args:
+        config: the settings: they say what signature is needed, and where the offline root is.
+        path: the carried file.
+        listener: called with each step.
+        asked: the id that the bundle must have, or its first digits; empty for any.
+        project: a new folder for the project's code; None for none.
+        for_builds: True to let builds take packages out of the bundle; so they may with a project.
+    """
+    store = Store(offline_root(config))
+    if project is not None:
+        refuse_used(project)
+    with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
+        listener.begin("import")
+        result = import_file(path, config, store, asked=asked)
+        if for_builds or project is not None:
+            bundle_file.allow_for_builds(store, result.bundle, result.id)
+        if project is None:
+            return result
+        notes = write_project(result, store, project)
+        return replace(result, project=project.absolute(), notes=tuple(notes))
 
 
 def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:

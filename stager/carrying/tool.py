@@ -8,7 +8,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from ..core.errors import StagerError
 from ..core.store import Store
 from ..core.values import Target
 from ..lock.lock import ResolveOptions, make_lock
-from ..lock.spec import Spec, read_spec
+from ..lock.spec import read_spec
 from ..wheels import FetchSettings, Progress, fetch
 
 if TYPE_CHECKING:
@@ -33,42 +33,27 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: stager\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CarriedTool:
-    """Stager, ready to be carried."""
-
-    wheels: tuple[Path, ...]
-    program: bytes
-    """A zip that Python can run from the end of another file: it installs the wheels."""
-
-
 def collect_tool(
-    spec: Spec, config: Config, store: Store, scratch: Path, *, offline: bool, progress: Progress
-) -> CarriedTool:
-    """Collect stager's wheels for the target of a project, by its indexes.
+    config: Config, store: Store, scratch: Path, *, offline: bool, progress: Progress
+) -> tuple[list[Path], bytes]:
+    """Collect stager's wheels for the target of a project, by its indexes, and pip's.
 
     The store's lock must be held. The wheels stay in the store, stager's own in ``scratch``.
+
+    Returns:
+        The wheels, and a zip that Python can run from the end of another file: it installs them.
     """
-    own = own_wheel(scratch)
-    wanted = _tool_spec(spec, config, scratch)
+    own, spec = own_wheel(scratch), read_spec(config)
+    target = {"python": config.environment.python, "platform": config.environment.platform}
+    settings: dict[str, object] = {key: value for key, value in target.items() if value is not None}
+    settings["requirements"] = [*_dependencies(), "pip"]
+    tool = parse({"environment": settings}, root=scratch, source=scratch / "stager.toml")
+    wanted = replace(read_spec(tool), indexes=spec.indexes, index_strategy=spec.index_strategy)
     options = ResolveOptions(offline=offline)
     lock = make_lock(wanted, path=scratch / "pylock.toml", store=store, options=options)
     given = FetchSettings(indexes=wanted.all_indexes, builds=wanted.builds)
     wheels = fetch(lock, store, offline=offline, progress=progress, given=given)
-    return CarriedTool(
-        wheels=(own, *(wheel.path for wheel in wheels)), program=install_program(spec.target)
-    )
-
-
-def _tool_spec(spec: Spec, config: Config, scratch: Path) -> Spec:
-    environment = config.environment
-    settings: dict[str, object] = {"requirements": [*_dependencies(), "pip"]}
-    if environment.python is not None:
-        settings["python"] = environment.python
-    if environment.platform is not None:
-        settings["platform"] = environment.platform
-    tool = parse({"environment": settings}, root=scratch, source=scratch / "stager.toml")
-    return replace(read_spec(tool), indexes=spec.indexes, index_strategy=spec.index_strategy)
+    return [own, *(wheel.path for wheel in wheels)], install_program(spec.target)
 
 
 def _dependencies() -> list[str]:

@@ -215,7 +215,7 @@ def _show_layers(
 def _show_sbom(
     console: JsonTalk, found: Inventory, output: Path | None, config: Config | None
 ) -> None:
-    from ..inventory.sbom import sbom, unknown_sources, write_sbom
+    from ..inventory.inventory import sbom, unknown_sources, write_sbom
 
     console.show_missing_sources(unknown_sources(found), len(found.packages))
     if output is None:

@@ -65,7 +65,7 @@ def export(
     console: Talk,
 ) -> None:
     """Write the bundle to a file to carry over an air gap, or to an image to mount."""
-    from ..carrying.carry import ExportOptions, export_project
+    from ..carrying.exports import ExportOptions, export_project
     from ..carrying.image import export_image
 
     if squashfs:
@@ -153,7 +153,7 @@ def import_file(
     console: Talk,
 ) -> None:
     """Add the bundle in a carried file to the offline root."""
-    from ..carrying.carry import import_bundle
+    from ..carrying.imports import import_bundle
     from ..jobs import preparation
 
     config = preparation.load_project(file, "", get_settings_place())

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from ..config.load import ConfigResult
     from ..forecast import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
-    from ..inventory.inventory import LicenceList, LicensedComponent
-    from ..inventory.sbom import SbomResult
+    from ..inventory.inventory import LicenceList, LicensedComponent, SbomResult
     from ..jobs.outcome import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.pylock import PackageChanges

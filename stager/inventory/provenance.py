@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
 from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
@@ -139,13 +138,13 @@ class LockedSources:
     def _read(self, path: Path) -> None:
         try:
             data = toml.read(path)
-            built = _read_built_sources(data)
+            built = toml.get_table(data, "tool", "stager", "sources")
             for package in Pylock.from_dict(data).packages:
                 self._add(package, built)
         except (StagerError, PylockValidationError, PylockUnsupportedVersionError):
             return
 
-    def _add(self, package: Package, built: Mapping[str, str]) -> None:
+    def _add(self, package: Package, built: toml.Table) -> None:
         for sha256, found in _wheels(package, built):
             self._wheels.setdefault(sha256, found)
         sdist = package.sdist
@@ -154,23 +153,16 @@ class LockedSources:
             self._sdists.setdefault((str(package.name), str(package.version)), found)
 
 
-def _wheels(package: Package, built: Mapping[str, str]) -> Iterator[tuple[str, Provenance]]:
+def _wheels(package: Package, built: toml.Table) -> Iterator[tuple[str, Provenance]]:
     files = [(wheel.filename, wheel.url, wheel.hashes) for wheel in package.wheels or ()]
     if package.archive is not None:
         files.append(("", package.archive.url, package.archive.hashes))
     for name, url, hashes in files:
         sha256 = hashes.get("sha256", "")
         if name in built:
-            yield sha256, _locate_source(built[name])
+            yield sha256, _locate_source(str(built[name]))
         elif sha256:
             yield sha256, _locate_file("wheel", url, sha256)
-
-
-def _read_built_sources(data: Mapping[str, Any]) -> Mapping[str, str]:
-    found: Any = data
-    for key in ("tool", "stager", "sources"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return {name: str(source) for name, source in found.items()} if isinstance(found, dict) else {}
 
 
 def _locate_file(kind: str, url: str | None, sha256: str) -> Provenance:

@@ -42,7 +42,6 @@ from .pylock import (
 from .resolver import (
     NONE,
     FindDriver,
-    KeptPins,
     NoSolution,
     ResolvedFile,
     ResolveRequest,
@@ -176,15 +175,12 @@ def describe_unavailable_packages(
 # --- The parts of a lock that the next one keeps: pins, commits, and its cutoff ------------------
 
 
-def _choose_kept_pins(options: ResolveOptions, earlier: Lock | None) -> KeptPins:
-    """Return what is kept of a lock; of none, where there was none."""
-    asked = options.exclude_newer or (earlier.exclude_newer if earlier else None)
-    keep = KeptPins(cutoff=None if asked == NONE else asked)
-    if earlier is None or options.upgrade:
-        return keep
+def _keep_pins(request: ResolveRequest, options: ResolveOptions, earlier: Lock) -> ResolveRequest:
+    if options.upgrade:
+        return request
     upgraded = {canonicalize_name(name) for name in options.upgrade_packages}
     commits = tuple(pin for pin in earlier.git if canonicalize_name(pin.name) not in upgraded)
-    return replace(keep, pins=earlier.pins(upgraded), git=commits)
+    return replace(request, pins=earlier.pins(upgraded), git=commits)
 
 
 # --- Resolving and building packages whose builds import other packages of the environment -------
@@ -353,7 +349,8 @@ def make_lock(
     automatic = spec.torch_backend == resolver.AUTO
     spec = resolver.settle_torch_backend(spec, path, options.driver, options.note)
     spec, settings, earlier = _read_settings(spec, path, store, run)
-    keep = _choose_kept_pins(options, earlier)
+    cutoff = options.exclude_newer or (earlier.exclude_newer if earlier else None)
+    cutoff = None if cutoff == NONE else cutoff
     of_uv = spec.uv_project.requirements if spec.uv_project else ()
     with store.scratch("lock") as scratch:
         request = ResolveRequest(
@@ -362,13 +359,15 @@ def make_lock(
             constraints=spec.constraints,
             indexes=_offline_indexes(spec, store) if options.offline else spec.indexes,
             scratch=scratch,
-            keep=keep,
+            cutoff=cutoff,
             settings=settings,
             offline=options.offline,
             run=run,
         )
+        if earlier is not None:
+            request = _keep_pins(request, options, earlier)
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
-        wanted = (*request.requirements, *builder.build_all(spec.local_projects, keep.git))
+        wanted = (*request.requirements, *builder.build_all(spec.local_projects, request.git))
         request = replace(request, requirements=wanted, build=builder.build_package)
         request, silent = _add_torch_index(request, reachable or can_reach_index)
         resolved = _resolve(request, options, silent)
@@ -388,7 +387,7 @@ def make_lock(
         sources=tuple((name, _relate(label, spec.root, path)) for name, label in builder.built),
         torch_backend=spec.torch_backend if automatic else None,
         git=tuple(builder.git),
-        exclude_newer=keep.cutoff,
+        exclude_newer=cutoff,
     )
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
         publish(path, render(lock))

@@ -85,16 +85,16 @@ def _pins(request: ResolveRequest) -> dict[str, set[str]]:
     try:
         return _compile(request)
     except (NoSolution, ResolveError):  # an index may have lost a version, for example
-        if not request.keep.pins:
+        if not request.pins:
             raise
-        return _compile(replace(request, keep=replace(request.keep, pins=())))
+        return _compile(replace(request, pins=()))
 
 
 def _compile(request: ResolveRequest) -> dict[str, set[str]]:
     lines = [*request.indexes.pip_lines(), *request.requirements]
     source = write_lines(request.scratch / "requirements.in", lines)
     output = request.scratch / "requirements.txt"
-    write_lines(output, request.keep.pins)  # pip-tools keeps what stands in its output file
+    write_lines(output, request.pins)  # pip-tools keeps what stands in its output file
     argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
     argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
     argv += ["--strip-extras", "--no-config", *_limits(request)]
@@ -158,7 +158,7 @@ def _limits(request: ResolveRequest) -> list[str]:
     if request.constraints:
         places.append(write_lines(request.scratch / "constraints.txt", request.constraints))
     argv = [word for place in places for word in ("--constraint", place)]
-    newest = request.keep.exclude_newer
+    newest = request.exclude_newer
     return [*argv, "--uploaded-prior-to", newest] if newest else argv
 
 

@@ -80,20 +80,6 @@ ResolverName = Literal["auto", "uv", "pip-tools"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptPins:
-    """The parts of a lock that the next one keeps."""
-
-    pins: tuple[str, ...] = ()
-    git: tuple[GitPin, ...] = ()
-    cutoff: str | None = None
-
-    @property
-    def exclude_newer(self) -> str | None:
-        """Return the time in UTC after which uploaded files do not count; None for no limit."""
-        return to_timestamp(self.cutoff) if self.cutoff else None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ResolveRequest:
     """Requirements to resolve into one exact file for each package."""
 
@@ -103,7 +89,12 @@ class ResolveRequest:
     constraints: tuple[str, ...]
     indexes: Indexes
     scratch: Path
-    keep: KeptPins = KeptPins()
+    pins: tuple[str, ...] = ()
+    """``name==version`` of packages from an index that are kept where the requirements allow."""
+    git: tuple[GitPin, ...] = ()
+    """Commits that are kept of packages from git, where the same branch is asked for."""
+    cutoff: str | None = None
+    """The cutoff: that of the command, else that of the lock before; None for none."""
     settings: PipSettings | None = None
     torch_backend: str | None = None
     build: BuildSource | None = None
@@ -112,6 +103,11 @@ class ResolveRequest:
     """True if only ``indexes.find_links`` counts."""
     packages: Path | None = None
     run: Runner = run
+
+    @property
+    def exclude_newer(self) -> str | None:
+        """The time in UTC after which uploaded files do not count; None for no limit."""
+        return to_timestamp(self.cutoff) if self.cutoff else None
 
     @property
     def names(self) -> set[NormalizedName]:

@@ -111,8 +111,8 @@ def _find_moved_pins(request: ResolveRequest) -> list[GitPin]:
     """Return the earlier pins of branches that have another commit now."""
     packages = _read(request)[0].packages
     taken = [make_git_pin(package.name, package.vcs) for package in packages if package.vcs]
-    moved = {replace(now, commit="") for now in taken if now not in request.keep.git}
-    return [pin for pin in request.keep.git if replace(pin, commit="") in moved]
+    moved = {replace(now, commit="") for now in taken if now not in request.git}
+    return [pin for pin in request.git if replace(pin, commit="") in moved]
 
 
 def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
@@ -123,7 +123,7 @@ def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedComman
         indexes = _list_indexes(settings.indexes, request)
     lines = [*indexes.lines(), *request.requirements]
     requirements = write_lines(request.scratch / "requirements.in", lines)
-    _write_pins(request.scratch / ANSWER, request.keep.pins)
+    _write_pins(request.scratch / ANSWER, request.pins)
     # uv looks for a project's settings in this folder and upwards, and stops at the first file.
     write_lines(request.scratch / "uv.toml", [])
     env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
@@ -196,7 +196,7 @@ def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
         "--index-strategy": [request.spec.index_strategy],
         "--torch-backend": [None if indexes.no_index else request.torch_backend],
         "--prerelease": ["allow" if indexes.pre else None],
-        "--exclude-newer": [request.keep.exclude_newer],
+        "--exclude-newer": [request.exclude_newer],
         "--no-build-isolation-package": sorted(request.spec.builds.in_environment),
         "--allow-insecure-host": indexes.trusted_hosts,
         "--constraints": [constraints if request.constraints else None],

@@ -18,9 +18,16 @@ from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
-from stager.carrying.carry import ExportOptions, export_project, import_bundle
-from stager.carrying.exports import CarriedPart, ExportResult, Label, export, read_label
-from stager.carrying.imports import import_file
+from stager.carrying.exports import (
+    CarriedPart,
+    ExportOptions,
+    ExportResult,
+    Label,
+    export,
+    export_project,
+    read_label,
+)
+from stager.carrying.imports import import_bundle, import_file
 from stager.cleanup import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError

@@ -13,9 +13,8 @@ from bundle.format.layer import Entry, Index, Link
 from bundle.format.manifest import BLOCK
 from stager.building.build import BuildOptions, Built, build
 from stager.building.current_bundle import newest_bundle, offline_root
-from stager.carrying.carry import ExportOptions, export_project, import_bundle
-from stager.carrying.exports import export
-from stager.carrying.imports import ImportResult, refuse_clashes
+from stager.carrying.exports import ExportOptions, export, export_project
+from stager.carrying.imports import ImportResult, import_bundle, refuse_clashes
 from stager.config.load import load
 from stager.config.template import make_default_config
 from stager.core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError

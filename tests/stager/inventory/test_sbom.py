@@ -16,10 +16,9 @@ from cyclonedx.validation.json import JsonStrictValidator
 from stager import __version__
 from stager.core.store import Store, digest_file
 from stager.inventory.cyclonedx_document import FILES_LIMIT
-from stager.inventory.inventory import Inventory, InventoryItem, inventory
+from stager.inventory.inventory import Inventory, InventoryItem, inventory, sbom
 from stager.inventory.package_metadata import Licence
 from stager.inventory.provenance import ContentFile
-from stager.inventory.sbom import sbom
 from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 from tests.support.bundles import make_bundle
