@@ -130,7 +130,7 @@ def find_interpreter(
         return _find_any(target, env, run)
     path = Path(setting)
     try:
-        return _installation(_program_in(path, target), target, env)
+        return _installation(_find_program(path, target), target, env)
     except _UnusableError as exc:
         raise ConfigError(f"{_KEY}: {path} {exc}", hint=_advice(target)) from exc
 
@@ -197,7 +197,7 @@ def _uv_folder(run: Runner) -> Path | None:
         return None
 
 
-def _program_in(path: Path, target: Target) -> Path:
+def _find_program(path: Path, target: Target) -> Path:
     """Return the program that a path means: itself, or in the folder of an installation."""
     program = f"python{target.python}"
     if path.is_dir():
@@ -323,7 +323,7 @@ class Libraries:
             if "/" in needed:
                 place = self._find_by_path(path, needed)
             else:
-                place = self._find_in([folder for _, folder in folders], name)
+                place = self._find_library([folder for _, folder in folders], name)
                 by_run_path += [place] if place else []
             if place:
                 self.own.setdefault(name, place)
@@ -351,7 +351,7 @@ class Libraries:
         inside = place.is_file() and place.is_relative_to(self.prefix)
         return str(place.relative_to(self.prefix)) if inside else ""
 
-    def _find_in(self, folders: Sequence[Path], name: str) -> str:
+    def _find_library(self, folders: Sequence[Path], name: str) -> str:
         folder = next((folder for folder in folders if (folder / name).is_file()), None)
         if folder is None or not folder.is_relative_to(self.prefix):
             return ""
@@ -467,7 +467,7 @@ def make_bundled_interpreter(
         kind=PYTHON,
         name="cpython",
         version=installation.version,
-        digest=digest_tree(tree, [_digest_of(file, interpreter) for file in tree.files]),
+        digest=digest_tree(tree, [_digest(file, interpreter) for file in tree.files]),
         tree=tree,
         prefix=OWN_PYTHON,
         size=tree.size * 2,
@@ -517,7 +517,7 @@ def _reraise(error: OSError) -> None:
     raise error
 
 
-def _digest_of(file: TreeFile, interpreter: Interpreter) -> Digest:
+def _digest(file: TreeFile, interpreter: Interpreter) -> Digest:
     if file.path in interpreter.run_paths:
         return Digest.of(interpreter.content(file))
     return digest_file(file.source)

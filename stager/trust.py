@@ -225,14 +225,14 @@ class SignatureVerdict:
     """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
         """Return whether one of the allowed signers has signed the bundle."""
         return bool(self.signer)
 
     @property
     def words(self) -> str:
         """Return the decision in words."""
-        if self.accepted:
+        if self.is_accepted:
             return f"signed by {self.signer} ({self.key})"
         return f"signed with {self.key}: {self.why}" if self.key else self.why
 
@@ -305,7 +305,7 @@ def inspect_signature(
     verdict = examine(signature, bundle_id, read_signers(path) if path is not None else None)
     return InspectedSignature(
         file=place,
-        accepted=verdict.accepted,
+        accepted=verdict.is_accepted,
         signer=verdict.signer,
         key=verdict.key,
         why=verdict.why,
@@ -321,7 +321,7 @@ def decide(
     verdict = examine(signature, bundle_id, signers)
     if not config.trust.require:
         return verdict, None
-    if verdict.accepted and signature is not None and signers is not None:
+    if verdict.is_accepted and signature is not None and signers is not None:
         return verdict, Trust(signers=signers, signer=verdict.signer, signature=signature)
     if signature is None:
         raise BundleError(

@@ -154,7 +154,7 @@ class _Fetcher:
         if file.is_wheel:
             path: Path | None = self.store.wheels / file.filename
         else:
-            path = source_wheels.find_fitting_wheel(self._folder_of(file), self.lock.target)
+            path = source_wheels.find_fitting_wheel(self._choose_folder(file), self.lock.target)
         digest = self.digests.digest(path) if path is not None else None
         if path is None or digest is None:
             return self.given.elsewhere(file)
@@ -168,7 +168,7 @@ class _Fetcher:
             size=path.stat().st_size,
         )
 
-    def _folder_of(self, file: LockedFile) -> Path:
+    def _choose_folder(self, file: LockedFile) -> Path:
         key = self.given.builds.key(file.name, file.sha256, self._against)
         return self.store.built / key
 
@@ -243,7 +243,7 @@ class _Fetcher:
             size = sum(file.size or 0 for file in batch)
             amount = f" ({format_size(size)})" if size else ""
             self.progress(f"downloading {start + len(batch)} of {len(files)}{amount}: {names}")
-            if not self._try_to_download(_by_url, batch):
+            if not self._try_to_download(_format_url, batch):
                 self._download_by_name(batch)
             for file in batch:
                 downloaded = self._downloads / file.filename
@@ -253,15 +253,15 @@ class _Fetcher:
 
     def _download_by_name(self, batch: Sequence[LockedFile]) -> None:
         said_by_url = self._output
-        if self._try_to_download(_by_name, batch):
+        if self._try_to_download(_format_pin, batch):
             return
         if is_unreachable(said_by_url) and is_unreachable(self._output):
             raise unreachable_index_error(said_by_url + self._output)
         for file in batch:  # one by one, to report each
-            if self._try_to_download(_by_url, [file]):
+            if self._try_to_download(_format_url, [file]):
                 continue
             said_by_url = self._output
-            if self._try_to_download(_by_name, [file]):
+            if self._try_to_download(_format_pin, [file]):
                 continue
             # By name, a file with another digest, or behind a password, is only "not found".
             actual = _ACTUAL_DIGEST.search(said_by_url) or _ACTUAL_DIGEST.search(self._output)
@@ -294,8 +294,8 @@ class _Fetcher:
             self._build(file, packages)
 
     def _build(self, file: LockedFile, packages: Path | None = None) -> None:
-        keep = self._folder_of(file)
-        for line in dict.fromkeys((_by_url(self._locate(file)), _by_name(file))):
+        keep = self._choose_folder(file)
+        for line in dict.fromkeys((_format_url(self._locate(file)), _format_pin(file))):
             try:
                 wheel = source_wheels.build_line(line, keep, self.store, self.pip, packages)
             except ResolveError as exc:
@@ -328,10 +328,10 @@ def _read_note(wheel: Path) -> str:
         return ""
 
 
-def _by_url(file: LockedFile) -> str:
+def _format_url(file: LockedFile) -> str:
     url = file.path.as_uri() if file.path else file.url
-    return f"{file.name} @ {url} --hash=sha256:{file.sha256}" if url else _by_name(file)
+    return f"{file.name} @ {url} --hash=sha256:{file.sha256}" if url else _format_pin(file)
 
 
-def _by_name(file: LockedFile) -> str:
+def _format_pin(file: LockedFile) -> str:
     return f"{file.name}=={file.version} --hash=sha256:{file.sha256}"

@@ -104,7 +104,7 @@ class BundledWheels:
                 with contextlib.suppress(BundleError):  # damaged, of another format, not signed
                     manifest = bundle_file.read_manifest(path)
                     verdict, _ = decide_trust(self._config, self._store, path, manifest.id)
-                    signed = verdict is not None and verdict.accepted
+                    signed = verdict is not None and verdict.is_accepted
                     if signed or bundle_file.is_for_builds(self._store, path, manifest.id):
                         self._known.append((path, manifest))
         return self._known

@@ -284,7 +284,7 @@ def list_certain_builds(
     PyPI has no wheels of them; another index, or a page of links, may.
     """
     places = indexes.find_links
-    wheels, sources = _files_in(places)
+    wheels, sources = _list_distributions(places)
     is_remote = bool(indexes.index_url or indexes.extra_index_urls) or not all(
         map(is_folder, places)
     )
@@ -308,7 +308,7 @@ def is_folder(place: str) -> bool:
 
 def list_prebuilt(places: Sequence[str]) -> set[NormalizedName]:
     """Return the packages of which a folder among some places has a wheel."""
-    return _files_in(places)[0]
+    return _list_distributions(places)[0]
 
 
 def needs_nvcc(name: NormalizedName, path: Path | None) -> bool:
@@ -359,7 +359,7 @@ def build_requires(source: Path) -> list[str]:
     return [str(text) for text in listed] if isinstance(listed, list) else ["setuptools", "wheel"]
 
 
-def _files_in(
+def _list_distributions(
     places: Sequence[str],
 ) -> tuple[set[NormalizedName], dict[NormalizedName, list[Path]]]:
     wheels: set[NormalizedName] = set()

@@ -41,7 +41,7 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     if missing:
         unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
         raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
-    files = [_take_allowed(_resolved_file(file), request) for file in chosen]
+    files = [_take_allowed(_parse_chosen(file), request) for file in chosen]
     _require_pinned(files, set().union(*pins.values()))
     return files
 
@@ -60,7 +60,7 @@ def _take_allowed(file: ResolvedFile, request: ResolveRequest) -> ResolvedFile:
         chosen, _ = request.pip.choose([line])
     except ResolveError:  # there is none; the digest of this one is refused
         return file
-    return _resolved_file(chosen[0]) if chosen else file
+    return _parse_chosen(chosen[0]) if chosen else file
 
 
 def check(request: ResolveRequest) -> None:
@@ -141,7 +141,7 @@ def _nothing_satisfies(requirement: str, parent: str | None, request: ResolveReq
     return NoSolution(f"nothing satisfies {requirement}", blamed=blamed, absent=[package])
 
 
-def _resolved_file(file: ChosenFile) -> ResolvedFile:
+def _parse_chosen(file: ChosenFile) -> ResolvedFile:
     url, sha256 = file
     path = unquote(urlsplit(url).path)
     is_local = url.startswith("file://")

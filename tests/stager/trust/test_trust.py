@@ -188,7 +188,7 @@ def test_a_file_without_keys(alice: Key) -> None:
 
 def test_a_signature_of_another_bundle(alice: Key) -> None:
     found = examine(alice.sign(statement("6" * 64)), ID, f"{ALICE} {alice.public}\n")
-    assert (found.accepted, found.key) == (False, "")
+    assert (found.is_accepted, found.key) == (False, "")
     assert "incorrect signature" in found.why
 
 
@@ -197,7 +197,7 @@ def test_a_signature_of_another_bundle(alice: Key) -> None:
 )
 def test_what_is_no_signature(alice: Key, text: str) -> None:
     found = examine(text, ID, f"{ALICE} {alice.public}\n")
-    assert not found.accepted
+    assert not found.is_accepted
     assert "no signature of this bundle" in found.why
 
 
@@ -354,7 +354,7 @@ def test_an_altered_signature_is_refused_or_means_the_same(alice: Key) -> None:
         )
         found = examine(changed, ID, f"{ALICE} {alice.public}\n")
         assert found.signer in ("", ALICE)
-        assert not found.accepted or "".join(changed.split()) == "".join(text.split()), place
+        assert not found.is_accepted or "".join(changed.split()) == "".join(text.split()), place
 
 
 def test_a_signature_is_read_to_a_limit(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def verdict(key: Key, *lines: str) -> SignatureVerdict:
 @pytest.mark.parametrize("names", [ALICE, f"eve@other.org,{ALICE}", f"{ALICE},bob@example.org"])
 def test_a_certified_key_may_sign(own: Key, alice: Key, line: str, names: str) -> None:
     found = verdict(certified(alice, own, "-n", names), "# of the lab", line)
-    assert (found.accepted, found.signer, found.why) == (True, ALICE, "")
+    assert (found.is_accepted, found.signer, found.why) == (True, ALICE, "")
     assert found.key.startswith("ED25519-CERT key SHA256:")
 
 
@@ -407,7 +407,7 @@ def test_a_certificate_that_does_not_hold(
     own: Key, alice: Key, line: str, options: tuple[str, ...], why: str
 ) -> None:
     found = verdict(certified(alice, own, *options), "# of the lab", line)
-    assert not found.accepted
+    assert not found.is_accepted
     assert "that certificate does not hold (line 2: " in found.why
     assert why in found.why
     assert "a certificate that holds" in found.remedy
@@ -415,12 +415,12 @@ def test_a_certificate_that_does_not_hold(
 
 def test_a_certificate_of_another_authority(own: Key, mallory: Key, line: str) -> None:
     found = verdict(certified(mallory, own, "-n", ALICE), line)
-    assert (found.accepted, found.remedy[:10]) == (False, "get it sig")
+    assert (found.is_accepted, found.remedy[:10]) == (False, "get it sig")
     assert "that key may not sign" in found.why
 
 
 def test_an_authority_is_no_signer(alice: Key, line: str) -> None:
-    assert not verdict(alice, line).accepted
+    assert not verdict(alice, line).is_accepted
 
 
 def test_a_certified_key_that_signs_without_its_certificate(
@@ -428,10 +428,10 @@ def test_a_certified_key_that_signs_without_its_certificate(
 ) -> None:
     certified(alice, own, "-n", ALICE)
     found = verdict(own, line)
-    assert not found.accepted
+    assert not found.is_accepted
     assert "with a certificate, sign with --key KEY-cert.pub" in found.remedy
 
 
 def test_a_line_for_a_key_is_none_for_its_certificates(own: Key, alice: Key) -> None:
     found = verdict(certified(alice, own, "-n", ALICE), f"{ALICE} {alice.public}")
-    assert not found.accepted
+    assert not found.is_accepted
