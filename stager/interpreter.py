@@ -315,25 +315,25 @@ class Libraries:
         if header is None:
             return []
         self.glibc = max(self.glibc, header.glibc)
-        known = set(self.own)
+        known = len(self.own)
         folders = [*_run_path_folders(self.prefix, path, header)]
-        by_run_path = []
+        relative = False
         for needed in filterfalse(_is_of_glibc, header.needed):
             name = needed.rpartition("/")[2]
             if "/" in needed:
                 place = self._find_by_path(path, needed)
             else:
                 place = self._find_library([folder for _, folder in folders], name)
-                by_run_path += [place] if place else []
+                relative |= bool(place)
             if place:
                 self.own.setdefault(name, place)
             elif name not in self.own:  # else what needs this file has loaded it
                 self._leave_to_nodes(path, needed)
             if needed.startswith(f"{self.prefix}/"):
                 self.faults.append(f"{path}: it needs {needed}")
-        if by_run_path:
+        if relative:
             self._make_relative(path, header, folders)
-        return [self.own[name] for name in self.own if name not in known]
+        return list(self.own.values())[known:]
 
     def _leave_to_nodes(self, path: str, name: str) -> None:
         self.foreign[name].append(path.rpartition("/")[2])
@@ -444,12 +444,12 @@ def make_bundled_interpreter(
 ) -> BundledInterpreter:
     """Return the layer's source of a Python, and what it needs of a node."""
     prefix = installation.prefix
-    folders, headers = [installation.library], installation.library.replace("lib/", "include/", 1)
-    if HEADERS not in prune and (prefix / headers).is_dir():
-        folders.append(headers)
     try:
         _refuse_other_libc(installation, target)
-        paths = [path for folder in folders for path in _files(prefix, folder)]
+        paths = [*_files(prefix, installation.library)]
+        headers = installation.library.replace("lib/", "include/", 1)
+        if HEADERS not in prune and (prefix / headers).is_dir():
+            paths += _files(prefix, headers)
         modules = sorted(path for path in paths if path.endswith(".so"))
         libraries = follow_libraries(prefix, installation.program, modules)
     except OSError as exc:

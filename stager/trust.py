@@ -374,12 +374,15 @@ def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) ->
     return SignatureVerdict(why=f"that key may not sign ({why})", key=key, remedy=_CHANGE_LINE)
 
 
+def _get_signer(line: str, signers: str) -> str:
+    """Return the line of the file of signers that ``ssh-keygen`` speaks of; empty for none."""
+    numbered, lines = _LINE.match(line), signers.split("\n")
+    at = int(numbered[1]) if numbered else 0
+    return "".join(lines[at - 1 : at]).strip() if at else ""
+
+
 def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
-    text = signers.split("\n")
-    numbered = ((line, _LINE.match(line)) for line in parse_keygen_lines(found))
-    places = {line: int(at[1]) - 1 for line, at in numbered if at}
-    # An empty line is no fault.
-    lines = [line for line, at in places.items() if "".join(text[at : at + 1]).strip()]
+    lines = [line for line in parse_keygen_lines(found) if _get_signer(line, signers)]
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"

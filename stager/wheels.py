@@ -99,10 +99,9 @@ class _Fetcher:
         self._build_output: list[str] = []
 
     def fetch(self) -> tuple[Wheel, ...]:
-        unbuilt = self._list_unbuilt()
+        later = self._list_unbuilt()
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # each is read once
             list(pool.map(self._digest_in_place, self.lock.files))
-        later = [file for file in unbuilt if file.name in self.pip.builds.in_environment]
         missing = [file for file in self.lock.files if file not in later and self._is_missing(file)]
         if self.pip.offline:
             self.problems += map(self._offline_problem, missing)
@@ -124,11 +123,11 @@ class _Fetcher:
         return wheels
 
     def _list_unbuilt(self) -> list[LockedFile]:
-        """Return the sdists without a wheel; refuse those that cannot be built here."""
+        """Return the sdists to build in the environment; refuse what cannot be built here."""
         unbuilt = [file for file in self.lock.files if not file.is_wheel and not self.find(file)]
         need_nvcc = [file.name for file in unbuilt if needs_nvcc(file.name, file.path)]
         refuse_without_nvcc(need_nvcc, self.pip.builds)
-        return unbuilt
+        return [file for file in unbuilt if file.name in self.pip.builds.in_environment]
 
     def _obtain(self, files: Sequence[LockedFile]) -> None:
         self.store.require_space(sum(file.size or 0 for file in files), "the wheels")
@@ -192,16 +191,16 @@ class _Fetcher:
         """
         if self.find(file) is not None:
             return False
-        path = file.path
+        path = file.path if file.path and file.path.is_file() else None
         source = dict(self.lock.sources).get(file.filename)
-        if source and not (path and path.is_file()):
+        if source and path is None:
             try:
                 path = self._find_in_mirror(file) if "://" in source else None
                 path = path or self._rebuild(source)
             except StagerError as exc:
                 self.problems.append(f"{file.filename}: from {source}: {exc.message}")
                 return False
-        if path is None or not path.is_file():
+        if path is None:
             return True
         if file.is_wheel:
             self._copy(file, path)
@@ -257,20 +256,24 @@ class _Fetcher:
             return
         if is_unreachable(said_by_url) and is_unreachable(self._output):
             raise unreachable_index_error(said_by_url + self._output)
-        for file in batch:  # one by one, to report each
-            if self._try_to_download(_format_url, [file]):
-                continue
-            said_by_url = self._output
-            if self._try_to_download(_format_pin, [file]):
-                continue
-            # By name, a file with another digest, or behind a password, is only "not found".
-            actual = _ACTUAL_DIGEST.search(said_by_url) or _ACTUAL_DIGEST.search(self._output)
-            if actual:
-                place = file.url or file.filename
-                self.problems.append(_describe_other(place, file.sha256, actual[1]))
-                continue
-            reason = condense(said_by_url if is_unreachable(said_by_url) else self._output)
-            self.problems.append(f"{file.filename}: {reason}")
+        for file in batch:
+            self._download_alone(file)
+
+    def _download_alone(self, file: LockedFile) -> None:
+        """Download a file that its batch could not be downloaded with, to report it."""
+        if self._try_to_download(_format_url, [file]):
+            return
+        said_by_url = self._output
+        if self._try_to_download(_format_pin, [file]):
+            return
+        # By name, a file with another digest, or behind a password, is only "not found".
+        actual = _ACTUAL_DIGEST.search(f"{said_by_url}\n{self._output}")
+        if actual:
+            place = file.url or file.filename
+            self.problems.append(_describe_other(place, file.sha256, actual[1]))
+            return
+        reason = condense(said_by_url if is_unreachable(said_by_url) else self._output)
+        self.problems.append(f"{file.filename}: {reason}")
 
     def _try_to_download(
         self, line: Callable[[LockedFile], str], files: Sequence[LockedFile]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,6 +239,7 @@ class _Import:
 _WRITTEN = ("project", "assets")
 """Folders of an environment: what is in them is written to the project's folder."""
 _ALL = "all"
+_PATH = operator.attrgetter("path")
 _STILL_RUNS = "the bundle was imported, and runs; to edit the project, bring its folder itself"
 
 
@@ -346,8 +348,8 @@ def _layers(bundle: BundleFile) -> Iterator[Fresh]:
     for layer in bundle.manifest.layers:
         if layer.kind == "project" or (layer.kind == "asset" and not layer.version):
             index = bundle.index(layer, bundle.head(layer), decompress_index)
-            paths = [*(entry.path for entry in index.files), *(link.path for link in index.links)]
-            if all(path.partition("/")[0] in _WRITTEN for path in paths):
+            paths = [*map(_PATH, index.files), *map(_PATH, index.links)]
+            if {path.partition("/")[0] for path in paths} <= {*_WRITTEN}:
                 # Bytecode was added when the layer was made.
                 yield layer, index, [one for one in index.files if not one.path.endswith(".pyc")]
 

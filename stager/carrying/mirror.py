@@ -205,10 +205,7 @@ def fill(
             f"the new one is {digests[name]}"
             for name in sorted(set(replaced) - {*built, *changed})
         ]
-        listed, unusable = _describe_wheels(
-            {root / name: digest for name, digest in sorted(kept.items())}
-            | {wheel.path: wheel.sha256 for wheel in new}
-        )
+        listed, unusable = _describe_wheels(root, kept, new)
         problems += unusable
         if problems:
             raise WheelError(
@@ -234,9 +231,13 @@ def fill(
     )
 
 
-def _describe_wheels(wheels: Mapping[Path, Digest]) -> tuple[list[ListedWheel], list[str]]:
+def _describe_wheels(
+    root: Path, kept: Mapping[str, Digest], new: Collection[Wheel]
+) -> tuple[list[ListedWheel], list[str]]:
+    """Return what an index lists of the wheels that stay and of new ones, and problems."""
+    places = [(root / name, digest) for name, digest in sorted(kept.items())]
     listed, problems = [], []
-    for path, digest in wheels.items():
+    for path, digest in (*places, *((wheel.path, wheel.sha256) for wheel in new)):
         try:
             listed.append(describe_wheel(path, digest))
         except ValueError as exc:

@@ -184,7 +184,7 @@ def choose_licence(metadata: PackageMetadata) -> Licence:
     An expression of SPDX wins wherever it stands, then ``License-Expression``, a short ``License``,
     classifiers, and at last the first line of the licence's text.
     """
-    lines = [line for line in metadata.licence.splitlines() if line.strip()]
+    lines = list(filter(str.strip, metadata.licence.splitlines()))
     is_name = len(lines) == 1 and len(lines[0]) <= TEXT_LIMIT
     classified = [text.rpartition(" :: ")[2] for text in metadata.classifiers]
     candidates = [
@@ -193,9 +193,8 @@ def choose_licence(metadata: PackageMetadata) -> Licence:
         _licence("Classifier", [name for name in classified if name != "OSI Approved"]),
         _licence("License", lines[:1]),
     ]
-    declared = [one for one in candidates if one.names]
-    exact = [one for one in declared if one.spdx]
-    return next(iter([*exact, *declared]), Licence())
+    candidates.sort(key=lambda one: (not one.names, not one.spdx))
+    return candidates[0]
 
 
 def parse_card_licence(text: str) -> Licence:
@@ -236,19 +235,16 @@ def find_dependencies(
     extras: dict[str, set[str]] = {name: {""} for name in parsed}
     found: dict[str, set[str]] = {name: set() for name in parsed}
     pending = [(name, "") for name in parsed]
-    while pending:
-        name, extra = pending.pop()
+    for name, extra in pending:  # it grows
         for requirement in parsed[name]:
             needed = str(canonicalize_name(requirement.name))
-            if needed not in parsed or not _applies(requirement, extra, environment):
-                continue
-            if needed != name:
+            if needed in parsed and _applies(requirement, extra, environment):
                 found[name].add(needed)
-            known = extras[needed]
-            for more in sorted(requirement.extras - known)[: _EXTRAS_LIMIT - len(known)]:
-                known.add(more)
-                pending.append((needed, more))
-    return {name: tuple(sorted(needed)) for name, needed in found.items()}
+                known = extras[needed]
+                more = sorted(requirement.extras - known)[: _EXTRAS_LIMIT - len(known)]
+                known.update(more)
+                pending += [(needed, one) for one in more]
+    return {name: tuple(sorted(needed - {name})) for name, needed in found.items()}
 
 
 def _parse_requirements(texts: Iterable[str]) -> Iterable[Requirement]:

@@ -177,14 +177,8 @@ def _resolve_file(
             hint="name what the lock was made from in environment.requirements instead, so that "
             "a wheel is built and locked",
         )
-    url, path = selected.url, None
     try:
-        place = unquote(urlsplit(url or "").path)
-        if url and url.startswith("file://"):
-            url, path = None, Path(place)
-        elif selected.path:
-            path = Path(os.path.normpath(base / selected.path))
-        filename = path.name if path else place.rpartition("/")[2]
+        filename, url, path = _locate(selected.url or "", selected.path, base)
     except ValueError as exc:
         raise ResolveError(
             f"{source}: {package.name}: {selected.url} is not a URL: {exc}",
@@ -193,11 +187,21 @@ def _resolve_file(
     named = None if isinstance(selected, PackageArchive) else selected.name
     return ResolvedFile(
         filename=named or filename,
-        url=strip_credentials(url) if url else None,
+        url=url,
         path=path,
         sha256=selected.hashes.get("sha256"),
         size=selected.size,
     )
+
+
+def _locate(url: str, path: str | None, base: Path) -> tuple[str, str | None, Path | None]:
+    """Return a file's name, its URL without credentials, and its path on this machine."""
+    place = unquote(urlsplit(url).path)
+    if url.startswith("file://"):
+        return Path(place).name, None, Path(place)
+    here = Path(os.path.normpath(base / path)) if path else None
+    name = here.name if here else place.rpartition("/")[2]
+    return name, strip_credentials(url) or None, here
 
 
 def lock_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[LockedFile, ...]:

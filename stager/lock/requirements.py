@@ -22,7 +22,7 @@ from packaging.errors import ExceptionGroup
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from ..config import foreign_files
 from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT
@@ -392,6 +392,7 @@ class PyprojectReader:
     def __init__(self, project: UvProject, taken: RequirementReader) -> None:
         self.project, self.taken, self.problems = project, taken, taken.problems
         self.shown = shorten_path(project.file, taken.root)
+        self._name = NormalizedName("")
         self._referenced: list[tuple[str, str]] = []
         """The extras, "" for the project itself, that it refers to, each with its marker."""
 
@@ -486,35 +487,35 @@ class PyprojectReader:
         have a stranger's package of that name.
         """
         project = toml.get_table(data, "project")
-        name = canonicalize_name(str(project.get("name", "")))
-        if name in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
+        self._name = canonicalize_name(str(project.get("name", "")))
+        if self._name in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
             return lines, set()  # uv takes it from the folder that its source names
-
-        def expand(
-            lines: Iterable[RequirementLine], above: frozenset[str]
-        ) -> Iterator[RequirementLine]:
-            # What lies above is in already, where no less holds: so a circle ends.
-            for line in lines:
-                if name not in list_names([line.text]):
-                    yield line
-                    continue
-                reference = Requirement(line.text)
-                marker = str(reference.marker or "")
-                named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
-                for extra in named:
-                    if (extra, marker) not in self._referenced:
-                        self._referenced.append((extra, marker))
-                        found = [
-                            _add_marker(one, marker) for one in self._read_part(project, extra)
-                        ]
-                        yield from expand(found, above.union(named))
-
-        expanded, nodes = list(expand(lines, frozenset())), list_node_markers(self.taken.python)
+        expanded, nodes = [*self._expand(project, lines, ())], list_node_markers(self.taken.python)
         return expanded, {
             extra
             for extra, marker in self._referenced
             if not marker or Marker(marker).evaluate(nodes)
         }
+
+    def _expand(
+        self, project: toml.Table, lines: Iterable[RequirementLine], above: tuple[str, ...]
+    ) -> Iterator[RequirementLine]:
+        """Yield lines with what a project's reference to itself stands for in its place.
+
+        What lies above is in already, where no less holds: so a circle ends.
+        """
+        for line in lines:
+            if self._name not in list_names([line.text]):
+                yield line
+                continue
+            reference = Requirement(line.text)
+            marker = str(reference.marker or "")
+            named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
+            for extra in named:
+                if (extra, marker) not in self._referenced:
+                    self._referenced.append((extra, marker))
+                    part = (_add_marker(one, marker) for one in self._read_part(project, extra))
+                    yield from self._expand(project, [*part], (*above, *named))
 
 
 def _add_marker(line: RequirementLine, marker: str) -> RequirementLine:

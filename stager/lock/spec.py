@@ -355,10 +355,10 @@ class SpecReader:
         if not (from_vcs or file_name.endswith(_SDIST_ENDINGS)):
             return f"{clean} is neither a wheel nor an sdist"
         is_fixed = bool(_COMMIT.search(url)) if from_vcs else bool(hashes)
-        text = f"{parsed.name} @ {url}" if parsed.name else url
+        words = [parsed.name, "@", url] if parsed.name else [url]
         options = [digest for digest in hashes if digest not in parts.fragment.lower()]
         source = SourceRequirement(
-            requirement=" ".join([text, *(f"--hash=sha256:{digest}" for digest in hashes)]),
+            requirement=" ".join([*words, *map("--hash=sha256:{}".format, hashes)]),
             label=clean + _keep_fragment(parts.fragment, hashes),
             digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
             moving=not is_fixed,
@@ -428,8 +428,8 @@ def _parse_line(line: RequirementLine) -> Requirement:
     match = _LINE.fullmatch(text)
     if match is None:
         raise InvalidRequirement("neither a requirement nor a path")
-    extras, marker = match["extras"] or "", (match["marker"] or "").strip()
-    parsed = Requirement(f"unnamed[{extras}]{' ; ' if marker else ''}{marker}")
+    extras, marker = match.group("extras", "marker")
+    parsed = Requirement(f"unnamed[{extras or ''}]" + (f" ; {marker}" if marker else ""))
     parsed.name, parsed.url = "", match["place"].strip()
     return parsed
 

@@ -419,8 +419,9 @@ class UvLock:
                 place = toml.get_table(package, "source").get(key)
                 if isinstance(place, str):
                     found.add(Path(os.path.normpath(self.file.parent / place)))
-        own = () if self.itself or self.project.is_script else (self.project.file.parent,)
-        return sorted(found.difference(own))
+        if not (self.itself or self.project.is_script):
+            found.discard(self.project.file.parent)
+        return sorted(found)
 
     def direct(self) -> tuple[str, ...]:
         """Return the packages that the project or the script itself asks for."""
@@ -452,9 +453,7 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
     if not parts:
         return None, []
     first = functools.reduce(UvProject.merge, parts.values())
-    file, folder = first.file, first.file.parent
-    if root.is_relative_to(folder) and (root / "pyproject.toml").is_file():
-        folder = root  # it is a member of the workspace
+    file, folder = first.file, _find_project(first.file.parent, root)
     others = [entry for entry in entries if entry not in parts or parts[entry].file != file]
     strangers = [one for one in others if os.path.normpath(root / expand_user(one)) != str(folder)]
     project = folder / "pyproject.toml"
@@ -477,6 +476,12 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
             "give it a [build-system], or leave out the folder"
         )
     return lock, problems
+
+
+def _find_project(folder: Path, root: Path) -> Path:
+    """Return the project that a lock is read for: this one, if it is a member of the workspace."""
+    is_member = root.is_relative_to(folder) and (root / "pyproject.toml").is_file()
+    return root if is_member else folder
 
 
 def read_script_lock(script: Path, block: toml.Table) -> UvLock | None:
