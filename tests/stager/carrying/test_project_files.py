@@ -298,7 +298,7 @@ def test_a_lock_of_another_bundle_is_refused(gap: Gap, monkeypatch: pytest.Monke
     file = gap.lab.with_name("forged.carry.tar")
     store = Store(offline_root(load(gap.project.root)))
     chosen = ChosenBundle(path=bundle_path(store, bundle), id=bundle.id)
-    export(chosen, file, store, lock=lock.read_bytes(), base=None, tool=None)
+    export(chosen, file, store, lock=lock.read_bytes())
     before = digests(store.bundles)
     with pytest.raises(BundleError, match="is not the one that its bundle was made from"):
         import_bundle(load(gap.project.root), file, Recorder())

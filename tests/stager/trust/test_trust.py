@@ -14,10 +14,8 @@ from bundle.environment.unpack import unpack
 from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager import trust
-from stager.building.build import Built
-from stager.config.load import Config, load
+from stager.config.load import load
 from stager.core.errors import BundleError, StagerError
-from stager.core.store import Store
 from stager.pack.bundle_file import read_manifest
 from stager.pack.members import copy_to
 from stager.trust import (
@@ -37,97 +35,81 @@ PLACES = 200
 ID = "5" * 64
 
 
-@pytest.fixture
-def built(project: Project) -> Built:
-    """A bundle that nobody has signed."""
-    return project.build()
+class Asking:
+    """A project that requires alice's signature, and a bundle of it that nobody has signed."""
+
+    def __init__(self, project: Project, folder: Path, alice: Key) -> None:
+        self.built, self.store = project.build(), project.store
+        project.settings("alpha")
+        self.signers = allow(folder, f"{ALICE} {alice.public}")
+        self.config = requiring(load(project.root), self.signers)
+        self.bundle, self.id = self.built.packed.path, self.built.packed.manifest.id
+
+    def sign(self, key: Key, text: str = "") -> Path:
+        """Put a signature beside the bundle; the bundle's path."""
+        locate_signature(self.bundle).write_text(key.sign(text or statement(self.id)))
+        return self.bundle
+
+    def find_signer(self, bundle: Path | None = None) -> str:
+        """Who has signed a bundle, as a job that begins finds out."""
+        bundle = bundle or self.bundle
+        verdict, trust = decide_trust(self.config, self.store, bundle, read_manifest(bundle).id)
+        assert verdict is not None
+        assert trust is not None
+        return verdict.signer
+
+    def refuse(self, match: str) -> StagerError:
+        with pytest.raises(StagerError, match=match) as caught:
+            self.find_signer()
+        return caught.value
 
 
 @pytest.fixture
-def config(project: Project, alice: Key, tmp_path: Path) -> Config:
-    """Settings that require alice's signature."""
-    project.settings("alpha")
-    return requiring(load(project.root), allow(tmp_path, f"{ALICE} {alice.public}"))
+def asking(project: Project, tmp_path: Path, alice: Key) -> Asking:
+    return Asking(project, tmp_path, alice)
 
 
-def accepted(config: Config, store: Store, bundle: Path) -> str:
-    """Who has signed a bundle, as a job that begins finds out."""
-    verdict, trust = decide_trust(config, store, bundle, read_manifest(bundle).id)
-    assert verdict is not None
-    assert trust is not None
-    return verdict.signer
-
-
-def signed(key: Key, built: Built) -> Path:
-    """Put a signature beside a bundle; the bundle's path."""
-    bundle = built.packed.path
-    locate_signature(bundle).write_text(key.sign(statement(built.packed.manifest.id)))
-    return bundle
-
-
-def test_without_settings_nothing_is_asked(project: Project, built: Built) -> None:
-    found = decide_trust(load(project.root), project.store, built.packed.path, "")
+def test_without_settings_nothing_is_asked(project: Project, asking: Asking) -> None:
+    found = decide_trust(load(project.root), project.store, asking.bundle, "")
     assert found == (None, None)
 
 
-def test_a_signed_bundle_is_accepted(
-    config: Config, project: Project, built: Built, alice: Key
-) -> None:
-    with pytest.raises(BundleError, match=r"is not signed, and trust\.require asks") as caught:
-        accepted(config, project.store, built.packed.path)
-    assert "stager sign --key KEY" in caught.value.hint
-    assert accepted(config, project.store, signed(alice, built)) == ALICE
+def test_a_signed_bundle_is_accepted(asking: Asking, alice: Key) -> None:
+    refused = asking.refuse(r"is not signed, and trust\.require asks")
+    assert "stager sign --key KEY" in refused.hint
+    asking.sign(alice)
+    assert asking.find_signer() == ALICE
 
 
-def test_an_unknown_key_is_refused_and_named(
-    config: Config, project: Project, built: Built, mallory: Key
-) -> None:
-    bundle = signed(mallory, built)
-    with pytest.raises(BundleError, match="that key may not sign") as caught:
-        accepted(config, project.store, bundle)
-    assert "ED25519 key SHA256:" in caught.value.message
-    signers = config.trust.allowed_signers
-    assert f"get it signed with one of the keys in {signers}; only if" in caught.value.hint
-    assert caught.value.message.count(str(bundle)) == 1, "the path is long enough"
+def test_an_unknown_key_is_refused_and_named(asking: Asking, mallory: Key) -> None:
+    bundle = asking.sign(mallory)
+    refused = asking.refuse("that key may not sign")
+    assert "ED25519 key SHA256:" in refused.message
+    assert f"get it signed with one of the keys in {asking.signers}; only if" in refused.hint
+    assert refused.message.count(str(bundle)) == 1, "the path is long enough"
 
 
-def test_a_faulty_line_is_named_where_the_key_is_in_no_other(
-    config: Config, project: Project, built: Built, alice: Key
-) -> None:
-    signers = config.trust.allowed_signers
-    assert signers is not None
-    bundle = signed(alice, built)
-    signers.write_text(f"{ALICE}\n{ALICE} {alice.public}\n")
-    assert accepted(config, project.store, bundle) == ALICE
-    signers.write_text("\n# nobody yet\n\n")
-    with pytest.raises(BundleError) as caught:
-        accepted(config, project.store, bundle)
-    assert "add a line for it there" in caught.value.hint
-    signers.write_text(f"# people\n{ALICE}\n")
-    with pytest.raises(BundleError, match="faulty at line 2: missing key") as caught:
-        accepted(config, project.store, bundle)
-    assert f"correct that line of {signers}" in caught.value.hint
+def test_a_faulty_line_is_named_where_the_key_is_in_no_other(asking: Asking, alice: Key) -> None:
+    asking.sign(alice)
+    asking.signers.write_text(f"{ALICE}\n{ALICE} {alice.public}\n")
+    assert asking.find_signer() == ALICE
+    asking.signers.write_text("\n# nobody yet\n\n")
+    assert "add a line for it there" in asking.refuse("may not sign").hint
+    asking.signers.write_text(f"# people\n{ALICE}\n")
+    refused = asking.refuse("faulty at line 2: missing key")
+    assert f"correct that line of {asking.signers}" in refused.hint
 
 
-def test_a_key_whose_line_does_not_hold_is_to_have_another(
-    config: Config, project: Project, built: Built, alice: Key
-) -> None:
-    signers = config.trust.allowed_signers
-    assert signers is not None
-    signers.write_text(f'{ALICE} valid-before="20200101" {alice.public}\n')
-    with pytest.raises(BundleError, match="key has expired") as caught:
-        accepted(config, project.store, signed(alice, built))
-    assert f"another key of {signers}, or change this key's line" in caught.value.hint
+def test_a_key_whose_line_does_not_hold_is_to_have_another(asking: Asking, alice: Key) -> None:
+    asking.signers.write_text(f'{ALICE} valid-before="20200101" {alice.public}\n')
+    asking.sign(alice)
+    hint = asking.refuse("key has expired").hint
+    assert f"another key of {asking.signers}, or change this key's line" in hint
 
 
-def test_a_signature_of_another_bundle_is_to_be_made_again(
-    config: Config, project: Project, built: Built, alice: Key
-) -> None:
-    bundle = built.packed.path
-    locate_signature(bundle).write_text(alice.sign(statement(ID)))
-    with pytest.raises(BundleError, match="no signature of this bundle") as caught:
-        accepted(config, project.store, bundle)
-    assert "sign the bundle again" in caught.value.hint
+def test_a_signature_of_another_bundle_is_to_be_made_again(asking: Asking, alice: Key) -> None:
+    asking.sign(alice, statement(ID))
+    assert "sign the bundle again" in asking.refuse("no signature of this bundle").hint
 
 
 # --- the keys that may sign ----------------------------------------------------------------------
@@ -139,51 +121,40 @@ def why(key: Key, line: str, namespace: str = "stager-bundle") -> str:
 
 
 @pytest.mark.parametrize(
-    "options",
+    "line",
     [
-        "",
-        'namespaces="stager-bundle"',
-        'namespaces="file,stager-*"',
-        'valid-after="20200101",valid-before="20990101"',
+        "{who} {key}",
+        '{who} namespaces="stager-bundle" {key}',
+        '{who} namespaces="file,stager-*" {key}',
+        '{who} valid-after="20200101",valid-before="20990101" {key}',
+        "bob@example.org,{who} {key}",
+        "*@example.org {key}",
+        "!eve,{who} {key}",
+        "eve@example.org {other}\n# a comment\n{who} {key}",
     ],
 )
-def test_a_line_that_allows_it(alice: Key, options: str) -> None:
-    assert why(alice, f"{ALICE} {options} {alice.public}") == ""
+def test_a_line_that_allows_it(alice: Key, mallory: Key, line: str) -> None:
+    assert why(alice, line.format(who=ALICE, key=alice.public, other=mallory.public)) == ""
 
 
-@pytest.mark.parametrize("who", [f"bob@example.org,{ALICE}", "*@example.org", f"!eve,{ALICE}"])
-def test_a_line_for_several_people(alice: Key, who: str) -> None:
-    assert why(alice, f"{who} {alice.public}") == ""
-
-
-def test_the_second_line_counts_as_well(alice: Key, mallory: Key) -> None:
-    lines = f"eve@example.org {mallory.public}\n# a comment\n{ALICE} {alice.public}"
-    assert why(alice, lines) == ""
-
-
-def test_a_key_that_has_expired(alice: Key) -> None:
-    found = why(alice, f'{ALICE} valid-before="20200101" {alice.public}')
-    assert found.startswith("that key may not sign (line 1: key has expired"), found
-
-
-def test_a_key_that_is_not_yet_valid(alice: Key) -> None:
-    assert "not yet valid" in why(alice, f'{ALICE} valid-after="20990101" {alice.public}')
-
-
-def test_a_key_for_another_purpose(alice: Key) -> None:
-    found = why(alice, f'{ALICE} namespaces="git" {alice.public}')
-    assert "not permitted for use in signature namespace" in found
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{who} valid-before="20200101" {key}', "that key may not sign (line 1: key has expired"),
+        ('{who} valid-after="20990101" {key}', "not yet valid"),
+        ('{who} namespaces="git" {key}', "not permitted for use in signature namespace"),
+        ("", "No principal matched"),
+        ("garbage", "missing key"),
+    ],
+)
+def test_a_line_that_does_not(alice: Key, line: str, expected: str) -> None:
+    assert expected in why(alice, line.format(who=ALICE, key=alice.public))
 
 
 def test_a_signature_for_another_purpose(alice: Key) -> None:
     found = why(alice, f"{ALICE} {alice.public}", namespace="git")
     assert found.startswith("it is no signature of this bundle"), found
     assert "namespace" in found
-
-
-def test_a_file_without_keys(alice: Key) -> None:
-    assert "No principal matched" in why(alice, "")
-    assert "missing key" in why(alice, "garbage")
 
 
 def test_a_signature_of_another_bundle(alice: Key) -> None:
@@ -201,17 +172,10 @@ def test_what_is_no_signature(alice: Key, text: str) -> None:
     assert "no signature of this bundle" in found.why
 
 
-def test_without_ssh_keygen(
-    config: Config,
-    project: Project,
-    built: Built,
-    alice: Key,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bundle = signed(alice, built)
+def test_without_ssh_keygen(asking: Asking, alice: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking.sign(alice)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(BundleError, match="cannot start ssh-keygen"):
-        accepted(config, project.store, bundle)
+    asking.refuse("cannot start ssh-keygen")
 
 
 def test_of_a_slow_ssh_keygen_the_time_is_told(
@@ -245,45 +209,26 @@ def test_in_a_folder_of_a_group_others_can_replace_the_file(tmp_path: Path) -> N
     assert read_signers(signers) == ""
 
 
-def test_a_signature_that_is_a_pipe_keeps_nobody_waiting(
-    config: Config, project: Project, built: Built
-) -> None:
-    os.mkfifo(locate_signature(built.packed.path))
-    with pytest.raises(BundleError, match="cannot be read: is not a regular file"):
-        accepted(config, project.store, built.packed.path)
+def test_a_signature_that_is_a_pipe_keeps_nobody_waiting(asking: Asking) -> None:
+    os.mkfifo(locate_signature(asking.bundle))
+    asking.refuse("cannot be read: is not a regular file")
 
 
 # --- the file of allowed signers -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
-def test_a_file_that_others_may_change(
-    config: Config, project: Project, built: Built, alice: Key, mode: int
-) -> None:
-    signers = config.trust.allowed_signers
-    assert signers is not None
-    signers.chmod(mode)
-    with pytest.raises(StagerError, match="may be changed by others: its mode is 06") as caught:
-        accepted(config, project.store, signed(alice, built))
-    assert caught.value.hint == f"chmod go-w {signers}"
-
-
-def test_a_file_that_anyone_can_replace(
-    config: Config, project: Project, built: Built, alice: Key
-) -> None:
-    signers = config.trust.allowed_signers
-    assert signers is not None
-    signers.parent.chmod(0o777)
-    with pytest.raises(StagerError, match="in which anyone can replace it"):
-        accepted(config, project.store, signed(alice, built))
-
-
-def test_a_file_that_is_gone(config: Config, project: Project, built: Built, alice: Key) -> None:
-    signers = config.trust.allowed_signers
-    assert signers is not None
-    signers.unlink()
-    with pytest.raises(StagerError, match=r"trust\.allowed-signers: .* cannot be read"):
-        accepted(config, project.store, signed(alice, built))
+def test_a_file_that_others_may_change(asking: Asking, alice: Key) -> None:
+    asking.sign(alice)
+    for mode in (0o664, 0o646, 0o666):
+        asking.signers.chmod(mode)
+        refused = asking.refuse("may be changed by others: its mode is 06")
+        assert refused.hint == f"chmod go-w {asking.signers}"
+    asking.signers.chmod(0o644)
+    asking.signers.parent.chmod(0o777)
+    asking.refuse("in which anyone can replace it")
+    asking.signers.parent.chmod(0o755)
+    asking.signers.unlink()
+    asking.refuse(r"trust\.allowed-signers: .* cannot be read")
 
 
 # --- altered bundles -----------------------------------------------------------------------------
@@ -309,39 +254,31 @@ def flip(bundle: Path, place: int) -> None:
 
 
 def test_an_altered_bundle_is_refused_before_anything_of_it_runs(
-    config: Config, project: Project, built: Built, alice: Key, tmp_path: Path
+    asking: Asking, alice: Key, tmp_path: Path
 ) -> None:
     """At 200 places: here all of it is read first; on a node nothing of it is published."""
-    bundle_id = built.packed.manifest.id
-    signed(alice, built)
-    copy = copy_to(built.packed.path, tmp_path / "copy.tar")
-    shutil.copy(locate_signature(built.packed.path), locate_signature(copy))
+    bundle = asking.sign(alice)
+    copy = copy_to(bundle, tmp_path / "copy.tar")
+    shutil.copy(locate_signature(bundle), locate_signature(copy))
     root = make_secure_root(str(tmp_path))
-    survived = []
     for place in places_in(copy, PLACES):
         flip(copy, place)
-        try:
-            accepted(config, project.store, copy)
-            survived.append(place)
-        except BundleError:
-            pass
+        with pytest.raises(BundleError):
+            asking.find_signer(copy)
+            pytest.fail(f"a bundle that is altered at {place} is accepted")
         with pytest.raises(NodeError):
-            unpack(str(copy), root=root, expected=bundle_id, python=BASE_PYTHON, processes=1)
+            unpack(str(copy), root=root, expected=asking.id, python=BASE_PYTHON, processes=1)
         assert os.listdir(Path(root) / "envs") == [], place
         flip(copy, place)
-    assert survived == []
-    assert accepted(config, project.store, copy) == ALICE
+    assert asking.find_signer(copy) == ALICE
 
 
-def test_an_altered_bundle_in_the_store_is_noticed(
-    config: Config, project: Project, built: Built, alice: Key
-) -> None:
+def test_an_altered_bundle_in_the_store_is_noticed(asking: Asking, alice: Key) -> None:
     """The store has a note that it has written the files, one of which is another one now."""
-    bundle = signed(alice, built)
-    layer = project.store.layer(built.made.layers[-1].id)
+    asking.sign(alice)
+    layer = asking.store.layer(asking.built.made.layers[-1].id)
     flip(layer, layer.stat().st_size - 30)  # whatever is read of the rest
-    with pytest.raises(BundleError, match="is not what was signed"):
-        accepted(config, project.store, bundle)
+    asking.refuse("is not what was signed")
 
 
 def test_an_altered_signature_is_refused_or_means_the_same(alice: Key) -> None:
