@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import random
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,15 @@ class Sides:
             config = load(self.project.root)
             return import_bundle(config, file, Recorder(), asked=asked).bundle
 
+    def refuse(self, data: bytes, match: str = "") -> BundleError:
+        """See that a carried file with these bytes is refused, and leaves nothing behind."""
+        copy = self.project.root.parent / "copy.carry.tar"
+        copy.write_bytes(data)
+        with pytest.raises(BundleError, match=match) as caught:
+            self.take(copy)
+        assert list(self.inside.bundles.iterdir()) == []
+        return caught.value
+
 
 @pytest.fixture
 def sides(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sides:
@@ -75,6 +85,13 @@ def built(sides: Sides) -> Built:
     built = sides.project.build()
     sides.take(sides.export().file)
     return built
+
+
+@pytest.fixture
+def whole(sides: Sides) -> bytes:
+    """The file that carries the project's first bundle, which the other side has not."""
+    sides.project.build()
+    return sides.export().file.read_bytes()
 
 
 def same(one: Path, other: Path) -> bool:
@@ -172,33 +189,19 @@ def test_a_base_that_is_damaged_on_the_other_side(sides: Sides, built: Built) ->
         sides.take(done.file)
 
 
-def test_damage_at_any_place_is_refused(sides: Sides) -> None:
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
-    copy = sides.project.root.parent / "copy.carry.tar"
+def test_damage_at_any_place_is_refused(sides: Sides, whole: bytes) -> None:
     chance = random.Random(17)
     for place in (0, BLOCK, len(whole) - 1, *chance.sample(range(len(whole)), PLACES)):
         data = bytearray(whole)
         data[place] ^= 1 << chance.randrange(8)
-        copy.write_bytes(data)
-        with pytest.raises(BundleError):
-            sides.take(copy)
-        assert list(sides.inside.bundles.iterdir()) == [], place
+        sides.refuse(bytes(data))
 
 
-def test_a_copy_that_was_interrupted_is_refused(sides: Sides) -> None:
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
-    copy = sides.project.root.parent / "copy.carry.tar"
+def test_a_copy_that_was_interrupted_is_refused(sides: Sides, whole: bytes) -> None:
     chance = random.Random(18)
     for length in (0, 1, BLOCK, len(whole) - 1, *chance.sample(range(len(whole)), 30)):
-        copy.write_bytes(whole[:length])
-        with pytest.raises(BundleError):
-            sides.take(copy)
-        assert list(sides.inside.bundles.iterdir()) == [], length
-    copy.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BundleError, match=r"ends too early: it has .* of"):
-        sides.take(copy)
+        sides.refuse(whole[:length])
+    sides.refuse(whole[: len(whole) // 2], r"ends too early: it has .* of")
 
 
 def test_what_is_damaged_here_does_not_get_across(sides: Sides) -> None:
@@ -275,23 +278,18 @@ def test_another_bundle_than_was_asked_for(sides: Sides) -> None:
 
 
 def test_a_bundle_is_not_taken_for_a_carried_file(sides: Sides, tmp_path: Path) -> None:
-    built = sides.project.build()
-    with pytest.raises(BundleError, match="is a bundle, which needs no import"):
-        sides.take(built.packed.path)
-    empty = tmp_path / "empty"
-    empty.touch()
-    with pytest.raises(BundleError, match="empty is empty") as caught:
-        sides.take(empty)
-    assert caught.value.hint == "the copy was interrupted: copy it again"
-    other = tmp_path / "other"
-    other.write_text("something else\n")
-    with pytest.raises(BundleError, match="no file that `stager export` has written"):
-        sides.take(other)
-    with pytest.raises(BundleError, match="cannot be read: No such file"):
-        sides.take(tmp_path / "absent")
+    bundle = sides.project.build().packed.path
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BundleError, match="is not a regular file"):
-        sides.take(tmp_path / "pipe")
+    for path, why in (
+        (bundle, "is a bundle, which needs no import"),
+        (tmp_path / "absent", "cannot be read: No such file"),
+        (tmp_path / "pipe", "is not a regular file"),
+    ):
+        with pytest.raises(BundleError, match=why):
+            sides.take(path)
+    hint = sides.refuse(b"", "is empty").hint
+    assert hint == "the copy was interrupted: copy it again"
+    sides.refuse(b"something else\n", "no file that `stager export` has written")
 
 
 def relabelled(data: bytes, change: Callable[[Label], Label]) -> bytes:
@@ -303,10 +301,7 @@ def relabelled(data: bytes, change: Callable[[Label], Label]) -> bytes:
     return member_header(LABEL_NAME, len(raw)) + raw + bytes(-len(raw) % BLOCK) + data[start:]
 
 
-def test_a_label_that_lies(sides: Sides) -> None:
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
-    copy = sides.project.root.parent / "copy.carry.tar"
+def test_a_label_that_lies(sides: Sides, whole: bytes) -> None:
     part = CarriedPart(name="more", sha256=Digest.of(b""), size=0)
     for change in (
         lambda label: replace(label, id=Digest.of(b"other")),
@@ -319,103 +314,78 @@ def test_a_label_that_lies(sides: Sides) -> None:
         lambda label: replace(label, left_out=("../../etc/passwd",)),
         lambda label: replace(label, left_out=(MANIFEST_NAME,)),
     ):
-        copy.write_bytes(relabelled(whole, change))
-        with pytest.raises(BundleError):
-            sides.take(copy)
-        assert list(sides.inside.bundles.iterdir()) == []
-    copy.write_bytes(relabelled(whole, lambda label: replace(label, format=99)))
-    with pytest.raises(BundleError, match="its format is 99, this one reads 1") as caught:
-        sides.take(copy)
-    assert "`stager export --with-tool` carries it" in caught.value.hint
+        sides.refuse(relabelled(whole, change))
+    other = relabelled(whole, lambda label: replace(label, format=99))
+    refused = sides.refuse(other, "its format is 99, this one reads 1")
+    assert "`stager export --with-tool` carries it" in refused.hint
 
 
-@pytest.mark.parametrize("size", [-1, 1 << 33, 1 << 52])
-@pytest.mark.parametrize("place", [0, 1])
-def test_sizes_that_no_part_has(sides: Sides, size: int, place: int) -> None:
-    """Also where the file is long enough: a sparse one takes no room."""
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
-    copy = sides.project.root.parent / "copy.carry.tar"
+def resized(whole: bytes, place: int, size: int) -> bytes:
+    """A carried file whose label gives another size of a part."""
 
     def change(label: Label) -> Label:
         parts = list(label.parts)
         parts[place] = replace(parts[place], size=size)
         return replace(label, parts=tuple(parts))
 
-    forged = relabelled(whole, change)
+    return relabelled(whole, change)
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 33, 1 << 52])
+@pytest.mark.parametrize("place", [0, 1])
+def test_sizes_that_no_part_has(sides: Sides, whole: bytes, size: int, place: int) -> None:
+    """Also where the file is long enough: a sparse one takes no room."""
+    forged = resized(whole, place, size)
     if size == 1 << 33 and place == 0:
         start = forged.index(b"manifest.json\0")
         forged = forged[:start] + member_header(MANIFEST_NAME, size)
+    copy = sides.project.root.parent / "copy.carry.tar"
     copy.write_bytes(forged)
     os.truncate(copy, 1 << 34)
-    tracemalloc.start()
-    try:
-        with pytest.raises(BundleError, match="names impossible sizes"):
-            sides.take(copy)
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
+    with little_memory(), pytest.raises(BundleError, match="names impossible sizes"):
+        sides.take(copy)
 
 
-def test_parts_that_the_file_is_too_short_for_are_not_read(sides: Sides) -> None:
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
-    copy = sides.project.root.parent / "copy.carry.tar"
-
-    def change(label: Label) -> Label:
-        first, *others = label.parts
-        return replace(label, parts=(replace(first, size=256 << 20), *others))
-
-    forged = relabelled(whole, change)
+def test_parts_that_the_file_is_too_short_for_are_not_read(sides: Sides, whole: bytes) -> None:
+    forged = resized(whole, 0, 256 << 20)
     start = forged.index(b"manifest.json\0")
     header = member_header(MANIFEST_NAME, 256 << 20)
-    copy.write_bytes(forged[:start] + header + forged[start + BLOCK :])
-    tracemalloc.start()
-    try:
-        with pytest.raises(BundleError, match="ends too early: it has"):
-            sides.take(copy)
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
+    with little_memory():
+        sides.refuse(forged[:start] + header + forged[start + BLOCK :], "ends too early: it has")
 
 
-def test_a_size_with_a_sign_is_none(sides: Sides) -> None:
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
-    copy = sides.project.root.parent / "copy.carry.tar"
-    copy.write_bytes(member_header(LABEL_NAME, -1) + whole[BLOCK:])
-    with pytest.raises(BundleError, match="no file that `stager export` has written"):
-        sides.take(copy)
+def test_a_size_with_a_sign_is_none(sides: Sides, whole: bytes) -> None:
+    forged = member_header(LABEL_NAME, -1) + whole[BLOCK:]
+    sides.refuse(forged, "no file that `stager export` has written")
 
 
-def test_a_bundle_of_another_version(sides: Sides) -> None:
+def test_a_bundle_of_another_version(sides: Sides, whole: bytes) -> None:
     """The file itself is of this one: nothing is wrong with the copy."""
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
     ours = f'"format":{FORMAT},'.encode()
     assert whole.count(ours) == 1
-    copy = sides.project.root.parent / "copy.carry.tar"
-    copy.write_bytes(whole.replace(ours, ours.replace(str(FORMAT).encode(), b"9")))
-    with pytest.raises(BundleError, match="has format 9; this program reads format") as caught:
-        sides.take(copy)
-    assert caught.value.hint.startswith("use the same version on both sides")
-    assert list(sides.inside.bundles.iterdir()) == []
+    other = whole.replace(ours, ours.replace(str(FORMAT).encode(), b"9"))
+    refused = sides.refuse(other, "has format 9; this program reads format")
+    assert refused.hint.startswith("use the same version on both sides")
 
 
-def test_parts_that_have_changed_places(sides: Sides) -> None:
+def test_parts_that_have_changed_places(sides: Sides, whole: bytes) -> None:
     """A medium that mixes its blocks up: every byte is there."""
-    sides.project.build()
-    whole = sides.export().file.read_bytes()
-    copy = sides.project.root.parent / "copy.carry.tar"
     first, second = len(whole) // 3, 2 * len(whole) // 3
     one, other = (whole[at : at + BLOCK] for at in (first, second))
     data = bytearray(whole)
     data[first : first + BLOCK], data[second : second + BLOCK] = other, one
-    copy.write_bytes(data)
-    with pytest.raises(BundleError, match="does not have the digest that it must have") as caught:
-        sides.take(copy)
-    assert "compare `sha256sum` on both sides" in caught.value.hint
-    assert list(sides.inside.bundles.iterdir()) == []
+    refused = sides.refuse(bytes(data), "does not have the digest that it must have")
+    assert "compare `sha256sum` on both sides" in refused.hint
 
 
 def test_a_carried_file_is_not_taken_for_a_bundle(sides: Sides, built: Built) -> None:

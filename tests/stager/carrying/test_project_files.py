@@ -33,11 +33,12 @@ class Gap:
     wheelhouse: Path
     inside: Store
     lab: Path
+    patch: pytest.MonkeyPatch
 
-    def carry(self, monkeypatch: pytest.MonkeyPatch) -> ImportResult:
+    def carry(self) -> ImportResult:
         """Export the project's bundle, leave all else behind, and import it."""
         file = self.export()
-        monkeypatch.setenv("OFFLINE_ROOT", str(self.inside.root))
+        self.patch.setenv("OFFLINE_ROOT", str(self.inside.root))
         self.project.root.rename(self.project.root.with_name("outside"))
         self.wheelhouse.rename(self.wheelhouse.with_name("wheelhouse-outside"))
         return self.take(file)
@@ -62,19 +63,18 @@ class Gap:
 
 
 @pytest.fixture
-def gap(project: Project, wheelhouse: Path, tmp_path: Path) -> Gap:
+def gap(project: Project, wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gap:
     """Both sides."""
     return Gap(
         project=project,
         wheelhouse=wheelhouse,
         inside=Store(tmp_path / "inside"),
         lab=tmp_path / "lab",
+        patch=monkeypatch,
     )
 
 
-def test_what_is_written_out_is_built_into_the_same_bundle(
-    gap: Gap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_out_is_built_into_the_same_bundle(gap: Gap) -> None:
     """With assets and links, and what `environment.prune` leaves out; then with an edit."""
     root = gap.project.root
     (root / "data").mkdir()
@@ -89,7 +89,7 @@ def test_what_is_written_out_is_built_into_the_same_bundle(
     )
     outside = gap.project.build()
     before = digests(root)
-    imported = gap.carry(monkeypatch)
+    imported = gap.carry()
     assert (imported.project, imported.notes) == (gap.lab, ())
     assert digests(gap.lab) == before  # the lock is where it was
     assert (gap.lab / "tool.sh").stat().st_mode & 0o777 == 0o755
@@ -108,17 +108,15 @@ def test_what_is_written_out_is_built_into_the_same_bundle(
     assert gap.build().packed.manifest == edited.packed.manifest
 
 
-def test_a_package_that_was_built_from_source(
-    gap: Gap, sdist: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_was_built_from_source(gap: Gap, sdist: Path) -> None:
     outside = gap.project.settings("from-source", more='[project]\nname = "lab"').build()
-    gap.carry(monkeypatch)
+    gap.carry()
     assert gap.build().packed.manifest == outside.packed.manifest
 
 
-def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap) -> None:
     gap.project.build()
-    imported = gap.carry(monkeypatch)
+    imported = gap.carry()
     data = bytearray(imported.bundle.read_bytes())
     manifest = read_manifest(imported.bundle)
     alpha = next(layer for layer in manifest.layers if layer.name == "alpha")
@@ -134,23 +132,19 @@ def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap, monkeypatch: pytest.Mo
     assert not gap.inside.layer(alpha.id).exists()
 
 
-def test_what_the_settings_do_not_leave_out_must_be_there(
-    gap: Gap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_settings_do_not_leave_out_must_be_there(gap: Gap) -> None:
     """A layer without headers is of no use to a build that wants them."""
     gap.project.settings("schemes", more='prune = ["headers"]').build()
-    gap.carry(monkeypatch)
+    gap.carry()
     text = (gap.lab / "stager.toml").read_text()
     (gap.lab / "stager.toml").write_text(text.replace('["headers"]', "[]"))
     with pytest.raises(WheelError, match=r"1 file of pylock\.toml cannot be obtained"):
         gap.build(offline=True)
 
 
-def test_a_bundle_that_is_not_trusted_gives_nothing(
-    gap: Gap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_bundle_that_is_not_trusted_gives_nothing(gap: Gap, tmp_path: Path) -> None:
     gap.project.build()
-    gap.carry(monkeypatch)
+    gap.carry()
     (tmp_path / "signers").write_text("")
     trust = f'\n[trust]\nallowed-signers = "{tmp_path / "signers"}"\nrequire = true\n'
     with (gap.lab / "stager.toml").open("a") as settings:
@@ -160,21 +154,21 @@ def test_a_bundle_that_is_not_trusted_gives_nothing(
     assert list(gap.inside.layers.iterdir()) == []
 
 
-def test_new_requirements_need_an_index(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_requirements_need_an_index(gap: Gap) -> None:
     gap.project.build()
-    gap.carry(monkeypatch)
+    gap.carry()
     (gap.lab / "stager.toml").write_text('[environment]\nrequirements = ["alpha", "cli-tool"]\n')
     with pytest.raises(ResolveError) as caught:
         gap.build()
     assert "carry the new packages here with `stager export --base ID`" in caught.value.hint
 
 
-def test_a_folder_that_is_used_is_left_alone(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_used_is_left_alone(gap: Gap) -> None:
     gap.project.build()
     gap.lab.mkdir()
     (gap.lab / "mine").write_text("")
     with pytest.raises(ConfigError, match="there are files in it already"):
-        gap.carry(monkeypatch)
+        gap.carry()
     assert not gap.inside.root.exists()
     assert [path.name for path in gap.lab.iterdir()] == ["mine"]
 
@@ -196,13 +190,11 @@ def test_a_link_is_refused_before_anything_is_imported(
     assert not gap.inside.root.exists()
 
 
-def test_settings_outside_of_the_project_are_said(
-    gap: Gap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_outside_of_the_project_are_said(gap: Gap) -> None:
     (gap.project.root / "code").mkdir()
     (gap.project.root / "code" / "train.py").write_text("")
     gap.project.settings("alpha", more='[project]\npath = "code"').build()
-    imported = gap.carry(monkeypatch)
+    imported = gap.carry()
     [note] = imported.notes
     assert note.startswith(f"there is no stager.toml in {gap.lab}")
     assert {path.name for path in gap.lab.iterdir()} == {"train.py", "pylock.toml"}
@@ -258,27 +250,23 @@ def test_layers_that_do_not_fit_into_one_folder_are_refused() -> None:
                 refuse_clashes(layers)
 
 
-def test_a_link_in_the_locks_place_is_not_followed(
-    gap: Gap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_in_the_locks_place_is_not_followed(gap: Gap, tmp_path: Path) -> None:
     """A bundle may hold one: settings outside of `project.path` leave that name to the project."""
     root, target = gap.project.root, "data.txt"
     (root / "src").mkdir()
     (root / "src" / target).write_text("the project's own")
     (root / "src" / "pylock.toml").symlink_to(target)
     gap.project.settings("alpha", more='[project]\npath = "src"').build()
-    gap.carry(monkeypatch)
+    gap.carry()
     assert (gap.lab / target).read_text() == "the project's own"
     assert not (gap.lab / "pylock.toml").is_symlink()
 
 
-def test_builds_take_packages_only_out_of_bundles_that_somebody_vouches_for(
-    gap: Gap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_builds_take_packages_only_out_of_bundles_that_somebody_vouches_for(gap: Gap) -> None:
     """A bundle only claims that a layer was made from a wheel."""
     gap.project.build()
     file = gap.export()
-    gap.carry(monkeypatch)
+    gap.carry()
     (note,) = (gap.inside.root / "imports").glob("*.for-builds")
     note.unlink()
     with pytest.raises((ResolveError, WheelError)) as caught:

@@ -265,7 +265,6 @@ def test_an_altered_bundle_is_refused_before_anything_of_it_runs(
         flip(copy, place)
         with pytest.raises(BundleError):
             asking.find_signer(copy)
-            pytest.fail(f"a bundle that is altered at {place} is accepted")
         with pytest.raises(NodeError):
             unpack(str(copy), root=root, expected=asking.id, python=BASE_PYTHON, processes=1)
         assert os.listdir(Path(root) / "envs") == [], place
