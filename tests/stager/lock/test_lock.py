@@ -1,4 +1,3 @@
-import hashlib
 import logging
 import os
 import re
@@ -14,7 +13,7 @@ from packaging.pylock import Pylock
 from bundle.system.processes import CompletedCommand
 from stager.core import toml
 from stager.core.errors import ConfigError, ResolveError, SpaceError, StagerError
-from stager.core.store import Store
+from stager.core.store import Store, digest_file
 from stager.core.values import Digest, Target
 from stager.lock.indexes import Indexes
 from stager.lock.lock import ResolveOptions, make_lock
@@ -106,7 +105,7 @@ def test_both_resolvers_give_the_same_file(lock, root, wheelhouse):
     assert beta.path == file
     assert beta.url is None
     assert beta.size == file.stat().st_size
-    assert beta.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert beta.sha256 == digest_file(file)
 
 
 @pytest.mark.usefixtures("index_env")
@@ -284,6 +283,8 @@ def test_cuda_packages_are_refused_for_the_cpu(lock, index_env, wheelhouse, root
     assert f"pin a build that is here: torch==2.12.1+cpu in {wheelhouse}" in error.hint
     assert not (root / "pylock.toml").exists()
     assert "triton" in versions(lock(resolver, "torch"))
+    error = fails(lock, resolver, "triton", torch_backend="cpu")
+    assert "the requirements name triton, which is for GPUs only" in error.message
 
 
 @BOTH
@@ -531,7 +532,7 @@ wheels = [{ url = "https://example.org/colorama-1.0-py3-none-any.whl", hashes = 
 
 @pytest.fixture
 def given(root, wheelhouse):
-    digest = hashlib.sha256((wheelhouse / "alpha-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    digest = digest_file(wheelhouse / "alpha-1.0-py3-none-any.whl")
     text = GIVEN.replace("ALPHA", digest).replace("ONE", "1" * 64).replace("TWO", "2" * 64)
     path = root / "pylock.lab.toml"
     path.write_text(text.replace("wheelhouse/", f"{wheelhouse}/"))
@@ -625,25 +626,18 @@ def test_an_index_that_refuses_us(lock, index, monkeypatch, resolver):
 
 
 @BOTH
-def test_passwords_in_requirement_files_stay_out(lock, index, root, caplog, resolver):
+def test_passwords_in_requirement_files_stay_out(lock, index, root, caplog, monkeypatch, resolver):
+    """Written there, or taken from the environment; the names of variables tell nothing."""
     caplog.set_level(logging.DEBUG)
-    (root / "r.txt").write_text(f"--index-url {index.url_with_password}\nalpha\n")
-    made = lock(resolver, "r.txt")
-    assert made.indexes.index_url == index.url
-    text = (root / "pylock.toml").read_text()
-    assert index.url in text
-    assert "s3cret-pass" not in text + caplog.text
-
-
-@BOTH
-def test_passwords_from_the_environment(lock, index, root, monkeypatch, resolver):
     monkeypatch.setenv("INDEX_PASSWORD", "s3cret-pass")
     monkeypatch.setenv("INDEX_USER", "me")
-    url = index.url.replace("//", "//${INDEX_USER}:${INDEX_PASSWORD}@")
-    (root / "r.txt").write_text(f"--index-url {url}\nalpha\n")
-    made = lock(resolver, "r.txt")
-    assert made.indexes.index_url == url  # the names of variables tell nothing
-    assert "s3cret-pass" not in (root / "pylock.toml").read_text()
+    by_name = index.url.replace("//", "//${INDEX_USER}:${INDEX_PASSWORD}@")
+    for url, kept in ((index.url_with_password, index.url), (by_name, by_name)):
+        (root / "r.txt").write_text(f"--index-url {url}\nalpha\n")
+        assert lock(resolver, "r.txt").indexes.index_url == kept
+        text = (root / "pylock.toml").read_text()
+        assert kept in text
+        assert "s3cret-pass" not in text + caplog.text
 
 
 @BOTH
@@ -653,7 +647,7 @@ def test_an_index_without_digests_or_lengths(lock, index, monkeypatch, resolver)
     made = lock(resolver, "alpha")
     for file in made.files:
         served = index.folder / file.filename
-        assert file.sha256 == hashlib.sha256(served.read_bytes()).hexdigest()
+        assert file.sha256 == digest_file(served)
         assert file.size == served.stat().st_size
 
 
@@ -699,60 +693,46 @@ def test_a_wheel_named_by_url(lock, index, monkeypatch, resolver):
     made = lock(resolver, f"beta @ {url}")
     (file,) = made.files
     assert file.url == url
-    served = (index.folder / file.filename).read_bytes()
-    assert file.sha256 == hashlib.sha256(served).hexdigest()
+    assert file.sha256 == digest_file(index.folder / file.filename)
 
 
 # --- reading -------------------------------------------------------------------------------------
+
+
+HEAD = 'lock-version = "1.0"\ncreated-by = "x"\n'
+NAMED = '[[packages]]\nname = "a"\n'
+PACKAGE = f'{NAMED}version = "1"\n'
+
+
+def one_wheel(hashes='sha256 = "0"', url="https://x/a-1-py3-none-any.whl", name=""):
+    return f'wheels = [{{{name}url = "{url}", hashes = {{{hashes}}}}}]\n'
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "not a lock that can be read"),
-        ('lock-version = "9.0"\ncreated-by = "x"\npackages = []\n', "not supported"),
-        ('lock-version = "1.0"\ncreated-by = "stager"\n[tool.stager]\npython = 3\n', "damaged"),
+        (HEAD.replace("1.0", "9.0") + "packages = []\n", "not supported"),
+        (HEAD.replace("x", "stager") + "[tool.stager]\npython = 3\n", "damaged"),
         (
-            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\n'
-            '[packages.vcs]\ntype = "git"\nurl = "u"\ncommit-id = "c"\n',
+            HEAD + NAMED + '[packages.vcs]\ntype = "git"\nurl = "u"\ncommit-id = "c"\n',
             "version control",
         ),
+        (HEAD + PACKAGE + one_wheel('md5 = "0"'), "no sha256"),
+        (HEAD + PACKAGE + one_wheel(), "not a sha256"),
+        (HEAD + 'requires-python = "<3"\n' + PACKAGE + one_wheel(), "is not for Python"),
+        (HEAD + (PACKAGE + one_wheel()) * 2, "more than one file"),
         (
-            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
-            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {md5 = "0"}}]\n',
-            "no sha256",
-        ),
-        (
-            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
-            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n',
-            "not a sha256",
-        ),
-        (
-            'lock-version = "1.0"\ncreated-by = "x"\nrequires-python = "<3"\n[[packages]]\n'
-            'name = "a"\nversion = "1"\n'
-            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n',
-            "is not for Python",
-        ),
-        (
-            'lock-version = "1.0"\ncreated-by = "x"\n' + '[[packages]]\nname = "a"\nversion = "1"\n'
-            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n' * 2,
-            "more than one file",
-        ),
-        (
-            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
-            "marker = \"sys_platform ~= 'x'\"\n"
-            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n',
+            HEAD + PACKAGE + "marker = \"sys_platform ~= 'x'\"\n" + one_wheel(),
             "the marker of a has no meaning",
         ),
         (
-            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
-            'wheels = [{name = "a-1-py3-none-any.whl", url = "https://[x/", '
-            'hashes = {sha256 = "0"}}]\n',
+            HEAD + PACKAGE + one_wheel(url="https://[x/", name='name = "a-1-py3-none-any.whl", '),
             "is not a URL",
         ),
         (
-            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
-            'archive = {url = "https://x/..%2F..%2Fa-1.tar.gz", hashes = {sha256 = "0"}}\n',
+            HEAD + PACKAGE + 'archive = {url = "https://x/..%2F..%2Fa-1.tar.gz", '
+            'hashes = {sha256 = "0"}}\n',
             "is not the name of a file",
         ),
     ],
@@ -850,12 +830,6 @@ def test_a_build_of_pytorch_without_its_index(lock, index_env, wheelhouse):
     assert 'environment.torch-backend = "cu117"' in error.hint
 
 
-def test_a_package_for_gpus_that_is_asked_for(lock, index_env, wheelhouse):
-    make_wheel(wheelhouse, "triton", "3.0")
-    error = fails(lock, "uv", "triton", torch_backend="cpu")
-    assert "the requirements name triton, which is for GPUs only" in error.message
-
-
 # --- settings of pip and uv ---------------------------------------------------------------------
 
 
@@ -886,7 +860,7 @@ def test_hashes_that_the_configuration_requires(lock, index_env, root, monkeypat
 @BOTH
 def test_a_file_that_the_hashes_rule_out_is_refused(lock, index_env, wheelhouse, root, resolver):
     """As pip has it: the lab's build of a version is not the one that a stranger's index offers."""
-    good = hashlib.sha256((wheelhouse / "beta-2.0-py3-none-any.whl").read_bytes()).hexdigest()
+    good = digest_file(wheelhouse / "beta-2.0-py3-none-any.whl")
     (root / "r.txt").write_text(f"beta==2.0 \\\n  --hash=sha256:{'0' * 64}\n")
     error = fails(lock, resolver, "r.txt")
     assert "beta-2.0-py3-none-any.whl: its sha256 is " + good in error.context[0]
@@ -917,7 +891,7 @@ def test_hashes_of_a_path_and_of_a_url_are_checked(lock, index_env, tmp_path, ro
     files = tmp_path / "elsewhere"
     files.mkdir()
     file = own_sdist(files, "gamma") if "sdist" in place else make_wheel(files, "gamma")
-    good = hashlib.sha256(file.read_bytes()).hexdigest()
+    good = digest_file(file)
     with serve(Index(folder=files)) as index:
         url = f"http://127.0.0.1:{index.port}/files/{file.name}"
         text = {"path": str(file), "file": file.as_uri(), "sdist": str(file)}.get(place, url)
@@ -966,7 +940,7 @@ def test_wheels_are_chosen_by_platform_and_then_by_build_tag(lock, index_env, wh
 def test_the_file_that_the_hashes_allow_is_taken(lock, wheelhouse, root, monkeypatch, resolver):
     make_wheel(wheelhouse, "gamma", "1.0", tag=f"{HERE.python_tag}-none-any")
     other = make_wheel(wheelhouse, "gamma", "1.0")
-    digest = hashlib.sha256(other.read_bytes()).hexdigest()
+    digest = digest_file(other)
     (root / "r.txt").write_text(f"gamma==1.0 --hash=sha256:{digest}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -991,8 +965,8 @@ def test_hashes_that_are_required(lock, index_env, wheelhouse, root, ask, monkey
         assert caught.value.context == ("plain.txt:1: " + missing.format(name),)
     hashes = {}
     for name in ("alpha-1.0", "beta-2.0"):
-        content = (wheelhouse / f"{name}-py3-none-any.whl").read_bytes()
-        hashes[name[:-4]] = f"--hash=sha256:{hashlib.sha256(content).hexdigest()}"
+        digest = digest_file(wheelhouse / f"{name}-py3-none-any.whl")
+        hashes[name[:-4]] = f"--hash=sha256:{digest}"
     (root / "r.txt").write_text(f"--require-hashes\nalpha==1.0 {hashes['alpha']}\n")
     error = fails(lock, "uv", "r.txt")
     assert error.context == ("beta==2.0 has no hash in the requirements",)
@@ -1007,7 +981,7 @@ def test_hashes_leave_the_choice_of_pytorchs_build_alone(
 ):
     plain = make_wheel(wheelhouse, "torch", "2.13.0")
     make_wheel(wheelhouse, "torch", "2.13.0+cpu")
-    digest = hashlib.sha256(plain.read_bytes()).hexdigest()
+    digest = digest_file(plain)
     (root / "r.txt").write_text(f"torch==2.13.0 --hash=sha256:{digest}\n")
     assert versions(lock(resolver, "r.txt", torch_backend="cpu")) == {"torch": "2.13.0+cpu"}
     assert fails(lock, resolver, "r.txt").context
