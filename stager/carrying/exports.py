@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -437,23 +437,15 @@ def export(
     wheels, program = tool
     with bundle_file.open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
-        known = list_shared_members(base) if base is not None else frozenset()
+        known = list_shared_members(base) if base else frozenset()
         shared = {name for name, _, _ in known & list_shared_members(manifest)}
         left_out = tuple(name for name, _ in manifest.members() if name in shared)
         parts = {MANIFEST_NAME: manifest.to_bytes(), CARRIED_LOCK: lock}
         signature = read_signature(locate_signature(chosen.path))
-        parts |= {} if signature is None else {SIGNATURE_NAME: signature.encode()}
+        if signature is not None:
+            parts[SIGNATURE_NAME] = signature.encode()
         parts |= {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
-        label = Label(
-            name=manifest.name,
-            id=manifest.id,
-            base=base.id if base is not None else "",
-            left_out=left_out,
-            parts=tuple(
-                CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
-                for name, data in parts.items()
-            ),
-        )
+        label = _make_label(manifest, base.id if base else "", left_out, parts)
         try:
             with replace_file(output) as handle:
                 out = _Digesting(handle)
@@ -480,6 +472,16 @@ def export(
         with_tool=bool(wheels),
         signed=signature is not None,
     )
+
+
+def _make_label(
+    manifest: Manifest, base: str, left_out: tuple[str, ...], parts: Mapping[str, bytes]
+) -> Label:
+    described = tuple(
+        CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
+        for name, data in parts.items()
+    )
+    return Label(name=manifest.name, id=manifest.id, base=base, left_out=left_out, parts=described)
 
 
 def _note_export(store: Store, manifest: Manifest) -> None:

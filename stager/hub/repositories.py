@@ -85,9 +85,8 @@ def parse_request(kind: Kind, value: object) -> HubRequest:
         raise ValueError(f"unknown key {key!r}; known are {', '.join(_KEYS[kind])}")
     texts, files = {"name": "", **value}, value.get("files", [])
     texts.pop("files", None)
-    for key, text in texts.items():
-        if not isinstance(text, str):
-            raise ValueError(f"{key} is not a string")
+    for key in (key for key, text in texts.items() if not isinstance(text, str)):
+        raise ValueError(f"{key} is not a string")
     if not isinstance(files, list) or not all(isinstance(one, str) and one for one in files):
         raise ValueError("files is not a list of patterns")
     return _check(HubRequest(kind=kind, files=tuple(files), **texts))

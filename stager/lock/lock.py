@@ -175,8 +175,13 @@ def describe_unavailable_packages(
 # --- The parts of a lock that the next one keeps: pins, commits, and its cutoff ------------------
 
 
-def _keep_pins(request: ResolveRequest, options: ResolveOptions, earlier: Lock) -> ResolveRequest:
-    if options.upgrade:
+def _keep_pins(
+    request: ResolveRequest, options: ResolveOptions, earlier: Lock | None
+) -> ResolveRequest:
+    """Return the request with what is kept of a lock."""
+    cutoff = options.exclude_newer or (earlier.exclude_newer if earlier else None)
+    request = replace(request, cutoff=None if cutoff == NONE else cutoff)
+    if earlier is None or options.upgrade:
         return request
     upgraded = {canonicalize_name(name) for name in options.upgrade_packages}
     commits = tuple(pin for pin in earlier.git if canonicalize_name(pin.name) not in upgraded)
@@ -349,23 +354,18 @@ def make_lock(
     automatic = spec.torch_backend == resolver.AUTO
     spec = resolver.settle_torch_backend(spec, path, options.driver, options.note)
     spec, settings, earlier = _read_settings(spec, path, store, run)
-    cutoff = options.exclude_newer or (earlier.exclude_newer if earlier else None)
-    cutoff = None if cutoff == NONE else cutoff
-    of_uv = spec.uv_project.requirements if spec.uv_project else ()
     with store.scratch("lock") as scratch:
         request = ResolveRequest(
             spec=spec,
-            requirements=tuple(text for text in spec.requirements if text not in of_uv),
+            requirements=spec.own_requirements,
             constraints=spec.constraints,
             indexes=_offline_indexes(spec, store) if options.offline else spec.indexes,
             scratch=scratch,
-            cutoff=cutoff,
             settings=settings,
             offline=options.offline,
             run=run,
         )
-        if earlier is not None:
-            request = _keep_pins(request, options, earlier)
+        request = _keep_pins(request, options, earlier)
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
         wanted = (*request.requirements, *builder.build_all(spec.local_projects, request.git))
         request = replace(request, requirements=wanted, build=builder.build_package)
@@ -387,7 +387,7 @@ def make_lock(
         sources=tuple((name, _relate(label, spec.root, path)) for name, label in builder.built),
         torch_backend=spec.torch_backend if automatic else None,
         git=tuple(builder.git),
-        exclude_newer=cutoff,
+        exclude_newer=request.cutoff,
     )
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
         publish(path, render(lock))

@@ -536,6 +536,12 @@ class Spec:
         return self.indexes.merge(Indexes(extra_index_urls=urls))
 
     @property
+    def own_requirements(self) -> tuple[str, ...]:
+        """The requirements that uv does not read from a project's file."""
+        of_uv = self.uv_project.requirements if self.uv_project else ()
+        return tuple(text for text in self.requirements if text not in of_uv)
+
+    @property
     def urls(self) -> tuple[str, ...]:
         """The addresses of single files and repositories, with their credentials."""
         texts = (*self.requirements, *(source.requirement for source in self.local_projects))

@@ -448,18 +448,20 @@ class UvLock:
 
 def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, list[str]]:
     """Return what entries of ``environment.requirements`` take of a ``uv.lock``, and problems."""
-    parsed = ((entry, parse_entry(entry, root)) for entry in entries)
-    parts = {entry: part for entry, part in parsed if part and part.file.name == NAME}
+    parsed = {entry: parse_entry(entry, root) for entry in entries}
+    parts = {entry: part for entry, part in parsed.items() if part and part.file.name == NAME}
     if not parts:
         return None, []
     first = functools.reduce(UvProject.merge, parts.values())
     file, folder = first.file, _find_project(first.file.parent, root)
-    others = [entry for entry in entries if entry not in parts or parts[entry].file != file]
+    ours = {entry for entry, part in parts.items() if part.file == file}
+    others = [entry for entry in entries if entry not in ours]
     strangers = [one for one in others if os.path.normpath(root / expand_user(one)) != str(folder)]
     project = folder / "pyproject.toml"
+    document = toml.read(project) if file.is_file() else {}
     lock = UvLock(
         file=file,
-        project=replace(first, file=project, document=toml.read(project) if file.is_file() else {}),
+        project=replace(first, file=project, document=document),
         itself=len(strangers) < len(others),
     )
     problems = [
@@ -468,14 +470,17 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
         "that project (`uv add`)"
         for entry in strangers
     ]
-    if not file.is_file():
-        problems.append(f"environment.requirements: no such file: {file}")
+    return lock, [*problems, *_list_faults(lock)]
+
+
+def _list_faults(lock: UvLock) -> Iterator[str]:
+    if not lock.file.is_file():
+        yield f"environment.requirements: no such file: {lock.file}"
     elif lock.itself and lock.is_virtual():
-        problems.append(
-            f"environment.requirements: {folder} is no package for uv, so it cannot be installed: "
-            "give it a [build-system], or leave out the folder"
+        yield (
+            f"environment.requirements: {lock.project.file.parent} is no package for uv, so it "
+            "cannot be installed: give it a [build-system], or leave out the folder"
         )
-    return lock, problems
 
 
 def _find_project(folder: Path, root: Path) -> Path:
