@@ -3,7 +3,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from textwrap import dedent
 
@@ -19,7 +18,6 @@ from stager.lock.indexes import Indexes
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import Pip, condense
 from stager.lock.pylock import read_lock, render
-from stager.lock.spec import Spec
 from stager.wheels import FetchSettings, fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import git_commit, make_sdist, own_backend, own_sdist
@@ -27,7 +25,6 @@ from tests.support.wheelhouse import make_wheel
 
 HERE = Target.of_host()
 BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
-Ask = Callable[..., Spec]
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from stager.core.errors import ResolveError
@@ -13,12 +11,10 @@ from stager.lock import resolver
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pylock import compare_locks, find_earlier_lock, read_lock
 from stager.lock.resolver import KnownDriver, choose_backend
-from stager.lock.spec import Spec
 from tests.support.index_server import Index, serve
 from tests.support.wheelhouse import make_wheel
 
 BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
-Ask = Callable[..., Spec]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from textwrap import dedent
 
 import pytest
@@ -11,10 +10,8 @@ from stager.config import load
 from stager.core.errors import ConfigError
 from stager.core.values import Target
 from stager.lock.indexes import Indexes
-from stager.lock.spec import Spec, read_spec
+from stager.lock.spec import read_spec
 from tests.support.wheelhouse import make_wheel
-
-Ask = Callable[..., Spec]
 
 
 def problems(ask, *requirements, **more):

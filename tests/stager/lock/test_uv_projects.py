@@ -1,7 +1,6 @@
 """Projects, locks and scripts of uv: what stands in them decides, or is refused by name."""
 
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import dedent
 
@@ -13,7 +12,6 @@ from stager.core.errors import ConfigError, ResolveError
 from stager.core.store import Store, digest_file
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pylock import read_lock
-from stager.lock.spec import Spec
 from stager.lock.uv import require_uv
 from stager.wheels import FetchSettings, fetch
 from tests.support.building import Recorder
@@ -21,8 +19,6 @@ from tests.support.golden import check_golden
 from tests.support.index_server import Index, serve
 from tests.support.sources import git_commit, own_backend
 from tests.support.wheelhouse import make_wheel, without_compression
-
-Ask = Callable[..., Spec]
 
 
 @dataclass(frozen=True)
@@ -355,8 +351,6 @@ def test_the_block_of_a_script(lock, indexes, root, tmp_path):
     # dependencies = ["alpha", "special", "from-folder"]
     # [tool.uv]
     # override-dependencies = ["beta==1.0"]
-    # exclude-newer = 2999-01-01T00:00:00Z
-    # exclude-newer-package = {{}}
     # [tool.uv.sources]
     # special = {{ index = "second" }}
     # from-folder = {{ path = "../from-folder" }}
@@ -367,8 +361,6 @@ def test_the_block_of_a_script(lock, indexes, root, tmp_path):
     # ///
     print(1)
     """
-    block = block.replace("    # exclude-newer = 2999-01-01T00:00:00Z\n", "")
-    block = block.replace("    # exclude-newer-package = {}\n", "")
     (root / "train.py").write_text(dedent(block))
     expected = {"alpha": "1.0", "beta": "1.0", "from-folder": "1.0", "special": "1.0"}
     assert versions(lock("train.py")) == expected
