@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import filterfalse
 from pathlib import Path
 
 from bundle.environment.listing import OWN_PYTHON, own_python
@@ -273,17 +272,13 @@ def find_compiler(
     if target.is_host_python:
         return None
     try:
-        program = str(own) if own else _find(target, env, run)
+        kept = [] if own else map(str, list_candidates(target, env, run))
+        program = str(own or interpreter.find_base_python(target.python, [*kept], env))
         said = run([program, "-I", "-S", "-c", _DESCRIBE], timeout=_DESCRIBE_SECONDS).stdout
         version, magic = said.split()
     except (NodeError, StagerError, ValueError):  # the last: it says something else, or more
         return None
     return Compiler(program=Path(program), version=version, magic=magic)
-
-
-def _find(target: Target, env: Mapping[str, str], run: Runner) -> str:
-    kept = [str(path) for path in list_candidates(target, env, run)]
-    return interpreter.find_base_python(target.python, kept, env)
 
 
 # --- The shared libraries that a Python needs: those that go with it, those left to the nodes ----
@@ -316,10 +311,15 @@ class Libraries:
             return []
         self.glibc = max(self.glibc, header.glibc)
         known = len(self.own)
-        folders = [*_run_path_folders(self.prefix, path, header)]
+        folders = [
+            (entry, Path(os.path.realpath(_replace_origin(self.prefix, path, entry))))
+            for entry in filter(None, header.run_path.split(":"))
+        ]
         relative = False
-        for needed in filterfalse(_is_of_glibc, header.needed):
+        for needed in header.needed:
             name = needed.rpartition("/")[2]
+            if _OF_GLIBC.fullmatch(name):
+                continue
             if "/" in needed:
                 place = self._find_by_path(path, needed)
             else:
@@ -375,10 +375,6 @@ class Libraries:
             self.run_paths[path] = RunPath(at=header.run_path_at, old=old, new=new)
 
 
-def _is_of_glibc(needed: str) -> bool:
-    return _OF_GLIBC.fullmatch(needed.rpartition("/")[2]) is not None
-
-
 def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
     """Return the shared libraries that a Python and its extension modules need."""
     libraries = Libraries(prefix=prefix)
@@ -393,11 +389,6 @@ def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libr
             context=libraries.faults,
         )
     return libraries
-
-
-def _run_path_folders(prefix: Path, path: str, header: elf.Elf) -> Iterator[tuple[str, Path]]:
-    for entry in filter(None, header.run_path.split(":")):
-        yield entry, Path(os.path.realpath(_replace_origin(prefix, path, entry)))
 
 
 def _replace_origin(prefix: Path, path: str, entry: str) -> str:

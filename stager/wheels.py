@@ -111,9 +111,6 @@ class _Fetcher:
             self._build_in_environment(later)
         if self.problems:
             raise self._error()
-        return self._find_all()
-
-    def _find_all(self) -> tuple[Wheel, ...]:
         wheels = tuple(filter(None, map(self.find, self.lock.files)))
         if len(wheels) < len(self.lock.files):
             raise WheelError(

@@ -100,7 +100,8 @@ def export_image(
     decide_trust(config, store, whole.path, whole.id)  # its program is about to run
     output = output or Path(f"{manifest.name}-{manifest.id[:12]}{IMAGE_SUFFIX}")
     output = output.absolute()
-    store.require_space(*_room(manifest))
+    needed, inodes = estimate_room(manifest.layers, manifest)
+    store.require_space(needed, "the environment, before it is an image", inodes)
     # The file is opened first: a place that cannot be written is known before anything is unpacked.
     with store.scratch_without_lock("export") as scratch, write_output(output) as target:
         _require_zstd(tool, scratch)
@@ -133,11 +134,6 @@ def find_tool() -> str:
             "RHEL and conda-forge), or ask your site to do so",
         )
     return found
-
-
-def _room(manifest: Manifest) -> tuple[int, str, int]:
-    needed, inodes = estimate_room(manifest.layers, manifest)
-    return needed, "the environment, before it is an image", inodes
 
 
 def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:

@@ -185,16 +185,15 @@ class _Import:
             sources = self._sources(opened_bundles)
             with self._store.publish(final) as partial, partial.open("wb") as out:
                 for name, size in self._manifest.members():
-                    write_member(out, name, size, self._pieces(name, size, sources))
+                    if name == MANIFEST_NAME:
+                        pieces = iter((self._manifest.to_bytes(),))
+                    elif name in sources:
+                        pieces = self._copy_from_source(name, sources[name])
+                    else:
+                        pieces = self._file.pieces(name, size)
+                    write_member(out, name, size, pieces)
                 self._file.end()
                 out.write(END)
-
-    def _pieces(self, name: str, size: int, sources: Mapping[str, BundleFile]) -> Iterator[bytes]:
-        if name == MANIFEST_NAME:
-            return iter((self._manifest.to_bytes(),))
-        if name not in sources:
-            return self._file.pieces(name, size)
-        return self._copy_from_source(name, sources[name])
 
     def _copy_from_source(self, name: str, source: BundleFile) -> Iterator[bytes]:
         try:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -117,7 +117,9 @@ def pages(wheels: Iterable[ListedWheel]) -> Iterator[tuple[str, str]]:
         projects.setdefault(wheel.name, []).append(wheel)
     for name, listed in projects.items():
         yield f"{name}/index.html", _html(f"Links for {name}", map(_link, listed))
-        yield f"{name}/index.json", _json(_project(name, listed))
+        versions = list(dict.fromkeys(str(wheel.version) for wheel in listed))
+        page = {"name": name, "versions": versions, "files": list(map(_file, listed))}
+        yield f"{name}/index.json", _json(page)
     links = (f'<a href="{name}/">{name}</a>' for name in projects)
     yield "index.html", _html("Simple index", links)
     yield "index.json", _json({"projects": [{"name": name} for name in projects]})
@@ -149,11 +151,6 @@ def _link(wheel: ListedWheel) -> str:
     written = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
     href = escape(f"{_url(wheel)}#sha256={wheel.sha256}")
     return f'<a href="{href}"{written}>{escape(wheel.filename)}</a>'
-
-
-def _project(name: str, wheels: Sequence[ListedWheel]) -> Mapping[str, object]:
-    versions = dict.fromkeys(str(wheel.version) for wheel in wheels)
-    return {"name": name, "versions": list(versions), "files": [_file(wheel) for wheel in wheels]}
 
 
 def _file(wheel: ListedWheel) -> Mapping[str, object]:

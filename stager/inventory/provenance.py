@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
@@ -53,18 +54,13 @@ def asset_contents(
     indexes = {
         layer.id: bundle.index(layer, bundle.head(layer), decompress_index) for layer in layers
     }
-    files, links = _merge_indexes(list(indexes.values()))
+    # Of all assets: a file that two models share is stored once.
+    files = {entry.path: entry for index in indexes.values() for entry in index.files}
+    links = {link.path: link.target for index in indexes.values() for link in index.links}
     return {
         key: tuple(_contents(index, commits.get(key, ""), files, links))
         for key, index in indexes.items()
     }
-
-
-def _merge_indexes(indexes: Sequence[Index]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Merge the files and links of all assets: a file that two models share is stored once."""
-    files = {entry.path: entry for index in indexes for entry in index.files}
-    links = {link.path: link.target for index in indexes for link in index.links}
-    return files, links
 
 
 def _contents(
@@ -126,23 +122,17 @@ class LockedSources:
         """Read locks, the preferred ones first; ignore one that is missing or unreadable."""
         self._wheels: dict[str, Provenance] = {}
         self._sdists: dict[tuple[str, str], Provenance] = {}
-        for path in locks:
-            if path.is_file():
-                self._read(path)
+        for path in filter(Path.is_file, locks):
+            with suppress(StagerError, PylockValidationError, PylockUnsupportedVersionError):
+                data = toml.read(path)
+                built = toml.get_table(data, "tool", "stager", "sources")
+                for package in Pylock.from_dict(data).packages:
+                    self._add(package, built)
 
     def find(self, name: str, version: str, sha256: str) -> Provenance:
         """Return the source of a wheel by its digest, else by the version of a locked sdist."""
         known = self._wheels.get(sha256) or self._sdists.get((name, version))
         return known or Provenance()
-
-    def _read(self, path: Path) -> None:
-        try:
-            data = toml.read(path)
-            built = toml.get_table(data, "tool", "stager", "sources")
-            for package in Pylock.from_dict(data).packages:
-                self._add(package, built)
-        except (StagerError, PylockValidationError, PylockUnsupportedVersionError):
-            return
 
     def _add(self, package: Package, built: toml.Table) -> None:
         for sha256, found in _wheels(package, built):

@@ -92,16 +92,12 @@ def digest_files(root: Path, names: Sequence[Path]) -> Digest:
     """Return the digest of files' names, contents and executable bits, without place or time."""
     state = hashlib.sha256()
     for name in names:
-        line = f"{name.as_posix()}\0{_description(root / name)}\n"
+        path = root / name
+        executable = "x" if os.access(path, os.X_OK) else "-"
+        link = f"link {path.readlink()}" if path.is_symlink() else ""
+        line = f"{name.as_posix()}\0{link or f'{executable} {digest_file(path)}'}\n"
         state.update(line.encode(errors="surrogateescape"))
     return Digest(state.hexdigest())
-
-
-def _description(path: Path) -> str:
-    if path.is_symlink():
-        return f"link {path.readlink()}"
-    executable = "x" if os.access(path, os.X_OK) else "-"
-    return f"{executable} {digest_file(path)}"
 
 
 def digest_content(path: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> Digest:

@@ -246,7 +246,7 @@ def _chosen(report: Path) -> list[ChosenFile]:
 
 def _refuse_without_node(output: str) -> None:
     """Raise NoNodeError if only ``srun`` has printed anything, and nothing about a task."""
-    lines = [line for line in output.splitlines() if line.strip()]
+    lines = list(filter(str.strip, output.splitlines()))
     if lines and all(line.startswith("srun: ") and ": task " not in line for line in lines):
         raise NoNodeError("Slurm gave no node for the build", context=lines)
 

@@ -26,7 +26,7 @@ from packaging.pylock import (
     PylockValidationError,
 )
 from packaging.specifiers import SpecifierSet
-from packaging.utils import BuildTag, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from bundle.protocol.codec import DecodeError, decode
@@ -120,7 +120,8 @@ def select(
     for package in lock.packages:
         # One package at a time, so that each is reported by itself if nothing of it fits. The
         # highest build tag comes first: ``Pylock.select`` takes the first of equal wheels.
-        wheels = sorted(package.wheels or (), key=_get_build_tag, reverse=True)
+        wheels = [*(package.wheels or ())]
+        wheels.sort(key=lambda wheel: parse_wheel_filename(wheel.filename)[2], reverse=True)
         single = replace(lock, packages=[replace(package, wheels=wheels)])
         try:
             for _, selected in single.select(environment=environment, tags=tags):
@@ -147,10 +148,6 @@ def _make_unavailable(
 ) -> UnavailablePackage:
     requirement = name if version is None else f"{name}=={version}"
     return UnavailablePackage(requirement=requirement, files=tuple(files))
-
-
-def _get_build_tag(wheel: PackageWheel) -> BuildTag:
-    return parse_wheel_filename(wheel.filename)[2]
 
 
 def drop_other_files(package: Package, hashes: Collection[str]) -> Package:
@@ -348,16 +345,10 @@ def read_lock(path: Path, target: Target) -> Lock:
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
     data = parse_lock(path)
-    metadata = _metadata(data)
-    spec_digest, cutoff = None, metadata.get("exclude-newer")
+    ours = data.get("created-by") == CREATED_BY
+    metadata = toml.get_table(data, "tool", "stager") if ours else {}
     try:
-        if metadata:
-            python, platform = str(metadata["python"]), str(metadata["platform"])
-            target = Target(python=python, platform=platform)
-            spec_digest = Digest(str(metadata["spec-digest"]))
-        if cutoff is not None and to_timestamp(str(cutoff)):
-            cutoff = str(cutoff)
-        assets = tuple(map(decode_repository, metadata.get("assets", ())))
+        target, spec_digest, cutoff, assets = _decode_metadata(metadata, target)
     except (KeyError, TypeError, ValueError, StagerError) as exc:
         raise ResolveError(
             f"{path}: [tool.stager] (spec-digest, exclude-newer or assets) is damaged: {exc}",
@@ -386,6 +377,23 @@ def read_lock(path: Path, target: Target) -> Lock:
     )
 
 
+def _decode_metadata(
+    metadata: toml.Table, target: Target
+) -> tuple[Target, Digest | None, str | None, tuple[LockedRepository, ...]]:
+    """Return the target, the digest of the spec, the cutoff and the assets of a lock of ours."""
+    if not metadata:
+        return target, None, None, ()
+    python, platform, digest = (str(metadata[key]) for key in ("python", "platform", "spec-digest"))
+    cutoff, assets = metadata.get("exclude-newer"), metadata.get("assets", [])
+    if cutoff is not None:
+        cutoff = str(cutoff)
+        to_timestamp(cutoff)
+    if not isinstance(assets, list):
+        raise ValueError("assets is not a list")
+    target = Target(python=python, platform=platform)
+    return target, Digest(digest), cutoff, tuple(map(decode_repository, assets))
+
+
 def _decode_pins(metadata: toml.Table) -> Iterator[GitPin]:
     for entry in toml.get_list(metadata, "git"):
         with suppress(DecodeError):
@@ -399,10 +407,6 @@ def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
     lock = replace(lock, assets=tuple(assets))
     publish(lock.path, render(lock))
     return lock
-
-
-def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return toml.get_table(data, "tool", "stager") if data.get("created-by") == CREATED_BY else {}
 
 
 def missing_file_error(path: Path, target: Target, lines: Sequence[str]) -> ResolveError:

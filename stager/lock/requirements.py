@@ -301,7 +301,13 @@ class RequirementReader:
 
     def _apply_option(self, name: str, value: str, line: RequirementLine) -> None:
         if name in ("--requirement", "--constraint"):
-            self._include(value, line, constraint=line.constraint or name == "--constraint")
+            if "://" in value:
+                self.problems.append(
+                    f"{line.origin}: {value} is on a server; save a copy beside this file"
+                )
+            else:
+                path, limits = line.base / _fill_in_variables(value), name == "--constraint"
+                self.read_file(path, origin=line.origin, constraint=line.constraint or limits)
         elif name == "--editable":
             self.problems.append(f"{line.origin}: {refuse_editable(f'-e {value}')}")
         elif name == "--require-hashes":
@@ -311,15 +317,6 @@ class RequirementReader:
                 # As in pip, at the file's folder, else at the working directory.
                 value = str(find_path(value, (line.base, self.root)))
             self.indexes = self.indexes.merge(INDEX_OPTIONS[name](value))
-
-    def _include(self, value: str, line: RequirementLine, *, constraint: bool) -> None:
-        if "://" in value:
-            self.problems.append(
-                f"{line.origin}: {value} is on a server; save a copy beside this file"
-            )
-            return
-        path = line.base / _fill_in_variables(value)
-        self.read_file(path, origin=line.origin, constraint=constraint)
 
 
 def _decode(data: bytes) -> str:

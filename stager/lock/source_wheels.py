@@ -228,7 +228,8 @@ class SourceBuilder:
         if isinstance(selected, PackageVcs):
             source = self._from_git(package, selected)
         else:
-            source = self._from_folder(selected, base)
+            folder = Path(os.path.normpath(base / selected.path / (selected.subdirectory or "")))
+            source = describe_source(folder, shorten_path(folder, self.root))
         try:
             wheel = build(source, self.store, self.pip)
         except ResolveError as exc:
@@ -253,7 +254,3 @@ class SourceBuilder:
             label=pin.label,
             digest=pin.digest,
         )
-
-    def _from_folder(self, selected: PackageDirectory, base: Path) -> SourceRequirement:
-        folder = Path(os.path.normpath(base / selected.path / (selected.subdirectory or "")))
-        return describe_source(folder, shorten_path(folder, self.root))

@@ -156,7 +156,8 @@ def _explain(request: ResolveRequest, done: CompletedCommand) -> Exception:
     for name in _UNKNOWN.findall(output):
         # uv does not report that an index refused to answer; pip does.
         request.pip.list_existing_files(name)
-    reason = _extract_reason(output)
+    body = output.partition("cause:")[2] or output
+    reason = " ".join(body.partition("\nhint:")[0].split())
     required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
     blamed = find_names(required, request.names) or find_names(reason, request.names)
     unavailable = _all_unavailable(request, output)
@@ -278,11 +279,6 @@ def _write_pins(path: Path, pins: Sequence[str]) -> None:
     packages = [{"name": name, "version": version} for name, _, version in pairs]
     document = {"lock-version": "1.0", "created-by": "stager", "packages": packages}
     path.write_text(toml.dumps(document), encoding="utf-8")
-
-
-def _extract_reason(output: str) -> str:
-    body = output.partition("cause:")[2] or output
-    return re.sub(r"\s+", " ", body.partition("\nhint:")[0]).strip()
 
 
 def _list_unsearched_indexes(output: str) -> list[str]:

@@ -339,14 +339,16 @@ def _local_sources(file: Path, document: toml.Table) -> Iterator[Path]:
                 if isinstance(choice.get("path"), str):
                     yield Path(os.path.normpath(place.parent / choice["path"]))
                 elif choice.get("workspace"):
-                    yield from _members_named(canonicalize_name(name), root.parent)
+                    yield from _find_members(canonicalize_name(name), root.parent)
 
 
-def _members_named(name: str, workspace: Path) -> Iterator[Path]:
-    for folder in sorted(_list_members(workspace)):
-        project = toml.get_table(read(folder / "pyproject.toml"), "project")
-        if canonicalize_name(str(project.get("name", ""))) == name:
-            yield folder
+def _find_members(name: str, workspace: Path) -> list[Path]:
+    folders = sorted(_list_members(workspace))
+    return [folder for folder in folders if _read_name(folder / "pyproject.toml") == name]
+
+
+def _read_name(file: Path) -> str:
+    return canonicalize_name(str(toml.get_table(read(file), "project").get("name", "")))
 
 
 # --- The part of a ``uv.lock`` that a project takes; :mod:`stager.lock.uv` reads it -------
@@ -403,8 +405,7 @@ class UvLock:
 
     @functools.cached_property
     def _own(self) -> str:
-        project = toml.get_table(toml.read(self.project.file), "project")
-        return str(canonicalize_name(str(project.get("name", ""))))
+        return _read_name(self.project.file)
 
     def local_sources(self) -> list[Path]:
         """Return the folders and files on this machine that the project's packages come from.
