@@ -325,20 +325,23 @@ class Libraries:
             else:
                 place = self._find_library([folder for _, folder in folders], name)
                 relative |= bool(place)
-            if place:
-                self.own.setdefault(name, place)
-            elif name not in self.own:  # else what needs this file has loaded it
-                self._leave_to_nodes(path, needed)
+            self._note(path, needed, place)
             if needed.startswith(f"{self.prefix}/"):
                 self.faults.append(f"{path}: it needs {needed}")
         if relative:
             self._make_relative(path, header, folders)
         return list(self.own.values())[known:]
 
-    def _leave_to_nodes(self, path: str, name: str) -> None:
-        self.foreign[name].append(path.rpartition("/")[2])
-        if name.startswith("libpython3"):
-            self.faults.append(f"{path}: it finds {name} by LD_LIBRARY_PATH, or in the system")
+    def _note(self, path: str, needed: str, place: str) -> None:
+        name = needed.rpartition("/")[2]
+        if place:
+            self.own.setdefault(name, place)
+        elif name not in self.own:  # else what needs this file has loaded it
+            self.foreign[needed].append(path.rpartition("/")[2])
+            if needed.startswith("libpython3"):
+                self.faults.append(
+                    f"{path}: it finds {needed} by LD_LIBRARY_PATH, or in the system"
+                )
 
     def _find_by_path(self, path: str, needed: str) -> str:
         """Return the path in the folder of a library that is needed by its path; empty for none.

@@ -188,15 +188,12 @@ class _Fetcher:
         """
         if self.find(file) is not None:
             return False
-        path = file.path if file.path and file.path.is_file() else None
-        source = dict(self.lock.sources).get(file.filename)
-        if source and path is None:
-            try:
-                path = self._find_in_mirror(file) if "://" in source else None
-                path = path or self._rebuild(source)
-            except StagerError as exc:
-                self.problems.append(f"{file.filename}: from {source}: {exc.message}")
-                return False
+        source = dict(self.lock.sources).get(file.filename, "")
+        try:
+            path = self._find_here(file, source)
+        except StagerError as exc:
+            self.problems.append(f"{file.filename}: from {source}: {exc.message}")
+            return False
         if path is None:
             return True
         if file.is_wheel:
@@ -204,6 +201,12 @@ class _Fetcher:
         else:
             self._build(file)
         return False
+
+    def _find_here(self, file: LockedFile, source: str) -> Path | None:
+        if file.path and file.path.is_file():
+            return file.path
+        path = self._find_in_mirror(file) if "://" in source else None
+        return path or (self._rebuild(source) if source else None)
 
     def _copy(self, file: LockedFile, path: Path) -> None:
         digest = digest_file(path)

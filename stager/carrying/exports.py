@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bundle.format.archive import END
+from bundle.format.archive import END, BundleFile
 from bundle.format.manifest import (
     BLOCK,
     MANIFEST_NAME,
@@ -449,10 +449,7 @@ def export(
         try:
             with replace_file(output) as handle:
                 out = _Digesting(handle)
-                for name, data in {LABEL_NAME: label.to_bytes(), **parts}.items():
-                    write_member(out, name, len(data), iter((data,)))
-                # What is damaged in the store is refused, so that it does not cross the gap.
-                write_members(bundle, out, {MANIFEST_NAME, *left_out})
+                _write(out, bundle, {LABEL_NAME: label.to_bytes(), **parts}, left_out)
                 out.write(program)
         except OSError as exc:
             raise StagerError(
@@ -472,6 +469,15 @@ def export(
         with_tool=bool(wheels),
         signed=signature is not None,
     )
+
+
+def _write(
+    out: _Digesting, bundle: BundleFile, parts: Mapping[str, bytes], left_out: Collection[str]
+) -> None:
+    """Write the tar; refuse what is damaged in the store, so that it does not cross the gap."""
+    for name, data in parts.items():
+        write_member(out, name, len(data), iter((data,)))
+    write_members(bundle, out, {MANIFEST_NAME, *left_out})
 
 
 def _make_label(

@@ -22,6 +22,7 @@ from ..core.errors import ConfigError, WheelError
 from ..core.store import Store, digest_file
 from ..core.values import Wheel
 from ..lock.lock import ResolveOptions, make_lock
+from ..lock.pylock import Lock
 from ..lock.spec import Spec, read_spec
 from .mirror_folder import ListedWheel, MirrorFolder, describe_wheel, lock_mirror, refuse_other
 
@@ -72,9 +73,13 @@ def _fetch_for_target(
     decompressor = source.decompressor(settings.environment.interpreter != OF_NODE)
     if decompressor is not None:  # every build needs it
         wheels.append(decompressor)
+    return wheels, _list_built(lock, wheels)
+
+
+def _list_built(lock: Lock, wheels: Sequence[Wheel]) -> set[str]:
     from_index = {file.sha256 for file in lock.files if file.is_wheel}
     built = {wheel.path.name for wheel in wheels if wheel.sha256 not in from_index}
-    return wheels, built.union(name for name, _ in lock.sources)
+    return built.union(name for name, _ in lock.sources)
 
 
 def _read_requested(config: Config, requirements: Sequence[str]) -> Spec:

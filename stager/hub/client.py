@@ -492,7 +492,7 @@ def resolve(
             hint="; ".join(dict.fromkeys(fault.hint for fault in faults)),
             context=[fault.message for fault in faults],
         )
-    return tuple(resolved[request] for request in dict.fromkeys(requests))
+    return tuple(map(resolved.__getitem__, dict.fromkeys(requests)))
 
 
 def _resolve_one(request: HubRequest, files: HubFiles) -> LockedRepository:

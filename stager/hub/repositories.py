@@ -87,9 +87,13 @@ def parse_request(kind: Kind, value: object) -> HubRequest:
     texts.pop("files", None)
     for key in (key for key, text in texts.items() if not isinstance(text, str)):
         raise ValueError(f"{key} is not a string")
-    if not isinstance(files, list) or not all(isinstance(one, str) and one for one in files):
+    return _check(HubRequest(kind=kind, files=_read_patterns(files), **texts))
+
+
+def _read_patterns(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
         raise ValueError("files is not a list of patterns")
-    return _check(HubRequest(kind=kind, files=tuple(files), **texts))
+    return tuple(value)
 
 
 def _check(request: HubRequest) -> HubRequest:

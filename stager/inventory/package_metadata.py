@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -232,8 +233,8 @@ def find_dependencies(
     A requirement of an extra counts if another package asks for that extra.
     """
     parsed = {name: tuple(_parse_requirements(texts)) for name, texts in requires.items()}
-    extras: dict[str, set[str]] = {name: {""} for name in parsed}
-    found: dict[str, set[str]] = {name: set() for name in parsed}
+    extras: dict[str, set[str]] = defaultdict(lambda: {""})
+    found: dict[str, set[str]] = defaultdict(set)
     pending = [(name, "") for name in parsed]
     for name, extra in pending:  # it grows
         for requirement in parsed[name]:
@@ -244,7 +245,7 @@ def find_dependencies(
                 more = sorted(requirement.extras - known)[: _EXTRAS_LIMIT - len(known)]
                 known.update(more)
                 pending += [(needed, one) for one in more]
-    return {name: tuple(sorted(needed - {name})) for name, needed in found.items()}
+    return {name: tuple(sorted(found[name] - {name})) for name in parsed}
 
 
 def _parse_requirements(texts: Iterable[str]) -> Iterable[Requirement]:

@@ -278,7 +278,9 @@ def pip_settings(run: Runner = run) -> PipSettings:
     return PipSettings(
         indexes=indexes,
         environment={
-            name: value for name, value in environment.items() if value and name not in os.environ
+            name: environment[name]
+            for name in environment.keys() - os.environ.keys()
+            if environment[name]
         },
         constraints=_read_places(values["constraint"], os.environ.get("UV_CONSTRAINT", "")),
         require_hashes=is_true(values["require-hashes"]),

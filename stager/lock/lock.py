@@ -209,7 +209,7 @@ def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[Resolve
     first = resolve(replace(request, requirements=others), resolver)
     wheels = [file for file in first if file.filename.endswith(".whl")]
     folder = install(map(_exact_line, wheels), request.pip, request.scratch / "environment")
-    pins = tuple(f"{name}=={version}" for name, version in (file.identity for file in first))
+    pins = tuple("{}=={}".format(*file.identity) for file in first)
     together = (*request.constraints, *pins)
     return resolve(replace(request, constraints=together, packages=folder), resolver)
 

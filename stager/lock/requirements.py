@@ -405,10 +405,7 @@ class PyprojectReader:
         if project.is_script:
             lines = self._list_lines(table.get("dependencies"), "dependencies")
         else:
-            groups = [line for name in project.groups for line in self._read_group(data, name)]
-            lines, itself = self._expand_all(
-                data, groups if project.groups else self._read_project(data)
-            )
+            lines, itself = self._expand_all(data, self._read_parts(data))
             project = replace(
                 project,
                 document=data,
@@ -422,7 +419,9 @@ class PyprojectReader:
         by_uv = self.taken.leave_to_uv(project, list_names(texts))
         self.taken.lines += [replace(line, by_uv=by_uv) for line in lines]
 
-    def _read_project(self, data: toml.Table) -> list[RequirementLine]:
+    def _read_parts(self, data: toml.Table) -> list[RequirementLine]:
+        if self.project.groups:
+            return [line for name in self.project.groups for line in self._read_group(data, name)]
         problem = describe_foreign_dependencies(data, self.project.file, shown=self.shown)
         if not problem and not isinstance(data["project"], dict):
             problem = f"{self.shown}: project is not a table"

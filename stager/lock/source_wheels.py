@@ -203,7 +203,7 @@ class SourceBuilder:
                 wheel = build(chosen, self.store, self.pip)
             except StagerError as exc:
                 problems += [f"{source.label}: {exc.message}"]
-                problems += [f"  | {line}" for line in exc.context]
+                problems += map("  | {}".format, exc.context)
                 continue
             name = parse_wheel_filename(wheel.name)[0]
             marker = f" ; {source.marker}" if source.marker else ""

@@ -24,6 +24,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -356,7 +357,7 @@ class SpecReader:
             return f"{clean} is neither a wheel nor an sdist"
         is_fixed = bool(_COMMIT.search(url)) if from_vcs else bool(hashes)
         words = [parsed.name, "@", url] if parsed.name else [url]
-        options = [digest for digest in hashes if digest not in parts.fragment.lower()]
+        options = filterfalse(parts.fragment.lower().__contains__, hashes)
         source = SourceRequirement(
             requirement=" ".join([*words, *map("--hash=sha256:{}".format, hashes)]),
             label=clean + _keep_fragment(parts.fragment, hashes),

@@ -66,10 +66,8 @@ def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> 
     keys = []
     for path, settings in tables.items():
         values = {key: settings.get(key) for key in _KEYS}
-        sources = toml.get_table(settings, "sources")
-        values["sources"] = [
-            one for one in sources if requested is None or canonicalize_name(one) in requested
-        ]
+        sources = {canonicalize_name(one) for one in toml.get_table(settings, "sources")}
+        values["sources"] = sources if requested is None else sources.intersection(requested)
         if not values["sources"]:
             values["index"] = [one for one in _list_indexes(settings) if not one.get("explicit")]
         keys += [_name_key(path, key, root) for key, value in values.items() if value]
@@ -412,17 +410,20 @@ class UvLock:
 
         Packages count that the project needs on any platform and with all extras.
         """
-        found, reached = set(), list(self.direct() if self.project.is_script else [self._own])
+        is_script = self.project.is_script
+        found, reached = set(), list(self.direct() if is_script else [self._own])
         for package in (one for name in reached for one in self._packages.get(name, ())):
             needed = _list_names(_list_parts(package, None))
             reached += [name for name in needed if name not in reached]
-            for key in ("directory", "editable", "path"):
-                place = toml.get_table(package, "source").get(key)
-                if isinstance(place, str):
-                    found.add(Path(os.path.normpath(self.file.parent / place)))
-        if not (self.itself or self.project.is_script):
-            found.discard(self.project.file.parent)
-        return sorted(found)
+            source = toml.get_table(package, "source")
+            places = map(source.get, ("directory", "editable", "path"))
+            found |= {
+                Path(os.path.normpath(self.file.parent / place))
+                for place in places
+                if isinstance(place, str)
+            }
+        own = {self.project.file.parent}
+        return sorted(found if self.itself or is_script else found - own)
 
     def direct(self) -> tuple[str, ...]:
         """Return the packages that the project or the script itself asks for."""
@@ -449,8 +450,7 @@ class UvLock:
 
 def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, list[str]]:
     """Return what entries of ``environment.requirements`` take of a ``uv.lock``, and problems."""
-    parsed = {entry: parse_entry(entry, root) for entry in entries}
-    parts = {entry: part for entry, part in parsed.items() if part and part.file.name == NAME}
+    parts = _find_parts(entries, root)
     if not parts:
         return None, []
     first = functools.reduce(UvProject.merge, parts.values())
@@ -465,16 +465,21 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
         project=replace(first, file=project, document=document),
         itself=len(strangers) < len(others),
     )
-    problems = [
-        f"environment.requirements: {entry} beside {shorten_path(file, root)}, which is a complete "
-        "lock: only parts of it and the folder of its project may stand there; add the package to "
-        "that project (`uv add`)"
-        for entry in strangers
-    ]
-    return lock, [*problems, *_list_faults(lock)]
+    return lock, [*_list_faults(lock, strangers, shorten_path(file, root))]
 
 
-def _list_faults(lock: UvLock) -> Iterator[str]:
+def _find_parts(entries: Sequence[str], root: Path) -> dict[str, UvProject]:
+    parsed = ((entry, parse_entry(entry, root)) for entry in entries)
+    return {entry: part for entry, part in parsed if part and part.file.name == NAME}
+
+
+def _list_faults(lock: UvLock, strangers: Sequence[str], shown: str) -> Iterator[str]:
+    for entry in strangers:
+        yield (
+            f"environment.requirements: {entry} beside {shown}, which is a complete lock: only "
+            "parts of it and the folder of its project may stand there; add the package to that "
+            "project (`uv add`)"
+        )
     if not lock.file.is_file():
         yield f"environment.requirements: no such file: {lock.file}"
     elif lock.itself and lock.is_virtual():
