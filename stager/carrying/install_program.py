@@ -107,18 +107,19 @@ def refuse_other_python(carried: pathlib.Path) -> None:
     """Refuse a Python that the carried wheels are not for."""
     with zipfile.ZipFile(carried) as program:
         target = json.loads(program.read("target.json"))
+    wanted = (target["python"], target["machine"])
     here = "{}.{}".format(*sys.version_info[:2])
     machine = os.uname().machine
-    if (here, machine) == (target["python"], target["machine"]):
+    if (here, machine) == wanted:
         return
-    hint = "start it with that Python: python{} {} install".format(target["python"], carried)
-    if machine != target["machine"]:
+    hint = f"start it with that Python: python{wanted[0]} {carried} install"
+    if machine != wanted[1]:
         hint = (
             "install it on a machine of that kind; or export on the other side for this one, from "
             "a project whose environment.platform says so"
         )
     raise InstallRefused(
-        f"this file carries stager for Python {target['python']} on {target['machine']}; this is "
+        f"this file carries stager for Python {wanted[0]} on {wanted[1]}; this is "
         f"Python {here} on {machine}",
         hint,
     )

@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -265,14 +264,14 @@ class PipSettings:
 
 def pip_settings(run: Runner = run) -> PipSettings:
     """Return pip's configuration, to pass it to uv, which does not read it."""
-    values = defaultdict(str, _pip_values(run))
-    environment = {uv: " ".join(values[pip].split()) for uv, pip in _UV_VARIABLES.items()}
-    environment["UV_HTTP_TIMEOUT"] = values["timeout"] or values["default-timeout"]
-    if values["keyring-provider"] == "subprocess":
+    values = _pip_values(run)
+    environment = {uv: " ".join(values.get(pip, "").split()) for uv, pip in _UV_VARIABLES.items()}
+    environment["UV_HTTP_TIMEOUT"] = values.get("timeout") or values.get("default-timeout", "")
+    if values.get("keyring-provider") == "subprocess":
         environment["UV_KEYRING_PROVIDER"] = "subprocess"
     indexes = Indexes()
     for option, make in INDEX_OPTIONS.items():
-        for word in values[option.removeprefix("--")].split():
+        for word in values.get(option.removeprefix("--"), "").split():
             if option not in FLAGS or is_true(word):
                 indexes = indexes.merge(make(word))
     return PipSettings(
@@ -282,8 +281,8 @@ def pip_settings(run: Runner = run) -> PipSettings:
             for name in environment.keys() - os.environ.keys()
             if environment[name]
         },
-        constraints=_read_places(values["constraint"], os.environ.get("UV_CONSTRAINT", "")),
-        require_hashes=is_true(values["require-hashes"]),
+        constraints=_read_places(values.get("constraint", ""), os.environ.get("UV_CONSTRAINT", "")),
+        require_hashes=is_true(values.get("require-hashes", "")),
     )
 
 
@@ -355,7 +354,7 @@ def _parse_config(listing: str) -> dict[str, str]:
             sections[match[1]][name] = str(ast.literal_eval(match[3]))
         except (ValueError, SyntaxError):  # a form of quoting we do not know
             continue
-    return {**sections["global"], **sections["install"], **sections[":env:"]}
+    return {name: value for section in sections.values() for name, value in section.items()}
 
 
 def resolve_place_variables() -> dict[str, str]:

@@ -453,18 +453,15 @@ def render(lock: Lock) -> str:
 
 
 def _package(file: LockedFile, base: Path) -> Package:
-    place: dict[str, Any] = {"size": file.size, "hashes": {"sha256": str(file.sha256)}}
-    if file.path is None:
-        place["url"] = file.url
-    elif file.path.is_relative_to(base):
-        place["path"] = file.path.relative_to(base).as_posix()
-    else:
-        place["path"] = str(file.path)
-    if file.is_wheel:
-        wheel = PackageWheel(name=file.filename, **place)
-        return Package(name=file.name, version=file.version, wheels=[wheel])
-    sdist = PackageSdist(name=file.filename, **place)
-    return Package(name=file.name, version=file.version, sdist=sdist)
+    url, path = (None, file.path) if file.path else (file.url, None)
+    if path and path.is_relative_to(base):
+        path = path.relative_to(base)
+    place, hashes = str(path) if path else None, {"sha256": str(file.sha256)}
+    kind = PackageWheel if file.is_wheel else PackageSdist
+    entry = kind(name=file.filename, url=url, path=place, size=file.size, hashes=hashes)
+    if isinstance(entry, PackageWheel):
+        return Package(name=file.name, version=file.version, wheels=[entry])
+    return Package(name=file.name, version=file.version, sdist=entry)
 
 
 def parse_lock(path: Path) -> dict[str, Any]:
