@@ -34,7 +34,6 @@ _RUN_SECONDS = 120.0
 _OF_SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/")
 """Where every Linux has what programs of any place use: glibc, locales."""
 _IMPORTS = "IMPORTS"
-"""The beginning of the line that names the module which comes next."""
 # Modules that do not import here may lack a library of this machine, which the build has named.
 _PROGRAM = """\
 import sys
@@ -286,7 +285,6 @@ def find_compiler(
 _OF_GLIBC = re.compile(
     r"(ld-linux.*|libc|libm|libmvec|libdl|libpthread|librt|libutil|libresolv|libanl)\.so\.\d+"
 )
-"""The libraries of every glibc."""
 _ORIGIN = re.compile(r"\$ORIGIN\b|\$\{ORIGIN\}")
 
 

@@ -44,7 +44,6 @@ _LOCKED = "incorrect passphrase"
 _TOUCH = re.compile(r"user presence", re.IGNORECASE)
 """What it says of a hardware key that is to be touched."""
 OLDEST = "OpenSSH 8.2"
-"""The first version with all that is used."""
 
 
 def run(argv: Sequence[str], text: str) -> CompletedCommand:
@@ -71,7 +70,7 @@ def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
     Args:
         key: the private key; or the public one, of a key that an agent holds.
         text: the file that is signed.
-        say: called with each line that it says; of a failure, only with requests for a touch.
+        say: called with lines of ``ssh-keygen``; of a failure, only with requests for a touch.
     """
     lines: list[str] = []
 
@@ -191,7 +190,6 @@ SUFFIX = ".sig"
 MOST_SIGNATURE_BYTES = 1 << 16
 """Length of a signature; that of a large certificate has a few kilobytes."""
 _LINES = 4
-"""Lines of ``ssh-keygen`` that a message quotes."""
 _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 """How ``ssh-keygen`` names the key of a good signature."""
 _CERTIFICATE = re.compile(r"line (\d+): no valid principals found")
@@ -259,11 +257,9 @@ def read_signature(path: Path) -> str | None:
 def decide_trust(
     config: Config, store: Store, bundle: Path, bundle_id: str
 ) -> tuple[SignatureVerdict | None, Trust | None]:
-    """Decide on a bundle that is about to be used.
+    """Decide on a bundle that is about to be used; None where the settings name no signers.
 
-    Returns:
-        The decision, None where the settings name no signers; and where a signature is required,
-        what nodes need to check it.
+    Where a signature is required, what nodes need to check it comes second.
     """
     if config.trust.allowed_signers is None and not config.trust.require:
         return None, None
@@ -428,10 +424,8 @@ class SignResult:
 
     bundle: Path
     id: str
-    """Its id, which is what was signed."""
     signature: Path
     key: str
-    """The key that has signed, as ``ssh-keygen`` names it."""
 
 
 def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignResult:

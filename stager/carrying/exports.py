@@ -74,7 +74,6 @@ FORMAT = 1
 CARRIED_LOCK = "pylock.toml"
 SIGNATURE_NAME = "bundle.sig"
 TOOL = "tool/"
-"""The names of the tool's wheels begin so."""
 _LABEL_LIMIT = 1 << 20
 _PARTS_LIMIT = 512 << 20
 """Bytes of what is carried besides the bundle's layers, as it is read whole: the manifest, the lock
@@ -277,21 +276,16 @@ class ExportResult:
     """The result of ``stager export``."""
 
     file: Path
-    """The file to carry."""
     id: str
     sha256: str
     """The digest of the whole file, to compare on the other side."""
     bytes: int
     layers: int
-    """Number of layers in it."""
     layers_left_out: int
-    """Number of layers that the other side has."""
     base: str
     """The id of the bundle that the other side has; empty if all is here."""
     with_tool: bool
-    """True if stager itself comes along."""
     signed: bool
-    """True if the bundle's signature comes along."""
 
 
 def find_base_manifest(

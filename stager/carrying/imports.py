@@ -46,9 +46,7 @@ class ImportResult:
     name: str
     bytes: int
     layers: int
-    """Number of layers that came with the file."""
     layers_here: int
-    """Number of layers that were here."""
     lock: Path
     already_here: bool
     """True if the bundle itself was here; its lock and signature are those of the file now."""
@@ -77,7 +75,7 @@ def import_bundle(
         listener: called with each step.
         asked: the id that the bundle must have, or its first digits; empty for any.
         project: a new folder for the project's code; None for none.
-        for_builds: True to let builds take packages out of the bundle; so they may with a project.
+        for_builds: let builds take packages out of the bundle, as they may with a project.
     """
     store = Store(offline_root(config))
     if project is not None:
@@ -264,11 +262,7 @@ def refuse_used(folder: Path) -> None:
 
 
 def write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
-    """Write the files of a project, its assets and its lock into a new folder.
-
-    Returns:
-        What a person should know, to build it there.
-    """
+    """Write a project, its assets and its lock into a new folder; return notes for a build."""
     folder = folder.absolute()
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:

@@ -28,7 +28,6 @@ Installs stager, which this file carries, into a virtual environment of its own.
   DIR    a new directory for it; default: ~/.local/share/stager
 """
 TOOL = "tool/"
-"""The names of the wheels begin so."""
 LIMIT = 1 << 30
 """No wheel of the tool is larger, in bytes."""
 

@@ -52,10 +52,7 @@ class MirrorRequest:
 def _fetch_for_target(
     project: Config, settings: Config, request: MirrorRequest, store: Store, listener: Listener
 ) -> tuple[Sequence[Wheel], set[str]]:
-    """Fetch the wheels for one target; return them, and the file names of those built here.
-
-    ``settings`` are the project's with that target.
-    """
+    """Fetch the wheels for the target of ``settings``; return them, and names of built ones."""
     options = ResolveOptions(offline=request.offline, note=listener.note)
     listener.begin("lock")
     asked = request.requirements
@@ -151,11 +148,9 @@ class MirrorResult:
     bytes: int
     """The size of its wheels in bytes."""
     added: tuple[str, ...]
-    """Wheels that were put there now."""
     replaced: tuple[str, ...]
     """Wheels that were damaged, or that were built here again with other bytes."""
     missing: tuple[str, ...]
-    """Wheels that were listed before, and are gone."""
 
 
 def mirror_wheels(
@@ -183,11 +178,7 @@ def fill(
     Every wheel of the folder is compared with its record, and with what is wanted. One without a
     record is taken as sound: an interrupted command left it, or the user did.
 
-    Args:
-        root: the folder.
-        wanted: the wheels, in the offline root.
-        built: the file names of those built here: the next time they may have other bytes.
-        listener: its steps are the wheels.
+    ``built`` has the file names of those built here: the next time they may have other bytes.
     """
     wheels = {wheel.path.name: wheel for wheel in wanted}
     with lock_mirror(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("stager", "bundle", "trainer")
 _CARRIED_EXTRAS = ("hub", "sbom")
-"""Extras of stager that come along where they are installed here."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: stager\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 

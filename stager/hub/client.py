@@ -34,7 +34,6 @@ _TOO_MANY, _SERVER_FAULT = 429, 500
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
 """Errors that are those of this machine's disk."""
 _WHY_LINES = 3
-"""Lines of the library's own message that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +178,6 @@ _FAULTS = {
         "unset HF_HUB_OFFLINE for this command",
     ),
 }
-"""Errors of the library: what they mean, and what to do."""
 
 
 def _fault(request: HubRequest, exc: Exception) -> StagerError:
@@ -252,7 +250,6 @@ def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
 # --- Caches of the hub on this machine, in which a file may be already ---------------------------
 
 Progress = Callable[[str], None]
-"""Called with a line for each file that is fetched."""
 
 
 def user_caches(variables: Mapping[str, str]) -> list[Path]:
@@ -364,14 +361,12 @@ _OTHER_FRAMEWORKS = (
     *("*.h5", "*.msgpack", "*.ot", "*.tflite", "*.mlmodel", "*.mlpackage/*", "*.onnx"),
     *("*.onnx_data", "onnx/*", "openvino/*", "coreml/*", "tf_model*", "flax_model*"),
 )
-"""Weights that PyTorch does not read."""
 _PICKLED = re.compile(
     r"pytorch_model(\.(?P<variant>\w+))?(-\d+-of-\d+)?\.bin"
     r"|pytorch_model\.bin\.index(\.(?P<indexed>\w+))?\.json"
 )
 """Weights that ``from_pretrained`` reads only where no safetensors of their name are."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-"""Suffixes of weights that PyTorch reads."""
 _NO_WEIGHTS = (
     *("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*"),
     "openvino_*",

@@ -19,7 +19,6 @@ _REPOSITORY = re.compile(
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./+-]{0,199}")
 """A branch, a tag or a commit: no ``..``, and nothing that a path of the cache could not hold."""
 _PART = re.compile(r"[\w.+ -]{1,200}")
-"""A configuration or a split."""
 _KEYS: Mapping[Kind, tuple[str, ...]] = {
     "model": ("name", "revision", "files"),
     "dataset": ("name", "revision", "config", "split", "files"),
@@ -69,11 +68,7 @@ class HubRequest:
 
 
 def parse_request(kind: Kind, value: object) -> HubRequest:
-    """Read one entry: a string ``org/name`` or ``org/name@revision``, or a table.
-
-    Raises:
-        ValueError: it is neither; the message says what is wrong with it.
-    """
+    """Read ``org/name``, ``org/name@revision`` or a table; ValueError says what is wrong."""
     if isinstance(value, str):
         name, at, revision = value.partition("@")
         if at and not revision:
@@ -159,11 +154,7 @@ class LockedRepository:
 
 
 def decode_repository(data: object) -> LockedRepository:
-    """Read an entry of the lock, which somebody may have edited.
-
-    Raises:
-        ValueError: it is not such an entry; the message names the key.
-    """
+    """Read an entry of the lock, which somebody may have edited; ValueError names the key."""
     if not isinstance(data, Mapping):
         raise ValueError("not a table")
     own = {key: data[key] for key in ("commit", "licence", "left-out", "content") if key in data}

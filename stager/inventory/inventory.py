@@ -50,7 +50,6 @@ class InventoryItem:
     licence: Licence = field(default_factory=Licence)
     provenance: Provenance = field(default_factory=Provenance)
     requires: tuple[str, ...] = ()
-    """Names of packages in the bundle that a package needs."""
     files: tuple[ContentFile, ...] = ()
     """Those of a model, a data set, or the project's user."""
 
@@ -67,7 +66,6 @@ class Inventory:
     direct: tuple[str, ...]
     """Names of packages that the project asks for, or that no other package needs."""
     assets: tuple[InventoryItem, ...]
-    """Models, data sets and other files, in the order of the bundle."""
     parts: tuple[InventoryItem, ...]
     """The project, what stager adds, and the decompressor if a node needs one."""
 
@@ -204,11 +202,8 @@ class LicensedComponent:
     """``package``, ``decompressor``, ``model``, ``dataset`` or ``space``."""
     name: str
     version: str
-    """Its version; a model's or data set's commit."""
     licence: str
-    """The licence; empty if it names none."""
     spdx: bool
-    """True if that is a licence expression of SPDX."""
     declared_in: str
     """``License-Expression``, ``License``, ``Classifier`` or ``card``; empty for no licence."""
 
@@ -222,7 +217,6 @@ class LicenceList:
     components: tuple[LicensedComponent, ...]
     """Sorted by name; those that name no licence last."""
     without_licence: int
-    """Number of components that name none."""
 
 
 def licence_list(inventory: Inventory) -> LicenceList:
@@ -280,9 +274,7 @@ class SbomResult:
     bundle: Path
     id: str
     packages: int
-    """Number of packages in the environment."""
     assets: int
-    """Number of models, data sets and other files or folders of data."""
     unknown_sources: tuple[str, ...]
     """Packages of which no lock at hand says where they came from."""
 

@@ -30,7 +30,6 @@ from ..layers.wheel_members import UNREADABLE, read_beginning
 HEADERS_LIMIT = 256 << 10
 """Bytes of a METADATA file that are read: its fields come first, a description follows them."""
 TEXT_LIMIT = 200
-"""Characters that are kept of a licence or a name."""
 _REQUIREMENT_LIMIT = 1000
 """Characters of a requirement; what is longer is none that anybody wrote."""
 _LIST_LIMIT = 2000
@@ -169,7 +168,6 @@ class Licence:
     names: tuple[str, ...] = ()
     """One licence expression of SPDX; or the names that were given; empty for no licence."""
     spdx: bool = False
-    """True if each name is a licence expression of SPDX."""
     field: str = ""
     """Where it is declared: ``License-Expression``, ``License``, ``Classifier`` or ``card``."""
 

@@ -184,7 +184,6 @@ def public_url(url: str) -> str:
 # --- The locks that may say where the packages of a bundle came from -----------------------------
 
 _LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
-"""Names of locks (PEP 751)."""
 
 
 def list_possible_locks(bundle: Path, config: Config | None) -> tuple[Path, ...]:

@@ -70,7 +70,6 @@ _FROM_GIT = re.compile(
 )
 """Words of a build that takes its version from git."""
 _NAMES_AT_ONCE = 1000
-"""Names in one command of git."""
 
 
 def list_files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
@@ -217,7 +216,6 @@ BUILT_AGAINST = frozenset(
 )
 """Packages that a build without isolation may take headers or code from."""
 TAIL_LINES = 12
-"""Lines of a failed build that a message shows."""
 _CUDA_SETUP = re.compile(rb"CUDAExtension|\bnvcc\b")
 _PART = re.compile(r"^\W*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
 _LARGEST = 1 << 20
@@ -231,7 +229,6 @@ class BuildSettings:
     in_environment: frozenset[NormalizedName] = frozenset()
     """Packages that are built with the environment's packages at hand, without isolation."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables that builds see: ``MAX_JOBS``."""
     launcher: tuple[str, ...] = ()
 
     def key(self, name: NormalizedName, source: Digest, against: Sequence[str]) -> str:

@@ -54,11 +54,7 @@ class RequirementLine:
 
 
 def read_hashes(line: RequirementLine) -> tuple[str, ...]:
-    """Return the sha256 digests in the options of a requirement and in the fragment of its URL.
-
-    Raises:
-        ValueError: there are hashes, but none is a sha256.
-    """
+    """Return the sha256 digests of a requirement's options and URL; ValueError for others alone."""
     fragment = line.text.partition("#")[2]
     hashes = [*_HASH.findall(line.options), *_HASH_OF_URL.findall(fragment)]
     digests = tuple(value.lower() for name, value in hashes if name == "sha256")
@@ -131,7 +127,6 @@ _UV_VARIABLES = {
     "UV_INSECURE_HOST": "trusted-host",
     "ALL_PROXY": "proxy",
 }
-"""Variables that pass settings of pip to uv."""
 _ONLY_VARIABLES = re.compile(rf"{_VARIABLE}(:{_VARIABLE})?")
 
 

@@ -83,7 +83,6 @@ class ResolveOptions:
     driver: FindDriver | None = None
     """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
     note: Callable[[str], None] | None = None
-    """Takes a line about what was chosen; None for nobody."""
 
     def requires_new_lock(self, cutoff: str | None) -> bool:
         """Return whether a lock with this cutoff is to be made again, whatever its spec."""
@@ -338,13 +337,7 @@ def make_lock(
 ) -> Lock:
     """Resolve a spec and write the lock, unless it is the very one that the spec names.
 
-    Args:
-        spec: the requirements.
-        path: the lock's file, ``pylock.toml`` or ``pylock.NAME.toml``.
-        store: the offline root, where sources are built; all there is if ``options.offline``.
-        options: the resolver to use, and if it may use a network.
-        run: starts the resolver, pip and git.
-        reachable: returns whether an index answers; by default by one short request.
+    Sources are built in the store; ``reachable`` returns whether an index answers.
     """
     if not is_valid_pylock_path(path):
         raise ConfigError(

@@ -29,7 +29,6 @@ from .indexes import Indexes, resolve_place_variables, write_lines
 
 HOUR = 3600.0
 LONGEST_ERROR = 1200
-"""Characters of a tool's error that a message shows."""
 # The first moment a zip archive can hold, so that a wheel built twice has the same bytes.
 EPOCH = "315532800"
 
@@ -118,14 +117,9 @@ class Pip:
         return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]
 
     def choose(self, pins: Sequence[str]) -> tuple[list[ChosenFile], list[str]]:
-        """Return the file pip would install for each pin, without downloading wheels.
+        """Return the file pip would install for each pin, and the pins that no file fits.
 
-        Args:
-            pins: requirement lines, each for exactly one version, without hashes: with them pip
-                downloads every file whole.
-
-        Returns:
-            The files, and the pins that no file fits.
+        The pins have no hashes, or pip downloads every file whole.
         """
         report = self.scratch / "report.json"
         options = ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(report), "-q"]

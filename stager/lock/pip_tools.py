@@ -28,12 +28,7 @@ _CONFLICT = re.compile(
 
 
 def solve(request: ResolveRequest) -> list[ResolvedFile]:
-    """Resolve with pip-tools, then let pip choose the file of each version.
-
-    Raises:
-        NoSolution: the requirements cannot all be met, or have no file for the target.
-        ResolveError: the target is not this machine's Python, or an index cannot be asked.
-    """
+    """Resolve with pip-tools, let pip choose each file; NoSolution if there are none."""
     _require_host(request.spec.target)
     _refuse_uv_settings(request)
     pins = _pins(request)

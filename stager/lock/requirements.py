@@ -144,7 +144,6 @@ def _message(shown: str, keys: Collection[str], tool: str, export: str) -> str:
 
 
 _NEAR = 0.8
-"""Similarity of a name that may be meant by another."""
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _LINE_OPTIONS = re.compile(r"\s+(--[a-z-]+.*)$")
@@ -159,10 +158,8 @@ _LONG_NAMES = {
 }
 _WITHOUT_VALUE = (*FLAGS, "--require-hashes", "--prefer-binary")
 _WITHOUT_EFFECT = ("--prefer-binary", "--use-feature")
-"""Options that change nothing here."""
 
 _KNOWN = {*_LONG_NAMES.values(), *_WITHOUT_VALUE, *_WITHOUT_EFFECT, *INDEX_OPTIONS}
-"""Options that are read or have no effect here."""
 
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8",
@@ -224,11 +221,9 @@ class RequirementReader:
                 self._read_requirement(line)
 
     def leave_to_uv(self, project: UvProject, requested: Collection[str] | None) -> bool:
-        """Note a project if uv is to read it: if its settings change what is installed.
+        """Note the part of a project that uv is to read, as its settings change what is installed.
 
-        Args:
-            project: the project, with what an entry takes of it.
-            requested: see :func:`stager.lock.uv_project.list_keys`.
+        ``requested`` is that of :func:`stager.lock.uv_project.list_keys`.
         """
         keys = uv_project.list_keys(project.tables, requested, self.root)
         if keys:

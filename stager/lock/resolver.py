@@ -40,23 +40,16 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def check_cutoff(text: str) -> str:
-    """Return a cutoff as it is kept in a lock: a date, a time with its zone, or ``none``.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Return a cutoff as a lock keeps it: a date, a time with its zone, ``none``; or ValueError."""
     if text != NONE:
         to_timestamp(text)
     return text
 
 
 def to_timestamp(text: str) -> str:
-    """Return a cutoff as a time in UTC, which means the same on every machine.
+    """Return a date or RFC 3339 timestamp as a time in UTC; ValueError if it is neither.
 
     A date stands for its whole day, as with uv.
-
-    Raises:
-        ValueError: it is neither a date nor an RFC 3339 timestamp.
     """
     try:
         if _DATE.fullmatch(text):
@@ -140,11 +133,7 @@ class ResolvedFile:
 
     @property
     def identity(self) -> tuple[NormalizedName, Version]:
-        """Return package and version, read from the file's name.
-
-        Raises:
-            ValueError: the name has no version, or leaves the folder that a file of it is put in.
-        """
+        """Package and version in the name; ValueError for a name without, or that leaves its folder."""
         if "/" in self.filename or not self.filename.isprintable():
             raise ValueError(f"{self.filename!r} is not the name of a file")
         if self.filename.endswith(".whl"):

@@ -34,11 +34,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def pin_source(
     source: SourceRequirement, pins: Sequence[GitPin], pip: Pip
 ) -> tuple[SourceRequirement, GitPin | None]:
-    """Return a source from git at a commit, which stands for the same content for ever.
-
-    Returns:
-        The source as it is, without a commit, if it is another one, or if its commit is not known.
-    """
+    """Return a source from git at a commit, and its pin; another source as it is, with None."""
     url, revision, subdirectory = _split_git_url(source.requirement)
     pin = GitPin(
         name="",
@@ -186,7 +182,6 @@ class SourceBuilder:
     pip: Pip
     root: Path
     built: list[tuple[str, str]] = field(default_factory=list)
-    """File name and source of each wheel."""
     git: list[GitPin] = field(default_factory=list)
 
     def build_all(

@@ -413,11 +413,7 @@ class SpecReader:
 
 
 def _parse_line(line: RequirementLine) -> Requirement:
-    """Return what a line asks for: a package, or a place (then it has a URL, and may lack a name).
-
-    Raises:
-        InvalidRequirement: it is neither a requirement by the standard (PEP 508) nor a place.
-    """
+    """Return a package, or a place, which has a URL and may lack a name; or InvalidRequirement."""
     text = line.text
     may_be_place = not line.constraint and _is_place(text)
     if line.constraint or line.metadata or not _is_archive(text):

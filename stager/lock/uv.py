@@ -84,12 +84,7 @@ def require_uv() -> list[str]:
 
 
 def solve(request: ResolveRequest) -> list[ResolvedFile]:
-    """Resolve with uv and take, of all files it lists, the one that fits best.
-
-    Raises:
-        NoSolution: the requirements cannot all be met, or have no file for the target.
-        ResolveError: uv is missing, too old, or could not ask an index.
-    """
+    """Resolve with uv, take the files that fit best; NoSolution if requirements cannot be met."""
     target = _list_target_options(request.spec.target)
     done = _compile(request, target)
     if done.returncode != 0:

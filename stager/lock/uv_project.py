@@ -191,7 +191,6 @@ class UvProject:
     """The part of a project or a script that is asked for, with the settings of uv that hold."""
 
     file: Path
-    """A ``pyproject.toml``, or a script."""
     document: toml.Table
     """The file, or a project in place of a script's block."""
     keys: tuple[str, ...] = ()
