@@ -133,7 +133,7 @@ class ResolvedFile:
 
     @property
     def identity(self) -> tuple[NormalizedName, Version]:
-        """Package and version by the name; ValueError for none, or a name that leaves its folder."""
+        """Package and version by the name; ValueError for none, or one that leaves its folder."""
         if "/" in self.filename or not self.filename.isprintable():
             raise ValueError(f"{self.filename!r} is not the name of a file")
         if self.filename.endswith(".whl"):
