@@ -193,11 +193,12 @@ def _resolve_file(
 
 def _locate(url: str, path: str | None, base: Path) -> tuple[str, str | None, Path | None]:
     """Return a file's name, its URL without credentials, and its path on this machine."""
-    place = unquote(urlsplit(url).path)
+    place = urlsplit(url).path
     if url.startswith("file://"):
-        return Path(place).name, None, Path(place)
+        return Path(unquote(place)).name, None, Path(unquote(place))
     here = Path(os.path.normpath(base / path)) if path else None
-    name = here.name if here else place.rpartition("/")[2]
+    # A quoted slash stays in the name, which is refused then.
+    name = here.name if here else unquote(place.rpartition("/")[2])
     return name, strip_credentials(url) or None, here
 
 
