@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from pathlib import PurePosixPath
 from typing import Literal, get_args
 
@@ -76,7 +77,7 @@ def parse_request(kind: Kind, value: object) -> HubRequest:
         value = {"name": name, "revision": revision}
     if not isinstance(value, dict):
         raise ValueError("neither a string nor a table")
-    for key in value.keys() - _KEYS[kind]:
+    for key in filterfalse(_KEYS[kind].__contains__, value):
         raise ValueError(f"unknown key {key!r}; known are {', '.join(_KEYS[kind])}")
     texts, files = {"name": "", **value}, value.get("files", [])
     texts.pop("files", None)
