@@ -24,7 +24,7 @@ from bundle.launch.program_variables import HUB
 from stager.building.layer_sources import make_hub_sources
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.hub.client import HubClient, HubFiles, resolve
+from stager.hub.client import HubFiles, resolve
 from stager.hub.repositories import Kind, parse_request
 from tests.support.hub_server import HubServer, Repository, serve_hub
 
@@ -256,7 +256,7 @@ def _fill(cache: Path, store: Store) -> None:
         parse_request(shape.kind, {"name": f"org/{name}", **shape.entry})
         for name, shape in SHAPES.items()
     ]
-    files = HubFiles(hub=HubClient(), store=store, progress=lambda line: None)
+    files = HubFiles(offline=False, store=store, progress=lambda line: None)
     with store.lock():
         for source in make_hub_sources(resolve(requests, [], files), files, Target.of_host()):
             assert source.tree is not None
