@@ -406,7 +406,7 @@ class PyprojectReader:
                 document=data,
                 dependencies=project.dependencies or bool(itself),
                 extras=tuple(dict.fromkeys((*project.extras, *filter(None, itself)))),
-                excluded=(str(table["name"]),) if itself else (),
+                excluded=(str(table.get("name")),) if itself else (),
             )
         texts = tuple(line.text for line in lines)
         self.problems += list_faults(project, self.taken.python, root)

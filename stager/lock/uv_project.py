@@ -65,11 +65,11 @@ def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> 
     """
     keys = []
     for path, settings in tables.items():
-        values = {key: settings.get(key) for key in _KEYS}
         sources = {canonicalize_name(one) for one in toml.get_table(settings, "sources")}
-        values["sources"] = sources if requested is None else sources.intersection(requested)
-        if not values["sources"]:
-            values["index"] = [one for one in _list_indexes(settings) if not one.get("explicit")]
+        sources = sources if requested is None else sources.intersection(requested)
+        values = {key: settings.get(key) for key in _KEYS} | {"sources": sources}
+        if not sources:
+            values |= {"index": [one for one in _list_indexes(settings) if not one.get("explicit")]}
         keys += [_name_key(path, key, root) for key, value in values.items() if value]
     return tuple(keys)
 
@@ -333,8 +333,9 @@ def _local_sources(file: Path, document: toml.Table) -> Iterator[Path]:
             for choice in source if isinstance(source, list) else [source]:
                 if not isinstance(choice, Mapping):
                     continue
-                if isinstance(choice.get("path"), str):
-                    yield Path(os.path.normpath(place.parent / choice["path"]))
+                path = choice.get("path")
+                if isinstance(path, str):
+                    yield Path(os.path.normpath(place.parent / path))
                 elif choice.get("workspace"):
                     yield from _find_members(canonicalize_name(name), root.parent)
 
