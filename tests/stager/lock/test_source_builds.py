@@ -13,7 +13,6 @@ from stager.core.values import Digest
 from stager.lock.build_source import (
     BuildSettings,
     advise_on_failed_build,
-    build_requires,
     extract_build_output,
     list_certain_builds,
     refuse_without_nvcc,
@@ -227,8 +226,3 @@ def test_where_slurm_gives_no_node_no_build_has_failed(ask, root, store, house, 
     with pytest.raises(NoNodeError) as caught:
         fetch(lock, store, offline=False, given=FetchSettings(builds=builds))
     assert caught.value.context == (said,)
-
-
-def test_what_a_source_asks_to_build(tmp_path):
-    assert build_requires(make_sdist(tmp_path, "one")) == ["setuptools"]
-    assert build_requires(tmp_path) == ["setuptools", "wheel"]

@@ -119,28 +119,22 @@ def test_paths_in_a_nested_file_start_at_the_project(ask, root):
     assert spec.indexes.find_links == (str(root / "sub/links"), str(root / "links-of-all"))
 
 
-def test_a_pipe_as_a_requirement_file_is_refused_at_once(ask, root):
+def test_what_is_no_requirement_file_is_refused_at_once(ask, root):
     os.mkfifo(root / "pipe.txt")
     why = "cannot read pipe.txt: is not a regular file"
     assert problems(ask, "pipe.txt") == (f"environment.requirements: {why}",)
     assert problems(ask, "numpy", constraints=["pipe.txt"]) == (f"environment.constraints: {why}",)
-
-
-def test_a_file_of_nearly_that_name_is_offered(ask, root):
     write(root, "requirements.txt", "x")
-    (problem,) = problems(ask, "requirments.txt")
-    assert problem.endswith("No such file or directory; did you mean requirements.txt?")
-
-
-def test_a_device_as_a_package_is_refused(ask):
-    (line,) = problems(ask, "/dev/zero")
-    assert line.startswith("environment.requirements: /dev/zero is not a regular file, but a pipe")
-
-
-def test_a_requirement_file_with_a_nul_character_is_refused(ask, root):
+    (root / "plain").mkdir()
     write(root, "binary.txt", "numpy\0\n")
-    (line,) = problems(ask, "binary.txt")
-    assert "binary.txt: it has a NUL character, so it is not a text file, or UTF-16" in line
+    for entry, said in (
+        ("requirments.txt", "No such file or directory; did you mean requirements.txt?"),
+        ("/dev/zero", "/dev/zero is not a regular file, but a pipe"),
+        ("binary.txt", "it has a NUL character, so it is not a text file, or UTF-16"),
+        ("./plain", "neither pyproject.toml nor setup.py"),
+    ):
+        (line,) = problems(ask, entry)
+        assert said in line
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "latin-1"])
@@ -333,13 +327,8 @@ def test_a_folder_is_a_source(ask, root):
         assert source.requirement == str(root / "mylib")
         assert source.label == "mylib"
         assert not source.moving
-
-
-def test_extras_and_marker_of_a_source(ask, root):
-    project(root / "mylib")
     (source,) = ask('./mylib[b, a] ; python_version > "3"').local_projects
-    assert source.suffix == "[a,b]"
-    assert source.marker == 'python_version > "3"'
+    assert (source.suffix, source.marker) == ("[a,b]", 'python_version > "3"')
 
 
 def test_a_path_in_a_file_starts_at_the_file_or_the_root(ask, root):
@@ -373,12 +362,6 @@ def test_files_and_urls(ask, root):
     assert branch.requirement == "named @ git+https://example.org/y.git@main"
     assert branch.moving
     assert remote.moving
-
-
-def test_a_folder_that_cannot_be_installed(ask, root):
-    (root / "plain").mkdir()
-    (line,) = problems(ask, "./plain")
-    assert "neither pyproject.toml nor setup.py" in line
 
 
 # --- the digest ----------------------------------------------------------------------------------

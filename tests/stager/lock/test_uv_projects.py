@@ -162,13 +162,6 @@ def test_settings_in_the_projects_folder_hold_for_requirement_files(lock, ask, r
     assert refused.value.context[0].startswith(f"{name}: {table}pip: it is not honoured here")
 
 
-def test_pip_tools_refuses_them_by_name(lock, root):
-    write_project(root, '"alpha"', '[tool.uv]\nconstraint-dependencies = ["beta<2"]\n')
-    with pytest.raises(ResolveError, match="settings of uv") as caught:
-        lock("pyproject.toml", resolver="pip-tools")
-    assert caught.value.context == ("pyproject.toml: tool.uv.constraint-dependencies",)
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
