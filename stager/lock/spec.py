@@ -252,12 +252,10 @@ class SpecReader:
         except ValueError as exc:
             self.problems.append(f"{line.origin}: {exc}")
             return
-        parsed = self._parse(line)
-        if parsed is not None and parsed.url and not line.constraint:
-            self._add_place(parsed, line)
-        elif parsed is not None:
-            taken = self.constraints if line.constraint else self.requirements
-            taken.append(self._allow_hashes(parsed, line))
+        try:
+            self._sort(line)
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {exc}")
         asked = "" if line.constraint else self.require_hashes
         if asked and not line.hashes:
             self.problems.append(
@@ -265,20 +263,24 @@ class SpecReader:
                 f"{asked} requires"
             )
 
-    def _parse(self, line: RequirementLine) -> Requirement | None:
+    def _sort(self, line: RequirementLine) -> None:
+        """Add a line where it belongs; ValueError says what is wrong with it."""
         problem = ""
         if not line.metadata and (line.constraint or not _is_archive(line.text)):
             problem = foreign_files.explain_misread(line.text, (line.base, self.root))
         try:
             parsed = _parse_line(line)
         except InvalidRequirement as exc:
-            problem = problem or _describe_malformed(line.text, exc)
+            raise ValueError(problem or _describe_malformed(line.text, exc)) from exc
         if problem:
-            self.problems.append(f"{line.origin}: {problem}")
-            return None
+            raise ValueError(problem)
+        if parsed.url and not line.constraint and not line.by_uv:
+            self._add_place(parsed, line)
+            return
         if line.by_uv:
             parsed.url = None  # uv reads the place from the file
-        return parsed
+        taken = self.constraints if line.constraint else self.requirements
+        taken.append(self._allow_hashes(parsed, line))
 
     def _allow_hashes(self, parsed: Requirement, line: RequirementLine) -> str:
         """Note which files may be installed for a package; return its requirement."""
@@ -295,35 +297,30 @@ class SpecReader:
         try:
             parts = urlsplit(place if scheme else "")
         except ValueError as exc:
-            self.problems.append(f"{line.origin}: {strip_url_secrets(place)} is not a URL: {exc}")
-            return
+            raise ValueError(f"{strip_url_secrets(place)} is not a URL: {exc}") from exc
         if scheme not in ("", "file") or place.startswith("file://$"):
-            problem = self._add_url(parsed, line, parts)
+            self._add_url(parsed, line, parts)
         else:
             text = unquote(parts.path) if scheme else place.removeprefix("file:")
-            problem = self._add_path(parsed, line, text)
-        if problem:
-            self.problems.append(f"{line.origin}: {problem}")
+            self._add_path(parsed, line, text)
 
-    def _add_path(self, parsed: Requirement, line: RequirementLine, text: str) -> str:
+    def _add_path(self, parsed: Requirement, line: RequirementLine, text: str) -> None:
         # pip and uv start at the working directory, which is the project's folder; in the metadata
         # of a project, at that project.
         bases = (line.base, self.root) if line.metadata else (self.root, line.base)
         path, place = find_path(text, bases), parsed.url or ""
         problem = _check_path(path, place) or _compare_hashes(path, place, line.hashes)
         if problem:
-            return problem
+            raise ValueError(problem)
         if path.suffix == ".whl" and path.is_file():
             self.wheels.append(digest_file(path))
-            return self._add_wheel(parsed, line, path.as_uri(), path.name)
+            self._add_wheel(parsed, line, path.as_uri(), path.name)
+            return
         if (path / "pyproject.toml").is_file():
             self._read_build_settings(parsed, path / "pyproject.toml")
-        label = shorten_path(path, self.root)
-        source = SourceRequirement(
-            requirement=str(path), label=label, digest=self.digest_content(path)
-        )
+        label, digest = shorten_path(path, self.root), self.digest_content(path)
+        source = SourceRequirement(requirement=str(path), label=label, digest=digest)
         self._add_source(parsed, source)
-        return ""
 
     def _add_source(self, parsed: Requirement, source: SourceRequirement) -> None:
         suffix, marker = format_extras(parsed.extras), str(parsed.marker or "")
@@ -345,16 +342,17 @@ class SpecReader:
         """Return the digest of a file, or of a folder's files that count."""
         return digest_content(path, skip=self.skipped, run=self.run)
 
-    def _add_url(self, parsed: Requirement, line: RequirementLine, parts: SplitResult) -> str:
+    def _add_url(self, parsed: Requirement, line: RequirementLine, parts: SplitResult) -> None:
         url, hashes = parsed.url or "", line.hashes
         file_name = unquote(parts.path.rpartition("/")[2])
         if file_name.endswith(".whl"):
-            return self._add_wheel(parsed, line, url, file_name)
+            self._add_wheel(parsed, line, url, file_name)
+            return
         clean, from_vcs = strip_credentials(url), "+" in parts.scheme
         if from_vcs and hashes:
-            return f"{clean}: a repository has no sha256; name a commit of it instead"
+            raise ValueError(f"{clean}: a repository has no sha256; name a commit of it instead")
         if not (from_vcs or file_name.endswith(_SDIST_ENDINGS)):
-            return f"{clean} is neither a wheel nor an sdist"
+            raise ValueError(f"{clean} is neither a wheel nor an sdist")
         is_fixed = bool(_COMMIT.search(url)) if from_vcs else bool(hashes)
         words = [parsed.name, "@", url] if parsed.name else [url]
         options = filterfalse(parts.fragment.lower().__contains__, hashes)
@@ -365,15 +363,10 @@ class SpecReader:
             moving=not is_fixed,
         )
         self._add_source(parsed, source)
-        return ""
 
-    def _add_wheel(self, parsed: Requirement, line: RequirementLine, url: str, name: str) -> str:
-        try:
-            parsed.name, parsed.url = parse_wheel_filename(name)[0], url
-        except ValueError as exc:
-            return str(exc).splitlines()[0]
+    def _add_wheel(self, parsed: Requirement, line: RequirementLine, url: str, name: str) -> None:
+        parsed.name, parsed.url = parse_wheel_filename(name)[0], url
         self.requirements.append(self._allow_hashes(parsed, line))
-        return ""
 
     def digest(self, target: Target) -> Digest:
         """Return the digest of all that determines a lock."""
