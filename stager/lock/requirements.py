@@ -205,8 +205,10 @@ class RequirementReader:
         if (path, constraint) in self._seen:
             return  # so a circle of includes ends
         self._seen.add((path, constraint))
-        text = self._text(path, origin)
-        if text is None:
+        try:
+            text = _read_text(path, shorten_path(path, self.root))
+        except ValueError as exc:
+            self.problems.append(f"{origin}: {exc}")
             return
         for number, line_text in _logical_lines(text):
             line = RequirementLine(
@@ -215,10 +217,13 @@ class RequirementReader:
                 base=path.parent,
                 constraint=constraint,
             )
-            if line_text.startswith("-"):
-                self._read_options(line)
-            else:
-                self._read_requirement(line)
+            try:
+                if line_text.startswith("-"):
+                    self._read_options(line)
+                else:
+                    self._read_requirement(line)
+            except ValueError as exc:
+                self.problems.append(f"{line.origin}: {exc}")
 
     def leave_to_uv(self, project: UvProject, requested: Collection[str] | None) -> bool:
         """Note the part of a project that uv is to read, as its settings change what is installed.
@@ -231,31 +236,6 @@ class RequirementReader:
             earlier = self.uv_projects.get(project.file)
             self.uv_projects[project.file] = earlier.merge(project) if earlier else project
         return bool(keys)
-
-    def _text(self, path: Path, origin: str) -> str | None:
-        shown = shorten_path(path, self.root)
-        remedy = foreign_files.find_remedy(path.name)
-        if remedy:
-            self.problems.append(f"{origin}: {shown} is not a requirement file; {remedy}")
-            return None
-        try:
-            text = _decode(read_bytes(path))
-        except OSError as exc:
-            why = f"{exc.strerror}{_suggest_name(path)}"
-        except (UnicodeError, LookupError) as exc:
-            why = (
-                f"{exc}; save it as UTF-8, or begin it with the encoding that it has "
-                "(# -*- coding: latin-1 -*-)"
-            )
-        else:
-            if "\0" not in text:
-                return text
-            why = (
-                "it has a NUL character, so it is not a text file, or UTF-16 without a mark; save "
-                "it as UTF-8"
-            )
-        self.problems.append(f"{origin}: cannot read {shown}: {why}")
-        return None
 
     def _read_requirement(self, line: RequirementLine) -> None:
         found = _LINE_OPTIONS.search(line.text)
@@ -276,35 +256,25 @@ class RequirementReader:
         self.lines.append(replace(line, text=text.strip(), options=options))
 
     def _read_options(self, line: RequirementLine) -> None:
-        try:
-            words = shlex.split(line.text, comments=False)
-        except ValueError as exc:
-            self.problems.append(f"{line.origin}: {exc}")
-            return
+        words = shlex.split(line.text, comments=False)
         while words:
             if not words[0].startswith("-"):
-                self.problems.append(f"{line.origin}: {words[0]} belongs on a line of its own")
-                return
+                raise ValueError(f"{words[0]} belongs on a line of its own")
             name, value = _next_option(words)
             if name not in _KNOWN:
-                self.problems.append(f"{line.origin}: the option {name} is not known here")
-                return
+                raise ValueError(f"the option {name} is not known here")
             if value is None:
-                self.problems.append(f"{line.origin}: {name} needs a value")
-            else:
-                self._apply_option(name, value, line)
+                raise ValueError(f"{name} needs a value")
+            self._apply_option(name, value, line)
 
     def _apply_option(self, name: str, value: str, line: RequirementLine) -> None:
         if name in ("--requirement", "--constraint"):
             if "://" in value:
-                self.problems.append(
-                    f"{line.origin}: {value} is on a server; save a copy beside this file"
-                )
-            else:
-                path, limits = line.base / _fill_in_variables(value), name == "--constraint"
-                self.read_file(path, origin=line.origin, constraint=line.constraint or limits)
+                raise ValueError(f"{value} is on a server; save a copy beside this file")
+            path, limits = line.base / _fill_in_variables(value), name == "--constraint"
+            self.read_file(path, origin=line.origin, constraint=line.constraint or limits)
         elif name == "--editable":
-            self.problems.append(f"{line.origin}: {refuse_editable(f'-e {value}')}")
+            raise ValueError(refuse_editable(f"-e {value}"))
         elif name == "--require-hashes":
             self.require_hashes = self.require_hashes or line.origin
         elif name in INDEX_OPTIONS:
@@ -312,6 +282,28 @@ class RequirementReader:
                 # As in pip, at the file's folder, else at the working directory.
                 value = str(find_path(value, (line.base, self.root)))
             self.indexes = self.indexes.merge(INDEX_OPTIONS[name](value))
+
+
+def _read_text(path: Path, shown: str) -> str:
+    """Return the text of a requirement file; ValueError if it is none."""
+    remedy = foreign_files.find_remedy(path.name)
+    if remedy:
+        raise ValueError(f"{shown} is not a requirement file; {remedy}")
+    try:
+        text = _decode(read_bytes(path))
+    except OSError as exc:
+        raise ValueError(f"cannot read {shown}: {exc.strerror}{_suggest_name(path)}") from exc
+    except (UnicodeError, LookupError) as exc:
+        raise ValueError(
+            f"cannot read {shown}: {exc}; save it as UTF-8, or begin it with the encoding that it "
+            "has (# -*- coding: latin-1 -*-)"
+        ) from exc
+    if "\0" in text:
+        raise ValueError(
+            f"cannot read {shown}: it has a NUL character, so it is not a text file, or UTF-16 "
+            "without a mark; save it as UTF-8"
+        )
+    return text
 
 
 def _decode(data: bytes) -> str:
@@ -471,7 +463,7 @@ class PyprojectReader:
 
     def _expand_all(
         self, data: toml.Table, lines: list[RequirementLine]
-    ) -> tuple[list[RequirementLine], set[str]]:
+    ) -> tuple[list[RequirementLine], list[str]]:
         """Expand references of the project to itself; return its extras that hold on the nodes.
 
         ``all = ["this-project[train,plot]"]`` means these extras of the project here: an index may
@@ -480,13 +472,13 @@ class PyprojectReader:
         project = toml.get_table(data, "project")
         self._name = canonicalize_name(str(project.get("name", "")))
         if self._name in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
-            return lines, set()  # uv takes it from the folder that its source names
+            return lines, []  # uv takes it from the folder that its source names
         expanded, nodes = [*self._expand(project, lines, ())], list_node_markers(self.taken.python)
-        return expanded, {
+        return expanded, [
             extra
             for extra, marker in self._referenced
             if not marker or Marker(marker).evaluate(nodes)
-        }
+        ]
 
     def _expand(
         self, project: toml.Table, lines: Iterable[RequirementLine], above: tuple[str, ...]
