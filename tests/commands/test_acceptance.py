@@ -143,6 +143,7 @@ def test_training_learns_with_no_network(
     assert [path.name for path in work.iterdir()] == ["out"]
 
 
+@pytest.mark.full
 def test_a_plain_trainer_is_distributed_where_there_is_no_gpu(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:

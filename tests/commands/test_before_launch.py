@@ -89,6 +89,7 @@ def test_a_job_that_failed_on_its_nodes_before_the_launch(ready: Project) -> Non
     assert "before" not in line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("planned", [("run", "--", "train.py"), ("clean",)])
 def test_what_is_only_planned_is_not_the_newest_job(
     ready: Project, planned: tuple[str, ...]

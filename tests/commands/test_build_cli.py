@@ -325,6 +325,7 @@ def test_an_offline_root_that_cannot_be_written(project: Project) -> None:
     assert "file" in refused(project, OFFLINE_ROOT=str(project.root / "file"))
 
 
+@pytest.mark.full
 def test_a_pipe_in_place_of_a_file_of_the_store_keeps_nobody_waiting(project: Project) -> None:
     """Nobody ever writes to it: whoever opened it to be read would wait for good."""
     built(project)
@@ -344,6 +345,7 @@ def test_a_pipe_in_place_of_a_file_of_the_store_keeps_nobody_waiting(project: Pr
         path.write_bytes(before)
 
 
+@pytest.mark.full
 def test_too_few_files_may_be_open(project: Project) -> None:
     """Wherever it is that one too many is opened."""
     for most in range(11, 40, 2):

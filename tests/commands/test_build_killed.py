@@ -138,6 +138,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert left == {}, f"processes are left: {left}"
 
 
+@pytest.mark.full
 def test_kill_9_at_any_moment_leaves_a_sound_store(
     heavy: Project, mark: str, tmp_path: Path
 ) -> None:
@@ -178,7 +179,16 @@ def test_kill_9_at_any_moment_leaves_a_sound_store(
     assert json.loads(verified.stdout)["ok"]
 
 
-@pytest.mark.parametrize("phase", ["Pinning", "Fetching", "big", "Proving"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "big",
+        *(
+            pytest.param(phase, marks=pytest.mark.full)
+            for phase in ("Pinning", "Fetching", "Proving")
+        ),
+    ],
+)
 def test_when_the_parent_alone_is_killed_its_children_end(
     phase: str, heavy: Project, mark: str
 ) -> None:
@@ -195,8 +205,9 @@ def test_when_the_parent_alone_is_killed_its_children_end(
 
 @pytest.mark.parametrize(
     ("phase", "to_all"),  # a terminal sends it to every process of the group
-    [("Pinning", True), ("Fetching", True), ("Making", True), ("big", True), ("big", False),
-     ("Proving", True)],
+    [("Making", True), ("big", False),
+     *(pytest.param(phase, True, marks=pytest.mark.full)
+       for phase in ("Pinning", "Fetching", "big", "Proving"))],
 )  # fmt: skip
 def test_ctrl_c_ends_it_without_a_trace(
     phase: str, to_all: bool, heavy: Project, mark: str

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import stager
 
 STAGER = str(Path(sys.executable).with_name("stager"))
@@ -33,6 +35,7 @@ def interrupted(seconds: float) -> tuple[int, str]:
     return running.returncode, said
 
 
+@pytest.mark.full
 def test_no_traceback_of_ours_whenever_it_comes() -> None:
     """What Python itself says while it starts nobody can help: no line of ours has run by then."""
     begun = time.monotonic()
@@ -60,6 +63,8 @@ class Finder(MetaPathFinder):
                 field = Now()
 
 sys.meta_path.insert(0, Finder())
+import pytest
+
 from stager.cli import main
 sys.exit(main(["report"]))
 """

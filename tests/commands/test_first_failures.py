@@ -113,6 +113,7 @@ def named(found: dict[str, Any]) -> tuple[str, int | None, int | None, str]:
     return first["node"], first["rank"], first["exit_code"], first["class"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("others", [("all=sleeps",), ("2=crashes-later", "all=sleeps")])
 def test_a_rank_that_a_signal_of_its_own_has_ended(
     torch_project: TorchProject, tmp_path: Path, others: tuple[str, ...]
@@ -134,6 +135,7 @@ def test_a_rank_that_leaves_while_the_others_wait_for_it(
     assert found["consequences"]
 
 
+@pytest.mark.full
 def test_a_rank_that_has_finished_though_its_process_goes_on(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_rank_that_has_finished_though_its_process_goes_on(
     assert named(found) == ("local1", 1, 0, "hang")
 
 
+@pytest.mark.full
 def test_a_rank_that_leaves_its_group_and_goes_on(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:
@@ -175,6 +178,7 @@ def test_a_rank_that_prints_its_error_and_exits_is_told_from_those_that_lose_it(
     assert 0 in found["consequences"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("word", "note"), [("is-alone", True), ("meets-once", False)])
 def test_ranks_that_have_never_met(
     torch_project: TorchProject, tmp_path: Path, word: str, note: bool
@@ -233,6 +237,7 @@ def test_ctrl_c_at_a_rank_that_does_not_end(torch_project: TorchProject, tmp_pat
     assert "before that:" in said
 
 
+@pytest.mark.full
 def test_ctrl_c_after_a_failure_that_its_launcher_still_deals_with(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:
@@ -245,6 +250,7 @@ def test_ctrl_c_after_a_failure_that_its_launcher_still_deals_with(
     assert "local1 rank 1 failed" in said
 
 
+@pytest.mark.full
 def test_ctrl_c_before_anything_has_failed(torch_project: TorchProject, tmp_path: Path) -> None:
     found, said = interrupted(torch_project, tmp_path, "all=sleeps", after=("begun", 4))
     assert (found["first_failure"], found["consequences"]) == (None, [])

@@ -130,6 +130,7 @@ def hub(tmp_path: Path, data_dir: Path) -> Iterator[HubServer]:
         yield running
 
 
+@pytest.mark.full
 def test_a_model_and_a_data_set_by_name(
     torch_project: TorchProject, hub: HubServer, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def switches(store: Path) -> dict[tuple[str, int], int]:
     return found
 
 
+@pytest.mark.full
 def test_nobody_wakes_up_often_for_nothing(ready: Project) -> None:
     running = subprocess.Popen(
         [*STAGER, "run", "--allocation", "local", "--log-dir", "logs", "--", "train.py"],

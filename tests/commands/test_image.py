@@ -322,6 +322,7 @@ def test_ctrl_c_leaves_nothing(built: Project, tmp_path: Path) -> None:
     assert left_in_tmp(built.store) == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.network
 def test_two_ranks_of_pytorch_train_from_an_image(

@@ -37,6 +37,7 @@ def built(project: Project) -> dict[str, str]:
     }
 
 
+@pytest.mark.full
 def test_directories_where_files_belong(project: Project, built: dict[str, str]) -> None:
     store = project.store
     for place in PLACES:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from stager.core.store import Store
 from stager.interpreter import find_compiler
 from stager.pack.bundle_file import read_manifest
@@ -17,6 +19,7 @@ from tests.support.wheelhouse import make_wheel
 CODE = "import alpha, sys; print(alpha.__cached__, sys.version.split()[0], alpha.NAME)"
 
 
+@pytest.mark.full
 def test_it_is_compiled_and_proved_by_a_python_of_that_version(
     project: Project, pip_settings: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from bundle.environment.listing import OWN_PYTHON
 from stager.pack.bundle_file import read_manifest
 from tests.support.building import STAGER, Project
@@ -68,6 +70,7 @@ def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
     _assert_own(done.stdout, python, base)
 
 
+@pytest.mark.full
 def test_a_node_without_a_library_that_the_python_needs(
     project: Project, pip_settings: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def built(root: Path, wheels: Path) -> tuple[str, set[str]]:
         return bundle.manifest.id, layers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("requirement", ["./local/local-1.0-py3-none-any.whl", "beside", "./mylib"])
 @pytest.mark.usefixtures("sdist")
 def test_the_id_does_not_depend_on_the_folder(

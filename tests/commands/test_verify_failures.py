@@ -109,6 +109,7 @@ def test_one_rank_is_killed_while_the_others_wait(
     assert "memory" in failure["hint"]
 
 
+@pytest.mark.full
 def test_one_rank_leaves_and_the_other_node_would_go_on_for_ever(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_there_is_no_such_script(torch_project: TorchProject, tmp_path: Path) ->
     assert not list(logs.glob("events.*")), "it would be taken for the newest job"
 
 
+@pytest.mark.full
 def test_a_rank_that_is_started_again(torch_project: TorchProject, tmp_path: Path) -> None:
     settings = "[environment]\nrequirements = []\n[launch]\nmax-restarts = 1\n"
     (tmp_path / "stager.toml").write_text(settings)
@@ -168,6 +170,7 @@ def test_a_rank_that_is_started_again(torch_project: TorchProject, tmp_path: Pat
     assert torch_project.left_over() == []
 
 
+@pytest.mark.full
 def test_fifty_megabytes_of_output(torch_project: TorchProject, tmp_path: Path) -> None:
     script = "for _ in range(50_000): print('x' * 999)\nraise SystemExit('all is written')\n"
     ran = torch_project.run(script, cwd=tmp_path, options=ONE)

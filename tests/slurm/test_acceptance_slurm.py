@@ -81,6 +81,7 @@ def test_training_from_the_nodes_own_disks(slurm_torch: SlurmTorch, data_dir: Pa
         assert cluster.on(answer["node"], ["test", "-x", f"{place}/bin/python"])
 
 
+@pytest.mark.full
 def test_the_printed_script_does_the_same(
     veiled: Cluster, torch_project: TorchProject, data_dir: Path
 ) -> None:

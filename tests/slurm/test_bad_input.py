@@ -34,6 +34,7 @@ def test_no_slurm_commands(bench: Bench, tmp_path: Path) -> None:
     assert "--allocation local" in said.error["hint"]
 
 
+@pytest.mark.full
 def test_some_commands_are_missing_inside_an_allocation(bench: Bench, tmp_path: Path) -> None:
     for name in ("srun", "scontrol", "squeue"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
@@ -190,6 +191,7 @@ def test_a_head_that_takes_its_name_for_loopback(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken(bench: Bench) -> None:
     for many in (1, 64):
         gate = bench.gate("srun", "--job-name=stager-preflight")

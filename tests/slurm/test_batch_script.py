@@ -131,6 +131,7 @@ def test_a_job_near_its_time_limit_goes_back_into_the_queue(cluster: Cluster, sh
     assert "signal SIGTERM" in log_of(shared, job)
 
 
+@pytest.mark.full
 def test_a_lost_node_does_not_end_the_driver(cluster: Cluster, shared: Path) -> None:
     """It is the driver that says which node was lost, and brings home what there is."""
     made = asking(facts(shared), nodes=(2, 2))

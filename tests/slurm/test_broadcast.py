@@ -147,6 +147,7 @@ def test_only_what_is_new_is_sent(
         assert (inodes[0] == inodes[1]) is linked, file
 
 
+@pytest.mark.full
 def test_a_bundle_that_differs_in_its_manifest_alone(
     cluster: Cluster, shared: Path, slurm_project: Project
 ) -> None:

@@ -59,6 +59,7 @@ def cut_off(cluster: Cluster, node: str) -> Iterator[None]:
             cluster.on(node, ["ip", "link", "set", "eth0", "up"])
 
 
+@pytest.mark.full
 def test_a_node_that_is_cut_off_while_the_others_are_done(bench: Bench) -> None:
     """It ends no connection: without a look at it, srun would wait for it for minutes."""
     started = bench.start("run", *ALL, "1=sleep", "all=linger")
@@ -100,7 +101,13 @@ def test_a_slurmd_that_has_died_unnoticed(bench: Bench) -> None:
     bench.assert_clean()
 
 
-@pytest.mark.parametrize(("dead", "least"), [("node01", 2), ("node02", 2), ("node02", 3)])
+@pytest.mark.parametrize(
+    ("dead", "least"),
+    [
+        ("node02", 2),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in (("node01", 2), ("node02", 3))),
+    ],
+)
 def test_a_slurmd_that_dies_before_the_ranks_are_started(
     bench: Bench, dead: str, least: int
 ) -> None:
@@ -275,6 +282,7 @@ exec {srun} "$@"
 """An ``srun`` that ends a whole step for the fault of one node, as it does after an input error."""
 
 
+@pytest.mark.full
 def test_nodes_that_srun_has_ended_for_the_fault_of_another_are_asked_again(bench: Bench) -> None:
     folder = bench.logs.parent / "aborting"
     folder.mkdir()

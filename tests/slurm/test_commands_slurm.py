@@ -50,6 +50,7 @@ def test_exec_is_the_rank_that_its_task_is(cluster: Cluster, slurm_project: Proj
     ]
 
 
+@pytest.mark.full
 def test_a_build_on_a_node(
     cluster: Cluster, slurm_project: Project, wheelhouse: Path, build_wheels: Path
 ) -> None:

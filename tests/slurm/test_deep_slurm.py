@@ -200,6 +200,7 @@ def test_all_ranks_talk_and_each_pair_is_measured(slurm_torch: SlurmTorch) -> No
     assert sum(line.startswith("ALL-REDUCE ") for line in ran.lines()) == 1
 
 
+@pytest.mark.full
 def test_two_nodes_that_cannot_talk_are_named(slurm_torch: SlurmTorch) -> None:
     """Both reach the head, so that only the ranks find it."""
     cluster = slurm_torch.cluster

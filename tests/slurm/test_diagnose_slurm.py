@@ -118,12 +118,14 @@ def test_a_rank_that_the_kernel_kills_for_memory(scene: Scene) -> None:
     assert found["first_failure"]["exit_code"] == -9
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_cannot_be_written(scene: Scene) -> None:
     with mounted(scene.cluster, "node01", "ro"):
         said = scene.run("0=saves", "all=sleeps", options=("--nodes", "2"))
     scene.assert_told(said, Told("node01", 0, "environment"))
 
 
+@pytest.mark.full
 def test_a_disk_that_a_rank_fills(scene: Scene) -> None:
     with mounted(scene.cluster, "node02", "size=4M"):
         said = scene.run("2=fills_the_disk", "all=sleeps", options=("--nodes", "2"))
@@ -187,6 +189,7 @@ def test_a_place_where_nothing_can_be_executed(scene: Scene) -> None:
     scene.assert_told(said, Told("node03", None, "environment"))
 
 
+@pytest.mark.full
 def test_a_damaged_layer(scene: Scene) -> None:
     """One node sees other bytes of the last layer than the rest."""
     empty_nodes(scene.cluster)

@@ -40,7 +40,10 @@ def unpacking(bench: Bench) -> bool:
     return any((bench.place("node02") / "incoming").glob("*.*/env/*"))
 
 
-@pytest.mark.parametrize("moment", [looking, sending, unpacking])
+@pytest.mark.parametrize(
+    "moment",
+    [sending, *(pytest.param(one, marks=pytest.mark.full) for one in (looking, unpacking))],
+)
 def test_ctrl_c(large_bench: Bench, moment: Callable[[Bench], bool]) -> None:
     action = SEND if moment is sending else SEND[:3]
     said = ended_at(large_bench, action, moment, lambda pid: os.killpg(pid, signal.SIGINT))
@@ -55,7 +58,7 @@ def test_ctrl_c_at_a_rank_that_does_not_listen(bench: Bench) -> None:
     assert (said.code, said.report["first_failure"]) == (130, None), said.talk
 
 
-@pytest.mark.parametrize("sender", ["stager", "scancel"])
+@pytest.mark.parametrize("sender", ["stager", pytest.param("scancel", marks=pytest.mark.full)])
 def test_signals_for_the_ranks_reach_them(bench: Bench, sender: str) -> None:
     """From here, and from Slurm, as ``--signal=USR1@60`` has it: the job goes on, and ends well."""
     started = bench.start("run", "--nodes", "3", "--", "train.py", "all=save")
@@ -76,6 +79,7 @@ def test_signals_for_the_ranks_reach_them(bench: Bench, sender: str) -> None:
     bench.assert_clean(BOUND)
 
 
+@pytest.mark.full
 def test_scancel_while_it_is_sent(large_bench: Bench) -> None:
     bench = large_bench
 
@@ -188,6 +192,7 @@ def test_ranks_that_are_plain_processes(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_ranks_that_hang_at_their_end(bench: Bench) -> None:
     """A thread and an exit handler; the first node has ended, and nobody will ever wake them."""
     bench.env["SLURM_WAIT"] = "3"

@@ -110,7 +110,7 @@ def test_an_error_of_the_program_is_no_nodes_fault(
     assert remembered(slurm_project) == {}
 
 
-@pytest.mark.parametrize("batch", [(), ("--batch", "--wait")])
+@pytest.mark.parametrize("batch", [(), pytest.param(("--batch", "--wait"), marks=pytest.mark.full)])
 def test_avoiding_by_setting_beside_the_users_own(
     cluster: Cluster, failed: Project, batch: tuple[str, ...]
 ) -> None:
@@ -142,6 +142,7 @@ def test_a_node_that_slurm_does_not_have_any_more(cluster: Cluster, failed: Proj
     assert "not avoiding gone99: Slurm has no such node" in said
 
 
+@pytest.mark.full
 def test_the_script_and_the_plan_have_the_nodes_to_avoid(cluster: Cluster, failed: Project) -> None:
     asked = ("--nodes", "1", "--avoid-bad", "--exclude", "node03")
     code, report, said = stager(failed, "script", *asked, "--", "train.py")

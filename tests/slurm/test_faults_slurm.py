@@ -116,7 +116,9 @@ def starved(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
 
 
-@pytest.mark.parametrize(("hurt", "node"), [(killed, "node02"), (starved, "node01")])
+@pytest.mark.parametrize(
+    ("hurt", "node"), [(killed, "node02"), pytest.param(starved, "node01", marks=pytest.mark.full)]
+)
 def test_a_rank_that_dies(slurm_torch: SlurmTorch, hurt: Callable[[int], None], node: str) -> None:
     job = slurm_torch
     started = begin(job)
@@ -218,6 +220,7 @@ def goes_on(job: SlurmTorch, number: str, said: Callable[[], str]) -> None:
     assert resumed(said().splitlines()) == (int(stopped), 0)
 
 
+@pytest.mark.full
 def test_a_time_limit_that_comes_near(slurm_torch: SlurmTorch) -> None:
     """Slurm says so beforehand: all is saved, the job goes back into the queue and goes on."""
     job = slurm_torch

@@ -38,6 +38,7 @@ def interrupted(bench: Bench, started: subprocess.Popen[str]) -> Said:
     return said
 
 
+@pytest.mark.full
 def test_a_rank_that_a_signal_of_its_own_has_ended(bench: Bench) -> None:
     """The others get the same signal from their agents, some seconds later."""
     said = bench.stager("run", "--nodes", "3", "--", "train.py", "1=term", "all=sleep")
@@ -47,6 +48,7 @@ def test_a_rank_that_a_signal_of_its_own_has_ended(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_ctrl_c_at_a_rank_that_does_not_end(bench: Bench) -> None:
     """It is named while the job runs, and afterwards."""
     bench.env[SECONDS] = "1"

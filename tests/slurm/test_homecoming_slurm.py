@@ -168,6 +168,7 @@ def test_results_come_home(
     assert at_home.build().packed.path == before
 
 
+@pytest.mark.full
 def test_sbcast_sends_a_bundle_that_refers_to_its_layers(veiled: Cluster, at_home: Project) -> None:
     """As a whole to nodes without any layer, then only the layer that an edit has changed."""
     (at_home.root / "asset").write_bytes(os.urandom(1 << 20))
@@ -194,6 +195,7 @@ def test_sbcast_sends_a_bundle_that_refers_to_its_layers(veiled: Cluster, at_hom
     }
 
 
+@pytest.mark.full
 def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) -> None:
     """What is on the nodes still goes, should it come back; but nobody waits for minutes."""
     at_home.settings("alpha", more=SETTINGS.replace('["out"]', "[]"))

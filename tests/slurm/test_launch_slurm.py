@@ -66,6 +66,7 @@ def test_slurm_starts_the_ranks(job: SlurmTorch) -> None:
     assert ran.report["task_codes"] == {str(rank): 0 for rank in range(6)}
 
 
+@pytest.mark.full
 def test_a_rank_that_fails_once_is_started_again(job: SlurmTorch) -> None:
     """All ranks on all nodes, which then meet anew; with an interface chosen by the node's name."""
     settings(
@@ -79,6 +80,7 @@ def test_a_rank_that_fails_once_is_started_again(job: SlurmTorch) -> None:
     assert "the first time is hard" in "".join(ran.lines())
 
 
+@pytest.mark.full
 def test_as_many_nodes_as_there_are(job: SlurmTorch) -> None:
     """Asked for two or three, with one of the three left out."""
     ran = job.job("run", "--nodes", "2:3", "--exclude", "node02", "--", "script.py")

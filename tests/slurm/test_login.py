@@ -143,6 +143,7 @@ def test_a_batch_job_that_is_followed(cluster: Cluster, slurm_project: Project) 
     assert sum(line.startswith("[RANK") for line in output(slurm_project, report)) == 4
 
 
+@pytest.mark.full
 def test_the_verdict_of_a_batch_job_that_fails(cluster: Cluster, slurm_project: Project) -> None:
     argv = ("--batch", "--wait", "--nodes", "2", "--", "train.py", "fail")
     code, report, said = job(slurm_project, "run", *argv)
@@ -210,7 +211,14 @@ def test_a_dry_run_asks_for_nothing(cluster: Cluster, slurm_project: Project) ->
     assert not list(logs(slurm_project).glob("events.*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGKILL,
+        *(pytest.param(one, marks=pytest.mark.full) for one in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_an_ending_from_outside(
     cluster: Cluster, slurm_project: Project, number: signal.Signals
 ) -> None:

@@ -65,6 +65,7 @@ def run(
     return ran.returncode, json.loads(ran.stdout or "{}"), ran.stderr
 
 
+@pytest.mark.full
 def test_a_backlog_when_tasks_end_costs_nothing(large: Cluster, slurm_project: Project) -> None:
     """The driver is stopped most of the time, so Slurm still has much to pass on then."""
     (slurm_project.root / "train.py").write_text(RANK)
@@ -91,7 +92,7 @@ def test_binary_output_is_kept_byte_by_byte(cluster: Cluster, slurm_project: Pro
     assert all(line.startswith(b"NODE ") or b" -> " in line for line in mine.splitlines())
 
 
-@pytest.mark.parametrize("times", [2, 1000])
+@pytest.mark.parametrize("times", [2, pytest.param(1000, marks=pytest.mark.full)])
 def test_frames_that_are_damaged_are_sent_again_or_said_to_be_lost(
     times: int, cluster: Cluster, slurm_project: Project, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_nodes_with_an_older_python_only(older_nodes: Bench, own: OwnPython) -> 
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_node_without_a_library_that_the_python_needs(
     cluster: Cluster, own: OwnPython, shared: Path, pip_settings: Mapping[str, str]
 ) -> None:

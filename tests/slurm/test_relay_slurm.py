@@ -118,6 +118,7 @@ def test_nodes_that_cannot_reach_each_other_take_another_way(
     assert not without_sbcast.exists()
 
 
+@pytest.mark.full
 def test_a_few_nodes_that_reach_no_other_get_it_from_the_source(
     slurm_project: Project, apart: Cluster, without_sbcast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_few_nodes_that_reach_no_other_get_it_from_the_source(
     assert not without_sbcast.exists()
 
 
+@pytest.mark.full
 def test_a_node_that_does_not_begin_keeps_the_others_from_nothing(
     cluster: Cluster, slurm_project: Project, without_sbcast: Path
 ) -> None:

@@ -158,7 +158,7 @@ def no_results(at_home: AtHome) -> None:
         shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.full)])
 def test_hugging_faces_trainer_goes_on_at_the_step_of_its_checkpoint(
     at_home: AtHome, launcher: str
 ) -> None:
@@ -178,7 +178,7 @@ def test_hugging_faces_trainer_goes_on_at_the_step_of_its_checkpoint(
     assert (at_home.root / "out" / "checkpoint-8" / "rng_state_1.pth").is_file(), collected
 
 
-@pytest.mark.parametrize("home", ["at_home", "shared_home"])
+@pytest.mark.parametrize("home", ["at_home", pytest.param("shared_home", marks=pytest.mark.full)])
 def test_a_checkpoint_that_each_node_has_written_a_part_of(
     home: str, request: pytest.FixtureRequest
 ) -> None:
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_each_node_has_written_a_part_of(
     assert others == ([["node02"]] if home == "at_home" else [])
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.full), "srun"])
 def test_our_trainer_goes_on_and_keeps_its_newest_checkpoints_only(
     at_home: AtHome, launcher: str
 ) -> None:

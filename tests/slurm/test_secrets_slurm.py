@@ -26,7 +26,11 @@ Path(f"seen.{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """
 
 
-@pytest.mark.parametrize("batch", [(), ("--batch", "--wait")], ids=["salloc", "batch"])
+@pytest.mark.parametrize(
+    "batch",
+    [(), pytest.param(("--batch", "--wait"), marks=pytest.mark.full)],
+    ids=["salloc", "batch"],
+)
 def test_ranks_get_what_is_named_and_files_are_private(
     cluster: Cluster, slurm_project: Project, batch: tuple[str, ...]
 ) -> None:

@@ -16,7 +16,9 @@ SEED = os.environ.get("STAGER_TORTURE_SEED", "6")
 """Fixed, so that a change is not refused by chance."""
 
 
-@pytest.mark.parametrize(("area", "rounds"), [("slurm", 3), ("transfer", 2)])
+@pytest.mark.parametrize(
+    ("area", "rounds"), [("slurm", 3), pytest.param("transfer", 2, marks=pytest.mark.full)]
+)
 def test_no_promise_is_broken_in_a_sample_on_slurm(area: str, rounds: int) -> None:
     needs("slurm")
     done = torture(area, "--sample", "--seed", SEED, "--json", "-v")

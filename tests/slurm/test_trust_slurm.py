@@ -102,6 +102,7 @@ def test_only_what_is_signed_gets_nodes(cluster: Cluster, asking: Project, alice
     assert {path.name for path in ran(asking).iterdir()} == {"0", "1", "2"}
 
 
+@pytest.mark.full
 def test_a_key_that_expires_in_the_queue(empty: Cluster, asking: Project, alice: Key) -> None:
     """Each node refuses the bundle before it has a directory of it."""
 
@@ -134,7 +135,7 @@ def test_a_job_in_the_queue_keeps_the_signature_and_the_signers_it_was_accepted_
     assert code == 1, said
 
 
-@pytest.mark.parametrize("place", [700, -3000])
+@pytest.mark.parametrize("place", [700, pytest.param(-3000, marks=pytest.mark.full)])
 def test_a_bundle_that_is_altered_in_the_queue(
     empty: Cluster, asking: Project, alice: Key, place: int
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_bundle_that_is_altered_in_the_queue(
     assert environments(empty) == ""
 
 
+@pytest.mark.full
 def test_a_node_without_ssh_keygen_is_named(cluster: Cluster, asking: Project, alice: Key) -> None:
     sign(asking, alice)
     with instead(cluster, "node02", {"/usr/bin/ssh-keygen": Path("/dev/null")}):

@@ -66,7 +66,7 @@ def full(cluster: Cluster) -> Iterator[str]:
         yield node
 
 
-@pytest.mark.parametrize("stage", ["auto", "always"])
+@pytest.mark.parametrize("stage", ["auto", pytest.param("always", marks=pytest.mark.full)])
 def test_a_full_node(cluster: Cluster, fresh: Project, full: str, stage: str) -> None:
     code, report, said = verify(fresh, "--stage", stage, env=THERE)
     assert code == 3, said
@@ -77,6 +77,7 @@ def test_a_full_node(cluster: Cluster, fresh: Project, full: str, stage: str) ->
     assert incoming(cluster) == ""
 
 
+@pytest.mark.full
 def test_no_room_for_what_is_sent_besides(cluster: Cluster, fresh: Project) -> None:
     """The file that is sent lies beside the environment until that is made from it."""
     bundle = max((fresh.store.root / "bundles").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -113,7 +114,7 @@ def test_a_bad_node_is_left_out(cluster: Cluster, fresh: Project, full: str) -> 
     assert good == {"node01", "node03"}
 
 
-@pytest.mark.parametrize("stage", ["auto", "never"])
+@pytest.mark.parametrize("stage", ["auto", pytest.param("never", marks=pytest.mark.full)])
 def test_a_damaged_copy_of_the_bundle(cluster: Cluster, fresh: Project, stage: str) -> None:
     """One node sees other bytes than the rest."""
     bundle = max((fresh.store.root / "bundles").iterdir(), key=lambda path: path.stat().st_mtime)

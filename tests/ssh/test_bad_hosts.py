@@ -59,6 +59,7 @@ def test_a_user_whom_the_host_does_not_know(hosts: SshHosts, project: Path) -> N
     assert "write user@host where your user name there is another one" in done.talk
 
 
+@pytest.mark.full
 def test_an_sshd_that_hangs(hosts: SshHosts, project: Path) -> None:
     """It takes the connection, and never says a word."""
     with hosts.stopped_sshd("node02"):

@@ -73,6 +73,7 @@ def test_bad_hosts_are_named_and_left_out(hosts: SshHosts, project: Path) -> Non
     assert "Permission denied" in words(bad["problems"])
 
 
+@pytest.mark.full
 def test_two_names_of_one_host(hosts: SshHosts, project: Path) -> None:
     config = hosts.state_dir / "ssh_config"
     text = config.read_text()
@@ -102,6 +103,7 @@ def test_a_host_without_python(hosts: SshHosts, project: Path) -> None:
     assert "no Python 3.9 or newer was found" in words(bad["problems"])
 
 
+@pytest.mark.full
 def test_a_full_disk(hosts: SshHosts, project: Path) -> None:
     for place in ("/tmp", "/dev/shm"):
         hosts.on("node02", "mount", "-t", "tmpfs", "-o", "size=64k", "full", place)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.ssh_hosts import SshHosts
 
 NOTHING = "nothing is brought back: name results with --outputs or in [project] outputs"
@@ -32,6 +34,7 @@ def test_what_is_named_comes_home(hosts: SshHosts, project: Path) -> None:
     assert (outside.code, "--outputs" in outside.talk) == (2, True), outside.talk
 
 
+@pytest.mark.full
 def test_what_is_not_named_stays_on_the_hosts(hosts: SshHosts, project: Path) -> None:
     """The job says where, and which of the names nobody wrote."""
     (bundle,) = (hosts.hidden / "offline" / "bundles").glob("*.pkgs.tar")
@@ -50,6 +53,7 @@ def test_what_is_not_named_stays_on_the_hosts(hosts: SshHosts, project: Path) ->
     assert hosts.on("node02", "ls", work, check=False) == "", "nothing was written there"
 
 
+@pytest.mark.full
 def test_a_relative_path_finds_the_projects_file_where_no_host_sees_the_folder(
     hosts: SshHosts, project: Path
 ) -> None:

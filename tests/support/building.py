@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,6 +34,7 @@ from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
 from stager.pack.node_program import find_compiled_program, make_node_program
 from tests.support.needs import lacks, needs
+from tests.support.warm_ranks import Rank, WarmRanks
 
 STAGER = [sys.executable, "-m", "stager"]
 HOST = Target.of_host()
@@ -91,18 +93,36 @@ class Project:
         return build(load(self.root), chosen, recorder or Recorder())
 
     def stager(
-        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 900
+        self, *arguments: str, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command line in the project's folder."""
-        return subprocess.run(
-            [*STAGER, *arguments],
-            cwd=self.root,
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        """Run the command line in the project's folder, in a process of its own."""
+        variables = {**os.environ, **(env or {})}
+        argv = [*STAGER, *arguments]
+        if _read_at_start(variables) != _AT_START:
+            return subprocess.run(
+                argv, cwd=self.root, env=variables, capture_output=True, text=True, check=False
+            )
+        with _ONE_AT_A_TIME:
+            rank = Rank(env=variables, program="stager")
+            (code,), out, err = _warm_commands().start([rank], self.root, arguments).wait()
+        return subprocess.CompletedProcess(argv, code, out, err)
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the interpreter, the C library and libraries read before a command."""
+    names = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC", "_STAGER")
+    return {name: value for name, value in variables.items() if name.startswith(names)}
+
+
+_AT_START = _read_at_start(os.environ)
+
+
+@cache
+def _warm_commands() -> WarmRanks:
+    return WarmRanks(os.environ, "stager")
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def warm_ranks(hugging_face: bool = False) -> WarmRanks:
 def _warm_ranks(hugging_face: bool) -> WarmRanks:
     home = os.environ["HOME"]  # of the test that comes first
     env = variables(HF_HOME=f"{home}/empty", TORCH_CPP_LOG_LEVEL="ERROR")
-    return WarmRanks(env, hugging_face=hugging_face)
+    return WarmRanks(env, "transformers" if hugging_face else "torch")
 
 
 def metrics(out: Path) -> dict[str, Any]:

@@ -1,20 +1,24 @@
-"""Ranks of the trainer that begin at once: forks of one process that has imported PyTorch.
+"""Programs that begin at once: forks of one process that has done their imports.
 
-Importing PyTorch takes a rank seconds of processor time, and a test of the trainer trains for less.
+Importing PyTorch takes a rank of the trainer seconds of processor time, and a test trains for less.
 Torchrun's own way is tested where it matters: with its restarts, with hand-made launches, in jobs.
+A command of ``stager`` imports for longer than it works on a small project.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -37,7 +41,7 @@ class Rank:
     env: dict[str, str]
     """All its variables."""
     program: str = ""
-    """The Python file that it runs; the trainer where it is empty."""
+    """The Python file or the module that it runs; the trainer where it is empty."""
     network: str = ""
     """The file of its network namespace; this machine's where it is empty."""
 
@@ -94,24 +98,26 @@ class Running:
 class WarmRanks:
     """The process that ranks are forked from; it ends with its standard input."""
 
-    def __init__(self, env: Mapping[str, str], *, hugging_face: bool = False) -> None:
+    def __init__(self, env: Mapping[str, str], libraries: str = "torch") -> None:
         """Start it with the variables that libraries read while they are imported.
 
         Args:
             env: all its variables.
-            hugging_face: whether to import the libraries of Hugging Face, too.
+            libraries: what to import: ``torch``, ``transformers`` with it, or ``stager``.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm_ranks", *["--hugging-face"] * hugging_face],
+            [sys.executable, "-m", "tests.support.warm_ranks", libraries],
+            cwd=Path(__file__).parents[2],
             env=dict(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._outputs = tempfile.TemporaryDirectory(prefix="stager-test-")
 
     def start(self, ranks: Sequence[Rank], folder: Path, arguments: Sequence[str]) -> Running:
         """Start processes in ``folder``."""
-        output, errors = (str(folder / f".warm.{name}") for name in ("out", "err"))
+        output, errors = (f"{self._outputs.name}/{name}" for name in ("out", "err"))
         launch = Launch(
             ranks=[*ranks],
             arguments=[*arguments],
@@ -165,11 +171,12 @@ def _forked(launch: Launch, rank: Rank) -> int:
     for path, standard in ((launch.output, 1), (launch.errors, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), standard)
     sys.argv[1:] = launch.arguments
-    sys.path.insert(0, launch.folder)
-    if rank.program:
+    if rank.program != "stager":
+        sys.path.insert(0, launch.folder)
+    if rank.program.endswith(".py"):
         runpy.run_path(rank.program, run_name="__main__")
     else:
-        runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+        runpy.run_module(rank.program or "trainer", run_name="__main__", alter_sys=True)
     sys.exit()
 
 
@@ -201,24 +208,31 @@ def _exit_codes(ranks: Sequence[int]) -> list[int]:
     return [codes[rank] for rank in ranks]
 
 
-def _import_hugging_face() -> None:
-    from trainer.__main__ import OFFLINE
+def _import(libraries: str) -> None:
+    if libraries == "stager":
+        import stager
 
-    os.environ.update(OFFLINE)
-    import datasets  # noqa: F401
-    import transformers
-
-    # They are modules of their own, which the package imports once somebody asks for them.
-    for name in ("Trainer", "BertForSequenceClassification", "BertTokenizerFast"):
-        getattr(transformers, name)
-
-
-if __name__ == "__main__":
-    signal_at_parent_death(signal.SIGKILL)
+        for module in pkgutil.walk_packages(stager.__path__, "stager."):
+            if module.name != "stager.__main__":
+                importlib.import_module(module.name)
+        return
     import torch._dynamo  # which any optimizer imports
     import torch.distributed
     import torch.nn.parallel  # noqa: F401
 
-    if sys.argv[1:]:
-        _import_hugging_face()
+    if libraries == "transformers":
+        from trainer.__main__ import OFFLINE
+
+        os.environ.update(OFFLINE)
+        import datasets  # noqa: F401
+        import transformers
+
+        # They are modules of their own, which the package imports once somebody asks for them.
+        for name in ("Trainer", "BertForSequenceClassification", "BertTokenizerFast"):
+            getattr(transformers, name)
+
+
+if __name__ == "__main__":
+    signal_at_parent_death(signal.SIGKILL)
+    _import(sys.argv[1])
     _serve()
