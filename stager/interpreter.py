@@ -220,7 +220,7 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
         misfit = facts.explain_misfit(target.python)
         if misfit:
             raise _UnusableError(f"is {misfit}; environment.python asks for {target.python}")
-        program = Path(interpreter.find_base_of(target.python, facts, env))
+        program = Path(interpreter.find_base_program(target.python, facts, env))
     except ProcessError as exc:
         raise _UnusableError(f"does not work: {interpreter.describe_failure(exc)}") from exc
     prefix = Path(facts.base_prefix).resolve()

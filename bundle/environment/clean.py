@@ -248,7 +248,7 @@ class _Cleaning:
 
     def _remove(self, path: str, aside: str = "") -> int | None:
         """Delete a path, renamed first if ``aside``; return bytes freed, None if it stays."""
-        mounts = removal.list_mounts_below(path)
+        mounts = removal.list_mounts(path)
         if mounts:
             values = {"mount": mounts[0]}
             self.problems.append(Problem(ProblemCode.NOT_REMOVED_MOUNT, path, values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -42,7 +43,6 @@ class InterpreterFacts:
     base_prefix: str
     """The directory of the installation that it, or its virtual environment, belongs to."""
     base_executable: str
-    """The program of that installation, as far as it knows."""
 
     def explain_misfit(self, version: str) -> str:
         """Return why it cannot be the base for ``major.minor``; empty if it can."""
@@ -67,14 +67,12 @@ def find_base_python(
     """
     env = os.environ if env is None else env
     refused: dict[str, str] = {}
-    for candidate in _candidates(version, hints, env):
-        if candidate in refused:
-            continue
+    for candidate in dict.fromkeys(_candidates(version, hints, env)):
         try:
-            answer = describe_interpreter(candidate, env)
-            misfit = answer.explain_misfit(version)
+            facts = describe_interpreter(candidate, env)
+            misfit = facts.explain_misfit(version)
             if not misfit:
-                return find_base_of(version, answer, env)
+                return find_base_program(version, facts, env)
             refused[candidate] = misfit
         except processes.ProcessError as exc:
             refused[candidate] = describe_failure(exc)
@@ -95,8 +93,15 @@ def describe_interpreter(program: str, env: Mapping[str, str]) -> InterpreterFac
     Raises:
         processes.ProcessError: it does not start, fails, takes too long, or prints something else.
     """
-    if _is_running(program):
-        return _describe_running_interpreter()
+    with contextlib.suppress(OSError):
+        if sys.flags.isolated and os.path.samefile(program, "/proc/self/exe"):
+            return InterpreterFacts(
+                "%d.%d.%d" % sys.version_info[:3],
+                sys.implementation.name,
+                sys.abiflags,
+                sys.base_prefix,
+                getattr(sys, "_base_executable", sys.executable) or sys.executable,
+            )
     argv = [program, "-I", "-S", "-c", _DESCRIBE]
     done = processes.run(argv, env=env, timeout=TIMEOUT_SECONDS)
     try:
@@ -107,25 +112,7 @@ def describe_interpreter(program: str, env: Mapping[str, str]) -> InterpreterFac
         raise processes.ProcessError(argv, 0, output, reason="is not a Python interpreter") from exc
 
 
-def _is_running(program: str) -> bool:
-    """Tell whether it is this interpreter, links resolved, and isolated."""
-    try:
-        return bool(sys.flags.isolated) and os.path.samefile(program, "/proc/self/exe")
-    except OSError:
-        return False
-
-
-def _describe_running_interpreter() -> InterpreterFacts:
-    return InterpreterFacts(
-        "%d.%d.%d" % sys.version_info[:3],
-        sys.implementation.name,
-        sys.abiflags,
-        sys.base_prefix,
-        getattr(sys, "_base_executable", sys.executable) or sys.executable,
-    )
-
-
-def find_base_of(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
+def find_base_program(version: str, facts: InterpreterFacts, env: Mapping[str, str]) -> str:
     """Return the program of the installation behind an interpreter, which must run by itself.
 
     The prefix is tried before ``sys._base_executable``, which before Python 3.11 names the virtual
@@ -134,26 +121,20 @@ def find_base_of(version: str, answer: InterpreterFacts, env: Mapping[str, str])
     Raises:
         processes.ProcessError: there is none.
     """
-    in_prefix = Path(answer.base_prefix, "bin", f"python{version}")
-    failure = None
-    for path in [str(in_prefix), answer.base_executable]:
-        real = os.path.realpath(path)
-        if _is_in_environment(real):
+    in_prefix = str(Path(facts.base_prefix, "bin", f"python{version}"))
+    failure = ""
+    for path in map(os.path.realpath, (in_prefix, facts.base_executable)):
+        folder = Path(path).parent
+        # The program may be in a virtual environment that copies Python.
+        if (folder / "pyvenv.cfg").exists() or (folder.parent / "pyvenv.cfg").exists():
             continue
         try:
-            if not describe_interpreter(real, env).explain_misfit(version):
-                return real
+            if not describe_interpreter(path, env).explain_misfit(version):
+                return path
         except processes.ProcessError as exc:
-            failure = failure or exc
-    reason = f"its installation in {answer.base_prefix} has no program of its own that runs"
-    tail = failure.reason if failure else ""
-    raise processes.ProcessError([str(in_prefix)], None, tail, reason=reason)
-
-
-def _is_in_environment(program: str) -> bool:
-    """Tell whether it is in a virtual environment that copies Python; links are resolved."""
-    folder = Path(program).parent
-    return (folder / "pyvenv.cfg").exists() or (folder.parent / "pyvenv.cfg").exists()
+            failure = failure or exc.reason
+    reason = f"its installation in {facts.base_prefix} has no program of its own that runs"
+    raise processes.ProcessError([in_prefix], None, failure, reason=reason)
 
 
 def _candidates(version: str, hints: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
@@ -162,15 +143,8 @@ def _candidates(version: str, hints: Sequence[str], env: Mapping[str, str]) -> I
     path = env.get("PATH", os.defpath)
     for hint in hints:
         yield shutil.which(hint, path=path) or hint
-    folders = _folders(path)
+    folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
+    folders += ["/usr/local/bin", "/usr/bin", *sorted(map(str, Path("/opt").glob("python*/bin")))]
     for name in (f"python{version}", "python3", "python"):
-        for folder in folders:
-            program = shutil.which(name, path=folder)
-            if program:
-                yield program
-
-
-def _folders(path: str) -> list[str]:
-    on_path = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
-    optional = sorted(str(folder) for folder in Path("/opt").glob("python*/bin"))
-    return [*on_path, "/usr/local/bin", "/usr/bin", *optional]
+        found = (shutil.which(name, path=folder) for folder in folders)
+        yield from filter(None, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -9,8 +10,9 @@ import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from ..protocol.messages import Gpu, GpuFacts, HostFacts, NodeRootFacts, NodeRootProblem
 from ..protocol.problem import NodeError
@@ -48,23 +50,19 @@ class Question:
     def answer(self) -> GpuFacts | None:
         """Return the driver and its GPUs; None where there is no driver."""
         lines, fault = self._read(self._asked)
-        rows = [row for row in map(_read_row, lines) if row]
+        # Of each GPU the name, memory, driver, and whether it is divided into MIG instances.
+        rows = [row for row in (line.split(", ") for line in lines) if len(row) == 4]
         if lines and not rows:
             fault = _short(lines[-1])
-        named = (driver for _, driver, _ in rows if _DRIVER.fullmatch(driver))
+        named = (driver for _, _, driver, _ in rows if _DRIVER.fullmatch(driver))
         driver = kernel_driver(self._folder) or next(named, "")
         if not driver:
             return None  # the program is installed, and there is nothing for it
+        gpus = tuple(Gpu(name, _mebibytes(memory)) for name, memory, _, _ in rows)
+        if any(mig == "Enabled" for *_, mig in rows):
+            gpus = _add_instances(gpus, self._read(self._start("-L"))[0])
         library = "" if self._library == driver else self._library
-        return GpuFacts(
-            driver, library, self._gpus(rows) or _read_gpus_from_proc(self._folder), fault
-        )
-
-    def _gpus(self, rows: Sequence[tuple[Gpu, str, bool]]) -> tuple[Gpu, ...]:
-        gpus = tuple(gpu for gpu, _, _ in rows)
-        if any(has_instances for _, _, has_instances in rows):
-            return _add_instances(gpus, self._read(self._start("-L"))[0])
-        return gpus
+        return GpuFacts(driver, library, gpus or _read_gpus_from_proc(self._folder), fault)
 
     def _start(self, *options: str) -> processes.Process | None:
         if self._program is None:
@@ -102,7 +100,7 @@ def _short(line: str) -> str:
 
 def kernel_driver(folder: Path = Path("/proc/driver/nvidia")) -> str:
     """Return the version of the driver that the kernel has loaded; empty for none."""
-    return parse_driver_version(_text(folder / "version"))
+    return parse_driver_version(_read_text(folder / "version"))
 
 
 def parse_driver_version(text: str) -> str:
@@ -111,31 +109,22 @@ def parse_driver_version(text: str) -> str:
     return match[1] if match else ""
 
 
-def _read_row(line: str) -> tuple[Gpu, str, bool] | None:
-    """Return a GPU, the version of its driver, and whether it is divided into MIG instances."""
-    values = line.split(", ")
-    if len(values) != 4:
-        return None
-    name, memory, driver, mig = values
-    return Gpu(name, _mebibytes(memory)), driver, mig == "Enabled"
-
-
-def _add_instances(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
-    profiles: list[list[str]] = []
+def _add_instances(gpus: tuple[Gpu, ...], lines: Sequence[str]) -> tuple[Gpu, ...]:
+    profiles: list[tuple[str, ...]] = []
     for line in lines:
         instance = re.match(r"\s+MIG (\S+)", line)
         if line.startswith("GPU "):
-            profiles.append([])
+            profiles.append(())
         elif instance and profiles:
-            profiles[-1].append(instance[1])
+            profiles[-1] += (instance[1],)
     if len(profiles) != len(gpus):
-        return tuple(gpus)
-    return tuple(Gpu(gpu.name, gpu.memory, tuple(found)) for gpu, found in zip(gpus, profiles))
+        return gpus
+    return tuple(Gpu(gpu.name, gpu.memory, found) for gpu, found in zip(gpus, profiles))
 
 
 def _read_gpus_from_proc(folder: Path) -> tuple[Gpu, ...]:
     """Return the GPUs by /proc, which has their names only."""
-    found = [_text(path) for path in sorted(folder.glob("gpus/*/information"))]
+    found = map(_read_text, sorted(folder.glob("gpus/*/information")))
     names = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in found]
     return tuple(Gpu(name[1]) for name in names if name)
 
@@ -145,16 +134,15 @@ def _library(env: Mapping[str, str]) -> str:
 
     NVIDIA's package for forward compatibility puts a newer one there than the kernel's driver.
     """
-    for folder in env.get("LD_LIBRARY_PATH", "").split(":"):
-        match = _LIBRARY.fullmatch(
-            os.path.basename(os.path.realpath(os.path.join(folder, "libcuda.so.1")))
-        )
-        if folder and match:
+    for folder in filter(None, env.get("LD_LIBRARY_PATH", "").split(":")):
+        library = os.path.realpath(os.path.join(folder, "libcuda.so.1"))
+        match = _LIBRARY.fullmatch(os.path.basename(library))
+        if match:
             return match[1]
     return ""
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError:
@@ -167,8 +155,7 @@ _GPU = re.compile(r"nvidia\d+")
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits that cgroups set; None stands for no limit."""
 
     cpus: float | None = None
@@ -184,7 +171,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> Hos
     libc, libc_version = c_library()
     limits = cgroup_limits()
     total, available = read_memory(Path("/proc/meminfo").read_text("utf-8"), limits)
-    shm = Path("/dev/shm")  # noqa: S108 - only examined
+    shm = "/dev/shm"  # noqa: S108 - only examined
     return HostFacts(
         hostname=os.uname().nodename,
         kernel=os.uname().release,
@@ -196,7 +183,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> Hos
         memory_total=total,
         memory_available=available,
         gpus=count_gpus(os.listdir("/dev"), env.get("CUDA_VISIBLE_DEVICES")),
-        shm_free=files.examine_directory(str(shm)).free_bytes if shm.is_dir() else None,
+        shm_free=files.examine_directory(shm).free_bytes if os.path.isdir(shm) else None,
         clock=time.time(),
         node_root=directory_facts(node_root) if node_root else None,
     )
@@ -207,11 +194,7 @@ def oom_kills() -> int | None:
 
     Kills for a control group's limit are included. None where the kernel does not count.
     """
-    try:
-        text = Path("/proc/vmstat").read_text("utf-8")
-    except OSError:
-        return None
-    count = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    count = re.search(r"^oom_kill (\d+)$", _read_text(Path("/proc/vmstat")), re.MULTILINE)
     return int(count[1]) if count else None
 
 
@@ -238,40 +221,28 @@ def directory_facts(path: str) -> NodeRootFacts | NodeRootProblem:
 def c_library() -> tuple[str, str]:
     """Return name and version of the C library that this process uses: ``("glibc", "2.36")``.
 
-    ``("unknown", "")`` if it is neither glibc nor musl.
+    ``("unknown", "")`` if it is neither glibc nor musl, whose loader prints its version.
     """
-    try:
-        glibc = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):  # the name is glibc's own
-        glibc = ""
-    if glibc.startswith("glibc "):
-        return "glibc", glibc.partition(" ")[2]
-    return _musl() or ("unknown", "")
-
-
-def _musl() -> tuple[str, str] | None:
-    """Return name and version of musl; its loader prints these if run without arguments."""
+    with contextlib.suppress(ValueError, OSError):  # the name is glibc's own
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        if name == "glibc":
+            return name, version
     for loader in sorted(Path("/lib").glob("ld-musl-*.so.1")):
-        try:
+        with contextlib.suppress(processes.ProcessError):
             output = processes.run([str(loader)], timeout=10, check=False).stderr
-        except processes.ProcessError:
-            continue
-        version = re.search(r"Version (\d+(?:\.\d+)+)", output)
-        return "musl", version[1] if version else ""
-    return None
+            found = re.search(r"Version (\d+(?:\.\d+)+)", output)
+            return "musl", found[1] if found else ""
+    return "unknown", ""
 
 
 def usable_cpus(env: Mapping[str, str], affinity: int, limits: Limits) -> int:
-    """Return the number of CPUs for this job: the least that Slurm, the mask and cgroups allow.
-
-    ``os.cpu_count()`` counts the machine's.
-    """
-    counts = [affinity]
+    """Return the number of CPUs for this job: the least that Slurm, the mask and cgroups allow."""
     granted = env.get("SLURM_CPUS_ON_NODE", "")
-    if granted.isdigit():
-        counts.append(int(granted))
-    if limits.cpus is not None:
-        counts.append(math.floor(limits.cpus))
+    counts = [
+        affinity,
+        int(granted) if granted.isdigit() else affinity,
+        affinity if limits.cpus is None else math.floor(limits.cpus),
+    ]
     return max(1, min(counts))
 
 
@@ -293,21 +264,13 @@ def count_gpus(devices: Sequence[str], visible: str | None) -> int:
     present = sum(1 for name in devices if _GPU.fullmatch(name))
     if visible is None or not present:
         return present
-    selected: list[str] = []
-    for part in visible.split(","):
-        entry = part.strip()
-        if not _names_gpu(entry, present):
-            break
-        if entry in selected:  # CUDA then shows none at all
-            return 0
-        selected.append(entry)
-    return len(selected)
 
+    def is_valid(entry: str) -> bool:
+        return entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < present)
 
-def _names_gpu(entry: str, present: int) -> bool:
-    if entry.startswith(("GPU-", "MIG-")):
-        return True
-    return entry.isdigit() and int(entry) < present
+    selected = list(takewhile(is_valid, map(str.strip, visible.split(","))))
+    # CUDA shows none at all if one is named twice.
+    return len(selected) if len(set(selected)) == len(selected) else 0
 
 
 def has_step_cgroup() -> bool:
@@ -316,36 +279,33 @@ def has_step_cgroup() -> bool:
     It sends signals to the tasks alone then, and else to all processes of the step
     (``proctrack_p_signal`` in proctrack_cgroup.c and proctrack_linuxproc.c).
     """
-    try:
-        return "/step_" in Path("/proc/self/cgroup").read_text("utf-8")
-    except (OSError, ValueError):
-        return False
+    return "/step_" in _read_text(Path("/proc/self/cgroup"))
 
 
 def cgroup_limits(root: str = "/") -> Limits:
     """Return the limits of this process's cgroups, version 1 or 2; the tightest level counts."""
-    try:
-        groups = Path(root, "proc/self/cgroup").read_text("utf-8")
-        mounts = files.parse_mounts(Path(root, "proc/self/mountinfo").read_text("utf-8", "replace"))
-    except OSError:
-        return Limits()
+    mounts = files.parse_mounts(_read_text(Path(root, "proc/self/mountinfo")))
     cpus: list[float] = []
     limits: list[int] = []
     left: list[int] = []
-    for line in groups.splitlines():
+    for line in _read_text(Path(root, "proc/self/cgroup")).splitlines():
         _, controllers, group = line.split(":", 2)
-        for level in _levels(root, controllers, group, mounts):
-            cpus += _quota(level)
-            for limit, used in _memory(level):
+        for level in _list_levels(root, controllers, group, mounts):
+            cpus += _read_quota(level)
+            for limit, used in _read_memory_limit(level):
                 limits.append(limit)
                 left.append(max(0, limit - used))
     return Limits(min(cpus, default=None), min(limits, default=None), min(left, default=None))
 
 
-def _levels(root: str, controllers: str, group: str, mounts: list[files.Mount]) -> list[Path]:
+def _list_levels(root: str, controllers: str, group: str, mounts: list[files.Mount]) -> list[Path]:
     """Return a cgroup's directory and its parents: v2 if no controllers are named, else v1."""
-    mount = _cgroup_mount(controllers, mounts)
-    if mount is None:
+    limited = {"cpu", "memory"}.intersection(controllers.split(","))
+    for mount in mounts:
+        is_v2 = mount.fstype == "cgroup2" and not controllers
+        if is_v2 or (mount.fstype == "cgroup" and limited & mount.options):
+            break
+    else:
         return []
     top = Path(root, mount.point.lstrip("/"))
     path = top / group.lstrip("/")
@@ -354,52 +314,24 @@ def _levels(root: str, controllers: str, group: str, mounts: list[files.Mount]) 
     return [level for level in (path, *path.parents) if level == top or top in level.parents]
 
 
-def _cgroup_mount(controllers: str, mounts: list[files.Mount]) -> files.Mount | None:
-    limited = {"cpu", "memory"}.intersection(controllers.split(","))
-    for mount in mounts:
-        if mount.fstype == "cgroup2" and not controllers:
-            return mount
-        if mount.fstype == "cgroup" and limited & mount.options:
-            return mount
-    return None
-
-
-def _quota(level: Path) -> list[float]:
+def _read_quota(level: Path) -> list[float]:
     """Return the limit of one level, in CPUs; empty for none."""
-    v2 = _words(level / "cpu.max")
-    v1 = _words(level / "cpu.cfs_quota_us") + _words(level / "cpu.cfs_period_us")
-    for words in (v2, v1):
-        if len(words) != 2:
-            continue
-        quota, period = words
-        if quota.isdigit() and int(period) > 0:  # else "max" or -1
-            return [int(quota) / int(period)]
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        words = [word for name in names for word in _read_text(level / name).split()]
+        if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # else "max" or -1
+            return [int(words[0]) / int(words[1])]
     return []
 
 
-def _memory(level: Path) -> list[tuple[int, int]]:
+def _read_memory_limit(level: Path) -> list[tuple[int, int]]:
     """Return limit and use of one level, in bytes; empty for no limit."""
     for limit_name, used_name, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit = _number_in(level / limit_name)
-        used = _number_in(level / used_name)
-        if limit is None or used is None or limit >= _NO_LIMIT:
-            continue
-        stat = _words(level / "memory.stat")
-        reclaimable = int(stat[stat.index(cache) + 1]) if cache in stat else 0
-        return [(limit, max(0, used - reclaimable))]
+        limit, used = (_read_text(level / name).strip() for name in (limit_name, used_name))
+        if limit.isdigit() and used.isdigit() and int(limit) < _NO_LIMIT:
+            stat = _read_text(level / "memory.stat").split()
+            reclaimable = int(stat[stat.index(cache) + 1]) if cache in stat else 0
+            return [(int(limit), max(0, int(used) - reclaimable))]
     return []
-
-
-def _number_in(path: Path) -> int | None:
-    words = _words(path)
-    return int(words[0]) if words and words[0].isdigit() else None
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8").split()
-    except OSError:
-        return []

@@ -9,7 +9,6 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from string import Template
 
@@ -30,9 +29,8 @@ def choose_base_for_bundle(
 ) -> str:
     """Return the directory for the node root: one that has an environment, or room for it."""
     base = choose_base(setting, env)
-    if os.path.isdir(env_path(os.path.join(base, node_root_name()), bundle_id)):
-        return base
-    return choose_base(setting, env, room)
+    has_environment = os.path.isdir(env_path(os.path.join(base, node_root_name()), bundle_id))
+    return base if has_environment else choose_base(setting, env, room)
 
 
 def env_path(root: str, bundle_id: str) -> str:
@@ -40,9 +38,9 @@ def env_path(root: str, bundle_id: str) -> str:
     return os.path.join(root, "envs", bundle_id)
 
 
-def node_root_name(user: int | None = None) -> str:
-    """Return the name of a user's node root in its base directory; by default of this user's."""
-    return f"stager-{os.geteuid() if user is None else user}"
+def node_root_name() -> str:
+    """Return the name of this user's node root in its base directory."""
+    return f"stager-{os.geteuid()}"
 
 
 def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0, 0)) -> str:
@@ -96,19 +94,14 @@ def list_named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str
     if named:
         yield f"${ROOT_VARIABLE} = ", named
         return
-    path = _substitute_variables(setting, env)
-    source = "" if path == setting else f"{setting} = "
-    yield source, path
-
-
-def _substitute_variables(setting: str, env: Mapping[str, str]) -> str:
     try:
-        return Template(setting).substitute(env)
+        path = Template(setting).substitute(env)
     except KeyError as exc:
         values = {"name": str(exc.args[0])}
         raise NodeError(Problem(ProblemCode.UNSET_VARIABLE, setting, values)) from exc
     except ValueError:  # a dollar sign that starts no name stands for itself
-        return setting
+        path = setting
+    yield "" if path == setting else f"{setting} = ", path
 
 
 def _find_base_faults(
@@ -161,9 +154,10 @@ def _is_writable(base: str) -> bool:
 
 SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
 _ATTEMPTS = 10
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def make_secure_root(base: str, uid: int | None = None) -> str:
+def make_secure_root(base: str) -> str:
     """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that exist.
 
     A directory of ours that others could enter is closed to them. It is safe against others who act
@@ -172,71 +166,57 @@ def make_secure_root(base: str, uid: int | None = None) -> str:
     Returns:
         The node root, with no links in its path.
     """
-    owner = os.geteuid() if uid is None else uid
     real = os.path.realpath(base)
+    root = os.path.join(real, node_root_name())
     for _ in range(_ATTEMPTS):
-        with suppress(_Vanished):
-            return _secure(real, owner)
-    why = "it cannot be made there, or is removed again and again"
-    path = str(Path(real, node_root_name(owner)))
-    raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
+        with contextlib.suppress(_Vanished), contextlib.ExitStack() as opened:
+            base_fd = _open_base(real)
+            opened.callback(os.close, base_fd)
+            root_fd = _open_private(base_fd, root)
+            opened.callback(os.close, root_fd)
+            for name in SUBDIRECTORIES:
+                os.close(_open_private(root_fd, os.path.join(root, name)))
+            _ignore_in_git(root_fd)
+            return root
+    raise _make_refusal(root, "it cannot be made there, or is removed again and again")
+
+
+def _make_refusal(path: str, why: str) -> NodeError:
+    return NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
 
 
 class _Vanished(Exception):
     """The node root was removed meanwhile, as ``stager clean`` does if nothing is left in it."""
 
 
-def _secure(real: str, owner: int) -> str:
-    base_fd = _open_base(real)
-    try:
-        root = str(Path(real, node_root_name(owner)))
-        root_fd = _open_private(base_fd, root, owner)
-        try:
-            for name in SUBDIRECTORIES:
-                os.close(_open_private(root_fd, str(Path(root, name)), owner))
-            _ignore_in_git(root_fd)
-        finally:
-            os.close(root_fd)
-    finally:
-        os.close(base_fd)
-    return root
-
-
 def _open_base(real: str) -> int:
+    code = ProblemCode.NODE_ROOT_BASE_REFUSED
     try:
-        base_fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        base_fd = os.open(real, _FOLDER)
     except OSError as exc:
-        values = {"why": files.error_text(exc)}
-        raise NodeError(Problem(ProblemCode.NODE_ROOT_BASE_REFUSED, real, values)) from exc
+        raise NodeError(Problem(code, real, {"why": files.error_text(exc)})) from exc
     mode = os.fstat(base_fd).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         os.close(base_fd)
         why = f"any user can replace what is in it (mode {stat.S_IMODE(mode):04o}, no sticky bit)"
-        raise NodeError(Problem(ProblemCode.NODE_ROOT_BASE_REFUSED, real, {"why": why}))
+        raise NodeError(Problem(code, real, {"why": why}))
     return base_fd
 
 
-def _open_private(parent: int, path: str, owner: int) -> int:
-    name = Path(path).name
+def _open_private(parent: int, path: str) -> int:
+    name = os.path.basename(path)
     try:
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
-            if owner != os.geteuid():
-                os.chown(name, owner, -1, dir_fd=parent, follow_symlinks=False)
-        except FileExistsError:
-            pass
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        opened = os.open(name, flags, dir_fd=parent)
+        opened = os.open(name, _FOLDER, dir_fd=parent)
+    except FileNotFoundError as exc:
+        raise _Vanished from exc
     except OSError as exc:
-        if isinstance(exc, FileNotFoundError):
-            raise _Vanished from exc
-        why = _explain_refused_kind(path) or str(exc.strerror)
-        raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why})) from exc
-    status = os.fstat(opened)
+        raise _make_refusal(path, _explain_refused_kind(path) or str(exc.strerror)) from exc
+    status, owner = os.fstat(opened), os.geteuid()
     if status.st_uid != owner:
         os.close(opened)
-        why = f"it belongs to user {status.st_uid}, not to user {owner}"
-        raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
+        raise _make_refusal(path, f"it belongs to user {status.st_uid}, not to user {owner}")
     if stat.S_IMODE(status.st_mode) != 0o700:
         os.fchmod(opened, 0o700)
     return opened
@@ -244,7 +224,7 @@ def _open_private(parent: int, path: str, owner: int) -> int:
 
 def _ignore_in_git(root_fd: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError):  # it exists, or the disk is full: nothing depends on it
+    with contextlib.suppress(OSError):  # it exists, or the disk is full: nothing depends on it
         handle = os.open(".gitignore", flags, 0o600, dir_fd=root_fd)
         os.write(handle, b"*\n")
         os.close(handle)
@@ -270,7 +250,6 @@ def _explain_refused_kind(path: str) -> str:
 
 ROOT_LOCK = ".lock"
 """In a node root: shared while something is put in there, exclusive while the root is removed."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def take_lock(path: str, operation: int, *, create: bool = True) -> int:
@@ -300,7 +279,7 @@ def take_lock(path: str, operation: int, *, create: bool = True) -> int:
 
 @contextlib.contextmanager
 def hold_lock(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
-    """Hold a lock file while the block runs; see :func:`take`."""
+    """Hold a lock file while the block runs; see :func:`take_lock`."""
     handle = take_lock(path, operation, create=create)
     try:
         yield
@@ -311,7 +290,7 @@ def hold_lock(path: str, operation: int, *, create: bool = True) -> Iterator[Non
 def make_locked_directory(path: str) -> int:
     """Make a directory and lock it until the descriptor is closed or its holder ends.
 
-    Only a process that holds it alone (:func:`alone`) may remove it.
+    Only a process that holds it alone (:func:`hold_directory_alone`) may remove it.
 
     Raises:
         OSError: it cannot be made, or is there already.
@@ -372,7 +351,6 @@ def hold_root(root: str) -> Iterator[None]:
 
 def _leads_to(path: str, handle: int) -> bool:
     try:
-        status = os.stat(path, follow_symlinks=False)
+        return os.path.samestat(os.lstat(path), os.fstat(handle))
     except FileNotFoundError:
         return False
-    return os.path.samestat(status, os.fstat(handle))

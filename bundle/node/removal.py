@@ -1,7 +1,7 @@
 """Trees on a node's disk: their users, the space that they free, and their deletion.
 
-Symbolic links are deleted, never followed. A tree may be nested as deeply as the file system
-allows, and so deeper than Python recurses, than a path reaches, and than there are descriptors.
+Symbolic links are deleted, never followed. A tree may be nested deeper than Python recurses, than a
+path reaches, and than there are descriptors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..system import files, signals
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     Links = Counter[tuple[int, int]]
     """The number of names counted of each file, by device and inode."""
 
-_LEVELS = 64
-"""Directories that are open at the same time while a tree is deleted."""
 STARTING_SECONDS = 0.2
 """Seconds that a program may take from its execve to its command line."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,9 +32,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def measure(path: str, links: Links) -> int:
     """Return the bytes that a removal frees; a file counts once all its names are in `links`."""
     total = 0
-    for status in _statuses(path):
-        if _is_directory(status):
-            continue
+    for status in _iterate_files(path):
         file = (status.st_dev, status.st_ino)
         links[file] += 1
         if links[file] == status.st_nlink:
@@ -45,10 +42,9 @@ def measure(path: str, links: Links) -> int:
 
 def count_new_bytes(path: str, counted: set[tuple[int, int]]) -> int:
     """Return the bytes of a tree's files that were not counted yet; add them to the counted."""
-    found = [status for status in _statuses(path) if not _is_directory(status)]
-    files = {(status.st_dev, status.st_ino): status.st_size for status in found}
-    new = sum(size for file, size in files.items() if file not in counted)
-    counted.update(files)
+    sizes = {(status.st_dev, status.st_ino): status.st_size for status in _iterate_files(path)}
+    new = sum(size for file, size in sizes.items() if file not in counted)
+    counted.update(sizes)
     return new
 
 
@@ -63,14 +59,10 @@ def delete(path: str) -> int:
     parent = os.open(os.path.dirname(path) or ".", _FOLDER & ~os.O_NOFOLLOW)
     try:
         name = os.path.basename(path)
-        if not _is_directory(os.stat(name, dir_fd=parent, follow_symlinks=False)):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             return _unlink(name, parent)
-        top = _Level(_open(name, parent), name, [])
-        deletion = _Deletion(top)
-        try:
-            deletion.empty()
-        finally:
-            os.close(top.handle)
+        deletion = _Deletion()
+        deletion.empty(_open(name, parent))
         failure = deletion.failure
         if failure is not None:
             raise OSError(failure.errno, failure.strerror, failure.filename or path)
@@ -103,99 +95,62 @@ def delete_as_far_as_possible(path: str) -> None:
 
 
 @dataclass
-class _Level:
-    handle: int
-    name: str
-    folders: list[str]
-    """Directories in it that are still to be emptied."""
-
-
-@dataclass
 class _Deletion:
-    """Delete everything in an open directory, without recursion."""
-
-    top: _Level
-    """The directory; what lies deeper than ``_LEVELS`` is first moved up to it."""
     freed: int = 0
     failure: OSError | None = None
+    """The first failure; a missing file is none, as another process deleted it."""
 
-    def empty(self) -> None:
-        """Delete what can be deleted; keep the first failure."""
-        self._unlink_files(self.top)
-        levels = [self.top]
+    def empty(self, handle: int) -> None:
+        """Delete everything in an open directory, and close it.
+
+        One directory is open at a time. The way up is ``..``, which must be where it came from.
+        """
+        above: list[tuple[str, os.stat_result, list[str]]] = []
         try:
-            while len(levels) > 1 or self.top.folders:
-                try:
-                    if levels[-1].folders:
-                        self._descend(levels)
-                    else:
-                        _leave(levels)
-                except OSError as exc:
-                    self._note(exc)
+            folders = self._unlink_files(handle)
+            while folders or above:
+                if folders:
+                    name = folders.pop()
+                    with self._note_failure():
+                        inner = _open(name, handle)
+                        above.append((name, os.fstat(handle), folders))
+                        os.close(handle)
+                        handle = inner
+                        folders = self._unlink_files(handle)
+                    continue
+                name, status, folders = above.pop()
+                outer = os.open("..", _FOLDER, dir_fd=handle)
+                os.close(handle)
+                handle = outer
+                if not os.path.samestat(os.fstat(handle), status):
+                    raise OSError(errno.ESTALE, "it was moved while it was deleted", name)
+                with self._note_failure():
+                    os.rmdir(name, dir_fd=handle)
         finally:
-            for level in levels[1:]:
-                os.close(level.handle)
+            os.close(handle)
 
-    def _descend(self, levels: list[_Level]) -> None:
-        name = levels[-1].folders.pop()
-        handle = _open_below(name, levels)
-        if handle is None:
-            return
-        level = _Level(handle, name, [])
-        levels.append(level)
-        self._unlink_files(level)
-        if len(levels) > _LEVELS:
-            _move_up(level, self.top)
-
-    def _unlink_files(self, level: _Level) -> None:
-        with os.scandir(level.handle) as listing:
+    def _unlink_files(self, handle: int) -> list[str]:
+        """Delete the files of a directory; return the directories in it."""
+        items: list[os.DirEntry[str]] = []
+        with self._note_failure(), os.scandir(handle) as listing:
             items = list(listing)
+        folders = []
         for item in items:
-            if item.is_dir(follow_symlinks=False):
-                level.folders.append(item.name)
-                continue
-            try:
-                self.freed += _unlink(item.name, level.handle)
-            except OSError as exc:
-                self._note(exc)
+            with self._note_failure():
+                if item.is_dir(follow_symlinks=False):
+                    folders.append(item.name)
+                else:
+                    self.freed += _unlink(item.name, handle)
+        return folders
 
-    def _note(self, exc: OSError) -> None:
-        """Keep the first failure; a missing file was deleted by another process."""
-        if self.failure is None and not isinstance(exc, FileNotFoundError):
-            self.failure = exc
-
-
-def _leave(levels: list[_Level]) -> None:
-    level = levels.pop()
-    os.close(level.handle)
-    os.rmdir(level.name, dir_fd=levels[-1].handle)
-
-
-def _open_below(name: str, levels: list[_Level]) -> int | None:
-    """Open a subdirectory; None if it was moved up for lack of descriptors."""
-    top, level = levels[0], levels[-1]
-    try:
-        return _open(name, level.handle)
-    except OSError as exc:
-        if exc.errno not in (errno.EMFILE, errno.ENFILE) or level is top:
-            raise
-    _move(name, level, top)
-    return None
-
-
-def _move_up(level: _Level, top: _Level) -> None:
-    """Move the directories in a level to the top, under new names."""
-    while level.folders:
-        folder = level.folders.pop()
-        # A directory closed to its owner cannot be moved either, until opening it changes its mode.
-        os.close(_open(folder, level.handle))
-        _move(folder, level, top)
-
-
-def _move(name: str, level: _Level, top: _Level) -> None:
-    new = f".{os.getpid()}-{time.monotonic_ns()}"
-    os.rename(name, new, src_dir_fd=level.handle, dst_dir_fd=top.handle)
-    top.folders.append(new)
+    @contextlib.contextmanager
+    def _note_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            self.failure = self.failure or exc
 
 
 def _open(name: str, parent: int) -> int:
@@ -224,87 +179,68 @@ def find_user_process(path: str) -> int | None:
     """
     mentions = [os.fsencode(path) + end for end in (b"/", b"\0", b":")]
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if int(pid) == os.getpid():
-            continue
-        try:
-            context = _context_of(f"/proc/{pid}") + b"\0"
-        except OSError:
-            continue  # it has ended, or belongs to another user
-        if any(mention in context for mention in mentions):
-            return int(pid)
+        if int(pid) != os.getpid():
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                context = _read_context(f"/proc/{pid}")
+                if any(mention in context for mention in mentions):
+                    return int(pid)
     return None
 
 
-def _context_of(process: str) -> bytes:
+def _read_context(process: str) -> bytes:
     """Return cwd, command line and variables; wait a moment for a program that is just starting."""
-    command_line = _content(f"{process}/cmdline")
     deadline = time.monotonic() + STARTING_SECONDS
-    while not command_line and time.monotonic() < deadline and _has_program(process):
+    while not (command_line := Path(process, "cmdline").read_bytes()):
+        # A process that has ended, and a kernel thread, have no program.
+        if time.monotonic() >= deadline or not os.path.exists(f"{process}/exe"):
+            break
         time.sleep(STARTING_SECONDS / 20)
-        command_line = _content(f"{process}/cmdline")
     directory = os.fsencode(os.readlink(f"{process}/cwd"))
-    return b"\0".join((directory, command_line, _content(f"{process}/environ")))
+    return b"\0".join((directory, command_line, Path(process, "environ").read_bytes(), b""))
 
 
-def _has_program(process: str) -> bool:
-    """Return False for a process that has ended, and for a kernel thread."""
-    try:
-        return bool(os.readlink(f"{process}/exe"))
-    except OSError:
-        return False
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as handle:
-        return handle.read()
-
-
-def _is_directory(status: os.stat_result) -> bool:
-    return stat.S_ISDIR(status.st_mode)
-
-
-def _statuses(path: str) -> Iterator[os.stat_result]:
+def _iterate_statuses(path: str) -> Iterator[os.stat_result]:
     pending = [path]
     while pending:
         current = pending.pop()
         with contextlib.suppress(OSError):
             status = os.stat(current, follow_symlinks=False)
             yield status
-            if _is_directory(status):
+            if stat.S_ISDIR(status.st_mode):
                 pending += [os.path.join(current, name) for name in os.listdir(current)]
+
+
+def _iterate_files(path: str) -> Iterator[os.stat_result]:
+    return (status for status in _iterate_statuses(path) if not stat.S_ISDIR(status.st_mode))
 
 
 def get_last_change(path: str) -> float:
     """Return the time of the last change in a tree, in seconds since the epoch."""
-    latest = 0.0
-    for status in _statuses(path):
-        latest = max(latest, status.st_mtime, status.st_ctime)
-    return latest
+    times = (max(status.st_mtime, status.st_ctime) for status in _iterate_statuses(path))
+    return max(times, default=0.0)
 
 
 def is_unlocked(path: str) -> bool:
     """Return True if nobody holds a lock on a file or directory itself."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = -1
     try:
-        handle = os.open(path, flags)
-    except OSError:
-        return True  # a link, a socket: nothing that a job would lock
-    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks; the other signs count
+        pass  # a link, a socket, which no job locks; or a file system without locks
     finally:
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
     return True
 
 
-def list_mounts_below(path: str) -> list[str]:
+def list_mounts(path: str) -> list[str]:
     """Return the mount points in a tree, its top included."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as handle:
-            points = [mount.point for mount in files.parse_mounts(handle.read())]
+        text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError:
         return []
+    points = [mount.point for mount in files.parse_mounts(text)]
     return [point for point in points if point == path or point.startswith(path + "/")]

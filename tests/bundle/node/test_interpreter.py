@@ -151,7 +151,7 @@ def test_an_environment_s_copy_is_never_taken_for_a_base(tmp_path: Path) -> None
     copy = str(folder / "bin" / "python")
     answer = interpreter.InterpreterFacts(f"{OWN}.0", "cpython", "", str(tmp_path / "gone"), copy)
     with pytest.raises(ProcessError, match="no program of its own"):
-        interpreter.find_base_of(OWN, answer, os.environ)
+        interpreter.find_base_program(OWN, answer, os.environ)
 
 
 def test_without_a_path_the_usual_directories_are_looked_at() -> None:
