@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..checks.preflight import INCOMING_PREFIX
-from ..format.archive import BundleFile, digest_of
+from ..format.archive import BundleFile, compute_file_digest
 from ..node import removal
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import FileSent, StagingForecast, TransferPlan
@@ -242,7 +242,7 @@ class _Shipment:
         return replace(self, source=source, thin=None)
 
     def digest(self) -> str:
-        return digest_of(self.source) if self.thin is None else digest_of_all(self.thin)
+        return compute_file_digest(self.source) if self.thin is None else digest_of_all(self.thin)
 
     def transfer(self, root: str) -> Transfer:
         token = secrets.token_hex(TOKEN_BYTES) if self.relayed else ""

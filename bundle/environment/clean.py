@@ -23,7 +23,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..node import node_root, removal
 from ..node.node_root import ROOT_LOCK, SUBDIRECTORIES, hold_lock, make_secure_root
@@ -84,113 +84,116 @@ def clean(
         return NodeCleanup(root, gone=True)
     real = make_secure_root(os.path.dirname(root))
     before = time.time() - IDLE_SECONDS if idle_since is None else idle_since
-    cleaning = _Cleaning(real, frozenset(keep), dry_run, before)
-    return cleaning.all(caches, nodes)
+    cleaning = _Cleaning(real, keep, dry_run, before)
+    gone = cleaning.clean(caches, nodes)
+    return NodeCleanup(
+        root=real,
+        removed=tuple(cleaning.removed),
+        kept=tuple(cleaning.kept),
+        left_overs=tuple(cleaning.left_overs),
+        problems=tuple(cleaning.problems),
+        gone=gone,
+        freed=sum(size for _, size in cleaning.removed + cleaning.left_overs),
+    )
 
 
 @dataclass
 class _Cleaning:
     root: str
-    keep: frozenset[str]
+    keep: Collection[str]
     dry_run: bool
     idle_since: float
+    prefix: str = ""
+    """What labels begin with; empty but for the node roots of a local allocation."""
+    in_use: bool = False
     removed: list[tuple[str, int]] = field(default_factory=list)
     kept: list[tuple[str, str]] = field(default_factory=list)
     left_overs: list[tuple[str, int]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    in_use: bool = False
     links: Counter[tuple[int, int]] = field(default_factory=Counter)
     """The number of names counted of each file, by device and inode."""
 
-    def all(self, caches: bool, nodes: bool = True) -> NodeCleanup:
-        """Clean in the order in which one part makes the next one removable."""
+    def clean(self, caches: bool, nodes: bool = True) -> bool:
+        """Clean parts in the order of their dependence; return whether the root is gone."""
         self._each("envs", self._clean_environment)
         self._each("incoming", self._clean_incoming)
-        self._each("jobs", self._job)
+        self._each("jobs", self._remove_if_idle)
         if nodes:
-            self._each("nodes", lambda name: self._local_node(name, caches))
+            self._each("nodes", lambda path, label: self._clean_local_node(path, label, caches))
         if caches and os.path.lexists(self._path("cache")):
-            self._clean_cache()
-        gone = False
-        if not self.dry_run:
-            self._each("locks", self._lock)
-            gone = self._remove_root()
-        return NodeCleanup(
-            root=self.root,
-            removed=tuple(self.removed),
-            kept=tuple(self.kept),
-            left_overs=tuple(self.left_overs),
-            problems=tuple(self.problems),
-            gone=gone,
-            freed=sum(size for _, size in self.removed + self.left_overs),
-        )
+            if self.in_use:
+                self._keep("cache", "something in the node root is in use")
+            else:
+                self._attempt(self._remove_leftover, "cache", "cache")
+        if self.dry_run:
+            return False
+        self._each("locks", self._clean_lock)
+        return self._remove_root()
 
     def _path(self, *names: str) -> str:
         return os.path.join(self.root, *names)
 
-    def _each(self, folder: str, act: Callable[[str], None]) -> None:
+    def _each(self, folder: str, act: Callable[[str, str], None]) -> None:
         for name in list_names(self._path(folder)):
-            try:
-                act(name)
-            except FileNotFoundError:
-                continue  # removed by another clean, or at the end of a job
-            except BlockingIOError:
-                self._keep(name if folder == "envs" else f"{folder}/{name}", "in use")
-            except OSError as exc:
-                self.problems.append(_make_removal_problem(self._path(folder, name), exc))
+            path = f"{folder}/{name}"
+            self._attempt(act, path, name if folder == "envs" else path)
 
-    def _keep(self, label: str, why: str) -> None:
-        self.kept.append((label, why))
-        self.in_use = True
+    def _attempt(self, act: Callable[[str, str], None], name: str, label: str) -> None:
+        path = self._path(name)
+        try:
+            act(path, label)
+        except FileNotFoundError:
+            pass  # removed by another clean, or at the end of a job
+        except BlockingIOError:
+            self._keep(label, "in use", in_use=True)
+        except OSError as exc:
+            why = exc.strerror or str(exc) or type(exc).__name__
+            self.problems.append(_make_problem(str(exc.filename or path), why))
 
-    def _clean_environment(self, name: str) -> None:
+    def _keep(self, label: str, why: str, *, in_use: bool = False) -> None:
+        self.kept.append((self.prefix + label, why))
+        self.in_use |= in_use
+
+    def _clean_environment(self, path: str, name: str) -> None:
         if not _BUNDLE_ID.fullmatch(name):
-            self.kept.append((name, NOT_OURS))
-            return
-        if name in self.keep:
-            self.kept.append((name, "to be kept"))
-            return
-        path = self._path("envs", name)
-        with self._hold_exclusively(lock_path(self.root, name)):
-            user = removal.find_user_process(path)
-            if user is not None:
-                self._keep(name, f"process {user} uses it")
-                return
-            aside = self._path("incoming", f"{name}.{time.monotonic_ns()}")
-            size = self._remove(path, aside)
-            if size is not None:
-                self.removed.append((name, size))
+            self._keep(name, NOT_OURS)
+        elif name in self.keep:
+            self._keep(name, "to be kept")
+        else:
+            with self._hold_exclusively(lock_path(self.root, name)):
+                user = removal.find_user_process(path)
+                if user is not None:
+                    self._keep(name, f"process {user} uses it", in_use=True)
+                    return
+                size = self._remove(path, self._path("incoming", f"{name}.{time.monotonic_ns()}"))
+                if size is not None:
+                    self.removed.append((name, size))
 
-    def _clean_incoming(self, name: str) -> None:
+    def _clean_incoming(self, path: str, label: str) -> None:
         """Remove leftovers of an unpack or a broadcast; one in progress holds a lock, or writes."""
-        path, label = self._path("incoming", name), f"incoming/{name}"
+        name = os.path.basename(path)
         of_bundle = _OF_BUNDLE.match(name)
         if of_bundle is not None:
             with self._hold_exclusively(lock_path(self.root, of_bundle[1])):
                 self._remove_leftover(path, label)
-            return
-        if name.startswith(_OF_JOB):
+        elif name.startswith(_OF_JOB):
             self._remove_if_idle(path, label)
         else:
-            self.kept.append((label, NOT_OURS))
-
-    def _job(self, name: str) -> None:
-        self._remove_if_idle(self._path("jobs", name), f"jobs/{name}")
+            self._keep(label, NOT_OURS)
 
     def _remove_if_idle(self, path: str, label: str) -> None:
         user = removal.find_user_process(path)
         if user is not None:
-            self._keep(label, f"process {user} uses it")
+            self._keep(label, f"process {user} uses it", in_use=True)
         elif not removal.is_unlocked(path):
-            self._keep(label, "in use")
+            self._keep(label, "in use", in_use=True)
         elif removal.get_last_change(path) > self.idle_since:
-            hours = round((time.time() - self.idle_since) / 3600)
-            self._keep(label, f"written to in the last {format_count(max(1, hours), 'hour')}")
+            hours = max(1, round((time.time() - self.idle_since) / 3600))
+            self._keep(label, f"written to in the last {format_count(hours, 'hour')}", in_use=True)
         else:
             self._remove_leftover(path, label)
 
-    def _local_node(self, name: str, caches: bool) -> None:
-        base = self._path("nodes", name)
+    def _clean_local_node(self, base: str, label: str, caches: bool) -> None:
         root = os.path.join(base, os.path.basename(self.root))
         if os.path.islink(base) or not os.path.isdir(root):
             return
@@ -199,32 +202,15 @@ class _Cleaning:
         except NodeError as exc:
             self.problems.append(exc.problem)
             return
-        inner = _Cleaning(root, self.keep, self.dry_run, self.idle_since, links=self.links).all(
-            caches
-        )
-        self.removed += inner.removed
-        self.kept += [(f"nodes/{name}: {label}", why) for label, why in inner.kept]
-        self.left_overs += [(f"nodes/{name}: {label}", size) for label, size in inner.left_overs]
-        self.problems += inner.problems
-        if inner.gone:
+        if replace(self, root=root, prefix=f"{label}: ", in_use=False).clean(caches):
             with contextlib.suppress(OSError):  # another file has been put there
                 os.rmdir(base)
 
-    def _clean_cache(self) -> None:
-        if self.in_use:
-            self.kept.append(("cache", "something in the node root is in use"))
-            return
-        try:
-            self._remove_leftover(self._path("cache"), "cache")
-        except OSError as exc:
-            self.problems.append(_make_removal_problem(self._path("cache"), exc))
-
-    def _lock(self, name: str) -> None:
-        """Remove a lock without an environment; ``locks`` handles processes that wait for it."""
-        bundle_id, _, ending = name.partition(".")
+    def _clean_lock(self, path: str, label: str) -> None:
+        """Remove a lock without an environment; a process that waits for it makes a new one."""
+        bundle_id, _, ending = os.path.basename(path).partition(".")
         if ending not in ("lock", "making") or not _BUNDLE_ID.fullmatch(bundle_id):
             return
-        path = self._path("locks", name)
         with contextlib.suppress(BlockingIOError), hold_lock(path, _ALONE, create=False):
             # Checked under the lock: only its holder makes an environment.
             incoming = list_names(self._path("incoming"))
@@ -244,7 +230,7 @@ class _Cleaning:
     def _remove_leftover(self, path: str, label: str) -> None:
         size = self._remove(path)
         if size is not None:
-            self.left_overs.append((label, size))
+            self.left_overs.append((self.prefix + label, size))
 
     def _remove(self, path: str, aside: str = "") -> int | None:
         """Delete a path, renamed first if ``aside``; return bytes freed, None if it stays."""
@@ -261,16 +247,17 @@ class _Cleaning:
 
     def _remove_root(self) -> bool:
         """Remove the root if it is empty; a process about to use it holds its lock."""
-        known = {*SUBDIRECTORIES, "nodes", ".gitignore", ROOT_LOCK}
+        lock, names = self._path(ROOT_LOCK), {*SUBDIRECTORIES, "nodes"}
         try:
-            with hold_lock(self._path(ROOT_LOCK), _ALONE):
-                names = set(list_names(self.root))
-                folders = sorted(names & {*SUBDIRECTORIES, "nodes"})
-                if names - known or any(_has_content(self._path(name)) for name in folders):
-                    os.unlink(self._path(ROOT_LOCK))
+            with hold_lock(lock, _ALONE):
+                found = set(list_names(self.root))
+                folders = [self._path(name) for name in found & names]
+                is_used = any(os.path.islink(path) or os.listdir(path) for path in folders)
+                if is_used or found - names - {".gitignore", ROOT_LOCK}:
+                    os.unlink(lock)
                     return False
-                for name in folders:
-                    os.rmdir(self._path(name))
+                for path in folders:
+                    os.rmdir(path)
                 for name in (".gitignore", ROOT_LOCK):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(self._path(name))
@@ -286,17 +273,6 @@ def list_names(folder: str) -> list[str]:
         return [] if os.path.islink(folder) else sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def _has_content(folder: str) -> bool:
-    """Return True for a directory with something in it, or a link in its place."""
-    return os.path.islink(folder) or bool(os.listdir(folder))
-
-
-def _make_removal_problem(path: str, exc: BaseException) -> Problem:
-    where = str(getattr(exc, "filename", None) or path)
-    why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-    return Problem(ProblemCode.NOT_REMOVED, where, {"why": why})
 
 
 # --- Cleaning of one node by itself, as in Slurm's epilog: no bundle, no allocation, no settings
@@ -376,18 +352,19 @@ def _clean_as_owner(
         if not child:
             _run_as_owner(root, owner, limits, dry_run, writable)
     os.close(writable)
-    with open(readable, "rb") as answer:
-        data = _read_within(answer.fileno(), SECONDS_A_USER)
-    if data is None:
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        data = _read_answer(readable)
+    finally:
+        os.close(readable)
     why = "the process that cleans it was ended"  # as its owner can do
     if data is None:
+        os.kill(child, signal.SIGKILL)
         why = "it took too long, or has too many files"
+    os.waitpid(child, 0)
     try:
         return decode(NodeCleanup, json.loads(data or b""))
     except (ValueError, RecursionError):
-        return NodeCleanup(root, problems=(_make_root_problem(root, why),))
+        return NodeCleanup(root, problems=(_make_problem(root, why),))
 
 
 def _run_as_owner(
@@ -406,9 +383,9 @@ def _run_as_owner(
         os._exit(0)  # without the parent's clean-up
 
 
-def _read_within(handle: int, seconds: float) -> bytes | None:
+def _read_answer(handle: int) -> bytes | None:
     """Read until end of file; None if that is too much or too late."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + SECONDS_A_USER
     data = bytearray()
     while len(data) < _MOST_ANSWER:
         left = max(0.0, until - time.monotonic())
@@ -431,13 +408,23 @@ def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
     except NodeError as exc:
         return NodeCleanup(root, problems=(exc.problem,))
     except OSError as exc:
-        return NodeCleanup(root, problems=(_make_root_problem(root, exc.strerror or str(exc)),))
+        return NodeCleanup(root, problems=(_make_problem(root, exc.strerror or str(exc)),))
 
 
 def _list_recently_used(root: str, limits: Retention, now: float) -> list[str]:
-    places = _roots_by_environment(root)
-    last = {name: max(_get_last_use(each, name) for each in at) for name, at in places.items()}
-    recent = [name for name in places if last[name] > now - limits.days * _DAY]
+    # A local allocation has node roots for its nodes.
+    nodes = os.path.join(root, "nodes")
+    inner = [os.path.join(nodes, node, os.path.basename(root)) for node in list_names(nodes)]
+    paths: dict[str, list[str]] = {}
+    last: dict[str, float] = {}
+    for each in [root, *inner]:
+        for name in list_names(os.path.join(each, "envs")):
+            path = node_root.env_path(each, name)
+            paths.setdefault(name, []).append(path)
+            for used in (path, lock_path(each, name)):  # made, and last held
+                with contextlib.suppress(OSError):
+                    last[name] = max(last.get(name, 0.0), os.lstat(used).st_mtime)
+    recent = [name for name in paths if last.get(name, 0.0) > now - limits.days * _DAY]
     recent.sort(key=last.__getitem__, reverse=True)
     if limits.bytes_a_user is None:
         return recent
@@ -445,33 +432,12 @@ def _list_recently_used(root: str, limits: Retention, now: float) -> list[str]:
     seen: set[tuple[int, int]] = set()
     total = 0
     for name in recent:
-        paths = [node_root.env_path(each, name) for each in places[name]]
-        total += sum(removal.count_new_bytes(path, seen) for path in paths)
+        total += sum(removal.count_new_bytes(path, seen) for path in paths[name])
         if total > limits.bytes_a_user:
             break
         keep.append(name)
     return keep
 
 
-def _roots_by_environment(root: str) -> dict[str, list[str]]:
-    """Return the node roots with each environment; a local allocation has some for its nodes."""
-    nodes = os.path.join(root, "nodes")
-    inner = [os.path.join(nodes, node, os.path.basename(root)) for node in list_names(nodes)]
-    places: dict[str, list[str]] = {}
-    for each in [root, *inner]:
-        for name in list_names(os.path.join(each, "envs")):
-            places.setdefault(name, []).append(each)
-    return places
-
-
-def _get_last_use(root: str, bundle_id: str) -> float:
-    """Return when it was made or last held, in seconds since the epoch."""
-    times = [0.0]
-    for path in (node_root.env_path(root, bundle_id), lock_path(root, bundle_id)):
-        with contextlib.suppress(OSError):
-            times.append(os.lstat(path).st_mtime)
-    return max(times)
-
-
-def _make_root_problem(root: str, why: str) -> Problem:
-    return Problem(ProblemCode.NOT_REMOVED, root, {"why": why})
+def _make_problem(path: str, why: str) -> Problem:
+    return Problem(ProblemCode.NOT_REMOVED, path, {"why": why})

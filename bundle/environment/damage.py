@@ -13,7 +13,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from ..format.manifest import Manifest, ManifestError, parse
@@ -27,7 +27,6 @@ from .listing import (
     PATH,
     STATE,
     Folder,
-    Listing,
     ListingError,
     Window,
     Written,
@@ -124,8 +123,11 @@ def find_strays(env_dir: str, other: str) -> list[str]:
     pending = list(_UNGUARDED)
     while pending:
         folder = pending.pop()
-        for name in _names(os.path.join(env_dir, folder)):
-            path = f"{folder}/{name}"
+        names: list[str] = []
+        with suppress(OSError):
+            if is_directory(os.path.join(env_dir, folder)):
+                names = os.listdir(os.path.join(env_dir, folder))
+        for path in (f"{folder}/{name}" for name in names):
             counterpart = os.path.join(other, path)
             if not os.path.lexists(counterpart):
                 strays.append(path)
@@ -134,23 +136,15 @@ def find_strays(env_dir: str, other: str) -> list[str]:
     return strays
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder) if is_directory(folder) else []
-    except OSError:
-        return []
-
-
 def is_allowed_stray(path: str) -> bool:
     """Return True for a stray that is harmless: bytecode of Python, or a file of the user's."""
     *folders, name = path.split("/")
-    if name == "__pycache__":
-        return True
-    if folders[-1:] == ["__pycache__"] and ".pyc" in name:
-        return True
-    if folders and folders[0] in _UNGUARDED:
-        return True
-    return RENEWED.fullmatch(path) is not None
+    return (
+        name == "__pycache__"
+        or (folders[-1:] == ["__pycache__"] and ".pyc" in name)
+        or folders[:1] in (["project"], ["assets"])
+        or RENEWED.fullmatch(path) is not None
+    )
 
 
 MANIFEST = f"{STATE}/manifest.json"
@@ -183,13 +177,7 @@ def compare_with_listing(env_dir: str, processes: int) -> list[Fault]:
         listing = read(env_dir)
     except ListingError as exc:
         return [Fault(PATH, str(exc), None)]
-    found = [*_manifest_faults(env_dir), *find_interpreter_faults(env_dir)]
-    for line in _damaged_folders(env_dir, listing, processes):
-        found += _compare_folder(env_dir, line, listing.written)
-    return sorted(found, key=lambda fault: (fault.path, fault.why))
-
-
-def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[bytes]:
+    found = [*_find_manifest_faults(env_dir), *find_interpreter_faults(env_dir)]
     lines = listing.folders
     # A byte for each directory, shared with the processes.
     with mmap.mmap(-1, len(lines) + 1) as marks:
@@ -204,7 +192,10 @@ def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[byt
                     marks[number] = 1
 
         run_tasks(-(-len(lines) // _RUN), work, processes)
-        return [line for number, line in enumerate(lines) if marks[number]]
+        for number, line in enumerate(lines):
+            if marks[number]:
+                found += _compare_folder(env_dir, line, listing.written)
+    return sorted(found, key=lambda fault: (fault.path, fault.why))
 
 
 def describe(env_dir: str, found: Sequence[Fault]) -> Problem:
@@ -217,16 +208,14 @@ def describe(env_dir: str, found: Sequence[Fault]) -> Problem:
     return Problem(ProblemCode.ENVIRONMENT_REPAIRED, env_dir, {"why": why})
 
 
-def damaged_layers(manifest: Manifest, found: Sequence[Fault]) -> set[int]:
+def list_damaged_layers(manifest: Manifest, found: Sequence[Fault]) -> set[int]:
     """Return the numbers of the layers with a damaged file or a damaged head."""
-    heads = {f"{STATE}/layers/{layer.id}": i for i, layer in enumerate(manifest.layers)}
+    heads = {f"{STATE}/layers/{layer.id}": (i,) for i, layer in enumerate(manifest.layers)}
+    every = tuple(range(len(manifest.layers)))
     damaged: set[int] = set()
     for fault in found:
-        if fault.layers is None or fault.path == f"{STATE}/layers":
-            return set(range(len(manifest.layers)))
-        damaged.update(fault.layers)
-        if fault.path in heads:
-            damaged.add(heads[fault.path])
+        known = None if fault.path == f"{STATE}/layers" else fault.layers
+        damaged.update(every if known is None else known, heads.get(fault.path, ()))
     return damaged
 
 
@@ -239,7 +228,7 @@ def find_listing_fault(env_dir: str) -> Fault | None:
     return None
 
 
-def _manifest_faults(env_dir: str) -> Iterator[Fault]:
+def _find_manifest_faults(env_dir: str) -> Iterator[Fault]:
     """Compare the manifest's digest with the name of the environment."""
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
@@ -285,23 +274,23 @@ def _compare_folder(env_dir: str, line: bytes, written: Written) -> Iterator[Fau
     folder, content = Folder.parse(line)
     missing = dict(content.names)
     layers = dict(zip(content.names, iterate_layers(content)))
+    prefix = f"{folder}/" if folder else ""
+
+    def make_fault(name: str, why: str) -> Fault:
+        layer = layers.get(name)
+        return Fault(prefix + name, why, () if layer is None else (layer,))
+
     try:
         with ExitStack() as opened:
             handle = os.open(f"{env_dir}/{folder}", _FOLDER)
             opened.callback(os.close, handle)
             for item in opened.enter_context(os.scandir(handle)):
-                code = missing.pop(item.name, _STRAY)
-                path, layer = _join_path(folder, item.name), layers.get(item.name)
-                status = item.stat(follow_symlinks=False)
-                if code >= 0:
-                    window = written.own if layer is None else written.layers[layer]
-                    why = _file_difference(status, code, window)
-                elif code == LINK:
-                    why = _link_difference(item, handle, content.links.get(item.name))
-                else:
-                    why = _other_difference(path, status, code)
+                name, code = item.name, missing.pop(item.name, _STRAY)
+                layer, target = layers.get(name), content.links.get(name)
+                window = written.own if layer is None else written.layers[layer]
+                why = _compare_item(item, handle, prefix + name, code, window, target)
                 if why:
-                    yield _make_fault(path, why, layer)
+                    yield make_fault(name, why)
     except OSError as exc:
         every = tuple(number for number, _ in content.layers)
         why = f"the directory cannot be read: {exc.strerror or exc}"
@@ -309,14 +298,24 @@ def _compare_folder(env_dir: str, line: bytes, written: Written) -> Iterator[Fau
         return
     for name, code in missing.items():
         if code != OWN:
-            yield _make_fault(_join_path(folder, name), "it is missing", layers[name])
+            yield make_fault(name, "it is missing")
 
 
-def _make_fault(path: str, why: str, layer: int | None) -> Fault:
-    return Fault(path, why, () if layer is None else (layer,))
+def _compare_item(
+    item: os.DirEntry[str], folder: int, path: str, code: int, window: Window, target: str | None
+) -> str:
+    if code == LINK:
+        is_same = item.is_symlink() and os.readlink(item.name, dir_fd=folder) == target
+        return "" if is_same else "it is not the symbolic link that it was"
+    status = item.stat(follow_symlinks=False)
+    if code >= 0:
+        return _compare_file(status, code, window)
+    if code == FOLDER and not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory any more"
+    return "it does not belong there" if code == _STRAY and not is_allowed_stray(path) else ""
 
 
-def _file_difference(status: os.stat_result, code: int, window: Window) -> str:
+def _compare_file(status: os.stat_result, code: int, window: Window) -> str:
     size, executable = divmod(code, 2)
     mode = status.st_mode
     if not stat.S_ISREG(mode):
@@ -327,24 +326,4 @@ def _file_difference(status: os.stat_result, code: int, window: Window) -> str:
         return f"its mode is {stat.S_IMODE(mode):04o}"
     if status.st_mtime_ns > window.last:
         return "it was written to after it was published"
-    if status.st_mtime_ns < window.first:
-        return "another, older file is in its place"
-    return ""
-
-
-def _link_difference(item: os.DirEntry[str], folder: int, target: str | None) -> str:
-    if item.is_symlink() and os.readlink(item.name, dir_fd=folder) == target:
-        return ""
-    return "it is not the symbolic link that it was"
-
-
-def _other_difference(path: str, status: os.stat_result, code: int) -> str:
-    if code == FOLDER and not stat.S_ISDIR(status.st_mode):
-        return "it is not a directory any more"
-    if code == _STRAY and not is_allowed_stray(path):
-        return "it does not belong there"
-    return ""
-
-
-def _join_path(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
+    return "another, older file is in its place" if status.st_mtime_ns < window.first else ""

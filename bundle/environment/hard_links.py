@@ -48,7 +48,7 @@ def find_sound_layers(envs: str, processes: int) -> set[str]:
     """Return the head digests of layers that lie in some environment without visible damage."""
     sound: set[str] = set()
     for path, manifest in _manifests(envs):
-        damaged = damage.damaged_layers(manifest, damage.compare_with_listing(path, processes))
+        damaged = damage.list_damaged_layers(manifest, damage.compare_with_listing(path, processes))
         for number, layer in enumerate(manifest.layers):
             if number not in damaged:
                 sound.add(layer.head)
@@ -78,63 +78,39 @@ def link_layers(
         linked; the caller then writes the layer.
     """
     wanted = [(head, entries) for head, entries in layers if head in older]
-    windows = _windows_by_source([head for head, _ in wanted], older)
-    incomplete = _link_in_processes(wanted, windows, staging, processes, verify)
-    linked: dict[str, Window] = {}
-    for number, (head, entries) in enumerate(wanted):
-        if number in incomplete:
-            _unlink(staging, entries)
-        else:
-            linked[head] = functools.reduce(Window.around, windows[number].values())
-    return linked
-
-
-def _windows_by_source(
-    heads: Sequence[str], older: Mapping[str, Sequence[str]]
-) -> list[dict[str, Window]]:
-    sources = {source for head in heads for source in older[head]}
-    written = {source: listing.layers_written(source) for source in sources}
-    return [
+    written = {
+        source: listing.layers_written(source)
+        for source in {source for head, _ in wanted for source in older[head]}
+    }
+    windows = [
         {source: written[source][head] for source in older[head] if head in written[source]}
-        for head in heads
+        for head, _ in wanted
     ]
-
-
-def _link_in_processes(
-    wanted: Sequence[tuple[str, Sequence[Entry]]],
-    windows: Sequence[Mapping[str, Window]],
-    staging: str,
-    processes: int,
-    verify: bool,
-) -> set[int]:
-    """Link the files of layers; return the numbers of the incomplete layers."""
     tasks = [
         (number, entries[start : start + _RUN])
         for number, (_, entries) in enumerate(wanted)
         for start in range(0, len(entries), _RUN)
     ]
+    linked: dict[str, Window] = {}
     # A byte for each layer, shared with the processes.
     with mmap.mmap(-1, len(wanted) + 1) as incomplete:
 
         def work(task: int) -> None:
             number, missing = tasks[task]
             for source, window in windows[number].items():
-                if missing:
-                    missing = _link_files(source, staging, missing, window, verify)
+                missing = _link_files(source, staging, missing, window, verify)
             if missing:
                 incomplete[number] = 1
 
         run_tasks(len(tasks), work, processes)
-        return {
-            number for number in range(len(wanted)) if incomplete[number] or not windows[number]
-        }
-
-
-def _unlink(staging: str, entries: Sequence[Entry]) -> None:
-    """Remove links, so that the writer does not write to the shared files."""
-    for entry in entries:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{staging}/{entry.path}")
+        for number, (head, entries) in enumerate(wanted):
+            if windows[number] and not incomplete[number]:
+                linked[head] = functools.reduce(Window.around, windows[number].values())
+                continue
+            for entry in entries:  # the writer must not write to files that are shared
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{staging}/{entry.path}")
+    return linked
 
 
 def _link_files(
@@ -211,11 +187,8 @@ def mark_as_damaged(handle: int) -> None:
 
 def read_head_from_environments(envs: Sequence[str], layer: Layer) -> bytes | None:
     """Return the head of a layer from an environment that has it; None if none does."""
-    for env in envs:
-        head = _read_checked(os.path.join(env, STATE, "layers", layer.id), layer.head)
-        if head is not None:
-            return head
-    return None
+    paths = (os.path.join(env, STATE, "layers", layer.id) for env in envs)
+    return next(filter(None, (_read_checked(path, layer.head) for path in paths)), None)
 
 
 def decompressor_path(env: str, part: Part) -> str:
@@ -225,11 +198,8 @@ def decompressor_path(env: str, part: Part) -> str:
 
 def older_decompressor(envs: str, part: Part) -> bytes | None:
     """Return the zstandard wheel from any environment that has it; None if none does."""
-    for env in _list_newest_first(envs):
-        data = _read_checked(decompressor_path(env, part), part.sha256)
-        if data is not None:
-            return data
-    return None
+    paths = (decompressor_path(env, part) for env in _list_newest_first(envs))
+    return next(filter(None, (_read_checked(path, part.sha256) for path in paths)), None)
 
 
 def has_decompressor(envs: str, name: str, size: int) -> bool:
@@ -238,11 +208,9 @@ def has_decompressor(envs: str, name: str, size: int) -> bool:
     Its digest is checked later.
     """
     for env in _list_newest_first(envs):
-        try:
+        with contextlib.suppress(OSError):
             if os.stat(os.path.join(env, STATE, "decompressor", name)).st_size == size:
                 return True
-        except OSError:
-            continue
     return False
 
 

@@ -76,10 +76,12 @@ def _has_any(pattern: str) -> bool:
     return False
 
 
-def find_snapshot(
+def _find_offline_snapshot(
     name: str, revision: Optional[str], kind: str = "dataset", cache: str = ""
 ) -> Optional[Path]:
-    """Return the directory of a repository's snapshot in the hub's cache; None if it has none."""
+    """Return a repository's snapshot in the hub's cache; None if it has none, and when online."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in {"1", "ON", "YES", "TRUE"}:
+        return None
     if not _NAME.fullmatch(name) or (kind == "dataset" and os.path.exists(name)):
         return None
     folder = f"{kind}s--{name.replace('/', '--')}"
@@ -106,9 +108,7 @@ def refuse_missing_files(file_download: Any) -> None:
     def hf_hub_download(repo_id: str, filename: str, *args: Any, **kwargs: Any) -> Any:
         kind, cache = kwargs.get("repo_type") or "model", str(kwargs.get("cache_dir") or "")
         path = "/".join(filter(None, [kwargs.get("subfolder"), filename]))
-        snapshot = None
-        if _is_offline():
-            snapshot = find_snapshot(repo_id, kwargs.get("revision"), kind, cache)
+        snapshot = _find_offline_snapshot(repo_id, kwargs.get("revision"), kind, cache)
         if snapshot is not None and path in _Part(repo_id, snapshot).missing:
             message = (
                 f"{kind} {repo_id}: the bundle does not have {path}; take it with files = [...] in "
@@ -130,17 +130,13 @@ def read_spaces(loading: Any) -> None:
 
     @wraps(get_module)
     def get_module_offline(self: Any) -> Any:
-        snapshot = None
-        if _is_offline():
-            snapshot = find_snapshot(self.name, self.revision, "space")
+        snapshot = _find_offline_snapshot(self.name, self.revision, "space")
         if snapshot is None:
             return get_module(self)
+        names = ("module_type", "download_config", "download_mode", "dynamic_modules_path")
         return loading.LocalEvaluationModuleFactory(
             str(snapshot / f"{self.name.rpartition('/')[2]}.py"),
-            module_type=self.module_type,
-            download_config=self.download_config,
-            download_mode=self.download_mode,
-            dynamic_modules_path=self.dynamic_modules_path,
+            **{name: getattr(self, name) for name in names},
         ).get_module()
 
     factory.get_module = get_module_offline
@@ -159,8 +155,29 @@ def split_files(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, li
 
 
 def split_patterns(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the patterns of each split, below the folder of the configuration."""
-    return _split_patterns(config.get("data_files"), list(_map_inner_paths(config, names)))
+    """Return each split's patterns, below the folder of the configuration.
+
+    Without any, they are those that the files' names imply.
+    """
+    data_files = config.get("data_files")
+    if data_files is None:
+        return _imply_splits(list(_map_inner_paths(config, names)))
+    if isinstance(data_files, Mapping):
+        pairs = list(data_files.items())
+    else:
+        pairs = [
+            (entry.get("split", "train"), entry.get("path", "")) if isinstance(entry, Mapping)
+            else ("train", entry)
+            for entry in _as_list(data_files)
+        ]  # fmt: skip
+    patterns: dict[str, list[str]] = {}
+    for split, path in pairs:
+        patterns.setdefault(str(split), []).extend(map(str, _as_list(path)))
+    return patterns
+
+
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _map_inner_paths(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
@@ -170,40 +187,14 @@ def _map_inner_paths(config: Mapping[str, Any], names: Sequence[str]) -> dict[st
     return {name[len(start) :]: name for name in names if name.startswith(start)}
 
 
-def _split_patterns(data_files: Any, names: Sequence[str]) -> dict[str, list[str]]:
-    """Return each split's patterns; without any, those that file names imply."""
-    if data_files is None:
-        return _imply_splits(names)
-    if isinstance(data_files, Mapping):
-        pairs = list(data_files.items())
-    else:
-        listed = data_files if isinstance(data_files, (list, tuple)) else [data_files]
-        pairs = [
-            (entry.get("split", "train"), entry.get("path", "")) if isinstance(entry, Mapping)
-            else ("train", entry)
-            for entry in listed
-        ]  # fmt: skip
-    patterns: dict[str, list[str]] = {}
-    for split, path in pairs:
-        several = path if isinstance(path, (list, tuple)) else [path]
-        patterns.setdefault(str(split), []).extend(map(str, several))
-    return patterns
-
-
 def _imply_splits(names: Sequence[str]) -> dict[str, list[str]]:
     data = [name for name in names if _matches_pattern(name, "**")]
     shards: dict[str, list[str]] = {}
-    for name in data:
-        match = _SHARD.fullmatch(name)
-        if match:
-            shards.setdefault(match["split"], []).append(glob.escape(name))
+    for match in filter(None, map(_SHARD.fullmatch, data)):
+        shards.setdefault(match["split"], []).append(glob.escape(match.string))
     everything = {"train": list(map(glob.escape, data))} if data else {}
-    return (
-        shards
-        or _find_splits_by_word(data, True)
-        or _find_splits_by_word(data, False)
-        or everything
-    )
+    by_folder, by_file = (_find_splits_by_word(data, in_folder) for in_folder in (True, False))
+    return shards or by_folder or by_file or everything
 
 
 def _find_splits_by_word(names: Sequence[str], in_folder: bool) -> dict[str, list[str]]:
@@ -251,12 +242,17 @@ def _compile_pattern(pattern: str) -> "re.Pattern[str]":
 
 def read_snapshots(load: Any) -> None:
     """Make ``datasets.load`` look into the hub's cache when it is offline."""
-    make_module, load_all = load.dataset_module_factory, load.load_dataset
+    load.dataset_module_factory = _read_snapshot_first(load.dataset_module_factory)
+    load.load_dataset = _refuse_partial_result(load.load_dataset)
+    _patch_card_reader(load.MetadataConfigs, _keep_whole_splits)
+    _patch_card_reader(load.DatasetInfosDict, _drop_split_sizes)
 
+
+def _read_snapshot_first(make_module: Callable[..., Any]) -> Callable[..., Any]:
     def dataset_module_factory(path: str, *args: Any, **kwargs: Any) -> Any:
         """Return the module of a data set, from its snapshot where one is there."""
         revision = kwargs.get("revision", args[0] if args else None)
-        snapshot = find_snapshot(path, revision) if _is_offline() else None
+        snapshot = _find_offline_snapshot(path, revision)
         if snapshot is None:
             return make_module(path, *args, **kwargs)
         # What follows the path is by name in every call of the library; a local one takes no
@@ -270,26 +266,32 @@ def read_snapshots(load: Any) -> None:
         finally:
             _reading.read_part = None
         module.builder_kwargs["dataset_name"] = _snake_case(path.rpartition("/")[2])
-        if not kwargs.get("data_files") and not kwargs.get("data_dir"):
+        if not part.is_explicit:
             # A new environment has the snapshot at a new path; what was prepared stays as good.
             module.hash = part.content_name
         return module
 
+    setattr(dataset_module_factory, _MARK, True)
+    return dataset_module_factory
+
+
+def _refuse_partial_result(load_all: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse a data set without a requested split that exists online: the bundle has a part."""
+
     @wraps(load_all)
     def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
-        """Return a data set; refuse one that would lack splits that it has online."""
         found = load_all(path, *args, **kwargs)
         given = inspect.signature(load_all).bind_partial(path, *args, **kwargs).arguments
         if isinstance(found, dict) and not given.get("data_files") and not given.get("data_dir"):
             config = next((one.config_name for one in found.values()), None)
-            _refuse_lost_splits(path, given.get("revision"), config, list(found))
+            snapshot = _find_offline_snapshot(path, given.get("revision"))
+            lost = _lost_splits.get((str(snapshot), str(config)), {})
+            names = chain.from_iterable(lost[split] for split in lost if split not in found)
+            if snapshot and (missing := list(names)):
+                raise FileNotFoundError(_Part(path, snapshot).explain(missing))
         return found
 
-    setattr(dataset_module_factory, _MARK, True)
-    load.dataset_module_factory = dataset_module_factory
-    load.load_dataset = load_dataset
-    _patch_card_reader(load.MetadataConfigs, _keep_whole_splits)
-    _patch_card_reader(load.DatasetInfosDict, _drop_split_sizes)
+    return load_dataset
 
 
 class _Part:
@@ -341,13 +343,13 @@ class _Part:
 
     def _lost(self, config: Mapping[str, Any]) -> dict[str, list[str]]:
         found = split_files(config, [*self.present, *self.missing])
-        present, missing = set(self.present), set(self.missing)
-        kinds = {Path(name).suffix for files in found.values() for name in files if name in present}
+        missing = set(self.missing)
+        kinds = {Path(name).suffix for name in {*chain(*found.values())} - missing}
+        if kinds:  # of a folder the library takes the files of one kind: a licence left out is none
+            missing = {name for name in missing if Path(name).suffix in kinds}
         lost = {}
         for split, files in found.items():
-            # Of a folder the library takes the files of one kind: a licence left out is none.
-            names = [name for name in files
-                     if name in missing and (not kinds or Path(name).suffix in kinds)]  # fmt: skip
+            names = [name for name in files if name in missing]
             if names or not files:
                 lost[split] = names or [f"its split {split}"]
         return lost
@@ -362,26 +364,8 @@ class _Part:
         )
 
 
-def _refuse_lost_splits(
-    path: str, revision: Optional[str], config: Optional[str], splits: Sequence[str]
-) -> None:
-    """Refuse a data set without a requested split that exists online: the bundle has a part."""
-    snapshot = find_snapshot(path, revision) if _is_offline() else None
-    part = _Part(path, snapshot) if snapshot else None
-    if part is None or not part.is_part:
-        return
-    lost = _lost_splits.get((str(snapshot), str(config)), {})
-    names = [name for split, files in lost.items() if split not in splits for name in files]
-    if names:
-        raise FileNotFoundError(part.explain(names))
-
-
 _lost_splits: dict[tuple[str, str], dict[str, list[str]]] = {}
 """Splits that are not whole, with their missing files, by snapshot and configuration."""
-
-
-def _is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def _snake_case(name: str) -> str:
@@ -401,13 +385,12 @@ def _keep_whole_splits(configs: Any) -> Any:
         return configs
     named = dict(configs) or {"default": {}}
     found = {name: part.separate_splits(config) for name, config in named.items()}
-    for name, (_, lost) in found.items():
-        _lost_splits[str(part.snapshot), name] = lost
-    if not any(lost for _, lost in found.values()):
+    _lost_splits.update({(str(part.snapshot), name): lost for name, (_, lost) in found.items()})
+    missing = list(chain(*(files for _, lost in found.values() for files in lost.values())))
+    if not missing:
         return configs
     if not part.is_explicit and not any(splits for splits, _ in found.values()):
-        files = [files for _, lost in found.values() for files in lost.values()]
-        raise FileNotFoundError(part.explain(list(chain.from_iterable(files))))
+        raise FileNotFoundError(part.explain(missing))
     order = sorted(named, key=lambda name: not found[name][0])
     changed = {name: _replace_data_files(named[name], *found[name]) for name in order}
     configs.clear()

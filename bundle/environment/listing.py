@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, repeat
 from typing import NamedTuple
 
@@ -42,8 +41,7 @@ HOOK_MODULES = ("hub_datasets",)
 """The rest of the names of modules that those import."""
 
 
-@dataclass(frozen=True)
-class Merged:
+class Merged(NamedTuple):
     """The content of an environment."""
 
     entries: tuple[tuple[Entry, ...], ...]
@@ -65,7 +63,7 @@ def own_python(env_dir: str, python: str) -> str:
 
 def own_directories(python: str) -> tuple[str, ...]:
     """Return the directories that every environment has."""
-    state = [f"{STATE}/{name}" for name in ("site", *KEPT)]
+    state = (f"{STATE}/{name}" for name in ("site", *KEPT))
     return ("bin", site_packages(python), "project", "assets", *state)
 
 
@@ -87,7 +85,7 @@ def own_files(python: str) -> tuple[str, ...]:
 
 
 def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Merged:
-    """Decide which layer writes which file."""
+    """Decide which layer writes which file; refuse a path that would be two kinds of thing."""
     files: dict[str, Entry] = {}
     links: dict[str, str] = {}
     entries = []
@@ -96,12 +94,17 @@ def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Mer
         for path, target in index.links:
             if links.setdefault(path, target) != target:
                 raise _make_clash(path, f"leads elsewhere in {layer.name}")
-    own = own_directories(python)
     folders = list_parents([*files, *links])
-    _refuse_state_directories(folders)
-    folders |= {*own, *list_parents(own)}
-    _refuse_own_files(files, links, folders, own_files(python))
-    _refuse_clashes(files, links, folders)
+    own = {f"{STATE}/{name}" for name in KEPT} & folders
+    folders |= list_parents(f"{path}/" for path in own_directories(python))
+    own |= {path for path in own_files(python) if path in folders or path in files or path in links}
+    for paths, why in (
+        (own, "belongs to the environment itself"),
+        ((files.keys() | links.keys()) & folders, "is a directory, and something else"),
+        (files.keys() & links.keys(), "is a file, and a link"),
+    ):
+        if paths:
+            raise _make_clash(min(paths), why)
     check_links(links)
     return Merged(tuple(entries), links, tuple(sorted(folders)))
 
@@ -125,30 +128,6 @@ def _add_files(files: dict[str, Entry], layer: Layer, index: Index) -> tuple[Ent
         elif first.sha256 != entry.sha256 and not is_document(entry.path):
             raise _make_clash(entry.path, f"differs in {layer.name} {layer.version}".rstrip())
     return tuple(new)
-
-
-def _refuse_state_directories(folders: set[str]) -> None:
-    for name in KEPT:
-        if f"{STATE}/{name}" in folders:
-            raise _make_clash(f"{STATE}/{name}", "belongs to the environment itself")
-
-
-def _refuse_own_files(
-    files: Mapping[str, Entry], links: Mapping[str, str], folders: set[str], own: Iterable[str]
-) -> None:
-    for path in own:
-        if any(path in paths for paths in (files, links, folders)):
-            raise _make_clash(path, "belongs to the environment itself")
-
-
-def _refuse_clashes(
-    files: Mapping[str, Entry], links: Mapping[str, str], folders: set[str]
-) -> None:
-    """Refuse a path that would be two kinds of thing."""
-    for path in sorted(files.keys() & folders) + sorted(links.keys() & folders):
-        raise _make_clash(path, "is a directory, and something else")
-    for path in sorted(links.keys() & files.keys()):
-        raise _make_clash(path, "is a file, and a link")
 
 
 def _make_clash(path: str, why: str) -> LayerError:
@@ -209,8 +188,7 @@ class Listing(NamedTuple):
     """A line for each directory."""
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(NamedTuple):
     """The content of one directory."""
 
     names: dict[str, int]

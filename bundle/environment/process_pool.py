@@ -6,6 +6,7 @@ is a number, and the report of a failed child is one line of JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -20,7 +21,6 @@ from ..system import signals
 from ..system.processes import prctl, signal_at_parent_death
 
 _NUMBER = struct.Struct("<I")
-_CLOSED = -1
 _RUNS = 1024
 """Numbers that fit one page: the least capacity of a pipe, for a user with many (pipe(7)).
 
@@ -46,53 +46,52 @@ def run_tasks(
             nice(2). A process cannot take it back.
     """
     children: dict[int, int] = {}
-    stride = -(-count // _RUNS)
+    stride = max(-(-count // _RUNS), 1)
     prctl()  # loads libc, which is unsafe after a fork
-    tasks_read, tasks_write = os.pipe()
-    reports_read = reports_write = _CLOSED
-    try:
-        reports_read, reports_write = os.pipe()
-        for start in range(0, count, max(stride, 1)):
-            os.write(tasks_write, _NUMBER.pack(start))
-        os.close(tasks_write)
-        tasks_write = _CLOSED
-        runs = _Runs(tasks_read, stride, count, os.getpid(), niceness)
-        if count > 1 and (processes > 1 or niceness):
-            _fork_all(children, min(processes, count), runs, work, reports_write)
-        if not children:
-            runs.run_remaining(work)
-        os.set_blocking(reports_read, False)
-        _collect(children, reports_read)
-    finally:
-        for descriptor in (tasks_read, tasks_write, reports_read, reports_write):
-            if descriptor != _CLOSED:
-                os.close(descriptor)
-        for end, child in children.items():
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(end)
+    with contextlib.ExitStack() as opened:
+        tasks, tasks_end = _open_pipe(opened)
+        reports, reports_end = _open_pipe(opened)
+        for start in range(0, count, stride):
+            os.write(tasks_end, _NUMBER.pack(start))
+        os.dup2(reports_end, tasks_end, inheritable=False)  # closes the pipe of tasks for writing
+        parent = os.getpid()
+
+        def run_remaining() -> None:
+            """Do tasks until none is left, or the parent has ended."""
+            while data := os.read(tasks, _NUMBER.size):
+                start = _NUMBER.unpack(data)[0]
+                for number in range(start, min(start + stride, count)):
+                    if parent not in (os.getpid(), os.getppid()):
+                        return  # it was killed: the next unpack removes what is written here
+                    work(number)
+
+        try:
+            if count > 1 and (processes > 1 or niceness):
+                _fork_all(children, min(processes, count), run_remaining, reports_end, niceness)
+            if not children:
+                run_remaining()
+            os.set_blocking(reports, False)
+            _collect(children, reports)
+        finally:
+            for end, child in children.items():
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                os.close(end)
 
 
-class _Runs:
-    """The remaining tasks, in a pipe that all processes read."""
-
-    def __init__(self, tasks: int, stride: int, count: int, parent: int, niceness: int) -> None:
-        self._tasks, self._stride, self._count, self._parent = tasks, stride, count, parent
-        self.niceness = niceness
-        """What is added to the niceness of a child that works them off."""
-
-    def run_remaining(self, work: Callable[[int], None]) -> None:
-        """Do tasks until none is left, or the parent has ended."""
-        while data := os.read(self._tasks, _NUMBER.size):
-            start = _NUMBER.unpack(data)[0]
-            for number in range(start, min(start + self._stride, self._count)):
-                if self._parent not in (os.getpid(), os.getppid()):
-                    return  # it was killed: the next unpack removes what is written here
-                work(number)
+def _open_pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends
 
 
 def _fork_all(
-    children: dict[int, int], wanted: int, runs: _Runs, work: Callable[[int], None], reports: int
+    children: dict[int, int],
+    wanted: int,
+    run_remaining: Callable[[], None],
+    reports: int,
+    niceness: int,
 ) -> None:
     """Start the children, or as many as the limits on processes and open files allow."""
     for _ in range(wanted):
@@ -110,19 +109,19 @@ def _fork_all(
                 os.close(alive)
                 return
             if not child:
-                _run_child(runs, work, reports)
+                _run_child(run_remaining, reports, niceness)
             os.close(alive)  # before the next fork: each child holds its own only
             children[end] = child
 
 
-def _run_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
+def _run_child(run_remaining: Callable[[], None], reports: int, niceness: int) -> None:
     status = 1
     try:
         signals.restore_default_signals()
         # Between two tasks it looks for its parent; in one, it may wait for bytes that it brings.
         signal_at_parent_death(signal.SIGKILL)
-        os.nice(runs.niceness)
-        runs.run_remaining(work)
+        os.nice(niceness)
+        run_remaining()
         status = 0
     except NodeError as exc:
         _report(reports, exc.problem)
@@ -136,14 +135,14 @@ def _run_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
 
 
 def _report(reports: int, problem: Problem) -> None:
-    line = _line(problem)
+    line = _encode_line(problem)
     if len(line) > _LINE:
         brief = {key: text[:100] for key, text in problem.values.items()}
-        line = _line(replace(problem, where=problem.where[:100], values=brief))
+        line = _encode_line(replace(problem, where=problem.where[:100], values=brief))
     os.write(reports, line)
 
 
-def _line(problem: Problem) -> bytes:
+def _encode_line(problem: Problem) -> bytes:
     return json.dumps(problem.to_json()).encode() + b"\n"
 
 
@@ -163,16 +162,13 @@ def _collect(children: dict[int, int], reports: int) -> None:
 def _raise_failure(status: int, reports: int) -> None:
     """Raise what a failed child reported; ``status`` is the kernel's wait status."""
     if os.WIFSIGNALED(status):
-        raise NodeError(
-            Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(os.WTERMSIG(status))})
-        )
-    if status:
-        raise NodeError(_read_report(reports, os.WEXITSTATUS(status)))
-
-
-def _read_report(reports: int, code: int) -> Problem:
+        values = {"signal": str(os.WTERMSIG(status))}
+        raise NodeError(Problem(ProblemCode.UNPACKING_KILLED, "", values))
+    if not status:
+        return
     try:
         line = os.read(reports, 2 * _LINE).split(b"\n")[0]
     except BlockingIOError:
-        return Problem(ProblemCode.UNPACKING_ENDED, "", {"status": str(code)})
-    return Problem.from_json(json.loads(line))
+        values = {"status": str(os.WEXITSTATUS(status))}
+        raise NodeError(Problem(ProblemCode.UNPACKING_ENDED, "", values)) from None
+    raise NodeError(Problem.from_json(json.loads(line)))

@@ -23,7 +23,6 @@ import tempfile
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -84,23 +83,31 @@ def write_layers(
         task = tasks[number]
         frame = task.frame
         data = bundle.frame(task.offset, frame.size, frame.sha256)
-        with bundle.turn_into_damage(LayerError):
-            content = decompress(data, frame.unpacked_size)
-        try:
-            with bundle.turn_into_damage(LayerError):
-                _write_files(staging, memoryview(content), task.start, task.entries, compare)
-        except OSError as exc:
-            raise NodeError(write_problem(exc, staging)) from exc
+        with bundle.turn_into_damage(LayerError), turn_into_problem(staging):
+            content = memoryview(decompress(data, frame.unpacked_size))
+            _write_files(staging, content, task.start, task.entries, compare)
 
     niceness = _NICENESS if bundle.is_arriving else 0
     run_tasks(len(tasks), write, processes, niceness=niceness)
-    if compare:
-        _compare_long(bundle, staging, fresh, processes)
+    if not compare:
+        return
+    # Files that span frames are read again, the largest first.
+    long = [entry for _, index, entries in fresh for entry in _list_long_files(index, entries)]
+    long.sort(key=lambda entry: -entry.size)
+
+    def compare_long(number: int) -> None:
+        path = os.path.join(staging, long[number].path)
+        with turn_into_problem(staging), open(path, "rb") as file:
+            digest = digest_of(file.fileno())
+        with bundle.turn_into_damage(LayerError):
+            _compare(digest, long[number])
+
+    run_tasks(len(long), compare_long, processes)
 
 
 def _iterate_frame_tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
     layer, index, entries = item
-    offset = bundle.frames_start(layer)
+    offset = bundle.offset(layer.member)
     starts = [entry.offset for entry in entries]
     start = 0
     for frame in index.frames:
@@ -113,39 +120,13 @@ def _iterate_frame_tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
         start = end
 
 
-def _compare_long(
-    bundle: BundleFile,
-    staging: str,
-    fresh: Sequence[Fresh],
-    processes: int,
-) -> None:
-    """Compare files that span frames, the largest first; they are read again."""
-    long: list[Entry] = []
-    for _, index, entries in fresh:
-        long += _find_files_across_frames(index, entries)
-    long.sort(key=lambda entry: -entry.size)
-
-    def work(number: int) -> None:
-        entry = long[number]
-        try:
-            with open(os.path.join(staging, entry.path), "rb") as file:
-                digest = digest_of(file.fileno())
-        except OSError as exc:
-            raise NodeError(write_problem(exc, staging)) from exc
-        with bundle.turn_into_damage(LayerError):
-            _compare(digest, entry)
-
-    run_tasks(len(long), work, processes)
-
-
-def _find_files_across_frames(index: Index, entries: Sequence[Entry]) -> Iterator[Entry]:
+def _list_long_files(index: Index, entries: Sequence[Entry]) -> list[Entry]:
     ends = list(accumulate(frame.unpacked_size for frame in index.frames))
-    for entry in entries:
-        if not entry.size:
-            continue
-        frame = bisect_right(ends, entry.offset)
-        if entry.offset + entry.size > ends[frame]:
-            yield entry
+    return [
+        entry
+        for entry in entries
+        if entry.size and entry.offset + entry.size > ends[bisect_right(ends, entry.offset)]
+    ]
 
 
 def _compare(digest: str, entry: Entry) -> None:
@@ -183,6 +164,15 @@ def write_problem(exc: OSError, where: str) -> Problem:
     return disk_problem(exc, str(exc.filename or where), full, unwritable)
 
 
+@contextlib.contextmanager
+def turn_into_problem(where: str) -> Iterator[None]:
+    """Turn an OSError into the NodeError about an environment that cannot be written."""
+    try:
+        yield
+    except OSError as exc:
+        raise NodeError(write_problem(exc, where)) from exc
+
+
 # --- A staged tree as a relocatable virtual environment (PEP 405), with its own files ------------
 
 
@@ -208,8 +198,8 @@ def write_own_files(
         python: the interpreter.
         merged: the files of all layers.
         kept: the heads of layers and the decompressor, by their paths.
-        written: the times at which the files of linked layers were written, by the layers' heads;
-            and the time of the first new file, in nanoseconds by the file system's clock.
+        written: when the files of linked layers were written, by the layers' heads; and the time of
+            the first new file, in nanoseconds by the file system's clock.
     """
     version = manifest.requires.python
     links = list_own_links(version)
@@ -241,13 +231,12 @@ def list_own_links(python: str) -> dict[str, str]:
 def list_hook_files(python: str) -> dict[str, bytes]:
     """Return the files that every interpreter of an environment runs at start, by their paths."""
     start = f"{site_packages(python)}/{HOOK}"
-    contents = {}
-    for name, line in (("imports", imports.PTH_LINE), ("patches", patches.PTH_LINE)):
-        contents[f"{start}{name}.pth"] = line.encode() + b"\n"
-        contents[f"{start}{name}.py"] = read_source(f"environment.{name}")
-    for name in HOOK_MODULES:
-        contents[f"{start}{name}.py"] = read_source(f"environment.{name}")
-    return contents
+    lines = {"imports": imports.PTH_LINE, "patches": patches.PTH_LINE}
+    return {
+        **{f"{start}{name}.pth": line.encode() + b"\n" for name, line in lines.items()},
+        **{f"{start}{name}.py": read_source(f"environment.{name}") for name in lines},
+        **{f"{start}{name}.py": read_source(f"environment.{name}") for name in HOOK_MODULES},
+    }
 
 
 def _link_interpreter(path: str, python: str) -> None:
@@ -263,11 +252,8 @@ def _link_interpreter(path: str, python: str) -> None:
 
 def _sync(path: str) -> None:
     """Fsync a file with the journal (some ms); after a crash, the listing shows missing files."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _write(path: str, data: bytes) -> None:
@@ -305,8 +291,7 @@ def assemble(
     manifest = bundle.manifest
     incoming, final = os.path.join(root, "incoming"), env_path(root, manifest.id)
     older = _find_sources(root, manifest)
-    absent = [layer for layer in manifest.layers if layer.head not in older]
-    _require_room(incoming, manifest, absent)
+    _require_room(incoming, manifest, [part for part in manifest.layers if part.head not in older])
     private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
     staging, tools = os.path.join(private, "env"), os.path.join(private, "tools")
     try:
@@ -316,8 +301,7 @@ def assemble(
             bundle.read_part(manifest.node)  # not needed here, but damage must be found
         kept = _read_kept_files(bundle, root, older)
         name = manifest.decompressor.name if manifest.decompressor else ""
-        wheel = kept.get(f"{STATE}/decompressor/{name}")
-        decompress = load_decompressor(name, wheel, tools)
+        decompress = load_decompressor(name, kept.get(f"{STATE}/decompressor/{name}"), tools)
         # Heads in another environment were checked when that was made; this one is damaged.
         checked = {head for head, sources in older.items() if set(sources) != {final}}
         indexes, merged = _merge_layers(bundle, kept, decompress, checked)
@@ -326,7 +310,7 @@ def assemble(
         started = os.stat(staging).st_mtime_ns  # by the clock that files get their times from
         # Where one file is damaged, more are likely to be: no file is then linked unread.
         verify = os.path.lexists(final)
-        files = list(zip((layer.head for layer in manifest.layers), merged.entries))
+        files = [(part.head, entries) for part, entries in zip(manifest.layers, merged.entries)]
         linked = hard_links.link_layers(files, older, staging, processes, verify=verify)
         fresh = _list_layers_to_write(bundle, indexes, merged, linked)
         write_layers(bundle, staging, fresh, decompress, processes, compare)
@@ -337,9 +321,8 @@ def assemble(
         publish(staging, final)
     finally:
         removal.delete_as_far_as_possible(private)
-    total = sum(map(len, merged.entries))
     written = sum(len(entries) for _, _, entries in fresh)
-    return total - written, written
+    return sum(map(len, merged.entries)) - written, written
 
 
 def _list_layers_to_write(
@@ -359,25 +342,25 @@ def _read_kept_files(
     bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
     """Return what an environment keeps, by its path: the heads of layers, and the decompressor."""
-    kept = {}
+    kept: dict[str, bytes | None] = {}
     for layer in bundle.manifest.layers:
-        if bundle.holds(layer.head_member):
-            head: bytes | None = bundle.head(layer)
-        else:
-            head = hard_links.read_head_from_environments(older.get(layer.head, ()), layer)
-        if head is None:
-            raise MissingLayer(layer.name, bundle.path)
-        kept[f"{STATE}/layers/{layer.id}"] = head
+        kept[f"{STATE}/layers/{layer.id}"] = (
+            bundle.head(layer)
+            if bundle.holds(layer.head_member)
+            else hard_links.read_head_from_environments(older.get(layer.head, ()), layer)
+        )
     part = bundle.manifest.decompressor
     if part is not None:
-        if bundle.holds(part.name):
-            wheel: bytes | None = bundle.read_part(part)
-        else:
-            wheel = hard_links.older_decompressor(os.path.join(root, "envs"), part)
-        if wheel is None:
-            raise MissingLayer(part.name, bundle.path)
-        kept[f"{STATE}/decompressor/{part.name}"] = wheel
-    return kept
+        kept[f"{STATE}/decompressor/{part.name}"] = (
+            bundle.read_part(part)
+            if bundle.holds(part.name)
+            else hard_links.older_decompressor(os.path.join(root, "envs"), part)
+        )
+    names = [*(layer.name for layer in bundle.manifest.layers), part.name if part else ""]
+    for name, data in zip(names, kept.values()):
+        if data is None:
+            raise MissingLayer(name, bundle.path)
+    return {path: data for path, data in kept.items() if data is not None}
 
 
 def _merge_layers(
@@ -429,8 +412,7 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 _LEFT_OVER = re.compile(r"([0-9a-f]{64})\.")
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """An environment that is ready for use."""
 
     path: str
@@ -445,8 +427,7 @@ class Environment:
     """The damage of the former environment; None if there was none."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The source of an environment: the bundle's file, and what the job knows about it."""
 
     excerpt: Excerpt | None = None
@@ -459,6 +440,9 @@ class Source:
     """True if the caller made the bundle: files are not compared with its index."""
 
 
+_WHOLE_FILE = Source()
+
+
 class GoneError(NodeError):
     """The environment was removed before it was held."""
 
@@ -466,11 +450,6 @@ class GoneError(NodeError):
 def lock_path(root: str, bundle_id: str) -> str:
     """Return the file that is locked: exclusively to remove an environment, shared to use it."""
     return os.path.join(root, "locks", f"{bundle_id}.lock")
-
-
-def get_making_lock_path(root: str, bundle_id: str) -> str:
-    """Return the file that is locked, exclusively, to make an environment."""
-    return os.path.join(root, "locks", f"{bundle_id}.making")
 
 
 def hold_environment(root: str, bundle_id: str) -> int:
@@ -483,13 +462,11 @@ def hold_environment(root: str, bundle_id: str) -> int:
         NodeError: the file cannot be made or locked.
     """
     path = lock_path(root, bundle_id)
-    try:
+    with turn_into_problem(path):
         handle = node_root.take_lock(path, fcntl.LOCK_SH)
         os.set_inheritable(handle, True)
         with contextlib.suppress(OSError):
             os.utime(handle)  # the time of its last use, for clean_node
-    except OSError as exc:
-        raise NodeError(write_problem(exc, path)) from exc
     if not is_directory(env_path(root, bundle_id)):
         os.close(handle)
         raise GoneError(Problem(ProblemCode.ENVIRONMENT_GONE, env_path(root, bundle_id)))
@@ -513,15 +490,14 @@ def unpack(
     expected: str,
     python: str,
     processes: int,
-    source: Source | None = None,
+    source: Source = _WHOLE_FILE,
 ) -> Environment:
     """Make sure that the environment of a bundle exists and is complete."""
     started = time.monotonic()
-    source = source or Source()
     final = env_path(root, expected)
     linked = written = 0
     mended = None
-    try:
+    with turn_into_problem(root):
         is_sound = source.checked and is_directory(final)
         faults = [] if is_sound else damage.find_faults(final, processes)
         if faults != []:
@@ -536,8 +512,6 @@ def unpack(
                 if faults:
                     mended = damage.describe(final, faults)
         point_at_interpreter(final, python)
-    except OSError as exc:
-        raise NodeError(write_problem(exc, root)) from exc
     seconds = time.monotonic() - started
     return Environment(final, faults == [], linked, written, seconds, mended)
 
@@ -545,7 +519,8 @@ def unpack(
 @contextlib.contextmanager
 def lock_for_making(root: str, bundle_id: str) -> Iterator[None]:
     """Be the only process to make an environment; processes that use it are not waited for."""
-    use, make = lock_path(root, bundle_id), get_making_lock_path(root, bundle_id)
+    use = lock_path(root, bundle_id)
+    make = os.path.join(root, "locks", f"{bundle_id}.making")
     with node_root.hold_lock(use, fcntl.LOCK_SH), node_root.hold_lock(make, fcntl.LOCK_EX):
         yield
 
@@ -577,18 +552,12 @@ def _exchange(one: str, other: str) -> None:
 def _remove_leftovers(root: str, bundle_id: str) -> None:
     """Remove leftovers of killed unpacks: of this bundle, and of those not in use."""
     incoming = os.path.join(root, "incoming")
-    for name in os.listdir(incoming):
-        left_over = _LEFT_OVER.match(name)
-        if left_over is None:
-            continue
-        path = os.path.join(incoming, name)
+    for left_over in filter(None, map(_LEFT_OVER.match, os.listdir(incoming))):
+        path = os.path.join(incoming, left_over.string)
         if left_over[1] == bundle_id:
             removal.delete_as_far_as_possible(path)
             continue
         # If the lock is taken, another process makes that environment, or uses it.
-        alone = fcntl.LOCK_EX | fcntl.LOCK_NB
-        with (
-            contextlib.suppress(OSError),
-            node_root.hold_lock(lock_path(root, left_over[1]), alone),
-        ):
+        lock, alone = lock_path(root, left_over[1]), fcntl.LOCK_EX | fcntl.LOCK_NB
+        with contextlib.suppress(OSError), node_root.hold_lock(lock, alone):
             removal.delete_as_far_as_possible(path)

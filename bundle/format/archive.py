@@ -11,8 +11,8 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from itertools import accumulate
+from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
@@ -68,13 +68,13 @@ class Arrival:
         self._state[0] = _DONE if whole else _FAILED
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """True if the transfer has failed."""
         return self._state[0] == _FAILED
 
     def may_grow(self, path: str) -> bool:
         """Return True if more bytes may come."""
-        if self.failed:
+        if self.has_failed:
             raise NodeError(Problem(ProblemCode.BUNDLE_CUT_OFF, path))
         return self._state[0] == _RUNNING
 
@@ -113,9 +113,7 @@ class Arrival:
     def average_wait_seconds(self) -> float:
         """Average of the seconds that processes have waited, without those that never did."""
         waits = list(filter(None, self._waits))
-        if not waits:
-            return 0.0
-        return sum(waits) / len(waits)
+        return sum(waits) / len(waits) if waits else 0.0
 
 
 END = bytes(2 * BLOCK)
@@ -124,8 +122,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Opening a named pipe would wait for a writer; O_NONBLOCK does not affect a file."""
 
 
-@dataclass(frozen=True)
-class Excerpt:
+class Excerpt(NamedTuple):
     """The content of a file with only some members of a bundle, in the bundle's order."""
 
     manifest: bytes
@@ -159,44 +156,40 @@ class BundleFile:
         self._starts, self._sources = [0], [("", 0)]
         """For each stretch of the bundle its beginning, and the layer that has it, or else this
         file; with its beginning goes how much further it is in the bundle than in that file."""
-        while True:
-            more_may_come = self._arrival.may_grow(path)
-            self._handle = self._open()
-            try:
-                self._begin(excerpt)
-                if excerpt is None and arrival is None:
+        while not self._open_checked(expected, excerpt, is_arriving=arrival is not None):
+            self._arrival.pause()
+
+    def _open_checked(
+        self, expected: str | None, excerpt: Excerpt | None, *, is_arriving: bool
+    ) -> bool:
+        """Open and check the file; return False if another one may still come into its place."""
+        more_may_come = self._arrival.may_grow(self.path)
+        self._handle = self._open()
+        try:
+            self._begin(excerpt)
+            if not is_arriving:
+                if excerpt is None:
                     self._use_stored_layers()
-                if arrival is None:
-                    self.check_frame()
-                if expected is not None and self.manifest.id != expected:
-                    raise self._problem(
-                        ProblemCode.ANOTHER_BUNDLE, id=self.manifest.id[:12], expected=expected[:12]
-                    )
-                return
-            except (ManifestError, UnicodeDecodeError) as exc:
-                self.close()
-                if not more_may_come:
-                    is_other = isinstance(exc, FormatError)
-                    code = (
-                        ProblemCode.BUNDLE_OF_OTHER_VERSION
-                        if is_other
-                        else ProblemCode.BUNDLE_DAMAGED
-                    )
-                    raise self._problem(code, why=str(exc)) from exc
-            except BaseException:
-                self.close()
-                raise
-            self._arrival.pause()  # another file may still be in its place
+                self.check_frame()
+            if expected is not None and self.manifest.id != expected:
+                found = self.manifest.id[:12]
+                raise self._problem(ProblemCode.ANOTHER_BUNDLE, id=found, expected=expected[:12])
+        except (ManifestError, UnicodeDecodeError) as exc:
+            self.close()
+            if more_may_come:
+                return False
+            is_other = isinstance(exc, FormatError)
+            code = ProblemCode.BUNDLE_OF_OTHER_VERSION if is_other else ProblemCode.BUNDLE_DAMAGED
+            raise self._problem(code, why=str(exc)) from exc
+        except BaseException:
+            self.close()
+            raise
+        return True
 
     def __enter__(self) -> BundleFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -280,10 +273,6 @@ class BundleFile:
             raise self._make_damage_error(f"{layer.name} does not hold as much as promised")
         return index
 
-    def frames_start(self, layer: Layer) -> int:
-        """Return where the first frame of a layer begins in the file."""
-        return self._offsets[layer.member]
-
     def frame(self, offset: int, size: int, sha256: str) -> bytes:
         """Return the compressed bytes of one frame, their digest checked."""
         why = f"the {size} bytes at {offset} do not have the promised digest"
@@ -322,7 +311,7 @@ class BundleFile:
         self._members = self.manifest.members()
         if excerpt is not None:
             self._members = [part for part in self._members if part[0] in excerpt.members]
-        self._offsets = dict(_offsets(self._members))
+        self._offsets = dict(_iterate_offsets(self._members))
         if not self._members:
             return
         name, size = self._members[0]
@@ -352,21 +341,20 @@ class BundleFile:
                 path = self._find_stored_layer(folder, member)
                 parts += (BLOCK, "", behind), (size, path, member.start), (fill, "", behind + BLOCK)
                 behind += BLOCK + fill
-        position = 0
-        self._starts, self._sources = [], []
-        for length, path, start in (*parts, (len(END), "", place)):
-            self._starts.append(position)
-            self._sources.append((path, position - start))
-            position += length
+        parts.append((len(END), "", place))
+        self._starts = [0, *accumulate(length for length, _, _ in parts[:-1])]
+        self._sources = [
+            (path, begin - start) for begin, (_, path, start) in zip(self._starts, parts)
+        ]
 
     def _find_stored_layer(self, folder: str, member: StoredMember) -> str:
         path, expected = os.path.join(folder, member.file), member.start + member.size
         try:
             found = os.stat(path).st_size
         except OSError as exc:
-            raise self._unusable_layer(path, files.error_text(exc)) from exc
+            raise self._make_layer_error(path, files.error_text(exc)) from exc
         if found != expected:
-            raise self._unusable_layer(path, f"it has {found} bytes, not {expected}")
+            raise self._make_layer_error(path, f"it has {found} bytes, not {expected}")
         return path
 
     def _open(self) -> int:
@@ -380,19 +368,20 @@ class BundleFile:
             fcntl.flock(handle, fcntl.LOCK_SH)
         return handle
 
-    def _unusable_layer(self, layer: str, why: str) -> NodeError:
+    def _make_layer_error(self, layer: str, why: str) -> NodeError:
         return self._problem(ProblemCode.STORED_LAYER_UNUSABLE, layer=layer, why=why)
 
     def _read_manifest(self) -> Manifest:
         self._arrival.wait(self._handle, BLOCK, self.path)
         header = os.pread(self._handle, BLOCK, 0)
-        size = _size_field(header) if len(header) == BLOCK else -1
-        if not 0 < size <= PART_LIMIT:
-            raise ManifestError("it does not begin with manifest.json")
-        self._arrival.wait(self._handle, BLOCK + size, self.path)
-        if os.fstat(self._handle).st_size < BLOCK + size:
-            raise ManifestError("it does not begin with manifest.json")
-        return parse(self.read(BLOCK, size))
+        size = -1
+        with contextlib.suppress(ValueError):
+            size = int(header[124:135], 8)
+        if len(header) == BLOCK and 0 < size <= PART_LIMIT:
+            self._arrival.wait(self._handle, BLOCK + size, self.path)
+            if os.fstat(self._handle).st_size >= BLOCK + size:
+                return parse(self.read(BLOCK, size))
+        raise ManifestError("it does not begin with manifest.json")
 
     def _read_checked_bytes(self, offset: int, size: int, sha256: str, why: str) -> bytes:
         """Read bytes and check their digest; wait while more of an arriving file may come."""
@@ -403,7 +392,7 @@ class BundleFile:
                 return data
             if not more_may_come:
                 path, _ = self._sources[bisect.bisect_right(self._starts, offset) - 1]
-                raise self._unusable_layer(path, why) if path else self._make_damage_error(why)
+                raise self._make_layer_error(path, why) if path else self._make_damage_error(why)
             self._arrival.pause()
 
     def _make_damage_error(self, why: str) -> NodeError:
@@ -418,7 +407,7 @@ def layers_folder(path: str) -> str:
     return os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(path))), "layers")
 
 
-def digest_of(path: str) -> str:
+def compute_file_digest(path: str) -> str:
     """Return the SHA-256 of a whole file, as hexadecimal digits."""
     try:
         with open(path, "rb") as handle:
@@ -428,15 +417,8 @@ def digest_of(path: str) -> str:
         raise NodeError(Problem(ProblemCode.BUNDLE_DISK_FAULT, path, values)) from exc
 
 
-def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+def _iterate_offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
     position = 0
     for name, length in members:
         yield name, position + BLOCK
         position += BLOCK + length + count_padding(length)
-
-
-def _size_field(header: bytes) -> int:
-    try:
-        return int(header[124:135], 8)
-    except ValueError:
-        return -1

@@ -15,7 +15,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..protocol.digest import Digest, canonical_json
 from .manifest import BLOCK, Layer
@@ -35,36 +35,18 @@ _SHOWN = 300
 
 def explain_excess(path: str) -> str:
     """Return the respect in which a path is too long for some node; empty if it fits."""
-    data = path.encode("utf-8", "replace")
-    longest_name = max(map(len, data.split(b"/")))
-    depth = data.count(b"/") + 1
-    if longest_name > NAME_LIMIT:
-        return f"a name of {longest_name} bytes, more than {NAME_LIMIT}"
+    names = path.encode("utf-8", "replace").split(b"/")
+    longest, depth, size = max(map(len, names)), len(names), sum(map(len, names)) + len(names) - 1
+    if longest > NAME_LIMIT:
+        return f"a name of {longest} bytes, more than {NAME_LIMIT}"
     if depth > DEPTH_LIMIT:
         return f"a path of {depth} levels, more than {DEPTH_LIMIT}"
-    if len(data) > PATH_LIMIT:
-        return f"a path of {len(data)} bytes, more than {PATH_LIMIT}"
-    return ""
+    return f"a path of {size} bytes, more than {PATH_LIMIT}" if size > PATH_LIMIT else ""
 
 
 def abridge_path(path: str) -> str:
     """Return a path as a message shows it, without the middle of a long one."""
-    if len(path) <= _SHOWN:
-        return path
-    return f"{path[:60]}...{path[-60:]}"
-
-
-def has_excess(joined: str) -> bool:
-    """Return True if any of several paths, one a line, may exceed a limit of a node."""
-    lines = joined.encode("utf-8", "replace").split(b"\n")
-    longest = max(map(len, lines))
-    if longest > PATH_LIMIT:
-        return True
-    if max(line.count(b"/") for line in lines) > DEPTH_LIMIT:
-        return True
-    if longest <= NAME_LIMIT:
-        return False
-    return any(max(map(len, line.split(b"/"))) > NAME_LIMIT for line in lines)
+    return path if len(path) <= _SHOWN else f"{path[:60]}...{path[-60:]}"
 
 
 FRAME_LIMIT = 64 << 20
@@ -183,18 +165,15 @@ def _follow(path: str, links: Mapping[str, str]) -> None:
             if len(directory) <= 1:
                 raise LayerError("link leads outside")
             directory.pop()
-            continue
-        if part in ("", "."):
-            continue
-        directory.append(part)
-        target = links.get("/".join(directory))
-        if target is None:
-            continue
-        followed += 1
-        if followed > LINK_LIMIT:
-            raise LayerError("link leads in circles")
-        directory.pop()
-        remaining += target.split("/")[::-1]
+        elif part not in ("", "."):
+            directory.append(part)
+            target = links.get("/".join(directory))
+            if target is not None:
+                followed += 1
+                if followed > LINK_LIMIT:
+                    raise LayerError("link leads in circles")
+                directory.pop()
+                remaining += target.split("/")[::-1]
 
 
 def list_parents(paths: Iterable[str]) -> set[str]:
@@ -209,10 +188,12 @@ def list_parents(paths: Iterable[str]) -> set[str]:
 
 
 def _check_paths(paths: Sequence[str]) -> None:
-    """Do as :func:`check_path` for each path, 20 times as fast if all are safe."""
+    """Do as :func:`check_path` for each path, 20 times as fast if all are short and safe."""
     joined = "/" + "/\n/".join(paths) + "/"
-    unsafe = any(part in joined for part in ("//", "/./", "/../"))
-    if unsafe or has_excess(joined) or not "".join(paths).isprintable():
+    is_unsafe = any(part in joined for part in ("//", "/./", "/../"))
+    # A path no longer than a name may be keeps all limits.
+    is_long = max(map(len, joined.encode("utf-8", "replace").split(b"\n"))) > NAME_LIMIT
+    if is_unsafe or is_long or not "".join(paths).isprintable():
         for path in paths:
             check_path(path)
 
@@ -267,7 +248,7 @@ def _check_unique_paths(index: Index) -> None:
     paths = [*(entry.path for entry in index.files), *(link.path for link in index.links)]
     unique = set(paths)
     if len(unique) < len(paths):
-        twice = next(path for path, count in Counter(paths).items() if count > 1)
+        (twice, _), *_ = Counter(paths).most_common(1)
         raise LayerError(f"{twice} is listed twice")
     # No file may also be a directory of another: a link there would redirect what follows.
     for path in list_parents(unique) & unique:
@@ -359,16 +340,8 @@ class HeadSummary(NamedTuple):
 def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]) -> bytes:
     """Return the skippable frame that opens a layer."""
     origin_data = origin.to_bytes()
-    body = compress(
-        canonical_json(
-            {
-                "format": INDEX_FORMAT,
-                "files": index.files,
-                "links": index.links,
-                "frames": index.frames,
-            }
-        )
-    )
+    lists = {"files": index.files, "links": index.links, "frames": index.frames}
+    body = compress(canonical_json({"format": INDEX_FORMAT, **lists}))
     head_size = _HEAD.size + len(origin_data) + len(body)
     total = head_size + sum(frame.size for frame in index.frames)
     counts = (index.unpacked_size, len(index.files), len(origin_data))
@@ -403,10 +376,7 @@ def get_packed_index(head: bytes) -> bytes:
 
 
 def decode_head(
-    head: bytes,
-    decompress: Callable[[bytes], bytes],
-    *,
-    checked: bool = False,
+    head: bytes, decompress: Callable[[bytes], bytes], *, checked: bool = False
 ) -> Index:
     """Read a head whose digest has been checked, and refuse paths that leave the environment.
 
@@ -419,7 +389,7 @@ def decode_head(
     if summary.head_size != len(head):
         raise LayerError("the layer's index is cut short")
     try:
-        index = _index_from(json.loads(decompress(get_packed_index(head))))
+        index = _parse_index(decompress(get_packed_index(head)))
         if not checked:
             check_index(index)
     except LayerError:
@@ -431,14 +401,17 @@ def decode_head(
     return index
 
 
-def _index_from(raw: dict[str, Any]) -> Index:
-    """Build an index whose fields may still have values of any type."""
+def _parse_index(data: bytes) -> Index:
+    """Read an index, whose fields may still have values of any type."""
+    raw = json.loads(data)
     if raw["format"] != INDEX_FORMAT:
         raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
-    if not all(isinstance(raw[key], list) for key in ("files", "links", "frames")):
+    lists = [raw[key] for key in ("files", "links", "frames")]
+    if not all(isinstance(each, list) for each in lists):
         raise TypeError("files, links and frames are lists")
+    files, links, frames = lists
     return Index(
-        files=tuple(map(Entry._make, raw["files"])),
-        links=tuple(map(Link._make, raw["links"])),
-        frames=tuple(map(Frame._make, raw["frames"])),
+        files=tuple(map(Entry._make, files)),
+        links=tuple(map(Link._make, links)),
+        frames=tuple(map(Frame._make, frames)),
     )

@@ -62,13 +62,10 @@ class ManifestError(ValueError):
 
 
 class FormatError(ManifestError):
-    """The manifest is of another version of the layout.
-
-    Attributes:
-        found: that version, or whatever stands in its place.
-    """
+    """The manifest is of another version of the layout."""
 
     def __init__(self, found: object) -> None:
+        """Keep the version that was found, or whatever is in its place."""
         super().__init__(f"the bundle has format {found!r}; this program reads format {FORMAT}")
         self.found = found
 
@@ -204,13 +201,14 @@ class Manifest:
 
     def members(self) -> list[tuple[str, int]]:
         """Return name and size of every member of the outer tar, in order."""
-        members = [(MANIFEST_NAME, len(self.to_bytes())), (self.node.name, self.node.size)]
-        if self.decompressor is not None:
-            members.append((self.decompressor.name, self.decompressor.size))
+        parts = [part for part in (self.node, self.decompressor) if part is not None]
         pairs = [layer.members for layer in self.layers]
-        members += [head for head, _ in pairs]
-        members += [frames for _, frames in pairs]
-        return members
+        return [
+            (MANIFEST_NAME, len(self.to_bytes())),
+            *((part.name, part.size) for part in parts),
+            *(head for head, _ in pairs),
+            *(frames for _, frames in pairs),
+        ]
 
 
 @functools.lru_cache(maxsize=1)
@@ -250,24 +248,11 @@ def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
     """
     if len(name.encode()) > 100:
         raise ManifestError(f"member name is longer than 100 bytes: {name}")
-    fields = [
-        name.encode().ljust(100, b"\0"),
-        b"%07o\0" % mode,
-        b"0000000\0",
-        b"0000000\0",
-        b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big"),
-        b"00000000000\0",
-        b" " * 8,
-        b"0",
-        b"\0" * 100,
-        b"ustar\x0000",
-        b"\0" * 64,
-        b"0000000\0",
-        b"0000000\0",
-        b"\0" * 167,
-    ]
-    header = b"".join(fields)
-    return header[:148] + b"%06o\0 " % sum(header) + header[156:]
+    number = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    start = name.encode().ljust(100, b"\0") + b"%07o\0" % mode + b"0000000\0" * 2 + number
+    start += b"00000000000\0"
+    end = b"0".ljust(101, b"\0") + b"ustar\x0000".ljust(72, b"\0") + b"0000000\0" * 2 + bytes(167)
+    return start + b"%06o\0 " % sum(start + b" " * 8 + end) + end
 
 
 def estimate_room(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[int, int]:
@@ -293,33 +278,24 @@ def _check(manifest: Manifest) -> None:
     """Refuse values that no build writes: they become file names, offsets and memory sizes."""
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         require_printable(value, "name, packages or imports")
-    _check_part(manifest.node)
-    if manifest.decompressor is not None:
-        _check_part(manifest.decompressor)
+    for part in filter(None, (manifest.node, manifest.decompressor)):
+        if "/" in require_printable(part.name, "a part's name") or not part.name:
+            raise ValueError(f"a part is called {part.name!r}")
+        _check_size(part.size, PART_LIMIT, part.name)
     for layer in manifest.layers:
-        _check_layer(layer)
+        require_printable(layer.name, "a layer's name")
+        require_printable(layer.version, "a layer's version")
+        if layer.kind not in KINDS:
+            raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
+        for size in (layer.size, layer.unpacked_size, layer.files):
+            _check_size(size, _SIZE_LIMIT, layer.name)
+        _check_size(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
     has_python = any(layer.kind == PYTHON for layer in manifest.layers)
     if manifest.requires.bundled_python != has_python:
         raise ValueError("requires.bundled_python does not fit the layers")
     names = [name for name, _ in manifest.members()]
     if len(set(names)) != len(names):
         raise ValueError("two members have the same name")
-
-
-def _check_part(part: Part) -> None:
-    if "/" in require_printable(part.name, "a part's name") or not part.name:
-        raise ValueError(f"a part is called {part.name!r}")
-    _check_size(part.size, PART_LIMIT, part.name)
-
-
-def _check_layer(layer: Layer) -> None:
-    require_printable(layer.name, "a layer's name")
-    require_printable(layer.version, "a layer's version")
-    if layer.kind not in KINDS:
-        raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
-    for size in (layer.size, layer.unpacked_size, layer.files):
-        _check_size(size, _SIZE_LIMIT, layer.name)
-    _check_size(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
 
 
 def _check_size(value: object, limit: int, what: str) -> None:

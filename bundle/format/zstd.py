@@ -40,21 +40,22 @@ def strip_unmapped_tail(library: IO[bytes]) -> bytes:
         All of it if it is not of the usual shape: 64 bits, little-endian, segments first.
     """
     head = library.read(_HEADER.size)
-    if len(head) < _HEADER.size or _HEADER.unpack(head) != (_MAGIC, _64_BIT, _LITTLE_ENDIAN):
+    is_usual = len(head) == _HEADER.size and (
+        _HEADER.unpack(head) == (_MAGIC, _64_BIT, _LITTLE_ENDIAN)
+        and struct.unpack_from("<Q", head, _SEGMENTS_AT) == (_HEADER.size,)
+        and _SIZES.unpack_from(head, _SIZES_AT)[0] == _SEGMENT.size
+    )
+    if not is_usual:
         return head + library.read()
-    (start,) = struct.unpack_from("<Q", head, _SEGMENTS_AT)
-    size, count, *_ = _SIZES.unpack_from(head, _SIZES_AT)
-    if start != _HEADER.size or size != _SEGMENT.size:
-        return head + library.read()
-    table = library.read(size * count)
-    if len(table) < size * count:
+    segments = _SIZES.unpack_from(head, _SIZES_AT)[:2]
+    table = library.read(segments[0] * segments[1])
+    if len(table) < segments[0] * segments[1]:
         return head + table
     ends = [offset + length for _, _, offset, _, _, length, _ in _SEGMENT.iter_unpack(table)]
     whole = bytearray(head + table)
     whole += library.read(max(0, max(ends, default=0) - len(whole)))
     # No section headers, as in a library from which sstrip has removed them.
     struct.pack_into("<Q", whole, _SECTIONS_AT, 0)
-    segments = _SIZES.unpack_from(head, _SIZES_AT)[:2]
     _SIZES.pack_into(whole, _SIZES_AT, *segments, 0, 0, 0)
     return bytes(whole)
 

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from ..channel.agent_channel import GO, AgentChannel
@@ -84,10 +83,10 @@ def _receive(
                 answer = place(request, path)
         except NodeError as exc:
             listening.join()
-            if arrival.failed:
+            if arrival.has_failed:
                 raise NodeError(_describe_failed_broadcast(path, incoming.size)) from exc
             if exc.problem.code in _DAMAGED:
-                arrived = Digest(archive.digest_of(path))
+                arrived = Digest(archive.compute_file_digest(path))
                 return UnpackAnswer(problems=(exc.problem,), arrived=arrived)
             raise
         listening.join()
@@ -170,7 +169,7 @@ def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackA
             expected=job.bundle_id,
             python=request.python or own_python(env_path(request.root, job.bundle_id), version),
             processes=max(1, cpus // request.nodes_here),
-            source=replace(source, trusted=job.trusted_bundle),
+            source=source._replace(trusted=job.trusted_bundle),
         )
     except unpack.MissingLayer as exc:
         return UnpackAnswer(problems=(exc.problem,), lacking=True)

@@ -98,7 +98,7 @@ def _read_beginning(
 ) -> Iterator[bytes]:
     """Yield the first bytes of a file; read only the frames that contain them."""
     end = entry.offset + min(entry.size, HEADERS_LIMIT)
-    place, position = bundle.frames_start(layer), 0
+    place, position = bundle.offset(layer.member), 0
     for frame in index.frames:
         start, position = position, position + frame.unpacked_size
         if start < end and position > entry.offset:

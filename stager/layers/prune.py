@@ -329,7 +329,7 @@ def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
 
 
 def _content(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> bytes:
-    offset, start, content = bundle.frames_start(layer), 0, b""
+    offset, start, content = bundle.offset(layer.member), 0, b""
     for frame in index.frames:
         end = start + frame.unpacked_size
         if start < entry.offset + entry.size and end > entry.offset:

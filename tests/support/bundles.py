@@ -191,7 +191,7 @@ def forge(
         whole = opened.manifest
         (layer,) = whole.layers
         parts = [opened.read_part(part) for part in (whole.node, whole.decompressor) if part]
-        start = opened.frames_start(layer)
+        start = opened.offset(layer.member)
         head = opened.head(layer)
         made_from = read_origin(head).to_bytes()
         raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(get_packed_index(head)))

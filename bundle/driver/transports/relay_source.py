@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ...channel import agent_channel
-from ...format.archive import digest_of
+from ...format.archive import compute_file_digest
 from ...protocol.codec import encode
 from ...protocol.counts import format_count, format_size
 from ...protocol.enumerations import PhaseName
@@ -416,7 +416,7 @@ def _refuse_unreadable(transfer: Transfer) -> None:
     if transfer.bundle is not None:
         digest_of_all(transfer.bundle)
         return
-    digest_of(transfer.source)
+    compute_file_digest(transfer.source)
     size = os.path.getsize(transfer.source)
     if size < transfer.size:
         why = f"it has become shorter: {size} of {transfer.size} bytes are left"

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import bundle.environment.clean as clean_node_module
+from bundle.environment import unpack as unpacking
 from bundle.environment.clean import (
     IDLE_SECONDS,
     NOT_OURS,
@@ -29,7 +30,14 @@ from bundle.environment.clean import (
     list_node_roots,
 )
 from bundle.environment.unpack import hold_environment, lock_path
-from bundle.node.node_root import env_path, hold_root, make_secure_root, node_root_name, take_lock
+from bundle.node.node_root import (
+    SUBDIRECTORIES,
+    env_path,
+    hold_root,
+    make_secure_root,
+    node_root_name,
+    take_lock,
+)
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import NodeCleanup
 from bundle.protocol.problem import NodeError, ProblemCode
@@ -45,10 +53,12 @@ from tests.support.wheelhouse import make_wheel
 LATER = IDLE_SECONDS + 60
 
 
-def unpack(program: Path, bundle: Packed, base: Path) -> Path:
-    done = run_node(program, "unpack", bundle.path, base, "--python", BASE_PYTHON)
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
+def unpack(bundle: Packed, base: Path) -> Path:
+    root, expected = make_secure_root(str(base)), bundle.manifest.id
+    made = unpacking.unpack(
+        str(bundle.path), root=root, expected=expected, python=BASE_PYTHON, processes=2
+    )
+    return Path(made.path)
 
 
 @contextlib.contextmanager
@@ -95,9 +105,9 @@ def upgraded(
 
 
 def test_only_what_is_to_be_kept_stays(
-    program: Path, single: Packed, upgraded: tuple[Packed, Packed], base: Path
+    single: Packed, upgraded: tuple[Packed, Packed], base: Path
 ) -> None:
-    first, second = unpack(program, single, base), unpack(program, upgraded[0], base)
+    first, second = unpack(single, base), unpack(upgraded[0], base)
     before, size = tree(second), size_of(first)
     root = base / OWN
     would = clean(str(root), [second.name], True)
@@ -116,20 +126,20 @@ def test_only_what_is_to_be_kept_stays(
 
 
 def test_when_nothing_is_left_the_root_goes_too_and_can_be_made_again(
-    program: Path, single: Packed, base: Path
+    single: Packed, base: Path
 ) -> None:
-    place = unpack(program, single, base)
+    place = unpack(single, base)
     before = tree(place)
     done = clean(str(base / OWN), [], False)
     assert (done.gone, os.listdir(base)) == (True, [])
     assert clean(str(base / OWN), [], False) == NodeCleanup(str(base / OWN), gone=True)
-    assert tree(unpack(program, single, base)) == before
+    assert tree(unpack(single, base)) == before
 
 
 def test_bytes_of_shared_files_count_once_they_are_free(
-    program: Path, upgraded: tuple[Packed, Packed], base: Path
+    upgraded: tuple[Packed, Packed], base: Path
 ) -> None:
-    old, new = (unpack(program, bundle, base) for bundle in upgraded)
+    old, new = (unpack(bundle, base) for bundle in upgraded)
     both, root = size_of(old, new), str(base / OWN)
     shared = next(old.rglob("data.bin"))
     assert shared.stat().st_nlink == 2
@@ -141,7 +151,7 @@ def test_bytes_of_shared_files_count_once_they_are_free(
 
 
 def test_one_that_a_process_holds_is_kept(program: Path, single: Packed, base: Path) -> None:
-    place = unpack(program, single, base)
+    place = unpack(single, base)
     argv = [sys.executable, "-I", "-S", program, "exec", single.path, base, "--", "sleep", "600"]
     with running(argv) as user:
         line = Path(f"/proc/{user.pid}/cmdline")
@@ -153,10 +163,8 @@ def test_one_that_a_process_holds_is_kept(program: Path, single: Packed, base: P
     assert clean(str(base / OWN), [], False).gone
 
 
-def test_one_whose_python_runs_without_the_lock_is_kept(
-    program: Path, single: Packed, base: Path
-) -> None:
-    place = unpack(program, single, base)
+def test_one_whose_python_runs_without_the_lock_is_kept(single: Packed, base: Path) -> None:
+    place = unpack(single, base)
     argv = [place / "bin" / "python", "-c", "import time; time.sleep(600)"]
     with running(argv) as user:
         done = clean(str(base / OWN), [], False)
@@ -164,11 +172,9 @@ def test_one_whose_python_runs_without_the_lock_is_kept(
     assert clean(str(base / OWN), [], False).gone
 
 
-def test_killed_in_the_middle_it_leaves_no_half_environment(
-    program: Path, many: Packed, base: Path
-) -> None:
+def test_killed_in_the_middle_it_leaves_no_half_environment(many: Packed, base: Path) -> None:
     """By itself: from outside the moment would be too early, or too late."""
-    place, root = unpack(program, many, base), base / OWN
+    place, root = unpack(many, base), base / OWN
     code = f"""
 import os, signal, sys; sys.path.insert(0, {str(REPO)!r})
 from bundle.environment.clean import clean
@@ -193,29 +199,30 @@ clean({str(root)!r}, [], False)
     assert again.gone
 
 
-def test_unpacking_sweeps_what_a_killed_one_left(program: Path, single: Packed, base: Path) -> None:
-    place, root = unpack(program, single, base), base / OWN
+def test_unpacking_sweeps_what_a_killed_one_left(single: Packed, base: Path) -> None:
+    place, root = unpack(single, base), base / OWN
     place.rename(root / "incoming" / f"{place.name}.123")
-    assert unpack(program, single, base) == place
+    assert unpack(single, base) == place
     assert os.listdir(root / "incoming") == []
 
 
 def test_unpacking_and_cleaning_at_the_same_time(program: Path, single: Packed, base: Path) -> None:
     """Neither breaks the other: every environment that is there is whole."""
-    whole = tree(unpack(program, single, base))
+    whole = tree(unpack(single, base))
     code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
 from bundle.environment.clean import clean
-end = time.monotonic() + 6
+end = time.monotonic() + 2
 while time.monotonic() < end:
     problems = clean({str(base / OWN)!r}, ["0" * 64], False).problems
     assert not problems, problems
 """
     with running([sys.executable, "-c", code]) as cleaning:
         while cleaning.poll() is None:
-            unpack(program, single, base)
+            done = run_node(program, "unpack", single.path, base, "--python", BASE_PYTHON)
+            assert done.returncode == 0, done.stderr
     assert cleaning.returncode == 0
-    assert tree(unpack(program, single, base)) == whole
+    assert tree(unpack(single, base)) == whole
 
 
 # --- what else lies there ------------------------------------------------------------------------
@@ -282,11 +289,11 @@ def test_caches_go_on_request_and_only_when_nothing_is_in_use(root: Path) -> Non
 
 
 def test_the_nodes_of_a_local_allocation_are_cleaned_with_it(
-    program: Path, single: Packed, root: Path, base: Path
+    single: Packed, root: Path, base: Path
 ) -> None:
     for node in ("local1", "local2"):
         (root / "nodes" / node).mkdir(parents=True, mode=0o700)
-        unpack(program, single, root / "nodes" / node)
+        unpack(single, root / "nodes" / node)
     (root / "nodes" / "local3").mkdir()
     size = size_of(root / "nodes" / "local1")
     done = clean(str(root), [], False)
@@ -389,9 +396,9 @@ def test_what_is_no_node_root_of_ours_is_refused(base: Path, tmp_path: Path, wha
 
 @pytest.mark.parametrize("kind", ["tmpfs", "bind"])
 def test_where_something_is_mounted_nothing_is_touched(
-    program: Path, single: Packed, base: Path, tmp_path: Path, kind: str
+    single: Packed, base: Path, tmp_path: Path, kind: str
 ) -> None:
-    place = unpack(program, single, base)
+    place = unpack(single, base)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "precious").touch()
     point = place / "project"
@@ -488,7 +495,10 @@ DAY = 86400.0
 
 def make_root(base: Path, owner: int = os.geteuid(), size: int = 1000) -> Path:
     """A node root with three environments: used now, two days ago, and ten days ago."""
-    root = Path(make_secure_root(str(base), owner))
+    root = base / f"stager-{owner}"
+    for folder in (root, *(root / name for name in SUBDIRECTORIES)):
+        folder.mkdir(mode=0o700)
+        os.chown(folder, owner, owner)
     for name in IDS:
         environment, lock = Path(env_path(str(root), name)), Path(lock_path(str(root), name))
         environment.mkdir()

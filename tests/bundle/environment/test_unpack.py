@@ -230,7 +230,7 @@ def test_the_second_time_it_is_there(
     # The bundle's layers are not looked at any more: here the last one is damaged.
     copy = Path(shutil.copy(standard.path, tmp_path / "copy.tar"))
     with BundleFile(str(copy)) as bundle:
-        start = bundle.frames_start(bundle.manifest.layers[-1])
+        start = bundle.offset(bundle.manifest.layers[-1].member)
     with copy.open("r+b") as handle:
         handle.seek(start)
         handle.write(b"damage!!")

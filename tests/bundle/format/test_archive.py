@@ -27,7 +27,7 @@ def read_all(path: Path, decompress: Decompress) -> int:
         found = 0
         for layer in bundle.manifest.layers:
             index = bundle.index(layer, bundle.head(layer), decompress)
-            offset = bundle.frames_start(layer)
+            offset = bundle.offset(layer.member)
             for frame in index.frames:
                 data = bundle.frame(offset, frame.size, frame.sha256)
                 assert len(decompress(data, frame.unpacked_size)) == frame.unpacked_size

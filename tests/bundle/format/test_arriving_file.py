@@ -121,7 +121,7 @@ def test_files_are_written_before_the_last_byte_has_come(
 ) -> None:
     root, sender = make_secure_root(str(base)), Sender(standard.path, tmp_path / "coming.tar")
     with BundleFile(str(standard.path)) as bundle:
-        short = bundle.frames_start(standard.manifest.layers[-1])
+        short = bundle.offset(standard.manifest.layers[-1].member)
     whole, sender.data = sender.data, sender.data[:short]
     sender.target.write_bytes(sender.data)
 
@@ -180,7 +180,7 @@ def test_a_sender_that_makes_the_file_long_at_once(
     root, path, arrival = make_secure_root(str(base)), tmp_path / "coming.tar", Arrival()
     data = single.path.read_bytes()
     with BundleFile(str(single.path)) as bundle:
-        start = bundle.frames_start(single.manifest.layers[0])
+        start = bundle.offset(single.manifest.layers[0].member)
     path.write_bytes(data[:start] + bytes(len(data) - start))
 
     def send() -> None:

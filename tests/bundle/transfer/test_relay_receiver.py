@@ -110,7 +110,7 @@ def test_a_node_asks_for_its_places_and_gets_the_file(
     assert isinstance(event, Relayed)
     assert event.failure == ""
     assert (tmp_path / "arrived").read_bytes() == CONTENT
-    assert not receiver.arrival.failed
+    assert not receiver.arrival.has_failed
 
 
 def test_a_node_that_cannot_reach_the_source_says_so_twice(
@@ -127,7 +127,7 @@ def test_a_node_that_cannot_reach_the_source_says_so_twice(
     assert first.nodes == ((RELAY_SOURCE, "connection refused"),)
     assert isinstance(last, Relayed)
     assert last.failure == "no other node can be reached: the source: connection refused"
-    assert receiver.arrival.failed
+    assert receiver.arrival.has_failed
 
 
 def test_a_node_above_that_cannot_be_reached_is_named_and_done_without(
@@ -151,7 +151,7 @@ def test_a_node_that_is_left_out_takes_nothing(receiver: RelayReceiver) -> None:
     with following(receiver, driver):
         driver.begin(9, left_out=(NODE,))
     assert driver.heard.empty()
-    assert receiver.arrival.failed
+    assert receiver.arrival.has_failed
 
 
 def test_where_no_thread_can_begin_the_driver_hears_of_it(
@@ -169,4 +169,4 @@ def test_where_no_thread_can_begin_the_driver_hears_of_it(
     event = driver.heard.get_nowait()
     assert isinstance(event, Relayed)
     assert event.failure == "can't start new thread"
-    assert receiver.arrival.failed
+    assert receiver.arrival.has_failed

@@ -104,7 +104,7 @@ def split(bundle: Path, size: int) -> dict[str, object]:
     """Cut the one frame of a bundle into many with a few bytes of the tar each."""
     with BundleFile(str(bundle)) as file:
         (layer,) = file.manifest.layers
-        start = file.frames_start(layer)
+        start = file.offset(layer.member)
         data = file.read(start, layer.size - layer.head_size)
     plain = zstandard.ZstdDecompressor().decompress(data)
     pieces = [plain[at : at + size] for at in range(0, len(plain), size)]

@@ -162,7 +162,7 @@ def test_a_thin_bundle_reads_as_its_one_file(tmp_path, store):
 
 def read_last_frame(path, layer, frame):
     with BundleFile(str(path)) as bundle:
-        end = bundle.frames_start(layer) + layer.size - layer.head_size
+        end = bundle.offset(layer.member) + layer.size - layer.head_size
         bundle.frame(end - frame.size, frame.size, frame.sha256)
 
 

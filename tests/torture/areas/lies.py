@@ -190,7 +190,7 @@ def _taken_apart(path: Path, rng: Random) -> Lie:
         head = opened.head(layer)
         packed = head.index(zstandard.FRAME_HEADER)
         index = json.loads(zstandard.ZstdDecompressor().decompress(head[packed:]))
-        start = opened.frames_start(layer)
+        start = opened.offset(layer.member)
         frames = []
         for size, _, _ in index["frames"]:
             frames.append(opened.read(start, size))
