@@ -412,31 +412,36 @@ def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
 
 
 def _list_recently_used(root: str, limits: Retention, now: float) -> list[str]:
+    paths: dict[str, list[str]] = {}
+    last: dict[str, float] = {}
+    for path, used in _iterate_environments(root):
+        name = os.path.basename(path)
+        paths.setdefault(name, []).append(path)
+        last[name] = max(last.get(name, 0.0), used)
+    recent = sorted(last, key=last.__getitem__, reverse=True)
+    most = limits.bytes_a_user
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for number, name in enumerate(recent):
+        if most is not None:
+            total += sum(removal.count_new_bytes(path, seen) for path in paths[name])
+        if last[name] <= now - limits.days * _DAY or (most is not None and total > most):
+            return recent[:number]
+    return recent
+
+
+def _iterate_environments(root: str) -> Iterator[tuple[str, float]]:
+    """Yield each environment with the time at which it was made, or last held."""
     # A local allocation has node roots for its nodes.
     nodes = os.path.join(root, "nodes")
     inner = [os.path.join(nodes, node, os.path.basename(root)) for node in list_names(nodes)]
-    paths: dict[str, list[str]] = {}
-    last: dict[str, float] = {}
     for each in [root, *inner]:
         for name in list_names(os.path.join(each, "envs")):
-            path = node_root.env_path(each, name)
-            paths.setdefault(name, []).append(path)
-            for used in (path, lock_path(each, name)):  # made, and last held
+            times, path = [0.0], node_root.env_path(each, name)
+            for used in (path, lock_path(each, name)):
                 with contextlib.suppress(OSError):
-                    last[name] = max(last.get(name, 0.0), os.lstat(used).st_mtime)
-    recent = [name for name in paths if last.get(name, 0.0) > now - limits.days * _DAY]
-    recent.sort(key=last.__getitem__, reverse=True)
-    if limits.bytes_a_user is None:
-        return recent
-    keep: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    total = 0
-    for name in recent:
-        total += sum(removal.count_new_bytes(path, seen) for path in paths[name])
-        if total > limits.bytes_a_user:
-            break
-        keep.append(name)
-    return keep
+                    times.append(os.lstat(used).st_mtime)
+            yield path, max(times)
 
 
 def _make_problem(path: str, why: str) -> Problem:

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from .listing import (
     ListingError,
     Window,
     Written,
-    iterate_layers,
+    map_layers,
     parse_folders,
     read,
 )
@@ -272,25 +272,18 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: W
 
 def _compare_folder(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
     folder, content = Folder.parse(line)
-    missing = dict(content.names)
-    layers = dict(zip(content.names, iterate_layers(content)))
+    missing, layers = dict(content.names), map_layers(content)
     prefix = f"{folder}/" if folder else ""
-
-    def make_fault(name: str, why: str) -> Fault:
-        layer = layers.get(name)
-        return Fault(prefix + name, why, () if layer is None else (layer,))
-
     try:
         with ExitStack() as opened:
             handle = os.open(f"{env_dir}/{folder}", _FOLDER)
             opened.callback(os.close, handle)
             for item in opened.enter_context(os.scandir(handle)):
                 name, code = item.name, missing.pop(item.name, _STRAY)
-                layer, target = layers.get(name), content.links.get(name)
-                window = written.own if layer is None else written.layers[layer]
+                window, target = written.get_window(layers.get(name)), content.links.get(name)
                 why = _compare_item(item, handle, prefix + name, code, window, target)
                 if why:
-                    yield make_fault(name, why)
+                    yield _make_fault(prefix, name, why, layers)
     except OSError as exc:
         every = tuple(number for number, _ in content.layers)
         why = f"the directory cannot be read: {exc.strerror or exc}"
@@ -298,7 +291,11 @@ def _compare_folder(env_dir: str, line: bytes, written: Written) -> Iterator[Fau
         return
     for name, code in missing.items():
         if code != OWN:
-            yield make_fault(name, "it is missing")
+            yield _make_fault(prefix, name, "it is missing", layers)
+
+
+def _make_fault(prefix: str, name: str, why: str, layers: Mapping[str, int]) -> Fault:
+    return Fault(prefix + name, why, (layers[name],) if name in layers else ())
 
 
 def _compare_item(

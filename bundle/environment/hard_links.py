@@ -17,6 +17,7 @@ import os
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 
 from ..format.layer import Entry
 from ..format.manifest import Layer, Manifest, ManifestError, Part, parse
@@ -49,9 +50,7 @@ def find_sound_layers(envs: str, processes: int) -> set[str]:
     sound: set[str] = set()
     for path, manifest in _manifests(envs):
         damaged = damage.list_damaged_layers(manifest, damage.compare_with_listing(path, processes))
-        for number, layer in enumerate(manifest.layers):
-            if number not in damaged:
-                sound.add(layer.head)
+        sound.update(layer.head for i, layer in enumerate(manifest.layers) if i not in damaged)
     return sound
 
 
@@ -77,40 +76,46 @@ def link_layers(
         is left out if a file of it is missing or damaged in all of its environments, or cannot be
         linked; the caller then writes the layer.
     """
-    wanted = [(head, entries) for head, entries in layers if head in older]
-    written = {
-        source: listing.layers_written(source)
-        for source in {source for head, _ in wanted for source in older[head]}
-    }
-    windows = [
-        {source: written[source][head] for source in older[head] if head in written[source]}
-        for head, _ in wanted
-    ]
+    windows = _list_windows([head for head, _ in layers], older)
     tasks = [
         (number, entries[start : start + _RUN])
-        for number, (_, entries) in enumerate(wanted)
-        for start in range(0, len(entries), _RUN)
+        for number, (head, entries) in enumerate(layers)
+        for start in range(0, len(entries) if windows[head] else 0, _RUN)
     ]
-    linked: dict[str, Window] = {}
     # A byte for each layer, shared with the processes.
-    with mmap.mmap(-1, len(wanted) + 1) as incomplete:
+    with mmap.mmap(-1, len(layers) + 1) as incomplete:
 
         def work(task: int) -> None:
             number, missing = tasks[task]
-            for source, window in windows[number].items():
+            for source, window in windows[layers[number][0]].items():
                 missing = _link_files(source, staging, missing, window, verify)
-            if missing:
-                incomplete[number] = 1
+            incomplete[number] |= bool(missing)
 
         run_tasks(len(tasks), work, processes)
-        for number, (head, entries) in enumerate(wanted):
-            if windows[number] and not incomplete[number]:
-                linked[head] = functools.reduce(Window.around, windows[number].values())
-                continue
-            for entry in entries:  # the writer must not write to files that are shared
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{staging}/{entry.path}")
+        linked: dict[str, Window] = {}
+        for mark, (head, entries) in zip(incomplete[:], layers):
+            if mark:
+                _unlink(staging, entries)
+            elif windows[head]:
+                linked[head] = functools.reduce(Window.around, windows[head].values())
     return linked
+
+
+def _list_windows(
+    heads: Sequence[str], older: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Window]]:
+    written = {source: listing.layers_written(source) for source in {*chain(*older.values())}}
+    return {
+        head: {env: written[env][head] for env in older.get(head, ()) if head in written[env]}
+        for head in heads
+    }
+
+
+def _unlink(staging: str, entries: Sequence[Entry]) -> None:
+    """Remove links, so that the writer does not write to the shared files."""
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{staging}/{entry.path}")
 
 
 def _link_files(
@@ -225,11 +230,8 @@ def _read_checked(path: str, sha256: str) -> bytes | None:
 def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
     """Yield the environments with a readable manifest, newest first."""
     for path in _list_newest_first(envs):
-        try:
-            manifest = parse(read_file(os.path.join(path, damage.MANIFEST)))
-        except (OSError, ManifestError):
-            continue
-        yield path, manifest
+        with contextlib.suppress(OSError, ManifestError):
+            yield path, parse(read_file(os.path.join(path, damage.MANIFEST)))
 
 
 def _list_newest_first(envs: str) -> list[str]:

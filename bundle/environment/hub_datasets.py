@@ -347,12 +347,12 @@ class _Part:
         kinds = {Path(name).suffix for name in {*chain(*found.values())} - missing}
         if kinds:  # of a folder the library takes the files of one kind: a licence left out is none
             missing = {name for name in missing if Path(name).suffix in kinds}
-        lost = {}
-        for split, files in found.items():
-            names = [name for name in files if name in missing]
-            if names or not files:
-                lost[split] = names or [f"its split {split}"]
-        return lost
+        names = {split: [*filter(missing.__contains__, files)] for split, files in found.items()}
+        return {
+            split: names[split] or [f"its split {split}"]
+            for split, files in found.items()
+            if names[split] or not files
+        }
 
     def explain(self, lost: Sequence[str]) -> str:
         shown = ", ".join(lost[:_SHOWN])
@@ -385,16 +385,17 @@ def _keep_whole_splits(configs: Any) -> Any:
         return configs
     named = dict(configs) or {"default": {}}
     found = {name: part.separate_splits(config) for name, config in named.items()}
-    _lost_splits.update({(str(part.snapshot), name): lost for name, (_, lost) in found.items()})
-    missing = list(chain(*(files for _, lost in found.values() for files in lost.values())))
+    missing: list[str] = []
+    for name, (_, lost) in found.items():
+        _lost_splits[str(part.snapshot), name] = lost
+        missing += chain(*lost.values())
     if not missing:
         return configs
     if not part.is_explicit and not any(splits for splits, _ in found.values()):
         raise FileNotFoundError(part.explain(missing))
-    order = sorted(named, key=lambda name: not found[name][0])
-    changed = {name: _replace_data_files(named[name], *found[name]) for name in order}
     configs.clear()
-    configs.update(changed)
+    for name in sorted(named, key=lambda name: not found[name][0]):
+        configs[name] = _replace_data_files(named[name], *found[name])
     return configs
 
 

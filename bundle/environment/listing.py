@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, repeat
+from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
 from ..format.layer import Entry, Index, LayerError, check_links, list_parents
@@ -97,7 +97,7 @@ def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Mer
     folders = list_parents([*files, *links])
     own = {f"{STATE}/{name}" for name in KEPT} & folders
     folders |= list_parents(f"{path}/" for path in own_directories(python))
-    own |= {path for path in own_files(python) if path in folders or path in files or path in links}
+    own |= (folders | files.keys() | links.keys()).intersection(own_files(python))
     for paths, why in (
         (own, "belongs to the environment itself"),
         ((files.keys() | links.keys()) & folders, "is a directory, and something else"),
@@ -177,6 +177,10 @@ class Written(NamedTuple):
     own: Window
     """Those of all other files."""
 
+    def get_window(self, layer: int | None) -> Window:
+        """Return the times of the files of a layer, or of those of none."""
+        return self.own if layer is None else self.layers[layer]
+
 
 class Listing(NamedTuple):
     """A listing that has been read, its digest checked."""
@@ -227,11 +231,10 @@ def parse_folders(
         yield path, coded, windows.pop() if len(windows) == 1 else None
 
 
-def iterate_layers(content: Folder) -> Iterator[int | None]:
-    """Yield the layer of each name of a directory, in their order; None for others than files."""
-    for number, count in content.layers:
-        yield from repeat(number, count)
-    yield from repeat(None)
+def map_layers(content: Folder) -> dict[str, int]:
+    """Return the layer of each name of a directory that is a file of one."""
+    numbers = chain.from_iterable(repeat(number, count) for number, count in content.layers)
+    return dict(zip(content.names, numbers))
 
 
 def _parse_codes(names: str, codes: str) -> dict[str, int]:

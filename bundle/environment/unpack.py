@@ -291,7 +291,7 @@ def assemble(
     manifest = bundle.manifest
     incoming, final = os.path.join(root, "incoming"), env_path(root, manifest.id)
     older = _find_sources(root, manifest)
-    _require_room(incoming, manifest, [part for part in manifest.layers if part.head not in older])
+    _require_room(incoming, manifest, older)
     private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
     staging, tools = os.path.join(private, "env"), os.path.join(private, "tools")
     try:
@@ -310,7 +310,8 @@ def assemble(
         started = os.stat(staging).st_mtime_ns  # by the clock that files get their times from
         # Where one file is damaged, more are likely to be: no file is then linked unread.
         verify = os.path.lexists(final)
-        files = [(part.head, entries) for part, entries in zip(manifest.layers, merged.entries)]
+        heads = (layer.head for layer in manifest.layers)
+        files = list(zip(heads, merged.entries))
         linked = hard_links.link_layers(files, older, staging, processes, verify=verify)
         fresh = _list_layers_to_write(bundle, indexes, merged, linked)
         write_layers(bundle, staging, fresh, decompress, processes, compare)
@@ -342,25 +343,26 @@ def _read_kept_files(
     bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
     """Return what an environment keeps, by its path: the heads of layers, and the decompressor."""
-    kept: dict[str, bytes | None] = {}
-    for layer in bundle.manifest.layers:
-        kept[f"{STATE}/layers/{layer.id}"] = (
-            bundle.head(layer)
-            if bundle.holds(layer.head_member)
-            else hard_links.read_head_from_environments(older.get(layer.head, ()), layer)
-        )
-    part = bundle.manifest.decompressor
-    if part is not None:
-        kept[f"{STATE}/decompressor/{part.name}"] = (
-            bundle.read_part(part)
-            if bundle.holds(part.name)
-            else hard_links.older_decompressor(os.path.join(root, "envs"), part)
-        )
-    names = [*(layer.name for layer in bundle.manifest.layers), part.name if part else ""]
-    for name, data in zip(names, kept.values()):
+    kept: dict[str, bytes] = {}
+
+    def keep(path: str, name: str, data: bytes | None) -> None:
         if data is None:
             raise MissingLayer(name, bundle.path)
-    return {path: data for path, data in kept.items() if data is not None}
+        kept[f"{STATE}/{path}"] = data
+
+    for layer in bundle.manifest.layers:
+        head: bytes | None = None
+        if bundle.holds(layer.head_member):
+            head = bundle.head(layer)
+        else:
+            head = hard_links.read_head_from_environments(older.get(layer.head, ()), layer)
+        keep(f"layers/{layer.id}", layer.name, head)
+    part = bundle.manifest.decompressor
+    if part is not None:
+        envs, is_here = os.path.join(root, "envs"), bundle.holds(part.name)
+        wheel = bundle.read_part(part) if is_here else hard_links.older_decompressor(envs, part)
+        keep(f"decompressor/{part.name}", part.name, wheel)
+    return kept
 
 
 def _merge_layers(
@@ -400,9 +402,9 @@ def _pause_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> None:
-    needed, inodes = estimate_room(layers, manifest)
-    faults = list_refusals(examine_directory(path), needed, inodes)
+def _require_room(path: str, manifest: Manifest, older: Container[str]) -> None:
+    absent = [layer for layer in manifest.layers if layer.head not in older]
+    faults = list_refusals(examine_directory(path), *estimate_room(absent, manifest))
     if faults:
         raise NodeError(Problem(ProblemCode.NO_ROOM, path, {"why": "; ".join(faults)}))
 

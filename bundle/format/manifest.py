@@ -283,19 +283,23 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"a part is called {part.name!r}")
         _check_size(part.size, PART_LIMIT, part.name)
     for layer in manifest.layers:
-        require_printable(layer.name, "a layer's name")
-        require_printable(layer.version, "a layer's version")
-        if layer.kind not in KINDS:
-            raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
-        for size in (layer.size, layer.unpacked_size, layer.files):
-            _check_size(size, _SIZE_LIMIT, layer.name)
-        _check_size(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
+        _check_layer(layer)
     has_python = any(layer.kind == PYTHON for layer in manifest.layers)
     if manifest.requires.bundled_python != has_python:
         raise ValueError("requires.bundled_python does not fit the layers")
     names = [name for name, _ in manifest.members()]
     if len(set(names)) != len(names):
         raise ValueError("two members have the same name")
+
+
+def _check_layer(layer: Layer) -> None:
+    require_printable(layer.name, "a layer's name")
+    require_printable(layer.version, "a layer's version")
+    if layer.kind not in KINDS:
+        raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
+    for size in (layer.size, layer.unpacked_size, layer.files):
+        _check_size(size, _SIZE_LIMIT, layer.name)
+    _check_size(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
 
 
 def _check_size(value: object, limit: int, what: str) -> None:

@@ -29,6 +29,7 @@ _SECONDS = 20.0
 _MIB = 1 << 20
 _LIMIT = 1 << 20
 """Bytes that are read of an answer; a node with many GPUs gives some thousands."""
+_ROW = re.compile(", ".join(["([^,]*)"] * 4))
 _DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _SHOWN = 200
 """Characters of a line that are shown."""
@@ -51,18 +52,22 @@ class Question:
         """Return the driver and its GPUs; None where there is no driver."""
         lines, fault = self._read(self._asked)
         # Of each GPU the name, memory, driver, and whether it is divided into MIG instances.
-        rows = [row for row in (line.split(", ") for line in lines) if len(row) == 4]
+        rows = [row for row in map(_ROW.fullmatch, lines) if row]
         if lines and not rows:
             fault = _short(lines[-1])
-        named = (driver for _, _, driver, _ in rows if _DRIVER.fullmatch(driver))
+        named = filter(_DRIVER.fullmatch, (row[3] for row in rows))
         driver = kernel_driver(self._folder) or next(named, "")
         if not driver:
             return None  # the program is installed, and there is nothing for it
-        gpus = tuple(Gpu(name, _mebibytes(memory)) for name, memory, _, _ in rows)
-        if any(mig == "Enabled" for *_, mig in rows):
-            gpus = _add_instances(gpus, self._read(self._start("-L"))[0])
         library = "" if self._library == driver else self._library
-        return GpuFacts(driver, library, gpus or _read_gpus_from_proc(self._folder), fault)
+        gpus = self._list_gpus(rows) or _read_gpus_from_proc(self._folder)
+        return GpuFacts(driver, library, gpus, fault)
+
+    def _list_gpus(self, rows: Sequence[re.Match[str]]) -> tuple[Gpu, ...]:
+        gpus = tuple(Gpu(row[1], _mebibytes(row[2])) for row in rows)
+        if any(row[4] == "Enabled" for row in rows):
+            return _add_instances(gpus, self._read(self._start("-L"))[0])
+        return gpus
 
     def _start(self, *options: str) -> processes.Process | None:
         if self._program is None:

@@ -9,13 +9,13 @@ selector do it; it needs less than 6 MB of memory of its own, whatever the size 
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..system.files import error_text
 from . import relay_chunks
@@ -30,34 +30,6 @@ from .relay_peers import (
     RelayChild,
     RelayParent,
 )
-
-# --- The time by which a relay judges others: what it missed itself does not count against them
-
-MOST_SECONDS = 0.5
-"""A round of the loop counts no longer. It waits for a fifth of that; a process that took more was
-stopped, or waited for the disk or a processor, and could not see what came meanwhile."""
-
-
-class RelayClock:
-    """A clock that a loop advances at the beginning of each round, before it waits for what comes.
-
-    So whatever came until :attr:`now` has been seen in this round, before a deadline is compared
-    with it.
-
-    Attributes:
-        now: the time, in seconds from an arbitrary beginning.
-    """
-
-    def __init__(self, read: Callable[[], float] = time.monotonic) -> None:
-        self._read = read
-        self._real = self.now = read()
-
-    def advance(self) -> None:
-        """Begin a round."""
-        real = self._read()
-        self.now += min(real - self._real, MOST_SECONDS)
-        self._real = real
-
 
 # --- The check that no half of the file comes much slower than the other -------------------------
 
@@ -77,8 +49,7 @@ class Pace:
 
     def __init__(self, file: ChunkFile, tree: int, seconds: float, now: float) -> None:
         """Measure rates for at least ``seconds``, longer if little arrives."""
-        self._file, self._tree, self._other, self._seconds = file, tree, 1 - tree, seconds
-        self._began = now
+        self._file, self._tree, self._seconds, self._began = file, tree, seconds, now
         self._usual = 0.0
         """Chunks a second of the other half, from the beginning until it was there."""
         self._other_is_there = False
@@ -93,22 +64,19 @@ class Pace:
 
         True once at the end of a measurement, after which the next one begins.
         """
-        have = self._file.have
-        expected = self._count_expected_chunks(now)
+        tree, other, have = self._tree, 1 - self._tree, self._file.have
+        if self._other_is_there:
+            expected = self._usual * (now - self._since)
+        else:
+            if now > self._began:
+                self._usual = have[other] / (now - self._began)
+            self._other_is_there = have[other] == self._file.totals[other]
+            expected = have[other] - self._first[other]
         if now < self._since + self._seconds or expected < _LEAST_CHUNKS:
             return False
-        gained = have[self._tree] - self._first[self._tree]
+        gained = have[tree] - self._first[tree]
         self.restart(now)
-        return have[self._tree] < have[self._other] and gained < _SLOW_SHARE * expected
-
-    def _count_expected_chunks(self, now: float) -> float:
-        have = self._file.have[self._other]
-        if self._other_is_there:
-            return self._usual * (now - self._since)
-        if now > self._began:
-            self._usual = have / (now - self._began)
-        self._other_is_there = have == self._file.totals[self._other]
-        return have - self._first[self._other]
+        return have[tree] < have[other] and gained < _SLOW_SHARE * expected
 
 
 # --- One tree's half of the file on its way to this node: who it comes from, and who is next -----
@@ -129,16 +97,6 @@ _PATIENCE_SECONDS = 1.0
 _PATIENCE_A_LEVEL = 0.25
 """Time for which a parent may be slow, more for each level below the source: who is above acts
 first."""
-
-
-class Connections(Protocol):
-    """Makes and ends the connections of a node."""
-
-    def connect(self, position: int, inflow: Inflow) -> RelayParent:
-        """Begin to connect; what comes goes to the inflow. OSError if it cannot be reached."""
-
-    def disconnect(self, link: RelayParent) -> None:
-        """End a connection."""
 
 
 class Inflow:
@@ -165,11 +123,11 @@ class Inflow:
         file: ChunkFile,
         tree: int,
         candidates: Sequence[int],
-        connections: Connections,
+        relay: Relay,
         now: float,
     ) -> None:
         """Begin without a parent; the positions above this node are in order of preference."""
-        self._file, self.tree, self._connections = file, tree, connections
+        self._file, self.tree, self._relay = file, tree, relay
         self._candidates = list(candidates)
         self.first = candidates[0]
         self._next = 0
@@ -202,9 +160,8 @@ class Inflow:
 
     def has_given_up(self, now: float) -> bool:
         """Return whether no parent can be found."""
-        if self.done or self.parent is not None:
-            return False
-        if not all(position in self.refusals for position in self._candidates):
+        is_untried = any(position not in self.refusals for position in self._candidates)
+        if self.done or self.parent is not None or is_untried:
             return False
         patience = GIVE_UP_SECONDS if self._reached else _UNREACHED_SECONDS
         if self._source_silent:
@@ -248,7 +205,7 @@ class Inflow:
         position = self._candidates[self._next]
         self._next += 1
         try:
-            self.candidate = self._connections.connect(position, self)
+            self.candidate = self._relay.connect(position, self)
         except OSError as exc:
             self._note_contact(error_text(exc).lower())
             self._refuse(position, error_text(exc).lower())
@@ -260,13 +217,13 @@ class Inflow:
     def _adopt_or_disconnect(self, link: RelayParent, now: float) -> None:
         """Take a serving node as parent, but none as far as a slow one: its chunk may be coming."""
         self._reached, self.candidate = True, None
+        have = self._file.have[self.tree]
         if self.parent is not None:
-            useful = min(self._file.have[self.tree] + 2, self._file.totals[self.tree])
-            if link.have < useful:
-                self._connections.disconnect(link)
+            is_useful = link.have >= min(have + 2, self._file.totals[self.tree])
+            self._relay.disconnect(self.parent if is_useful else link)
+            if not is_useful:
                 return
-            self._connections.disconnect(self.parent)
-        self.parent, self._had = link, self._file.have[self.tree]
+        self.parent, self._had = link, have
         self._pace.restart(now)
 
     @contextlib.contextmanager
@@ -318,7 +275,7 @@ class Inflow:
         return self._candidates.index(link.position) + 1
 
     def _end(self, link: RelayParent) -> None:
-        self._connections.disconnect(link)
+        self._relay.disconnect(link)
         if link is self.parent:
             self.parent = None
         if link is self.candidate:
@@ -340,6 +297,10 @@ _PAUSE_SECONDS = 0.002
 """Time for bytes to gather after a round that has left none: on a slow link one round for each
 packet would cost several times the processor time of the relaying."""
 BACKLOG = 512
+MOST_ROUND_SECONDS = 0.5
+"""A round counts no longer for the time by which others are judged. It waits for a fifth of that; a
+process that took more was stopped, or waited for the disk or a processor, and could not see what
+came meanwhile."""
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -383,7 +344,10 @@ class Relay:
         self._file, self._token, self._listener = file, token, listener
         self._addresses: dict[int, tuple[str, int]] = {}
         self._position = relay_chunks.SOURCE
-        self._clock = RelayClock()
+        self._now = 0.0
+        """The time at the beginning of the round: what came until then has been seen in it before a
+        deadline is compared with it."""
+        self._read_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, _READ, self._accept)
         self._children: list[RelayChild] = []
@@ -411,7 +375,12 @@ class Relay:
             self._most_children = MOST_OF_SOURCE
             due.clear()
         else:
-            self._take_places(candidates)
+            self._position = candidates.position
+            self._addresses = {
+                place.position: (place.address, place.port) for place in candidates.places
+            }
+            for tree, chain in enumerate(candidates.by_tree):
+                self._inflows.append(Inflow(self._file, tree, chain, self, self._now))
         self._began = time.monotonic()
         self._selector.register(control, _READ)
         while self._do_round(control):
@@ -424,25 +393,19 @@ class Relay:
             if self._drained:
                 time.sleep(_PAUSE_SECONDS)
 
-    def _take_places(self, candidates: RelayCandidates) -> None:
-        self._position = candidates.position
-        self._addresses = {
-            place.position: (place.address, place.port) for place in candidates.places
-        }
-        for tree, chain in enumerate(candidates.by_tree):
-            self._inflows.append(Inflow(self._file, tree, chain, self, self._clock.now))
-
     def _do_round(self, control: int) -> bool:
         """Serve the ready connections; return False at the end."""
         self._rounds[0] += 1
-        self._clock.advance()
+        real = time.monotonic()
+        self._now += min(real - self._read_at, MOST_ROUND_SECONDS)
+        self._read_at = real
         self._drained = True
         had = list(self._file.have)
         for key, events in self._selector.select(_TICK_SECONDS):
             if key.fileobj == control:
                 return False
             key.data(events)
-        now = self._clock.now
+        now = self._now
         if now >= self._next_tick:
             self._next_tick = now + _TICK_SECONDS
             self._tick(now)
@@ -462,14 +425,13 @@ class Relay:
         self._listener.close()
 
     def connect(self, position: int, inflow: Inflow) -> RelayParent:
-        """Begin to connect to a position; what comes goes to the inflow."""
-        address = self._addresses[position]
-        link = RelayParent(position, address, self._token, inflow.tree, self._clock.now)
+        """Begin to connect to a position; what comes goes to the inflow; OSError if it cannot."""
+        link = RelayParent(position, self._addresses[position], self._token, inflow.tree, self._now)
 
         def receive(events: int) -> None:
             if link not in inflow.open_connections:  # ended in this round
                 return
-            inflow.receive(link, self._clock.now)
+            inflow.receive(link, self._now)
             self._drained &= link.drained
             if events & _WRITE and link in inflow.open_connections:
                 self._selector.modify(link, _READ, receive)
@@ -487,12 +449,11 @@ class Relay:
         contacts = {inflow.first: inflow.contact for inflow in self._inflows}
         if None in contacts.values():
             return None
-        return {
-            place: why for place, why in contacts.items() if why and place != relay_chunks.SOURCE
-        }
+        contacts.pop(relay_chunks.SOURCE, None)
+        return {place: why for place, why in contacts.items() if why}
 
     def _outcome(self) -> RelayOutcome | None:
-        failed = [inflow for inflow in self._inflows if inflow.has_given_up(self._clock.now)]
+        failed = [inflow for inflow in self._inflows if inflow.has_given_up(self._now)]
         if not self._file.complete and not failed:
             return None
         return RelayOutcome(
@@ -506,30 +467,26 @@ class Relay:
         with contextlib.suppress(OSError):  # there are no more, or too many files are open
             for _ in range(_MOST_ACCEPTED):
                 connection, _ = self._listener.accept()
-                child = RelayChild(
-                    *(connection, self._position, self._token, self._file, self._clock.now),
-                    self._directory,
-                )
+                common = self._position, self._token, self._file, self._now, self._directory
+                child = RelayChild(connection, *common)
                 self._children.append(child)
-                self._selector.register(child, _READ | _WRITE, self._make_server(child))
+                serve = functools.partial(self._serve, child)
+                self._selector.register(child, _READ | _WRITE, serve)
                 strangers = [child for child in self._children if not child.accepted]
                 if len(strangers) > MOST_STRANGERS:
                     self._drop(secrets.choice(strangers))
 
-    def _make_server(self, child: RelayChild) -> Callable[[int], None]:
-        def serve(events: int) -> None:
-            if child not in self._children:  # ended in this round
-                return
-            with self._drop_on_failure(child):
-                if events & _READ:
-                    served = sum(other.accepted for other in self._children)
-                    child.receive(room=served < self._most_children)
-                if events & _WRITE:
-                    child.send(self._clock.now)
-                self._drained &= child.blocked or not child.has_more
-                self._await_child(child)
-
-        return serve
+    def _serve(self, child: RelayChild, events: int) -> None:
+        if child not in self._children:  # ended in this round
+            return
+        with self._drop_on_failure(child):
+            if events & _READ:
+                served = sum(other.accepted for other in self._children)
+                child.receive(room=served < self._most_children)
+            if events & _WRITE:
+                child.send(self._now)
+            self._drained &= child.blocked or not child.has_more
+            self._await_child(child)
 
     @contextlib.contextmanager
     def _drop_on_failure(self, child: RelayChild) -> Iterator[None]:

@@ -25,34 +25,29 @@ from __future__ import annotations
 
 import hmac
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 NONCE_BYTES = 16
 TOKEN_BYTES = 32
-_MAC_BYTES = 32
-_REQUEST = struct.Struct("!IBQ")
-_REPLY = struct.Struct("!IBQ")
+SEAL_BYTES = _MAC_BYTES = 32
+_FIELDS = struct.Struct("!IBQ")
 PLACES = 255
 """What a question for places has in the place of a tree."""
-SEAL_BYTES = _MAC_BYTES
-HELLO_BYTES = NONCE_BYTES + _REQUEST.size + _MAC_BYTES
-REPLY_BYTES = _REPLY.size + _MAC_BYTES
+_ASKED_BYTES = NONCE_BYTES + _FIELDS.size
+HELLO_BYTES = _ASKED_BYTES + _MAC_BYTES
+REPLY_BYTES = _FIELDS.size + _MAC_BYTES
 
 
-@dataclass(frozen=True)
-class ChunkRequest:
-    """The chunks that a child asks for."""
+class ChunkRequest(NamedTuple):
+    """The chunks that a child asks for: those of a tree, from a position in it on."""
 
     parent: int
     """The position of the node that it asks, as it believes."""
     tree: int
-    """Along which tree they travel."""
     first: int
-    """The first one's position in that tree; all later ones follow."""
 
 
-@dataclass(frozen=True)
-class ParentReply:
+class ParentReply(NamedTuple):
     """A parent's answer."""
 
     parent: int
@@ -63,8 +58,7 @@ class ParentReply:
     """The number of the tree's chunks that it has."""
 
 
-@dataclass(frozen=True)
-class Handshake:
+class Handshake(NamedTuple):
     """The handshake of one connection, at either end of it."""
 
     token: bytes
@@ -74,37 +68,33 @@ class Handshake:
 
     def make_hello(self, child_nonce: bytes, request: ChunkRequest) -> bytes:
         """Return the child's message."""
-        asked = _REQUEST.pack(request.parent, request.tree, request.first)
-        return child_nonce + asked + self._compute_proof(b"child", child_nonce, asked)
+        asked = child_nonce + _FIELDS.pack(*request)
+        return asked + self._compute_proof(b"child", asked)
 
     def read_hello(self, hello: bytes) -> ChunkRequest | None:
         """Return what a child asks for with ``HELLO_BYTES`` bytes; None without the token."""
-        child_nonce, asked, proof = _split(hello)
-        if not hmac.compare_digest(proof, self._compute_proof(b"child", child_nonce, asked)):
+        asked, proof = hello[:_ASKED_BYTES], hello[_ASKED_BYTES:]
+        if not hmac.compare_digest(proof, self._compute_proof(b"child", asked)):
             return None
-        return ChunkRequest(*_REQUEST.unpack(asked))
+        return ChunkRequest(*_FIELDS.unpack(asked[NONCE_BYTES:]))
 
-    def make_reply(self, hello: bytes, answer: ParentReply) -> bytes:
+    def make_reply(self, hello: bytes, reply: ParentReply) -> bytes:
         """Return what a parent answers to a child's hello."""
-        child_nonce, asked, _ = _split(hello)
-        answered = _REPLY.pack(answer.parent, answer.accepted, answer.have)
-        return answered + self._compute_proof(b"parent", child_nonce, asked, answered)
+        answered = _FIELDS.pack(*reply)
+        return answered + self._compute_proof(b"parent", hello[:_ASKED_BYTES], answered)
 
     def read_reply(self, hello: bytes, reply: bytes) -> ParentReply | None:
         """Return a parent's answer in ``REPLY_BYTES`` bytes; None without the token."""
-        child_nonce, asked, _ = _split(hello)
-        answered, proof = reply[: _REPLY.size], reply[_REPLY.size :]
-        if not hmac.compare_digest(
-            proof, self._compute_proof(b"parent", child_nonce, asked, answered)
-        ):
+        answered, proof = reply[: _FIELDS.size], reply[_FIELDS.size :]
+        expected = self._compute_proof(b"parent", hello[:_ASKED_BYTES], answered)
+        if not hmac.compare_digest(proof, expected):
             return None
-        parent, accepted, have = _REPLY.unpack(answered)
+        parent, accepted, have = _FIELDS.unpack(answered)
         return ParentReply(parent, bool(accepted), have)
 
     def make_seal(self, hello: bytes, places: bytes) -> bytes:
         """Return the proof that follows the source's answer to a question for places."""
-        child_nonce, asked, _ = _split(hello)
-        return self._compute_proof(b"places", child_nonce, asked, places)
+        return self._compute_proof(b"places", hello[:_ASKED_BYTES], places)
 
     def is_sealed(self, hello: bytes, places: bytes, seal: bytes) -> bool:
         """Return whether an answer to a question for places is the source's."""
@@ -113,8 +103,3 @@ class Handshake:
     def _compute_proof(self, what: bytes, *parts: bytes) -> bytes:
         """Return a proof; all parts but the last have a fixed length, so no separator is needed."""
         return hmac.new(self.token, b"".join([what, self.nonce, *parts]), "sha256").digest()
-
-
-def _split(hello: bytes) -> tuple[bytes, bytes, bytes]:
-    end = NONCE_BYTES + _REQUEST.size
-    return hello[:NONCE_BYTES], hello[NONCE_BYTES:end], hello[end:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -13,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..protocol.codec import decode
 from ..system.files import error_text
@@ -117,17 +118,16 @@ class RelayChild:
 
     def _answer(self, *, room: bool) -> None:
         request = self._handshake.read_hello(self._hello)
+        sealed = b""
         if request is not None and request.tree == PLACES:
             places = self._directory(request.first) if self._directory is not None else None
+            if places is not None:
+                sealed = places + self._handshake.make_seal(self._hello, places)
             answer = ParentReply(self._position, places is not None, len(places or b""))
-            sealed = (
-                b"" if places is None else places + self._handshake.make_seal(self._hello, places)
-            )
         elif request is not None and request.tree < len(self._file.have):
             self.accepted = room and request.parent == self._position
             self._tree, self._next = request.tree, request.first
             answer = ParentReply(self._position, self.accepted, self._file.have[request.tree])
-            sealed = b""
         else:
             raise ConnectionOver("it does not know the token")
         self._asked = True
@@ -279,7 +279,7 @@ class RelayParent:
         self._wanted = FRAME.size
 
     def _send_hello(self, file: ChunkFile) -> None:
-        self._handshake = replace(self._handshake, nonce=bytes(self._buffer[:NONCE_BYTES]))
+        self._handshake = self._handshake._replace(nonce=bytes(self._buffer[:NONCE_BYTES]))
         request = ChunkRequest(self.position, self._tree, file.have[self._tree])
         self._hello = self._handshake.make_hello(secrets.token_bytes(NONCE_BYTES), request)
         self._socket.sendall(self._hello)  # the first bytes of a connection always have room
@@ -354,16 +354,14 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RelayPlace:
-    """One end of a relay's connections: a node, or the source."""
+    """One end of a relay's connections: a node, or the source, at its position in the trees."""
 
     position: int
-    """Its position in the trees; 0 for the source."""
     name: str
     """What it is called in messages."""
     address: str
     """Where it listens; empty for the address of the driver's host."""
     port: int
-    """The port there."""
 
 
 @dataclass(frozen=True)
@@ -432,18 +430,26 @@ def _spread_by_name(node: str) -> float:
 
 
 def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
-    with socket.create_connection(source, timeout=CONNECT_SECONDS) as connection:
+    with contextlib.ExitStack() as opened:
+        connection = opened.enter_context(socket.create_connection(source, timeout=CONNECT_SECONDS))
         connection.settimeout(HANDSHAKE_SECONDS)
+        reader = opened.enter_context(connection.makefile("rb"))
+
+        def read(size: int) -> bytes:
+            received = reader.read(size)
+            if len(received) < size:
+                raise _NoAnswer("it closed the connection")
+            return received
+
         try:
-            handshake = Handshake(token, _read_exactly(connection, NONCE_BYTES))
+            handshake = Handshake(token, read(NONCE_BYTES))
             question = ChunkRequest(relay_chunks.SOURCE, PLACES, compute_node_key(node))
             hello = handshake.make_hello(secrets.token_bytes(NONCE_BYTES), question)
             connection.sendall(hello)
-            answer = handshake.read_reply(hello, _read_exactly(connection, REPLY_BYTES))
+            answer = handshake.read_reply(hello, read(REPLY_BYTES))
             if answer is None or not answer.accepted or answer.have > _MOST_BYTES:
                 raise _NoAnswer("it does not know this transfer, or this node")
-            body = _read_exactly(connection, answer.have)
-            seal = _read_exactly(connection, SEAL_BYTES)
+            body, seal = read(answer.have), read(SEAL_BYTES)
         except OSError as exc:
             raise _NoAnswer(_describe_connection_error(exc, HANDSHAKE_SECONDS)) from exc
     if not handshake.is_sealed(hello, body, seal):
@@ -451,17 +457,6 @@ def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
     return decode(RelayCandidates, json.loads(zlib.decompress(body)))
 
 
-def _read_exactly(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        piece = connection.recv(size - len(received))
-        if not piece:
-            raise _NoAnswer("it closed the connection")
-        received += piece
-    return received
-
-
 def _describe_connection_error(exc: OSError, seconds: float) -> str:
-    if isinstance(exc, socket.timeout):
-        return f"no answer within {seconds:g} s"
-    return error_text(exc).lower()
+    is_late = isinstance(exc, socket.timeout)
+    return f"no answer within {seconds:g} s" if is_late else error_text(exc).lower()

@@ -43,29 +43,25 @@ class RelayProcess:
     ) -> None:
         """Start it, to wait for :meth:`begin`; close the listener here. OSError if fork fails."""
         prctl()  # loads libc, which is unsafe after a fork
-        control, self._control = os.pipe()
-        try:
-            self._report, report = os.pipe()
-        except OSError:
-            self._close(control, self._control)
-            raise
         self._ending = threading.Lock()
         self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")
         """One number, shared with the child: the rounds of its loop, 20 in a second at least."""
         self._seen_rounds, self._seen_at, self._still = 0, time.monotonic(), 0.0
         self._reading, self._lines = Lines(), list[bytes]()
         parent = os.getpid()
-        with signals.defer_signals():  # else the child might do its parent's clean-up
-            try:
+        with contextlib.ExitStack() as opened:
+            control, self._control = _open_pipe(opened)
+            self._report, report = _open_pipe(opened)
+            with signals.defer_signals():  # else the child might do its parent's clean-up
                 self._child = os.fork()
-            except OSError:
-                self._close(control, self._control, self._report, report)
-                raise
-            if not self._child:
-                self._close(self._control, self._report)
-                make = functools.partial(Relay, file, token, listener, self._rounds, directory)
-                _run_child(make, control, report, parent)
-        self._close(control, report)
+                if not self._child:
+                    os.close(self._control)
+                    os.close(self._report)
+                    make = functools.partial(Relay, file, token, listener, self._rounds, directory)
+                    _run_child(make, control, report, parent)
+            opened.pop_all()
+        os.close(control)
+        os.close(report)
         listener.close()
 
     def begin(self, candidates: RelayCandidates | None) -> None:
@@ -82,10 +78,8 @@ class RelayProcess:
 
         ``on_contact`` is called once with the parents that cannot be connected to, and why.
         """
-        coming = select.poll()
-        coming.register(self._report, select.POLLIN)
         while True:
-            while not self._lines and not coming.poll(1000):
+            while not self._has_report(1.0):
                 if self.measure_stillness() >= STILL_SECONDS:
                     self.end()
                     return RelayOutcome(failure=f"its relay stood still for {STILL_SECONDS} s")
@@ -115,10 +109,11 @@ class RelayProcess:
 
     def find_source_failure(self) -> str:
         """Return why this process, a source, serves no longer; empty while it does."""
-        coming = select.poll()
-        coming.register(self._report, select.POLLIN)
-        report = self._next_report() if coming.poll(0) else None
+        report = self._next_report() if self._has_report(0) else None
         return report.failure if isinstance(report, RelayOutcome) else ""
+
+    def _has_report(self, seconds: float) -> bool:
+        return bool(self._lines or select.select([self._report], [], [], seconds)[0])
 
     def _next_report(self) -> dict[int, str] | RelayOutcome:
         """Read the next report; of a process that has ended without one, its end is the outcome."""
@@ -163,15 +158,17 @@ class RelayProcess:
                 os.kill(self._child, signal.SIGKILL)  # it may be stopped, or wait for a disk
             self._reap()
 
-    @staticmethod
-    def _close(*handles: int) -> None:
-        for handle in handles:
-            os.close(handle)
-
     def close(self) -> None:
         """End it, and forget its outcome, for which nobody may wait any more."""
         self.end()
         os.close(self._report)
+
+
+def _open_pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends
 
 
 def _await_end(child: int) -> int | None:

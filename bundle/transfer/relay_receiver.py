@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from ..channel.agent_channel import RELAY, AgentChannel, unpack_line
 from ..format.archive import Arrival
@@ -27,24 +26,19 @@ from . import relay_chunks
 from .relay import RelayOutcome, listen
 from .relay_chunks import ChunkFile
 from .relay_peers import (
-    RelayCandidates,
-    RelayPlace,
     SourceUnreachable,
     ask_source,
     compute_first_pause,
 )
 from .relay_process import RelayProcess
+from .staging import BroadcastReceiver
 
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 """The variable of a step with the switches above a node, see srun(1)."""
 
 
-class RelayReceiver:
-    """The nodes pass the file on to each other.
-
-    Attributes:
-        arrival: the file's progress on this node.
-    """
+class RelayReceiver(BroadcastReceiver):
+    """The nodes pass the file on to each other."""
 
     def __init__(self, incoming: Incoming, task: RelayTask) -> None:
         self._taking: threading.Thread | None = None
@@ -98,50 +92,52 @@ class RelayReceiver:
         self._end()
 
     def _take(self, channel: AgentChannel, start: RelayStart) -> None:
-        names: dict[int, str] = {}
-        try:
-            candidates = self._ask(channel, start)
-        except SourceUnreachable as exc:
-            outcome = RelayOutcome(
-                "no other node can be reached", unreached=((relay_chunks.SOURCE, str(exc)),)
-            )
-            names = {relay_chunks.SOURCE: RELAY_SOURCE}
-            self._relay.end()  # it can serve nobody
-        else:
-            names = {place.position: place.name for place in candidates.places}
-            self._relay.begin(candidates)
-            outcome = self._relay.outcome(partial(self._report_unreached, channel, names))
-        self._report(channel, outcome, names)
-
-    def _ask(self, channel: AgentChannel, start: RelayStart) -> RelayCandidates:
         driver_host = hostlist.get_driver_host(os.environ)
+        names = {relay_chunks.SOURCE: RELAY_SOURCE}
 
-        def report_unreached(why: str) -> None:
+        def report_unreached(unreached: Mapping[int, str]) -> None:
+            """Report unreachable parents, or that the source is reachable, until it is over.
+
+            A firewall between nodes that drops what is sent shows in nothing but time.
+            """
+            if (unreached or self._source_unreached) and not self._over.is_set():
+                out_of_reach = tuple((names[place], why) for place, why in unreached.items())
+                _tell(channel, OutOfReach(nodes=out_of_reach))
+
+        def report_source_unreached(why: str) -> None:
             self._source_unreached = True
             _tell(channel, OutOfReach(nodes=((RELAY_SOURCE, why),)))
 
         self._over.wait(compute_first_pause(channel.node, start.nodes))
         source = (driver_host, start.port)
-        candidates = ask_source(source, self._token, channel.node, self._over, report_unreached)
-        places = tuple(_fill_in_address(place, driver_host) for place in candidates.places)
-        return replace(candidates, places=places)
-
-    def _report_unreached(
-        self, channel: AgentChannel, names: Mapping[int, str], unreached: Mapping[int, str]
-    ) -> None:
-        """Report unreachable parents, or that the source is reachable, until the relay is over.
-
-        A firewall between nodes that drops what is sent shows in nothing but time.
-        """
-        if (unreached or self._source_unreached) and not self._over.is_set():
-            out_of_reach = tuple((names[place], why) for place, why in unreached.items())
-            _tell(channel, OutOfReach(nodes=out_of_reach))
+        try:
+            asked = source, self._token, channel.node, self._over
+            candidates = ask_source(*asked, report_source_unreached)
+        except SourceUnreachable as exc:
+            unreached = ((relay_chunks.SOURCE, str(exc)),)
+            outcome = RelayOutcome("no other node can be reached", unreached=unreached)
+            self._relay.end()  # it can serve nobody
+        else:
+            # The source has no address of its own: it is the driver's host.
+            places = tuple(
+                replace(place, address=place.address or driver_host) for place in candidates.places
+            )
+            names = {place.position: place.name for place in places}
+            self._relay.begin(replace(candidates, places=places))
+            outcome = self._relay.outcome(report_unreached)
+        self._report(channel, outcome, names)
 
     def _report(
         self, channel: AgentChannel, outcome: RelayOutcome, names: Mapping[int, str]
     ) -> None:
         self.arrival.end(whole=not outcome.failure)
-        _tell(channel, _make_relayed_event(outcome, names))
+        reasons = "; ".join(f"{names[place]}: {why}" for place, why in outcome.unreached)
+        relayed = Relayed(
+            seconds=outcome.seconds,
+            failure=f"{outcome.failure}: {reasons}" if reasons else outcome.failure,
+            corrupt=tuple(names[place] for place in outcome.corrupt),
+        )
+        _tell(channel, relayed)
 
     def _end(self) -> None:
         self._over.set()
@@ -156,20 +152,6 @@ class RelayReceiver:
         os.close(self._handle)
 
 
-def _fill_in_address(place: RelayPlace, driver_host: str) -> RelayPlace:
-    """Give the source, which has no address of its own, that of the driver's host."""
-    return place if place.address else replace(place, address=driver_host)
-
-
 def _tell(channel: AgentChannel, event: OutOfReach | Relayed) -> None:
     with contextlib.suppress(OSError):  # the driver has gone
         channel.emit(event)
-
-
-def _make_relayed_event(outcome: RelayOutcome, names: Mapping[int, str]) -> Relayed:
-    reasons = "; ".join(f"{names[place]}: {why}" for place, why in outcome.unreached)
-    return Relayed(
-        seconds=outcome.seconds,
-        failure=f"{outcome.failure}: {reasons}" if reasons else outcome.failure,
-        corrupt=tuple(names[place] for place in outcome.corrupt),
-    )

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from ..channel.agent_channel import GO, AgentChannel
 from ..environment import unpack
@@ -97,36 +96,24 @@ def _receive(
         _remove(folder)
 
 
-class Receiver(Protocol):
-    """The way in which a file comes to this node."""
-
-    arrival: Arrival
-    """Its progress."""
-
-    def ready(self) -> Ready:
-        """Return the event that tells the driver that it can come."""
-
-    def follow(self, channel: AgentChannel) -> None:
-        """Follow its coming, until the driver reports the end of the transfer."""
-
-    def close(self) -> None:
-        """Give up what is left of it."""
-
-
-ReceiverOf = Callable[[Incoming], Receiver]
+ReceiverOf = Callable[[Incoming], "BroadcastReceiver"]
 """Begins to receive a file; raises NodeError if it cannot."""
 Place = Callable[[UnpackRequest, str], UnpackAnswer]
 """Puts what is in a file that has arrived where the job needs it."""
 
 
 class BroadcastReceiver:
-    """``sbcast`` writes the file."""
+    """The way in which a file comes to this node: here ``sbcast`` writes it.
+
+    Attributes:
+        arrival: the file's progress.
+    """
 
     def __init__(self, incoming: Incoming) -> None:
         self.arrival = Arrival()
 
     def ready(self) -> Ready:
-        """Return the event that tells the driver the step to send to."""
+        """Return the event that tells the driver that the file can come: the step to send to."""
         job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
         return Ready(step=f"{job}.{step}")
 
@@ -135,7 +122,7 @@ class BroadcastReceiver:
         self.arrival.end(whole=channel.command() == GO)
 
     def close(self) -> None:
-        """Do nothing: ``sbcast`` ends by itself."""
+        """Give up what is left of the transfer; ``sbcast`` ends by itself."""
 
 
 def _make(folder: str) -> None:

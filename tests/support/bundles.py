@@ -16,13 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zstandard
 from packaging.utils import parse_wheel_filename
 
+from bundle.environment import unpack
+from bundle.environment.unpack import Environment
 from bundle.format.archive import BundleFile
 from bundle.format.layer import get_packed_index, read_origin
-from bundle.format.manifest import count_padding, member_header
+from bundle.format.manifest import count_padding, estimate_room, member_header
+from bundle.node import node_root
 from bundle.protocol.digest import Digest, canonical_json
+from bundle.protocol.problem import NodeError
 from stager.core.store import Store, digest_file
 from stager.core.values import Target, Wheel
 from stager.layers.layer_build import make_layers
@@ -119,14 +124,28 @@ def run_node(
     return done
 
 
-def refuses(program: Path, bundle: Path, base: Path) -> str:
-    """What unpacking says, which fails with a message of ours and leaves nothing."""
-    done = run_node(program, "unpack", bundle, base, "--python", BASE_PYTHON)
-    assert (done.returncode, done.stdout) == (1, ""), done.stdout
-    assert done.stderr.startswith("stager: ")
-    if (base / OWN).is_dir() and not (base / OWN).is_symlink():
-        assert left_over(base) == []
-    return done.stderr
+def stage(bundle: Packed | Path, base: Path, source: unpack.Source | None = None) -> Environment:
+    """Unpack a bundle in this process, as its command does."""
+    path = str(bundle if isinstance(bundle, Path) else bundle.path)
+    with BundleFile(path) as opened:
+        manifest = opened.manifest
+    node_root.choose_base(str(base), {}, estimate_room(manifest.layers, manifest))
+    return unpack.unpack(
+        path,
+        root=node_root.make_secure_root(str(base)),
+        expected=manifest.id,
+        python=BASE_PYTHON,
+        processes=2,
+        source=source or unpack.Source(),
+    )
+
+
+def refuses(bundle: Path, base: Path) -> str:
+    """Why a bundle is not unpacked; nothing is left of it."""
+    with pytest.raises(NodeError) as caught:
+        stage(bundle, base)
+    assert left_over(base) == []
+    return str(caught.value)
 
 
 def left_over(base: Path) -> list[str]:

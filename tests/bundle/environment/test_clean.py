@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 import bundle.environment.clean as clean_node_module
-from bundle.environment import unpack as unpacking
 from bundle.environment.clean import (
     IDLE_SECONDS,
     NOT_OURS,
@@ -34,7 +33,6 @@ from bundle.node.node_root import (
     SUBDIRECTORIES,
     env_path,
     hold_root,
-    make_secure_root,
     node_root_name,
     take_lock,
 )
@@ -44,7 +42,7 @@ from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, make_bundle, run_node, tree
+from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, make_bundle, run_node, stage, tree
 from tests.support.namespaces import REPO, namespace
 from tests.support.needs import needs
 from tests.support.processes import until
@@ -54,11 +52,7 @@ LATER = IDLE_SECONDS + 60
 
 
 def unpack(bundle: Packed, base: Path) -> Path:
-    root, expected = make_secure_root(str(base)), bundle.manifest.id
-    made = unpacking.unpack(
-        str(bundle.path), root=root, expected=expected, python=BASE_PYTHON, processes=2
-    )
-    return Path(made.path)
+    return Path(stage(bundle, base).path)
 
 
 @contextlib.contextmanager

@@ -16,12 +16,11 @@ from bundle.environment import listing, unpack
 from bundle.environment.damage import compare_with_listing
 from bundle.environment.hard_links import find_older_layers, link_layers
 from bundle.format.layer import Entry
-from bundle.node.node_root import make_secure_root
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, make_bundle, tree
+from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, make_bundle, stage, tree
 from tests.support.namespaces import namespace
 from tests.support.wheelhouse import make_wheel
 
@@ -44,13 +43,7 @@ def pair(
 
 
 def made(packed: Packed, root: Path) -> unpack.Environment:
-    return unpack.unpack(
-        str(packed.path),
-        root=str(root),
-        expected=packed.manifest.id,
-        python=BASE_PYTHON,
-        processes=2,
-    )
+    return stage(packed, root.parent)
 
 
 def files_of(packed: Packed, *names: str) -> int:
@@ -84,7 +77,7 @@ def test_the_linked_environment_is_the_one_unpacked_afresh(
     pair: tuple[Packed, Packed], root: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "alone").mkdir()
-    alone = made(pair[1], Path(make_secure_root(str(tmp_path / "alone"))))
+    alone = stage(pair[1], tmp_path / "alone")
     made(pair[0], root)
     linked = made(pair[1], root)
     assert linked.linked > 0
@@ -149,7 +142,7 @@ def test_a_damaged_file_is_written_afresh_and_never_shared(
     shared = {*inodes(Path(first.path), "steady").values()} & {*inodes(new, "steady").values()}
     assert not shared
     (tmp_path / "alone").mkdir()
-    alone = made(pair[1], Path(make_secure_root(str(tmp_path / "alone"))))
+    alone = stage(pair[1], tmp_path / "alone")
     assert tree(new) == tree(Path(alone.path))
     assert os.listdir(root / "incoming") == []
 
@@ -263,12 +256,11 @@ def test_another_file_system_has_nothing_to_link_from(
     other = tmp_path / "other"
     other.mkdir()
     code = f"""
-import dataclasses
 from bundle.environment import unpack
 from bundle.node.node_root import make_secure_root
 made = unpack.unpack({str(pair[1].path)!r}, root=make_secure_root({str(other)!r}),
     expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
-print(json.dumps(dataclasses.asdict(made)))
+print(json.dumps(made._asdict()))
 """
     answer = namespace("-m", f"mount -t tmpfs none {other}", code)
     assert isinstance(answer, dict)
@@ -279,12 +271,12 @@ def test_environments_made_at_the_same_time_do_not_disturb_each_other(
     pair: tuple[Packed, Packed], root: Path
 ) -> None:
     code = f"""
-import dataclasses, json, sys
+import json, sys
 sys.path.insert(0, {str(Path(unpack.__file__).parents[2])!r})
 from bundle.environment import unpack
 made = unpack.unpack(sys.argv[1], root={str(root)!r},
     expected=sys.argv[2], python={BASE_PYTHON!r}, processes=2)
-print(json.dumps(dataclasses.asdict(made)))
+print(json.dumps(made._asdict()))
 """
     running = [
         subprocess.Popen(

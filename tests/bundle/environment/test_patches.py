@@ -378,8 +378,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.mark.network
 @pytest.mark.slow
 def test_datasets_with_numpy_2_fails_without_the_patch(numpy_2, tmp_path):
-    assert "ValueError: Unable to avoid copy" in python(numpy_2, FIRST_ROW).stderr
-
     rank = start_rank(numpy_2, tmp_path, 0, STAGER_PATCHES="torch-cpu-set-device")
     assert "ValueError: Unable to avoid copy" in rank.communicate(timeout=300)[1]
     assert rank.returncode == 1
@@ -417,6 +415,7 @@ def test_only_datasets_gets_the_lenient_numpy(numpy_2):
     assert done.stderr == APPLIED
 
 
+@pytest.mark.full
 @pytest.mark.network
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="NumPy 1.26 has no wheels for 3.13")
@@ -425,6 +424,7 @@ def test_datasets_with_numpy_1_is_left_alone(numpy_1, tmp_path):
     assert not list((tmp_path / "job").glob("patch.*"))
 
 
+@pytest.mark.full
 @pytest.mark.network
 @pytest.mark.slow
 def test_repaired_datasets_is_left_alone(repaired):

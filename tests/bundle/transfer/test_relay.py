@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import signal
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 from bundle.driver.transports.relay_source import describe_damage
 from bundle.protocol.messages import Relayed
 from bundle.transfer import relay, relay_peers, relay_process
-from bundle.transfer.relay import MOST_STRANGERS, RelayClock, RelayOutcome, listen
+from bundle.transfer.relay import MOST_STRANGERS, RelayOutcome, listen
 from bundle.transfer.relay_chunks import TREES, ChunkFile, find_parent
 from bundle.transfer.relay_handshake import (
     HELLO_BYTES,
@@ -31,8 +31,8 @@ from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes
 from tests.support.relay_places import at_addresses
 
-LARGE = 3 * MIB + 17
-"""Bytes of a file with many chunks."""
+LARGE = 20 * MIB
+"""Bytes of a file with some hundred chunks."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a node that gets no processor for a while count as alive, where a test is not of that."""
     for limit in ("CONNECT_SECONDS", "HANDSHAKE_SECONDS", "SILENT_SECONDS"):
         monkeypatch.setattr(relay_peers, limit, 60.0)
-    monkeypatch.setattr(relay_peers, "HANDSHAKE_SECONDS", 60.0)
     monkeypatch.setattr(relay_peers, "_STUCK_SECONDS", 60.0)
 
 
@@ -76,7 +75,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     """Make a source with some nodes."""
     with contextlib.ExitStack() as made:
 
-        def nodes(count: int, size: int = LARGE) -> Nodes:
+        def nodes(count: int, size: int = 3 * MIB + 17) -> Nodes:
             source = made.enter_context(contextlib.closing(Nodes(tmp_path, size)))
             for _ in range(count):
                 source.add()
@@ -120,10 +119,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Links:
 
 @pytest.mark.parametrize(
     ("count", "size"),
-    [
-        *((count, 3 * MIB + 17) for count in (1, 2, 7, 12)),
-        *((3, size) for size in (1, 65_536, 65_537)),
-    ],
+    [(1, 3 * MIB + 17), (7, 3 * MIB + 17), (12, 3 * MIB + 17), (3, 1), (2, 65_536), (3, 65_537)],
 )
 def test_every_node_gets_the_file(make: Callable[..., Nodes], count: int, size: int) -> None:
     nodes = make(count, size)
@@ -147,7 +143,7 @@ def test_a_node_that_dies_costs_the_others_nothing_but_a_connection(
 ) -> None:
     dying = find_parent(1, 7, 0)
     signalled(dying, signal.SIGKILL)
-    nodes = make(7, 60 * MIB)
+    nodes = make(7, LARGE)
     nodes.begin()
     for place in set(range(1, 8)) - {dying}:
         nodes.assert_whole(place)
@@ -165,7 +161,7 @@ def test_a_node_that_stands_still_is_left(
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 600.0)
     still = find_parent(1, 7, 0)
     signalled(still, signal.SIGSTOP)
-    nodes = make(7, 60 * MIB)
+    nodes = make(7, LARGE)
     nodes.begin()
     for place in set(range(1, 8)) - {still}:
         nodes.assert_whole(place)
@@ -179,7 +175,7 @@ def test_a_file_that_becomes_shorter_ends_the_relay(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 1.0)
-    nodes = make(3, 20 * MIB)
+    nodes = make(3, LARGE)
     os.truncate(nodes.folder / "0", 5 * MIB)
     nodes.begin()
     outcomes = [nodes.relays[place].outcome() for place in (1, 2, 3)]
@@ -207,7 +203,7 @@ def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
 
     monkeypatch.setattr(ChunkFile, "compute_checksum", lying)
     monkeypatch.setattr(relay, "_SLOW_SHARE", 0.0)  # nobody leaves it for being slow before
-    nodes = make(7, 20 * MIB)
+    nodes = make(7, LARGE)
     nodes.begin()
     outcomes = {place: nodes.assert_whole(place) for place in range(1, 8)}
     fed = [place for place in range(1, 8) for tree in (0, 1) if find_parent(place, 7, tree) == liar]
@@ -229,7 +225,7 @@ def test_a_node_that_damages_what_it_receives_is_named_itself(
         real(link, file)
 
     monkeypatch.setattr(RelayParent, "_read_chunk", damage)
-    nodes = make(7, 20 * MIB)
+    nodes = make(7, LARGE)
     nodes.begin()
     relayed = {}
     for place in range(1, 8):
@@ -247,8 +243,8 @@ def test_a_parent_is_not_silent_while_this_node_stands_still(
     The node's clock is put forward for that: a real pause could be one of its parent's as well.
     """
     ahead = [0.0]
-    shifted = functools.partial(RelayClock, lambda: time.monotonic() + ahead[0])
-    monkeypatch.setattr("bundle.transfer.relay.RelayClock", shifted)
+    shifted = {**vars(time), "monotonic": lambda: time.monotonic() + ahead[0]}
+    monkeypatch.setattr(relay, "time", types.SimpleNamespace(**shifted))
     add = ChunkFile.add
 
     def add_late(file: ChunkFile, tree: int, data: memoryview, checksum: int) -> None:
@@ -257,7 +253,7 @@ def test_a_parent_is_not_silent_while_this_node_stands_still(
         add(file, tree, data, checksum)
 
     monkeypatch.setattr(ChunkFile, "add", add_late)
-    nodes = make(1, 20 * MIB)
+    nodes = make(1, LARGE)
     nodes.begin()
     nodes.assert_whole(1)
     assert [links.of(nodes, 1, tree) for tree in range(TREES)] == [[0], [0]]
@@ -320,7 +316,7 @@ def test_without_the_source_everybody_gives_up_although_all_others_live(
         begin_chunk(child)
 
     monkeypatch.setattr(RelayChild, "_begin_chunk", begin_or_die)
-    nodes = make(7, 60 * MIB)
+    nodes = make(7, LARGE)
     nodes.begin()
     outcomes = [nodes.relays[place].outcome() for place in range(1, 8)]
     assert {outcome.failure for outcome in outcomes} == {"no other node can be reached"}
@@ -345,7 +341,7 @@ def test_a_wrong_token_gets_nothing(
 
 def test_whoever_waits_for_the_outcome_hears_of_the_end(make: Callable[..., Nodes]) -> None:
     """One thread waits, and two end the relay: one on the driver's word, one for a signal."""
-    nodes = make(1, 200 * MIB)
+    nodes = make(1)
     nodes.kill(0, signal.SIGSTOP)
     nodes.begin()
     relay, heard = nodes.relays[1], []
