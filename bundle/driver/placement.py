@@ -31,7 +31,6 @@ from ..protocol.messages import (
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import disk_problem
-from ..transfer.relay_handshake import TOKEN_BYTES
 from .findings import shorten_names
 from .forecast import forecast
 from .plan import (
@@ -245,7 +244,7 @@ class _Shipment:
         return compute_file_digest(self.source) if self.thin is None else digest_of_all(self.thin)
 
     def transfer(self, root: str) -> Transfer:
-        token = secrets.token_hex(TOKEN_BYTES) if self.relayed else ""
+        token = secrets.token_hex(32) if self.relayed else ""
         return Transfer(self.source, self.target(root), self.size, token, self.thin)
 
     def target(self, root: str) -> str:

@@ -62,7 +62,6 @@ def clean(
     keep: Collection[str],
     dry_run: bool,
     *,
-    caches: bool = False,
     idle_since: float | None = None,
     nodes: bool = True,
 ) -> NodeCleanup:
@@ -73,7 +72,7 @@ def clean(
             made for its nodes below it are cleaned as well.
         keep: ids of the bundles whose environments stay.
         dry_run: True to list only, and remove nothing.
-        caches: True to remove ``cache/``, too, if nothing in the root is in use.
+
         idle_since: when a job's directory must have been written to last to be removed, in seconds
             since the epoch; None for an hour ago.
         nodes: True to clean the node roots of a local allocation, too.
@@ -85,7 +84,7 @@ def clean(
     real = make_secure_root(os.path.dirname(root))
     before = time.time() - IDLE_SECONDS if idle_since is None else idle_since
     cleaning = _Cleaning(real, keep, dry_run, before)
-    gone = cleaning.clean(caches, nodes)
+    gone = cleaning.clean(nodes)
     return NodeCleanup(
         root=real,
         removed=tuple(cleaning.removed),
@@ -105,7 +104,6 @@ class _Cleaning:
     idle_since: float
     prefix: str = ""
     """What labels begin with; empty but for the node roots of a local allocation."""
-    in_use: bool = False
     removed: list[tuple[str, int]] = field(default_factory=list)
     kept: list[tuple[str, str]] = field(default_factory=list)
     left_overs: list[tuple[str, int]] = field(default_factory=list)
@@ -113,18 +111,13 @@ class _Cleaning:
     links: Counter[tuple[int, int]] = field(default_factory=Counter)
     """The number of names counted of each file, by device and inode."""
 
-    def clean(self, caches: bool, nodes: bool = True) -> bool:
+    def clean(self, nodes: bool = True) -> bool:
         """Clean parts in the order of their dependence; return whether the root is gone."""
         self._each("envs", self._clean_environment)
         self._each("incoming", self._clean_incoming)
         self._each("jobs", self._remove_if_idle)
         if nodes:
-            self._each("nodes", lambda path, label: self._clean_local_node(path, label, caches))
-        if caches and os.path.lexists(self._path("cache")):
-            if self.in_use:
-                self._keep("cache", "something in the node root is in use")
-            else:
-                self._attempt(self._remove_leftover, "cache", "cache")
+            self._each("nodes", self._clean_local_node)
         if self.dry_run:
             return False
         self._each("locks", self._clean_lock)
@@ -135,24 +128,19 @@ class _Cleaning:
 
     def _each(self, folder: str, act: Callable[[str, str], None]) -> None:
         for name in list_names(self._path(folder)):
-            path = f"{folder}/{name}"
-            self._attempt(act, path, name if folder == "envs" else path)
+            path, label = self._path(folder, name), name if folder == "envs" else f"{folder}/{name}"
+            try:
+                act(path, label)
+            except FileNotFoundError:
+                continue  # removed by another clean, or at the end of a job
+            except BlockingIOError:
+                self._keep(label, "in use")
+            except OSError as exc:
+                why = exc.strerror or str(exc) or type(exc).__name__
+                self.problems.append(_make_problem(str(exc.filename or path), why))
 
-    def _attempt(self, act: Callable[[str, str], None], name: str, label: str) -> None:
-        path = self._path(name)
-        try:
-            act(path, label)
-        except FileNotFoundError:
-            pass  # removed by another clean, or at the end of a job
-        except BlockingIOError:
-            self._keep(label, "in use", in_use=True)
-        except OSError as exc:
-            why = exc.strerror or str(exc) or type(exc).__name__
-            self.problems.append(_make_problem(str(exc.filename or path), why))
-
-    def _keep(self, label: str, why: str, *, in_use: bool = False) -> None:
+    def _keep(self, label: str, why: str) -> None:
         self.kept.append((self.prefix + label, why))
-        self.in_use |= in_use
 
     def _clean_environment(self, path: str, name: str) -> None:
         if not _BUNDLE_ID.fullmatch(name):
@@ -163,7 +151,7 @@ class _Cleaning:
             with self._hold_exclusively(lock_path(self.root, name)):
                 user = removal.find_user_process(path)
                 if user is not None:
-                    self._keep(name, f"process {user} uses it", in_use=True)
+                    self._keep(name, f"process {user} uses it")
                     return
                 size = self._remove(path, self._path("incoming", f"{name}.{time.monotonic_ns()}"))
                 if size is not None:
@@ -184,16 +172,16 @@ class _Cleaning:
     def _remove_if_idle(self, path: str, label: str) -> None:
         user = removal.find_user_process(path)
         if user is not None:
-            self._keep(label, f"process {user} uses it", in_use=True)
+            self._keep(label, f"process {user} uses it")
         elif not removal.is_unlocked(path):
-            self._keep(label, "in use", in_use=True)
+            self._keep(label, "in use")
         elif removal.get_last_change(path) > self.idle_since:
             hours = max(1, round((time.time() - self.idle_since) / 3600))
-            self._keep(label, f"written to in the last {format_count(hours, 'hour')}", in_use=True)
+            self._keep(label, f"written to in the last {format_count(hours, 'hour')}")
         else:
             self._remove_leftover(path, label)
 
-    def _clean_local_node(self, base: str, label: str, caches: bool) -> None:
+    def _clean_local_node(self, base: str, label: str) -> None:
         root = os.path.join(base, os.path.basename(self.root))
         if os.path.islink(base) or not os.path.isdir(root):
             return
@@ -202,7 +190,7 @@ class _Cleaning:
         except NodeError as exc:
             self.problems.append(exc.problem)
             return
-        if replace(self, root=root, prefix=f"{label}: ", in_use=False).clean(caches):
+        if replace(self, root=root, prefix=f"{label}: ").clean():
             with contextlib.suppress(OSError):  # another file has been put there
                 os.rmdir(base)
 
@@ -233,7 +221,6 @@ class _Cleaning:
             self.left_overs.append((self.prefix + label, size))
 
     def _remove(self, path: str, aside: str = "") -> int | None:
-        """Delete a path, renamed first if ``aside``; return bytes freed, None if it stays."""
         mounts = removal.list_mounts(path)
         if mounts:
             values = {"mount": mounts[0]}
@@ -343,7 +330,6 @@ def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
 def _clean_as_owner(
     root: str, owner: os.stat_result, limits: Retention, dry_run: bool
 ) -> NodeCleanup:
-    """Clean a node root with its owner's rights, in another process if that is another user."""
     if owner.st_uid == os.geteuid():
         return _clean(root, limits, dry_run)
     readable, writable = os.pipe()

@@ -44,7 +44,6 @@ class Fault(NamedTuple):
 
     path: str
     why: str
-    """The state of it, and the state that it should have."""
     layers: tuple[int, ...] | None = ()
     """The numbers of the layers with a file there; None if that is not known."""
 
@@ -229,7 +228,6 @@ def find_listing_fault(env_dir: str) -> Fault | None:
 
 
 def _find_manifest_faults(env_dir: str) -> Iterator[Fault]:
-    """Compare the manifest's digest with the name of the environment."""
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
     except (OSError, ManifestError) as exc:

@@ -121,7 +121,6 @@ def _unlink(staging: str, entries: Sequence[Entry]) -> None:
 def _link_files(
     source: str, staging: str, files: Sequence[Entry], window: Window, verify: bool
 ) -> list[Entry]:
-    """Link the files that one environment has; return the others."""
     folders: dict[str, list[Entry]] = {}
     for entry in files:
         folders.setdefault(entry.path.rpartition("/")[0], []).append(entry)
@@ -175,7 +174,6 @@ def _is_sound(folder: int, name: str, entry: Entry, window: Window) -> bool:
 
 
 def _has_digest(folder: int, name: str, sha256: str) -> bool:
-    """Compare a file's digest; mark the file if it differs."""
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     with open(handle, "rb"):
         if digest_of(handle) == sha256:
@@ -228,7 +226,6 @@ def _read_checked(path: str, sha256: str) -> bytes | None:
 
 
 def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
-    """Yield the environments with a readable manifest, newest first."""
     for path in _list_newest_first(envs):
         with contextlib.suppress(OSError, ManifestError):
             yield path, parse(read_file(os.path.join(path, damage.MANIFEST)))

@@ -181,7 +181,6 @@ def _as_list(value: Any) -> Sequence[Any]:
 
 
 def _map_inner_paths(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    """Map paths below a configuration's folder to those in the repository."""
     folder = str(config.get("data_dir") or "").strip("/")
     start = f"{folder}/" if folder else ""
     return {name[len(start) :]: name for name in names if name.startswith(start)}
@@ -198,7 +197,6 @@ def _imply_splits(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _find_splits_by_word(names: Sequence[str], in_folder: bool) -> dict[str, list[str]]:
-    """Return the files of the splits that the names of folders, or of files, have a word for."""
     found: dict[str, list[str]] = {}
     for split, words in _KEYWORDS.items():
         end = "($|" if in_folder else "("

@@ -57,10 +57,10 @@ class _Task(NamedTuple):
     """One frame, and the files that have bytes in it."""
 
     offset: int
-    """The start of its compressed bytes in the bundle."""
+    """Where its compressed bytes begin in the bundle."""
     frame: Frame
     start: int
-    """The start of its content in the layer's tar."""
+    """Where its content begins in the layer's tar."""
     entries: Sequence[Entry]
 
 
@@ -392,7 +392,6 @@ def _find_sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def _pause_collector() -> Iterator[None]:
-    """Pause the garbage collector while large structures without cycles are built."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -418,13 +417,12 @@ class Environment(NamedTuple):
     """An environment that is ready for use."""
 
     path: str
-    """Its directory, ``<node root>/envs/<bundle id>``."""
     reused: bool
     linked: int
     """Files taken by hard link from older environments."""
     written: int
     seconds: float
-    """Seconds that it took, including the wait for others."""
+    """Includes the wait for others."""
     mended: Problem | None = None
     """The damage of the former environment; None if there was none."""
 

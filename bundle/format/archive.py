@@ -324,7 +324,6 @@ class BundleFile:
         return len(self._starts) > 1
 
     def _use_stored_layers(self) -> None:
-        """Find the members that were cut out of a thin bundle, each of its expected length."""
         size = os.fstat(self._handle).st_size
         if size != self.manifest.thin_size or size == self.manifest.size:
             return

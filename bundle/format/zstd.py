@@ -127,7 +127,6 @@ def _wrap_library(path: str) -> Decompress:
 
 
 def _standard_library_zstd() -> Decompress:
-    """Return the decompressor of Python 3.14 and later (PEP 784)."""
     try:
         zstd = importlib.import_module("compression.zstd")
     except ImportError as exc:

@@ -95,7 +95,6 @@ class Question:
 
 
 def _mebibytes(text: str) -> int:
-    """Convert MiB to bytes; 0 for a text that is no number."""
     return int(text) * _MIB if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
@@ -128,7 +127,6 @@ def _add_instances(gpus: tuple[Gpu, ...], lines: Sequence[str]) -> tuple[Gpu, ..
 
 
 def _read_gpus_from_proc(folder: Path) -> tuple[Gpu, ...]:
-    """Return the GPUs by /proc, which has their names only."""
     found = map(_read_text, sorted(folder.glob("gpus/*/information")))
     names = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in found]
     return tuple(Gpu(name[1]) for name in names if name)

@@ -144,7 +144,6 @@ def find_foreign_root(node_root: str) -> list[str]:
 
 
 def _is_writable(base: str) -> bool:
-    """Tell whether this user may write to the node root there, or make it."""
     node_root = os.path.join(base, node_root_name())
     target = node_root if os.path.isdir(node_root) else base
     return os.access(target, os.W_OK | os.X_OK)

@@ -103,12 +103,11 @@ class Inflow:
     """The chunks of one tree, from one parent or the next.
 
     The candidates are nodes above this one in the tree, and the source. They are gone through in
-    the order of preference, again and again: a parent that fails is left for the
-    next one; beside a slow one the next is tried, and takes its place if it is further. Chunks come
-    from no other nodes, so no two nodes can wait for each other.
+    the order of preference, again and again: a parent that fails is left for the next one; beside a
+    slow one the next is tried, and takes its place if it is further. Chunks come from no other
+    nodes, so no two nodes can wait for each other.
 
     Attributes:
-        tree: the tree.
         first: the best candidate.
         parent: the node that the chunks come from; None while one is looked for.
         candidate: a node that is tried, and may become the parent.
@@ -200,15 +199,16 @@ class Inflow:
         """Connect to the next candidate above the parent, if any; pause after the last."""
         if self._next == len(self._candidates):
             self._again = now + _RETRY_SECONDS
-            self._next = 0 if self.parent is None else self._above(self.parent)
+            self._next = 0
+            if self.parent is not None:
+                self._next = self._candidates.index(self.parent.position) + 1
             return
         position = self._candidates[self._next]
         self._next += 1
         try:
             self.candidate = self._relay.connect(position, self)
         except OSError as exc:
-            self._note_contact(error_text(exc).lower())
-            self._refuse(position, error_text(exc).lower())
+            self._refuse(position, exc, is_connecting=True)
 
     def _note_contact(self, failure: str) -> None:
         if self.contact is None:
@@ -233,46 +233,38 @@ class Inflow:
             yield
         except BlockingIOError:  # nothing has come after all
             pass
-        except ConnectionOver as exc:
-            # One that is busy lives, and has proved that it knows this transfer.
-            self._reached = self._reached or isinstance(exc, ParentBusy)
-            self._leave(link, str(exc), now, silent=isinstance(exc, ParentSilent))
-            if isinstance(exc, CorruptChunk):
-                self._exclude(link.position)
-        except OSError as exc:
-            self._leave(link, error_text(exc).lower(), now)
+        except (ConnectionOver, OSError) as exc:
+            self._leave(link, exc, now)
 
-    def _leave(self, link: RelayParent, why: str, now: float, *, silent: bool = False) -> None:
+    def _leave(self, link: RelayParent, failure: Exception, now: float) -> None:
         """End a connection that has failed; if it was the parent's, look for another one.
 
         A parent that sent nothing does not renew the time for which others are looked for: one
         that fails each time would be asked for ever.
         """
-        if link.is_connecting:
-            self._note_contact(why)
+        position = link.position
         if link is self.parent:
             if self._file.have[self.tree] > self._had:
                 self.refusals.clear()
                 self._lost = now
-            self._next = self._above(link)
-        self._refuse(link.position, why, silent=silent)
+            self._next = self._candidates.index(position) + 1
+        self._refuse(position, failure, is_connecting=link.is_connecting)
         self._end(link)
+        if isinstance(failure, CorruptChunk):
+            self.corrupt.append(position)
+            if position != relay_chunks.SOURCE:  # there is no other
+                self._next = self._candidates.index(position)  # there will be the one after it
+                del self._candidates[self._next]
 
-    def _refuse(self, position: int, why: str, *, silent: bool = False) -> None:
-        """Record why a candidate is unusable; ``silent`` if it is connected but sends nothing."""
+    def _refuse(self, position: int, failure: Exception, *, is_connecting: bool) -> None:
+        why = error_text(failure).lower() if isinstance(failure, OSError) else str(failure)
         self.refusals[position] = why
+        if is_connecting:
+            self._note_contact(why)
+        # One that is busy lives, and has proved that it knows this transfer.
+        self._reached |= isinstance(failure, ParentBusy)
         if position == relay_chunks.SOURCE:
-            self._source_silent = silent
-
-    def _exclude(self, position: int) -> None:
-        """Exclude a node that sent damaged chunks, but never the source: there is no other."""
-        self.corrupt.append(position)
-        if position != relay_chunks.SOURCE:
-            self._next = self._candidates.index(position)  # there will be the one after it
-            del self._candidates[self._next]
-
-    def _above(self, link: RelayParent) -> int:
-        return self._candidates.index(link.position) + 1
+            self._source_silent = isinstance(failure, ParentSilent)
 
     def _end(self, link: RelayParent) -> None:
         self._relay.disconnect(link)

@@ -116,7 +116,6 @@ class RelayProcess:
         return bool(self._lines or select.select([self._report], [], [], seconds)[0])
 
     def _next_report(self) -> dict[int, str] | RelayOutcome:
-        """Read the next report; of a process that has ended without one, its end is the outcome."""
         while not self._lines:
             piece = os.read(self._report, 1 << 16)
             if not piece:
@@ -172,7 +171,6 @@ def _open_pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _await_end(child: int) -> int | None:
-    """Return a killed process's wait status; None if it does not end in time."""
     until = time.monotonic() + _END_SECONDS
     pause = 0.001
     while time.monotonic() < until:

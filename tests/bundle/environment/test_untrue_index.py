@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 
 from bundle.format.layer import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT, LayerError, check_path
 from bundle.format.manifest import estimate_room
-from bundle.node import removal
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -184,19 +182,6 @@ def nested(tmp_path: Path) -> Iterator[Callable[[Path, int], None]]:
     # Where a test has failed, pytest's own removal would recurse.
     for path in tmp_path.iterdir():
         subprocess.run(["rm", "-rf", path], check=False)
-
-
-def test_a_deep_tree_is_deleted(tmp_path: Path, nested: Callable[[Path, int], None]) -> None:
-    nested(tmp_path / "nested", 1500)
-    (tmp_path / "nested" / "file").write_text("1234")
-    (tmp_path / "outside").write_text("5678")
-    (tmp_path / "nested" / "link").symlink_to(tmp_path / "outside")
-    os.link(tmp_path / "outside", tmp_path / "nested" / "shared")
-    before = len(os.listdir("/proc/self/fd"))
-    assert removal.delete(str(tmp_path / "nested")) == 4 + len(str(tmp_path / "outside"))
-    assert not (tmp_path / "nested").exists()
-    assert (tmp_path / "outside").read_text() == "5678"
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_deep_tree_in_a_node_root_jams_nothing(

@@ -21,11 +21,13 @@ from bundle.protocol.messages import Relayed
 from bundle.transfer import relay, relay_peers, relay_process
 from bundle.transfer.relay import MOST_STRANGERS, RelayOutcome, listen
 from bundle.transfer.relay_chunks import TREES, ChunkFile, find_parent
-from bundle.transfer.relay_handshake import (
+from bundle.transfer.relay_peers import (
+    FRAME,
     HELLO_BYTES,
     NONCE_BYTES,
+    RelayChild,
+    RelayParent,
 )
-from bundle.transfer.relay_peers import FRAME, RelayChild, RelayParent
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes

@@ -80,26 +80,19 @@ def children(nodes: int, tree: int) -> Counter[int]:
 
 
 @pytest.mark.parametrize("nodes", COUNTS)
-def test_the_source_feeds_one_node_of_each_tree_and_a_node_two_at_most(nodes: int) -> None:
+def test_nobody_serves_more_than_two_in_one_tree_and_everybody_is_near_the_source(
+    nodes: int,
+) -> None:
+    deepest, inner = math.ceil(math.log2(nodes + 1)) + 1, []
     for tree in range(TREES):
         served = children(nodes, tree)
         assert served.pop(SOURCE) == 1
         assert all(count <= 2 for count in served.values())
         assert served.keys() <= set(range(1, nodes + 1))
-
-
-@pytest.mark.parametrize("nodes", COUNTS)
-def test_who_serves_others_in_one_tree_is_a_leaf_of_the_other(nodes: int) -> None:
-    inner = [children(nodes, tree).keys() - {SOURCE} for tree in range(TREES)]
-    assert inner[0].isdisjoint(inner[1])
-
-
-@pytest.mark.parametrize("nodes", COUNTS)
-def test_every_node_is_near_the_source(nodes: int) -> None:
-    deepest = math.ceil(math.log2(nodes + 1)) + 1
-    for tree in range(TREES):
+        inner.append(served.keys())
         for position in range(1, nodes + 1):
             chain = list_ancestors(position, nodes, tree)
             assert chain[-1] == SOURCE
             assert len(chain) <= deepest
             assert position not in chain
+    assert inner[0].isdisjoint(inner[1])

@@ -298,75 +298,37 @@ def test_after_a_chunk_a_node_looks_for_others_for_longer(node: Node) -> None:
     assert node.inflow.has_given_up(node.now)
 
 
-CHUNKS = 300
-SECONDS = 2.0
+# --- rates ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def relayed(tmp_path: Path) -> ChunkFile:
+@pytest.mark.parametrize(
+    ("mine", "other", "slow"),
+    [
+        pytest.param([12] * 10, [20] * 10, [], id="near the other half's"),
+        pytest.param([5] * 6, [20] * 6, [2, 4, 6], id="once for each measurement"),
+        pytest.param([10] * 20 + [1] * 2, [10] * 22, [22], id="as soon as it is"),
+        pytest.param([200] + [1] * 8, [20] * 9, [], id="ahead"),
+        pytest.param([40] + [0] * 9, [50] + [0] * 9, [], id="both stand still"),
+        pytest.param([0] * 8, [1] * 8, [8], id="few chunks are no measure"),
+        pytest.param([15] * 10 + [3] * 4, [30] * 10 + [0] * 4, [12, 14], id="the other is there"),
+    ],
+)
+def test_a_half_is_slow(tmp_path: Path, mine: list[int], other: list[int], slow: list[int]) -> None:
+    """By the chunks that come in each second, and the seconds after which it is slow."""
     handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    return ChunkFile(handle, 2 * CHUNKS * MOST_CHUNK_BYTES)
-
-
-def slow_times(
-    relayed: ChunkFile, pace: Pace, began: int, mine: list[int], other: int
-) -> list[int]:
-    """Let so many chunks come in each second; return the seconds after which it was slow."""
-    slow = []
-    for second, chunks in enumerate(mine, began + 1):
-        for tree, more in enumerate((chunks, other)):
-            relayed.have[tree] = min(relayed.have[tree] + more, CHUNKS)
+    file = ChunkFile(handle, 2 * 300 * MOST_CHUNK_BYTES)
+    pace, found = Pace(file, 0, 2.0, 0.0), []
+    for second, chunks in enumerate(zip(mine, other, strict=True), 1):
+        for tree, more in enumerate(chunks):
+            file.have[tree] = min(file.have[tree] + more, 300)
         if pace.is_slow(float(second)):
-            slow.append(second)
-    return slow
-
-
-def test_a_rate_near_the_other_halfs_is_not_slow(relayed: ChunkFile) -> None:
-    pace = Pace(relayed, 0, SECONDS, 0.0)
-    assert slow_times(relayed, pace, 0, [12] * 10, other=20) == []
-
-
-def test_a_low_rate_is_told_once_for_each_measurement(relayed: ChunkFile) -> None:
-    pace = Pace(relayed, 0, SECONDS, 0.0)
-    assert slow_times(relayed, pace, 0, [5] * 6, other=20) == [2, 4, 6]
-
-
-def test_what_was_well_for_long_is_slow_as_soon_as_it_is(relayed: ChunkFile) -> None:
-    pace = Pace(relayed, 0, SECONDS, 0.0)
-    assert slow_times(relayed, pace, 0, [10] * 20 + [1] * 2, other=10) == [22]
-
-
-def test_a_half_that_is_ahead_is_not_slow(relayed: ChunkFile) -> None:
-    relayed.have[0] = 200
-    pace = Pace(relayed, 0, SECONDS, 0.0)
-    assert slow_times(relayed, pace, 0, [1] * 8, other=20) == []
-
-
-def test_where_both_halves_stand_still_nothing_is_slow(relayed: ChunkFile) -> None:
-    relayed.have[:] = [40, 50]
-    pace = Pace(relayed, 0, SECONDS, 0.0)
-    assert slow_times(relayed, pace, 0, [0] * 60, other=0) == []
-    assert slow_times(relayed, pace, 60, [10] * 4, other=10) == []
-
-
-def test_few_chunks_are_no_measure(relayed: ChunkFile) -> None:
-    pace = Pace(relayed, 0, SECONDS, 0.0)
-    assert slow_times(relayed, pace, 0, [0] * 7, other=1) == []
-    assert slow_times(relayed, pace, 7, [0], other=1) == [8]
-
-
-def test_once_the_other_half_is_there_its_mean_rate_counts(relayed: ChunkFile) -> None:
-    pace = Pace(relayed, 0, SECONDS, 0.0)
-    assert slow_times(relayed, pace, 0, [15] * 10, other=30) == []
-    assert relayed.have[1] == CHUNKS
-    pace.restart(10.0)
-    assert slow_times(relayed, pace, 10, [20] * 4, other=0) == []
-    assert slow_times(relayed, pace, 14, [3] * 4, other=0) == [16, 18]
+            found.append(second)
+    assert found == slow
 
 
 def test_a_file_of_one_chunk_has_no_other_half(tmp_path: Path) -> None:
     handle = os.open(tmp_path / "small", os.O_RDWR | os.O_CREAT)
-    pace = Pace(ChunkFile(handle, 17), 0, SECONDS, 0.0)
+    pace = Pace(ChunkFile(handle, 17), 0, 2.0, 0.0)
     assert not any(pace.is_slow(float(second)) for second in range(100))
 
 

@@ -20,20 +20,18 @@ from bundle.driver.transports.relay_source import RelayDirectory, find_candidate
 from bundle.transfer import relay_peers
 from bundle.transfer.relay import listen
 from bundle.transfer.relay_chunks import ChunkFile
-from bundle.transfer.relay_handshake import (
+from bundle.transfer.relay_peers import (
+    ALIVE,
+    CHUNK,
+    FRAME,
     HELLO_BYTES,
     NONCE_BYTES,
     PLACES,
     REPLY_BYTES,
     ChunkRequest,
+    CorruptChunk,
     Handshake,
     ParentReply,
-)
-from bundle.transfer.relay_peers import (
-    ALIVE,
-    CHUNK,
-    FRAME,
-    CorruptChunk,
     RelayCandidates,
     RelayParent,
     RelayPlace,
