@@ -400,7 +400,7 @@ class _Plan:
     def _layers(
         self, manifests: Sequence[Manifest], locked: Collection[str]
     ) -> Iterator[UnusedItem]:
-        needed = {member.file for manifest in manifests for member in manifest.stored}
+        needed = {member.file for manifest in manifests for member in manifest.external_members}
         for path in self._list_unused_files("layers", _LAYER, ".whl"):
             key = path.name.removesuffix(_LAYER)
             if path.name in needed:

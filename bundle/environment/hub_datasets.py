@@ -168,15 +168,15 @@ def split_patterns(config: Mapping[str, Any], names: Sequence[str]) -> dict[str,
         pairs = [
             (entry.get("split", "train"), entry.get("path", "")) if isinstance(entry, Mapping)
             else ("train", entry)
-            for entry in _as_list(data_files)
+            for entry in _wrap_in_list(data_files)
         ]  # fmt: skip
     patterns: dict[str, list[str]] = {}
     for split, path in pairs:
-        patterns.setdefault(str(split), []).extend(map(str, _as_list(path)))
+        patterns.setdefault(str(split), []).extend(map(str, _wrap_in_list(path)))
     return patterns
 
 
-def _as_list(value: Any) -> Sequence[Any]:
+def _wrap_in_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 

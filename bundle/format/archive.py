@@ -327,7 +327,7 @@ class BundleFile:
         size = os.fstat(self._handle).st_size
         if size != self.manifest.thin_size or size == self.manifest.size:
             return
-        stored = {member.name: member for member in self.manifest.stored}
+        stored = {member.name: member for member in self.manifest.external_members}
         cut = sum(BLOCK + member.size + count_padding(member.size) for member in stored.values())
         folder, place, behind = layers_folder(self.path), 0, self.manifest.size - cut
         parts: list[tuple[int, str, int]] = []

@@ -123,23 +123,20 @@ def check_path(path: object) -> str:
 def check_link(link: Link) -> None:
     """Refuse a symbolic link that is absolute or climbs out of the environment."""
     check_path(link.path)
-    if not _is_relative_target(link.target):
-        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
+    target: object = link.target  # of any type until it is checked
+    if not isinstance(target, str) or not target.isprintable() or not target or target[0] == "/":
+        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {target!r}")
+    if explain_excess(target):
+        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {target!r}")
     depth = link.path.count("/")
-    for part in link.target.split("/"):
+    for part in target.split("/"):
         if part == "..":
             depth -= 1
         elif part not in ("", "."):
             depth += 1
         # The first path component (``project``) is a wall too: a link may not climb over it.
         if depth < 1:
-            raise LayerError(f"link leads outside: {link.path!r} -> {link.target!r}")
-
-
-def _is_relative_target(target: object) -> bool:
-    if not isinstance(target, str) or not target.isprintable():
-        return False
-    return target != "" and not target.startswith("/") and not explain_excess(target)
+            raise LayerError(f"link leads outside: {link.path!r} -> {target!r}")
 
 
 def check_links(links: Mapping[str, str]) -> None:

@@ -180,10 +180,10 @@ class Manifest:
     @property
     def thin_size(self) -> int:
         """Length in bytes of the file of a thin bundle."""
-        return self.size - sum(member.size for member in self.stored)
+        return self.size - sum(member.size for member in self.external_members)
 
     @property
-    def stored(self) -> list[StoredMember]:
+    def external_members(self) -> list[StoredMember]:
         """The members that a thin bundle does not have in its file, in order."""
         part, members = self.decompressor, []
         if part is not None:

@@ -343,7 +343,7 @@ def pack(contents: Contents, store: Store) -> Packed:
         for name, content in data.items():
             write_member(out, name, len(content), (content,))
         out.write(END)
-        for member in manifest.stored:
+        for member in manifest.external_members:
             out.write(member_header(member.name, member.size) + bytes(count_padding(member.size)))
     seal(store, path, manifest, thin=True)
     return Packed(path=path, manifest=manifest, size=manifest.size, reused=False)

@@ -354,7 +354,7 @@ def list_checked_files(store: Store, manifest: Manifest) -> set[str]:
             known.update(read_text(path).splitlines()[1:])
         except (OSError, UnicodeDecodeError):
             continue
-    files = zip(manifest.stored, _stored_lines(store, manifest), strict=True)
+    files = zip(manifest.external_members, _stored_lines(store, manifest), strict=True)
     return {member.file for member, line in files if line in known}
 
 
@@ -364,7 +364,9 @@ def _lines(store: Store, path: Path, manifest: Manifest, *, thin: bool) -> list[
 
 
 def _stored_lines(store: Store, manifest: Manifest) -> list[str]:
-    return [_line(store.layers / member.file, member.digest) for member in manifest.stored]
+    return [
+        _line(store.layers / member.file, member.digest) for member in manifest.external_members
+    ]
 
 
 def _line(path: Path, key: Digest) -> str:

@@ -177,6 +177,7 @@ def test_a_file_that_becomes_shorter_ends_the_relay(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(relay, "_SEARCH_SECONDS", 0.5)
     nodes = make(3, LARGE)
     os.truncate(nodes.folder / "0", 5 * MIB)
     nodes.begin()
@@ -184,7 +185,10 @@ def test_a_file_that_becomes_shorter_ends_the_relay(
     assert {outcome.failure for outcome in outcomes} == {"no other node can be reached"}
 
 
-def test_without_a_source_a_node_gives_up_and_says_why(make: Callable[..., Nodes]) -> None:
+def test_without_a_source_a_node_gives_up_and_says_why(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_UNREACHED_SECONDS", 0.5)
     nodes = make(1)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -310,6 +314,7 @@ def test_without_the_source_everybody_gives_up_although_all_others_live(
 ) -> None:
     """A node that waits for one that waits in vain learns of it."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(relay, "_SEARCH_SECONDS", 0.5)
     begin_chunk = RelayChild._begin_chunk
 
     def begin_or_die(child: RelayChild) -> None:
@@ -409,8 +414,11 @@ def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(
     slow.close()
 
 
-def test_a_stranger_can_feed_nothing(make: Callable[..., Nodes]) -> None:
+def test_a_stranger_can_feed_nothing(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody who listens in a parent's place, and does not know the token."""
+    monkeypatch.setattr(relay, "_UNREACHED_SECONDS", 0.5)
     nodes = make(1)
     with socket.create_server(("127.0.0.1", 0)) as false_source:
         true_place, nodes.places[0] = nodes.places[0], false_source.getsockname()[:2]

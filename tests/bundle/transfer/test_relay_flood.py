@@ -80,7 +80,7 @@ class Flood:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     """A source that nodes ask for their places, and three nodes."""
-    with contextlib.closing(Nodes(tmp_path, 40 * MIB, RelayDirectory(ASKED_FOR))) as made:
+    with contextlib.closing(Nodes(tmp_path, 10 * MIB, RelayDirectory(ASKED_FOR))) as made:
         for _ in range(3):
             made.add()
         yield made

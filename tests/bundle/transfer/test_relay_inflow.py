@@ -360,6 +360,7 @@ swarm.close()
 """
 
 
+@pytest.mark.full
 def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Path) -> None:
     """They go on above it, and it alone is named."""
     needs("ip")
