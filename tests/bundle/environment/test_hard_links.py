@@ -42,6 +42,12 @@ def pair(
     return both[0], both[1]
 
 
+@pytest.fixture(scope="module")
+def afresh(pair: tuple[Packed, Packed], tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The tree of the second one where there is no other."""
+    return tree(Path(stage(pair[1], tmp_path_factory.mktemp("afresh")).path))
+
+
 def made(packed: Packed, root: Path) -> unpack.Environment:
     return stage(packed, root.parent)
 
@@ -74,14 +80,12 @@ def test_unchanged_layers_are_linked_and_only_the_others_are_written(
 
 
 def test_the_linked_environment_is_the_one_unpacked_afresh(
-    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
+    pair: tuple[Packed, Packed], root: Path, afresh: object
 ) -> None:
-    (tmp_path / "alone").mkdir()
-    alone = stage(pair[1], tmp_path / "alone")
     made(pair[0], root)
     linked = made(pair[1], root)
     assert linked.linked > 0
-    assert tree(Path(linked.path)) == tree(Path(alone.path))
+    assert tree(Path(linked.path)) == afresh
 
 
 Damage = Callable[[Path], Any]
@@ -127,7 +131,7 @@ DAMAGE: dict[str, Damage] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_written_afresh_and_never_shared(
-    pair: tuple[Packed, Packed], root: Path, tmp_path: Path, damage: str
+    pair: tuple[Packed, Packed], root: Path, afresh: object, damage: str
 ) -> None:
     first = made(pair[0], root)
     victim = Path(first.path, SITE, "steady", "f7.py")
@@ -141,9 +145,7 @@ def test_a_damaged_file_is_written_afresh_and_never_shared(
     assert second.written >= files_of(pair[1], "moving", "steady")
     shared = {*inodes(Path(first.path), "steady").values()} & {*inodes(new, "steady").values()}
     assert not shared
-    (tmp_path / "alone").mkdir()
-    alone = stage(pair[1], tmp_path / "alone")
-    assert tree(new) == tree(Path(alone.path))
+    assert tree(new) == afresh
     assert os.listdir(root / "incoming") == []
 
 
