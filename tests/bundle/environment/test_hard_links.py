@@ -1,10 +1,7 @@
 """A second bundle takes what has not changed from the first one's environment, if it is sound."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +17,7 @@ from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, make_bundle, stage, tree
+from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, stage, tree
 from tests.support.namespaces import namespace
 from tests.support.wheelhouse import make_wheel
 
@@ -267,30 +264,3 @@ print(json.dumps(made._asdict()))
     answer = namespace("-m", f"mount -t tmpfs none {other}", code)
     assert isinstance(answer, dict)
     assert (answer["linked"], answer["written"]) == (0, pair[1].manifest.files)
-
-
-def test_environments_made_at_the_same_time_do_not_disturb_each_other(
-    pair: tuple[Packed, Packed], root: Path
-) -> None:
-    code = f"""
-import json, sys
-sys.path.insert(0, {str(Path(unpack.__file__).parents[2])!r})
-from bundle.environment import unpack
-made = unpack.unpack(sys.argv[1], root={str(root)!r},
-    expected=sys.argv[2], python={BASE_PYTHON!r}, processes=2)
-print(json.dumps(made._asdict()))
-"""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code, packed.path, packed.manifest.id],
-            env=CLEAN,
-            text=True,
-            stdout=subprocess.PIPE,
-        )
-        for packed in pair * 3
-    ]
-    answers = [json.loads(one.communicate(timeout=300)[0]) for one in running]
-    assert [one.returncode for one in running] == [0] * 6
-    assert sum(not answer["reused"] for answer in answers) == 2
-    assert sorted(os.listdir(root / "envs")) == sorted(one.manifest.id for one in pair)
-    assert os.listdir(root / "incoming") == []

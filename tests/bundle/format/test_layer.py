@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import zstandard
 
-from bundle.format.archive import BundleFile
 from bundle.format.layer import (
     FRAME_LIMIT,
     HEAD_PREFIX,
@@ -316,10 +315,3 @@ def test_an_index_that_is_none_is_refused(body: bytes) -> None:
 
 def test_an_empty_layer_is_possible() -> None:
     assert decode(files=[], links=[], frames=[]) == Index((), (), ())
-
-
-def test_every_layer_of_a_real_bundle_passes(standard: Packed, decompress: Any) -> None:
-    with BundleFile(str(standard.path)) as bundle:
-        for layer in standard.manifest.layers:
-            index = bundle.index(layer, bundle.head(layer), decompress)
-            assert (index.unpacked_size, len(index.files)) == (layer.unpacked_size, layer.files)
