@@ -89,7 +89,8 @@ def link_layers(
             number, missing = tasks[task]
             for source, window in windows[layers[number][0]].items():
                 missing = _link_files(source, staging, missing, window, verify)
-            incomplete[number] |= bool(missing)
+            if missing:
+                incomplete[number] = 1
 
         run_tasks(len(tasks), work, processes)
         linked: dict[str, Window] = {}
