@@ -8,8 +8,8 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes
@@ -31,8 +31,7 @@ print(json.dumps([
 """
 
 
-@dataclass(frozen=True)
-class InterpreterFacts:
+class InterpreterFacts(NamedTuple):
     """An interpreter's description of itself."""
 
     version: str
