@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,9 +26,7 @@ class KeptLaunch:
     """The way the ranks were started."""
 
     command: tuple[str, ...] = ()
-    """The command of each rank."""
     launcher: str = ""
-    """The program that starts the ranks."""
     backend: str = ""
     """The backend of torch.distributed; ``auto`` where the driver chose it."""
     pass_env: tuple[str, ...] = ()
@@ -40,27 +38,19 @@ class KeptJob:
     """A job as its driver got it; what is not known is empty."""
 
     id: str = ""
-    """Its number."""
     name: str = ""
     """The project's name."""
     action: Action | None = None
-    """Its purpose."""
     dry_run: bool = False
     """True if it was to stop after the plan."""
     bundle: str = ""
-    """The bundle's file."""
     bundle_id: str = ""
-    """Its id."""
     nodes: tuple[str, ...] = ()
-    """The nodes."""
     run_dir: str = ""
-    """The directory that the job was started in."""
     outputs: tuple[str, ...] = ()
     """Patterns of its results."""
     log_mode: LogMode = LogMode.PRIVATE
-    """The readers of its files."""
     launch: KeptLaunch = field(default_factory=KeptLaunch)
-    """The way the ranks were started."""
 
     @property
     def is_plan(self) -> bool:
@@ -84,7 +74,6 @@ def parse_kept_job(content: bytes) -> KeptJob:
 
 
 def _minute(seconds: float) -> str:
-    """Format a time in the local zone; empty for 0 and for an invalid one."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
     except (OverflowError, ValueError, OSError):
@@ -142,25 +131,21 @@ _APART = 60.0
 """Seconds between the files of two jobs from which on their times tell them apart."""
 _BINARY_PROBE = 4096
 _LISTED = 8
-"""Jobs that a message lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """One log."""
+    """One log; what its name does not tell is None or empty."""
 
     path: Path
-    """Its path."""
     node: str = ""
-    """The node whose output it has; empty if its name does not tell."""
     rank: int | None = None
-    """The rank, or Slurm's task; None if its name does not tell."""
+    """The rank, or Slurm's task."""
     local_rank: int | None = None
-    """The rank on its node, which torchrun's folders tell; None if its name does not tell."""
     attempt: int | None = None
-    """The number of torchrun's restarts before it; None if its name does not tell."""
+    """The number of torchrun's restarts before it."""
     job: str = ""
-    """The number of somebody else's job; empty if its name does not tell."""
+    """The number of somebody else's job."""
     own: bool = False
     """Whether only that rank (and torchrun) writes there."""
 
@@ -170,10 +155,9 @@ class JobFiles:
     """The files of one job."""
 
     folder: Path
-    """Their directory."""
     job_id: str
     """The job's number; empty for a directory of somebody else's logs."""
-    logs: tuple[LogFile, ...]
+    logs: tuple[LogFile, ...] = ()
     """The logs, sorted by rank and name."""
     other_jobs: tuple[str, ...] = ()
     """The numbers of somebody else's older jobs, whose logs in the same directory are left out."""
@@ -196,7 +180,7 @@ class JobFiles:
         what = job.action.value if job.action else ""
         of_project = f" of {job.name}" if job.name and with_project else ""
         dry_run = "dry run" if job.dry_run else ""
-        when = _minute(_changed(self.job) or _changed(self.events))
+        when = _minute(_get_mtime(self.job) or _get_mtime(self.events))
         return ", ".join(part for part in (self.job_id, what + of_project, dry_run, when) if part)
 
     @property
@@ -240,149 +224,120 @@ def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
     Raises:
         StagerError: there is no such job or directory, or nothing to read in it.
     """
-    files = _find_at_path(expand_home(wanted)) if wanted else None
-    if files is not None:
+    if wanted and (files := _find_at_path(expand_home(wanted))):
         return files
-    jobs = _jobs(log_dir)
+    jobs = _list_jobs(log_dir)
     if wanted is None and jobs:
         return list_job_files(log_dir, _find_newest_job(log_dir, jobs))
-    if wanted is None:
-        raise _explain_missing_logs("there are no logs of any job", log_dir, jobs)
     if wanted in jobs:
         return list_job_files(log_dir, wanted)
-    if logs := [] if jobs else [log for log in _list_foreign_logs(log_dir) if log.job == wanted]:
+    logs = [] if jobs else [log for log in _list_foreign_logs(log_dir) if log.job == wanted]
+    if wanted and logs:
         return JobFiles(folder=log_dir, job_id="", logs=tuple(_fill_in_ranks(logs)))
-    if _NUMBER.fullmatch(wanted):
-        raise _explain_missing_logs(f"there are no logs of job {wanted}", log_dir, jobs)
-    raise _explain_missing_path(wanted, log_dir, jobs)
+    raise _explain_missing_job(wanted, log_dir, jobs)
 
 
 def _find_newest_job(folder: Path, jobs: Sequence[str]) -> str:
     """Return the last job that verified or ran something; the last one of all where none did."""
-    for job_id in reversed(jobs):
-        if not _name_job_files(folder, job_id).read_job().is_plan:
-            return job_id
-    return jobs[-1]
+    every = (JobFiles(folder=folder, job_id=job_id) for job_id in reversed(jobs))
+    return next((files.job_id for files in every if not files.read_job().is_plan), jobs[-1])
 
 
 def find_last_job(project: str, folder: Path) -> JobFiles | None:
     """Return the last job of a project that verified or ran something, without its logs."""
-    for job_id in reversed(_jobs(folder)):
-        files = _name_job_files(folder, job_id)
+    for job_id in reversed(_list_jobs(folder)):
+        files = JobFiles(folder=folder, job_id=job_id)
         job = files.read_job()
         if job.name == project and not job.is_plan:
             return files
     return None
 
 
-def _name_job_files(folder: Path, job_id: str) -> JobFiles:
-    return JobFiles(folder=folder, job_id=job_id, logs=())
-
-
-def _explain_missing_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
-    hint = "--log-dir names another place, and a directory of logs can be given too"
-    none = "" if jobs else "no job has left any there; "
-    return StagerError(
-        f"{what} in {log_dir}", hint=none + hint, context=_list_of_jobs(log_dir, jobs)
-    )
-
-
-def _explain_missing_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
-    exists = _stat(expand_home(wanted)) is not None
+def _explain_missing_job(wanted: str | None, log_dir: Path, jobs: Sequence[str]) -> StagerError:
+    listed = [JobFiles(folder=log_dir, job_id=job_id) for job_id in reversed(jobs[-_LISTED:])]
+    context = [f"  {files.describe()}" for files in listed]
+    if context:
+        context.insert(0, f"the jobs in {log_dir}, the last active first:")
+    if wanted is None or _NUMBER.fullmatch(wanted):
+        of_job = "any job" if wanted is None else f"job {wanted}"
+        hint = "--log-dir names another place, and a directory of logs can be given too"
+        none = "" if jobs else "no job has left any there; "
+        return StagerError(
+            f"there are no logs of {of_job} in {log_dir}", hint=none + hint, context=context
+        )
+    is_there = _stat(expand_home(wanted)) is not None
     return StagerError(
         f"{wanted} is neither a directory nor a log"
-        if exists
+        if is_there
         else f"there is no directory {wanted}",
         hint="give a job's number, a directory of logs, or a log",
-        context=_list_of_jobs(log_dir, jobs),
+        context=context,
     )
-
-
-def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
-    if not jobs:
-        return []
-    lines = [
-        f"  {_name_job_files(log_dir, job_id).describe()}" for job_id in reversed(jobs[-_LISTED:])
-    ]
-    return [f"the jobs in {log_dir}, the last active first:", *lines]
 
 
 def _find_at_path(path: Path) -> JobFiles | None:
     found = _stat(path)
-    if found is not None and stat.S_ISDIR(found.st_mode):
-        return _find_in_folder(path)
-    if not _is_regular(path):
-        return None
-    _refuse_unreadable([path])
-    return JobFiles(folder=path.parent, job_id="", logs=(parse_log_name(path, path.parent),))
-
-
-def _find_in_folder(folder: Path) -> JobFiles:
-    jobs = _jobs(folder)
-    if jobs:
-        return list_job_files(folder, _find_newest_job(folder, jobs))
-    logs = _list_foreign_logs(folder)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        if not _is_regular(path):
+            return None
+        _refuse_unreadable([path])
+        return JobFiles(folder=path.parent, job_id="", logs=(parse_log_name(path, path.parent),))
+    if jobs := _list_jobs(path):
+        return list_job_files(path, _find_newest_job(path, jobs))
+    logs = _list_foreign_logs(path)
     if not logs:
         raise StagerError(
-            f"there are no logs in {folder}", hint="give the directory that holds what ranks wrote"
+            f"there are no logs in {path}", hint="give the directory that holds what ranks wrote"
         )
     others, newest = _select_newest_job(logs)
     return JobFiles(
-        folder=folder, job_id="", logs=tuple(_fill_in_ranks(newest)), other_jobs=tuple(others)
+        folder=path, job_id="", logs=tuple(_fill_in_ranks(newest)), other_jobs=tuple(others)
     )
 
 
 def _list_foreign_logs(folder: Path) -> list[LogFile]:
-    logs = [parse_log_name(path, folder) for path in _list_files_below(folder) if _is_log(path)]
+    paths = sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    logs = [parse_log_name(path, folder) for path in paths if _is_log(path)]
     if any(log.job for log in logs):
         return logs
-    shown = [log.path.relative_to(folder).as_posix() for log in logs]
-    return [
-        replace(log, job=_number_of_folders(path)) for log, path in zip(logs, shown, strict=True)
-    ]
+    return [replace(log, job=_find_job_of_folders(log.path.relative_to(folder))) for log in logs]
 
 
 def _select_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
     """Separate older jobs by number, which Slurm and PBS increase: copies lose file times."""
-    jobs = sorted({log.job for log in logs if log.job}, key=int)
+    changed: dict[str, list[float]] = {}
+    for log in logs:
+        changed.setdefault(log.job, []).append(_get_mtime(log.path))
+    jobs = sorted(changed.keys() - {""}, key=int)
     if len(jobs) < 2:
         return [], list(logs)
     *others, newest = jobs
-    before = max(_changed(log.path) for log in logs if log.job in others)
-    since = min(_changed(log.path) for log in logs if log.job == newest)
+    before = max(max(changed[job]) for job in others)
     # Where the times do not tell the jobs apart, files without a number may be of the newest.
-    is_told = since > before + _APART
-    kept = [
-        log
-        for log in logs
-        if log.job == newest or (not log.job and not (is_told and _changed(log.path) <= before))
-    ]
-    return others, kept
+    limit = before if min(changed[newest]) > before + _APART else -1.0
+    own = (log for log in logs if log.job in ("", newest))
+    return others, [log for log in own if log.job or _get_mtime(log.path) > limit]
 
 
 def _fill_in_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
     """Use local ranks as ranks if torchrun has left the directories of only one node."""
-    runs = {
-        log.path.parents[2]
-        for log in logs
-        if log.local_rank is not None and log.attempt is not None
-    }
-    if len(runs) != 1:
+    by_torchrun = [log for log in logs if log.local_rank is not None and log.attempt is not None]
+    if len({log.path.parents[2] for log in by_torchrun}) != 1:
         return list(logs)
     return [log if log.local_rank is None else replace(log, rank=log.local_rank) for log in logs]
 
 
-def _jobs(folder: Path) -> list[str]:
+def _list_jobs(folder: Path) -> list[str]:
     """Return the jobs that have left files, the last one to write at the end."""
     changed: dict[str, float] = {}
-    for path in _entries(folder):
-        name = _job_name(path)
+    for path in _list_entries(folder):
+        name = _find_job_name(path)
         if name and _is_regular(path):
-            changed[name] = max(changed.get(name, 0.0), _changed(path))
+            changed[name] = max(changed.get(name, 0.0), _get_mtime(path))
     return sorted(changed, key=lambda job: (changed[job], len(job), job))
 
 
-def _job_name(path: Path) -> str:
+def _find_job_name(path: Path) -> str:
     name = _EVENTS.match(path.name) or _BATCH.match(path.name)
     return name[1] if name else ""
 
@@ -392,12 +347,8 @@ def find_newest_change(folder: Path) -> float:
 
     The empty file by which a local job claims its number does not count.
     """
-    newest = 0.0
-    for path in _entries(folder):
-        found = _stat(path) if _job_name(path) else None
-        if found is not None and found.st_size:
-            newest = max(newest, found.st_mtime)
-    return newest
+    found = [_stat(path) for path in _list_entries(folder) if _find_job_name(path)]
+    return max((status.st_mtime for status in found if status and status.st_size), default=0.0)
 
 
 def list_job_files(folder: Path, job_id: str) -> JobFiles:
@@ -406,7 +357,7 @@ def list_job_files(folder: Path, job_id: str) -> JobFiles:
     of_rank = re.compile(rf".+\.{re.escape(job_id)}\.(?P<node>.+?)\.(?P<task>\d+)\.out")
     batch = re.compile(rf".+\.{re.escape(job_id)}\.batch\.out")
     logs = []
-    for path in _entries(folder):
+    for path in _list_entries(folder):
         if not _is_regular(path):
             continue  # a pipe or a device would never end
         if named := of_rank.fullmatch(path.name):
@@ -414,7 +365,8 @@ def list_job_files(folder: Path, job_id: str) -> JobFiles:
         elif batch.fullmatch(path.name):
             logs.append(LogFile(path=path))
     _refuse_unreadable([log.path for log in logs])
-    return JobFiles(folder=folder, job_id=job_id, logs=_sort_logs(logs))
+    logs.sort(key=lambda log: (-1 if log.rank is None else log.rank, log.path.name))
+    return JobFiles(folder=folder, job_id=job_id, logs=tuple(logs))
 
 
 def parse_log_name(path: Path, folder: Path) -> LogFile:
@@ -424,15 +376,15 @@ def parse_log_name(path: Path, folder: Path) -> LogFile:
     behind the job's number, or if nothing but hosts is called so.
     """
     shown = path.relative_to(folder).as_posix()
-    log = LogFile(path=path, job="" if _OF_TORCHRUN.search(shown) else _job_number(path.name))
+    log = LogFile(path=path, job="" if _OF_TORCHRUN.search(shown) else _find_job_number(path.name))
     if of_torchrun := _OF_TORCHRUN.search(path.as_posix()):
         attempt, local_rank = map(int, of_torchrun.groups())
-        return replace(log, node=_host(shown, log.job), attempt=attempt, local_rank=local_rank)
+        return replace(log, node=_find_host(shown, log.job), attempt=attempt, local_rank=local_rank)
     if named := _NODE_AND_TASK.fullmatch(path.name):
         number = named["job"] or named["number"]
         node, task = named["node"] or named["host"], named["task"] or named["rank"]
         return replace(log, job=number, node=node, rank=int(task))
-    log = replace(log, node=_host(shown, log.job))
+    log = replace(log, node=_find_host(shown, log.job))
     for rank in _RANK.finditer(shown):
         if rank["of"] is None:
             return replace(log, rank=int(rank["number"]))
@@ -441,29 +393,28 @@ def parse_log_name(path: Path, folder: Path) -> LogFile:
     return log
 
 
-def _host(shown: str, job: str) -> str:
+def _find_host(shown: str, job: str) -> str:
     name = shown.rpartition("/")[2]
-    if behind := _BEHIND_JOB.fullmatch(name):
-        return behind["node"]
+    if after_job := _BEHIND_JOB.fullmatch(name):
+        return after_job["node"]
     # What stands before the number of a job is its name.
     place = shown[: -len(name)] if job and job in name else shown
     known = _KNOWN_HOST.search(place)
     return known[1] if known else ""
 
 
-def _job_number(name: str) -> str:
+def _find_job_number(name: str) -> str:
     for pattern in _JOB_NUMBERS:
         if named := pattern.search(name):
             return named[1]
-    if _NAMED_BY_SCHEDULER.search(name):
-        numbers: list[str] = _LONG_NUMBER.findall(_DATE.sub("", name))
-        if numbers:
-            return max(reversed(numbers), key=len)
-    return ""
+    if not _NAMED_BY_SCHEDULER.search(name):
+        return ""
+    numbers: list[str] = _LONG_NUMBER.findall(_DATE.sub("", name))
+    return max(reversed(numbers), key=len, default="")
 
 
-def _number_of_folders(shown: str) -> str:
-    folders = _OF_TORCHRUN.sub("/-", shown).split("/")[:-1]
+def _find_job_of_folders(shown: Path) -> str:
+    folders = _OF_TORCHRUN.sub("/-", shown.as_posix()).split("/")[:-1]
     of_folders = (_JOB_FOLDER.fullmatch(folder) for folder in folders if not _DATE.search(folder))
     return next((folder[1] for folder in of_folders if folder), "")
 
@@ -490,13 +441,6 @@ def _refuse_unreadable(paths: Sequence[Path]) -> None:
     )
 
 
-def _list_files_below(folder: Path) -> list[Path]:
-    files = []
-    for parent, _, names in os.walk(folder):
-        files += [Path(parent, name) for name in names]
-    return sorted(files)
-
-
 def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
@@ -509,29 +453,19 @@ def _is_regular(path: Path) -> bool:
     return found is not None and stat.S_ISREG(found.st_mode)
 
 
-def _sort_logs(logs: Iterable[LogFile]) -> tuple[LogFile, ...]:
-    return tuple(sorted(logs, key=_rank_and_name))
+def _get_mtime(path: Path) -> float:
+    found = _stat(path)
+    return 0.0 if found is None else found.st_mtime
 
 
-def _rank_and_name(log: LogFile) -> tuple[int, str]:
-    return -1 if log.rank is None else log.rank, log.path.name
-
-
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:
         return []
 
 
-def _changed(path: Path) -> float:
-    found = _stat(path)
-    return 0.0 if found is None else found.st_mtime
-
-
 # --- The place of a file that a command makes about a job: never one of the job's own files ------
-
-_HINT = "name another one with --output"
 
 
 def resolve_output(path: Path, files: JobFiles, what: str) -> Path:
@@ -541,13 +475,11 @@ def resolve_output(path: Path, files: JobFiles, what: str) -> Path:
         StagerError: a device or a pipe lies there, or one of the job's own files.
     """
     place = Path(os.path.realpath(path))  # unlike resolve(), it takes a loop of links as it is
-    if place.exists() and not place.is_file():
-        raise StagerError(
-            f"{path} is not a regular file, so {what} cannot be written there", hint=_HINT
-        )
     own = [*(log.path for log in files.logs), files.events, files.job, files.order]
-    if str(place) in map(os.path.realpath, own):
-        raise StagerError(
-            f"{path} is one of the files that {what} is made from, and would be lost", hint=_HINT
-        )
-    return place
+    if place.exists() and not place.is_file():
+        reason = f"is not a regular file, so {what} cannot be written there"
+    elif str(place) in map(os.path.realpath, own):
+        reason = f"is one of the files that {what} is made from, and would be lost"
+    else:
+        return place
+    raise StagerError(f"{path} {reason}", hint="name another one with --output")
