@@ -45,7 +45,7 @@ class Prefilter:
         self._without_part: set[bytes] = set()
         self._parts_of: dict[bytes, frozenset[bytes]] = {}
 
-    def among(self, lines: Sequence[bytes]) -> PrefilterMatches:
+    def find(self, lines: Sequence[bytes]) -> PrefilterMatches:
         """Find the texts in these lines, from which digits were removed."""
         unique = set(lines)
         joined = b"\n".join(unique)

@@ -489,7 +489,7 @@ class _Scanner:
         """Scan whole lines; return those to scan again with the next block."""
         shown_text = show_block_as_terminal(block)
         shapes = shown_text.translate(None, _DIGITS).split(b"\n")
-        matches = self._texts.among(shapes)
+        matches = self._texts.find(shapes)
         lines = block.split(b"\n")
         self._look_for_heads(lines, shown_text)
         done = self._lines(lines, shapes, matches, last=last) if matches.at else len(lines)
@@ -609,7 +609,7 @@ class _Scanner:
 
     def _time(self, lines: list[bytes], at: int) -> float | None:
         if self._pieces is not None:
-            return self._pieces.at(self._offset_of(lines, at))
+            return self._pieces.find_time(self._offset_of(lines, at))
         return self._last_stamp(lines, at + 1) or self._stamped
 
     def _offset_of(self, lines: list[bytes], at: int) -> int:

@@ -64,7 +64,7 @@ class BatchOutput:
 
     def _read(self, log: LogFile, *, is_first: bool, ended: bool) -> Iterator[Record]:
         reader = self._readers.setdefault(log.path, LogReader(log))
-        new = (line.text for line in reader.rest(whole=not ended))
+        new = (line.text for line in reader.read_rest(whole=not ended))
         lines = [line for line in new if not _BEFORE.match(line)]
         if lines:
             event = OutputShown(

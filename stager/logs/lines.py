@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import collections
 import json
 import os
 import re
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -39,10 +39,10 @@ _DATES = (
     # torch and glog: E1122 05:21:32.123456 4711 ...; in C++ [W304 05:21:32.1 file.cpp:1] is March
     re.compile(rb"\b[IWEFVC](?P<month>\d\d?)(?P<day>\d\d) $"),
     # transformers: 11/22/2026 05:21:32; rich: 11/22/26; detectron2 and vLLM: 11/22, 11-22
-    re.compile(rb"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?:20)?(?P<short_year>\d\d),? $"),
+    re.compile(rb"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?:20)?(?P<year>\d\d),? $"),
     re.compile(rb"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) $"),
     # syslog, date, Open MPI: Nov 22 05:21:32, Sun Nov 22 05:21:32 UTC 2026
-    re.compile(rb"\b(?P<name>" + _MONTHS + rb") {1,2}(?P<day>\d\d?) $"),
+    re.compile(rb"\b(?P<month>" + _MONTHS + rb") {1,2}(?P<day>\d\d?) $"),
 )  # fmt: skip
 _LONGEST_DATE = 16
 _EPOCH = re.compile(rb"\W{0,2}(?P<whole>1[5-9]\d{8})(?P<part>\.\d{1,9})?(?=[\s\]:,|]|$)")
@@ -66,49 +66,34 @@ def read_stamp(line: bytes, year: int) -> float | None:
         head = line[max(0, clock.start() - _LONGEST_DATE) : clock.start()]
         date = next(filter(None, (pattern.search(head) for pattern in _DATES)), None)
         if date is not None:
-            return _to_seconds(date.groupdict(), clock.groupdict(), year)
+            return _to_seconds(date, clock, year)
     epoch = _EPOCH_IN_JSON.search(line) if line.startswith(b"{") else _EPOCH.match(line)
     return float(epoch["whole"] + (epoch["part"] or b"")) if epoch else None
 
 
-def _to_seconds(
-    date: Mapping[str, bytes | None], clock: Mapping[str, bytes | None], year: int
-) -> float | None:
+def _to_seconds(date: re.Match[bytes], clock: re.Match[bytes], year: int) -> float | None:
     """Return the time of a stamp's parts; None for an impossible date."""
-    day, month = int(date["day"] or 0), _month(date)
+    found = {name: text or b"" for name, text in (clock.groupdict() | date.groupdict()).items()}
+    month, told_year = found["month"], int(found.get("year") or found["late_year"] or year)
     try:
         whole = datetime(
-            _year(date, clock) or year,
-            month,
-            day,
-            int(clock["hour"] or 0),
-            int(clock["minute"] or 0),
-            int(clock["second"] or 0),
-            tzinfo=_zone(clock),
+            told_year if told_year > 99 else 2000 + told_year,
+            int(month) if month.isdigit() else _MONTHS.split(b"|").index(month) + 1,
+            int(found["day"]),
+            int(found["hour"]),
+            int(found["minute"]),
+            int(found["second"]),
+            tzinfo=timezone.utc if found["utc"] else _read_zone(found["zone"]),
         ).timestamp()
     except (OverflowError, ValueError):
         return None
-    return whole + float(b"0." + (clock["part"] or b"0"))
+    return whole + float(b"0." + (found["part"] or b"0"))
 
 
-def _month(date: Mapping[str, bytes | None]) -> int:
-    if name := date.get("name"):
-        return _MONTHS.split(b"|").index(name) + 1
-    return int(date["month"] or 0)
-
-
-def _year(date: Mapping[str, bytes | None], clock: Mapping[str, bytes | None]) -> int:
-    """Return the year of a stamp; 0 if it has none."""
-    if short := date.get("short_year"):
-        return 2000 + int(short)
-    return int(date.get("year") or clock["late_year"] or 0)
-
-
-def _zone(clock: Mapping[str, bytes | None]) -> timezone | None:
-    zone = clock["zone"]
-    if clock["utc"] or zone == b"Z":
+def _read_zone(zone: bytes) -> timezone | None:
+    if zone == b"Z":
         return timezone.utc
-    if zone is None:
+    if not zone:
         return None
     minutes = int(zone[1:3]) * 60 + int(zone[-2:])
     return timezone(timedelta(minutes=-minutes if zone.startswith(b"-") else minutes))
@@ -121,7 +106,7 @@ class Pieces:
     ends: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
-    def at(self, offset: int) -> float | None:
+    def find_time(self, offset: int) -> float | None:
         """Return when the byte at an offset was written; None behind the last piece."""
         place = bisect.bisect_right(self.ends, offset)
         return self.times[place] if place < len(self.times) else None
@@ -140,9 +125,7 @@ class Clock:
 
 def _read_order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
     by_author: dict[tuple[str, int | None], Pieces] = defaultdict(Pieces)
-    for at, author, size in _read_order_lines(
-        path
-    ):  # an order that breaks off is good as far as it goes
+    for at, author, size in _read_order_lines(path):
         pieces = by_author[author]
         pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
         pieces.times.append(at)
@@ -174,23 +157,14 @@ def read_year(path: Path) -> int:
 WORDS = ("error", "fatal", "critical", "exception", "panic", "slurmstepd:", "srun:")
 """Texts of which a line about an error has at least one, in any case."""
 _DIGITS = b"0123456789"
-
-
 _CLOSING = re.compile(r"[A-Za-z_][\w.]*(?::|\s*$)")
 """The beginning of the line that ends a traceback: the exception, which is not indented."""
 _LINE_BYTES = 2_000
 _WINDOW = 1_000
 """Lines that may follow the one that begins a traceback; other ranks' may be among them."""
 
-
-@dataclass(frozen=True)
-class Open:
-    """A traceback that had not ended when the lines were at their end."""
-
-    lines: int
-    """The number of lines that may follow."""
-    prefix: TracebackPrefix
-    """What stands before each of its lines."""
+OpenTrace = tuple[TracebackPrefix, int]
+"""A traceback that has not ended: the prefix of its lines, and how many lines may follow."""
 
 
 class Suspects:
@@ -200,35 +174,36 @@ class Suspects:
         needles = (entry.needle for entry in catalogue())
         self._prefilter = Prefilter(text.lower() for text in (*WORDS, TRACEBACK, *needles))
 
-    def among(
-        self, raws: Sequence[bytes], before: Sequence[Open]
-    ) -> tuple[Collection[int], list[Open]]:
-        """Return the places of the lines to look at.
-
-        Returns:
-            the places, and the tracebacks that these lines leave open.
-        """
+    def pick(
+        self, raws: Sequence[bytes], before: Sequence[OpenTrace]
+    ) -> tuple[Collection[int], list[OpenTrace]]:
+        """Return the places of the lines to look at, and the tracebacks that they leave open."""
         lines = _show_as_terminal(raws)
-        suspected = self._prefilter.among(_make_shapes(lines)).at
+        shapes = b"\n".join(lines).lower().translate(None, _DIGITS).split(b"\n") if lines else []
+        suspected = self._prefilter.find(shapes).at
         places, still_open = set(suspected), []
         ends: dict[object, int] = {}
-        traces = [(0, trace) for trace in before]
+        traces = [(0, prefix, left) for prefix, left in before]
         for at in suspected:
             if TRACEBACK.encode() in lines[at]:
-                traces.append((at + 1, Open(_WINDOW, _prefix(lines, at))))
-        for start, trace in traces:
-            if start < ends.get(trace.prefix.writer_key, 0):
+                first, below = map(_decode, (*lines[at : at + 2], b"")[:2])
+                traces.append((at + 1, TracebackPrefix(first, below), _WINDOW))
+        for start, prefix, left in traces:
+            if start < ends.get(prefix.writer_key, 0):
                 continue  # it belongs to the one that is open
-            end, rest = _find_end(lines, start, trace)
-            ends[trace.prefix.writer_key] = end
-            places.update(range(start, end))
-            if rest is not None:
-                still_open.append(rest)
+            stop = min(start + left, len(lines))
+            texts = (prefix.strip(_decode(line)) for line in lines[start:stop])
+            closing = (at for at, text in enumerate(texts, start) if text and _CLOSING.match(text))
+            end = next(closing, None)
+            if end is None and left > stop - start:
+                still_open.append((prefix, left - (stop - start)))
+            ends[prefix.writer_key] = stop if end is None else end + 1
+            places.update(range(start, ends[prefix.writer_key]))
         return places, still_open
 
 
-def _make_shapes(lines: Sequence[bytes]) -> list[bytes]:
-    return b"\n".join(lines).lower().translate(None, _DIGITS).split(b"\n") if lines else []
+def _decode(line: bytes) -> str:
+    return line[:_LINE_BYTES].decode(errors="replace")
 
 
 def _show_as_terminal(raws: Sequence[bytes]) -> list[bytes]:
@@ -236,26 +211,6 @@ def _show_as_terminal(raws: Sequence[bytes]) -> list[bytes]:
     if raws and len(shown) == len(raws) + raws[-1].endswith(b"\n"):
         return shown[: len(raws)]
     return [show_block_as_terminal(raw) for raw in raws]  # some end otherwise
-
-
-def _text(line: bytes) -> str:
-    return line[:_LINE_BYTES].decode(errors="replace")
-
-
-def _prefix(lines: Sequence[bytes], at: int) -> TracebackPrefix:
-    below = _text(lines[at + 1]) if at + 1 < len(lines) else ""
-    return TracebackPrefix(_text(lines[at]), below)
-
-
-def _find_end(lines: Sequence[bytes], start: int, trace: Open) -> tuple[int, Open | None]:
-    """Return the position after a traceback's last line, and the rest that is still open."""
-    stop = min(start + trace.lines, len(lines))
-    for at in range(start, stop):
-        text = trace.prefix.strip(_text(lines[at]))
-        if text is not None and _CLOSING.match(text):
-            return at + 1, None
-    more = trace.lines - (stop - start)
-    return stop, Open(more, trace.prefix) if more else None
 
 
 # --- The lines of a job's logs, each with its time, node and rank --------------------------------
@@ -274,20 +229,16 @@ _STAMP_LINES = 400
 
 @dataclass(frozen=True, order=True)
 class Line:
-    """One line of a job's logs; they are in order by time, then by file and place in it."""
+    """One line of a job's logs, in order by time, then by file; 0, empty or None: unknown."""
 
     time: float
     """The time, in seconds since the epoch; 0 if unknown."""
     path: Path
-    """Its file."""
     number: int
     """Its number there, from 1."""
     text: str = field(compare=False)
-    """The line, without its end."""
     node: str = field(compare=False)
-    """The node; empty if unknown."""
     rank: int | None = field(compare=False)
-    """The rank; None if unknown."""
 
     @property
     def writer(self) -> str:
@@ -307,9 +258,9 @@ class LogReader:
     def __init__(self, log: LogFile, suspects: Suspects | None = None) -> None:
         """Start at the beginning; ``suspects`` selects lines, None all."""
         self.log = log
-        self._suspects = suspects
-        self._open: list[Open] = []
         self.time = 0.0
+        self._suspects = suspects
+        self._open: list[OpenTrace] = []
         self._number = 0
         self._offset = 0
         self._held = b""
@@ -317,29 +268,26 @@ class LogReader:
 
     def take(self, raws: Sequence[bytes], time: float | None = None) -> Iterator[Line]:
         """Yield the file's next lines; all get the time, None uses their own stamps."""
-        wanted = self._wanted(raws)
+        wanted: Collection[int] = range(len(raws))
+        if self._suspects is not None:
+            wanted, self._open = self._suspects.pick(raws, self._open)
         skipped = 0
         for at, raw in enumerate(raws):
             self._number += 1
-            if wanted is not None and at not in wanted:
+            if at not in wanted:
                 skipped += 1
                 continue
             if raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have what it tells
-                self._advance(_read_event_time(raw))
+                self.time = max(self.time, _read_event_time(raw))
                 continue
             # Of lines that are skipped, the last one with a time tells it.
-            behind = raws[at - min(skipped, _STAMP_LINES) : at + 1]
+            above = raws[at - min(skipped, _STAMP_LINES) : at + 1]
             skipped = 0
-            self._advance(time if time is not None else self._stamp(behind))
-            yield self._line(raw)
+            self.time = max(self.time, self._read_time(above) if time is None else time)
+            yield self._make_line(raw)
 
-    def _advance(self, time: float | None) -> None:
-        """Set the time, which never goes back."""
-        if time is not None:
-            self.time = max(self.time, time)
-
-    def _line(self, raw: bytes) -> Line:
-        text = show_as_terminal(_last_state(raw).decode(errors="replace"))
+    def _make_line(self, raw: bytes) -> Line:
+        text = show_as_terminal(_get_last_state(raw).decode(errors="replace"))
         rank, node = self.log.rank, self.log.node
         if not self.log.own:
             rank, node = _find_writer(text, self.log)
@@ -347,17 +295,11 @@ class LogReader:
             rank, text = int(marked[1]), text[marked.end() :]
         return Line(self.time, self.log.path, self._number, text, node, rank)
 
-    def _wanted(self, raws: Sequence[bytes]) -> Collection[int] | None:
-        if self._suspects is None:
-            return None
-        wanted, self._open = self._suspects.among(raws, self._open)
-        return wanted
-
-    def _stamp(self, raws: Sequence[bytes]) -> float | None:
+    def _read_time(self, raws: Sequence[bytes]) -> float:
         times = (read_stamp(raw, self._year) for raw in reversed(raws))
-        return next((time for time in times if time is not None), None)
+        return next((time for time in times if time is not None), 0.0)
 
-    def rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
+    def read_rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
         """Yield the remaining lines; ``whole`` keeps an unfinished last one for the next call."""
         while True:
             try:  # opened for each block: there may be more files than may be open
@@ -387,11 +329,11 @@ class LogReader:
         self._offset += sum(map(len, whole)) + len(whole) + len(rest)
         if whole:
             whole[0], self._held = self._held + whole[0], b""
-        self._held = _last_state(self._held + rest)
+        self._held = _get_last_state(self._held + rest)
         yield from self.take([raw + b"\n" for raw in whole], time)
 
 
-def _last_state(raw: bytes) -> bytes:
+def _get_last_state(raw: bytes) -> bytes:
     """Return what a terminal shows last of a line that a progress bar overwrites."""
     return raw[raw.rstrip(b"\r\n").rfind(b"\r") + 1 :] if b"\r" in raw else raw
 
@@ -418,17 +360,33 @@ def merge_by_order(
     readers = [LogReader(log, suspects) for log in logs if log.own]
     yield from read_pieces(files, readers)
     for reader in readers:
-        yield from reader.rest()
+        yield from reader.read_rest()
 
 
 def read_pieces(files: JobFiles, readers: Iterable[LogReader]) -> Iterator[Line]:
     """Yield the lines of all pieces of which the driver has kept the order so far."""
     known = {(reader.log.node, reader.log.rank): reader for reader in readers}
-    with _Open() as handles:
+    handles: dict[Path, BinaryIO] = {}
+    try:
         for time, who, size in _read_order_lines(files.order):
-            reader = known.get(who)
-            if reader is not None and (handle := handles.get(reader.log.path)) is not None:
-                yield from reader.read_piece(handle, size, time)
+            if who not in known:
+                continue
+            path = known[who].log.path
+            if path not in handles:
+                if len(handles) >= _OPEN:
+                    _close(handles)
+                with suppress(OSError):
+                    handles[path] = open_regular(path)
+            if path in handles:
+                yield from known[who].read_piece(handles[path], size, time)
+    finally:
+        _close(handles)
+
+
+def _close(handles: dict[Path, BinaryIO]) -> None:
+    for handle in handles.values():
+        handle.close()
+    handles.clear()
 
 
 def _read_order_lines(order: Path) -> Iterator[tuple[float, tuple[str, int], int]]:
@@ -441,31 +399,6 @@ def _read_order_lines(order: Path) -> Iterator[tuple[float, tuple[str, int], int
             if (piece := parse_piece(line)) is None:
                 return  # of a driver that was killed
             yield piece
-
-
-class _Open:
-    def __init__(self) -> None:
-        self._handles: collections.OrderedDict[Path, BinaryIO] = collections.OrderedDict()
-
-    def __enter__(self) -> _Open:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for handle in self._handles.values():
-            handle.close()
-
-    def get(self, path: Path) -> BinaryIO | None:
-        if path in self._handles:
-            self._handles.move_to_end(path)
-            return self._handles[path]
-        try:
-            handle = open_regular(path)
-        except OSError:
-            return None
-        self._handles[path] = handle
-        if len(self._handles) > _OPEN:
-            self._handles.popitem(last=False)[1].close()
-        return handle
 
 
 def _read_event_time(raw: bytes) -> float:

@@ -164,7 +164,7 @@ def merge_logs(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     ordered, others = _split_by_order(files, logs)
     streams = [
         merge_by_order(files, ordered, pick),
-        *(LogReader(log, pick).rest() for log in others),
+        *(LogReader(log, pick).read_rest() for log in others),
     ]
     return wanted.of(heapq.merge(*streams))
 
@@ -218,7 +218,7 @@ def _has_ended(files: JobFiles) -> bool:
 
 def _read_added_lines(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
     """Yield a log's new lines; those of ranks count as just written."""
-    return reader.rest(whole=not ended, time=added_at if reader.log.own else None)
+    return reader.read_rest(whole=not ended, time=added_at if reader.log.own else None)
 
 
 def _is_of_wanted(log: LogFile, wanted: LineFilter) -> bool:

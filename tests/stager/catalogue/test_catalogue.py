@@ -212,7 +212,7 @@ def test_what_is_there_is_found() -> None:
             " ".join(chance.choices(words, k=chance.randint(0, 4))).encode()
             for _ in range(chance.randint(1, 8))
         ]
-        found = sieve.among(lines)
+        found = sieve.find(lines)
         present = {text.encode() for text in TEXTS if any(text.encode() in line for line in lines)}
         assert set(found.texts) == present
         assert found.at == tuple(
@@ -221,8 +221,8 @@ def test_what_is_there_is_found() -> None:
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    assert Prefilter(TEXTS).among([]).at == ()
-    assert Prefilter(TEXTS).among([b"", b"step loss lr"]).texts == ()
+    assert Prefilter(TEXTS).find([]).at == ()
+    assert Prefilter(TEXTS).find([b"", b"step loss lr"]).texts == ()
 
 
 def test_errors_are_the_same_as_in_all_lines(tmp_path: Path) -> None:
@@ -247,6 +247,6 @@ def test_errors_are_the_same_as_in_all_lines(tmp_path: Path) -> None:
         return [(line.number, line.text) for line in found]
 
     picked = LogReader(log, Suspects())
-    some = list(picked.rest())
+    some = list(picked.read_rest())
     assert len(some) < len(lines) * 0.9
-    assert told(list(select_errors(some))) == told(list(select_errors(LogReader(log).rest())))
+    assert told(list(select_errors(some))) == told(list(select_errors(LogReader(log).read_rest())))
