@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -38,7 +39,7 @@ from ..logs.lines import Clock, number_lines, read_last_lines
 from ..slurm import messages
 from . import verdict
 from .failure import Diagnosis, Evidence, FirstFailure
-from .hits import Hit, Scanned, make_prefilter, scan_log
+from .hits import Hit, Scanned, scan_logs
 from .log_verdict import LOG_TELLS, LogVerdict, describe_hang, find_absent_ranks, judge_logs
 from .process_exits import Exit, Torchruns, find_torchruns, has_waited_in_vain, weigh_failure
 
@@ -82,7 +83,8 @@ _OF_ENVIRONMENT = re.compile(r"\benviron\b|<frozen os>|/os\.py\"")
 
 def explain_withheld_variable(first: FirstFailure, job: KeptJob) -> FirstFailure:
     """Return a failure, with its reason and remedy if a withheld variable has caused it."""
-    name = _missing_variable(first)
+    missing = _MISSING.fullmatch(first.cause)
+    name = missing[1] if missing and any(map(_OF_ENVIRONMENT.search, first.lines)) else ""
     if not is_secret(name):
         return first
     if name in job.launch.pass_env:
@@ -99,19 +101,9 @@ def explain_withheld_variable(first: FirstFailure, job: KeptJob) -> FirstFailure
     )
 
 
-def _missing_variable(first: FirstFailure) -> str:
-    """Return the variable that ``os.environ`` lacked; empty for any other failure."""
-    missing = _MISSING.fullmatch(first.cause)
-    if missing is None or not any(_OF_ENVIRONMENT.search(line) for line in first.lines):
-        return ""
-    return missing[1]
-
-
 # --- A module that a rank did not find: where the project has it, or the package to add ----------
 
 _NAME = re.compile(r"No module named '?([\w.]+)")
-_ENTRY = "module-missing"
-"""The catalogue's entry for such a failure."""
 _PACKAGES = {
     **{"sklearn": "scikit-learn", "cv2": "opencv-python-headless", "PIL": "pillow"},
     **{"yaml": "pyyaml", "skimage": "scikit-image", "bs4": "beautifulsoup4"},
@@ -124,7 +116,7 @@ _PACKAGES = {
 def explain_missing_module(first: FirstFailure, job: KeptJob) -> FirstFailure:
     """Return a failure, with its reason and remedy if a module was missing."""
     found = _NAME.search(first.cause)
-    if first.entry != _ENTRY or found is None:
+    if first.entry != "module-missing" or found is None:
         return first
     from ..pack.bundle_file import layer_paths, open_bundle
 
@@ -134,21 +126,16 @@ def explain_missing_module(first: FirstFailure, job: KeptJob) -> FirstFailure:
             manifest = bundle.manifest
     except (StagerError, OSError, ValueError):  # it was removed, or replaced by a newer one
         return first
-    root = _project_folder(Path(job.run_dir))
+    root = Path(job.run_dir)
+    with suppress(StagerError):
+        source = settings.find(root)
+        root = root if source is None else source.parent
     reason = _explain_other_folder(found[1], paths) or _explain_left_out(found[1], root)
     meaning, hint = reason or _explain_missing_package(found[1], manifest, root)
     return replace(first, meaning=meaning, hint=hint)
 
 
-def _project_folder(run_dir: Path) -> Path:
-    with suppress(StagerError):
-        source = settings.find(run_dir)
-        return source.parent if source is not None else run_dir
-    return run_dir
-
-
 def _explain_other_folder(module: str, paths: Collection[str]) -> tuple[str, str] | None:
-    """Return meaning and hint where the project in the bundle has the module in another folder."""
     place = module.replace(".", "/")
     ends = (f"/{place}.py", f"/{place}/__init__.py")
     found = min((path for path in paths if path.endswith(ends)), key=len, default="")
@@ -165,7 +152,6 @@ def _explain_other_folder(module: str, paths: Collection[str]) -> tuple[str, str
 
 
 def _explain_left_out(module: str, root: Path) -> tuple[str, str] | None:
-    """Return meaning and hint where the project's folder has the module, and the bundle not."""
     place = module.replace(".", "/")
     for name in (f"{place}.py", f"{place}/", f"src/{place}.py", f"src/{place}/"):
         if (root / name).exists():
@@ -177,23 +163,17 @@ def _explain_left_out(module: str, root: Path) -> tuple[str, str] | None:
     return None
 
 
-def _find_requirements(root: Path) -> str:
-    """Return where the requirements of a project are to be named."""
-    with suppress(StagerError):
-        config = settings.load(root)
-        named = config.environment.requirements
-        files = [name for name in named if (config.root / name).is_file()]
-        return next(iter(files), f"environment.requirements in {config.source.name}")
-    return "environment.requirements"
-
-
 def _explain_missing_package(module: str, manifest: Manifest, root: Path) -> tuple[str, str]:
-    """Return meaning and hint where no file of the project is the module."""
     top = module.partition(".")[0]
     package = _PACKAGES.get(top, top)
     there = {layer.name: layer.version for layer in manifest.layers if layer.kind == "wheel"}
     version = there.get(canonicalize_name(package))
-    where = _find_requirements(root)
+    where = "environment.requirements"
+    with suppress(StagerError):
+        config = settings.load(root)
+        named = config.environment.requirements
+        files = [name for name in named if (config.root / name).is_file()]
+        where = next(iter(files), f"environment.requirements in {config.source.name}")
     if version is not None:
         return (
             f"{package} is in the bundle in version {version}, which has no module {module}",
@@ -207,47 +187,42 @@ def _explain_missing_package(module: str, manifest: Manifest, root: Path) -> tup
     add = f"add {package} to {where}"
     if (root / "uv.lock").is_file():
         add = f"`uv add {package}`"
-    named = "" if top in _PACKAGES else f" (if the package of {top} has another name, that one)"
+    doubt = "" if top in _PACKAGES else f" (if the package of {top} has another name, that one)"
     return (
         f"no package in the bundle has the module {top}, nor has the project",
-        f"{add}{named}, then `stager build`",
+        f"{add}{doubt}, then `stager build`",
     )
 
 
 # --- The lines that show a failure: lines of logs, else of the files that the job's driver keeps
 
 _MOST = 5
-"""Lines that are shown of one failure."""
 
 
-def find_evidence(
+def _find_evidence(
     first: FirstFailure, verdict: LogVerdict, seen: Scanned, files: JobFiles
-) -> list[Evidence]:
-    """Return the lines that show a failure."""
-    hits = _find_in_logs(first, verdict, seen)
-    if hits:
-        return [_line(hit) for hit in hits]
+) -> tuple[Evidence, ...]:
+    if hits := _find_in_logs(first, verdict, seen):
+        return tuple(map(_make_evidence, hits))
     if not files.job_id:
-        return []
+        return ()
     of_driver = _find_in_preflight(first, files) or _find_in_events(first, files)
-    return [] if of_driver is None else [of_driver]
+    return () if of_driver is None else (of_driver,)
 
 
-def list_weak_evidence(verdict: LogVerdict) -> tuple[Evidence, ...]:
-    """Return errors that programs have printed and survived, where nothing shows a failure."""
-    return tuple(map(_line, verdict.weak))
-
-
-def _line(hit: Hit | Exit) -> Evidence:
+def _make_evidence(hit: Hit | Exit) -> Evidence:
     return Evidence(path=hit.log.path, number=hit.number, text=hit.text)
 
 
 def _find_in_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequence[Hit | Exit]:
     """Return the failure's own line, else the first of its entry and those of the verdict."""
-    own = [hit for hit in seen.hits if _is_own(hit, first)]
-    if own:
+    if own := [hit for hit in seen.hits if _is_own(hit, first)]:
         return own[-1:]
-    of_entry = [hit for hit in seen.hits if _is_of_entry(hit, first)][:1]
+    of_entry = [
+        hit
+        for hit in seen.hits
+        if first.entry == hit.entry.name != "" and hit.log.node in ("", first.node)
+    ][:1]
     if not _agrees(verdict, first):
         return of_entry
     others = [hit for hit in verdict.shown if hit not in of_entry]
@@ -262,12 +237,6 @@ def _is_own(hit: Hit, first: FirstFailure) -> bool:
     return hit.entry.role == LineRole.PRIMARY or hit.entry.name == first.entry
 
 
-def _is_of_entry(hit: Hit, first: FirstFailure) -> bool:
-    if not first.entry or hit.entry.name != first.entry:
-        return False
-    return hit.log.node in ("", first.node)
-
-
 def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
     """Return whether the logs alone show the same failure, and of the same rank."""
     if first.kind == FailureClass.HANG:
@@ -278,9 +247,9 @@ def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
 
 
 def _find_in_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
-    for number, line in number_lines(files.preflight):
-        node, _, problem = line.partition(" problem: ")
-        if node == first.node and _is_first_line(problem, first.problem):
+    shown = str(first.problem).partition("\n")[0]
+    for number, line in number_lines(files.preflight) if first.problem else ():
+        if line == f"{first.node} problem: {shown}":
             return Evidence(path=files.preflight, number=number, text=line)
     return None
 
@@ -289,50 +258,42 @@ def _find_in_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
     """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
     for number, line in number_lines(files.events):
         record = parse_event(line)
-        for text in () if record is None else _parts_of_event(record.event, first):
+        for part in () if record is None else _list_parts(record.event, first):
+            text = json.dumps(part)[1:-1]  # as it appears in the line, without its braces
             if text in line:
                 return Evidence(path=files.events, number=number, text=text)
     return None
 
 
-def _parts_of_event(event: Event, first: FirstFailure) -> Iterator[str]:
-    """Yield parts of an event's line that may show a failure, the most telling first."""
-    if isinstance(event, JobEnds) and not event.ok and event.ended_by and first.exit_code is None:
-        yield _members({"ended_by": event.ended_by})
+def _list_parts(event: Event, first: FirstFailure) -> Iterator[Mapping[str, object]]:
+    """Yield parts of an event that may show a failure, the most telling first."""
+    if isinstance(event, JobEnds) and event.ended_by and first.exit_code is None:
+        yield {"ended_by": event.ended_by}
     if isinstance(event, (LaunchAnswer, JobEnds)):
-        processes: list[Departure | Vanished | Lingering]
-        processes = [*(event.left or ()), *(event.vanished or ()), *(event.lingering or ())]
-        for process in processes:
-            if process.rank == first.rank and not first.exit_code:
-                yield _members(encode(process))
-        for record in event.failures or ():
-            if (record.rank, record.exit_code) == (first.rank, first.exit_code):
-                yield _members({"exit_code": record.exit_code})
-    if _has_launcher_status(event, first):
-        yield _members({"exit_code": first.exit_code})
-    if first.problem is not None and first.problem in _problems_of_event(event, first.node):
-        yield _members(first.problem.to_json())
+        yield from _list_ends(event, first)
+    status = (first.node, first.exit_code)
+    if isinstance(event, Answer) and first.exit_code and (event.node, event.exit_code) == status:
+        yield {"exit_code": first.exit_code}
+    if first.problem is not None and first.problem in _get_problems(event, first.node):
+        yield first.problem.to_json()
 
 
-def _has_launcher_status(event: Event, first: FirstFailure) -> bool:
-    if not isinstance(event, Answer) or not first.exit_code:
-        return False
-    return (event.node, event.exit_code) == (first.node, first.exit_code)
+def _list_ends(
+    event: LaunchAnswer | JobEnds, first: FirstFailure
+) -> Iterator[Mapping[str, object]]:
+    ends: list[Departure | Vanished | Lingering]
+    ends = [*(event.left or ()), *(event.vanished or ()), *(event.lingering or ())]
+    if not first.exit_code:
+        yield from (encode(process) for process in ends if process.rank == first.rank)
+    for record in event.failures or ():
+        if (record.rank, record.exit_code) == (first.rank, first.exit_code):
+            yield {"exit_code": record.exit_code}
 
 
-def _problems_of_event(event: Event, node: str) -> Sequence[Problem]:
+def _get_problems(event: Event, node: str) -> Sequence[Problem]:
     if isinstance(event, JobEnds):
         return event.problems.get(node, ())
     return event.problems if isinstance(event, Answer) and event.node == node else ()
-
-
-def _members(value: Mapping[str, object]) -> str:
-    """Return an object as it appears in a line of events, without its braces."""
-    return json.dumps(value)[1:-1]
-
-
-def _is_first_line(text: str, problem: Problem | None) -> bool:
-    return problem is not None and text == str(problem).partition("\n")[0]
 
 
 # --- The diagnosis of a job: its first failure, the reason, and advice, from the files it has left
@@ -348,18 +309,13 @@ _AFTER_SLURM = (FailureClass.UNKNOWN, FailureClass.KILLED, FailureClass.HANG)
 """The classes of failures that may follow from Slurm's end of a job."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Case:
+class _Case(NamedTuple):
     files: JobFiles
-    """The job's files, or a directory of somebody else's logs."""
     record: JobRecord
-    """The driver's events; empty where there was no such driver."""
     result: JobEnds
     """What of its result can be used; an empty one of a job without a result."""
     launched: Torchruns
-    """The logs that are of whole torchruns."""
     seen: Scanned
-    """The hits of all logs."""
     nodes: dict[int, str]
     """The node of each rank, as far as it is known."""
 
@@ -394,20 +350,32 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         read=len(files.logs),
         before_launch=_has_failed_before_launch(case),
     )
-    if first is None:
-        return replace(diagnosis, evidence=() if ok else list_weak_evidence(in_logs))
-    if files.ours:
-        job = files.read_job()
-        first = explain_withheld_variable(first, job)
-        first = explain_missing_module(first, job)
-    same_failure = _same_failure(first, case.result)
+    if first is not None:
+        return _complete_diagnosis(diagnosis, case, first, in_logs)
+    return replace(diagnosis, evidence=() if ok else tuple(map(_make_evidence, in_logs.weak)))
+
+
+def _has_failed_before_launch(case: _Case) -> bool:
+    if case.record.begun is None or case.record.has_launched:
+        return False
+    return case.files.read_job().action is Action.RUN
+
+
+def _complete_diagnosis(
+    diagnosis: Diagnosis, case: _Case, first: FirstFailure, in_logs: LogVerdict
+) -> Diagnosis:
+    if case.files.ours:
+        job = case.files.read_job()
+        first = explain_missing_module(explain_withheld_variable(first, job), job)
+    same_failure = _find_same_failure(first, case.result)
+    failed = {record.rank for record in case.result.failures or ()} | set(in_logs.failed)
     return replace(
         diagnosis,
-        first=_add_last_lines(first, files),
+        first=_add_last_lines(first, case.files),
         entry=first.entry,
-        evidence=tuple(find_evidence(first, in_logs, case.seen, files)),
+        evidence=_find_evidence(first, in_logs, case.seen, case.files),
         same_failure=same_failure,
-        consequences=_consequences(first, in_logs, case.result, same_failure),
+        consequences=tuple(sorted(failed - {first.rank, *in_logs.missing, *same_failure})),
         missing=in_logs.missing if first.kind == FailureClass.HANG else (),
     )
 
@@ -434,48 +402,26 @@ def diagnose_refused(refused: Refused, log_dir: Path) -> Diagnosis:
 
 def _gather(files: JobFiles, record: JobRecord) -> _Case:
     result = verdict.select_usable_result(record.result or JobEnds(ok=False))
-    files = replace(files, logs=tuple(_select_last_attempt(files.logs)))
+    files = replace(files, logs=_select_last_attempt(files.logs))
     launched = find_torchruns(files.logs)
-    nodes = _nodes_of_ranks(files, record, result) | launched.nodes(files.logs)
-    return _Case(
-        files=files,
-        record=record,
-        result=result,
-        launched=launched,
-        seen=launched.add_ranks(_scan(files, launched)),
-        nodes=nodes,
-    )
-
-
-def _select_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
-    last: dict[Path, int] = {}
-    for log in logs:
-        if log.attempt is not None:
-            last[log.path.parents[2]] = max(log.attempt, last.get(log.path.parents[2], 0))
-    for log in logs:
-        if log.attempt is None or log.attempt == last[log.path.parents[2]]:
-            yield log
-
-
-def _has_failed_before_launch(case: _Case) -> bool:
-    if case.record.begun is None or case.record.has_launched:
-        return False
-    return case.files.read_job().action is Action.RUN
-
-
-def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
-    clock = Clock(files)
     logs = [launched.drop_task(log) for log in files.logs]
     if files.job_id and files.preflight.exists() and not files.events.exists():
         logs.append(LogFile(path=files.preflight))
-    texts = make_prefilter()
-    return Scanned.joined(scan_log(log, clock, texts) for log in logs)
-
-
-def _nodes_of_ranks(files: JobFiles, record: JobRecord, result: JobEnds) -> dict[int, str]:
-    """Return the node of each rank: the names of logs win over the order of the nodes."""
+    # The names of logs win over the order of the nodes.
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
-    return _deal_ranks(result.world_size or 0, record.nodes) | named
+    nodes = _deal_ranks(result.world_size or 0, record.nodes) | named | launched.nodes(files.logs)
+    seen = launched.add_ranks(scan_logs(logs, Clock(files)))
+    return _Case(files, record, result, launched, seen, nodes)
+
+
+def _select_last_attempt(logs: Sequence[LogFile]) -> tuple[LogFile, ...]:
+    of_attempts = [log for log in logs if log.attempt is not None]
+    last: dict[Path, int | None] = {}
+    for log in sorted(of_attempts, key=lambda log: log.attempt or 0):
+        last[log.path.parents[2]] = log.attempt
+    return tuple(
+        log for log in logs if log.attempt is None or log.attempt == last[log.path.parents[2]]
+    )
 
 
 def _deal_ranks(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
@@ -492,19 +438,14 @@ def _judge_without_result(
     """Return the verdict without a driver's result, from Slurm's accounting and the logs."""
     job_id = case.files.job_id
     state = messages.read_job_state(job_id, begun=case.record.begun) if job_id else ""
-    first = _find_end_by_slurm(state, job_id, in_logs) or _place_failure(case, in_logs)
+    ended_by = ENDED_BY_STATE.get(state)
+    has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
+    if ended_by and not has_cause:
+        return False, verdict.convert_ending(ended_by, job_id, "")
+    first = _place_failure(case, in_logs)
     if first is not None:
         return False, first
     return (True if state == "COMPLETED" else None), None
-
-
-def _find_end_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
-    """Return the failure for Slurm's end of a job; None if the logs show a cause."""
-    ended_by = ENDED_BY_STATE.get(state)
-    has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
-    if not ended_by or has_cause:
-        return None
-    return verdict.convert_ending(ended_by, job_id, "")
 
 
 def _place_failure(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
@@ -513,20 +454,18 @@ def _place_failure(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
         return first
     if hit.entry.tells == LineTells.END:
         # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
-        failed_node = first.kind == FailureClass.NODE_FAILURE
-        node = _find_lost_node((hit, *case.seen.hits)) if failed_node else ""
-        return replace(first, node=node, rank=None)
-    if first.rank is not None or case.launched.first:
-        return first
+        if first.kind != FailureClass.NODE_FAILURE:
+            return replace(first, node="", rank=None)
+        lost = (
+            each.groups.get("node")
+            for each in (hit, *case.seen.hits)
+            if each.entry.kind == FailureClass.NODE_FAILURE
+        )
+        return replace(first, node=next(filter(None, lost), ""), rank=None)
     task = hit.groups.get("tasks", "")
-    return replace(first, rank=int(task)) if task.isdigit() else first
-
-
-def _find_lost_node(hits: tuple[Hit, ...]) -> str:
-    for hit in hits:
-        if hit.entry.kind == FailureClass.NODE_FAILURE and hit.groups.get("node"):
-            return hit.groups["node"]
-    return ""
+    if first.rank is not None or case.launched.first or not task.isdigit():
+        return first
+    return replace(first, rank=int(task))
 
 
 def _explain_failure(
@@ -549,7 +488,7 @@ def _explain_hang(
 ) -> tuple[FirstFailure, LogVerdict]:
     """Name the ranks missing in a collective, if the blamed rank itself timed out in it."""
     waited = {record.rank for record in case.result.failures or () if has_waited_in_vain(record)}
-    waiting = case.seen.waiting()
+    waiting = case.seen.find_waiting()
     if first.rank not in waited or not waiting:
         return first, in_logs
     missing = find_absent_ranks(waiting, case.nodes) or tuple(sorted(set(case.nodes) - waited))
@@ -561,30 +500,17 @@ def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
     """Add the last lines of the rank that the others waited for to a hang."""
     if first.kind != FailureClass.HANG or first.exit_code:
         return first
-    lines: list[str] = []
-    for log in files.logs:
-        if log.rank == first.rank:
-            lines += read_last_lines(log.path, _LAST_WORDS)
+    own = [log.path for log in files.logs if log.rank == first.rank]
+    lines = tuple(line for path in own for line in read_last_lines(path, _LAST_WORDS))
     if lines or first.rank is None or first.hint != LOG_TELLS:
-        return replace(first, lines=tuple(lines))
+        return replace(first, lines=lines)
     return replace(first, lines=(), hint=_SILENT)
 
 
-def _same_failure(first: FirstFailure, result: JobEnds) -> tuple[int, ...]:
+def _find_same_failure(first: FirstFailure, result: JobEnds) -> tuple[int, ...]:
     records = {record.rank: record for record in result.failures or ()}
     record = None if first.rank is None else records.pop(first.rank, None)
-    if record is None or not _has_raised(record):
+    if record is None or not record.exception or weigh_failure(record) != CAUSE:
         return ()
     error = make_comparable(record)
     return tuple(sorted(rank for rank, other in records.items() if make_comparable(other) == error))
-
-
-def _has_raised(record: FailureRecord) -> bool:
-    return record.exception != "" and weigh_failure(record) == CAUSE
-
-
-def _consequences(
-    first: FirstFailure, in_logs: LogVerdict, result: JobEnds, same_failure: tuple[int, ...]
-) -> tuple[int, ...]:
-    failed = {record.rank for record in result.failures or ()} | set(in_logs.failed)
-    return tuple(sorted(failed - {first.rank} - set(in_logs.missing) - set(same_failure)))

@@ -20,11 +20,9 @@ class Evidence:
     """A line of a log that shows what happened."""
 
     path: Path = field(metadata={"json": "file"})
-    """The file."""
     number: int = field(metadata={"json": "line"})
     """The line's number, from 1."""
     text: str
-    """The line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +36,8 @@ class FirstFailure:
     exit_code: int | None = None
     """The rank's exit status, negative for a signal; None where no rank had started."""
     kind: FailureClass = field(metadata={"json": "class"})
-    """Its class."""
     cause: str
-    """The cause, in one line."""
     hint: str
-    """Advice: what to do about it."""
     lines: tuple[str, ...] = ()
     """The last lines that belong to it."""
     meaning: str = ""
@@ -86,7 +81,6 @@ class Diagnosis:
     missing: tuple[int, ...] = field(default=(), metadata={"json": "missing_ranks"})
     """For a hang: ranks that did not reach the collective that the others waited in."""
     read: int = field(default=0, metadata={"json": "files_read"})
-    """The number of files read."""
     before_launch: bool = False
     """Whether it failed before any rank was started, though ranks were to be started."""
     interrupted: bool = field(default=False, metadata={"json": None})

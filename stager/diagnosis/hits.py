@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -109,24 +111,8 @@ def says_recovered(text: str) -> bool:
     return bool(_RECOVERED.search(text))
 
 
-def says_survived(text: str) -> bool:
-    """Return whether a line says, by its level too, that its program survived what it tells."""
+def _says_survived(text: str) -> bool:
     return bool(_LEVEL.search(text)) or says_recovered(text)
-
-
-def says_gave_up(text: str) -> bool:
-    """Return whether a line says that its program ends because of what it tells."""
-    return bool(_GAVE_UP.search(text)) and not says_survived(text)
-
-
-def introduces_survived(text: str) -> bool:
-    """Return whether a line says that its program survived the traceback below it."""
-    return bool(_LOGGED.search(text) or _IN_THREAD.match(text)) or says_recovered(text)
-
-
-def introduces_ignored(text: str) -> bool:
-    """Return whether the traceback below is printed and no more, as that of a destructor is."""
-    return bool(_IGNORED.search(text))
 
 
 def says_restarted(text: str) -> bool:
@@ -151,6 +137,8 @@ def is_of_an_end(text: str) -> bool:
 
 # --- Tracebacks in logs that several ranks write to ----------------------------------------------
 
+_LINE_CHARACTERS = 2_000
+"""Characters of a line that are looked at."""
 _LINES = 200
 """Lines of a traceback that are kept."""
 _WINDOW = 1_000
@@ -171,47 +159,85 @@ _FRAMED = " \t╰+"
 """The first characters of the line above an exception; ``rich`` draws the last two."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A traceback, with those that led to it."""
+    """A traceback, with those that led to it.
 
-    at: tuple[int, ...]
-    """The places of its lines among those that were given."""
-    texts: tuple[str, ...]
-    """Its lines, without the mark before each of them."""
-    closing: tuple[int, ...]
-    """The indexes of its exceptions; empty where it breaks off."""
-    open: bool
-    """Whether lines that are not there yet may belong to it."""
-
-
-def read_trace(lines: Sequence[bytes], start: int, longest: int) -> Trace:
-    """Return the traceback that begins in a line."""
-    reader = _Reader()
-    end = min(start + 1 + _WINDOW, len(lines))
-    below = show_line(lines[start + 1], longest) if start + 1 < end else ""
-    prefix = TracebackPrefix(show_line(lines[start], longest), below)
-    reader.take(start, prefix.first)
-    for place in range(start + 1, end):
-        text = prefix.strip(show_line(lines[place], longest))
-        if text is not None:
-            reader.take(place, text)
-        else:
-            reader.skip(place)
-        if reader.ended:
-            break
-    return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
-
-
-def read_frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
-    """Return an exception with the place above it: all that Python shows of an unreadable file.
-
-    Returns:
-        The lines from ``File "..."`` to the exception; none where no such place is shown.
+    Attributes:
+        at: the places of its lines among those that were given.
+        texts: its lines, without the mark before each of them.
+        closing: the indexes of its exceptions; empty where it breaks off.
+        is_open: whether lines that are not there yet may belong to it.
     """
-    frame = [parse_line(show_line(lines[at], longest)).text]
+
+    def __init__(self) -> None:
+        self.at: list[int] = []
+        self.texts: list[str] = []
+        self.closing: list[int] = []
+        self.is_open = True
+        self._inside = True
+        self._chained = True  # the first line says "Traceback" as well
+
+    def take(self, place: int, text: str) -> None:
+        """Add a line, or find that it is no part any more."""
+        if TRACEBACK in text:
+            # Another one, with nothing that connects it to this one, does not belong to it.
+            self.is_open = self._chained or text.startswith(_ORIGINAL)
+            self._inside, self._chained = True, False
+        if not self.is_open:
+            return
+        self.at.append(place)
+        self.texts.append(text)
+        last = len(self.texts) - 1
+        if not self._inside:
+            self._look_for_another(text)
+        elif _is_exception(self.texts, last):
+            self._inside = False
+            self.closing.append(last)
+        if last + 1 >= _LINES:
+            self.is_open = False
+
+    def skip(self, place: int) -> None:
+        """Skip a line of another process; many of them below an exception end the search."""
+        self.is_open = self._inside or place - self.at[-1] <= _OTHERS
+
+    def _look_for_another(self, text: str) -> None:
+        """Look below an exception for a traceback that is chained to it."""
+        if _CHAINED.match(text):
+            self._inside = self._chained = True
+            return
+        last = self.closing[-1]
+        exception = _EXCEPTION_LINE.match(self.texts[last])
+        if exception and exception["message"] == "" and text.strip():  # it begins on another line
+            self.texts[last] = f"{exception['type']}: {text.strip()}"
+        self.is_open = len(self.texts) - 1 - last < _CHAIN
+
+
+def read_trace(lines: Sequence[bytes], start: int) -> Trace:
+    """Return the traceback that begins in a line."""
+    trace = Trace()
+    end = min(start + 1 + _WINDOW, len(lines))
+    below = show_line(lines[start + 1]) if start + 1 < end else ""
+    prefix = TracebackPrefix(show_line(lines[start]), below)
+    trace.take(start, prefix.first)
+    for place in range(start + 1, end):
+        text = prefix.strip(show_line(lines[place]))
+        if text is not None:
+            trace.take(place, text)
+        else:
+            trace.skip(place)
+        if not trace.is_open:
+            break
+    trace.is_open = trace.is_open and end == len(lines) and end < start + 1 + _WINDOW
+    if trace.closing:
+        del trace.at[trace.closing[-1] + 1 :], trace.texts[trace.closing[-1] + 1 :]
+    return trace
+
+
+def _find_frame(lines: Sequence[bytes], at: int) -> tuple[str, ...]:
+    """Return an exception with the place above it: all that Python shows of an unreadable file."""
+    frame = [parse_line(show_line(lines[at])).text]
     for line in reversed(lines[max(0, at - _FRAME) : at]):
-        text = parse_line(show_line(line, longest)).text
+        text = parse_line(show_line(line)).text
         if not text.startswith("  "):
             break
         frame.insert(0, text)
@@ -220,65 +246,7 @@ def read_frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str
     return ()
 
 
-class _Reader:
-    def __init__(self) -> None:
-        self.ended = False
-        self._at: list[int] = []
-        self._texts: list[str] = []
-        self._closing: list[int] = []
-        self._inside = True
-        self._chained = True  # the first line says "Traceback" as well
-
-    def take(self, place: int, text: str) -> None:
-        if TRACEBACK in text:
-            original = text.startswith(_ORIGINAL)
-            # Another one, with nothing that connects it to this one, does not belong to it.
-            self.ended = not self._chained and not original
-            self._inside, self._chained = True, False
-        if self.ended:
-            return
-        self._at.append(place)
-        self._texts.append(text)
-        if self._inside:
-            self._look_for_exception()
-        else:
-            self._look_for_another(text)
-        if len(self._texts) >= _LINES:
-            self.ended = True
-
-    def skip(self, place: int) -> None:
-        """Skip a line of another process; many of them below an exception end the search."""
-        self.ended = not self._inside and place - self._at[-1] > _OTHERS
-
-    def _look_for_exception(self) -> None:
-        last = len(self._texts) - 1
-        if _is_exception(self._texts, last):
-            self._inside = False
-            self._closing.append(last)
-
-    def _look_for_another(self, text: str) -> None:
-        """Look below an exception for a traceback that is chained to it."""
-        if _CHAINED.match(text):
-            self._inside = self._chained = True
-            return
-        last = self._closing[-1]
-        exception = _EXCEPTION_LINE.match(self._texts[last])
-        if exception and exception["message"] == "" and text.strip():  # it begins on another line
-            self._texts[last] = f"{exception['type']}: {text.strip()}"
-        self.ended = len(self._texts) - 1 - last >= _CHAIN
-
-    def trace(self, *, more: bool) -> Trace:
-        """Return the traceback; ``more`` says that further lines may come."""
-        end = self._closing[-1] + 1 if self._closing else len(self._texts)
-        return Trace(
-            at=tuple(self._at[:end]),
-            texts=tuple(self._texts[:end]),
-            closing=tuple(self._closing),
-            open=more and not self.ended,
-        )
-
-
-def show_line(line: bytes, longest: int) -> str:
+def show_line(line: bytes, longest: int = _LINE_CHARACTERS) -> str:
     """Return a line as a terminal shows it: overwritten text is left out."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2][: 2 * longest].decode(errors="replace")
     return show_as_terminal(text)[:longest]
@@ -291,7 +259,7 @@ def _is_exception(texts: Sequence[str], at: int) -> bool:
     above = texts[at - 1]
     if not above and texts[1:2] == [""]:  # loguru puts empty lines between frames
         above = next((line for line in reversed(texts[:at]) if line), "")
-    return bool(_EXCEPTION_LINE.match(text)) and bool(above) and above[0] in _FRAMED
+    return bool(_EXCEPTION_LINE.match(text)) and above.startswith(tuple(_FRAMED))
 
 
 # --- The hits of a log: the lines that the catalogue knows, and tracebacks -----------------------
@@ -303,8 +271,6 @@ _EVENT = b'{"v": , "'
 """The beginning of the driver's events in a batch log: they repeat lines of other logs."""
 _PER_ENTRY = 8
 """Hits that are kept of one entry and file: the first ones count."""
-_LINE_CHARACTERS = 2_000
-"""Characters of a line that are looked at."""
 _STAMP_LINES = 400
 """Lines above a hit in which a time stamp is looked for."""
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
@@ -345,11 +311,9 @@ class Hit:
     """A line that the catalogue knows, or a traceback."""
 
     log: LogFile
-    """The file."""
     number: int
     """The line's number, from 1; of a traceback, of its last line."""
     text: str
-    """The line, without marks of its rank."""
     rank: int | None
     """The rank that wrote it; None if unknown."""
     time: float | None
@@ -395,70 +359,49 @@ class Scanned:
     """The hits of logs."""
 
     hits: tuple[Hit, ...]
-    """The hits, log after log."""
     heads: dict[Path, tuple[int, ...]] = field(default_factory=dict)
     """The numbers of the lines that begin as the first line of their log does, by its path."""
 
-    @classmethod
-    def joined(cls, parts: Iterable[Scanned]) -> Scanned:
-        """Return several as one."""
-        hits: list[Hit] = []
-        heads: dict[Path, tuple[int, ...]] = {}
-        for part in parts:
-            hits += part.hits
-            heads |= part.heads
-        return cls(hits=tuple(hits), heads=heads)
-
-    def waiting(self) -> list[Hit]:
+    def find_waiting(self) -> list[Hit]:
         """Return the hits of ranks that waited for others in vain, the earliest first."""
         waiting = [hit for hit in self.hits if hit.entry.tells == LineTells.STUCK]
         return sorted(waiting, key=lambda hit: (hit.time is None, hit.time or 0.0))
 
     def find_out_of_memory(self, node: str) -> Hit | None:
         """Return a hit that tells that memory ran out on that node, or on one that is not named."""
-        for hit in self.hits:
-            if hit.entry.kind != FailureClass.OUT_OF_MEMORY:
-                continue
-            if hit.node in ("", node):
-                return hit
-        return None
+        out_of_memory = (hit for hit in self.hits if hit.entry.kind == FailureClass.OUT_OF_MEMORY)
+        return next((hit for hit in out_of_memory if hit.node in ("", node)), None)
 
 
-def make_prefilter() -> Prefilter:
-    """Return the prefilter for all that can make a hit; one is enough for all logs of a job."""
-    texts = {TRACEBACK}
-    for entry in catalogue():
-        texts.add(entry.needle)
-        if entry.over:
-            texts.add(entry.over)
-    return Prefilter(texts)
-
-
-def scan_log(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
-    """Return the hits of a log in order, none if unreadable; sharing ``texts`` is quicker."""
-    scanner = _Scanner(log, clock, texts or make_prefilter())
-    try:
-        with log.path.open("rb") as handle:
+def scan_logs(logs: Iterable[LogFile], clock: Clock) -> Scanned:
+    """Return the hits of logs in order; a log that cannot be read has none."""
+    texts = {text for entry in catalogue() for text in (entry.needle, entry.over) if text}
+    prefilter = Prefilter({TRACEBACK, *texts})
+    hits: list[Hit] = []
+    heads: dict[Path, tuple[int, ...]] = {}
+    for log in logs:
+        scanner = _Scanner(log, clock, prefilter)
+        with suppress(OSError), log.path.open("rb") as handle:
             rest = b""
             while block := handle.read(BLOCK):
                 whole, newline, rest = (rest + block).rpartition(b"\n")
                 if newline:
                     rest = scanner.look(whole) + rest
                 elif len(rest) > BLOCK:  # a line without an end
-                    scanner.skip(len(rest) - _LINE_CHARACTERS)
+                    scanner.offset += len(rest) - _LINE_CHARACTERS
                     rest = rest[-_LINE_CHARACTERS:]
             scanner.look(rest, last=True)
-    except OSError:
-        pass
-    heads = {log.path: tuple(scanner.heads)} if scanner.heads else {}
-    return Scanned(hits=scanner.result(), heads=heads)
+        hits += scanner.select_hits()
+        if scanner.heads:
+            heads[log.path] = tuple(scanner.heads)
+    return Scanned(hits=tuple(hits), heads=heads)
 
 
 class _Scanner:
     """Scan a file by blocks; ``heads`` are later lines that begin as the first one does."""
 
     def __init__(self, log: LogFile, clock: Clock, texts: Prefilter) -> None:
-        self.line = 0
+        self.line = self.offset = 0
         self.heads: list[int] = []
         self._head, self._first = b"", b""
         self._above = b""
@@ -466,24 +409,16 @@ class _Scanner:
         self._year = read_year(log.path)
         self._texts = texts
         self._hits: list[Hit] = []
-        self._counts: dict[str, int] = {}
-        self._offset = 0
+        self._counts: collections.Counter[str] = collections.Counter()
         self._stamped: float | None = None
         self._labelled: set[int] = set()
 
-    def result(self) -> tuple[Hit, ...]:
+    def select_hits(self) -> list[Hit]:
         """Return the hits that count; a task that runs torchrun is no rank."""
-        names = {hit.entry.name for hit in self._hits}
-        satisfied = {"", *names}
-        hits = tuple(hit for hit in self._hits if hit.entry.needs in satisfied)
-        return hits if names.isdisjoint(_OF_TORCHRUN) else tuple(map(self._drop_task, hits))
-
-    def _drop_task(self, hit: Hit) -> Hit:
-        return replace(hit, rank=None) if hit.number in self._labelled else hit
-
-    def skip(self, count: int) -> None:
-        """Skip bytes of a line that is too long."""
-        self._offset += count
+        names = {"", *(hit.entry.name for hit in self._hits)}
+        hits = [hit for hit in self._hits if hit.entry.needs in names]
+        tasks = set[int]() if names.isdisjoint(_OF_TORCHRUN) else self._labelled
+        return [replace(hit, rank=None) if hit.number in tasks else hit for hit in hits]
 
     def look(self, block: bytes, *, last: bool = False) -> bytes:
         """Scan whole lines; return those to scan again with the next block."""
@@ -492,32 +427,29 @@ class _Scanner:
         matches = self._texts.find(shapes)
         lines = block.split(b"\n")
         self._look_for_heads(lines, shown_text)
-        done = self._lines(lines, shapes, matches, last=last) if matches.at else len(lines)
-        self._stamped = self._last_stamp(lines, done) or self._stamped
+        done = self._look_at_lines(lines, shapes, matches, last=last) if matches.at else len(lines)
+        self._stamped = self._find_stamp(lines, done) or self._stamped
         self.line += done
         self._above = lines[done - 1] if done else self._above
-        if done == len(lines):
-            self._offset += len(block) + 1
-            return b""
-        rest = b"\n".join(lines[done:]) + b"\n"
-        self._offset += len(block) + 1 - len(rest)
+        rest = b"".join(line + b"\n" for line in lines[done:])
+        self.offset += len(block) + 1 - len(rest)
         return rest
 
     def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
         """Find lines that repeat the first one: the script was started again."""
-        if self.line == 0 and not self._head:
+        if self.line == 0:
             self._head, self._first = _cut_at_number(lines[0]), _remove_dates(lines[0])
         if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:
             return
         if text.count(b"\n" + self._head) > _HEADS:
             self._head = b""
         elif b"\n" + self._head in text:
-            for at, line in enumerate(lines):
+            for number, line in enumerate(lines, self.line + 1):
                 same = line.startswith(self._head) and _remove_dates(line) == self._first
-                if same and self.line + at:
-                    self.heads.append(self.line + at + 1)
+                if same and number > 1:
+                    self.heads.append(number)
 
-    def _lines(
+    def _look_at_lines(
         self, lines: list[bytes], shapes: list[bytes], matches: PrefilterMatches, *, last: bool
     ) -> int:
         """Scan the lines that match a text; return the number of lines that are done."""
@@ -528,29 +460,31 @@ class _Scanner:
             if at in taken or shape.startswith(_EVENT):
                 continue
             if TRACEBACK.encode() not in shape:
-                self._single(lines, at, entries)
+                self._look_at_line(lines, at, entries)
                 continue
-            trace = read_trace(lines, at, _LINE_CHARACTERS)
-            if trace.open and not last:
+            trace = read_trace(lines, at)
+            if trace.is_open and not last:
                 return at
             if trace.closing:  # else its lines may tell something one by one
                 taken.update(trace.at)
-                self._trace(lines, trace, entries)
+                self._look_at_trace(lines, trace, entries)
         return len(lines)
 
-    def _single(self, lines: list[bytes], at: int, entries: Sequence[CatalogueEntry]) -> None:
-        text = show_line(lines[at], _LINE_CHARACTERS)
+    def _look_at_line(self, lines: list[bytes], at: int, entries: Sequence[CatalogueEntry]) -> None:
+        text = show_line(lines[at])
         # Patterns begin at the text; a few need what a logger puts before it.
         known = match_line(parse_line(text).text, entries) or match_line(text, entries)
         if known is None:
-            self._hits = [hit for hit in self._hits if not _is_taken_back(text, hit)]
+            self._hits = [
+                hit for hit in self._hits if not (hit.entry.over and hit.entry.over in text)
+            ]
         elif known.entry.role != LineRole.NOISE and not self._is_enough(known.entry.name):
-            author = self._author(text, self.line + at + 1)
-            self._keep(
-                lines, (at, at), author, known, read_frame_above(lines, at, _LINE_CHARACTERS)
-            )
+            author = self._find_author(text, self.line + at + 1)
+            self._keep(lines, (at, at), author, known, _find_frame(lines, at))
 
-    def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]) -> None:
+    def _look_at_trace(
+        self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]
+    ) -> None:
         """Keep a traceback, with its chain, under its most informative exception."""
         last = trace.closing[-1]
         at, known = _choose_exception(trace, entries) or (last, _UNKNOWN)
@@ -558,14 +492,13 @@ class _Scanner:
             return
         line = trace.at[at]
         line_above = lines[trace.at[0] - 1] if trace.at[0] else self._above
-        above = parse_line(show_line(line_above, _LINE_CHARACTERS)).logged
-        if introduces_ignored(above) or _FINALIZER.search("".join(trace.texts[:2])):
+        above = parse_line(show_line(line_above)).logged
+        if _IGNORED.search(above) or _FINALIZER.search("".join(trace.texts[:2])):
             return
-        rank, _ = self._author(show_line(lines[line], _LINE_CHARACTERS), self.line + line + 1)
-        if any(LAUNCHER_FRAME.search(text) for text in trace.texts):
-            rank = None
-        self._keep(lines, (line, trace.at[last]), (rank, trace.texts[at]), known, trace.texts)
-        if introduces_survived(above):
+        rank, _ = self._find_author(show_line(lines[line]), self.line + line + 1)
+        author = None if any(map(LAUNCHER_FRAME.search, trace.texts)) else rank, trace.texts[at]
+        self._keep(lines, (line, trace.at[last]), author, known, tuple(trace.texts))
+        if _LOGGED.search(above) or _IN_THREAD.match(above) or says_recovered(above):
             self._hits[-1] = replace(self._hits[-1], is_weak=True)
 
     def _keep(
@@ -574,29 +507,33 @@ class _Scanner:
         places: tuple[int, int],
         author: tuple[int | None, str],
         known: CatalogueMatch,
-        trace: tuple[str, ...] = (),
+        trace: tuple[str, ...],
     ) -> None:
         """Keep a hit; ``places`` is its main and its last line, ``author`` rank and bare text."""
         (at, last), (rank, text) = places, author
-        line = parse_line(show_line(lines[at], _LINE_CHARACTERS))
+        line = parse_line(show_line(lines[at]))
+        if self._pieces is None:
+            time = self._find_stamp(lines, at + 1) or self._stamped
+        else:
+            time = self._pieces.find_time(self._find_offset(lines, at))
         self._hits.append(
             Hit(
                 log=self._log,
                 number=self.line + at + 1,
                 text=text.strip(),
                 rank=rank,
-                time=self._time(lines, at),
+                time=time,
                 known=known,
                 trace=trace,
                 last=self.line + last + 1,
-                below=self._offset_of(lines, last + 1),
+                below=self._find_offset(lines, last + 1),
                 marks=line.marks,
                 prefix_node=line.node,
                 is_weak=not trace and _is_weak(known.entry, line.logged),
             )
         )
 
-    def _author(self, text: str, number: int) -> tuple[int | None, str]:
+    def _find_author(self, text: str, number: int) -> tuple[int | None, str]:
         line = parse_line(text)
         if line.rank is not None:
             return line.rank, line.logged
@@ -607,22 +544,17 @@ class _Scanner:
         self._labelled.add(number)
         return line.task, line.logged
 
-    def _time(self, lines: list[bytes], at: int) -> float | None:
-        if self._pieces is not None:
-            return self._pieces.find_time(self._offset_of(lines, at))
-        return self._last_stamp(lines, at + 1) or self._stamped
+    def _find_offset(self, lines: list[bytes], at: int) -> int:
+        return self.offset + sum(map(len, lines[:at])) + at
 
-    def _offset_of(self, lines: list[bytes], at: int) -> int:
-        return self._offset + sum(map(len, lines[:at])) + at
-
-    def _last_stamp(self, lines: list[bytes], end: int) -> float | None:
+    def _find_stamp(self, lines: list[bytes], end: int) -> float | None:
         for line in reversed(lines[max(0, end - _STAMP_LINES) : end]):
             if (time := read_stamp(line, self._year)) is not None:
                 return time
         return None
 
     def _is_enough(self, name: str) -> bool:
-        self._counts[name] = self._counts.get(name, 0) + 1
+        self._counts[name] += 1
         return self._counts[name] > _PER_ENTRY
 
 
@@ -633,15 +565,11 @@ def _choose_exception(
     telling: list[tuple[int, CatalogueMatch]] = []
     for at in reversed(trace.closing):
         known = match_line(trace.texts[at], entries)
-        if known is not None and _tells(known.entry, alone=len(trace.closing) == 1):
+        if known is None or known.entry.tells == LineTells.EXIT:
+            continue
+        if len(trace.closing) == 1 or (known.entry.role, known.entry.kind) != _PASSED_ON:
             telling.append((at, known))
     return min(telling, key=lambda place: _rank_exception(place[1].entry), default=None)
-
-
-def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
-    if entry.tells == LineTells.EXIT:
-        return False
-    return alone or (entry.role, entry.kind) != _PASSED_ON
 
 
 def _cut_at_number(line: bytes) -> bytes:
@@ -659,13 +587,10 @@ def _is_weak(entry: CatalogueEntry, text: str) -> bool:
     """Return whether an error in a line, seen alone, may be one that its program survived."""
     if entry.over or entry.tells in (LineTells.EXIT, LineTells.END):
         return entry.weak
-    if _EXCEPTION.match(text) or says_gave_up(text):
-        return says_survived(text)
-    return entry.weak or says_survived(text)
-
-
-def _is_taken_back(text: str, hit: Hit) -> bool:
-    return bool(hit.entry.over) and hit.entry.over in text
+    survived = _says_survived(text)
+    # An exception, or words by which its program gives up, show an end.
+    shows_end = _EXCEPTION.match(text) or (_GAVE_UP.search(text) and not survived)
+    return survived or (entry.weak and not shows_end)
 
 
 def _rank_exception(entry: CatalogueEntry) -> int:

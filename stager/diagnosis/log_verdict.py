@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -33,9 +34,7 @@ from .process_exits import (
     LINES,
     Exit,
     describe_exit_code,
-    find_root_cause,
     list_exits,
-    map_ranks_to_nodes,
 )
 from .verdict import Candidate, Role, pick_first_failure
 
@@ -102,33 +101,42 @@ def read_aftermath(hit: Hit, until: int | None = None) -> Aftermath:
     first: list[str] = []
     ordinary: list[str] = []
     last: collections.deque[str] = collections.deque(maxlen=_NEAR)
-    boxed = hit.entry.source.startswith("Open MPI") and not hit.trace
-    for number, line in enumerate(_read_lines_below(hit), start=hit.last + 1):
-        if (until is not None and number >= until) or len(ordinary) >= _ENOUGH:
-            break
-        mark = parse_line(line)
-        if not mark.logged.strip() or (hit.marks and not _is_same_process(hit, mark)):
-            continue
-        is_rule = _RULE.fullmatch(mark.logged) is not None
-        boxed ^= is_rule
-        if boxed or is_rule:
-            continue
-        last.append(mark.logged)
-        known = match_line(mark.logged) is not None
+    for text in _list_own_lines(hit, until):
+        last.append(text)
+        known = match_line(text) is not None
         if not known and len(first) < _FIRST:
-            first.append(mark.logged)
-        if not known and not is_of_an_end(mark.logged):
-            ordinary.append(mark.logged)
+            first.append(text)
+        if not known and not is_of_an_end(text):
+            ordinary.append(text)
+        if len(ordinary) >= _ENOUGH:
+            break
     return Aftermath(
         ordinary=len(ordinary),
         recovered=any(map(says_recovered, ordinary[:_NEAR])),
         restarted=any(map(says_restarted, first)),
         ended_well=any(map(says_ended_well, last)),
-        trained=any(map(says_trained, _last_output(hit.log.path))),
+        trained=any(map(says_trained, _read_last_output(hit.log.path))),
     )
 
 
-def _last_output(errors: Path) -> tuple[str, ...]:
+def _list_own_lines(hit: Hit, until: int | None) -> Iterator[str]:
+    """Yield the lines of the hit's writer below it, without Open MPI's messages of many lines."""
+    raws: Sequence[bytes] = ()
+    with suppress(OSError), hit.log.path.open("rb") as handle:
+        handle.seek(hit.below)
+        raws = handle.read(_BYTES).split(b"\n")
+    is_boxed = hit.entry.source.startswith("Open MPI") and not hit.trace
+    for raw in raws if until is None else raws[: max(until - hit.last - 1, 0)]:
+        line = parse_line(show_line(raw, _CHARACTERS))
+        if not line.logged.strip() or (hit.marks and not _is_same_process(hit, line)):
+            continue
+        is_rule = _RULE.fullmatch(line.logged) is not None
+        is_boxed ^= is_rule
+        if not is_boxed and not is_rule:
+            yield line.logged
+
+
+def _read_last_output(errors: Path) -> tuple[str, ...]:
     """Return the last lines of the stdout file that belongs to a stderr file."""
     for of_errors, of_output in _STREAMS:
         name = of_errors.sub(of_output, errors.name)
@@ -137,21 +145,10 @@ def _last_output(errors: Path) -> tuple[str, ...]:
     return ()
 
 
-def _is_same_process(hit: Hit, mark: ParsedLine) -> bool:
-    mine, other = dict(hit.marks), dict(mark.marks)
+def _is_same_process(hit: Hit, line: ParsedLine) -> bool:
+    mine, other = dict(hit.marks), dict(line.marks)
     common = mine.keys() & other.keys()
     return bool(common) and all(mine[name] == other[name] for name in common)
-
-
-def _read_lines_below(hit: Hit) -> Iterator[str]:
-    try:
-        with hit.log.path.open("rb") as handle:
-            handle.seek(hit.below)
-            raws = handle.read(_BYTES).split(b"\n")
-    except OSError:
-        return
-    for raw in raws:
-        yield show_line(raw, _CHARACTERS)
 
 
 # --- Several attempts in one log: a job that was requeued, ranks that were started again ---------
@@ -184,30 +181,25 @@ def select_last_attempts(
 
 def _find_last_start(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> int:
     """Return the line after which the last attempt begins; 0 for a single attempt."""
-    ends = [hit for hit in hits if _is_end(hit)]
-    start = _last_restart_of_torchrun(hits, restarts)
+    endings = (LineTells.EXIT, LineTells.END)
+    ends = [hit for hit in hits if hit.entry.tells in endings or hit.entry.name in _ENDS]
+    start = _find_last_restart(hits, restarts)
     untils = [*(hit.number for hit in ends[1:]), None]
     for end, until in zip(ends, untils, strict=False):
-        if until is not None and until - end.last <= 1:
-            continue
-        if _is_followed_by_another(end, until, heads):
+        has_room = until is None or until - end.last > 1
+        if has_room and _is_followed_by_another(end, until, heads):
             start = max(start, end.last)
     return start
 
 
-def _last_restart_of_torchrun(hits: Sequence[Hit], restarts: int) -> int:
-    """Return the last restart's line: one report for each attempt, a table only after the last."""
-    tables = [hit for hit in hits if hit.entry.name == "child-failed" and hit.trace]
-    reports = [hit for hit in hits if hit.entry.name == "torchrun-report"]
+def _find_last_restart(hits: Sequence[Hit], restarts: int) -> int:
+    """Return torchrun's last restart: one report for each attempt, a table only after the last."""
+    names = [(hit.entry.name, bool(hit.trace)) for hit in hits]
+    reports = [hit.number for hit in hits if hit.entry.name == "torchrun-report"]
+    tables = names.count(("child-failed", True))
     if reports and not tables and len(reports) <= restarts:
-        return reports[-1].number
-    return reports[-2].number if len(tables) == 1 and len(reports) > 1 else 0
-
-
-def _is_end(hit: Hit) -> bool:
-    if hit.entry.tells in (LineTells.EXIT, LineTells.END):
-        return True
-    return hit.entry.name in _ENDS
+        return reports[-1]
+    return reports[-2] if tables == 1 and len(reports) > 1 else 0
 
 
 def _is_followed_by_another(end: Hit, until: int | None, heads: Sequence[int]) -> bool:
@@ -232,24 +224,14 @@ LOG_TELLS = (
 
 def find_absent_ranks(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
     """Return the ranks that others waited for: those they name, else those without a hit."""
-    return (
-        _find_named_ranks(waiting)
-        or _find_ranks_behind(waiting)
-        or _find_silent_ranks(waiting, nodes)
-    )
-
-
-def _find_named_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
-    named: set[int] = set()
-    for hit in waiting:
-        named.update(map(int, re.findall(r"\d+", hit.groups.get("ranks", ""))))
-    return tuple(sorted(named))
-
-
-def _find_silent_ranks(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that report no wait; empty if no waiting rank is known."""
+    texts = (hit.groups.get("ranks", "") for hit in waiting)
+    named = {int(rank) for text in texts for rank in re.findall(r"\d+", text)}
+    if named:
+        return tuple(sorted(named))
+    # Ranks that report no wait, unless no waiting rank is known.
     waited = {hit.rank for hit in waiting if hit.rank is not None}
-    return tuple(sorted(nodes.keys() - waited)) if waited else ()
+    silent = tuple(sorted(nodes.keys() - waited)) if waited else ()
+    return _find_late_ranks(waiting) or silent
 
 
 def describe_hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> FirstFailure:
@@ -269,41 +251,34 @@ def describe_hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str])
     )
 
 
-def _find_ranks_behind(waiting: Sequence[Hit]) -> tuple[int, ...]:
+def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
     """Return the ranks whose watchdogs name an earlier collective than those of other ranks.
 
     Collectives are counted for each group of ranks. A rank with several numbers has several groups,
     and where groups are not named nothing can be said of them.
     """
-    for numbers in _collectives(waiting).values():
+    for numbers in _group_collectives(waiting).values():
         lowest = min(numbers.values())
         if lowest < max(numbers.values()):
             return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
     return ()
 
 
-def _collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
+def _group_collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
     """Return the number of the collective that each rank waits in, by group of ranks."""
     by_group: dict[str, dict[int, int]] = {}
-    ambiguous: set[str] = set()
+    is_ambiguous = False
     for hit in waiting:
-        rank, number = _find_waiting_rank(hit), hit.groups.get("seq")
+        at, number = hit.groups.get("at"), hit.groups.get("seq")
+        rank = int(at) if hit.rank is None and at else hit.rank
         if rank is None or not number:
             continue
         group = hit.groups.get("group", "")
         known = by_group.setdefault(group, {}).setdefault(rank, int(number))
-        if known != int(number):
-            ambiguous.add(group)
-    if "" in ambiguous:
+        is_ambiguous |= not group and known != int(number)
+    if is_ambiguous:
         del by_group[""]
     return by_group
-
-
-def _find_waiting_rank(hit: Hit) -> int | None:
-    if hit.rank is not None:
-        return hit.rank
-    named = hit.groups.get("at")
-    return int(named) if named else None
 
 
 # --- The first failure as logs alone tell it, whoever's launcher wrote them ----------------------
@@ -356,7 +331,7 @@ def judge_logs(seen: Scanned, nodes: dict[int, str], restarts: int = 0) -> LogVe
     logs = _Logs(select_last_attempts(seen.hits, seen.heads, restarts), nodes)
     first = pick_first_failure(logs.list_candidates()) if logs.has_bad_end() else None
     if first is None:
-        return LogVerdict(first=None, weak=logs.weak())
+        return LogVerdict(first=None, weak=logs.list_weak())
     return LogVerdict(
         first=first.failure(),
         shown=first.shown,
@@ -369,23 +344,31 @@ class _Logs:
     def __init__(self, hits: Sequence[Hit], nodes: dict[int, str]) -> None:
         self._hits = hits
         self._ended = list_exits(hits)
-        self._nodes = map_ranks_to_nodes(self._ended) | nodes
-        self._root = find_root_cause(self._ended)
-        self._explained = _find_explained_entries(hits)
+        self._nodes = {end.rank: end.node for end in self._ended if end.rank is not None} | nodes
+        # The first failed rank, if it raised.
+        root = next((end for end in self._ended if not end.followed), None)
+        self._root = root if root is not None and root.has_raised else None
+        self._explained: dict[Path, set[str]] = {}
+        for hit in hits:
+            self._explained.setdefault(hit.log.path, set()).update(hit.entry.explains)
         self._after: dict[int, Aftermath] = {}
-        ends = _sort_by_place(_select_role(hits, LineTells.END))
-        self._ends = [self._hit(Role.SLURM_END, hit) for hit in ends]
+        self._ends = [
+            self._make_candidate(Role.SLURM_END, hit) for hit in self._list(LineTells.END)
+        ]
 
     def has_bad_end(self) -> bool:
         """Return whether it ended badly: a status, a signal, Slurm's end, or a last error."""
-        return bool(self._ended or self._ends) or any(map(self._is_end, self._hits))
+        errors = (hit for hit in self._hits if not hit.is_weak)
+        return bool(self._ended or self._ends) or not all(
+            self._is_survived(hit, shared=False) for hit in errors
+        )
 
-    def _is_end(self, hit: Hit) -> bool:
-        return not hit.is_weak and not self._is_survived(hit, shared=False)
-
-    def weak(self) -> tuple[Hit, ...]:
+    def list_weak(self) -> tuple[Hit, ...]:
         """Return the first errors that programs have survived."""
         return tuple(_sort_by_place(self._hits)[:_SHOWN])
+
+    def _list(self, tells: LineTells) -> list[Hit]:
+        return _sort_by_place([hit for hit in self._hits if hit.entry.tells == tells])
 
     def _is_survived(self, hit: Hit, *, shared: bool) -> bool:
         if id(hit) not in self._after:
@@ -394,41 +377,47 @@ class _Logs:
 
     def list_candidates(self) -> Iterator[Candidate]:
         """Yield all that may have failed first; skip what came after Slurm ended the job."""
-        for hit in self._select_before_end(_sort_by_place(self._causes())):
-            candidate = self._hit(Role.CAUSE, hit)
-            if not candidate.survived:
-                yield candidate
-            elif self._ended and not hit.is_weak:
-                yield replace(candidate, role=Role.SURVIVED)
+        yield from self._list_causes()
         for report in self._select_before_end(self._ended):
             if report.is_own_end:
-                yield _exit(Role.KILLED, report)
-        for hit in self._select_before_end(
-            _sort_by_place(_select_role(self._hits, LineTells.SYMPTOM))
-        ):
+                yield _make_exit_candidate(Role.KILLED, report)
+        for hit in self._select_before_end(self._list(LineTells.SYMPTOM)):
             if not self._is_explained(hit):
-                yield self._hit(Role.SYMPTOM, hit)
+                yield self._make_candidate(Role.SYMPTOM, hit)
         yield from self._list_absent()
         yield from self._ends
         for report in self._ended:
             if report.code not in _ENDED_BY_SIGTERM and not report.followed:
-                yield _exit(Role.BARE_STATUS, report)
-        yield from self._consequences()
+                yield _make_exit_candidate(Role.BARE_STATUS, report)
+        yield from self._list_consequences()
 
-    def _causes(self) -> list[Hit]:
-        return [hit for hit in _causes(self._hits) if not self._is_explained(hit)]
+    def _list_causes(self) -> Iterator[Candidate]:
+        """Yield the causes; only the last traceback of a rank, which survived the others."""
+        last = {_find_writer(hit): hit.number for hit in self._hits}
+        causes = [
+            hit
+            for hit in self._hits
+            if _is_own_failure(hit) and last[_find_writer(hit)] == hit.number
+        ]
+        for hit in self._select_before_end(_sort_by_place(causes)):
+            if self._is_explained(hit):
+                continue
+            candidate = self._make_candidate(Role.CAUSE, hit)
+            if not candidate.survived:
+                yield candidate
+            elif self._ended and not hit.is_weak:
+                yield replace(candidate, role=Role.SURVIVED)
 
     def _is_explained(self, hit: Hit) -> bool:
-        return hit.entry.name in self._explained.get(hit.log.path, ())
+        return hit.entry.name in self._explained[hit.log.path]
 
     def list_failed_ranks(self) -> tuple[int, ...]:
-        ranks = {report.rank for report in self._ended}
-        for hit in self._hits:
-            if hit.trace or hit.entry.tells == LineTells.STUCK:
-                ranks.add(hit.rank)
+        of_hits = [hit for hit in self._hits if hit.trace or hit.entry.tells == LineTells.STUCK]
+        failed: list[Hit | Exit] = [*self._ended, *of_hits]
+        ranks = {report.rank for report in failed}
         return tuple(sorted(rank for rank in ranks if rank is not None))
 
-    def _hit(self, role: Role, hit: Hit) -> Candidate:
+    def _make_candidate(self, role: Role, hit: Hit) -> Candidate:
         """Return a hit; a cause without a rank yields to a rank's hit of its entry and file."""
         silent = role is Role.CAUSE and hit.rank is None and hit.entry is not EXCEPTION
         # Of a log without marks of ranks, other ranks may have written what follows.
@@ -447,7 +436,7 @@ class _Logs:
     def _find_place(self, hit: Hit) -> Hit:
         if hit.trace and hit.rank is None and hit.entry.role == LineRole.PRIMARY:
             return self._add_root_cause(hit)
-        return self._add_task(hit if _has_writer(hit) else self._add_rank_below(hit))
+        return self._add_task(hit if _has_writer(hit) else self._add_near_rank(hit))
 
     def _add_root_cause(self, hit: Hit) -> Hit:
         """Give an unmarked traceback the rank of the root cause in the first table below it."""
@@ -461,7 +450,7 @@ class _Logs:
             return hit
         return replace(hit, rank=root.rank)
 
-    def _add_rank_below(self, hit: Hit) -> Hit:
+    def _add_near_rank(self, hit: Hit) -> Hit:
         """Give a line the rank of the traceback near below it, if there is only one rank."""
         below = (other for other in self._hits if other.log == hit.log and other.trace)
         near = (other for other in below if 0 < other.last - hit.number <= _NEAR_LINES)
@@ -472,9 +461,10 @@ class _Logs:
         """Add the rank that a launcher prints below a line about memory or a crash."""
         if hit.entry.kind not in _ENDED_BY_KERNEL or _has_writer(hit):
             return hit
-        for other in self._hits:
-            same = other.entry.kind == hit.entry.kind and other.log == hit.log
-            if same and other.number > hit.number and {"tasks", "rank"} & other.groups.keys():
+        below = (other for other in self._hits if other.log == hit.log)
+        later = (other for other in below if other.number > hit.number)
+        for other in later:
+            if other.entry.kind == hit.entry.kind and {"tasks", "rank"} & other.groups.keys():
                 groups = {**hit.groups, **other.groups}
                 return replace(hit, known=replace(hit.known, groups=groups))
         return hit
@@ -486,19 +476,24 @@ class _Logs:
                 yield report
 
     def _list_absent(self) -> Iterator[Candidate]:
-        waiting = tuple(self._select_before_end(_select_role(self._hits, LineTells.STUCK)))
-        if not waiting:
-            return
-        missing = find_absent_ranks(waiting, self._nodes)
-        yield Candidate(
-            role=Role.ABSENT,
-            failure=partial(describe_hang, waiting[0], missing, self._nodes),
-            shown=waiting[:_SHOWN],
-            missing=missing,
-        )
+        stuck = [hit for hit in self._hits if hit.entry.tells == LineTells.STUCK]
+        waiting = tuple(self._select_before_end(stuck))
+        if waiting:
+            missing = find_absent_ranks(waiting, self._nodes)
+            yield Candidate(
+                role=Role.ABSENT,
+                failure=partial(describe_hang, waiting[0], missing, self._nodes),
+                shown=waiting[:_SHOWN],
+                missing=missing,
+            )
 
-    def _consequences(self) -> Iterator[Candidate]:
-        shown = tuple(filter(_can_follow, self._hits))[:_SHOWN]
+    def _list_consequences(self) -> Iterator[Candidate]:
+        can_follow = (
+            hit
+            for hit in self._hits
+            if hit.entry is EXCEPTION or hit.entry.role == LineRole.CASCADE
+        )
+        shown = tuple(can_follow)[:_SHOWN]
         for hit in shown[:1]:
             failure = partial(_describe_unknown, hit, hit.prefix_node or hit.log.node)
             yield Candidate(role=Role.LOST_PEER, failure=failure, shown=shown)
@@ -507,7 +502,7 @@ class _Logs:
             yield Candidate(role=Role.ENDED_BY_OTHERS, failure=failure, shown=(report,))
 
 
-def _exit(role: Role, report: Exit) -> Candidate:
+def _make_exit_candidate(role: Role, report: Exit) -> Candidate:
     return Candidate(
         role=role, failure=partial(_convert_exit, report), time=report.time, shown=(report,)
     )
@@ -517,20 +512,9 @@ def _has_writer(hit: Hit) -> bool:
     return hit.rank is not None or bool(hit.node)
 
 
-def _find_explained_entries(hits: Iterable[Hit]) -> dict[Path, set[str]]:
-    explained: dict[Path, set[str]] = {}
-    for hit in hits:
-        explained.setdefault(hit.log.path, set()).update(hit.entry.explains)
-    return explained
-
-
 def _sort_by_place(hits: Sequence[Hit]) -> list[Hit]:
     """Sort hits by file and line: their order decides between hits of the same time."""
     return sorted(hits, key=lambda hit: (str(hit.log.path), hit.number))
-
-
-def _select_role(hits: Sequence[Hit], what: LineTells) -> list[Hit]:
-    return [hit for hit in hits if hit.entry.tells == what]
 
 
 def _is_after(report: Hit | Exit, end: Hit | Exit) -> bool:
@@ -539,43 +523,30 @@ def _is_after(report: Hit | Exit, end: Hit | Exit) -> bool:
     return report.time is not None and end.time is not None and report.time > end.time
 
 
-def _causes(hits: Sequence[Hit]) -> list[Hit]:
-    """Return the causes; only the last traceback of a rank, which survived the others."""
-    last = {_writer(hit): hit.number for hit in hits}
-    own = filter(_is_own_failure, hits)
-    return [hit for hit in own if last[_writer(hit)] == hit.number]
-
-
-def _writer(hit: Hit) -> tuple[Path, int | None, int]:
+def _find_writer(hit: Hit) -> tuple[Path, int | None, int]:
     """Return a key: one for all tracebacks of a rank in a file, a separate one for other hits."""
     by_rank = hit.trace and hit.rank is not None
     return hit.log.path, hit.rank, 0 if by_rank else hit.number
 
 
-def _can_follow(hit: Hit) -> bool:
-    return hit.entry is EXCEPTION or hit.entry.role == LineRole.CASCADE
-
-
 def _is_own_failure(hit: Hit) -> bool:
-    if not hit.is_primary:
-        return False
-    return hit.entry is not EXCEPTION or not _has_lost_peer(hit)
-
-
-def _has_lost_peer(hit: Hit) -> bool:
-    """Return whether an exception comes from a collective: a peer had left."""
-    if not _LOST_PEER.match(hit.text):
-        return False
-    return any(_IN_COLLECTIVE.search(line) for line in hit.trace[-6:])
+    if not hit.is_primary or hit.entry is not EXCEPTION:
+        return hit.is_primary
+    # An exception from a collective tells that a peer had left.
+    in_collective = any(_IN_COLLECTIVE.search(line) for line in hit.trace[-6:])
+    return not (in_collective and _LOST_PEER.match(hit.text))
 
 
 def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
-    rank = _find_failed_rank(hit)
-    node = _find_node(hit, rank, nodes)
+    named = hit.groups.get("rank", "")
+    rank = int(named) if hit.rank is None and named.isdigit() else hit.rank
+    node = hit.node or ("" if rank is None else nodes.get(rank, ""))
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    failure = FirstFailure(
-        node=node,
+    own = [] if rank is None else [end for end in ended if end.rank == rank]
+    return FirstFailure(
+        node=node or (own[0].node if own else _find_only_node(hit, ended)),
         rank=rank,
+        exit_code=own[0].code if own else None,
         kind=hit.entry.kind,
         cause=hit.text if hit.trace else meaning,
         hint=hint,
@@ -584,44 +555,23 @@ def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> F
         meaning=meaning,
         entry=hit.entry.name,
     )
-    report = _find_exit(rank, ended)
-    if report is None:
-        return replace(failure, node=node or _only_node(hit, ended))
-    return replace(failure, node=node or report.node, exit_code=report.code)
 
 
-def _find_node(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
-    return hit.node or ("" if rank is None else nodes.get(rank, ""))
-
-
-def _only_node(hit: Hit, ended: Sequence[Exit]) -> str:
+def _find_only_node(hit: Hit, ended: Sequence[Exit]) -> str:
     """Return the one node of all failed processes in an unranked hit's log; else empty."""
-    nodes = {report.node for report in ended if report.log == hit.log}
+    nodes = {end.node for end in ended if end.log == hit.log}
     return nodes.pop() if len(nodes) == 1 and hit.rank is None else ""
 
 
-def _find_exit(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
-    if rank is None:
-        return None
-    return next((report for report in ended if report.rank == rank), None)
-
-
-def _find_failed_rank(hit: Hit) -> int | None:
-    if hit.rank is not None:
-        return hit.rank
-    named = hit.groups.get("rank", "")
-    return int(named) if named.isdigit() else None
-
-
 def _convert_exit(report: Exit) -> FirstFailure:
-    cause = describe_exit_code(report.code)
+    cause, kind, hint = describe_exit_code(report.code)
     return FirstFailure(
         node=report.node,
         rank=report.rank,
         exit_code=report.code,
-        kind=cause.kind,
-        cause=cause.text,
-        hint=cause.hint,
+        kind=kind,
+        cause=cause,
+        hint=hint,
         lines=(report.text,),
         time=report.time,
     )

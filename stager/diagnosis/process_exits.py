@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from .hits import LAUNCHER_FRAME, Hit, Scanned
 # --- The failure of one rank, as its record tells it: its exception, its words, its exit status
 
 _HIGHEST_SIGNAL = 64
+SIGNAL_NAMES = {int(known): known.name for known in signal.Signals}
 LINES = 20
 """Lines that are kept of a failure."""
 
@@ -43,31 +45,21 @@ _SIGNAL_HINTS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """The cause of a failure, in words."""
-
-    text: str
-    """The cause, in one line."""
-    kind: FailureClass
-    """Its class."""
-    hint: str
-    """What to do about it."""
+Cause = tuple[str, FailureClass, str]
+"""The cause of a failure in one line, its class, and what to do about it."""
 
 
 def describe_rank_failure(record: FailureRecord) -> FirstFailure:
     """Return the failure of a rank; what the catalogue knows of it comes before its own words."""
-    cause = _cause(record)
+    cause, kind, hint = _find_cause(record)
     words, own_hint = find_own_words(record)
-    if words:
-        cause = Cause(text=words, kind=FailureClass.PYTHON_ERROR, hint=cause.hint)
     failure = FirstFailure(
         node=record.node,
         rank=record.rank,
         exit_code=record.exit_code,
-        kind=cause.kind,
-        cause=cause.text,
-        hint=cause.hint,
+        kind=FailureClass.PYTHON_ERROR if words else kind,
+        cause=words or cause,
+        hint=hint,
         lines=tuple(keep_own_frame(record.lines, LINES)),
         time=record.time,
     )
@@ -77,27 +69,22 @@ def describe_rank_failure(record: FailureRecord) -> FirstFailure:
     return replace(failure, hint=own_hint or failure.hint)
 
 
-def _cause(record: FailureRecord) -> Cause:
-    exception, summary = record.exception, _summary(record)
+def _find_cause(record: FailureRecord) -> Cause:
+    exception, summary = record.exception, _summarize(record)
     if not exception:
         return describe_exit_code(record.exit_code)
-    if exception == "SystemExit":
-        text, hint = _exit_of_its_own(summary)
-    else:
+    if exception != "SystemExit":
         text = f"{exception}: {summary}" if summary else exception
         has_line = any("Traceback" in line or is_own_frame(line) for line in record.lines)
         hint = "the traceback names the line in your program" if has_line else _LOG_TELLS
-    return Cause(text=text, kind=FailureClass.PYTHON_ERROR, hint=hint)
+    elif not summary or summary.lstrip("-").isdigit():
+        text, hint = f"the program ended itself: sys.exit({summary})", _LOG_TELLS
+    else:
+        text, hint = f"the program ended itself: {summary}", "these are the program's own words"
+    return text, FailureClass.PYTHON_ERROR, hint
 
 
-def _exit_of_its_own(value: str) -> tuple[str, str]:
-    """Return words and hint for a ``sys.exit``, whose value is a status or a message."""
-    if not value or value.lstrip("-").isdigit():
-        return f"the program ended itself: sys.exit({value})", _LOG_TELLS
-    return f"the program ended itself: {value}", "these are the program's own words"
-
-
-def _summary(record: FailureRecord) -> str:
+def _summarize(record: FailureRecord) -> str:
     return next(iter(record.message.strip().splitlines()), "")
 
 
@@ -106,10 +93,10 @@ def describe_exit_code(code: int) -> Cause:
     number = find_signal(code)
     if number == 0:
         text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
-        return Cause(text=text, kind=FailureClass.UNKNOWN, hint=hint)
-    name = _signal_name(number)
+        return text, FailureClass.UNKNOWN, hint
+    name = SIGNAL_NAMES.get(number, f"signal {number}")
     hint = _SIGNAL_HINTS.get(name, "see who sent the signal")
-    return Cause(text=f"it was killed by {name}", kind=FailureClass.KILLED, hint=hint)
+    return f"it was killed by {name}", FailureClass.KILLED, hint
 
 
 def find_signal(code: int) -> int:
@@ -121,13 +108,6 @@ def find_signal(code: int) -> int:
     return number if 0 < number <= _HIGHEST_SIGNAL else 0
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def find_own_words(record: FailureRecord) -> tuple[str, str]:
     """Return the words with which a rank ended itself, and its hint; empty if it did not.
 
@@ -135,7 +115,7 @@ def find_own_words(record: FailureRecord) -> tuple[str, str]:
     """
     if not 0 < record.exit_code < 128 or any(map(is_own_frame, record.lines)):
         return "", ""
-    said = "" if record.exception == "SystemExit" else _summary(record)
+    said = "" if record.exception == "SystemExit" else _summarize(record)
     hint = ""
     for line, below in zip(reversed(record.lines), ("", *reversed(record.lines)), strict=False):
         if _ERROR.match(line) and said in line:
@@ -172,25 +152,15 @@ def look_up_failure(record: FailureRecord) -> CatalogueMatch | None:
     """
     if not record.exception:
         return None
-    closing = match_line(f"{record.exception}: {_summary(record)}")
+    closing = match_line(f"{record.exception}: {_summarize(record)}")
     if closing is not None and _explains(closing.entry):
         return closing
-    last: CatalogueMatch | None = None
-    for line in reversed(_exception_lines(record)):
-        known = match_line(line)
-        if known is None or not _explains(known.entry):
-            continue
-        if known.entry.role == LineRole.PRIMARY:
-            return known
-        last = last or known
-    return last
-
-
-def _exception_lines(record: FailureRecord) -> list[str]:
-    """Return the lines that may be exceptions; of a ``sys.exit``, the errors logged before it."""
-    if record.exception == "SystemExit":
-        return [line for line in record.lines if "rror" in line]
-    return [line for line in record.lines if line[:1].strip()]
+    # Of a ``sys.exit`` the errors logged before it, else lines that may be exceptions.
+    is_exit = record.exception == "SystemExit"
+    may_tell = re.compile("rror" if is_exit else r"^\S").search
+    lines = filter(may_tell, reversed(record.lines))
+    telling = [known for known in filter(None, map(match_line, lines)) if _explains(known.entry)]
+    return min(telling, key=lambda known: known.entry.role != LineRole.PRIMARY, default=None)
 
 
 def _explains(entry: CatalogueEntry) -> bool:
@@ -229,11 +199,8 @@ class Exit:
     """The report of one process that ended badly."""
 
     log: LogFile
-    """The file of the report."""
     number: int
-    """The line's number there."""
     text: str
-    """The line."""
     node: str
     """The node of the process; empty if unknown."""
     rank: int | None
@@ -262,55 +229,43 @@ def list_exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
     tables = _read_tables(hits)
     with_table = {process.log.path for process in tables}
-    step_ends = _step_ends(hits)
+    ends = _find_step_ends(hits)
     of_torchrun, tasks, others = list(tables), [], []
     for hit in _join_openmpi_lines(hit for hit in hits if hit.entry.tells == LineTells.EXIT):
         if "local" in hit.groups:
             if hit.log.path not in with_table:  # it ends before its table
-                of_torchrun.append(_exit(hit, node=hit.log.node, rank=None))
+                of_torchrun.append(_make_exit(hit, hit.log.node, ""))
         elif "tasks" in hit.groups:
             # A task is a rank only without torchrun.
-            task = None if tables else re.match(r"\d+", hit.groups["tasks"])
-            report = _exit(hit, node=hit.groups.get("node", ""), rank=task and int(task[0]))
-            is_later = hit.number > step_ends.get(hit.log.path, hit.number)
+            task = "" if tables else hit.groups["tasks"]
+            report = _make_exit(hit, hit.groups.get("node", ""), task)
+            is_later = hit.number > ends.get(hit.log.path, hit.number)
             tasks.append(replace(report, followed=is_later))
         else:
-            rank = hit.groups.get("rank", "")
-            rank_of_hit = int(rank) if rank.isdigit() else hit.rank
-            others.append(_exit(hit, node=hit.node, rank=rank_of_hit))
-    # srun's line is about a whole torchrun, whose own table says more.
-    tasks = [task for task in tasks if not _has_table(task, of_torchrun)]
-    return sorted([*of_torchrun, *tasks, *others], key=_time)
+            report = _make_exit(hit, hit.node, hit.groups.get("rank", ""))
+            others.append(report if report.rank is not None else replace(report, rank=hit.rank))
+    # srun's line is about a whole torchrun on its node or on an unnamed one, whose table says more.
+    nodes = {process.node.partition(".")[0] for process in of_torchrun}
+    tasks = [task for task in tasks if nodes.isdisjoint(("", task.node.partition(".")[0]))]
+    return sorted(
+        [*of_torchrun, *tasks, *others], key=lambda report: (report.time is None, report.time or 0)
+    )
 
 
-def _exit(hit: Hit, *, node: str, rank: int | None) -> Exit:
+def _make_exit(hit: Hit, node: str, named: str) -> Exit:
+    rank = re.match(r"\d+", named)
     return Exit(
         log=hit.log,
         number=hit.number,
         text=hit.text,
         node=node,
-        rank=rank,
+        rank=int(rank[0]) if rank else None,
         code=_read_exit_code(hit),
         time=hit.time,
     )
 
 
-def map_ranks_to_nodes(ended: Iterable[Exit]) -> dict[int, str]:
-    """Return the node of each rank whose end is reported."""
-    return {process.rank: process.node for process in ended if process.rank is not None}
-
-
-def find_root_cause(ended: Sequence[Exit]) -> Exit | None:
-    """Return the first failed rank if it raised, else None; ``ended`` is in order of time."""
-    first = next((process for process in ended if not process.followed), None)
-    return first if first is not None and first.has_raised else None
-
-
-def _time(process: Exit) -> tuple[bool, float]:
-    return process.time is None, process.time or 0.0
-
-
-def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
+def _find_step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
     """Return, for each log, the line at which Slurm begins to end the step."""
     ends: dict[Path, int] = {}
     for hit in hits:
@@ -325,45 +280,18 @@ def _read_tables(hits: Iterable[Hit]) -> list[Exit]:
     for hit in hits:  # those of an earlier attempt are no longer among the hits
         if hit.entry.name in _TABLE_ENTRIES:
             first[hit.log] = min(hit.number, first.get(hit.log, hit.number))
-    processes = []
+    processes: list[Exit] = []
     for log, start in first.items():
-        year = read_year(log.path)
-        for row in _read_rows(number_lines(log.path)):
-            if row.number > start:
-                processes.append(
-                    Exit(
-                        log=log,
-                        number=row.number,
-                        text=row.text,
-                        node=log.node or row.host,
-                        rank=row.rank,
-                        code=row.code,
-                        time=read_stamp(row.time.encode(), year),
-                        followed=not row.is_root,
-                    )
-                )
+        rows = _read_rows(log, number_lines(log.path))
+        processes += [process for process, _ in rows if process.number > start]
     return processes
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    number: int
-    """The number of its last line."""
-    text: str
-    """That line."""
-    host: str
-    rank: int | None
-    local_rank: int
-    code: int
-    time: str
-    is_root: bool
-    """Whether it is the process that torchrun saw failing first."""
-
-
-def _read_rows(lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
-    """Yield the processes in torchrun's tables; the root cause is the last of a table."""
+def _read_rows(log: LogFile, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[Exit, int]]:
+    """Yield the processes in torchrun's tables with their local ranks, the root cause last."""
     fields: dict[str, str] = {}
     is_root = False
+    year = read_year(log.path)
     for number, line in lines:
         if not _MAY_BE_ROW.search(line):
             continue
@@ -377,35 +305,32 @@ def _read_rows(lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
             continue
         if code := _CODE.match(fields["exitcode"]):
             rank = _RANK.match(fields.get("rank", ""))
-            yield _Row(
+            process = Exit(
+                log=log,
                 number=number,
                 text=text.strip(),
-                host=fields.get("host", ""),
+                node=log.node or fields.get("host", ""),
                 rank=int(rank[1]) if rank else None,
-                local_rank=int(rank[2]) if rank else 0,
                 code=int(code[1]),
-                time=fields.get("time", ""),
-                is_root=is_root,
+                time=read_stamp(fields.get("time", "").encode(), year),
+                followed=not is_root,
             )
+            yield process, int(rank[2]) if rank else 0
         fields, is_root = {}, False
 
 
-def _join_openmpi_lines(reports: Iterable[Hit]) -> Iterator[Hit]:
+def _join_openmpi_lines(reports: Iterable[Hit]) -> list[Hit]:
     """Join Open MPI's status with the line above it, which names the process."""
-    above: Hit | None = None
+    joined: list[Hit] = []
     for hit in reports:
-        if above is not None and (hit.log, hit.number) == (above.log, above.number + 1):
+        above = joined[-1] if joined else hit
+        is_below = (hit.log, hit.number) == (above.log, above.number + 1)
+        if is_below and above.entry.name == "openmpi-process":
             groups = {**above.groups, **hit.groups}
-            yield replace(hit, known=replace(hit.known, groups=groups))
-            above = None
-            continue
-        if above is not None:
-            yield above
-        above = hit if hit.entry.name == "openmpi-process" else None
-        if above is None:
-            yield hit
-    if above is not None:
-        yield above
+            joined[-1] = replace(hit, known=replace(hit.known, groups=groups))
+        else:
+            joined.append(hit)
+    return joined
 
 
 def _read_exit_code(hit: Hit) -> int:
@@ -418,16 +343,8 @@ def _read_exit_code(hit: Hit) -> int:
     for known, number in _SIGNALS.items():
         if name.lower().startswith(known.lower()):
             return number
-    try:
-        return -signal.Signals[name]
-    except KeyError:
-        return -signal.SIGKILL if hit.entry.kind == FailureClass.KILLED else 1
-
-
-def _has_table(task: Exit, processes: Iterable[Exit]) -> bool:
-    """Return whether a torchrun on the task's node, or on an unnamed one, reports more."""
-    node = task.node.partition(".")[0]
-    return any(process.node.partition(".")[0] in ("", node) for process in processes)
+    killed = signal.SIGKILL if hit.entry.kind == FailureClass.KILLED else -1
+    return -signal.Signals.__members__.get(name, killed)
 
 
 # --- Logs that are of whole torchruns, though their names have Slurm's tasks: their ranks --------
@@ -445,7 +362,6 @@ class Torchruns:
     """The ranks of logs that are of whole torchruns; without effect on any other logs."""
 
     each: int = 1
-    """Ranks of a torchrun."""
     first: Mapping[Path, int]
     """The lowest rank of each log's torchrun."""
     blamed: Mapping[Path, int]
@@ -466,49 +382,49 @@ class Torchruns:
 
     def add_ranks(self, seen: Scanned) -> Scanned:
         """Return the hits, with the ranks of tracebacks that no mark says the rank of."""
-        return replace(seen, hits=tuple(self._add_rank(hit) for hit in seen.hits))
-
-    def _add_rank(self, hit: Hit) -> Hit:
-        if hit.rank is not None or not hit.trace or hit.log.path not in self.blamed:
-            return hit
-        if any(LAUNCHER_FRAME.search(line) for line in hit.trace):
-            return hit
-        return replace(hit, rank=self.blamed[hit.log.path])
-
-
-_NONE = Torchruns(first={}, blamed={})
+        hits = (
+            replace(hit, rank=self.blamed.get(hit.log.path))
+            if hit.rank is None and hit.trace and not any(map(LAUNCHER_FRAME.search, hit.trace))
+            else hit
+            for hit in seen.hits
+        )
+        return replace(seen, hits=tuple(hits))
 
 
 def find_torchruns(logs: Sequence[LogFile]) -> Torchruns:
     """Return which logs are of whole torchruns with several ranks each, and the ranks."""
     tasks = {log.path: log.rank for log in logs if not log.own and log.rank is not None}
-    tails = {path: _read_tail(path) for path in tasks}
-    if not any(map(_TORCHRUN.search, tails.values())):
-        return _NONE
+    found = _read_first_ranks([log for log in logs if log.path in tasks])
+    # The ranks of task t begin at t times as many, unless the nodes have met in another order.
+    steps = [rank // tasks[path] for path, rank in found.first.items() if tasks[path]]
+    each = max(found.each, min(steps, default=1))
+    if each == 1:
+        return Torchruns(first={}, blamed={})
+    by_task = {path: task * each for path, task in tasks.items()}
+    return Torchruns(each=each, first={**by_task, **found.first}, blamed=found.blamed)
+
+
+def _read_first_ranks(logs: Sequence[LogFile]) -> Torchruns:
     first: dict[Path, int] = {}
     blamed: dict[Path, int] = {}
     each = 1
-    for path, tail in tails.items():
-        for row in _read_rows(enumerate(tail.decode(errors="replace").splitlines())):
-            if row.rank is None:
+    tails = [_read_tail(log.path) for log in logs]
+    if not any(map(_TORCHRUN.search, tails)):
+        return Torchruns(first={}, blamed={})
+    for log, tail in zip(logs, tails, strict=True):
+        rows = _read_rows(log, enumerate(tail.decode(errors="replace").splitlines()))
+        for process, local_rank in rows:
+            if process.rank is None:
                 continue
-            first.setdefault(path, row.rank - row.local_rank)
-            each = max(each, row.local_rank + 1)
-            if row.code > 0 and row.code not in ENDED_BY_OTHERS:  # it raised
-                blamed[path] = row.rank  # the last one counts: a table ends with its root cause
-    # The ranks of task t begin at t times as many, unless the nodes have met in another order.
-    steps = [rank // tasks[path] for path, rank in first.items() if tasks[path]]
-    each = max(each, min(steps, default=1))
-    if each == 1:
-        return _NONE
-    by_task = {path: task * each for path, task in tasks.items()}
-    return Torchruns(each=each, first=by_task | first, blamed=blamed)
+            first.setdefault(log.path, process.rank - local_rank)
+            each = max(each, local_rank + 1)
+            if process.code > 0 and process.code not in ENDED_BY_OTHERS:  # it raised
+                blamed[log.path] = process.rank  # the last one: a table ends with its root cause
+    return Torchruns(each=each, first=first, blamed=blamed)
 
 
 def _read_tail(path: Path) -> bytes:
-    try:
-        with path.open("rb") as handle:
-            handle.seek(max(0, os.fstat(handle.fileno()).st_size - _TAIL_BYTES))
-            return handle.read()
-    except OSError:
-        return b""
+    with suppress(OSError), path.open("rb") as handle:
+        handle.seek(max(0, os.fstat(handle.fileno()).st_size - _TAIL_BYTES))
+        return handle.read()
+    return b""

@@ -105,7 +105,6 @@ class Candidate:
     role: Role
     """Its part in the failure."""
     failure: Callable[[], FirstFailure]
-    """Makes the first failure, if it is this one."""
     node: str = ""
     """The node of a rank; empty for any other candidate."""
     time: float | None = None
@@ -119,7 +118,6 @@ class Candidate:
     same: object = None
     """Equal for candidates of the same failure; only looked at if one of them is silent."""
     shown: tuple[Hit | Exit, ...] = ()
-    """The lines that show it."""
     missing: tuple[int, ...] = ()
     """Ranks that did not come, for ``ABSENT``."""
 
@@ -192,20 +190,21 @@ def select_usable_result(result: JobEnds) -> JobEnds:
     """
     # Without the time of its end it is unknown which ranks a rank delayed.
     vanished = [rank for rank in _drop_unknown_ranks(result.vanished) if rank.time is not None]
+    failures = _drop_unknown_ranks(result.failures)
     result = replace(
         result,
-        failures=_drop_unknown_ranks(result.failures),
+        failures=failures,
         left=_drop_unknown_ranks(result.left),
         vanished=tuple(vanished),
         lingering=_drop_unknown_ranks(result.lingering),
     )
     if not result.interrupted or result.ended_by:
         return result
-    stopped = result.stopped or ()
+    stopped = set(result.stopped or ())
     codes = (result.exit_codes or {}).items()
     return replace(
         result,
-        failures=tuple(record for record in result.failures or () if not record.told_to_end),
+        failures=tuple(record for record in failures if not record.told_to_end),
         exit_codes={node: code for node, code in codes if node not in stopped},
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import time
 
@@ -59,43 +59,39 @@ def choose_avoided(
         # One that Slurm does not know would have the whole request refused.
         why = "sinfo is missing here" if listing is None else "sinfo does not list any nodes"
         return [], [], [f"{why}, so no node that failed is avoided"]
-    avoided, kept = _divide(nodes, _usable(asked, listing), asked.nodes[0])
+    avoided, kept = _divide(nodes, asked, listing)
     notes = name_first([f"avoiding {node.summary(DAYS)}" for node in avoided])
     warnings = []
     if kept:
-        names, need = fold_hosts([node.node for node in kept]), format_count(asked.nodes[0], "node")
+        need = format_count(asked.nodes[0], "node")
         warnings.append(
-            f"not avoiding {names}, which failed lately: the job needs {need}, and too few others "
-            "are up"
+            f"not avoiding {fold_hosts(kept)}, which failed lately: the job needs {need}, and too "
+            "few others are up"
         )
-    known = {node.name for node in listing}
-    if unknown := [node.node for node in nodes if node.node not in known]:
-        notes.append(f"not avoiding {fold_hosts(unknown)}: Slurm has no such node")
+    unknown = {node.node for node in nodes} - {node.name for node in listing}
+    if unknown:
+        notes.append(f"not avoiding {fold_hosts(sorted(unknown))}: Slurm has no such node")
     return [node.node for node in avoided], notes, warnings
 
 
 def _divide(
-    nodes: Sequence[NodeHistory], usable: Mapping[str, PartitionNode], needed: int
-) -> tuple[list[NodeHistory], list[NodeHistory]]:
+    nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode]
+) -> tuple[list[NodeHistory], list[str]]:
     """Divide nodes that failed into those to avoid, and those without which too few are up."""
+    cpus = asked.cpus_per_task or 1
+    usable = {node.name: node for node in list_usable_nodes(asked, listing) if node.cpus >= cpus}
     left = sum(node.is_up for node in usable.values())
     avoided, kept = [], []
     for node in nodes:
         if node.node not in usable:
             continue
         is_up = usable[node.node].is_up
-        if is_up and left <= needed:
-            kept.append(node)
+        if is_up and left <= asked.nodes[0]:
+            kept.append(node.node)
         else:
             avoided.append(node)
             left -= is_up
     return avoided, kept
-
-
-def _usable(asked: Request, listing: Sequence[PartitionNode]) -> Mapping[str, PartitionNode]:
-    cpus = asked.cpus_per_task or 1
-    nodes = list_usable_nodes(asked, listing)
-    return {node.name: node for node in nodes if node.cpus >= cpus}
 
 
 def find_failed_nodes(store: Store) -> tuple[NodeHistory, ...]:
@@ -122,10 +118,8 @@ def exclude_bad_nodes(
     nodes = select_cluster(
         nodes, query_cluster_name() if any(node.cluster for node in nodes) else ""
     )
-    asked, listed = make_request(prepared.config, os.environ), listing()
-    if listed and is_changed_elsewhere(asked, make_submit_environment(os.environ)):
-        # Options make it a request for other partitions than the settings: any may be meant.
-        asked = replace(asked, partition=",".join({node.partition: 1 for node in listed}))
+    listed = listing()
+    asked = _make_request(prepared, listed or ())
     avoided, notes, warnings = choose_avoided(nodes, asked, listed)
     for line in notes:
         listener.note(line)
@@ -136,6 +130,14 @@ def exclude_bad_nodes(
     exclude = ",".join(filter(None, (cluster.exclude, fold_hosts(avoided))))
     config = replace(prepared.config, cluster=replace(cluster, exclude=exclude))
     return replace(prepared, config=config)
+
+
+def _make_request(prepared: Prepared, listed: Sequence[PartitionNode]) -> Request:
+    asked = make_request(prepared.config, os.environ)
+    if not listed or not is_changed_elsewhere(asked, make_submit_environment(os.environ)):
+        return asked
+    # Options make it a request for other partitions than the settings: any may be meant.
+    return replace(asked, partition=",".join({node.partition: 1 for node in listed}))
 
 
 def point_out_bad_nodes(
@@ -154,7 +156,7 @@ def point_out_bad_nodes(
         on_event(record)
         if isinstance(record.event, JobBegins):
             by_name = {node.node: node for node in select_cluster(nodes, record.event.cluster)}
-            here = [by_name[name] for name in record.event.nodes if name in by_name]
+            here = list(filter(None, map(by_name.get, record.event.nodes)))
             for line in name_first([node.summary(DAYS) for node in here]):
                 listener.note(line)
             if here and is_late:

@@ -63,7 +63,7 @@ def find_incidents(
         project: its name.
         first: what failed first; None where that is not known.
     """
-    nodes, ended = record.nodes, record.ended
+    nodes, ended = record.nodes, record.end_time
     if ended is None:
         return []
     found: dict[tuple[str, NodeFault], tuple[str, str]] = {}

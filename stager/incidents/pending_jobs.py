@@ -39,7 +39,7 @@ def read_ended_job(log_dir: Path, job_id: str, since: float = 0.0) -> JobRecord 
     if not _may_have_ended(events):
         return None
     record = read_events(events)
-    if record.ended is None or (record.begun or since) < since:
+    if record.end_time is None or (record.begun or since) < since:
         return None
     return record
 

@@ -227,10 +227,9 @@ def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
     if wanted and (files := _find_at_path(expand_home(wanted))):
         return files
     jobs = _list_jobs(log_dir)
-    if wanted is None and jobs:
-        return list_job_files(log_dir, _find_newest_job(log_dir, jobs))
-    if wanted in jobs:
-        return list_job_files(log_dir, wanted)
+    job_id = _find_newest_job(log_dir, jobs) if wanted is None and jobs else wanted
+    if job_id in jobs:
+        return list_job_files(log_dir, job_id)
     logs = [] if jobs else [log for log in _list_foreign_logs(log_dir) if log.job == wanted]
     if wanted and logs:
         return JobFiles(folder=log_dir, job_id="", logs=tuple(_fill_in_ranks(logs)))

@@ -78,7 +78,7 @@ class JobRecord:
         return next((record.time for record in self.records if record.time is not None), None)
 
     @property
-    def ended(self) -> float | None:
+    def end_time(self) -> float | None:
         """The time of the result; None where there is none, or it has no time."""
         last = [record.time for record in self.records if isinstance(record.event, JobEnds)]
         return last[-1] if last else None
@@ -158,11 +158,8 @@ class Refused:
     time: float
     """When it failed, in seconds since the epoch."""
     message: AnyText
-    """The message that was shown then."""
     hint: AnyText
-    """The hint; may be empty."""
     context: tuple[AnyText, ...]
-    """The supporting lines."""
     project: AnyText = ""
     """The project's settings file, or the folder where there is none; empty if unknown."""
 
@@ -175,23 +172,19 @@ def note_refused_command(log_dir: Path, command: str, project: Path) -> Iterator
         yield
     except StagerError as exc:
         if log_dir.is_dir() and job_files.find_newest_change(log_dir) < started:
-            _write_refused(log_dir / NAME, command, project, exc)
+            note = Refused(
+                command=command,
+                time=time(),
+                message=exc.message,
+                hint=exc.hint,
+                context=tuple(exc.context),
+                project=str(project),
+            )
+            opener = permissions.make_opener(LogMode.PRIVATE)
+            # The failure itself must be shown.
+            with suppress(OSError), replace_file(log_dir / NAME, opener) as file:
+                file.write(json.dumps(encode(note)).encode() + b"\n")
         raise
-
-
-def _write_refused(path: Path, command: str, project: Path, error: StagerError) -> None:
-    note = Refused(
-        command=command,
-        time=time(),
-        message=error.message,
-        hint=error.hint,
-        context=tuple(error.context),
-        project=str(project),
-    )
-    text = json.dumps(encode(note)) + "\n"
-    opener = permissions.make_opener(LogMode.PRIVATE)
-    with suppress(OSError), replace_file(path, opener) as file:  # the failure itself must be shown
-        file.write(text.encode())
 
 
 def find_refused(log_dir: Path, project: Path) -> Refused | None:

@@ -192,14 +192,21 @@ class Suspects:
             if start < ends.get(prefix.writer_key, 0):
                 continue  # it belongs to the one that is open
             stop = min(start + left, len(lines))
-            texts = (prefix.strip(_decode(line)) for line in lines[start:stop])
-            closing = (at for at, text in enumerate(texts, start) if text and _CLOSING.match(text))
-            end = next(closing, None)
+            end = _find_end(lines, start, stop, prefix)
             if end is None and left > stop - start:
                 still_open.append((prefix, left - (stop - start)))
-            ends[prefix.writer_key] = stop if end is None else end + 1
+            ends[prefix.writer_key] = stop if end is None else end
             places.update(range(start, ends[prefix.writer_key]))
         return places, still_open
+
+
+def _find_end(lines: Sequence[bytes], start: int, stop: int, prefix: TracebackPrefix) -> int | None:
+    """Return the place after the last line of a traceback; None if it is not there."""
+    for at in range(start, stop):
+        text = prefix.strip(_decode(lines[at]))
+        if text and _CLOSING.match(text):
+            return at + 1
+    return None
 
 
 def _decode(line: bytes) -> str:
@@ -365,7 +372,7 @@ def merge_by_order(
 
 def read_pieces(files: JobFiles, readers: Iterable[LogReader]) -> Iterator[Line]:
     """Yield the lines of all pieces of which the driver has kept the order so far."""
-    known = {(reader.log.node, reader.log.rank): reader for reader in readers}
+    known = {(each.log.node, each.log.rank): each for each in readers if each.log.own}
     handles: dict[Path, BinaryIO] = {}
     try:
         for time, who, size in _read_order_lines(files.order):

@@ -7,7 +7,7 @@ import functools
 import heapq
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,8 +68,7 @@ class _Trace:
 
     def take(self, line: Line) -> bool:
         """Add a line; return False if another process wrote it."""
-        if self._prefix is None:
-            self._prefix = TracebackPrefix(self.lines[0].text, line.text)
+        self._prefix = self._prefix or TracebackPrefix(self.lines[0].text, line.text)
         text = self._prefix.strip(line.text)
         if text is None:
             return False
@@ -112,41 +111,34 @@ _NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class LineFilter:
-    """The choice of lines."""
+    """The choice of lines; empty or None for all."""
 
     ranks: tuple[int, ...] = ()
-    """Only these ranks' lines; empty for all."""
     nodes: tuple[str, ...] = ()
-    """Only these nodes' lines; empty for all."""
     pattern: re.Pattern[str] | None = None
-    """Only lines in which this is found."""
     errors: bool = False
     """Only lines that belong to errors, each once."""
 
-    def logs(self, files: JobFiles) -> list[LogFile]:
+    def select_logs(self, files: JobFiles) -> list[LogFile]:
         """Return the files that may have such lines."""
-        return [log for log in files.logs if self._may_have(log)]
+        return [
+            log
+            for log in files.logs
+            if (not log.own or self._has_rank(log.rank)) and (not log.node or self._has(log.node))
+        ]
 
-    def of(self, lines: Iterator[Line]) -> Iterator[Line]:
+    def select(self, lines: Iterator[Line]) -> Iterator[Line]:
         """Return the lines among these that are chosen."""
-        fitting = (line for line in lines if self._fits(line))
-        chosen = select_errors(fitting) if self.errors else fitting
+        lines = (line for line in lines if self._has_rank(line.rank) and self._has(line.node))
+        if self.errors:
+            lines = select_errors(lines)
         pattern = self.pattern
-        if pattern is None:
-            return chosen
-        return (line for line in chosen if pattern.search(line.text))
+        return lines if pattern is None else (line for line in lines if pattern.search(line.text))
 
-    def _may_have(self, log: LogFile) -> bool:
-        if self.ranks and log.own and log.rank not in self.ranks:
-            return False
-        return not log.node or self._is_on_wanted(log.node)
+    def _has_rank(self, rank: int | None) -> bool:
+        return not self.ranks or rank in self.ranks
 
-    def _fits(self, line: Line) -> bool:
-        if self.ranks and line.rank not in self.ranks:
-            return False
-        return self._is_on_wanted(line.node)
-
-    def _is_on_wanted(self, node: str) -> bool:
+    def _has(self, node: str) -> bool:
         """Return whether a node is wanted, with or without its domain."""
         return not self.nodes or node in self.nodes or node.partition(".")[0] in self.nodes
 
@@ -157,24 +149,16 @@ def merge_logs(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     Raises:
         StagerError: no log is of such a rank or node.
     """
-    logs = wanted.logs(files)
-    if not any(_is_of_wanted(log, wanted) for log in logs):
+    logs = wanted.select_logs(files)
+    # A file of no rank may contain lines of several.
+    if not any(log.rank is not None or not wanted.ranks or not log.own for log in logs):
         raise _explain_missing_log(files)
     pick = Suspects() if wanted.errors else None
-    ordered, others = _split_by_order(files, logs)
-    streams = [
-        merge_by_order(files, ordered, pick),
-        *(LogReader(log, pick).read_rest() for log in others),
-    ]
-    return wanted.of(heapq.merge(*streams))
-
-
-def _split_by_order(
-    files: JobFiles, logs: Sequence[LogFile]
-) -> tuple[Sequence[LogFile], Sequence[LogFile]]:
-    if not files.order.exists():
-        return (), logs
-    return [log for log in logs if log.own], [log for log in logs if not log.own]
+    has_order = files.order.exists()
+    streams = [LogReader(log, pick).read_rest() for log in logs if not (has_order and log.own)]
+    if has_order:
+        streams.append(merge_by_order(files, logs, pick))
+    return wanted.select(heapq.merge(*streams))
 
 
 def follow_logs(
@@ -185,7 +169,7 @@ def follow_logs(
     Lines that are added at about the same time may be out of order by half a second. Somebody
     else's logs have no visible end: they are followed for as long as somebody reads.
     """
-    return wanted.of(_read_growing_logs(files, wanted, sleep))
+    return wanted.select(_read_growing_logs(files, wanted, sleep))
 
 
 def _read_growing_logs(
@@ -196,14 +180,17 @@ def _read_growing_logs(
     added_at: float | None = None
     while True:
         now = files()
-        ended = _has_ended(now)
-        for log in wanted.logs(now):
+        ended = bool(now.job_id) and job_record.read_events(now.events).result is not None
+        for log in wanted.select_logs(now):
             readers.setdefault(log.path, LogReader(log, pick))
         if added_at is None:  # lines that exist already have their times
-            own = [reader for reader in readers.values() if reader.log.own]
-            yield from read_pieces(now, own)
+            yield from read_pieces(now, readers.values())
+        # New lines of ranks count as just written.
         yield from heapq.merge(
-            *(_read_added_lines(reader, added_at, ended) for reader in readers.values())
+            *(
+                reader.read_rest(whole=not ended, time=added_at if reader.log.own else None)
+                for reader in readers.values()
+            )
         )
         if ended:
             return
@@ -211,30 +198,17 @@ def _read_growing_logs(
         added_at = time.time()
 
 
-def _has_ended(files: JobFiles) -> bool:
-    """Return whether a job has its result; logs of other tools have no visible end."""
-    return bool(files.job_id) and job_record.read_events(files.events).result is not None
-
-
-def _read_added_lines(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
-    """Yield a log's new lines; those of ranks count as just written."""
-    return reader.read_rest(whole=not ended, time=added_at if reader.log.own else None)
-
-
-def _is_of_wanted(log: LogFile, wanted: LineFilter) -> bool:
-    """Return whether a file is of a wanted rank, or may contain lines of several ranks."""
-    return log.rank is not None or not wanted.ranks or not log.own
-
-
 def _explain_missing_log(files: JobFiles) -> StagerError:
-    if not files.logs:
-        return _explain_missing_logs(files)
-    hint = f"the logs are of {_describe_ranks(files)}{_describe_nodes(files)}"
-    return StagerError("there is no log of that rank and node", hint=hint)
-
-
-def _explain_missing_logs(files: JobFiles) -> StagerError:
     number, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
+    if files.logs:
+        ranks = {log.rank for log in files.logs if log.rank is not None}
+        nodes = sorted({log.node for log in files.logs if log.node})
+        of_ranks = f"ranks {min(ranks)} to {max(ranks)}" if ranks else "files without ranks"
+        named = ", ".join([*nodes[:_NAMED], *(["..."] * (len(nodes) > _NAMED))])
+        on_nodes = f" on {named}" if nodes else ""
+        return StagerError(
+            "there is no log of that rank and node", hint=f"the logs are of {of_ranks}{on_nodes}"
+        )
     job = files.read_job()
     if job.is_plan or job.action is Action.VERIFY:
         return StagerError(
@@ -247,38 +221,21 @@ def _explain_missing_logs(files: JobFiles) -> StagerError:
     )
 
 
-def _describe_ranks(files: JobFiles) -> str:
-    ranks = {log.rank for log in files.logs if log.rank is not None}
-    return f"ranks {min(ranks)} to {max(ranks)}" if ranks else "files without ranks"
-
-
-def _describe_nodes(files: JobFiles) -> str:
-    nodes = sorted({log.node for log in files.logs if log.node})
-    if not nodes:
-        return ""
-    more = ", ..." if len(nodes) > _NAMED else ""
-    return f" on {', '.join(nodes[:_NAMED])}{more}"
-
-
 # --- The result of ``stager logs`` ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergedLine:
-    """A line of a job's logs."""
+    """A line of a job's logs; None or empty: unknown."""
 
     time: float | None
     """The time, in seconds since the epoch; None if unknown."""
     node: str
-    """The node; empty if unknown."""
     rank: int | None
-    """The rank; None if unknown."""
     file: Path
-    """The log."""
     line: int
     """The line's number there, from 1."""
     text: str
-    """The line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,20 +245,21 @@ class MergedLines:
     job_id: str
     """The job; empty where files have no number."""
     lines: tuple[MergedLine, ...]
-    """Its lines, by time."""
 
 
 def make_merged_lines(job_id: str, lines: Iterable[Line]) -> MergedLines:
     """Return the result of ``stager logs``."""
-    return MergedLines(job_id=job_id, lines=tuple(_merged_line(line) for line in lines))
-
-
-def _merged_line(line: Line) -> MergedLine:
-    return MergedLine(
-        time=line.time or None,
-        node=line.node,
-        rank=line.rank,
-        file=line.path,
-        line=line.number,
-        text=line.text,
+    return MergedLines(
+        job_id=job_id,
+        lines=tuple(
+            MergedLine(
+                time=line.time or None,
+                node=line.node,
+                rank=line.rank,
+                file=line.path,
+                line=line.number,
+                text=line.text,
+            )
+            for line in lines
+        ),
     )

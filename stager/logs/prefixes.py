@@ -204,9 +204,9 @@ def parse_line(line: str) -> ParsedLine:
             rest = rest[mark.end() :]
             continue
         end = _find_logger_end(rest, told)
+        logger, rest = logger + rest[:end], rest[end:]
         if not end:
             break
-        logger, rest = logger + rest[:end], rest[end:]
     return ParsedLine(
         text=_unbox(rest),
         logged=logger + rest,

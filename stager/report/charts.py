@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputsCollected
@@ -26,6 +26,7 @@ from ..logs.job_record import JobRecord
 # program may do the same, and whatever else it writes is passed over.
 
 NAME = "metrics.jsonl"
+_FIGURES = ("step", "loss", "samples_per_second", "epoch", "avg_loss", "accuracy")
 _LONGEST = 1 << 26
 """Bytes that are read of a file."""
 _LINE = 1 << 16
@@ -39,32 +40,24 @@ training that took less than that is missed."""
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
+class Epoch(NamedTuple):
     """The figures at the end of an epoch."""
 
     step: float
-    """The steps that were done."""
     epoch: float
-    """Its number."""
     loss: float | None
     """The mean loss while training."""
     accuracy: float | None
-    """The share of right answers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curves:
-    """The curves of one training."""
+class Curves(NamedTuple):
+    """The curves of one training, by step, and the file they come from."""
 
     path: str
-    """The file they come from."""
     loss: tuple[Point, ...] = ()
-    """Loss by step."""
     rate: tuple[Point, ...] = ()
-    """Samples a second by step, over all ranks."""
+    """Samples a second, over all ranks."""
     epochs: tuple[Epoch, ...] = ()
-    """The figures of each epoch."""
 
     @property
     def is_empty(self) -> bool:
@@ -84,7 +77,7 @@ def find_curves(
     if not files.job_id:
         mine, others = [log.path for log in files.logs if log.path.name == NAME], []
     else:
-        every = _candidates(job, record)
+        every = _list_files(job, record)
         mine = [path for path in every if _is_written_by(path, record)]
         others = [path for path in every if path not in mine]
     curves = map(read_curves, mine[:_FILES])
@@ -100,17 +93,16 @@ def read_curves(path: Path) -> Curves:
     rate: dict[float, float] = {}
     epochs: dict[float, Epoch] = {}
     for raw in _read_objects(path):
-        step = _read_number(raw, "step")
+        figures = _read_figures(raw)
+        step = figures.get("step")
         if step is None:
             continue
         for name, curve in (("loss", loss), ("samples_per_second", rate)):
-            value = _read_number(raw, name)
-            if value is not None:
-                curve[step] = value
+            if name in figures:
+                curve[step] = figures[name]
         if "avg_loss" in raw or "accuracy" in raw:
-            figures = _read_number(raw, "avg_loss"), _read_number(raw, "accuracy")
-            epoch = _read_number(raw, "epoch") or 0.0
-            epochs[epoch] = Epoch(step=step, epoch=epoch, loss=figures[0], accuracy=figures[1])
+            epoch = figures.get("epoch", 0.0)
+            epochs[epoch] = Epoch(step, epoch, figures.get("avg_loss"), figures.get("accuracy"))
     return Curves(
         path=str(path),
         loss=tuple(sorted(loss.items())),
@@ -119,7 +111,7 @@ def read_curves(path: Path) -> Curves:
     )
 
 
-def _candidates(job: KeptJob, record: JobRecord) -> list[Path]:
+def _list_files(job: KeptJob, record: JobRecord) -> list[Path]:
     """Return the outputs' files of this kind; those whose name was taken have been renamed."""
     outputs = list(job.outputs)
     for event in record.find_events(OutputsCollected):
@@ -135,7 +127,7 @@ def _is_written_by(path: Path, record: JobRecord) -> bool:
     launches = [kept.time for kept in record.records if kept.phase == PhaseName.LAUNCH]
     if not launches:
         return False
-    begun, ended = launches[0], record.ended
+    begun, ended = launches[0], record.end_time
     try:
         changed = path.stat().st_mtime
     except OSError:
@@ -144,7 +136,7 @@ def _is_written_by(path: Path, record: JobRecord) -> bool:
     return not is_early and (ended is None or changed <= ended + _AFTER)
 
 
-def _read_objects(path: Path) -> Iterator[Mapping[str, Any]]:
+def _read_objects(path: Path) -> Iterator[Mapping[str, object]]:
     """Yield the objects of a file, one a line; a pipe or a link is no such file."""
     if path.is_symlink():
         return
@@ -158,13 +150,17 @@ def _read_objects(path: Path) -> Iterator[Mapping[str, Any]]:
                     yield raw
 
 
-def _read_number(raw: Mapping[str, Any], key: str) -> float | None:
-    """Return a finite number of a usual size; None where there is none."""
-    value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    # A longer integer has no float, and neither NaN nor infinity is below the limit.
-    return float(value) if abs(value) < _LARGEST else None
+def _read_figures(raw: Mapping[str, object]) -> dict[str, float]:
+    """Return the finite numbers of a usual size."""
+    figures: dict[str, float] = {}
+    for name in _FIGURES:
+        value = raw.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        # A longer integer has no float, and neither NaN nor infinity is below the limit.
+        if abs(value) < _LARGEST:
+            figures[name] = float(value)
+    return figures
 
 
 # --- Lines over axes: the places of all that is drawn, and the numbers beside it -----------------
@@ -194,23 +190,18 @@ class LineChart:
     """A line over axes, and dots on top of it."""
 
     title: str
-    """The title."""
     unit: str
     """The unit of the vertical axis."""
     across: str
     """The unit of the horizontal axis."""
     points: Sequence[Point]
-    """The line."""
     dots: Sequence[tuple[Point, str]] = ()
     """Single points on top of it, each with its text."""
     dots_are: str = ""
     """The meaning of the dots."""
     above: int = _ABOVE
-    """The room above the plot, in pixels."""
     plot_height: int = _HEIGHT
-    """The height of the plot, in pixels."""
     height: int = _ABOVE + _HEIGHT + _BELOW
-    """The height of all, in pixels."""
 
     @cached_property
     def _axes(self) -> tuple[Sequence[Tick], Sequence[Tick]]:

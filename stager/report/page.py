@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bundle.format.manifest import Layer
 from bundle.protocol.counts import format_count, format_size
@@ -77,16 +77,13 @@ _AT_WORK = {
 """Slurm's states of a job that has not ended (``man squeue``, job state codes)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BundleContents:
-    """The parts of a bundle, or the reason why they are not known."""
+class BundleContents(NamedTuple):
+    """The parts of a bundle, the largest first, or the reason why they are not known."""
 
     path: str
-    """The bundle's file."""
-    missing: str = ""
+    missing: str
     """The reason why its parts are not known; empty where they are."""
     parts: tuple[Layer, ...] = ()
-    """Its parts, the largest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,25 +93,17 @@ class ReportData:
     job_id: str
     """The job's number; empty for somebody else's logs."""
     folder: Path
-    """Its log directory."""
     job: KeptJob
     """The job as its driver got it, without what looks like a secret."""
     record: JobRecord
-    """Its events."""
     verdict: Verdict
-    """What became of it."""
     diagnosis: Diagnosis | None
-    """Its diagnosis; None where that could not be made."""
     phases: JobPhases
-    """The phases of each node."""
     nodes: tuple[Node, ...]
-    """The nodes."""
     curves: Sequence[Curves]
-    """The curves of the training, from each file that has some."""
     other_curves: Sequence[Path]
     """Files of curves that this job has not written."""
     contents: BundleContents | None
-    """The contents of the bundle."""
     written: float
     """The time of writing, in seconds since the epoch."""
 
@@ -158,8 +147,11 @@ def collect_report(files: JobFiles) -> ReportData:
     job = files.read_job()
     launch = replace(job.launch, command=tuple(mask_arguments(job.launch.command)))
     record = read_events(files.events) if files.job_id else JobRecord()
-    diagnosis = _diagnosis(files, record)
-    verdict, now = _verdict(files, record, diagnosis), time.time()
+    try:
+        diagnosis = redact_diagnosis(diagnose(files, record), Redactor())
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        diagnosis = None  # the events are not a driver's: the rest still makes a page
+    verdict, now = _judge(files, record, diagnosis), time.time()
     curves, other_curves = find_curves(files, job, record)
     return ReportData(
         job_id=files.job_id,
@@ -167,32 +159,23 @@ def collect_report(files: JobFiles) -> ReportData:
         job=replace(job, launch=launch),
         record=record,
         verdict=verdict,
-        diagnosis=None if diagnosis is None else redact_diagnosis(diagnosis, Redactor()),
+        diagnosis=diagnosis,
         phases=find_phases(record, now if verdict is Verdict.RUNNING else None),
         nodes=describe_nodes(record),
         curves=curves,
         other_curves=other_curves,
-        contents=_bundle_contents(job),
+        contents=_read_bundle(job) if job.bundle else None,
         written=now,
     )
 
 
-def _diagnosis(files: JobFiles, record: JobRecord) -> Diagnosis | None:
-    """Return the diagnosis; None if the events are not a driver's: the rest still makes a page."""
-    try:
-        return diagnose(files, record)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        return None
-
-
-def _verdict(files: JobFiles, record: JobRecord, diagnosis: Diagnosis | None) -> Verdict:
+def _judge(files: JobFiles, record: JobRecord, diagnosis: Diagnosis | None) -> Verdict:
     """Return the verdict of the driver's result; without one, of the job's state or its logs."""
     result = record.result
-    if result is not None and result.ok:
-        return Verdict.WELL
     if result is not None:
         is_the_users = result.interrupted and not result.ended_by
-        return Verdict.INTERRUPTED if is_the_users else Verdict.FAILED
+        outcome = Verdict.INTERRUPTED if is_the_users else Verdict.FAILED
+        return Verdict.WELL if result.ok else outcome
     if files.job_id:
         state = messages.read_job_state(files.job_id, begun=record.begun)
         if state in _AT_WORK or _is_driven_here(files):
@@ -212,22 +195,18 @@ def _is_driven_here(files: JobFiles) -> bool:
     return False
 
 
-def _bundle_contents(job: KeptJob) -> BundleContents | None:
-    path = job.bundle
-    if not path:
-        return None
+def _read_bundle(job: KeptJob) -> BundleContents:
+    path = Path(job.bundle)
     try:
-        if not Path(path).is_file():
-            return BundleContents(
-                path=path, missing="the bundle is gone, or cannot be seen from here"
-            )
-        manifest = read_manifest(Path(path))
+        if not path.is_file():
+            return BundleContents(job.bundle, "the bundle is gone, or cannot be seen from here")
+        manifest = read_manifest(path)
     except (BundleError, OSError, ValueError) as exc:
-        return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
+        return BundleContents(job.bundle, f"the bundle cannot be read: {exc}")
     if manifest.id != job.bundle_id:
-        return BundleContents(path=path, missing="a different bundle is there now")
+        return BundleContents(job.bundle, "a different bundle is there now")
     parts = sorted(manifest.layers, key=lambda layer: (-layer.size, layer.name))
-    return BundleContents(path=path, parts=tuple(parts))
+    return BundleContents(job.bundle, "", tuple(parts))
 
 
 # --- The timeline: the nodes that are drawn, and the stretches of time ---------------------------
@@ -240,8 +219,7 @@ _SHORT = 0.25
 """The beginning is drawn again, larger, where it takes no more than this share of the job."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeWindow:
+class TimeWindow(NamedTuple):
     """The time that a drawing shows, in seconds."""
 
     title: str
@@ -270,20 +248,27 @@ def choose_rows(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
         rows: all nodes.
         first: the node that failed first; empty for none.
     """
-    ranked = sorted(rows, key=lambda row: (row.node != first, not row.has_failed, -row.staging))
+    ranked = sorted(
+        rows, key=lambda row: (row.node != first, not row.has_failed, -_sum_staging(row))
+    )
     kept = {row.node for row in ranked[:_MOST]}
     return [row for row in rows if row.node in kept]
+
+
+def _sum_staging(row: NodePhases) -> float:
+    return sum(span.seconds for span in row.spans if span.phase in STAGING)
 
 
 def _choose_windows(job: JobPhases) -> list[TimeWindow]:
     """Return the whole job, and its beginning where that is short."""
     length = job.end - job.begin
-    whole = TimeWindow(title="The whole job", begin=job.begin, length=max(length, 1e-3))
-    staging = 0.0 if job.running is None else job.running - job.begin
-    if not 0 < staging < length * _SHORT:
-        return [whole]
-    title = "Until the ranks ran, larger"
-    return [whole, TimeWindow(title=title, begin=job.begin, length=staging * 1.02)]
+    windows = [TimeWindow("The whole job", job.begin, max(length, 1e-3))]
+    # The moment when ranks ran on all nodes that came so far.
+    running = max((span.begin for span in job.spans if span.phase == TRAIN), default=job.begin)
+    if 0 < running - job.begin < length * _SHORT:
+        staging = (running - job.begin) * 1.02
+        windows.append(TimeWindow("Until the ranks ran, larger", job.begin, staging))
+    return windows
 
 
 def shorten(name: str) -> str:
@@ -296,13 +281,17 @@ def describe_timeline(window: TimeWindow, rows: Sequence[NodePhases], first: str
     sentences = [
         f"{window.title}: {format_count(len(rows), 'node')} over {duration(window.length)}."
     ]
-    for phase in (*STAGING, TRAIN):
-        lengths = [span.seconds for row in rows for span in row.spans if span.phase == phase]
-        if lengths:
-            sentences.append(f"{PHASES[phase][0]} took up to {duration(max(lengths))}.")
+    longest: dict[str, float] = {}
+    for span in (span for row in rows for span in row.spans):
+        longest[span.phase] = max(longest.get(span.phase, 0.0), span.seconds)
+    sentences += [
+        f"{PHASES[phase][0]} took up to {duration(longest[phase])}."
+        for phase in (*STAGING, TRAIN)
+        if phase in longest
+    ]
     bad = [row.node for row in rows if row.has_failed]
     if bad:
-        named = f"{', '.join(bad[:8])}{' and others' if len(bad) > 8 else ''}"
+        named = ", ".join(bad[:8]) + " and others" * (len(bad) > 8)
         sentences.append(f"Something failed on {named}{f'; on {first} first' if first else ''}.")
     return " ".join(sentences)
 
@@ -327,7 +316,7 @@ _SHOWN |= dict.fromkeys(
 _SHOWN |= {code: f"\\u{code:04x}" for code in TURNING}
 _COLUMNS = {
     "state": "state",
-    "ending": "exit status",
+    "exit_status": "exit status",
     "problems": "problems",
     "python": "Python",
     "packages": "packages",
@@ -420,11 +409,9 @@ class Report:
     ok: bool = True
     """True: a page that cannot be written is an error."""
     path: Path = field(metadata={"json": "report"})
-    """The file."""
     job_id: str
     """The job it is about; empty for somebody else's logs."""
     size: int = field(metadata={"json": "bytes"})
-    """Its length in bytes."""
 
 
 def write_report(files: JobFiles, output: Path | None = None) -> Report:

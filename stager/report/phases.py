@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bundle.protocol.events import (
     Event,
     FileSent,
     JobBegins,
+    JobEnds,
     NodesLeftOut,
     PhaseBegins,
     PhaseEnds,
 )
 from bundle.protocol.messages import Answer, LaunchAnswer, ProbeAnswer, Started
-from bundle.protocol.problem import Problem
 
+from ..diagnosis.process_exits import SIGNAL_NAMES, find_signal
 from ..logs.job_record import JobRecord
 
 # --- The events of a job, each with a moment even where it has no time ---------------------------
 
-TIMED = (Answer, PhaseEnds, FileSent)
+_TIMED = (Answer, PhaseEnds, FileSent)
 """Events that tell how long something took."""
 
 
-def list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
+def _list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
     """Yield each event with its moment in seconds: since the epoch, or since the beginning.
 
     Events of older drivers have no time. A phase's length is told at its end, though, and a node's
@@ -36,7 +36,7 @@ def list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
     for record in job.records:
         at = record.time
         if at is None:
-            at = now if not isinstance(record.event, TIMED) else begun + record.event.seconds
+            at = now if not isinstance(record.event, _TIMED) else begun + record.event.seconds
         at = max(at, begun)
         now = max(now, at)
         if isinstance(record.event, PhaseBegins):
@@ -49,37 +49,23 @@ def list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
 WELL, NODE_FAILED, LEFT_OUT, NOT_YET = "ok", "failed", "left out", "not known"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
+class Node(NamedTuple):
     """A node, as far as it has reported about itself."""
 
     name: str
-    """Its name."""
     state: str
     """``ok``, ``failed``, ``left out`` or ``not known``."""
-    python: str = ""
-    """The version of its Python."""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions by name, of the packages it has."""
-    interface: str = ""
-    """The network interface by which it reaches the first node."""
-    address: str = ""
-    """Its address on it."""
-    exit_code: int | None = None
-    """The exit status of the ranks there."""
-    problems: tuple[str, ...] = ()
+    exit_status: str
+    """The exit status of the ranks there, with a signal's name."""
+    problems: tuple[str, ...]
     """Its problems, a line each."""
-
-    @property
-    def ending(self) -> str:
-        """The exit status, with a signal's name."""
-        if self.exit_code is None:
-            return ""
-        number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
-        try:
-            return f"{self.exit_code} ({signal.Signals(number).name})"
-        except ValueError:
-            return str(self.exit_code)
+    python: str
+    packages: Mapping[str, str]
+    """Versions by name, of the packages it has."""
+    interface: str
+    """The network interface by which it reaches the first node."""
+    address: str
+    """Its address on it."""
 
 
 def describe_nodes(job: JobRecord) -> tuple[Node, ...]:
@@ -100,41 +86,41 @@ def _describe_node(
     job: JobRecord, name: str, answers: Sequence[Answer], left_out: Sequence[str] | None
 ) -> Node:
     # What is not ok is tried again sometimes; what counts then is the result.
-    problems = left_out
-    if problems is None:
-        problems = [
-            _describe_problem(problem, name) for answer in answers for problem in answer.problems
-        ]
-    codes = [answer.exit_code for answer in answers if isinstance(answer, LaunchAnswer)]
-    # Of several tasks the first that failed.
-    exit_code = next(filter(None, codes), codes[-1] if codes else None)
-    is_bad = bool(problems)
-    if (result := job.result) is not None:
-        is_bad = name in result.problems
-        problems = [*problems, *map(str, result.problems.get(name, ()))]
-        exit_code = (result.exit_codes or {}).get(name, exit_code)
-    if left_out is not None:
-        state = LEFT_OUT
-    elif is_bad or exit_code:
-        state = NODE_FAILED
-    else:
-        state = WELL if answers and (result is not None or exit_code == 0) else NOT_YET
-    probes = [answer for answer in answers if isinstance(answer, ProbeAnswer)]
-    probe = probes[-1] if probes else ProbeAnswer()
+    result = job.result or JobEnds(ok=False)
+    last = result.problems.get(name, ())
+    problems = _list_problems(name, answers) if left_out is None else left_out
+    is_bad = bool(problems) if job.result is None else name in result.problems
+    code = _find_exit_code(name, answers, result)
+    has_reported = bool(answers) and (job.result is not None or code == 0)
+    state = NODE_FAILED if is_bad or code else WELL if has_reported else NOT_YET
+    probe = job.probes.get(name, ProbeAnswer())
     return Node(
         name=name,
-        state=state,
+        state=state if left_out is None else LEFT_OUT,
+        exit_status="" if code is None else _describe_exit(code),
+        problems=tuple(dict.fromkeys([*problems, *map(str, last)])),
         python=probe.python,
         packages={package: version or "" for package, version in probe.packages.items()},
         interface=probe.interface,
         address=probe.address,
-        exit_code=exit_code,
-        problems=tuple(dict.fromkeys(problems)),
     )
 
 
-def _describe_problem(problem: Problem, node: str) -> str:
-    return problem.sentence if problem.where == node else str(problem)
+def _list_problems(name: str, answers: Sequence[Answer]) -> list[str]:
+    every = [problem for answer in answers for problem in answer.problems]
+    return [problem.sentence if problem.where == name else str(problem) for problem in every]
+
+
+def _describe_exit(code: int) -> str:
+    name = SIGNAL_NAMES.get(find_signal(code))
+    return f"{code} ({name})" if name else str(code)
+
+
+def _find_exit_code(name: str, answers: Sequence[Answer], result: JobEnds) -> int | None:
+    """Return the exit status of a node's ranks: of several tasks the first that failed."""
+    codes = [answer.exit_code for answer in answers if isinstance(answer, LaunchAnswer)]
+    code = next(filter(None, codes), codes[-1] if codes else None)
+    return (result.exit_codes or {}).get(name, code)
 
 
 def find_differences(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
@@ -171,18 +157,15 @@ PHASES = {
 ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
 STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
 """The states that are no good end, in words."""
-_ANSWERED_BY = {"all_reduce": LAUNCH}
-"""Phases whose answers have another's name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseSpan:
+class PhaseSpan(NamedTuple):
     """A node in a phase."""
 
     phase: str
     """One of :data:`PHASES`."""
     begin: float
-    """The moment of its beginning, as :func:`list_moments` counts."""
+    """The moment of its beginning, as :func:`_list_moments` counts."""
     end: float
     """The moment of its end, or of the last event."""
     state: str = ENDED
@@ -194,14 +177,11 @@ class PhaseSpan:
         return self.end - self.begin
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodePhases:
-    """The phases of one node."""
+class NodePhases(NamedTuple):
+    """The phases of one node, in order of time."""
 
     node: str
-    """Its name."""
     spans: tuple[PhaseSpan, ...] = ()
-    """In order of time."""
 
     @property
     def has_failed(self) -> bool:
@@ -215,20 +195,12 @@ class NodePhases:
             return "\u2717 "
         return "\u2026 " if any(span.state == OPEN for span in self.spans) else ""
 
-    @property
-    def staging(self) -> float:
-        """Seconds until its ranks ran."""
-        return sum(span.seconds for span in self.spans if span.phase in STAGING)
 
-
-@dataclass(frozen=True, kw_only=True)
-class JobPhases:
-    """The phases of all nodes."""
+class JobPhases(NamedTuple):
+    """The phases of all nodes, in the job's order; they begin with the job."""
 
     rows: tuple[NodePhases, ...] = ()
-    """One a node, in the job's order."""
     begin: float = 0.0
-    """The moment of the job's beginning."""
     end: float = 0.0
     """The moment of its end, or of the last event."""
 
@@ -237,64 +209,34 @@ class JobPhases:
         """The phases of all nodes in one list."""
         return [span for row in self.rows for span in row.spans]
 
-    @property
-    def running(self) -> float | None:
-        """The moment when ranks ran on all nodes that came so far; None where they never did."""
-        return max((span.begin for span in self.spans if span.phase == TRAIN), default=None)
-
 
 def find_phases(job: JobRecord, now: float | None = None) -> JobPhases:
     """Return the phases of the nodes; those of a running job last until ``now``."""
-    collected = _Collected()
+    collector = _Collector()
     moments = []
-    for at, event in list_moments(job):
+    for at, event in _list_moments(job):
         moments.append(at)
-        collected.take(at, event)
+        collector.take(at, event)
     if not moments:
         return JobPhases()
     end = max(moments)
     if now is not None and job.begun is not None:
         end = max(end, now)
-    collected.close(end, OPEN)
-    rows = (NodePhases(node=node, spans=tuple(spans)) for node, spans in collected.spans.items())
+    collector.close(end, OPEN)
+    rows = (NodePhases(node, tuple(spans)) for node, spans in collector.spans.items())
     return JobPhases(rows=tuple(rows), begin=moments[0], end=end)
 
 
-@dataclass
-class _Phase:
-    name: str
-    begin: float
-    answers: dict[str, tuple[float, bool]] = field(default_factory=dict)
-    """The moment of each node's answer, and whether it was good."""
-    started: dict[str, float] = field(default_factory=dict)
+class _Collector:
+    def __init__(self) -> None:
+        self.spans: dict[str, list[PhaseSpan]] = {}
+        self._there: list[str] = []
+        self._begin("", 0.0)
 
-    def take(self, at: float, event: Event) -> None:
-        if isinstance(event, Started):
-            self.started.setdefault(event.node, at)
-        elif isinstance(event, Answer) and event.event == _ANSWERED_BY.get(self.name, self.name):
-            # Each task of a launch has its own answer; an unpacking is tried again.
-            _, was_good = self.answers.get(event.node, (at, True))
-            self.answers[event.node] = at, event.ok and (was_good or event.event != LAUNCH)
-
-    def find_spans(self, node: str, end: float, silent: str) -> list[PhaseSpan]:
-        """Return a node's spans; ``silent`` is its state without an answer."""
-        if self.name == PLACE:  # decided by the driver alone
-            return [_span(PLACE, self.begin, end, ENDED if silent == SILENT else silent)]
-        stop, state = end, silent
-        if node in self.answers:
-            stop, is_good = self.answers[node]
-            state = ENDED if is_good else FAILED
-        if self.name == LAUNCH and node in self.started:
-            started = min(self.started[node], stop)
-            return [_span(LAUNCH, self.begin, started), _span(TRAIN, started, stop, state)]
-        return [_span(self.name, self.begin, stop, state)]
-
-
-@dataclass
-class _Collected:
-    spans: dict[str, list[PhaseSpan]] = field(default_factory=dict)
-    _there: list[str] = field(default_factory=list)
-    _phase: _Phase | None = None
+    def _begin(self, phase: str, at: float) -> None:
+        self._phase, self._since = phase, at
+        self._answers: dict[str, tuple[float, bool]] = {}
+        self._started: dict[str, float] = {}
 
     def take(self, at: float, event: Event) -> None:
         if isinstance(event, JobBegins):
@@ -302,22 +244,43 @@ class _Collected:
             self.spans = {node: [] for node in self._there}
         elif isinstance(event, PhaseBegins):
             self.close(at, OPEN)
-            self._phase = _Phase(event.phase, at)
+            self._begin(event.phase, at)
         elif isinstance(event, PhaseEnds):
             self.close(at, SILENT)
         elif isinstance(event, NodesLeftOut):
             self._there = [node for node in self._there if node not in event.nodes]
-        elif self._phase is not None:
-            self._phase.take(at, event)
+        elif isinstance(event, Started):
+            self._started.setdefault(event.node, at)
+        elif isinstance(event, Answer):
+            self._take_answer(at, event)
+
+    def _take_answer(self, at: float, answer: Answer) -> None:
+        # The answers of an all-reduce have the name of a launch.
+        if answer.event == (LAUNCH if self._phase == "all_reduce" else self._phase):
+            # Each task of a launch has its own answer; an unpacking is tried again.
+            _, was_good = self._answers.get(answer.node, (at, True))
+            self._answers[answer.node] = at, answer.ok and (was_good or answer.event != LAUNCH)
 
     def close(self, at: float, silent: str) -> None:
-        phase, self._phase = self._phase, None
-        if phase is None or phase.name not in PHASES:
-            return
-        for node in self.spans:
-            if node in self._there or node in phase.answers:
-                self.spans[node] += phase.find_spans(node, at, silent)
+        """End the phase; ``silent`` is the state of a node without an answer."""
+        if self._phase in PHASES:
+            for node in self.spans:
+                if node in self._there or node in self._answers:
+                    self._add_spans(node, at, silent)
+        self._begin("", at)
 
-
-def _span(phase: str, begin: float, end: float, state: str = ENDED) -> PhaseSpan:
-    return PhaseSpan(phase=phase, begin=begin, end=max(begin, end), state=state)
+    def _add_spans(self, node: str, end: float, silent: str) -> None:
+        end, state = max(self._since, end), silent
+        if self._phase == PLACE:  # decided by the driver alone
+            state = ENDED if silent == SILENT else silent
+        elif node in self._answers:
+            stop, is_good = self._answers[node]
+            end, state = max(self._since, stop), ENDED if is_good else FAILED
+        if self._phase == LAUNCH and node in self._started:
+            started = min(self._started[node], end)
+            self.spans[node] += [
+                PhaseSpan(LAUNCH, self._since, started),
+                PhaseSpan(TRAIN, started, end, state),
+            ]
+        else:
+            self.spans[node].append(PhaseSpan(self._phase, self._since, end, state))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 import re
@@ -24,7 +23,6 @@ from ..config.load import load
 from ..core.errors import StagerError
 from ..core.files import expand_home, write_output
 from ..diagnosis.diagnosis import diagnose
-from ..diagnosis.failure import Diagnosis
 from ..logs.job_files import JobFiles, resolve_output
 from ..redaction.redactor import Pseudonyms, Redactor
 from . import LOG_BYTES
@@ -38,11 +36,11 @@ from .evidence import (
     collect_contents,
     collect_versions,
     encode_json_file,
+    get_size,
     open_regular_file,
     read_small_file,
     redact_diagnosis,
     redact_file,
-    size_of,
     write_readme,
 )
 
@@ -87,7 +85,7 @@ class ArchiveWriter:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is not needed any more
+        with suppress(OSError):  # what could not be written is not needed any more
             self._file.close()
 
     def add(self, name: str, pieces: Iterable[bytes]) -> int:
@@ -155,7 +153,6 @@ class Supported:
     archive: Path
     size: int = field(metadata={"json": "bytes"})
     files: int
-    """The number of files in it."""
     redacted: dict[str, int]
     """The number of secrets that were taken out, by kind."""
     left_out: tuple[str, ...] = field(metadata={"json": None})
@@ -168,9 +165,7 @@ class ListedFile:
 
     name: str
     bytes: int
-    """Its bytes before anything is taken out."""
     cut: bool
-    """True if its middle would be left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +174,6 @@ class SupportListing:
 
     ok: bool = True
     files: tuple[ListedFile, ...]
-    """The files that would go in, by name."""
     left_out: tuple[str, ...]
     """A line for each file that was not found or would be left out, with the reason."""
 
@@ -192,12 +186,11 @@ def make_support_archive(
     step: Step = lambda name, done, total: None,
 ) -> Supported:
     """Make the archive."""
-    gathering = _Gathering(found=collect_contents(files, Path.cwd()), options=options, step=step)
-    gathering.prepare(environment)
+    gathering = _Gathering(collect_contents(files, Path.cwd()), options, step, environment)
     with ArchiveWriter() as archive:
         try:
             left_out = gathering.fill(archive, describe)
-            if gathering.learned:  # what was added before may contain what was learned after
+            if gathering.has_learned():  # what was added before may contain what was learned after
                 left_out = gathering.fill(archive, describe)
         except OSError as exc:
             raise StagerError(
@@ -205,10 +198,11 @@ def make_support_archive(
                 hint="they are kept in $TMPDIR until the archive is written: make sure that it "
                 "has room",
             ) from exc
-        target = _target(options.output, gathering.top)
-        place = resolve_output(target, files, "the archive")
+        output = expand_home(options.output or Path())
+        target = output / f"{gathering.top}.tar.gz" if output.is_dir() else output
+        place = resolve_output(target.absolute(), files, "the archive")
         return Supported(
-            archive=target,
+            archive=target.absolute(),
             size=archive.write(place, gathering.top),
             files=len(archive.members),
             redacted=dict(sorted(gathering.redactor.counts.items())),
@@ -231,84 +225,71 @@ def list_support_files(files: JobFiles, log_bytes: int) -> SupportListing:
     )
 
 
-def _target(output: Path | None, top: str) -> Path:
-    output = expand_home(output or Path())
-    return (output / f"{top}.tar.gz" if output.is_dir() else output).absolute()
-
-
-@dataclass(kw_only=True)
 class _Gathering:
-    found: ArchiveContents
-    """Everything that goes in."""
-    options: SupportOptions
-    step: Step
-    """Called before each file is read."""
-    redactor: Redactor = field(default_factory=Redactor)
-    """Takes the secrets out."""
-    known: list[bytes] = field(default_factory=list)
-    """Secrets that are known before anything is read."""
-    users: list[str] = field(default_factory=list)
-    """Names of users, if names are hidden."""
-    top: str = ""
-    """The folder in the archive."""
-    _pseudonyms: Pseudonyms | None = None
-    """Replaces names by pseudonyms, if they are hidden."""
-
-    def prepare(self, environment: Mapping[str, str]) -> None:
-        found = self.found
+    def __init__(
+        self,
+        found: ArchiveContents,
+        options: SupportOptions,
+        step: Step,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._found = found
+        self._options = options
+        self._step = step
+        self.redactor = Redactor()
+        self._pseudonyms: Pseudonyms | None = None
+        self.top = ""
         settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
         jobs = [item for item in found.items if item.path == found.files.job]
         passed = {*found.job.launch.pass_env, *_read_passed_variables(settings)}
         texts = [_read_item(item) for item in (*settings, *jobs)]
-        self.known = list(_find_known(environment, passed, texts))
-        if self.options.hide_names:
-            self.users = _find_user_names(environment)
+        self._known = list(_find_known(environment, passed, texts))
+        names = [environment.get("USER"), environment.get("LOGNAME")]
+        names.append(Path(environment.get("HOME", "")).name)
+        self._users = [name for name in dict.fromkeys(names) if name]
 
-    @property
-    def learned(self) -> bool:
+    def has_learned(self) -> bool:
         return bool(self.redactor.learned or (self._pseudonyms and self._pseudonyms.learned))
 
     def fill(self, archive: ArchiveWriter, describe: Describe) -> tuple[str, ...]:
         """Add all members, and return what was left out."""
         archive.clear()
+        files = self._found.files
         self.redactor = self._renew_redactor()
-        self.top = self._top_folder()
-        left_out, members = list(self.found.left_out), list[Listed]()
-        for number, item in enumerate(self.found.items):
+        folder = files.job_id or self._make_safe_name(files.folder.resolve().name) or "logs"
+        self.top = _NAME + folder
+        left_out, members = list(self._found.left_out), list[Listed]()
+        for number, item in enumerate(self._found.items):
             try:
-                name = self._name(item.name, archive)
-                self.step(name, number, len(self.found.items))
-                size = archive.add(name, self._pieces(item))
+                name = self._choose_name(item.name, archive)
+                self._step(name, number, len(self._found.items))
+                size = archive.add(name, self._read_pieces(item))
             except UnfitError as exc:  # it has changed since it was looked at
                 left_out.append(exc.message)
                 continue
-            cut = item.may_be_cut and item.size > self.options.log_bytes
+            cut = item.may_be_cut and item.size > self._options.log_bytes
             members.append(Listed(name=name, size=size, original=item.size, cut=cut))
-        for name, data in self._metadata(describe, left_out):
+        for name, data in self._list_pages(describe, left_out):
             size = archive.add(name, [data])
             members.append(Listed(name=name, size=size, original=size, cut=False))
         members.sort(key=lambda member: member.name)
         reasons = tuple(self.redactor.words(line) for line in left_out)
-        what = f"job {self.found.files.job_id}" if self.found.files.job_id else "a job"
+        what = f"job {files.job_id}" if files.job_id else "a job"
         archive.add("README.txt", [write_readme(what, members, reasons, self.redactor.counts)])
         return reasons
 
     def _renew_redactor(self) -> Redactor:
         """Return a redactor that has counted nothing, and knows what the last one has learned."""
-        self.known += [value for value in self.redactor.known.values if value not in self.known]
-        if self.options.hide_names:
+        self._known += [value for value in self.redactor.known.values if value not in self._known]
+        if self._options.hide_names:
             if self._pseudonyms is not None:
-                self.users = [*dict.fromkeys([*self.users, *self._pseudonyms.met()])]
-            self._pseudonyms = Pseudonyms(self.users, [*self.found.nodes, socket.gethostname()])
-        return Redactor(KnownValues(self.known), self._pseudonyms)
+                self._users = [*dict.fromkeys([*self._users, *self._pseudonyms.met()])]
+            self._pseudonyms = Pseudonyms(self._users, [*self._found.nodes, socket.gethostname()])
+        return Redactor(KnownValues(self._known), self._pseudonyms)
 
-    def _top_folder(self) -> str:
-        files = self.found.files
-        return _NAME + (files.job_id or self._make_safe_name(files.folder.resolve().name) or "logs")
-
-    def _name(self, name: str, archive: ArchiveWriter) -> str:
+    def _choose_name(self, name: str, archive: ArchiveWriter) -> str:
         """Return a member's name without secrets, but with the parts that ``stager`` reads."""
-        mark = f".{self.found.files.job_id}."
+        mark = f".{self._found.files.job_id}."
         if mark != ".." and mark in name:
             before, _, after = name.partition(mark)
             safe = self._make_safe_name(before) + mark + self._make_safe_name(after)
@@ -324,32 +305,29 @@ class _Gathering:
         shown = _MARK.sub(r"redacted-\1", self.redactor.words(part))
         return _UNFIT.sub("_", shown)
 
-    def _pieces(self, item: ArchiveItem) -> Iterator[bytes]:
-        if item.path is None or item.folder is None:
+    def _read_pieces(self, item: ArchiveItem) -> Iterator[bytes]:
+        if item.path is None:
             yield from self.redactor.redact_stream([item.text])
             return
-        limit = self.options.log_bytes if item.may_be_cut else SMALL
+        limit = self._options.log_bytes if item.may_be_cut else SMALL
         with open_regular_file(item.path, item.folder) as handle:
             size = os.fstat(handle.fileno()).st_size
             yield from redact_file(handle, size, limit, self.redactor)
 
-    def _metadata(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
-        readable = _can_read_driver_files(self.found.files)
-        diagnosis = self._diagnosis(left_out) if readable else None
-        if diagnosis is not None:
-            clean = redact_diagnosis(diagnosis, self.redactor)
-            report = encode_json_file({"schema": 1, **encode(clean)})
-            yield "diagnosis.json", self.redactor.text(report)
-            yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
-        report = encode_json_file(collect_versions(self.found.files if readable else None))
+    def _list_pages(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
+        files = self._found.files
+        is_readable = _can_read_driver_files(files)
+        if is_readable:
+            try:
+                clean = redact_diagnosis(diagnose(files), self.redactor)
+            except StagerError as exc:
+                left_out.append(f"diagnosis: {exc.message}")
+            else:
+                report = encode_json_file({"schema": 1, **encode(clean)})
+                yield "diagnosis.json", self.redactor.text(report)
+                yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
+        report = encode_json_file(collect_versions(files if is_readable else None))
         yield "versions.json", self.redactor.text(report)
-
-    def _diagnosis(self, left_out: list[str]) -> Diagnosis | None:
-        try:
-            return diagnose(self.found.files)
-        except StagerError as exc:
-            left_out.append(f"diagnosis: {exc.message}")
-            return None
 
 
 def _read_passed_variables(settings: Iterable[ArchiveItem]) -> set[str]:
@@ -362,31 +340,20 @@ def _read_passed_variables(settings: Iterable[ArchiveItem]) -> set[str]:
     return names
 
 
-def _find_user_names(environment: Mapping[str, str]) -> list[str]:
-    names = [environment.get("USER", ""), environment.get("LOGNAME", "")]
-    names.append(Path(environment.get("HOME", "")).name)
-    return list(dict.fromkeys(name for name in names if name))
-
-
 def _read_item(item: ArchiveItem) -> bytes:
     try:
-        return (
-            read_small_file(item.path, item.folder, SMALL)
-            if item.path and item.folder
-            else item.text
-        )
+        return read_small_file(item.path, item.folder, SMALL) if item.path else item.text
     except UnfitError:
         return b""
 
 
 def _can_read_driver_files(files: JobFiles) -> bool:
     """Return whether the driver's files can be opened: none is a pipe or leads elsewhere."""
-    if not files.job_id:
-        return True
-    for path in (files.events, files.order, files.preflight, files.job):
-        if path.exists() or path.is_symlink():
-            try:
-                size_of(path, files.folder)
-            except UnfitError:
-                return False
+    paths = (files.events, files.order, files.preflight, files.job) if files.job_id else ()
+    try:
+        for path in paths:
+            if path.exists() or path.is_symlink():
+                get_size(path, files.folder)
+    except UnfitError:
+        return False
     return True

@@ -8,9 +8,10 @@ import platform
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from bundle.protocol.messages import ProbeAnswer
 
@@ -63,7 +64,7 @@ def read_small_file(path: Path, folder: Path, limit: int) -> bytes:
     return data
 
 
-def size_of(path: Path, folder: Path) -> int:
+def get_size(path: Path, folder: Path) -> int:
     """Return the size of a file in bytes."""
     with open_regular_file(path, folder) as handle:
         return os.fstat(handle.fileno()).st_size
@@ -131,26 +132,24 @@ SMALL = 64 << 20
 """Bytes of a file that is read as a whole."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArchiveItem:
+class ArchiveItem(NamedTuple):
     """One file of the archive."""
 
     name: str
     """Its name there, below the top folder."""
+    size: int
+    """Its bytes before anything is taken out."""
     path: Path | None = None
     """The file; None for a text."""
-    folder: Path | None = None
+    folder: Path = Path()
     """The directory that it must not lead out of."""
     text: bytes = b""
     """Its content, where it is no file."""
-    size: int = 0
-    """Its bytes before anything is taken out."""
     may_be_cut: bool = False
     """True where its middle may be left out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArchiveContents:
+class ArchiveContents(NamedTuple):
     """Everything that goes into the archive."""
 
     items: tuple[ArchiveItem, ...]
@@ -160,7 +159,6 @@ class ArchiveContents:
     left_out: tuple[str, ...]
     """A line for each file that was left out or not found, with the reason."""
     job: KeptJob
-    """The job as the driver got it."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -172,18 +170,26 @@ class ArchiveContents:
 def collect_contents(files: JobFiles, here: Path) -> ArchiveContents:
     """Return a job's files; look for its project from ``here`` if its run directory is gone."""
     left_out: list[str] = []
-    items = list(_list_driver_files(files, left_out))
-    job = _job(files)
+    long = (files.preflight, files.events, files.order)
+    of_driver = (files.job, files.wrapper, *long) if files.job_id else ()
+    items = [
+        item
+        for path in of_driver
+        if (item := _make_item(path.name, path, files.folder, left_out, may_be_cut=path in long))
+    ]
+    job = KeptJob()
+    if files.job_id:
+        with suppress(UnfitError):
+            job = parse_kept_job(read_small_file(files.job, files.folder, SMALL))
     logs = []
     for log in files.logs:
         name = log.path.name
         if not files.job_id:
             name = f"logs/{log.path.relative_to(files.folder).as_posix()}"
-        item = _item(name, log.path, files.folder, left_out, may_be_cut=True)
-        if item is not None:
+        if item := _make_item(name, log.path, files.folder, left_out, may_be_cut=True):
             logs.append(log)
             items.append(item)
-    settings = [*_project(job, here, left_out), *_manifest(job, left_out)]
+    settings = [*_list_settings(job, here, left_out), *_list_manifest(job, left_out)]
     return ArchiveContents(
         items=(*settings, *items),
         files=JobFiles(folder=files.folder, job_id=files.job_id, logs=tuple(logs)),
@@ -192,55 +198,35 @@ def collect_contents(files: JobFiles, here: Path) -> ArchiveContents:
     )
 
 
-def _list_driver_files(files: JobFiles, left_out: list[str]) -> Iterator[ArchiveItem]:
-    if not files.job_id:
-        return
-    for path in (files.job, files.wrapper, files.preflight, files.events, files.order):
-        may_be_cut = path in (files.preflight, files.events, files.order)
-        if not path.is_symlink() and not path.exists():
-            left_out.append(f"{path.name}: not there")
-        elif item := _item(path.name, path, files.folder, left_out, may_be_cut=may_be_cut):
-            yield item
-
-
-def _item(
+def _make_item(
     name: str, path: Path, folder: Path, left_out: list[str], *, may_be_cut: bool
 ) -> ArchiveItem | None:
     """Return a file as an item; None, and a line in ``left_out``, if it cannot be added."""
+    if not path.is_symlink() and not path.exists():
+        left_out.append(f"{path.name}: not there")
+        return None
     try:
-        size = size_of(path, folder)
+        size = get_size(path, folder)
     except UnfitError as exc:
         left_out.append(exc.message)
         return None
-    return ArchiveItem(name=name, path=path, folder=folder, size=size, may_be_cut=may_be_cut)
+    return ArchiveItem(name, size, path, folder, may_be_cut=may_be_cut)
 
 
-def _job(files: JobFiles) -> KeptJob:
-    if not files.job_id:
-        return KeptJob()
-    try:
-        return parse_kept_job(read_small_file(files.job, files.folder, SMALL))
-    except UnfitError:
-        return KeptJob()
-
-
-def _project(job: KeptJob, here: Path, left_out: list[str]) -> Iterator[ArchiveItem]:
+def _list_settings(job: KeptJob, here: Path, left_out: list[str]) -> Iterator[ArchiveItem]:
     start = Path(job.run_dir) if job.run_dir and Path(job.run_dir).is_dir() else here
-    try:
+    settings = None
+    with suppress(StagerError, OSError):
         settings = find(start)
-    except (StagerError, OSError):
-        settings = None
     if settings is None:
         left_out.append(f"{FILE_NAME}: not found from {start} upwards")
         return
     for path in (settings, settings.parent / LOCK_NAME):
-        if not path.exists():
-            left_out.append(f"{path.name}: not there")
-        elif item := _item(path.name, path, path.parent, left_out, may_be_cut=False):
+        if item := _make_item(path.name, path, path.parent, left_out, may_be_cut=False):
             yield item
 
 
-def _manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
+def _list_manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
     if not job.bundle:
         return
     try:
@@ -248,7 +234,7 @@ def _manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
     except (StagerError, OSError) as exc:
         left_out.append(f"manifest.json: {exc}")
         return
-    yield ArchiveItem(name="manifest.json", text=data, size=len(data))
+    yield ArchiveItem("manifest.json", len(data), text=data)
 
 
 # --- The pages about the archive in it: versions, the diagnosis, and a list of its members -------
@@ -257,8 +243,7 @@ _SLURM_SECONDS = 10.0
 """Time that Slurm may take to tell its version."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listed:
+class Listed(NamedTuple):
     """A member of the archive, for the list in it."""
 
     name: str
@@ -269,38 +254,38 @@ class Listed:
     cut: bool
     """True where its middle was left out."""
 
+    @property
+    def note(self) -> str:
+        """Its original size, where its middle was left out; else empty."""
+        return f" (of {self.original:,}; the middle was left out)" if self.cut else ""
+
 
 def collect_versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
     """Return the versions of software here and, unless ``files`` is None, on the job's nodes."""
-    nodes = _packages_of_nodes(files) if files is not None and files.job_id else {}
+    nodes = _list_packages(files) if files is not None and files.job_id else {}
     torch = sorted({str(packages["torch"]) for packages in nodes.values() if packages.get("torch")})
+    slurm = _ask_slurm_version(runner) if shutil.which("sinfo") else ""
     return {
         "schema": 1,
         "stager": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "slurm": _slurm_version(runner) or None,
+        "slurm": slurm or None,
         "torch": torch[0] if len(torch) == 1 else torch or None,
         "nodes": nodes,
     }
 
 
-def _slurm_version(runner: Runner) -> str:
-    if not shutil.which("sinfo"):
-        return ""
-    try:
+def _list_packages(files: JobFiles) -> dict[str, dict[str, object]]:
+    events = (record.event for record in job_record.read_records(files.events))
+    answers = (event for event in events if isinstance(event, ProbeAnswer))
+    return {answer.node: {"python": answer.python, **answer.packages} for answer in answers}
+
+
+def _ask_slurm_version(runner: Runner) -> str:
+    with suppress(StagerError):
         return runner(["sinfo", "--version"], timeout=_SLURM_SECONDS, check=False).stdout.strip()
-    except StagerError:
-        return ""
-
-
-def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, object]]:
-    answers = (record.event for record in job_record.read_records(files.events))
-    return {
-        answer.node: {"python": answer.python, **answer.packages}
-        for answer in answers
-        if isinstance(answer, ProbeAnswer)
-    }
+    return ""
 
 
 def redact_diagnosis(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
@@ -343,7 +328,7 @@ def write_readme(
         "out, but a secret without either cannot be told from any other word.",
         "",
         "What is in it:",
-        *(f"  {member.size:>12,} bytes  {member.name}{_note(member)}" for member in listed),
+        *(f"  {member.size:>12,} bytes  {member.name}{member.note}" for member in listed),
         "",
         f"What was taken out: {total or 'nothing'}",
         *(f"  {count:>12,} x {kind}" for kind, count in sorted(counts.items())),
@@ -362,10 +347,6 @@ def write_readme(
         "own directory.",
     ]
     return "\n".join(lines).encode(errors="surrogateescape") + b"\n"
-
-
-def _note(member: Listed) -> str:
-    return f" (of {member.original:,}; the middle was left out)" if member.cut else ""
 
 
 Describe = Callable[[Diagnosis], str]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.diagnosis.hits import BLOCK, Hit, read_trace, scan_log
+from stager.diagnosis.hits import BLOCK, Hit, read_trace, scan_logs
 from stager.logs.job_files import find_job_files
 from stager.logs.lines import Clock
 
@@ -14,7 +14,7 @@ from stager.logs.lines import Clock
 def hits(tmp_path: Path, text: str) -> tuple[Hit, ...]:
     (tmp_path / "slurm.out").write_text(text)
     files = find_job_files(str(tmp_path), tmp_path)
-    return scan_log(files.logs[0], Clock(files)).hits
+    return scan_logs(files.logs[:1], Clock(files)).hits
 
 
 def test_the_place_of_a_line_behind_one_that_never_ends(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_the_label_of_a_task_that_is_a_torchrun_is_no_rank(tmp_path: Path) -> No
 
 def test_where_lines_are_still_to_come() -> None:
     lines = [line.encode() for line in of(0, "KeyError: 'x'")]
-    assert read_trace(lines[:3], 0, 200).open
-    assert read_trace(lines, 0, 200).open  # another one may follow from it
-    assert not read_trace([*lines, *[b"[rank0]: step"] * 4], 0, 200).open
+    assert read_trace(lines[:3], 0).is_open
+    assert read_trace(lines, 0).is_open  # another one may follow from it
+    assert not read_trace([*lines, *[b"[rank0]: step"] * 4], 0).is_open
 
 
 @pytest.mark.parametrize("mark", ["", "[rank1]: ", "3: "])
