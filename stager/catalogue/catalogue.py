@@ -27,7 +27,6 @@ class PrefilterMatches:
     """The result of a search."""
 
     texts: tuple[bytes, ...]
-    """The texts that are in one of the lines or more."""
     at: tuple[int, ...]
     """The places of the lines that have any of them."""
 
@@ -138,21 +137,17 @@ class CatalogueEntry:
     """One kind of line, and its meaning."""
 
     name: str
-    """Its name in the catalogue."""
     needle: str
     """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.hits`."""
     expression: str = field(metadata={"json": "pattern"})
-    """The regular expression that is searched for in a line."""
     role: LineRole
     """Its account in a verdict."""
     kind: FailureClass = field(metadata={"json": "class"})
-    """Its class."""
     cause: str
     """One sentence; groups of the pattern in braces."""
     remedy: str
     """The remedy: a command or a setting."""
     source: str
-    """The program that writes such a line."""
     tells: LineTells | None = None
     """The part of a story that a line tells; None for one that tells a cause."""
     over: str = ""
@@ -185,9 +180,7 @@ class CatalogueMatch:
     """An entry of the catalogue, and the parts of a line that it has found."""
 
     entry: CatalogueEntry
-    """The entry that the line is a sample of."""
     groups: Mapping[str, str]
-    """The texts that the groups of its pattern have found."""
 
 
 @functools.cache

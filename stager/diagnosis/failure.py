@@ -30,7 +30,6 @@ class FirstFailure:
     """The failure that the others follow from."""
 
     node: str
-    """The node it happened on; empty if unknown."""
     rank: int | None = None
     """The rank; None for the failure of a node, or of no known rank."""
     exit_code: int | None = None
@@ -39,7 +38,6 @@ class FirstFailure:
     cause: str
     hint: str
     lines: tuple[str, ...] = ()
-    """The last lines that belong to it."""
     meaning: str = ""
     """The same in words, where the catalogue has them."""
     time: float | None = None
@@ -67,13 +65,10 @@ class Diagnosis:
     job_id: str
     """The job; empty where files have no number."""
     folder: Path = field(metadata={"json": "log_dir"})
-    """The directory of its files."""
     first: FirstFailure | None = field(metadata={"json": "first_failure"})
     """The first failure; None where nothing failed."""
     entry: str = ""
-    """The catalogue's entry that explains it; empty for none."""
     evidence: tuple[Evidence, ...] = ()
-    """The lines that show it, in order."""
     same_failure: tuple[int, ...] = field(default=(), metadata={"json": "alike"})
     """Ranks that failed by themselves with the same error."""
     consequences: tuple[int, ...] = ()
@@ -84,7 +79,6 @@ class Diagnosis:
     before_launch: bool = False
     """Whether it failed before any rank was started, though ranks were to be started."""
     interrupted: bool = field(default=False, metadata={"json": None})
-    """Whether its user ended it."""
     command: str = field(default="", metadata={"json": None})
     """The command that failed before it had a job; empty where there was one."""
 

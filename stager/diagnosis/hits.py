@@ -201,7 +201,6 @@ class Trace:
         self.is_open = self._inside or place - self.at[-1] <= _OTHERS
 
     def _look_for_another(self, text: str) -> None:
-        """Look below an exception for a traceback that is chained to it."""
         if _CHAINED.match(text):
             self._inside = self._chained = True
             return
@@ -315,15 +314,12 @@ class Hit:
     """The line's number, from 1; of a traceback, of its last line."""
     text: str
     rank: int | None
-    """The rank that wrote it; None if unknown."""
     time: float | None
-    """The time, in seconds since the epoch; None if unknown."""
     known: CatalogueMatch
     """Its meaning; of ``EXCEPTION`` for a traceback that the catalogue does not know."""
     trace: tuple[str, ...] = ()
     """The traceback that it ends; empty for a single line."""
     last: int
-    """The number of its last line."""
     below: int
     """The offset of the line below it in the file."""
     marks: tuple[tuple[str, str], ...] = ()

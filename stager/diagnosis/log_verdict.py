@@ -78,7 +78,6 @@ class Aftermath:
     recovered: bool
     """Whether its program says that it went on: it tries again, skips, falls back."""
     restarted: bool
-    """Whether another attempt says that it begins."""
     ended_well: bool
     """Whether the last of the lines say that all ended well."""
     trained: bool
@@ -137,7 +136,6 @@ def _list_own_lines(hit: Hit, until: int | None) -> Iterator[str]:
 
 
 def _read_last_output(errors: Path) -> tuple[str, ...]:
-    """Return the last lines of the stdout file that belongs to a stderr file."""
     for of_errors, of_output in _STREAMS:
         name = of_errors.sub(of_output, errors.name)
         if name != errors.name:
@@ -265,7 +263,6 @@ def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
 
 
 def _group_collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
-    """Return the number of the collective that each rank waits in, by group of ranks."""
     by_group: dict[str, dict[int, int]] = {}
     is_ambiguous = False
     for hit in waiting:
@@ -312,11 +309,8 @@ class LogVerdict:
     """The failure that logs show."""
 
     first: FirstFailure | None
-    """The failure that the others follow from; None where nothing failed."""
     shown: tuple[Hit | Exit, ...] = ()
-    """The lines that show it."""
     failed: tuple[int, ...] = ()
-    """All ranks that failed."""
     missing: tuple[int, ...] = ()
     """For a hang: ranks that did not reach the collective that the others waited in."""
     weak: tuple[Hit, ...] = ()
@@ -364,7 +358,6 @@ class _Logs:
         )
 
     def list_weak(self) -> tuple[Hit, ...]:
-        """Return the first errors that programs have survived."""
         return tuple(_sort_by_place(self._hits)[:_SHOWN])
 
     def _list(self, tells: LineTells) -> list[Hit]:
@@ -538,11 +531,10 @@ def _is_own_failure(hit: Hit) -> bool:
 
 
 def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
-    named = hit.groups.get("rank", "")
-    rank = int(named) if hit.rank is None and named.isdigit() else hit.rank
+    rank = _find_failed_rank(hit)
     node = hit.node or ("" if rank is None else nodes.get(rank, ""))
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    own = [] if rank is None else [end for end in ended if end.rank == rank]
+    own = [end for end in ended if end.rank == rank is not None]
     return FirstFailure(
         node=node or (own[0].node if own else _find_only_node(hit, ended)),
         rank=rank,
@@ -555,6 +547,11 @@ def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> F
         meaning=meaning,
         entry=hit.entry.name,
     )
+
+
+def _find_failed_rank(hit: Hit) -> int | None:
+    named = hit.groups.get("rank", "")
+    return int(named) if hit.rank is None and named.isdigit() else hit.rank
 
 
 def _find_only_node(hit: Hit, ended: Sequence[Exit]) -> str:

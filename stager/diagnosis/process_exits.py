@@ -202,7 +202,6 @@ class Exit:
     number: int
     text: str
     node: str
-    """The node of the process; empty if unknown."""
     rank: int | None
     """The rank; None where only a local one, or none, is reported."""
     code: int
@@ -244,12 +243,14 @@ def list_exits(hits: Sequence[Hit]) -> list[Exit]:
         else:
             report = _make_exit(hit, hit.node, hit.groups.get("rank", ""))
             others.append(report if report.rank is not None else replace(report, rank=hit.rank))
-    # srun's line is about a whole torchrun on its node or on an unnamed one, whose table says more.
+    every = [*of_torchrun, *_drop_covered(tasks, of_torchrun), *others]
+    return sorted(every, key=lambda report: (report.time is None, report.time or 0.0))
+
+
+def _drop_covered(tasks: Iterable[Exit], of_torchrun: Iterable[Exit]) -> list[Exit]:
+    """Drop srun's line about a torchrun on its node, or on an unnamed one: its table says more."""
     nodes = {process.node.partition(".")[0] for process in of_torchrun}
-    tasks = [task for task in tasks if nodes.isdisjoint(("", task.node.partition(".")[0]))]
-    return sorted(
-        [*of_torchrun, *tasks, *others], key=lambda report: (report.time is None, report.time or 0)
-    )
+    return [task for task in tasks if nodes.isdisjoint(("", task.node.partition(".")[0]))]
 
 
 def _make_exit(hit: Hit, node: str, named: str) -> Exit:
@@ -275,7 +276,6 @@ def _find_step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
 
 
 def _read_tables(hits: Iterable[Hit]) -> list[Exit]:
-    """Return the processes of torchrun's ``ChildFailedError`` tables."""
     first: dict[LogFile, int] = {}
     for hit in hits:  # those of an earlier attempt are no longer among the hits
         if hit.entry.name in _TABLE_ENTRIES:

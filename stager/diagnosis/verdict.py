@@ -190,21 +190,23 @@ def select_usable_result(result: JobEnds) -> JobEnds:
     """
     # Without the time of its end it is unknown which ranks a rank delayed.
     vanished = [rank for rank in _drop_unknown_ranks(result.vanished) if rank.time is not None]
-    failures = _drop_unknown_ranks(result.failures)
     result = replace(
         result,
-        failures=failures,
+        failures=_drop_unknown_ranks(result.failures),
         left=_drop_unknown_ranks(result.left),
         vanished=tuple(vanished),
         lingering=_drop_unknown_ranks(result.lingering),
     )
-    if not result.interrupted or result.ended_by:
-        return result
+    is_the_users = result.interrupted and not result.ended_by
+    return _drop_stopped(result) if is_the_users else result
+
+
+def _drop_stopped(result: JobEnds) -> JobEnds:
     stopped = set(result.stopped or ())
     codes = (result.exit_codes or {}).items()
     return replace(
         result,
-        failures=tuple(record for record in failures if not record.told_to_end),
+        failures=tuple(record for record in result.failures or () if not record.told_to_end),
         exit_codes={node: code for node, code in codes if node not in stopped},
     )
 

@@ -51,14 +51,10 @@ def choose_avoided(
     Returns:
         their names; what the user should know of that; and what the user must know.
     """
-    if any(arg.startswith(_NAMING) for arg in asked.salloc_args):
-        return [], [], ["the request names its nodes, so none of them is avoided"]
-    if not nodes:
-        return [], [], []
-    if not listing:
-        # One that Slurm does not know would have the whole request refused.
-        why = "sinfo is missing here" if listing is None else "sinfo does not list any nodes"
-        return [], [], [f"{why}, so no node that failed is avoided"]
+    why = _find_obstacle(asked, listing)
+    if not nodes or why:
+        return [], [], [why] * bool(nodes)
+    listing = listing or ()
     avoided, kept = _divide(nodes, asked, listing)
     notes = name_first([f"avoiding {node.summary(DAYS)}" for node in avoided])
     warnings = []
@@ -72,6 +68,15 @@ def choose_avoided(
     if unknown:
         notes.append(f"not avoiding {fold_hosts(sorted(unknown))}: Slurm has no such node")
     return [node.node for node in avoided], notes, warnings
+
+
+def _find_obstacle(asked: Request, listing: Sequence[PartitionNode] | None) -> str:
+    if any(arg.startswith(_NAMING) for arg in asked.salloc_args):
+        return "the request names its nodes, so none of them is avoided"
+    # A node that Slurm does not know would have the whole request refused.
+    if listing is None:
+        return "sinfo is missing here, so no node that failed is avoided"
+    return "" if listing else "sinfo does not list any nodes, so no node that failed is avoided"
 
 
 def _divide(

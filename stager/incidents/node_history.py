@@ -32,9 +32,7 @@ class Incident:
     """A failure that is a node's."""
 
     node: str
-    """The node."""
     fault: NodeFault
-    """The kind of failure."""
     code: str
     """The code of the far side's problem; empty where a rank showed it."""
     cause: AnyText
@@ -42,7 +40,6 @@ class Incident:
     time: float
     """When the job ended, in seconds since the epoch."""
     job_id: str
-    """The job."""
     project: AnyText
     """The job's name, which is the project's."""
     cluster: AnyText = ""
@@ -245,19 +242,12 @@ class FaultHistory:
     """One kind of failure of one node."""
 
     fault: NodeFault
-    """The kind."""
     times: int
-    """The number of jobs that it hit."""
     last: float
-    """When the last of them ended, in seconds since the epoch."""
     job_id: str
-    """That job."""
     project: AnyText
-    """Its name."""
     code: str
-    """The code of the problem in it; empty where a rank showed the failure."""
     cause: AnyText
-    """Its cause, in words."""
 
     def __str__(self) -> str:
         """Return it with its number: ``disk full 3 times``."""
@@ -269,11 +259,8 @@ class NodeHistory:
     """A node that failed."""
 
     node: str
-    """The node."""
     cluster: AnyText
-    """Its cluster; empty where that is unknown, or it is not Slurm's."""
     times: int
-    """The number of its failures."""
     last: float
     """When the job of the last one ended, in seconds since the epoch."""
     faults: tuple[FaultHistory, ...]
@@ -289,7 +276,6 @@ class NodesResult:
     """The result of ``stager nodes``."""
 
     days: int
-    """Days that count."""
     nodes: tuple[NodeHistory, ...]
     """The nodes that failed in that time, the one with the most failures first."""
     forgotten: int | None

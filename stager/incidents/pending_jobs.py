@@ -95,11 +95,8 @@ class PendingJob:
     """A batch job that Slurm has accepted."""
 
     job_id: str
-    """Its number."""
     log_dir: AnyText
-    """The directory of its logs."""
     project: AnyText
-    """Its name."""
     submitted: float
     """When it was submitted, in seconds since the epoch."""
     bundle: AnyText = ""

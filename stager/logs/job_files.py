@@ -231,7 +231,7 @@ def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
     if job_id in jobs:
         return list_job_files(log_dir, job_id)
     logs = [] if jobs else [log for log in _list_foreign_logs(log_dir) if log.job == wanted]
-    if wanted and logs:
+    if logs:
         return JobFiles(folder=log_dir, job_id="", logs=tuple(_fill_in_ranks(logs)))
     raise _explain_missing_job(wanted, log_dir, jobs)
 

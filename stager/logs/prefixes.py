@@ -165,7 +165,6 @@ class ParsedLine:
     """One line, and what its prefixes tell; the prefix nearest to the text counts most."""
 
     text: str
-    """The line's own text, as a terminal shows it."""
     logged: str = ""
     """The text with what a logger put before it: level, place, time."""
     marks: tuple[tuple[str, str], ...] = ()
@@ -177,7 +176,6 @@ class ParsedLine:
     task: int | None = None
     """The task of ``srun --label``: a rank, unless each task is a torchrun."""
     node: str = ""
-    """The node; empty if unknown."""
     level: str = ""
     """A logger's level as it wrote it, such as ``ERROR`` or ``E``; empty for none."""
     stamp: str = ""
@@ -334,7 +332,6 @@ def _unbox(text: str) -> str:
 
 
 def _unwrap_json(text: str, told: dict[str, str]) -> str:
-    """Return the text in a line of JSON, as Docker and structured loggers write it."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

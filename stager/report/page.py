@@ -102,7 +102,6 @@ class ReportData:
     nodes: tuple[Node, ...]
     curves: Sequence[Curves]
     other_curves: Sequence[Path]
-    """Files of curves that this job has not written."""
     contents: BundleContents | None
     written: float
     """The time of writing, in seconds since the epoch."""
@@ -180,9 +179,9 @@ def _judge(files: JobFiles, record: JobRecord, diagnosis: Diagnosis | None) -> V
         state = messages.read_job_state(files.job_id, begun=record.begun)
         if state in _AT_WORK or _is_driven_here(files):
             return Verdict.RUNNING
-    if diagnosis is None or diagnosis.ok is None:
-        return Verdict.UNKNOWN
-    return Verdict.WELL if diagnosis.ok else Verdict.FAILED
+    verdicts = {True: Verdict.WELL, False: Verdict.FAILED}
+    ok = diagnosis.ok if diagnosis is not None else None
+    return Verdict.UNKNOWN if ok is None else verdicts[ok]
 
 
 def _is_driven_here(files: JobFiles) -> bool:
@@ -260,7 +259,6 @@ def _sum_staging(row: NodePhases) -> float:
 
 
 def _choose_windows(job: JobPhases) -> list[TimeWindow]:
-    """Return the whole job, and its beginning where that is short."""
     length = job.end - job.begin
     windows = [TimeWindow("The whole job", job.begin, max(length, 1e-3))]
     # The moment when ranks ran on all nodes that came so far.

@@ -85,19 +85,21 @@ def describe_nodes(job: JobRecord) -> tuple[Node, ...]:
 def _describe_node(
     job: JobRecord, name: str, answers: Sequence[Answer], left_out: Sequence[str] | None
 ) -> Node:
-    # What is not ok is tried again sometimes; what counts then is the result.
     result = job.result or JobEnds(ok=False)
     last = result.problems.get(name, ())
     problems = _list_problems(name, answers) if left_out is None else left_out
-    is_bad = bool(problems) if job.result is None else name in result.problems
     code = _find_exit_code(name, answers, result)
-    has_reported = bool(answers) and (job.result is not None or code == 0)
-    state = NODE_FAILED if is_bad or code else WELL if has_reported else NOT_YET
+    if job.result is None:
+        is_bad, is_known = bool(problems), code == 0
+    else:  # what is not ok is tried again sometimes; what counts then is the result
+        is_bad, is_known = name in result.problems, True
+    is_bad = is_bad or bool(code)
+    state = NODE_FAILED if is_bad else WELL if answers and is_known else NOT_YET
     probe = job.probes.get(name, ProbeAnswer())
     return Node(
         name=name,
         state=state if left_out is None else LEFT_OUT,
-        exit_status="" if code is None else _describe_exit(code),
+        exit_status=_describe_exit(code),
         problems=tuple(dict.fromkeys([*problems, *map(str, last)])),
         python=probe.python,
         packages={package: version or "" for package, version in probe.packages.items()},
@@ -111,7 +113,9 @@ def _list_problems(name: str, answers: Sequence[Answer]) -> list[str]:
     return [problem.sentence if problem.where == name else str(problem) for problem in every]
 
 
-def _describe_exit(code: int) -> str:
+def _describe_exit(code: int | None) -> str:
+    if code is None:
+        return ""
     name = SIGNAL_NAMES.get(find_signal(code))
     return f"{code} ({name})" if name else str(code)
 

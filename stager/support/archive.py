@@ -139,7 +139,6 @@ class SupportOptions:
     output: Path | None = None
     """Its file, or the directory for it; None for this directory."""
     log_bytes: int = LOG_BYTES
-    """Bytes of a log that go in at most."""
     hide_names: bool = False
     """Replace users, machines and addresses by pseudonyms."""
 
@@ -252,7 +251,6 @@ class _Gathering:
         return bool(self.redactor.learned or (self._pseudonyms and self._pseudonyms.learned))
 
     def fill(self, archive: ArchiveWriter, describe: Describe) -> tuple[str, ...]:
-        """Add all members, and return what was left out."""
         archive.clear()
         files = self._found.files
         self.redactor = self._renew_redactor()
@@ -331,7 +329,6 @@ class _Gathering:
 
 
 def _read_passed_variables(settings: Iterable[ArchiveItem]) -> set[str]:
-    """Return the variables that settings declare secret."""
     names: set[str] = set()
     for item in settings:
         with suppress(StagerError, OSError):

@@ -144,7 +144,6 @@ class ArchiveItem(NamedTuple):
     folder: Path = Path()
     """The directory that it must not lead out of."""
     text: bytes = b""
-    """Its content, where it is no file."""
     may_be_cut: bool = False
     """True where its middle may be left out."""
 
@@ -250,7 +249,6 @@ class Listed(NamedTuple):
     size: int
     """Its bytes, as they are in the archive."""
     original: int
-    """The bytes of the file that it was made from."""
     cut: bool
     """True where its middle was left out."""
 

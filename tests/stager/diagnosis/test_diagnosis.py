@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -200,21 +198,6 @@ def test_slurms_end_of_a_job_is_no_nodes_fault(
     assert (found.kind, found.node, found.rank) == (kind, node, rank)
 
 
-def test_a_task_that_slurm_found_out_of_memory_is_a_rank(tmp_path: Path) -> None:
-    (tmp_path / "slurm-9.out").write_text("srun: error: n2: task 1: Out Of Memory\n")
-    found = diagnose(find_job_files(str(tmp_path), tmp_path)).first
-    assert found is not None
-    assert (found.kind, found.node, found.rank) == ("out-of-memory", "n2", 1)
-
-
-def test_only_consequences_are_unknown(tmp_path: Path) -> None:
-    (tmp_path / "t.9.node01.0.out").write_text(trace(PEER))
-    found = diagnose(find_job_files(str(tmp_path), tmp_path))
-    assert found.first is not None
-    assert found.first.kind == "unknown"
-    assert "Connection closed by peer" in found.first.cause
-
-
 def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracebacks and lines that lie across the end of a block are found, with their numbers."""
     monkeypatch.setattr("stager.diagnosis.hits.BLOCK", 1000)
@@ -227,22 +210,6 @@ def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found.first.cause == "ValueError: bad", before
         assert found.evidence[0].number == before + 4
         assert len(found.first.lines) == 4
-
-
-def test_the_command_works_without_torch_or_terminal(tmp_path: Path) -> None:
-    import sys
-
-    (tmp_path / "t.9.node01.0.out").write_text(trace("KeyError: 'x'"))
-    stager = Path(sys.executable).with_name("stager")
-    done = subprocess.run(
-        [stager, "diagnose", tmp_path, "--json"],
-        capture_output=True, text=True, check=False, env={**os.environ, "PATH": ""},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
-    assert report["schema"] == 1
-    assert report["first_failure"]["class"] == "python-error"
-    assert report["evidence"][0]["line"] == 4
 
 
 def test_ranks_are_told_as_ranges() -> None:

@@ -118,12 +118,6 @@ def test_a_checkpoint_that_does_not_fit_is_no_lost_connection(judged: Judge) -> 
     assert kind(judged(trace("RuntimeError: Missing key in checkpoint", frame))) == "python-error"
 
 
-def test_a_writer_that_went_on_was_not_the_first(judged: Judge) -> None:
-    handled = "OSError: [Errno 28] No space left on device\n" + "step\n" * 600
-    assert kind(judged(handled + trace("KeyError: 'cat'"))) == "python-error"
-    assert judged(handled) is None
-
-
 def test_a_line_that_is_taken_back_or_lacks_another(judged: Judge) -> None:
     blocked = (
         "srun: Job 17 step creation temporarily disabled, retrying (Requested nodes are busy)\n"

@@ -464,13 +464,6 @@ def test_ranks_nodes_and_patterns_choose(written: Written) -> None:
     assert caught.value.hint == "the logs are of ranks 0 to 3 on n1, n2"
 
 
-def test_marks_in_a_shared_log_choose_too(foreign: Callable[..., Path]) -> None:
-    folder = foreign(slurm_77__out="[rank1]: one\nnobody's\n[default0]:zero\n")
-    assert all_of(folder, ranks=(1,)) == ["1: one"]
-    theirs = ["slurm_77.out: nobody's", "slurm_77.out: [default0]:zero"]
-    assert all_of(folder) == ["1: one", *theirs]
-
-
 def test_prefixes_in_a_shared_log_choose_too(foreign: Callable[..., Path]) -> None:
     folder = foreign(
         slurm_77__out=(
