@@ -208,7 +208,7 @@ def test_a_job_is_read_from_its_events(tmp_path: Path) -> None:
     event_log(tmp_path, {"n2": [FULL]}, left_out={"n3": [FULL]})
     job = read_ended_job(tmp_path, "4711")
     assert job is not None
-    assert (job.nodes, job.ended) == (("n1", "n2", "n3"), ENDED)
+    assert (job.nodes, job.end_time) == (("n1", "n2", "n3"), ENDED)
     assert job.result is not None
     assert job.result.problems == {"n2": (FULL,)}
     assert job.left_out == {"n3": (FULL,)}
@@ -219,7 +219,7 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     event_log(tmp_path, {"n2": [FULL]}, ended=ENDED + 60)
     job = read_ended_job(tmp_path, "4711")
     assert job is not None
-    assert (job.ended, job.left_out) == (ENDED + 60, {})
+    assert (job.end_time, job.left_out) == (ENDED + 60, {})
 
 
 def test_a_job_that_began_before_it_was_submitted_is_another_of_its_number(tmp_path: Path) -> None:
