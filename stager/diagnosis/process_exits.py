@@ -241,8 +241,8 @@ def list_exits(hits: Sequence[Hit]) -> list[Exit]:
             is_later = hit.number > ends.get(hit.log.path, hit.number)
             tasks.append(replace(report, followed=is_later))
         else:
-            report = _make_exit(hit, hit.node, hit.groups.get("rank", ""))
-            others.append(report if report.rank is not None else replace(report, rank=hit.rank))
+            ranks = filter(str.isdigit, (hit.groups.get("rank", ""), str(hit.rank)))
+            others.append(_make_exit(hit, hit.node, next(ranks, "")))
     every = [*of_torchrun, *_drop_covered(tasks, of_torchrun), *others]
     return sorted(every, key=lambda report: (report.time is None, report.time or 0.0))
 

@@ -132,18 +132,6 @@ def _read_order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
     return by_author
 
 
-def parse_piece(line: bytes) -> tuple[float, tuple[str, int], int] | None:
-    """Parse a line of the order: time, node and task, bytes; None for one that cannot be true."""
-    try:
-        time, node, task, length = line.decode().split("\t")
-        at, author, size = float(time), (node, int(task)), int(length)
-    except ValueError:
-        return None
-    if not 0 <= at < _LATEST or not 0 <= size < 1 << 62:
-        return None
-    return at, author, size
-
-
 def read_year(path: Path) -> int:
     """Return the year in which a file was written last."""
     try:
@@ -357,19 +345,6 @@ def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:
     return rank, line.node or log.node
 
 
-def merge_by_order(
-    files: JobFiles, logs: Iterable[LogFile], suspects: Suspects | None = None
-) -> Iterator[Line]:
-    """Yield the lines of the logs whose pieces the driver has put in order, piece after piece.
-
-    The rest of each log, beyond its pieces, follows at the end.
-    """
-    readers = [LogReader(log, suspects) for log in logs if log.own]
-    yield from read_pieces(files, readers)
-    for reader in readers:
-        yield from reader.read_rest()
-
-
 def read_pieces(files: JobFiles, readers: Iterable[LogReader]) -> Iterator[Line]:
     """Yield the lines of all pieces of which the driver has kept the order so far."""
     known = {(each.log.node, each.log.rank): each for each in readers if each.log.own}
@@ -397,15 +372,15 @@ def _close(handles: dict[Path, BinaryIO]) -> None:
 
 
 def _read_order_lines(order: Path) -> Iterator[tuple[float, tuple[str, int], int]]:
-    try:
-        handle = open_regular(order)
-    except OSError:
-        return
-    with handle:
+    """Yield time, node and task, and bytes; up to a line that cannot be true."""
+    # A driver that was killed may have left half a line.
+    with suppress(OSError, ValueError), open_regular(order) as handle:
         for line in handle:
-            if (piece := parse_piece(line)) is None:
-                return  # of a driver that was killed
-            yield piece
+            time, node, task, length = line.decode().split("\t")
+            at, size = float(time), int(length)
+            if not 0 <= at < _LATEST or not 0 <= size < 1 << 62:
+                return
+            yield at, (node, int(task)), size
 
 
 def _read_event_time(raw: bytes) -> float:

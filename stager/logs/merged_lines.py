@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import heapq
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from ..catalogue.catalogue import CatalogueEntry, LineRole, catalogue, match_lin
 from ..core.errors import StagerError
 from . import job_record
 from .job_files import JobFiles, LogFile
-from .lines import Line, LogReader, Suspects, merge_by_order, read_pieces
+from .lines import Line, LogReader, Suspects, read_pieces
 from .prefixes import TRACEBACK, TracebackPrefix, parse_line
 
 # --- The lines of a job that belong to errors: each once, without noise --------------------------
@@ -155,10 +156,13 @@ def merge_logs(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
         raise _explain_missing_log(files)
     pick = Suspects() if wanted.errors else None
     has_order = files.order.exists()
-    streams = [LogReader(log, pick).read_rest() for log in logs if not (has_order and log.own)]
-    if has_order:
-        streams.append(merge_by_order(files, logs, pick))
-    return wanted.select(heapq.merge(*streams))
+    readers: dict[bool, list[LogReader]] = {True: [], False: []}
+    for log in logs:
+        readers[has_order and log.own].append(LogReader(log, pick))
+    # The rest of each log, beyond the pieces of the order, follows at the end.
+    rests = itertools.chain.from_iterable(map(LogReader.read_rest, readers[True]))
+    ordered = itertools.chain(read_pieces(files, readers[True]), rests)
+    return wanted.select(heapq.merge(ordered, *map(LogReader.read_rest, readers[False])))
 
 
 def follow_logs(

@@ -93,8 +93,7 @@ def _describe_node(
         is_bad, is_known = bool(problems), code == 0
     else:  # what is not ok is tried again sometimes; what counts then is the result
         is_bad, is_known = name in result.problems, True
-    is_bad = is_bad or bool(code)
-    state = NODE_FAILED if is_bad else WELL if answers and is_known else NOT_YET
+    state = NODE_FAILED if any((is_bad, code)) else WELL if answers and is_known else NOT_YET
     probe = job.probes.get(name, ProbeAnswer())
     return Node(
         name=name,
