@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from bundle.protocol.messages import FailureRecord
 
 from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match_line
 from ..logs.job_files import LogFile
-from ..logs.lines import number_lines, read_stamp, read_year
+from ..logs.lines import number_lines, read_stamp, read_tail, read_year
 from ..logs.prefixes import parse_line
 from .failure import FirstFailure
 from .hits import LAUNCHER_FRAME, Hit, Scanned
@@ -408,7 +406,7 @@ def _read_first_ranks(logs: Sequence[LogFile]) -> Torchruns:
     first: dict[Path, int] = {}
     blamed: dict[Path, int] = {}
     each = 1
-    tails = [_read_tail(log.path) for log in logs]
+    tails = [read_tail(log.path, _TAIL_BYTES) for log in logs]
     if not any(map(_TORCHRUN.search, tails)):
         return Torchruns(first={}, blamed={})
     for log, tail in zip(logs, tails, strict=True):
@@ -421,10 +419,3 @@ def _read_first_ranks(logs: Sequence[LogFile]) -> Torchruns:
             if process.code > 0 and process.code not in ENDED_BY_OTHERS:  # it raised
                 blamed[log.path] = process.rank  # the last one: a table ends with its root cause
     return Torchruns(each=each, first=first, blamed=blamed)
-
-
-def _read_tail(path: Path) -> bytes:
-    with suppress(OSError), path.open("rb") as handle:
-        handle.seek(max(0, os.fstat(handle.fileno()).st_size - _TAIL_BYTES))
-        return handle.read()
-    return b""

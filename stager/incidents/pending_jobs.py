@@ -24,6 +24,7 @@ from ..core.store import PENDING_JOBS, Store
 from ..diagnosis.failure import FirstFailure
 from ..logs.job_files import list_job_files
 from ..logs.job_record import JobRecord, parse_event, read_events
+from ..logs.lines import read_tail
 from ..pack.bundle_file import unmark
 from .node_history import DAY, find_incidents, keep_incidents
 
@@ -46,15 +47,9 @@ def read_ended_job(log_dir: Path, job_id: str, since: float = 0.0) -> JobRecord 
 
 def _may_have_ended(events: Path) -> bool:
     """Return whether the last line of an event log is a result, or too long to tell."""
-    try:
-        with open_regular(events) as handle:
-            size = handle.seek(0, os.SEEK_END)
-            handle.seek(max(0, size - _LAST_BYTES))
-            end = handle.read(_LAST_BYTES)
-    except OSError:
-        return False
+    end = read_tail(events, _LAST_BYTES)
     _, before, last = end.rstrip(b"\n").rpartition(b"\n")
-    if not before and size > _LAST_BYTES:
+    if not before and len(end) == _LAST_BYTES:
         return True
     record = parse_event(last)
     return record is not None and isinstance(record.event, JobEnds)

@@ -123,15 +123,8 @@ def read_records(path: Path) -> Iterator[Record]:
 
     A line that is no event, such as the last of a driver that was killed, is skipped.
     """
-    try:
-        handle = open_regular(path)
-    except OSError:
-        return
-    with handle:
-        for line in handle:
-            record = parse_event(line)
-            if record is not None:
-                yield record
+    with suppress(OSError), open_regular(path) as handle:
+        yield from filter(None, map(parse_event, handle))
 
 
 def parse_event(line: str | bytes) -> Record | None:

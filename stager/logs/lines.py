@@ -134,10 +134,9 @@ def _read_order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
 
 def read_year(path: Path) -> int:
     """Return the year in which a file was written last."""
-    try:
+    with suppress(OSError):
         return time.localtime(path.stat().st_mtime).tm_year
-    except OSError:
-        return time.localtime().tm_year
+    return time.localtime().tm_year
 
 
 # --- The lines that may belong to errors, so that no others of long logs need be read ------------
@@ -390,22 +389,22 @@ def _read_event_time(raw: bytes) -> float:
         return 0.0
 
 
+def read_tail(path: Path, size: int) -> bytes:
+    """Return the last bytes of a file; none of one that cannot be read."""
+    with suppress(OSError), open_regular(path) as handle:
+        handle.seek(max(0, os.fstat(handle.fileno()).st_size - size))
+        return handle.read(size)
+    return b""
+
+
 def read_last_lines(path: Path, count: int) -> tuple[str, ...]:
     """Return the last lines of a file, from no more than its last block; none if it is empty."""
-    try:
-        with open_regular(path) as handle:
-            handle.seek(max(0, os.fstat(handle.fileno()).st_size - _BLOCK))
-            lines = handle.read().decode(errors="replace").rstrip("\r\n").split("\n")
-    except OSError:
-        return ()
+    lines = read_tail(path, _BLOCK).decode(errors="replace").rstrip("\r\n").split("\n")
     return tuple(filter(None, map(show_as_terminal, lines[-count:])))
 
 
 def number_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file with their numbers, from 1; none of one that cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as handle:
-            for number, line in enumerate(handle, start=1):
-                yield number, line.rstrip("\n")
-    except OSError:
-        return
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace", newline="\n") as handle:
+        for number, line in enumerate(handle, start=1):
+            yield number, line.rstrip("\n")
