@@ -35,7 +35,7 @@ from ..config import load as settings
 from ..core.errors import StagerError
 from ..logs.job_files import JobFiles, KeptJob, LogFile
 from ..logs.job_record import JobRecord, Refused, parse_event, read_events
-from ..logs.lines import Clock, number_lines, read_last_lines
+from ..logs.lines import number_lines, read_last_lines
 from ..slurm import messages
 from . import verdict
 from .failure import Diagnosis, Evidence, FirstFailure
@@ -410,7 +410,7 @@ def _gather(files: JobFiles, record: JobRecord) -> _Case:
     # The names of logs win over the order of the nodes.
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
     nodes = _deal_ranks(result.world_size or 0, record.nodes) | named | launched.nodes(files.logs)
-    seen = launched.add_ranks(scan_logs(logs, Clock(files)))
+    seen = launched.add_ranks(scan_logs(logs, files))
     return _Case(files, record, result, launched, seen, nodes)
 
 

@@ -21,8 +21,8 @@ from ..catalogue.catalogue import (
     catalogue,
     match_line,
 )
-from ..logs.job_files import LogFile
-from ..logs.lines import Clock, read_stamp, read_year
+from ..logs.job_files import JobFiles, LogFile
+from ..logs.lines import Pieces, read_order, read_stamp, read_year
 from ..logs.prefixes import (
     TRACEBACK,
     TracebackPrefix,
@@ -369,14 +369,16 @@ class Scanned:
         return next((hit for hit in out_of_memory if hit.node in ("", node)), None)
 
 
-def scan_logs(logs: Iterable[LogFile], clock: Clock) -> Scanned:
-    """Return the hits of logs in order; a log that cannot be read has none."""
+def scan_logs(logs: Iterable[LogFile], files: JobFiles) -> Scanned:
+    """Return the hits of a job's logs in order; a log that cannot be read has none."""
+    order = read_order(files)
     texts = {text for entry in catalogue() for text in (entry.needle, entry.over) if text}
     prefilter = Prefilter({TRACEBACK, *texts})
     hits: list[Hit] = []
     heads: dict[Path, tuple[int, ...]] = {}
     for log in logs:
-        scanner = _Scanner(log, clock, prefilter)
+        pieces = order.get((log.node, log.rank)) if log.own else None
+        scanner = _Scanner(log, pieces, prefilter)
         with suppress(OSError), log.path.open("rb") as handle:
             rest = b""
             while block := handle.read(BLOCK):
@@ -396,12 +398,12 @@ def scan_logs(logs: Iterable[LogFile], clock: Clock) -> Scanned:
 class _Scanner:
     """Scan a file by blocks; ``heads`` are later lines that begin as the first one does."""
 
-    def __init__(self, log: LogFile, clock: Clock, texts: Prefilter) -> None:
+    def __init__(self, log: LogFile, pieces: Pieces | None, texts: Prefilter) -> None:
         self.line = self.offset = 0
         self.heads: list[int] = []
         self._head, self._first = b"", b""
         self._above = b""
-        self._log, self._pieces = log, clock.pieces(log)
+        self._log, self._pieces = log, pieces
         self._year = read_year(log.path)
         self._texts = texts
         self._hits: list[Hit] = []

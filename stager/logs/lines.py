@@ -112,20 +112,10 @@ class Pieces:
         return self.times[place] if place < len(self.times) else None
 
 
-class Clock:
-    """The times of the lines of a job's logs."""
-
-    def __init__(self, files: JobFiles) -> None:
-        self._pieces = _read_order(files.order) if files.job_id else {}
-
-    def pieces(self, log: LogFile) -> Pieces | None:
-        """Return the pieces of a log; None where nobody kept them."""
-        return self._pieces.get((log.node, log.rank)) if log.own else None
-
-
-def _read_order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
+def read_order(files: JobFiles) -> Mapping[tuple[str, int | None], Pieces]:
+    """Return the pieces of the logs of ranks, by node and rank, where the driver kept them."""
     by_author: dict[tuple[str, int | None], Pieces] = defaultdict(Pieces)
-    for at, author, size in _read_order_lines(path):
+    for at, author, size in _read_order_lines(files.order) if files.job_id else ():
         pieces = by_author[author]
         pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
         pieces.times.append(at)

@@ -8,13 +8,12 @@ import pytest
 
 from stager.diagnosis.hits import BLOCK, Hit, read_trace, scan_logs
 from stager.logs.job_files import find_job_files
-from stager.logs.lines import Clock
 
 
 def hits(tmp_path: Path, text: str) -> tuple[Hit, ...]:
     (tmp_path / "slurm.out").write_text(text)
     files = find_job_files(str(tmp_path), tmp_path)
-    return scan_logs(files.logs[:1], Clock(files)).hits
+    return scan_logs(files.logs[:1], files).hits
 
 
 def test_the_place_of_a_line_behind_one_that_never_ends(tmp_path: Path) -> None:
