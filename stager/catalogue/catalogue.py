@@ -193,12 +193,6 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
     return tuple(entries)
 
 
-@functools.cache
-def get_entry(name: str) -> CatalogueEntry:
-    """Return the entry of a name."""
-    return next(known for known in catalogue() if known.name == name)
-
-
 def match_line(line: str, entries: Sequence[CatalogueEntry] | None = None) -> CatalogueMatch | None:
     """Return the entry that a line is a sample of, and its groups; causes come first."""
     line = line[:LONGEST]

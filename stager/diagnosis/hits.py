@@ -33,7 +33,7 @@ from ..logs.prefixes import (
 
 # --- The words by which programs say that they go on after an error, begin again, or end ---------
 
-# What follows an error mostly says whether it ended its process (:func:`.log_verdict.aftermath`);
+# What follows an error mostly says whether it ended its process (:mod:`.log_verdict`);
 # these words say so themselves.
 
 _LEVEL = re.compile(

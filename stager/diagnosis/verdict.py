@@ -22,7 +22,7 @@ from .process_exits import LINES, Exit, describe_rank_failure, find_own_words, w
 
 # --- The verdict: which of many candidates failed first, and why it is that one ------------------
 
-# Two front ends make the candidates: :func:`verdict` from the driver's typed result, and
+# Two front ends make the candidates: :func:`judge_result` from the driver's typed result, and
 # :mod:`.log_verdict` from lines of logs, whoever's launcher wrote them. Both are ranked here, by
 # one rule: the :class:`Role` counts first, then whether a writer went on after its line, then
 # whether its launcher saw another rank fail first, then the time. Of two that are still equal, the

@@ -177,11 +177,6 @@ def forget_nodes(store: Store, nodes: Collection[str], now: float) -> int:
     return len(kept) - len(others)
 
 
-def is_node_name(text: str) -> bool:
-    """Return whether a text can be the name of one node."""
-    return _NODE.fullmatch(text) is not None
-
-
 @contextmanager
 def _lock_history(store: Store) -> Iterator[None]:
     path = store.incidents / ".lock"
@@ -225,7 +220,7 @@ def _read_file(path: Path) -> Iterator[Incident]:
             incident = decode(Incident, json.loads(line), strict=False)
         except (ValueError, RecursionError):
             continue
-        if is_node_name(incident.node) and _JOB.fullmatch(incident.job_id):
+        if _NODE.fullmatch(incident.node) and _JOB.fullmatch(incident.job_id):
             yield incident
 
 

@@ -179,7 +179,7 @@ class ParsedLine:
     level: str = ""
     """A logger's level as it wrote it, such as ``ERROR`` or ``E``; empty for none."""
     stamp: str = ""
-    """The time as it is written, see :func:`stager.logs.lines.stamp`; empty for none."""
+    """The time as it is written, see :func:`stager.logs.lines.read_stamp`; empty for none."""
 
 
 @functools.lru_cache(maxsize=1 << 11)  # a block of lines is gone through twice

@@ -20,7 +20,6 @@ from stager.catalogue.catalogue import (
     LineRole,
     LineTells,
     Prefilter,
-    get_entry,
     match_line,
 )
 from stager.cli import app, load_commands
@@ -81,6 +80,10 @@ def settings() -> set[str]:
             found.add(f"{section}.{key[1]}")
     assert {"assets.paths", "cluster.gpus-per-node"} <= found
     return found
+
+
+def get_entry(name: str) -> CatalogueEntry:
+    return next(known for known in catalogue.catalogue() if known.name == name)
 
 
 def entry_of(sample: Path) -> CatalogueEntry:
