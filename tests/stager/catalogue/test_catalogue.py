@@ -178,7 +178,6 @@ def test_a_sample_is_diagnosed(sample: Path, tmp_path: Path) -> None:
     if not expected:
         assert first is None
         return
-    assert first is not None
     assert first.kind == expected["class"]
     assert first.node == expected.get("node", first.node)
     rank = "none" if first.rank is None else str(first.rank)

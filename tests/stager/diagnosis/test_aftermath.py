@@ -72,14 +72,11 @@ def test_errors_in_a_file_of_their_own_are_survived_by_a_trained_model(
     out, err = map(name.format, streams)
     assert judged(**{out: STEPS + "Training completed.\n", err: KEY_ERROR}).first is None
     first = judged(**{out: STEPS + "Job finished\n", err: KEY_ERROR}).first
-    assert first is not None
     assert first.cause == "KeyError: 'cat'"
 
 
 def test_a_program_that_says_that_it_gives_up_has_failed(judged: Judge) -> None:
-    first = judged(STEPS + "Loss is nan, stopping training\n").first
-    assert first is not None
-    assert first.kind == "python-error"
+    assert judged(STEPS + "Loss is nan, stopping training\n").first.kind == "python-error"
 
 
 def test_what_was_survived_is_listed(judged: Judge) -> None:
@@ -98,21 +95,14 @@ def test_what_was_survived_is_listed(judged: Judge) -> None:
     ],
 )
 def test_what_is_printed_as_a_process_ends_is_not_survival(judged: Judge, below: str) -> None:
-    first = judged(STEPS + KEY_ERROR + below).first
-    assert first is not None
-    assert first.cause == "KeyError: 'cat'"
+    assert judged(STEPS + KEY_ERROR + below).first.cause == "KeyError: 'cat'"
 
 
 def test_the_line_that_ended_the_job_counts_before_one_that_was_survived(judged: Judge) -> None:
     retried = TRACE + "OSError: [Errno 28] No space left on device\ntrying again\n"
-    first = judged(retried + STEPS * 3 + KEY_ERROR + EXITED).first
-    assert first is not None
-    assert first.cause == "KeyError: 'cat'"
-    limit = judged(retried + STEPS * 3 + PREEMPTED.format("TIME LIMIT")).first
-    assert limit is not None
-    assert limit.kind == "time-limit"
+    assert judged(retried + STEPS * 3 + KEY_ERROR + EXITED).first.cause == "KeyError: 'cat'"
+    assert judged(retried + STEPS * 3 + PREEMPTED.format("TIME LIMIT")).first.kind == "time-limit"
     alone = judged(retried + STEPS * 3 + EXITED).first  # a bare status says less than it
-    assert alone is not None
     assert alone.kind == "disk-full"
 
 
@@ -120,15 +110,12 @@ def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
     """Where a log has marks, only the same process counts; without, a few lines do not."""
     marked = "".join(f"[rank3]: {line}\n" for line in KEY_ERROR.splitlines())
     first = judged(marked + STEPS).first
-    assert first is not None
     assert (first.rank, first.cause) == (3, "KeyError: 'cat'")
     others = "".join(f"[default0]:{line}\n" for line in STEPS.splitlines())
     teed = "".join(f"[default2]:{line}\n" for line in KEY_ERROR.splitlines())
     assert judged(teed + others).first is not None
     assert judged(teed + others.replace("default0", "default2")).first is None
-    shared = judged(KEY_ERROR + STEPS + EXITED).first
-    assert shared is not None
-    assert shared.cause == "KeyError: 'cat'"
+    assert judged(KEY_ERROR + STEPS + EXITED).first.cause == "KeyError: 'cat'"
 
 
 @pytest.mark.parametrize(
@@ -141,9 +128,7 @@ def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
     ],
 )
 def test_the_last_attempt_of_a_log_is_judged(judged: Judge, earlier: str) -> None:
-    first = judged(STEPS + earlier + STEPS + KEY_ERROR + EXITED).first
-    assert first is not None
-    assert first.cause == "KeyError: 'cat'"
+    assert judged(STEPS + earlier + STEPS + KEY_ERROR + EXITED).first.cause == "KeyError: 'cat'"
     assert judged(STEPS + KEY_ERROR + earlier + STEPS).first is None
 
 
@@ -151,9 +136,7 @@ def test_a_script_that_begins_again_is_another_attempt(judged: Judge) -> None:
     begin = "jobstart Wed Mar  4 01:00:00 UTC 2026 on n1\n"
     again = "jobstart Thu Mar  5 01:00:00 UTC 2026 on n1\n"
     killed = "srun: error: n1: task 0: Killed\n"
-    first = judged(begin + STEPS + killed + again + KEY_ERROR + EXITED).first
-    assert first is not None
-    assert first.kind == "python-error"
+    assert judged(begin + STEPS + killed + again + KEY_ERROR + EXITED).first.kind == "python-error"
 
 
 def table(*rows: tuple[int, int]) -> str:
@@ -173,10 +156,8 @@ def test_the_root_cause_of_torchrun_counts_before_other_ranks(judged: Judge) -> 
     later = "".join(f"[rank3]: {line}\n" for line in KEY_ERROR.splitlines())
     earlier = later.replace("rank3", "rank1").replace("cat", "dog")
     first = judged(earlier + later + table((1, 1), (3, 1))).first
-    assert first is not None
     assert (first.rank, first.node, first.cause) == (3, "gpu02", "KeyError: 'cat'")
     unmarked = judged(KEY_ERROR + STEPS + table((4, -15), (6, 1))).first
-    assert unmarked is not None
     assert (unmarked.rank, unmarked.node) == (6, "gpu02")
 
 
@@ -184,7 +165,6 @@ def test_a_rank_that_only_the_table_names_did_not_come(judged: Judge) -> None:
     waited = TRACE + "RuntimeError: Timed out waiting 6000ms for recv operation to complete\n"
     marked = "".join(f"[rank0]: {line}\n" for line in waited.splitlines())
     found = judged(marked + table((1, -15), (0, 1)))
-    assert found.first is not None
     assert (found.first.kind, found.first.rank, found.missing) == ("hang", 1, (1,))
 
 
@@ -207,46 +187,36 @@ def test_a_line_replaces_those_that_follow_from_it(judged: Judge) -> None:
         "timeout: WorkNCCL(SeqNum=7, OpType=ALLGATHER, Timeout(ms)=9) ran for 9 milliseconds\n"
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
     )
-    first = judged(timed_out.format(0) + timed_out.format(1)).first
-    assert first is not None
-    assert first.kind == "hang"
+    assert judged(timed_out.format(0) + timed_out.format(1)).first.kind == "hang"
 
 
 def test_the_line_of_a_launcher_places_a_crash_above_it(judged: Judge) -> None:
     crash = "[c1:23] *** Process received signal ***\n[c1:23] Signal: Segmentation fault (11)\n"
     told = "mpirun noticed that process rank 1 with PID 23 on node c1 exited on signal 11 "
     first = judged(crash + told + "(Segmentation fault).\n").first
-    assert first is not None
     assert (first.kind, first.rank, first.node) == ("killed", 1, "c1")
     started = "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
     started = TRACE.replace("home/you/train.py", "x/torch/distributed/run.py") + started
     first = judged(f"{started}while trying to connect to (n1, 29500).\n{EXITED}").first
-    assert first is not None
     assert (first.kind, first.rank, first.node) == ("rendezvous", None, "n1")
 
 
 def test_torchrun_that_failed_at_last_had_one_table(judged: Judge) -> None:
     earlier = KEY_ERROR.replace("cat", "dog") + REPORT
-    first = judged(earlier + KEY_ERROR + table((1, -15), (0, 1))).first
-    assert first is not None
-    assert first.cause == "KeyError: 'cat'"
+    assert judged(earlier + KEY_ERROR + table((1, -15), (0, 1))).first.cause == "KeyError: 'cat'"
 
 
 def test_ranks_that_go_on_until_they_are_killed_are_no_other_attempt(judged: Judge) -> None:
-    first = judged(STEPS + PREEMPTED.format("TIME LIMIT") + STEPS).first
-    assert first is not None
-    assert first.kind == "time-limit"
+    assert judged(STEPS + PREEMPTED.format("TIME LIMIT") + STEPS).first.kind == "time-limit"
 
 
 @pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (255, "unknown"), (139, "killed")])
 def test_only_statuses_of_signals_are_signals(judged: Judge, code: int, kind: str) -> None:
     first = judged(f"srun: error: n1: task 1: Exited with exit code {code}\n").first
-    assert first is not None
     assert (first.kind, first.exit_code) == (kind, code)
 
 
 def test_srun_adds_the_node_to_a_line_about_memory(judged: Judge) -> None:
     line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks\n"
     first = judged(line + "srun: error: n7: task 2: Out Of Memory\n").first
-    assert first is not None
     assert (first.kind, first.node, first.rank) == ("out-of-memory", "n7", 2)

@@ -66,7 +66,6 @@ def test_the_record_decides_and_its_line_proves_it(job: Callable[..., Diagnosis]
     closing = "OSError: [Errno 28] No space left on device: '/tmp/x'"
     logs = {0: trace(PEER), 3: "step 1\nstep 2\n" + trace(closing)}
     found = job(logs, {"failures": [record(0, PEER, time=1.0), record(3, closing, time=2.0)]})
-    assert found.first is not None
     assert (found.first.node, found.first.rank, found.first.kind) == ("n2", 3, "disk-full")
     assert (found.first.cause, found.first.entry) == (closing, "disk-full")
     assert found.first.meaning == "a disk is full on that node"
@@ -85,7 +84,6 @@ def test_the_rank_that_did_not_come_is_blamed_for_a_hang(job: Callable[..., Diag
     others = {rank: trace(WAITED, "/x/torch/distributed/c10d_logger.py") for rank in (0, 1, 3)}
     failures = [record(rank, WAITED) for rank in (0, 1, 3)]
     found = job({**others, 2: "step 41\nabout to load\n"}, {"failures": failures})
-    assert found.first is not None
     assert (found.first.kind, found.first.node, found.first.rank) == ("hang", "n2", 2)
     assert found.missing == (2,)
     assert found.consequences == (0, 1, 3)
@@ -101,7 +99,6 @@ def test_memory_explains_a_rank_that_was_killed(job: Callable[..., Diagnosis]) -
     assert job({}, killed).first.kind == "killed"  # type: ignore[union-attr]
     assert job({0: said}, killed).first.kind == "killed"  # type: ignore[union-attr] # another node
     found = job({2: said}, killed)
-    assert found.first is not None
     assert (found.first.kind, found.first.rank) == ("out-of-memory", 2)
     assert found.evidence[0].path.name == "demo.17.n2.2.out"
 
@@ -111,7 +108,6 @@ def test_a_driver_that_was_killed_leaves_the_logs_to_be_judged(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
     found = job({1: trace("KeyError: 'label'"), 0: trace(PEER)}, None)
-    assert found.first is not None
     assert (found.first.rank, found.first.kind) == (1, "python-error")
     assert found.ok is False
 
@@ -127,10 +123,8 @@ def test_slurm_is_asked_about_a_job_that_left_no_result(
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
     monkeypatch.setattr(messages, "_TIMEOUT_SECONDS", 300.0)
     found = job({}, None)
-    assert found.first is not None
     assert (found.first.kind, found.ok) == ("time-limit", False)
     own = job({3: trace("KeyError: 'label'")}, None)  # what failed before counts
-    assert own.first is not None
     assert own.first.kind == "python-error"
 
 
@@ -174,7 +168,6 @@ def test_a_directory_of_somebody_elses_logs(tmp_path: Path) -> None:
     (tmp_path / "t.9.node02.1.out").write_text(at.format(31) + "step\n" + trace("KeyError: 'x'"))
     (tmp_path / "t.9.node03.2.out").write_text(at.format(35) + "step\n" + trace("KeyError: 'y'"))
     found = diagnose(find_job_files(str(tmp_path), tmp_path))
-    assert found.first is not None
     assert (found.first.node, found.first.rank, found.first.cause) == ("node02", 1, "KeyError: 'x'")
     assert found.consequences == (0, 2)
 
@@ -194,7 +187,6 @@ def test_slurms_end_of_a_job_is_no_nodes_fault(
     said = f"slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-22T06:35:07 {lines}\n"
     (tmp_path / "t.9.n1.0.out").write_text("step 1\n" + said)
     found = diagnose(find_job_files(str(tmp_path), tmp_path)).first
-    assert found is not None
     assert (found.kind, found.node, found.rank) == (kind, node, rank)
 
 
@@ -206,7 +198,6 @@ def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monkey
         path = tmp_path / "t.9.node01.0.out"
         path.write_text(text + trace("ValueError: bad", "/home/you/" + "x" * 300) + "after\n" * 9)
         found = diagnose(find_job_files(str(tmp_path), tmp_path))
-        assert found.first is not None
         assert found.first.cause == "ValueError: bad", before
         assert found.evidence[0].number == before + 4
         assert len(found.first.lines) == 4
@@ -249,7 +240,6 @@ def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., 
     closing = "ModuleNotFoundError: No module named 'x'"
     failures = [record(rank, closing, time=5.0 + rank) for rank in (0, 1, 3)]
     found = job({}, {"failures": [*failures, record(2, PEER)]})
-    assert found.first is not None
     assert (found.first.rank, found.same_failure, found.consequences) == (0, (1, 3), (2,))
 
 
@@ -261,7 +251,6 @@ def test_the_last_words_of_a_rank_that_hangs(
 ) -> None:
     others = {rank: trace(WAITED, "/x/torch/distributed/c10d_logger.py") for rank in (0, 1, 3)}
     found = job({**others, 2: said}, {"failures": [record(rank, WAITED) for rank in (0, 1, 3)]})
-    assert found.first is not None
     assert (found.first.rank, found.first.lines) == (2, lines)
     assert ("printed nothing" in found.first.hint) == (not lines)
     assert found.evidence
@@ -296,7 +285,6 @@ def test_what_was_seen_before_anything_was_sent(tmp_path: Path) -> None:
     lines = f"n1 proj=ok\nn2 proj=ok\nn2 problem: {NO_ROOM}\n"
     told = result(problems={"n2": [NO_ROOM.to_json()]})
     found, proof = made(tmp_path, told, preflight=lines)
-    assert found.first is not None
     assert found.first.kind == "disk-full"
     assert (proof.path.name, proof.number) == ("preflight.17.txt", 3)
 
@@ -305,7 +293,6 @@ def test_what_an_agent_answered(tmp_path: Path) -> None:
     answer = {"event": "unpack", "node": "n2", "ok": False, "problems": [DAMAGED.to_json()]}
     other = {"event": "unpack", "node": "n1", "ok": True, "problems": []}
     found, proof = made(tmp_path, other, answer, result(problems={"n2": [DAMAGED.to_json()]}))
-    assert found.first is not None
     assert (found.first.node, found.first.kind) == ("n2", "damaged-copy")
     assert (proof.path.name, proof.number) == ("events.17.jsonl", 3)
     assert "the bundle is damaged" in proof.text
@@ -324,7 +311,6 @@ def test_how_a_rank_ended_that_left_no_word(tmp_path: Path) -> None:
     }  # fmt: skip
     answer = {"event": "launch", "node": "n2", "ok": False, "problems": [], "failures": [record]}
     found, proof = made(tmp_path, answer, result(failures=[record], problems={"n2": []}))
-    assert found.first is not None
     assert (found.first.rank, found.first.kind) == (1, "killed")
     assert (proof.number, proof.text) == (2, '"exit_code": -9')
 

@@ -50,7 +50,6 @@ def table(rank: int, each: int, code: int = 1) -> str:
 
 def test_the_table_names_the_rank_of_a_traceback(tmp_path: Path) -> None:
     found = logs(tmp_path, ENDED, RAISED + table(3, 2), ENDED)
-    assert found.first is not None
     assert (found.first.node, found.first.rank, found.first.exit_code) == ("node02", 3, 1)
     assert found.first.kind == "python-error"
     assert found.consequences == ()
@@ -62,27 +61,23 @@ def test_a_rank_that_nobody_has_heard_of_is_missed(tmp_path: Path) -> None:
     waited[0] = WAITED.format(1) + waited[0]
     waited[2] = WAITED.format(4) + waited[2]
     found = logs(tmp_path, *waited)
-    assert found.first is not None
     assert (found.first.node, found.first.rank, found.first.kind) == ("node02", 3, "hang")
     assert (found.missing, found.consequences) == ((3,), (0, 1, 2, 4, 5))
 
 
 def test_one_rank_a_torchrun_is_its_task(tmp_path: Path) -> None:
     found = logs(tmp_path, ENDED, ENDED, RAISED + table(2, 1))
-    assert found.first is not None
     assert (found.first.node, found.first.rank) == ("node03", 2)
 
 
 def test_a_later_node_tells_how_many_there_are(tmp_path: Path) -> None:
     """Where only the first rank of a node has failed."""
     found = logs(tmp_path, ENDED, ENDED, RAISED + table(8, 4))
-    assert found.first is not None
     assert (found.first.node, found.first.rank) == ("node03", 8)
 
 
 def test_ranks_that_are_tasks_are_left_alone(tmp_path: Path) -> None:
     found = logs(tmp_path, "step 2\n", RAISED)
-    assert found.first is not None
     assert (found.first.node, found.first.rank) == ("node02", 1)
     names = find_job_files(str(tmp_path), tmp_path).logs
     assert find_torchruns(names).first == {}

@@ -34,7 +34,6 @@ def candidate(name: str, role: Role = Role.CAUSE, **changed: Any) -> Candidate:
 
 def name_of_blamed(*candidates: Candidate) -> str:
     first = pick_first_failure(candidates)
-    assert first is not None
     return first.failure().node
 
 
@@ -123,7 +122,6 @@ def record(raw: dict[str, Any]) -> FailureRecord:
 
 def found(raw: dict[str, Any] | JobEnds) -> FirstFailure:
     failure = find_first_failure_of_result(raw if isinstance(raw, JobEnds) else parsed(raw))
-    assert failure is not None
     assert isinstance(failure.kind, FailureClass)
     assert failure.hint
     return failure

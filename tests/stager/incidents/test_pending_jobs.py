@@ -207,9 +207,7 @@ def test_a_store_that_cannot_be_written_is_no_failure(tmp_path: Path, logs: Path
 def test_a_job_is_read_from_its_events(tmp_path: Path) -> None:
     event_log(tmp_path, {"n2": [FULL]}, left_out={"n3": [FULL]})
     job = read_ended_job(tmp_path, "4711")
-    assert job is not None
     assert (job.nodes, job.end_time) == (("n1", "n2", "n3"), ENDED)
-    assert job.result is not None
     assert job.result.problems == {"n2": (FULL,)}
     assert job.left_out == {"n3": (FULL,)}
 
@@ -218,7 +216,6 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     event_log(tmp_path, {}, left_out={"n3": [FULL]})
     event_log(tmp_path, {"n2": [FULL]}, ended=ENDED + 60)
     job = read_ended_job(tmp_path, "4711")
-    assert job is not None
     assert (job.end_time, job.left_out) == (ENDED + 60, {})
 
 
@@ -248,7 +245,6 @@ def test_a_line_of_a_log_may_show_that_a_node_is_broken(tmp_path: Path) -> None:
     job = read_ended_job(tmp_path, "4711")
     assert job is not None
     first = find_first_failure(job, tmp_path, "4711")
-    assert first is not None
     assert first.kind is FailureClass.NODE_FAILURE
     (incident,) = find_incidents(job, "4711", "demo", first)
     assert (incident.node, incident.fault, incident.code) == ("n2", "node-failure", "")

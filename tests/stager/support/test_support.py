@@ -338,7 +338,6 @@ def test_the_middle_of_a_long_log_is_left_out(tmp_path: Path) -> None:
     told = re.fullmatch(
         r"\[stager support: (\d+) bytes left out here, lines (\d+) to (\d+)\]\n", log[at]
     )
-    assert told is not None
     size, first, last = map(int, told.groups())
     assert log[:at] == lines[: first - 1]
     assert log[at + 1 :] == lines[last:]
