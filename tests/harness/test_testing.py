@@ -73,14 +73,14 @@ def test_a_checkout_that_slurm_nodes_cannot_see(arguments: tuple[str, ...], fold
         assert "clone it elsewhere" in said
     else:
         assert (code, said) == (0, "")
-        assert len(started) == (1 if arguments else 4)
+        assert len(started) == (1 if arguments else 2)
 
 
 def test_ctrl_c_works_in_tests_that_a_script_starts_in_the_background(folder: Path) -> None:
     arguments = () if folder.is_relative_to("/var/tmp") else ("tests/bundle",)
     code, said, started = run(folder, *arguments, before='trap "" INT QUIT')
     assert (code, said) == (0, "")
-    assert len(started) == (1 if arguments else 4)
+    assert len(started) == (1 if arguments else 2)
     assert [mask & CTRL_C for mask in started] == [0] * len(started)
 
 
