@@ -21,7 +21,7 @@ try:
 except (EOFError, ValueError, TypeError) as exc:
     from .core import damaged_bytecode
 
-    _file = damaged_bytecode.damaged_file(exc)
+    _file = damaged_bytecode.find_damaged_file(exc)
     if not _file:
         raise
     sys.exit(f"error: {damaged_bytecode.message(_file)}\nhint: {damaged_bytecode.HINT}")

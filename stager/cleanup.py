@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import stat
@@ -12,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, read_origin
 from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
@@ -22,14 +22,14 @@ from bundle.system.hostlist import fold_hosts
 
 from .config.job_settings import JobOptions
 from .core.errors import StagerError
-from .core.files import BUNDLE_SUFFIX, open_regular, read_bytes, read_text
-from .core.store import DigestCache, Store, remove, size_of
+from .core.files import BUNDLE_SUFFIX, open_regular, read_bytes
+from .core.store import DigestCache, Store, measure_tree, remove
 from .hub.client import is_the_users
 from .jobs.outcome import Outcome
 from .layers.layer_file import describe_compression
 from .logs.job_record import parse_event
 from .pack import bundle_file
-from .pack.bundle_file import format_of, is_marked, list_marks
+from .pack.bundle_file import ProjectNote, is_marked, list_marks
 from .pack.decompressor import PINNED
 from .slurm.request import PartitionNode
 from .trust import SUFFIX
@@ -37,7 +37,26 @@ from .trust import SUFFIX
 # --- The files of the offline root as ``clean`` sees them: their kind, their content, their users
 
 
-def content_of(layer: Path, key: str) -> str | None:
+@dataclass(frozen=True, kw_only=True)
+class CleanedItem:
+    """Something that was removed, or would be."""
+
+    place: str
+    """The node, or ``offline root``."""
+    path: Path
+    bytes: int
+    kind: str
+    """``environment``; in the offline root ``bundle``, ``layer``, ``wheel``, ``hub``, ``program``,
+    ``seal``, ``lock``, ``signature``, ``note`` or ``partial``."""
+    why: str
+
+
+def _item(kind: str, path: Path, why: str, size: int | None = None) -> CleanedItem:
+    size = measure_tree(path) if size is None else size
+    return CleanedItem(place="offline root", path=path, bytes=size, kind=kind, why=why)
+
+
+def _read_layer_content(layer: Path, key: str) -> str | None:
     """Return the digest of the wheel or tree that a layer was made from.
 
     None where no build would use it again: its format or compression is another version's, or it
@@ -56,12 +75,7 @@ def content_of(layer: Path, key: str) -> str | None:
     return "" if "prune" in options else origin.content
 
 
-def is_outdated(bundle: Path) -> bool:
-    """Return whether a bundle has a format that only older versions of stager can read."""
-    return format_of(bundle) < FORMAT
-
-
-def is_unused(path: Path) -> bool:
+def _is_unused(path: Path) -> bool:
     """Return whether no job or command has a file of the store open, or a lock of it taken.
 
     Of what cannot be opened, a directory in its place for one, that cannot be known.
@@ -82,18 +96,17 @@ def is_unused(path: Path) -> bool:
     return True
 
 
-def files_in(folder: Path, *endings: str) -> list[Path]:
+def _list_files(folder: Path, *endings: str) -> list[Path]:
     """Return the regular files in a directory of the store; links are the user's and stay."""
-    named = [path for path in _content(folder) if path.name.endswith(endings)]
+    named = [path for path in _list_content(folder) if path.name.endswith(endings)]
     return [path for path in named if stat.S_ISREG(path.lstat().st_mode)]
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """Return the directories in a directory of the store, but no links to any."""
-    return [path for path in _content(folder) if path.is_dir() and not path.is_symlink()]
+def _list_subfolders(folder: Path) -> list[Path]:
+    return [path for path in _list_content(folder) if path.is_dir() and not path.is_symlink()]
 
 
-def _content(folder: Path) -> list[Path]:
+def _list_content(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except FileNotFoundError:
@@ -112,53 +125,49 @@ _OWN = "own-"
 _SNAPSHOTS, _BLOBS, _LOCKS = "snapshots", "blobs", ".locks"
 
 
-def list_unused_hub_files(
+def _list_unused_hub_files(
     hub: Path, commits: Collection[str], limit: float
-) -> Iterator[tuple[Path, int, str]]:
-    """Yield path, bytes and reason of unused files; none if ``hub`` is the user's own cache."""
+) -> Iterator[CleanedItem]:
     if hub.is_symlink() or is_the_users(hub, os.environ):
         return
-    for path in files_in(hub, ""):
+    for path in _list_files(hub, ""):
         if path.name.startswith(_OWN) and _last_use(path) <= limit:
-            yield path, size_of(path), "a build left it"
-    for repository in folders_in(hub):
+            yield _item("hub", path, "a build left it")
+    for repository in _list_subfolders(hub):
         if repository.name.startswith(_REPOSITORIES):
             yield from _list_unused_in_repository(repository, commits, limit)
 
 
 def _list_unused_in_repository(
     repository: Path, commits: Collection[str], limit: float
-) -> Iterator[tuple[Path, int, str]]:
+) -> Iterator[CleanedItem]:
     """Yield a repository as a whole, or those of its commits that no lock names."""
-    snapshots = folders_in(repository / _SNAPSHOTS)
+    snapshots = _list_subfolders(repository / _SNAPSHOTS)
     unnamed = [snapshot for snapshot in snapshots if snapshot.name not in commits]
     if len(unnamed) == len(snapshots):
         if _last_use(repository) <= limit:
-            yield repository, size_of(repository), "no lock names it"
+            yield _item("hub", repository, "no lock names it")
         return
     for snapshot in unnamed:
-        parts = [snapshot, *_only_in(snapshot)]
+        parts = [snapshot, *_list_own_blobs(snapshot)]
         if max(map(_last_use, parts)) <= limit:
-            yield snapshot, sum(map(size_of, parts)), "no lock names this commit"
+            size = sum(map(measure_tree, parts))
+            yield _item("hub", snapshot, "no lock names this commit", size)
 
 
-def remove_unused_hub_file(path: Path) -> bool:
-    """Remove what :func:`list_unused_hub_files` named; return whether it is gone."""
+def _remove_hub_file(path: Path) -> bool:
     if path.parent.name == _SNAPSHOTS:
-        for blob in _only_in(path):
+        for blob in _list_own_blobs(path):
             remove(blob)
     elif not path.is_file():
         remove(path.parent / _LOCKS / path.name)
     return remove(path)
 
 
-def _only_in(snapshot: Path) -> list[Path]:
+def _list_own_blobs(snapshot: Path) -> list[Path]:
     """Return the blobs that no other commit of the repository has."""
-    others: set[Path] = set()
-    for other in folders_in(snapshot.parent):
-        if other != snapshot:
-            others |= _blobs(other)
-    return sorted(_blobs(snapshot) - others)
+    others = [_blobs(other) for other in _list_subfolders(snapshot.parent) if other != snapshot]
+    return sorted(_blobs(snapshot).difference(*others))
 
 
 def _blobs(snapshot: Path) -> set[Path]:
@@ -210,31 +219,12 @@ class Rules:
     """Folders whose locks count although nothing may have been built there."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnusedItem:
-    """Something that can be removed."""
-
-    kind: str
-    """``bundle``, ``layer``, ``wheel``, ``hub``, ``program``, ``seal``, ``lock``, ``signature``,
-    ``note`` or ``partial``."""
-    path: Path
-    size: int
-    why: str
-    """The reason why nobody needs it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreCleanup:
+class StoreCleanup(NamedTuple):
     """The result of a plan that was carried out."""
 
-    removed: tuple[UnusedItem, ...]
-    left: tuple[tuple[UnusedItem, str], ...]
+    removed: tuple[CleanedItem, ...]
+    left: tuple[tuple[CleanedItem, str], ...]
     """The items that could not be removed, each with the reason."""
-
-    @property
-    def freed(self) -> int:
-        """The bytes that became free."""
-        return sum(item.size for item in self.removed)
 
 
 def list_kept_environments(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
@@ -242,14 +232,14 @@ def list_kept_environments(store: Store, used: Digest, *, everything: bool) -> l
     if everything:
         return []
     try:
-        notes = [*map(_read_note, files_in(store.root / "projects", ".json"))]
+        notes = [*map(bundle_file.read_note, _list_files(store.root / "projects", ".json"))]
     except OSError as exc:
         raise _unreadable(store, exc) from exc
     others = [note.id for note in notes if note and note.id and _is_there(note.settings)]
     return list(dict.fromkeys([used, *others]))
 
 
-def plan(store: Store, rules: Rules, now: float) -> tuple[UnusedItem, ...]:
+def plan(store: Store, rules: Rules, now: float) -> tuple[CleanedItem, ...]:
     """Return what can be removed from the offline root; change nothing."""
     try:
         return tuple(_Plan(store, rules, now).items())
@@ -269,8 +259,8 @@ def apply(
     store: Store, rules: Rules, now: float, waiting: Callable[[], None] = lambda: None
 ) -> StoreCleanup:
     """Remove what can be removed, as a new plan says once no build is under way."""
-    removed: list[UnusedItem] = []
-    left: list[tuple[UnusedItem, str]] = []
+    removed: list[CleanedItem] = []
+    left: list[tuple[CleanedItem, str]] = []
     if not store.root.is_dir():
         return StoreCleanup(removed=(), left=())
     partial = _partial(store.root)
@@ -287,17 +277,6 @@ def apply(
     return StoreCleanup(removed=tuple(removed), left=tuple(left))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Note:
-    path: Path
-    settings: Path
-    """The project's settings file."""
-    bundle: str
-    """The name of the project's newest bundle."""
-    id: Digest | None
-    """Its id; None if an older version of stager made it, which did not record the id."""
-
-
 class _Plan:
     def __init__(self, store: Store, rules: Rules, now: float) -> None:
         self.store, self.rules = store, rules
@@ -307,24 +286,28 @@ class _Plan:
         self.now, self.limit = now, now - UNUSED_SECONDS
         self.unreadable: list[Path] = []
         self.unread_locks: list[Path] = []
-        self.alive: list[_Note] = []
-        self.abandoned: list[_Note] = []
+        self.alive: list[ProjectNote] = []
+        self.abandoned: list[tuple[Path, Path]] = []
+        """Notes, and the projects that are gone."""
         for path in self._files("projects", ".json"):
-            note = _read_note(path)
+            note = bundle_file.read_note(path)
             if note is None:
                 self.unreadable.append(path)
             elif _is_there(note.settings):
                 self.alive.append(note)
             else:
-                self.abandoned.append(note)
+                self.abandoned.append((path, note.settings.parent))
         notes = self._files("imports", ".txt")
         imported = {read_bytes(path).decode(errors="replace").strip() for path in notes}
         self.newest = imported | {note.bundle for note in self.alive}
         """The file names of the bundles that stay: each project's newest, built or imported."""
 
-    def items(self) -> Iterator[UnusedItem]:
+    def items(self) -> Iterator[CleanedItem]:
         """Yield everything that can be removed: bundles first, as others need no more then."""
-        yield from self._notes()
+        for path in self.unreadable:
+            yield _item("note", path, "it cannot be read")
+        for path, project in self.abandoned:
+            yield _item("note", path, f"{project} is gone")
         staying: list[Path] = []
         for path in self._files("bundles", BUNDLE_SUFFIX):
             why = self._why_bundle(path)
@@ -341,25 +324,16 @@ class _Plan:
         if self.rules.wheels:
             yield from self._wheels(locked)
         if not self.unread_locks:
-            for path, size, why in list_unused_hub_files(
-                self.store.root / "hub", locked, self.limit
-            ):
-                yield UnusedItem(kind="hub", path=path, size=size, why=why)
+            yield from _list_unused_hub_files(self.store.root / "hub", locked, self.limit)
         yield from _partial(self.store.root)
-
-    def _notes(self) -> Iterator[UnusedItem]:
-        for path in self.unreadable:
-            yield _item("note", path, "it cannot be read")
-        for note in self.abandoned:
-            yield _item("note", note.path, f"{note.settings.parent} is gone")
 
     def _why_bundle(self, path: Path) -> str:
         """Return the reason why a bundle can be removed; empty where it stays."""
         is_others = not self.may_remove_all and path.lstat().st_uid != os.geteuid()
         is_needed = is_marked(path, self.now, by_jobs=not self.rules.keep_newest)
-        if is_others or is_needed or not is_unused(path):
+        if is_others or is_needed or not _is_unused(path):
             return ""
-        if is_outdated(path):
+        if bundle_file.read_format(path) < FORMAT:
             return "it was made by an older version of stager, and cannot be used"
         if not self.rules.keep_newest:
             return "it is not in use"
@@ -367,7 +341,7 @@ class _Plan:
             return ""
         return "it is not a project's newest bundle"
 
-    def _find_orphans(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
+    def _find_orphans(self, bundles: Collection[str]) -> Iterator[CleanedItem]:
         beside = [
             ("seal", "seals", ".txt", ""),
             ("lock", "bundles", bundle_file.LOCK_SUFFIX, BUNDLE_SUFFIX),
@@ -399,7 +373,7 @@ class _Plan:
 
     def _layers(
         self, manifests: Sequence[Manifest], locked: Collection[str]
-    ) -> Iterator[UnusedItem]:
+    ) -> Iterator[CleanedItem]:
         needed = {member.file for manifest in manifests for member in manifest.external_members}
         for path in self._list_unused_files("layers", _LAYER, ".whl"):
             key = path.name.removesuffix(_LAYER)
@@ -408,36 +382,32 @@ class _Plan:
             if path.suffix == ".whl":
                 yield _item("layer", path, "no bundle needs it")
                 continue
-            content = content_of(path, key)
+            content = _read_layer_content(path, key)
             if content is None:
                 yield _item("layer", path, "this version of stager cannot use it")
             elif content not in locked:
                 yield _item("layer", path, "no bundle or lock needs it")
 
-    def _programs(self, manifests: Sequence[Manifest]) -> Iterator[UnusedItem]:
+    def _programs(self, manifests: Sequence[Manifest]) -> Iterator[CleanedItem]:
         needed = {manifest.node.sha256 for manifest in manifests}
         for path in self._list_unused_files("programs", ".pyz"):
             if path.stem.partition(".")[0] not in needed:
                 yield _item("program", path, "no bundle holds it, and it has not been used")
 
-    def _wheels(self, locked: Collection[str]) -> Iterator[UnusedItem]:
+    def _wheels(self, locked: Collection[str]) -> Iterator[CleanedItem]:
         cache = DigestCache(self.store)
-        for path in self._files("wheels", *_DISTRIBUTIONS):
-            if self._has_come_long_ago(path) and cache.digest(path) not in locked:
+        wheels = self._files("wheels", *_DISTRIBUTIONS)
+        for folder in _list_subfolders(self.store.root / "wheels-built"):
+            if folder.name.partition(".")[0] not in locked:  # the digest of the sdist
+                wheels += _list_files(folder, ".whl")
+        for path in wheels:
+            # One that came within a day stays, and is not read: that may count as a use.
+            has_come_long_ago = path.lstat().st_mtime <= self.limit
+            if has_come_long_ago and cache.digest(path) not in locked:
                 yield _item("wheel", path, "no lock names it")
-        for folder in folders_in(self.store.root / "wheels-built"):
-            if folder.name.partition(".")[0] in locked:  # the digest of the sdist
-                continue
-            for path in files_in(folder, ".whl"):
-                if self._has_come_long_ago(path) and cache.digest(path) not in locked:
-                    yield _item("wheel", path, "no lock names it")
-
-    def _has_come_long_ago(self, path: Path) -> bool:
-        """Return whether a wheel came over a day ago: to read its digest may count as a use."""
-        return path.lstat().st_mtime <= self.limit
 
     def _files(self, folder: str, *endings: str) -> list[Path]:
-        return files_in(self.store.root / folder, *endings)
+        return _list_files(self.store.root / folder, *endings)
 
     def _list_unused_files(self, folder: str, *endings: str) -> Iterator[Path]:
         """Yield the files not used within a day, as far as the file system records it."""
@@ -445,23 +415,6 @@ class _Plan:
             status = path.lstat()
             if max(status.st_mtime, status.st_atime) <= self.limit:
                 yield path
-
-
-def _item(kind: str, path: Path, why: str) -> UnusedItem:
-    return UnusedItem(kind=kind, path=path, size=size_of(path), why=why)
-
-
-def _read_note(path: Path) -> _Note | None:
-    try:
-        raw = json.loads(read_text(path))
-        return _Note(
-            path=path,
-            settings=Path(raw["project"]),
-            bundle=str(raw["bundle"]),
-            id=Digest(raw["id"]) if raw.get("id") else None,
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def _is_there(settings: Path) -> bool:
@@ -497,10 +450,10 @@ def _manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
     return found, newer
 
 
-def _partial(root: Path) -> list[UnusedItem]:
+def _partial(root: Path) -> list[CleanedItem]:
     """Return what killed builds left; nothing during a build, for it may be that one's."""
     locks = [root / name for name in (".lock", ".tmp.lock") if (root / name).exists()]
-    is_busy = not all(map(is_unused, locks))
+    is_busy = not all(map(_is_unused, locks))
     if is_busy or not (root / "tmp").is_dir():
         return []
     return [
@@ -509,17 +462,22 @@ def _partial(root: Path) -> list[UnusedItem]:
     ]
 
 
-def _remove(item: UnusedItem) -> str:
+_REMOVALS: dict[str, tuple[Callable[[Path], bool], str]] = {
+    "partial": (lambda path: not path.exists(), "it is in use"),  # the store's lock removes these
+    "bundle": (bundle_file.clear_away, "it is in use, or cannot be removed"),
+    "hub": (_remove_hub_file, "not all of it can be removed"),
+}
+"""Of a kind what removes an item, and says if it is gone; and why it may still be there."""
+
+
+def _remove(item: CleanedItem) -> str:
     """Remove an item; return why it is still there, or an empty string."""
-    if item.kind == "partial":
-        return "it is in use" if item.path.exists() else ""
-    if item.kind == "bundle":
-        return "" if bundle_file.clear_away(item.path) else "it is in use, or cannot be removed"
-    if item.kind == "hub":
-        return "" if remove_unused_hub_file(item.path) else "not all of it can be removed"
+    if item.kind in _REMOVALS:
+        remove_it, obstacle = _REMOVALS[item.kind]
+        return "" if remove_it(item.path) else obstacle
     try:
         item.path.unlink(missing_ok=True)
-        if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
+        if item.path.parents[1].name == "wheels-built":
             item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
             item.path.parent.rmdir()
     except OSError as exc:
@@ -528,19 +486,6 @@ def _remove(item: UnusedItem) -> str:
 
 
 # --- The result of ``stager clean`` --------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class CleanedItem:
-    """Something that was removed, or would be."""
-
-    place: str
-    """The node, or ``offline root``."""
-    path: Path
-    bytes: int
-    kind: str
-    """``environment``; in the offline root see :class:`stager.cleanup.UnusedItem`."""
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,6 +501,20 @@ class CleanResult:
     bytes: int
     outcome: Outcome | None = field(default=None, metadata={"json": None})
     """The job that cleaned the nodes; None where there was none."""
+
+
+def make_clean_result(
+    items: Sequence[CleanedItem], outcome: Outcome | None, skipped: str | None, *, dry_run: bool
+) -> CleanResult:
+    """Return the result of a removal."""
+    return CleanResult(
+        ok=outcome is None or (outcome.ok and not outcome.is_interrupted),
+        dry_run=dry_run,
+        nodes_skipped=skipped,
+        items=tuple(items),
+        bytes=sum(item.bytes for item in items),
+        outcome=outcome,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -588,13 +547,6 @@ def has_environment(answer: CleanAnswer, bundle_id: str) -> bool:
     return any(name.endswith(bundle_id) for root in answer.roots for name, _ in root.kept)
 
 
-def make_removed_item(item: UnusedItem) -> CleanedItem:
-    """Return an item of the offline root that was removed, or would be."""
-    return CleanedItem(
-        place="offline root", path=item.path, bytes=item.size, kind=item.kind, why=item.why
-    )
-
-
 # --- The nodes on which a user's jobs have left environments, as the logs of the jobs say --------
 
 _TELLING = (b'"unpack"', b'"clean"')
@@ -604,6 +556,17 @@ _TELLING = (b'"unpack"', b'"clean"')
 def find_used_nodes(log_dir: Path) -> list[str]:
     """Return the nodes with environments, in the order of the jobs that made or used them last."""
     used: dict[str, None] = {}
+    for event in _read_events(log_dir):
+        if isinstance(event, UnpackAnswer) and event.ok:
+            used.pop(event.node, None)
+            used[event.node] = None
+        elif isinstance(event, CleanAnswer) and not any(root.kept for root in event.roots):
+            used.pop(event.node, None)
+    return list(used)
+
+
+def _read_events(log_dir: Path) -> Iterator[object]:
+    """Yield what jobs have recorded of environments on nodes, by the last change of their logs."""
     logs = []
     for path in log_dir.glob("events.*.jsonl"):
         with suppress(OSError):
@@ -612,13 +575,8 @@ def find_used_nodes(log_dir: Path) -> list[str]:
         with suppress(OSError), open_regular(path) as handle:
             for line in handle:
                 record = parse_event(line) if any(map(line.__contains__, _TELLING)) else None
-                event = record.event if record else None
-                if isinstance(event, UnpackAnswer) and event.ok:
-                    used.pop(event.node, None)
-                    used[event.node] = None
-                elif isinstance(event, CleanAnswer) and not any(root.kept for root in event.roots):
-                    used.pop(event.node, None)
-    return list(used)
+                if record:
+                    yield record.event
 
 
 def choose_nodes(
@@ -626,23 +584,23 @@ def choose_nodes(
 ) -> tuple[JobOptions, list[str]]:
     """Return the options that ask Slurm for the nodes with environments, and what to say of it."""
     up = {node.name for node in listing if node.is_up}
-    known = {node.name for node in listing}
-    chosen = [node for node in used if node in up]
-    away = [node for node in used if node in known - up]
+    down = {node.name for node in listing} - up
+    chosen, away = [*filter(up.__contains__, used)], [*filter(down.__contains__, used)]
     notes = []
     if away:
         notes.append(
             f"not cleaned: {fold_hosts(away)}, which Slurm has down or reserved at the moment"
         )
-    if options.nodes or options.nodelist or not chosen:
-        if options.nodes and not options.nodelist and len(chosen) > options.nodes[0]:
-            count, names = format_count(len(chosen), "node"), fold_hosts(chosen)
+    names, number = fold_hosts(chosen), len(chosen)
+    if not chosen or options.nodelist:
+        return options, notes
+    if options.nodes:
+        if number > options.nodes[0]:
+            count = format_count(number, "node")
             notes.append(f"the logs tell of environments on {count}: --nodelist {names}")
         return options, notes
     notes.append(
-        f"asking for {fold_hosts(chosen)}, where your jobs have left environments, as "
-        "their logs say; "
+        f"asking for {names}, where your jobs have left environments, as their logs say; "
         "--nodelist names other nodes"
     )
-    number = len(chosen)
-    return replace(options, nodes=(number, number), nodelist=fold_hosts(chosen)), notes
+    return replace(options, nodes=(number, number), nodelist=names), notes

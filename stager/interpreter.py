@@ -117,7 +117,7 @@ def find_interpreter(
     setting: str, target: Target, env: Mapping[str, str] = os.environ, run: Runner = run
 ) -> Installation:
     """Return the Python that a bundle is to bring."""
-    host = Target.of_host()
+    host = Target.from_host()
     if (target.machine, target.libc[0]) != (host.machine, host.libc[0]):
         raise ConfigError(
             f"{_KEY}: the Python of this machine is for {host.machine} with {host.libc[0]}, and "

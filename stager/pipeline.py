@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,11 @@ class CleanOptions:
     wheels: bool = False
     """True to remove wheels that no lock names, too."""
     dry_run: bool = False
+
+    @property
+    def has_lost_bundles(self) -> bool:
+        """True if no project's bundle is left."""
+        return self.everything and self.store and not self.dry_run
 
 
 def build(config: Config, options: BuildOptions, listener: Listener) -> BuildResult:
@@ -109,9 +115,8 @@ def run_job(
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Take a job from its options to its end: bundle, preparation, nodes, driver.
 
-    Returns:
-        What became of the job; for a batch job that is not followed, its number; for a dry run that
-        would have to ask Slurm for nodes, what it would ask.
+    A batch job that is not followed is its number; a dry run that would have to ask Slurm for nodes
+    is what it would ask.
     """
     from . import forecast
     from .incidents import bad_nodes
@@ -205,40 +210,39 @@ def _refuse_impossible(prepared: Prepared) -> None:
 
 def clean(config: Config, options: CleanOptions, listener: JobListener) -> CleanResult:
     """Remove what nobody uses any more from the nodes and the offline root."""
-    from .cleanup import CleanResult
+    from .cleanup import make_clean_result
     from .config.job_settings import JobOptions
 
     job = replace(options.job or JobOptions(), dry_run=options.dry_run)
     items: list[CleanedItem] = []
     outcome, skipped = None, _explain_skipped_nodes(config, options, job)
-    if options.nodes and not skipped:
-        try:
+    if options.nodes and skipped is None:
+        with _clean_store_after_failure(config, options, listener):
             outcome, items = _clean_nodes(config, job, options.everything, listener)
-        except StagerError:
-            if options.store and not options.dry_run:  # that needs no nodes
-                removed = _clean_store(config, options, listener)
-                listener.note(
-                    f"removed from the offline root: {format_count(len(removed), 'item')}"
-                )
-            raise
     if options.store:
         items += _clean_store(config, options, listener)
-    if skipped:
+    if skipped is not None:
         listener.warn(f"the nodes were not cleaned: {skipped}")
-    if options.everything and options.store and outcome is None and not options.dry_run:
+    if outcome is None and options.has_lost_bundles:
         listener.note("nodes are cleaned with a bundle: to clean some later, build one again")
-    return CleanResult(
-        ok=outcome is None or (outcome.ok and not outcome.is_interrupted),
-        dry_run=options.dry_run,
-        nodes_skipped=skipped or None,
-        items=tuple(items),
-        bytes=sum(item.bytes for item in items),
-        outcome=outcome,
-    )
+    return make_clean_result(items, outcome, skipped, dry_run=options.dry_run)
 
 
-def _explain_skipped_nodes(config: Config, options: CleanOptions, job: JobOptions) -> str:
-    """Return the reason to leave out the nodes, which cannot be cleaned from here; else empty.
+@contextmanager
+def _clean_store_after_failure(
+    config: Config, options: CleanOptions, listener: JobListener
+) -> Iterator[None]:
+    try:
+        yield
+    except StagerError:
+        if options.store and not options.dry_run:  # that needs no nodes
+            removed = format_count(len(_clean_store(config, options, listener)), "item")
+            listener.note(f"removed from the offline root: {removed}")
+        raise
+
+
+def _explain_skipped_nodes(config: Config, options: CleanOptions, job: JobOptions) -> str | None:
+    """Return the reason to leave out the nodes, which cannot be cleaned from here; else None.
 
     Where only the nodes are to be cleaned, or with a bundle or an allocation that the user names,
     nothing is left out: its errors are errors.
@@ -247,16 +251,16 @@ def _explain_skipped_nodes(config: Config, options: CleanOptions, job: JobOption
     from .trust import decide_trust
 
     if not (options.nodes and options.store):
-        return ""
+        return None
     if job.bundle is not None or job.bundle_id or job.allocation != "auto":
-        return ""
+        return None
     try:
         choose_source(job, config, batch=False)
         path, manifest = get_named_bundle(config, None)
         decide_trust(config, Store(offline_root(config)), path, manifest.id)
     except StagerError as exc:
         return f"{exc.message}; {exc.hint}" if exc.hint else exc.message
-    return ""
+    return None
 
 
 def _clean_nodes(
@@ -268,27 +272,16 @@ def _clean_nodes(
     """
     from bundle.protocol.messages import CleanAnswer
 
-    from .cleanup import (
-        choose_nodes,
-        find_used_nodes,
-        has_environment,
-        list_kept_environments,
-        list_removed_on_node,
-    )
+    from .cleanup import has_environment, list_kept_environments, list_removed_on_node
     from .jobs.driver import run_driver
     from .jobs.job_description import assign_number
     from .jobs.outcome import Outcome
     from .jobs.preparation import choose_source, get_named_bundle, make_driver_start, prepare
-    from .logs.job_files import choose_log_dir
-    from .slurm.request import query_nodes
 
     source = choose_source(options, config, batch=False)
     path, manifest = get_named_bundle(config, options.bundle, options.bundle_id)
     if source == "salloc" and not config.cluster.nodelist:
-        used = find_used_nodes(choose_log_dir(options.log_dir))
-        options, notes = choose_nodes(options, used, query_nodes() or ())
-        for note in notes:
-            listener.note(note)
+        options = _choose_used_nodes(options, listener)
     prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
     start = make_driver_start(prepared, os.environ)
     if options.dry_run and start.argv:
@@ -320,8 +313,20 @@ def _clean_nodes(
     return outcome, items
 
 
+def _choose_used_nodes(options: JobOptions, listener: JobListener) -> JobOptions:
+    from .cleanup import choose_nodes, find_used_nodes
+    from .logs.job_files import choose_log_dir
+    from .slurm.request import query_nodes
+
+    used = find_used_nodes(choose_log_dir(options.log_dir))
+    options, notes = choose_nodes(options, used, query_nodes() or ())
+    for note in notes:
+        listener.note(note)
+    return options
+
+
 def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -> list[CleanedItem]:
-    from .cleanup import Rules, apply, make_removed_item, plan
+    from .cleanup import Rules, apply, plan
     from .incidents.pending_jobs import settle_notes
     from .pack.bundle_file import list_marked
 
@@ -333,21 +338,14 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
     if options.dry_run:
         items = plan(store, rules, time.time())
     else:
-        cleaned = apply(
-            store,
-            rules,
-            time.time(),
-            lambda: listener.note("waiting for a build that is under way"),
-        )
-        items = cleaned.removed
-        for item, why in cleaned.left:
+        waiting = partial(listener.note, "waiting for a build that is under way")
+        items, left = apply(store, rules, time.time(), waiting)
+        for item, why in left:
             listener.note(f"{item.path} could not be removed: {why}")
     named = list_marked(store, time.time(), by_jobs=options.everything)
     if named:
-        bundles, more = (
-            format_count(len(named), "bundle"),
-            "; --all removes those of printed scripts",
-        )
-        who = "jobs in the queue use" if options.everything else f"batch scripts name{more}"
-        listener.note(f"kept: {bundles} that {who}")
-    return [make_removed_item(item) for item in items]
+        who = "batch scripts name; --all removes those of printed scripts"
+        if options.everything:
+            who = "jobs in the queue use"
+        listener.note(f"kept: {format_count(len(named), 'bundle')} that {who}")
+    return list(items)

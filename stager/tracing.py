@@ -7,9 +7,12 @@ import os
 import posixpath
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.format.manifest import Manifest, estimate_room
 from bundle.node.node_root import ROOT_VARIABLE, choose_base, list_automatic_bases, node_root_name
@@ -33,13 +36,14 @@ from .jobs.preparation import Prepared, prepare
 from .layers.ignore import anchor
 from .layers.layer_file import decompress_index
 from .layers.prune import is_metadata, is_top
+from .layers.tree import list_parents
 from .pack.bundle_file import ChosenBundle, node_program, open_bundle, read_manifest
 from .pack.members import unpack_here
 
 # --- The result of a trace: what a smoke test read of an environment, and what it did not --------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TracedPackage:
     """The files of one package that were read."""
 
@@ -55,7 +59,7 @@ class TracedPackage:
     """False if nothing of it was read but its metadata."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class UnreadFiles:
     """Files of one package of which none was read."""
 
@@ -66,7 +70,7 @@ class UnreadFiles:
     bytes: int
     pattern: str | None
     """The pattern for ``environment.prune`` that leaves them out; null if none is proposed."""
-    reason: str
+    reason: str = ""
     """Why none is proposed; else empty."""
 
 
@@ -120,24 +124,19 @@ def make_traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
     """Yield an empty directory on a file system that keeps access times; it is removed at the end.
 
     The offline root is tried first, where the next build sweeps what a killed command leaves; then
-    the directories in which a node root may lie.
-
-    Args:
-        store: the offline root.
-        room: bytes and inodes that are needed.
+    the directories in which a node root may lie. ``room`` is the bytes and inodes that are needed.
     """
     refused: list[str] = []
     with contextlib.ExitStack() as stack:
         for name, candidate in _candidates(store):
-            with contextlib.ExitStack() as tried:
-                try:
-                    folder = tried.enter_context(candidate)
-                    reason = _refusal(folder, room)
-                except (OSError, StagerError) as exc:
-                    reason = getattr(exc, "strerror", None) or str(exc)
-                if not reason:
-                    stack.push(tried.pop_all())
-                    break
+            try:
+                folder = stack.enter_context(candidate)
+                reason = _refusal(folder, room)
+            except (OSError, StagerError) as exc:
+                reason = getattr(exc, "strerror", None) or str(exc)
+            if not reason:
+                break
+            stack.close()
             refused.append(f"{name}: {reason}")
         else:
             raise StagerError(
@@ -264,8 +263,7 @@ _TEST = "test_"
 _CACHE = "__pycache__"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadFile:
+class ReadFile(NamedTuple):
     """One file of a package, after the smoke test."""
 
     path: str
@@ -307,86 +305,65 @@ def _find_named_path(path: str) -> str:
 
 def list_unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadFiles]:
     """Yield unread topmost directories and files; without a GPU, set files for GPUs apart."""
-    apart = _set_apart(package, made, gpus=gpus)
-    small: list[Unit] = []
-    for path, members in _group_unread(made, apart).items():
-        if sum(unit.size for unit in members) < LEAST or not path.isprintable():
-            small += members
-            continue
-        pattern = f"{package}:{_pattern(path)}"
-        yield _unread(package, members, path=path, pattern=pattern)
-    for reason, members in {SMALL: small, **apart}.items():
-        if members:
-            yield _unread(package, members, reason=reason)
-
-
-def _set_apart(package: str, made: Sequence[Unit], *, gpus: int) -> Mapping[str, list[Unit]]:
-    apart: dict[str, list[Unit]] = {PROGRAMS: [], REASON: []}
+    by_reason = defaultdict[str | None, list[Unit]](list)
     for unit in made:
-        if unit.read or is_metadata(unit.path):
-            continue
-        if not gpus and needs_gpu(package, unit.path):
-            apart[REASON].append(unit)
-        elif _PROGRAM.fullmatch(unit.path):
-            apart[PROGRAMS].append(unit)
-    return apart
+        by_reason[_explain_staying(package, unit, gpus)].append(unit)
+    unread = by_reason.pop(None, [])
+    kept = {unit.path for units in by_reason.values() for unit in units}
+    for path, members in _group_unread(unread, kept).items():
+        files, size = _sum_units(members)
+        if size < LEAST or not path.isprintable():
+            by_reason[SMALL] += members
+        else:
+            yield UnreadFiles(package, path, files, size, f"{package}:{_pattern(path)}")
+    for reason in (SMALL, PROGRAMS, REASON):
+        files, size = _sum_units(by_reason[reason])
+        if files:
+            yield UnreadFiles(package, "", files, size, None, reason)
 
 
-def _group_unread(
-    made: Sequence[Unit], apart: Mapping[str, Sequence[Unit]]
-) -> Mapping[str, Sequence[Unit]]:
-    kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)}
-    kept.update(unit.path for units_apart in apart.values() for unit in units_apart)
-    stays = {folder for path in kept for folder in _list_parents(path)} | _tests_in(kept)
-    everything = {unit.path for unit in made}
+def _explain_staying(package: str, unit: Unit, gpus: int) -> str | None:
+    """Return why a unit is not proposed, empty for one that was read or is metadata; else None."""
+    if unit.read or is_metadata(unit.path):
+        return ""
+    if not gpus and needs_gpu(package, unit.path):
+        return REASON
+    return PROGRAMS if _PROGRAM.fullmatch(unit.path) else None
+
+
+def _sum_units(units: Sequence[Unit]) -> tuple[int, int]:
+    """Return the number of files, and their bytes."""
+    return sum(unit.files for unit in units), sum(unit.size for unit in units)
+
+
+def _group_unread(unread: Sequence[Unit], kept: set[str]) -> Mapping[str, Sequence[Unit]]:
+    stays = {folder for path in kept for folder in list_parents(path)} | _list_tests(kept)
+    everything = kept | {unit.path for unit in unread}
     groups: dict[str, list[Unit]] = {}
-    for unit in made:
-        if unit.path not in kept and not is_top(unit.path):
-            groups.setdefault(_group(unit.path, stays, everything), []).append(unit)
+    for unit in unread:
+        if not is_top(unit.path):
+            groups.setdefault(_find_topmost(unit.path, stays, everything), []).append(unit)
     return groups
 
 
-def _unread(
-    package: str,
-    members: Sequence[Unit],
-    *,
-    path: str = "",
-    pattern: str | None = None,
-    reason: str = "",
-) -> UnreadFiles:
-    return UnreadFiles(
-        package=package,
-        path=path,
-        files=sum(unit.files for unit in members),
-        bytes=sum(unit.size for unit in members),
-        pattern=pattern,
-        reason=reason,
-    )
-
-
-def _tests_in(paths: Iterable[str]) -> set[str]:
+def _list_tests(paths: Iterable[str]) -> set[str]:
     found = set()
     for path in paths:
-        for part in (*_list_parents(path), path):
+        for part in (*list_parents(path), path):
             folder, _, name = part.rpartition("/")
             if name.startswith(_TEST):
                 found.add(f"{folder}/{_TEST}*")
     return found
 
 
-def _list_parents(path: str) -> list[str]:
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
-def _group(path: str, kept: set[str], everything: set[str]) -> str:
+def _find_topmost(path: str, kept: set[str], everything: set[str]) -> str:
     """Return the topmost directory of which nothing was read, with a slash; else the file.
 
     Files called ``test_...`` go together if no such file stays: compiled tests lie beside programs.
     The top of a package stays, so that what imports it fails with the name of what is missing:
     ``sympy/*/`` stands for all directories in it.
     """
-    folders = _list_parents(path)
+    folders = list_parents(path)
     for folder in folders:
         if folder in kept:
             continue
@@ -430,10 +407,9 @@ def trace(
         program = node_program(bundle.path, store, bundle.id)
         environment = unpack_here(program, bundle, place, trusted=True)  # just built
         set_back(environment)
-        smoke = _SmokeTest(listener)
-        outcome = smoke.run(prepared, folder)
-        packages = dict(_packages(bundle, manifest, environment))
-    return _trace(packages, outcome=outcome, gpus=smoke.gpus, config=config)
+        outcome, gpus = _run_smoke_test(prepared, folder, listener)
+        packages = dict(_list_packages(bundle, manifest, environment))
+    return _make_trace_result(packages, outcome=outcome, gpus=gpus, config=config)
 
 
 def _prepare_smoke_test(
@@ -465,30 +441,32 @@ def _prepare_smoke_test(
     return prepare(config, options, chosen, action=Action.RUN, source="local")
 
 
-class _SmokeTest:
-    def __init__(self, listener: JobListener) -> None:
-        self.gpus = 0
-        self._listener = listener
+def _run_smoke_test(prepared: Prepared, folder: Path, listener: JobListener) -> tuple[Outcome, int]:
+    """Run it, with its node root below a directory; return its end, and the GPUs that it saw.
 
-    def run(self, prepared: Prepared, folder: Path) -> Outcome:
-        """Run it, with its node root below a directory; KeyboardInterrupt if its user ended it."""
-        for note in prepared.notes:
-            self._listener.note(note)
-        job = assign_number(prepared.job)
-        self._listener.job(job, prepared.bundle)
-        outcome = Outcome(job=job, bundle=prepared.bundle)
-        start = DriverStart(environment={**os.environ, ROOT_VARIABLE: str(folder)})
-        run_driver(outcome, prepared.config, start, self._hear, self._listener.talk)
-        if outcome.is_interrupted:
-            raise KeyboardInterrupt
-        if not outcome.ok:
-            raise _make_smoke_test_error(outcome, prepared.config.environment.prune)
-        return outcome
+    Raises:
+        KeyboardInterrupt: its user ended it.
+    """
+    gpus = 0
 
-    def _hear(self, record: Record) -> None:
+    def take(record: Record) -> None:
+        nonlocal gpus
         if isinstance(record.event, PreflightAnswer) and record.event.gpus is not None:
-            self.gpus = len(record.event.gpus.gpus)
-        self._listener.event(record)
+            gpus = len(record.event.gpus.gpus)
+        listener.event(record)
+
+    for note in prepared.notes:
+        listener.note(note)
+    job = assign_number(prepared.job)
+    listener.job(job, prepared.bundle)
+    outcome = Outcome(job=job, bundle=prepared.bundle)
+    start = DriverStart(environment={**os.environ, ROOT_VARIABLE: str(folder)})
+    run_driver(outcome, prepared.config, start, take, listener.talk)
+    if outcome.is_interrupted:
+        raise KeyboardInterrupt
+    if not outcome.ok:
+        raise _make_smoke_test_error(outcome, prepared.config.environment.prune)
+    return outcome, gpus
 
 
 def _make_smoke_test_error(outcome: Outcome, prune: Sequence[str]) -> JobError:
@@ -506,62 +484,54 @@ def _make_smoke_test_error(outcome: Outcome, prune: Sequence[str]) -> JobError:
     )
 
 
-def _packages(
+def _list_packages(
     bundle: ChosenBundle, manifest: Manifest, environment: Path
 ) -> Iterator[tuple[str, tuple[str, list[Unit]]]]:
+    """Yield the name of each package with its version and files."""
     site = f"lib/python{manifest.requires.python}/site-packages/"
     with open_bundle(bundle.path, bundle.id) as file:
         for layer in manifest.layers:
             if layer.kind == "wheel":
-                entries = file.index(layer, file.head(layer), decompress_index).files
-                files = [
-                    ReadFile(
-                        path=entry.path[len(site) :],
-                        size=entry.size,
-                        read=is_read(str(environment / entry.path)),
-                    )
-                    for entry in entries
-                    if entry.path.startswith(site)
-                ]
+                files = (
+                    ReadFile(one.path[len(site) :], one.size, is_read(str(environment / one.path)))
+                    for one in file.index(layer, file.head(layer), decompress_index).files
+                    if one.path.startswith(site)
+                )
                 yield layer.name, (layer.version, group_files(files))
 
 
-def _trace(
+def _make_trace_result(
     packages: Mapping[str, tuple[str, list[Unit]]], *, outcome: Outcome, gpus: int, config: Config
 ) -> TraceResult:
-    rows = [_row(name, version, made) for name, (version, made) in packages.items()]
-    rows.sort(key=lambda row: -row.bytes)
+    rows = [_make_row(name, version, made) for name, (version, made) in packages.items()]
     parts: list[UnreadFiles] = []
     for name, (_, made) in packages.items():
         parts += list_unread(name, made, gpus=gpus)
     parts.sort(key=lambda part: -part.bytes)
-    proposed = [part for part in parts if part.pattern is not None][:MOST_PROPOSED]
+    proposed = list(islice((part for part in parts if part.pattern), MOST_PROPOSED))
+    units = list(chain.from_iterable(made for _, made in packages.values()))
+    files, size = _sum_units(units)
+    files_read, bytes_read = _sum_units([unit for unit in units if unit.read])
+    job = outcome.job
     return TraceResult(
-        command=tuple(mask_arguments(outcome.job.launch.command)),
-        job_id=outcome.job.id,
-        log_dir=outcome.job.log_dir,
+        command=tuple(mask_arguments(job.launch.command)),
+        job_id=job.id,
+        log_dir=job.log_dir,
         gpus=gpus,
-        files=sum(row.files for row in rows),
-        bytes=sum(row.bytes for row in rows),
-        files_read=sum(row.files_read for row in rows),
-        bytes_read=sum(row.bytes_read for row in rows),
-        packages=tuple(rows),
+        files=files,
+        bytes=size,
+        files_read=files_read,
+        bytes_read=bytes_read,
+        packages=tuple(sorted(rows, key=lambda row: -row.bytes)),
         unread=tuple(parts),
-        proposed=tuple(part.pattern for part in proposed if part.pattern is not None),
+        proposed=tuple(str(part.pattern) for part in proposed),
         proposed_files=sum(part.files for part in proposed),
         proposed_bytes=sum(part.bytes for part in proposed),
         prune=config.environment.prune,
     )
 
 
-def _row(name: str, version: str, made: Sequence[Unit]) -> TracedPackage:
+def _make_row(name: str, version: str, made: Sequence[Unit]) -> TracedPackage:
     read = [unit for unit in made if unit.read]
-    return TracedPackage(
-        name=name,
-        version=version,
-        files=sum(unit.files for unit in made),
-        bytes=sum(unit.size for unit in made),
-        files_read=sum(unit.files for unit in read),
-        bytes_read=sum(unit.size for unit in read),
-        used=not all(is_metadata(unit.path) for unit in read),
-    )
+    used = not all(is_metadata(unit.path) for unit in read)
+    return TracedPackage(name, version, *_sum_units(made), *_sum_units(read), used)

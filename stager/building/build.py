@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.format.manifest import Layer, Manifest
-from bundle.protocol.counts import format_count, format_size
 
 from ..config.load import Config
 from ..config.sections import OF_NODE
@@ -30,7 +30,7 @@ from ..interpreter import (
 from ..layers.bytecode import Compiler
 from ..layers.layer_build import MadeLayers, make_layers
 from ..layers.layer_file import list_top_modules
-from ..layers.prune import Pruned, notes_on_patterns
+from ..layers.prune import Pruned, notes_on_patterns, sum_notes
 from ..layers.source import LayerSource, layer_id
 from ..layers.tree import list_folders
 from ..lock.lock import ResolveOptions
@@ -68,32 +68,6 @@ def own_interpreter(
     return own
 
 
-# --- The size of a project, beside that of the packages it needs ---------------------------------
-
-_MANY_FILES, _MANY_BYTES = 5_000, 50 << 20
-"""A project with fewer files and bytes is small, however few its packages have."""
-
-
-def advise_on_size(layers: Sequence[Layer]) -> list[str]:
-    """Return a note where the project has more files or bytes than the packages it needs."""
-    files, size = _extent(layers, "project")
-    package_files, package_size = _extent(layers, "wheel")
-    is_small = files < _MANY_FILES and size < _MANY_BYTES
-    if is_small or (files <= package_files and size <= package_size):
-        return []
-    return [
-        f"the project is larger than its packages: {format_count(files, 'file')}, "
-        f"{format_size(size)}; "
-        f"they have {package_files}, {format_size(package_size)}. Name what ranks do not need in "
-        "project.exclude, and data in assets.paths"
-    ]
-
-
-def _extent(layers: Sequence[Layer], kind: str) -> tuple[int, int]:
-    chosen = [layer for layer in layers if layer.kind == kind]
-    return sum(layer.files for layer in chosen), sum(layer.unpacked_size for layer in chosen)
-
-
 # --- The packages that the user has asked for, and the modules that must import for them ---------
 
 REPORTED = ("torch", "transformers", "datasets", "numpy")
@@ -102,15 +76,14 @@ REPORTED = ("torch", "transformers", "datasets", "numpy")
 
 def list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
     """Return the user's requirements; all packages of a lock without requirements."""
-    requested = [*spec.requirements]
     if spec.pylock is not None:
-        requested = [file.name for file in lock.files]
+        requested = [str(file.name) for file in lock.files]
+    else:
+        requested = [*spec.requirements]
     if spec.uv_lock is not None:
         locked = {file.name for file in lock.files}
         requested += [name for name in spec.uv_lock.direct() if name in locked]
-    for wheel, _ in lock.sources:
-        requested.append(parse_wheel_filename(wheel)[0])
-    return tuple(requested)
+    return (*requested, *(parse_wheel_filename(wheel)[0] for wheel, _ in lock.sources))
 
 
 def list_reported(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
@@ -155,9 +128,7 @@ def find_previous_manifest(store: Store, project: Path) -> Manifest | None:
 def compare_manifests(old: Manifest | None, new: Manifest) -> PackageChanges:
     """Compare a bundle with the one before; without one, all packages are added.
 
-    Returns:
-        The changes; their bytes are those of all layers that the earlier bundle does not have, the
-        project's among them, as they are sent.
+    The bytes are those of all layers, as they are sent, that the earlier bundle does not have.
     """
     earlier = old.layers if old is not None else ()
     there = {layer.id for layer in earlier}
@@ -170,25 +141,17 @@ def compare_manifests(old: Manifest | None, new: Manifest) -> PackageChanges:
 def describe_changed_files(
     old: Manifest, trees: Sequence[LayerSource], store: Store, target: Target
 ) -> str:
-    """Return the files of a project that differ from those in its bundle, in words.
+    """Return the files of a project that differ from those in its bundle, in parentheses.
 
-    Args:
-        old: the manifest of the bundle.
-        trees: the sources of the layers that are not wheels, as they are now.
-        store: the offline root, which has the layers of the bundle.
-        target: what the bundle is for.
-
-    Returns:
-        The files, in parentheses; empty if no file of the project differs, or it is not known.
+    Empty if none differs, or it is not known; ``trees`` are the layers that are not wheels, now.
     """
     was = _list_shipped(old, store)
-    now = _find_contents(trees) if was else None
-    now = was if now is None else now
+    now = _find_contents(trees, was) if was else was
     added = now.keys() - was.keys()
     edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
     kinds = {
         "new": _merge_new_folders(added, list_folders(was)),
-        "changed": [*_changed_assets(old, trees, target), *edited],
+        "changed": [*_list_changed_assets(old, trees, target), *edited],
         "removed": list(was.keys() - now.keys()),
     }
     named = list(_name_some(kinds))
@@ -198,16 +161,16 @@ def describe_changed_files(
     return f" ({'; '.join(named)})" if named else ""
 
 
-def _find_contents(trees: Sequence[LayerSource]) -> dict[str, str] | None:
-    """Return the digests of the project's files; None where they have not been looked at."""
+def _find_contents(trees: Sequence[LayerSource], unknown: dict[str, str]) -> dict[str, str]:
+    """Return the digests of the project's files; ``unknown`` where nobody has looked at them."""
     for one in trees:
         if one.kind == "project" and one.tree is not None:
             paths = [file.path for file in one.tree.files]
             return dict(zip(paths, one.contents, strict=True))
-    return None
+    return unknown
 
 
-def _changed_assets(old: Manifest, trees: Sequence[LayerSource], target: Target) -> list[str]:
+def _list_changed_assets(old: Manifest, trees: Sequence[LayerSource], target: Target) -> list[str]:
     there = {layer.id for layer in old.layers}
     assets = (one for one in trees if one.kind == "asset")
     return [one.name for one in assets if layer_id(one, target) not in there]
@@ -308,7 +271,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     """Make the project's bundle, with everything that the store has already."""
     store = Store(offline_root(config))
     earlier = find_previous_manifest(store, config.source)
-    phase = _Phases(listener)
+    seconds: dict[str, float] = {}
+    phase = partial(_time_phase, listener, seconds)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"), advise_behind_air_gap(store):
             spec = read_buildable_spec(config, options.launcher)
@@ -377,7 +341,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         made=made,
         changes=compare_manifests(earlier, packed.manifest),
         proof=proof,
-        seconds=phase.seconds,
+        seconds=seconds,
     )
 
 
@@ -399,22 +363,17 @@ def _make_missing_layers(
     )
     if any(source.hub for source in sources):
         forget_files(store)
-    for line in (*made.notes, *advise_on_size(made.layers)):
+    for line in made.notes:
         listener.note(line)
     return made
 
 
-class _Phases:
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self._listener.begin(name)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - started, 3)
+@contextmanager
+def _time_phase(listener: Listener, seconds: dict[str, float], name: str) -> Iterator[None]:
+    listener.begin(name)
+    started = time.monotonic()
+    yield
+    seconds[name] = round(time.monotonic() - started, 3)
 
 
 def make_again(
@@ -431,12 +390,11 @@ def make_again(
     listener.note(f"{why}: building it again")
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
     if packed.path != before and not bundle_file.is_named(store, before):
+        fate = "which is in use, and stays"
         if bundle_file.is_marked(before, time.time()):
             fate = "which stays: a batch script names it"
         elif bundle_file.clear_away(before):
             fate = "which is removed"
-        else:
-            fate = "which is in use, and stays"
         listener.note(f"{packed.path.name} replaces {before.name}, {fate}")
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
 
@@ -444,17 +402,19 @@ def make_again(
 def build_result(built: Built, output: Path | None = None) -> BuildResult:
     """Return the result of ``stager build``."""
     manifest = built.packed.manifest
+    with bundle_file.open_bundle(built.packed.path) as bundle:
+        pruned = sum_notes(bundle)
     return BuildResult(
         bundle=built.packed.path,
         id=manifest.id,
         packages=sum(layer.kind == "wheel" for layer in manifest.layers),
         files=manifest.files,
-        bundle_bytes=built.packed.size,
+        bundle_bytes=manifest.size,
         unpacked_bytes=manifest.unpacked_size,
         layers_built=built.made.built,
         layers_reused=built.made.reused,
         output=output,
-        pruned=bundle_file.sum_pruned(built.packed.path),
+        pruned=pruned,
         proved=built.proof is not None and built.proof.done,
         lock=built.lock.path,
         changes=built.changes,

@@ -56,7 +56,7 @@ def offline_root(config: Config) -> Path:
         return expand_home(named).absolute()
     if config.environment.offline_root is not None:
         return config.environment.offline_root
-    python = config.environment.python or Target.of_host().python
+    python = config.environment.python or Target.from_host().python
     return expand_home("~") / f"offline_repo_py{python.replace('.', '')}"
 
 
@@ -87,12 +87,12 @@ def _newest(config: Config, store: Store) -> Newest:
         raise BundleError(
             f"there is no bundle of {config.name} in {store.root} that was built in this folder",
             hint="make one with `stager build`, or name a bundle's file",
-            context=list_imports(store),
+            context=describe_imports(store),
         )
     return newest
 
 
-def list_imports(store: Store) -> list[str]:
+def describe_imports(store: Store) -> list[str]:
     """Return a line for each imported bundle: none is chosen, as no build here has made it."""
     return [
         f"imported: {name} {begin}: give --id {begin}"
@@ -103,8 +103,8 @@ def list_imports(store: Store) -> list[str]:
 def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     """Return the project's newest bundle, made again if the project or a layer has changed.
 
-    That is quick and needs no network: the store has the packages' layers. Changed requirements
-    are left to ``stager build``, except those of a script that brings its own.
+    That is quick and needs no network. Changed requirements are left to ``stager build``, except
+    those of a script that brings its own.
     """
     from ..lock.spec import read_spec
 
@@ -152,13 +152,9 @@ def list_project_sources(
 ) -> Sequence[LayerSource]:
     """Return the sources of the layers that are not wheels.
 
-    Args:
-        config: the project's settings.
-        store: the offline root, which is no part of the project.
-        lock: the lock, which is none either; a tracker among its packages has results to leave out.
-            Nor is the file of those who may sign.
-        note: called with notes on files that were left out.
-        remembered: True if sources without their files will do, where nothing has changed.
+    The offline root, the lock and the file of those who may sign are no part of a project, nor are
+    the results of a tracker among the lock's packages. With ``remembered``, sources without their
+    files will do where nothing has changed.
     """
     from ..layers.source import ProjectLook, project_sources
 
@@ -171,7 +167,7 @@ def list_project_sources(
     if config.trust.allowed_signers is not None:  # a new signer is to make no new, unsigned bundle
         own.append(config.trust.allowed_signers)
     look = ProjectLook(store, config, [*map(str, own), *tracked])
-    known = look.unchanged() if remembered else None
+    known = look.recall() if remembered else None
     if known is not None:
         return known
     digests = DigestCache(store)
@@ -203,9 +199,15 @@ def digest_inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock
     ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
     pinned = digest_file(lock) if lock.is_file() else None
     node = Digest.of(make_node_program())
-    content: dict[str, object] = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
-    content["interpreter"] = config.environment.interpreter
-    content["name"], content["imports"] = config.name, config.environment.imports
-    content["builds"] = [sorted(spec.builds.in_environment), spec.builds.variables]
-    content["hub"] = [request.to_json() for request in hub_requests(config)]
+    content = {
+        "spec": spec.digest,
+        "lock": pinned,
+        "trees": ids,
+        "node": node,
+        "interpreter": config.environment.interpreter,
+        "name": config.name,
+        "imports": config.environment.imports,
+        "builds": [sorted(spec.builds.in_environment), spec.builds.variables],
+        "hub": [request.to_json() for request in hub_requests(config)],
+    }
     return Digest.of(canonical_json(content))

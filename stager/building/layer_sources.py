@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from bundle.environment.hub_datasets import PART
 from bundle.environment.listing import STATE
-from bundle.format.archive import BundleFile
 from bundle.format.layer import LayerError, Origin, read_origin
 from bundle.format.manifest import Layer, Manifest
 from bundle.launch.program_variables import HUB
@@ -62,10 +61,7 @@ class BundledWheels:
         self._sources: dict[Digest, LayerSource] = {}
 
     def find(self, file: LockedFile) -> Wheel | None:
-        """Return the wheel of a locked file whose layer is here; its path leads to no file.
-
-        A bundle's decompressor is a wheel as it was, and is put into the offline root.
-        """
+        """Return the wheel of a locked file whose layer is here; its path leads to no file."""
         if file.sha256 not in self._found:
             self._found[file.sha256] = self._decompressor(file) or self._find_layer(file)
         return self._found[file.sha256]
@@ -90,11 +86,18 @@ class BundledWheels:
 
     def take_assets(self, repositories: Sequence[LockedRepository]) -> None:
         """Put the layers of models and data sets of a lock into the store."""
-        wanted = {(one.request.name, one.commit[:12]) for one in repositories}
+        wanted = {("asset", one.request.name, one.commit[:12]) for one in repositories}
+        for path, manifest, layer in self._find_layers(wanted):
+            self._take(path, manifest, layer)
+
+    def _find_layers(
+        self, wanted: Collection[tuple[str, str, str]]
+    ) -> Iterator[tuple[Path, Manifest, Layer]]:
+        """Yield the layers of bundles with one of these kinds, names and versions."""
         for path, manifest in self._bundles() if wanted else ():
             for layer in manifest.layers:
-                if layer.kind == "asset" and (layer.name, layer.version) in wanted:
-                    self._take(path, manifest, layer)
+                if (layer.kind, layer.name, layer.version) in wanted:
+                    yield path, manifest, layer
 
     def _bundles(self) -> list[tuple[Path, Manifest]]:
         """Return bundles built here, signed by an allowed signer, or approved at import."""
@@ -114,7 +117,7 @@ class BundledWheels:
             part = manifest.decompressor
             if part is None or part.sha256 != file.sha256:
                 continue
-            with self._noting_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
+            with self._note_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
                 data = bundle.read_part(part)
                 final = self._store.wheels / file.filename
                 with self._store.publish(final) as partial:
@@ -123,23 +126,22 @@ class BundledWheels:
         return None
 
     def _find_layer(self, file: LockedFile) -> Wheel | None:
-        for path, manifest in self._bundles():
-            layer = _layer_of(file, manifest)
-            source = self._source_of(path, manifest, layer, file) if layer else None
-            if layer and source and self._take(path, manifest, layer):
+        for path, manifest, layer in self._find_layers({("wheel", file.name, str(file.version))}):
+            source = self._make_source(path, manifest, layer, file)
+            if source and self._take(path, manifest, layer):
                 self._sources[source.digest] = source
                 final = self._store.wheels / _filename(file, manifest)
                 return _wheel(file, final, source.digest, layer.size)
         return None
 
-    def _source_of(
+    def _make_source(
         self, path: Path, manifest: Manifest, layer: Layer, file: LockedFile
     ) -> LayerSource | None:
         """Return the source of a layer; None if this build would make another layer."""
         made_from: Origin | None = None
-        with self._noting_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
+        with self._note_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
             made_from = read_origin(bundle.head(layer))
-        if made_from is None or not _is_of(made_from, path, file, self._spec):
+        if made_from is None or not _is_made_from(made_from, path, file, self._spec):
             return None
         pruned = made_from.options.get("prune", {"words": []})
         words = pruned.get("words") if isinstance(pruned, dict) else None
@@ -163,14 +165,16 @@ class BundledWheels:
             return True
         self._store.require_space(layer.size, "the layers")
         final = self._store.layer(layer.id)
-        with self._noting_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
+        with self._note_damage(path), bundle_file.open_bundle(path, manifest.id) as bundle:
+            members = CheckedMembers(bundle.manifest, files=True)
             with self._store.publish(final) as partial, partial.open("wb") as out:
-                out.writelines(_read_checked(bundle, layer))
+                for name, _ in layer.members:
+                    out.writelines(members.pieces(name, make_reader(bundle, name)))
             return True
         return False
 
     @contextlib.contextmanager
-    def _noting_damage(self, path: Path) -> Iterator[None]:
+    def _note_damage(self, path: Path) -> Iterator[None]:
         try:
             yield
         except (BundleError, LayerError, MemberError, NodeError) as exc:
@@ -178,23 +182,11 @@ class BundledWheels:
             self._note(f"nothing is taken from {path.name}: {why}")
 
 
-def _layer_of(file: LockedFile, manifest: Manifest) -> Layer | None:
-    wanted = ("wheel", file.name, str(file.version))
-    layers = manifest.layers
-    return next((one for one in layers if (one.kind, one.name, one.version) == wanted), None)
-
-
-def _read_checked(bundle: BundleFile, layer: Layer) -> Iterator[bytes]:
-    members = CheckedMembers(bundle.manifest, files=True)
-    for name, _ in layer.members:
-        yield from members.pieces(name, make_reader(bundle, name))
-
-
-def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> bool:
+def _is_made_from(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> bool:
     """Compare a layer with a locked file; only the bundle's lock knows the sdist of a wheel."""
     if file.is_wheel:
         return made_from.content == file.sha256
-    lock = bundle_file.imported_lock(bundle)
+    lock = bundle_file.find_imported_lock(bundle)
     theirs = find_earlier_lock(lock, spec.target)
     return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
 
@@ -277,17 +269,17 @@ class _Content:
 def make_hub_sources(
     repositories: Sequence[LockedRepository], files: HubFiles, target: Target
 ) -> list[LayerSource]:
-    """Return the sources of the layers of models and data sets.
-
-    Files are only looked for, and fetched, where a layer does not exist yet.
-    """
+    """Return the sources of models and data sets; files are fetched only for missing layers."""
     sources = []
     blobs: dict[Digest, str] = {}
     taken = {f"{r.request.folder}/refs/main" for r in repositories if not r.request.revision}
     for repository in repositories:
         content = _content(repository, blobs)
-        for ref in _refs(repository):
-            if ref not in taken or not repository.request.revision:
+        request = repository.request
+        # ``main`` is a ref even if only another revision is in the cache.
+        for name in sorted({"main", request.revision or "main"} - {repository.commit}):
+            ref = f"{request.folder}/refs/{name}"
+            if ref not in taken or not request.revision:
                 content.own(ref, repository.commit)
                 taken.add(ref)
         source = _source(repository, content)
@@ -330,33 +322,22 @@ def _content(repository: LockedRepository, blobs: dict[Digest, str]) -> _Content
     return content
 
 
-def _refs(repository: LockedRepository) -> list[str]:
-    """Return the paths of refs; ``main`` is one even if only another revision is in the cache."""
-    request = repository.request
-    names = {"main", request.revision or "main"} - {repository.commit}
-    return [f"{request.folder}/refs/{name}" for name in sorted(names)]
-
-
 def _source(repository: LockedRepository, content: _Content) -> LayerSource:
     request = repository.request
-    paths = sorted(content.files)
-    tree = Tree(
-        files=tuple(
-            TreeFile(path=path, source=_NOWHERE, mode=0o644, size=content.files[path][1])
-            for path in paths
-        ),
-        links=tuple(sorted(content.links.items())),
-        skipped=(),
-    )
-    digests = []
-    for path in paths:
-        file = content.files[path][0]
+    files, digests = [], []
+    for path, (file, size) in sorted(content.files.items()):
+        files.append(TreeFile(path=path, source=_NOWHERE, mode=0o644, size=size))
         digests.append(Digest.of(file) if isinstance(file, bytes) else file.sha256)
-    said: dict[str, object] = {"type": request.kind, "name": request.name}
-    said |= {"commit": repository.commit, "licence": repository.licence}
+    tree = Tree(files=tuple(files), links=tuple(sorted(content.links.items())))
+    said: dict[str, object] = {
+        "type": request.kind,
+        "name": request.name,
+        "commit": repository.commit,
+        "licence": repository.licence,
+    }
     if repository.left_out:
-        said["left-out"] = len(repository.left_out)
-        said["left-out-files"] = list(repository.left_out[:_LISTED])
+        listed = list(repository.left_out[:_LISTED])
+        said |= {"left-out": len(repository.left_out), "left-out-files": listed}
     return LayerSource(
         kind="asset",
         name=request.name,
@@ -372,7 +353,7 @@ def _source(repository: LockedRepository, content: _Content) -> LayerSource:
 def _place_files(
     source: LayerSource, repository: LockedRepository, content: _Content, files: HubFiles
 ) -> LayerSource:
-    tree = source.tree or Tree(files=(), links=(), skipped=())
+    tree = source.tree or Tree()
     placed = []
     for file in tree.files:
         origin = content.files[file.path][0]

@@ -51,10 +51,9 @@ def hub_files(store: Store, offline: bool, listener: Listener) -> HubFiles:
 def sort_upgrades(
     config: Config, options: ResolveOptions
 ) -> tuple[ResolveOptions, frozenset[HubRequest]]:
-    """Sort what is upgraded.
+    """Return the options with packages alone, and what of the hub has no commit that is kept.
 
-    Returns:
-        The options with packages alone, and the models and data sets whose commits are not kept.
+    A name with an owner, as in ``org/name``, must be one of the settings'.
     """
     requests = hub_requests(config)
     if options.upgrade:
@@ -87,13 +86,7 @@ def lock_assets(
 ) -> Lock:
     """Return the lock with the models and data sets that the settings name, and no others.
 
-    Args:
-        config: the project's settings.
-        lock: the lock; what it has stays at its commit.
-        files: where files come from.
-        listener: told which commits have changed.
-        locked: true if the lock may not change.
-        moved: those for which the hub is asked again which commit the name stands for.
+    What it has stays at its commit, but for ``moved``; ``locked`` allows no new ones.
     """
     requests = hub_requests(config)
     known = {repository.request for repository in lock.assets}
@@ -225,7 +218,8 @@ def _make_lock(
     told = replace(options, note=listener.note)
     lock = make_lock(spec, path=path, store=store, options=told)
     lock = keep_assets(lock, earlier.assets if earlier else ())
-    for remark in (*spec.remarks, *_notes_on_indexes(spec, lock, options)):
+    indexes, gpus = _note_indexes(spec, lock, options), _note_gpu_packages(spec, lock)
+    for remark in (*spec.remarks, *indexes, *gpus):
         listener.note(remark)
     for name in options.upgrade_packages:
         if canonicalize_name(name) not in {file.name for file in lock.files}:
@@ -238,7 +232,7 @@ def _make_lock(
     return lock
 
 
-def _notes_on_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
+def _note_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
     backend = lock.torch_backend or spec.torch_backend
     index = f"{TORCH_INDEX}{backend}"
     is_resolved = not (options.offline or spec.pylock or spec.uv_lock)
@@ -247,16 +241,14 @@ def _notes_on_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterat
             f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
             "from the other indexes"
         )
-    yield from _notes_on_gpus(spec, lock)
 
 
-def _notes_on_gpus(spec: Spec, lock: Lock) -> Iterator[str]:
+def _note_gpu_packages(spec: Spec, lock: Lock) -> Iterator[str]:
     gpu = sum(file.name.startswith("nvidia-") for file in lock.files)
     if gpu and spec.torch_backend is None:
-        size = sum(file.size or 0 for file in lock.files)
+        size = format_size(sum(file.size or 0 for file in lock.files))
         yield (
-            f"for nodes with NVIDIA GPUs: {format_count(gpu, 'CUDA package')} in "
-            f"{format_size(size)}; "
+            f"for nodes with NVIDIA GPUs: {format_count(gpu, 'CUDA package')} in {size}; "
             'where the nodes have none, environment.torch-backend = "cpu" is much smaller'
         )
 

@@ -128,7 +128,7 @@ class _Import:
     def take(self, config: Config) -> ImportResult:
         manifest, store = self._manifest, self._store
         final = bundle_path(store, manifest)
-        lock = bundle_file.imported_lock(final)
+        lock = bundle_file.find_imported_lock(final)
         here = is_sealed(store, final, manifest)
         beside = dict(self._file.parts())
         self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))

@@ -302,7 +302,7 @@ def _print_error(*lines: str) -> None:
 
 
 def _report_damaged_bytecode(exc: BaseException) -> int:
-    file = damaged_bytecode.damaged_file(exc)
+    file = damaged_bytecode.find_damaged_file(exc)
     if not file:
         return EXIT_OK
     _print_error(
@@ -445,7 +445,7 @@ def boundary(console: Output) -> Iterator[None]:
         console.error(exc)
         raise typer.Exit(exc.exit_code) from None
     except (EOFError, ValueError, TypeError) as exc:
-        file = damaged_bytecode.damaged_file(exc)
+        file = damaged_bytecode.find_damaged_file(exc)
         if not file:
             raise
         console.error(StagerError(damaged_bytecode.message(file), hint=damaged_bytecode.HINT))

@@ -83,7 +83,7 @@ def run_command(
         if not hook:
             raise
         console.error(exc)
-        _start_hook(console, hook, CommandFailure.of(exc))
+        _start_hook(console, hook, CommandFailure.from_error(exc))
         raise typer.Exit(exc.exit_code) from None
     if not isinstance(ended, Outcome):
         _show_planned(console, ended, has_hook=bool(hook))

@@ -334,7 +334,7 @@ class ConfigResult:
 
 def list_settings(config: Config, env: Mapping[str, str], offline_root: Path) -> ConfigResult:
     """Return every setting of a project and where it came from."""
-    host = Target.of_host()
+    host = Target.from_host()
     in_force = {
         "environment.python": host.python,
         "environment.platform": host.platform,

@@ -179,7 +179,7 @@ class Output:
         """Print an expected failure: its message, the supporting lines, and what to do."""
         self.stop()
         if self.as_json:
-            self.emit(CommandFailure.of(failure))
+            self.emit(CommandFailure.from_error(failure))
         self._write(f"error: {failure.message}", "error")
         for line in failure.context:
             self._write(f"  {line}")
@@ -191,7 +191,7 @@ class Output:
         self.stop()
         if self.as_json and not self._has_result:
             failure = StagerError("interrupted", hint="run the command again")
-            self.emit(CommandFailure.of(failure))
+            self.emit(CommandFailure.from_error(failure))
         self._write("interrupted")
 
     def _write(self, line: str, style: str = "") -> None:

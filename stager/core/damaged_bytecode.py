@@ -14,7 +14,7 @@ _LOADER = "_compile_bytecode"
 HINT = "remove that file, and Python makes it again; if it cannot, install stager again"
 
 
-def damaged_file(exc: BaseException | None) -> str:
+def find_damaged_file(exc: BaseException | None) -> str:
     """Return the compiled module that could not be read; empty for any other error."""
     while exc is not None:
         file = _file_being_read(exc.__traceback__)

@@ -74,11 +74,7 @@ class Elf:
 
 
 def read_elf(path: Path) -> Elf | None:
-    """Read a file; None if it is no program or shared library for 64 bits, little-endian.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Read a file; None if it is no program or library for 64 bits, little-endian; OSError."""
     with path.open("rb") as file:
         return parse(lambda at, size: os.pread(file.fileno(), size, at))
 

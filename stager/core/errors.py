@@ -88,7 +88,7 @@ class CommandFailure:
     error: ErrorTexts
 
     @classmethod
-    def of(cls, failure: StagerError) -> CommandFailure:
+    def from_error(cls, failure: StagerError) -> CommandFailure:
         """Return the result of a command that an error ended."""
         texts = ErrorTexts(message=failure.message, hint=failure.hint, context=failure.context)
         return cls(error=texts)
@@ -116,7 +116,8 @@ def escape_invisible(text: str) -> str:
     text = text.removesuffix("\r")
     if _UNSEEN.search(text) is None:
         return text
-    return _UNSEEN.sub(_escape, _COLOUR.sub("", text))
+    shown = _COLOUR.sub("", text)
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), shown)
 
 
 def apply_carriage_returns(line: str) -> str:
@@ -133,7 +134,3 @@ def json_object(result: object) -> str:
     """Return a command's result as JSON for scripts; its escapes keep a terminal safe."""
     text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
     return text.replace("\x7f", "\\u007f") + "\n"
-
-
-def _escape(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")

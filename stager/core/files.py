@@ -1,4 +1,4 @@
-"""Endings of the names of files that stager writes; no project ships a file with one of them."""
+"""Files that are read, which must be regular, and files that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from bundle.system.permissions import Opener
 
 from .errors import ConfigError, StagerError
 
+# Endings of the names of files that stager writes; no project ships a file with one of them.
 BUNDLE_SUFFIX = ".pkgs.tar"
 CARRIED_SUFFIX = ".carry.tar"
 """A bundle, or part of one, that is carried over an air gap."""
@@ -33,9 +34,7 @@ _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 def open_regular(path: Path, *, unnoticed: bool = False) -> BufferedReader:
     """Open a regular file; a pipe would keep a reader waiting, a device may do anything.
 
-    Args:
-        path: the file.
-        unnoticed: True to leave its access time as it is, where the file is one's own.
+    ``unnoticed`` leaves its access time as it is, where the file is one's own.
 
     Raises:
         OSError: there is none, or it cannot be read.
@@ -58,22 +57,13 @@ def _open_without_access_time(path: Path) -> int:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file.
-
-    Raises:
-        OSError: see :func:`opened`.
-    """
+    """Read a regular file; OSError as from :func:`open_regular`."""
     with open_regular(path) as handle:
         return handle.read()
 
 
 def read_text(path: Path) -> str:
-    """Read a regular file of UTF-8.
-
-    Raises:
-        OSError: see :func:`opened`.
-        UnicodeDecodeError: it is none.
-    """
+    """Read a regular file of UTF-8; UnicodeDecodeError if it is none, else as ``read_bytes``."""
     return read_bytes(path).decode("utf-8")
 
 
@@ -102,9 +92,7 @@ _PARTIAL = ".part"
 def replace_file(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
     """Open a new file beside its place, and move it there once the block succeeds.
 
-    Args:
-        path: the place; a link there is replaced, not followed.
-        opener: opens the new file; None leaves its mode to the umask.
+    A link there is replaced, not followed; ``opener`` None leaves the mode to the umask.
 
     Raises:
         OSError: it cannot be written, or what is there is no file; nothing has changed then.

@@ -13,7 +13,6 @@ import shlex
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,27 +57,25 @@ def run(
     check: bool = True,
 ) -> CompletedCommand:
     """Run one command to its end, with ``env`` added to the environment; return its output."""
-    full_env = {**os.environ, **env} if env is not None else None
-    return _finish(argv, timeout, check, full_env, cwd=None if cwd is None else str(cwd))
+    full = {**os.environ, **env} if env is not None else None
+    return run_with_input(argv, None, environment=full, timeout=timeout, cwd=cwd, check=check)
 
 
 def run_with_input(
-    argv: Sequence[str], text: str, *, environment: Mapping[str, str], timeout: float
-) -> CompletedCommand:
-    """Run one command that reads a text from its standard input, in this environment."""
-    return _finish(argv, timeout, True, environment, text=text)
-
-
-def _finish(
     argv: Sequence[str],
+    text: str | None,
+    *,
+    environment: Mapping[str, str] | None,
     timeout: float,
-    check: bool,
-    env: Mapping[str, str] | None,
-    cwd: str | None = None,
-    text: str | None = None,
+    cwd: Path | None = None,
+    check: bool = True,
 ) -> CompletedCommand:
+    """Run one command that reads a text from its standard input, in exactly this environment."""
+    folder = None if cwd is None else str(cwd)
     try:
-        completed = processes.run(argv, timeout=timeout, env=env, cwd=cwd, input=text, check=False)
+        completed = processes.run(
+            argv, timeout=timeout, env=environment, cwd=folder, input=text, check=False
+        )
     except ProcessError as exc:
         if not exc.timed_out:
             raise _cannot_start(argv, exc.__cause__) from exc
@@ -140,8 +137,8 @@ def follow_command(
         on_line: called with each line of its standard output.
         on_talk: called with each line of its standard error; None leaves that as it is.
         environment: all its variables; None for this process's own.
-        end_it: called with its process id each time that this process is interrupted; the command
-            then has a session of its own, without the terminal. None sends it SIGINT.
+        end_it: called with its process id at each interrupt of this process; the command then has
+            a session of its own, without the terminal. None sends it SIGINT.
         pass_on: called with its process id and SIGUSR1 or SIGUSR2, when this process gets one.
     """
     process = _start(
@@ -167,16 +164,13 @@ def follow_command(
             if pass_on is not None and process.returncode is None:
                 pass_on(process.pid, number)
 
-    with _handle_interrupts(interrupt), _handle_user_signals(signal_it), _Lines() as lines:
-        lines.add(process.stdout, on_line)
-        lines.add(process.stderr, on_talk)
+    readers = {process.stdout: on_line, process.stderr: on_talk}
+    with _handle_interrupts(interrupt), _handle_user_signals(signal_it):
         try:
-            lines.pass_on()
-        except BaseException:  # closed pipes end it
-            lines.close()
-            process.wait()
-            raise
-        return Streamed(returncode=process.wait(), interrupted=interrupted)
+            _deliver_lines(readers)
+        finally:  # closed pipes end it
+            code = process.wait()
+        return Streamed(returncode=code, interrupted=interrupted)
 
 
 def _start(
@@ -245,51 +239,24 @@ def _list_interrupting_signals() -> list[signal.Signals]:
     ]
 
 
-class _Lines:
-    """Several pipes read at the same time, line by line, in one thread."""
+def _deliver_lines(readers: Mapping[IO[bytes] | None, Callable[[str], None] | None]) -> None:
+    """Read pipes at the same time, line by line, to their ends, and close them.
 
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._pipes: list[IO[bytes]] = []
-        self._ready: deque[tuple[Callable[[str], None], bytes]] = deque()
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def add(self, pipe: IO[bytes] | None, on_line: Callable[[str], None] | None) -> None:
-        if pipe is not None and on_line is not None:
-            self._pipes.append(pipe)
-            self._selector.register(pipe, selectors.EVENT_READ, (on_line, Lines()))
-
-    def pass_on(self) -> None:
-        while True:
-            while self._ready:
-                on_line, line = self._ready.popleft()
-                on_line(line.decode(errors="replace"))
-            if not self._selector.get_map():
-                return
-            for key, _ in self._selector.select():
-                self._read(key)
-
-    def _read(self, key: selectors.SelectorKey) -> None:
-        on_line, lines = key.data
-        chunk = os.read(key.fd, _CHUNK)
-        self._ready.extend((on_line, line) for line in lines.feed(chunk))
-        if chunk:
-            return
-        last = lines.last()
-        if last:
-            self._ready.append((on_line, last))
-        self._selector.unregister(key.fileobj)
-
-    def close(self) -> None:
-        """Close the pipes; a process that writes to them then gets SIGPIPE."""
-        self._selector.close()
-        for pipe in self._pipes:
-            pipe.close()
+    A process that writes to one that was closed before its end gets SIGPIPE.
+    """
+    with contextlib.ExitStack() as pipes, selectors.DefaultSelector() as selector:
+        for pipe, on_line in readers.items():
+            if pipe is not None and on_line is not None:
+                pipes.enter_context(pipe)
+                selector.register(pipe, selectors.EVENT_READ, (on_line, Lines()))
+        while selector.get_map():
+            for key, _ in selector.select():
+                take, lines = key.data
+                chunk = os.read(key.fd, _CHUNK)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                for line in lines.feed(chunk) if chunk else filter(None, [lines.last()]):
+                    take(line.decode(errors="replace"))
 
 
 def replace_process(argv: Sequence[str]) -> None:

@@ -41,11 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, a link or a tree; what cannot be removed stays, and is logged.
-
-    Returns:
-        True if it is gone.
-    """
+    """Remove a file, a link or a tree; return whether it is gone. What stays is logged."""
     try:
         delete(str(path))
     except FileNotFoundError:
@@ -56,7 +52,7 @@ def remove(path: Path) -> bool:
     return True
 
 
-def size_of(path: Path) -> int:
+def measure_tree(path: Path) -> int:
     """Return the bytes that become free with a file or a tree."""
     return measure(str(path), Counter())
 
@@ -70,6 +66,7 @@ INCIDENTS, PENDING_JOBS = "incidents", "pending-jobs"
 """Names of directories in the store."""
 FEW_INODES = 100
 """A build makes tens of files in the store, not thousands: layers stay packed there."""
+_MOVE_AWAY = "move it away and run the command again"
 STORE_HINT = (
     "free some space, or move the store with environment.offline-root "
     "in stager.toml or $OFFLINE_ROOT"
@@ -162,10 +159,8 @@ class Store:
     def scratch(self, kind: ScratchKind) -> Iterator[Path]:
         """Yield a new directory under ``tmp/``, on the same file system as the final places.
 
-        It is removed at the end of the block, however that ends.
-
-        Args:
-            kind: its purpose; by its name the next build knows what a killed one has left.
+        It is removed at the end of the block; by ``kind`` the next build knows what a killed one
+        has left.
         """
         place = self._tmp
         folder = place / f"{kind}-{secrets.token_hex(8)}"
@@ -189,11 +184,7 @@ class Store:
             yield folder
 
     def open_up(self, path: Path) -> None:
-        """Give a file or directory of ours the mode that follows from the root's.
-
-        Raises:
-            OSError: it is not there.
-        """
+        """Give a file or directory of ours the mode that follows from the root's; OSError."""
         root, status = self.root.stat(), path.lstat()
         mode = stat.S_IMODE(root.st_mode) | stat.S_IRWXU
         if not stat.S_ISDIR(status.st_mode):
@@ -228,13 +219,7 @@ class Store:
                 raise write_error(final, exc) from exc
 
     def require_space(self, needed: int, what: str, inodes: int = FEW_INODES) -> None:
-        """Refuse to start writing if there is not enough space.
-
-        Args:
-            needed: bytes to be written under the root.
-            what: a name for the data, for the message.
-            inodes: number of new files and directories.
-        """
+        """Refuse to start writing if fewer bytes or inodes are free under the root than needed."""
         self.make_folder(self.root)
         state = os.statvfs(self.root)
         free = state.f_bavail * state.f_frsize
@@ -266,7 +251,10 @@ class Store:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             self.open_up(path)
-            held = _try_lock(handle, operation | fcntl.LOCK_NB)
+            held = False
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(handle, operation | fcntl.LOCK_NB)
+                held = True
             if not held and not operation & fcntl.LOCK_NB:
                 waiting()
                 fcntl.flock(handle, operation)
@@ -294,17 +282,9 @@ class Store:
             if exc.filename == str(path) != str(self.root) and exc.errno == errno.EEXIST:
                 raise StagerError(
                     f"{path} is not a directory, but a directory is expected there",
-                    hint="move it away and run the command again",
+                    hint=_MOVE_AWAY,
                 ) from exc
             raise write_error(path, exc) from exc
-
-
-def _try_lock(handle: int, operation: int) -> bool:
-    try:
-        fcntl.flock(handle, operation)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def keep_out_of_projects(folder: Path, mode: LogMode = LogMode.PRIVATE) -> bool:
@@ -321,8 +301,7 @@ def keep_out_of_projects(folder: Path, mode: LogMode = LogMode.PRIVATE) -> bool:
 def to_stamp(status: os.stat_result) -> list[int]:
     """Return the values that change whenever a file does: size, times and inode.
 
-    A program that rewrites a file in place can restore its modification time, but not the time of
-    its last change, which the kernel sets.
+    A program can restore a modification time, but not that of the last change (``st_ctime``).
     """
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -339,15 +318,9 @@ def digest_file(path: Path) -> Digest:
 def write_error(path: Path, exc: OSError) -> StagerError:
     """Return the error for a path in the store that cannot be written, and what to change."""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return SpaceError(
-            f"no space left while writing {path}",
-            hint=STORE_HINT,
-        )
+        return SpaceError(f"no space left while writing {path}", hint=STORE_HINT)
     if exc.errno == errno.EISDIR:
-        return StagerError(
-            f"{path} is a directory, but a file is expected there",
-            hint="move it away and run the command again",
-        )
+        return StagerError(f"{path} is a directory, but a file is expected there", hint=_MOVE_AWAY)
     advice = "check the permissions"
     if exc.errno == errno.EACCES:
         advice += (
@@ -394,14 +367,11 @@ class DigestCache:
         except FileNotFoundError:
             return None
         except OSError as exc:  # a link to itself, for one
-            raise StagerError(
-                f"{path} cannot be read: {exc.strerror or exc}",
-                hint="move it away and run the command again",
-            ) from exc
+            why = f"cannot be read: {exc.strerror or exc}"
+            raise StagerError(f"{path} {why}", hint=_MOVE_AWAY) from exc
         if not stat.S_ISREG(status.st_mode):
             raise StagerError(
-                f"{path} is not a file, but a file is expected there",
-                hint="move it away and run the command again",
+                f"{path} is not a file, but a file is expected there", hint=_MOVE_AWAY
             )
         try:
             return self._digest(path, str(path.relative_to(self._store.root)), status)
@@ -411,11 +381,7 @@ class DigestCache:
             ) from exc
 
     def digest_of_content(self, path: Path) -> Digest:
-        """Return the digest of a file of a project.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return the digest of a file of a project; OSError if it cannot be read."""
         status = path.stat()
         settled = status.st_ctime_ns < time.time_ns() - SETTLED_NS
         if not settled or status.st_size < _LARGE:
@@ -424,20 +390,14 @@ class DigestCache:
 
     def _digest(self, path: Path, key: str, status: os.stat_result) -> Digest:
         current = to_stamp(status)
-        digest = self._remembered(key, current)
-        if digest is None:
-            digest = digest_file(path)
-            self._known[key] = [*current, digest]
-            self._changed = True
-        return digest
-
-    def _remembered(self, key: str, current: list[int]) -> Digest | None:
         record = self._known.get(key)
-        if not isinstance(record, list) or record[:-1] != current:
-            return None
-        with contextlib.suppress(ValueError):
-            return Digest(str(record[-1]))
-        return None
+        if isinstance(record, list) and record[:-1] == current:
+            with contextlib.suppress(ValueError):
+                return Digest(str(record[-1]))
+        digest = digest_file(path)
+        self._known[key] = [*current, digest]
+        self._changed = True
+        return digest
 
     def save(self) -> None:
         """Write the record, without the files that are gone; does nothing if nothing changed."""

@@ -104,20 +104,14 @@ def dumps(data: Table) -> str:
     """Write a mapping as TOML; the same mapping always gives the same bytes.
 
     Keys keep their order. Mappings become ``[tables]``, lists of mappings ``[[arrays of tables]]``;
-    inside the latter everything is written inline, so that one entry stays one paragraph.
-
-    Raises:
-        TypeError: a value is of a type TOML does not have.
+    inside the latter everything is written inline, so that one entry stays one paragraph. A value
+    of a type that TOML does not have is a TypeError.
     """
     return "\n".join(_table_lines(data, "")).strip("\n") + "\n"
 
 
 def dump_inline(value: object) -> str:
-    """Write a value as it may stand behind a key; a long list has several lines.
-
-    Raises:
-        TypeError: it is of a type TOML does not have.
-    """
+    """Write a value as it may stand behind a key; a long list has several lines."""
     if isinstance(value, str | int | float):  # as in JSON, but for the one character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, datetime.date | datetime.time):
@@ -134,15 +128,17 @@ def dump_inline(value: object) -> str:
 
 
 def _table_lines(data: Table, prefix: str) -> Iterator[str]:
-    tables = {key: value for key, value in data.items() if _has_header(value)}
-    yield from _key_lines({key: value for key, value in data.items() if key not in tables})
-    for key, value in tables.items():
+    plain = {key: value for key, value in data.items() if not _has_header(value)}
+    yield from _key_lines(plain)
+    for key, value in data.items():
+        if key in plain:
+            continue
         path = f"{prefix}{_key(key)}"
         if isinstance(value, list | tuple):
             for entry in value:
                 yield from ("", f"[[{path}]]", *_key_lines(entry))
             continue
-        table = get_table(tables, key)
+        table = get_table(data, key)
         if not table or not all(isinstance(one, Mapping) for one in table.values()):
             yield from ("", f"[{path}]")
         yield from _table_lines(table, f"{path}.")

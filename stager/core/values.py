@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Digest", "LockedFile", "Target", "Wheel", "libc_version"]
 
-_PLATFORM = re.compile(r"(?P<libc>manylinux|musllinux)_(?P<major>\d+)_(?P<minor>\d+)_(?P<arch>\w+)")
+_PLATFORM = re.compile(r"(manylinux|musllinux)_(\d+)_(\d+)_(\w+)")
 _LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 """The platform tags before PEP 600, with the glibc that each stands for."""
 _PYTHON = re.compile(r"3\.\d+")
@@ -50,7 +50,7 @@ class Target:
             )
 
     @classmethod
-    def of_host(cls) -> Target:
+    def from_host(cls) -> Target:
         """Return the target of this interpreter on this machine."""
         return cls(python=f"{sys.version_info[0]}.{sys.version_info[1]}", platform=_host_platform())
 
@@ -62,14 +62,13 @@ class Target:
     @property
     def machine(self) -> str:
         """Return the processor architecture, for example ``x86_64``."""
-        return self._parts()["arch"]
+        return self.platform.split("_", 3)[3]
 
     @property
     def libc(self) -> tuple[str, tuple[int, int]]:
         """Return the C library and the newest version a wheel may need: ``("glibc", (2, 28))``."""
-        parts = self._parts()
-        name = "glibc" if parts["libc"] == "manylinux" else "musl"
-        return name, (int(parts["major"]), int(parts["minor"]))
+        kind, major, minor, _ = self.platform.split("_", 3)
+        return "glibc" if kind == "manylinux" else "musl", (int(major), int(minor))
 
     @property
     def is_host_python(self) -> bool:
@@ -78,16 +77,17 @@ class Target:
 
     def platforms(self) -> list[str]:
         """Return every platform tag that a wheel for this target may have, best first."""
-        parts = self._parts()
-        major, newest = int(parts["major"]), int(parts["minor"])
-        oldest = 5 if parts["libc"] == "manylinux" else 0
-        legacy = {version: name for name, version in _LEGACY.items()}
+        kind, machine = self.platform.partition("_")[0], self.machine
+        libc, (major, newest) = self.libc
+        oldest, legacy = 0, dict[tuple[int, int], str]()
+        if libc == "glibc":
+            oldest, legacy = 5, {version: name for name, version in _LEGACY.items()}
         tags = []
         for minor in range(newest, oldest - 1, -1):
-            tags.append(f"{parts['libc']}_{major}_{minor}_{parts['arch']}")
-            if parts["libc"] == "manylinux" and (major, minor) in legacy:
-                tags.append(f"{legacy[major, minor]}_{parts['arch']}")
-        return [*tags, f"linux_{parts['arch']}"]
+            tags.append(f"{kind}_{major}_{minor}_{machine}")
+            if (major, minor) in legacy:
+                tags.append(f"{legacy[major, minor]}_{machine}")
+        return [*tags, f"linux_{machine}"]
 
     def tags(self) -> Iterator[Tag]:
         """Yield every wheel tag that fits, best first, as an installer on the target does."""
@@ -116,12 +116,6 @@ class Target:
             "python_version": self.python,
             "sys_platform": "linux",
         }
-
-    def _parts(self) -> dict[str, str]:
-        match = _PLATFORM.fullmatch(self.platform)
-        if match is None:
-            return {}
-        return match.groupdict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +155,7 @@ def libc_version(platform: str) -> tuple[int, int] | None:
     """Return the C library's version in a platform tag (PEP 600, PEP 656 and predecessors)."""
     match = _PLATFORM.fullmatch(platform)
     if match:
-        return int(match["major"]), int(match["minor"])
+        return int(match[2]), int(match[3])
     return _LEGACY.get(platform.partition("_")[0])
 
 

@@ -27,7 +27,7 @@ from ..core import toml
 from ..core.errors import BundleError, StagerError
 from ..layers.layer_file import decompress_index
 from ..lock.indexes import strip_credentials
-from ..pack.bundle_file import ChosenBundle, imported_lock, open_bundle
+from ..pack.bundle_file import ChosenBundle, find_imported_lock, open_bundle
 from .package_metadata import clean
 
 # --- The files of models, data sets and other assets in a bundle, with their digests -------------
@@ -188,7 +188,7 @@ _LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
 
 def list_possible_locks(bundle: Path, config: Config | None) -> tuple[Path, ...]:
     """Return where locks may be: beside the bundle, as an import leaves it, and in the project."""
-    beside = imported_lock(bundle)
+    beside = find_imported_lock(bundle)
     if config is None:
         return (beside,)
     names = [LOCK_NAME, "pylock.stager.toml"]

@@ -27,7 +27,7 @@ from .. import __version__
 from ..building.current_bundle import (
     Listener,
     current_bundle,
-    list_imports,
+    describe_imports,
     newest_bundle,
     offline_root,
 )
@@ -258,7 +258,7 @@ def load_project(
 
 
 def _suggest_imported_bundles(failure: NoSettingsError, start: Path) -> ConfigError:
-    bundles = list_imports(Store(offline_root(make_default_config(start))))
+    bundles = describe_imports(Store(offline_root(make_default_config(start))))
     if not bundles:
         return failure
     hint = "take an imported bundle with --id, or go to the project's folder"

@@ -85,7 +85,7 @@ def _intern_characters() -> None:
 # --- Bytecode for another version of Python, compiled by an interpreter of that version ----------
 
 # It compiles the modules of one layer in one process, which keeps one layer's state out of the next
-# one's bytes, as :mod:`.layer_process` does.
+# one's bytes, as :mod:`.layer_build` does.
 
 Made = dict[str, tuple[bytes, "bytes | None"]]
 """Modules by path: the :func:`importlib.util.source_hash`, and bytecode; None for no Python."""
@@ -139,9 +139,7 @@ class CompiledModules:
     def take(self, path: str, digest: bytes) -> bytes | None:
         """Return the bytecode of a module, None if it does not compile; wait for all of them.
 
-        Args:
-            path: the module, which must be ``in`` this.
-            digest: :func:`importlib.util.source_hash` of its source.
+        ``digest`` is the :func:`importlib.util.source_hash` of its source.
         """
         made, faults = self._collect()
         if path not in made:
@@ -225,12 +223,8 @@ def compile_in_parallel(
 ) -> Iterator[CompiledModules | None]:
     """Compile the modules of a wheel while the block runs; yield None if it has too few.
 
-    Args:
-        wheel: the wheel file.
-        target: the interpreter; only bytecode of the running one can be made.
-        jobs: number of layers made at a time. Half as many processes compile, but not more than
-            four; with 1, the block begins when they are done.
-        prune: the kinds of files left out of the wheel, see :mod:`stager.layers.prune`.
+    Only bytecode of the running version is made. Half as many processes as ``jobs`` compile, but
+    not more than four; with 1, the block begins when they are done.
     """
     modules = list_modules(wheel, prune) if target.is_host_python else {}
     if sum(modules.values()) < LARGE:
@@ -270,10 +264,7 @@ def compile_in_parallel(
 
 
 def list_modules(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
-    """Return the modules of a wheel to compile, and the length of their sources.
-
-    Empty if the wheel cannot be read; unpacking it reports why.
-    """
+    """Return the modules of a wheel to compile, with the lengths of their sources; {} if unread."""
     from .prune import list_left_out  # not before: a job's start compiles, and prunes nothing
 
     try:
@@ -313,12 +304,7 @@ def _compile(wheel: Path, names: Sequence[str]) -> tuple[Made, str]:
 
 
 def read_sources(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the sources of modules.
-
-    Raises:
-        UnreadError: one cannot be read. If the wheel is damaged, unpacking it fails as well, with
-            a better message.
-    """
+    """Yield the sources of modules; UnreadError if one cannot be read."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for name in names:

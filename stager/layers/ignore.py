@@ -43,14 +43,9 @@ class Ignore:
         return cls((line.removesuffix("\r") for line in lines), base=base)
 
     def decide(self, path: str, *, is_dir: bool) -> bool | None:
-        """Decide about one path.
+        """Return True to leave a path out, False to take it back, None if nothing matches.
 
-        Args:
-            path: with forward slashes, relative to the same root as ``base``.
-            is_dir: true for a directory, but not for a symbolic link to one.
-
-        Returns:
-            True to leave it out, False to take it back, None if no pattern matches it.
+        It is relative to the same root as ``base``; a link to a directory is no directory.
         """
         inner = path.removeprefix(self._base)
         if (self._base and inner == path) or not self._any.search(inner):

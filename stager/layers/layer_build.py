@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import logging
+import multiprocessing
 import os
-import resource
+import signal
+import sys
+import tempfile
+import types
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import source_hash
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
-from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary, read_origin
+from bundle.format.layer import (
+    HEAD_PREFIX,
+    LayerError,
+    explain_excess,
+    head_summary,
+    read_origin,
+)
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
 
 from ..core.errors import StagerError, WheelError
 from ..core.files import open_regular
-from ..core.store import Store, remove
+from ..core.store import Store, remove, write_error
 from ..core.values import Target
-from .layer_process import LayerProcesses, LayerWork
-from .source import LayerSource, layer_id
+from .bytecode import (
+    CompiledModules,
+    UnreadError,
+    bytecode_path,
+    compile_elsewhere,
+    compile_in_parallel,
+    compile_module,
+    end_with_parent,
+    list_modules,
+    read_sources,
+)
+from .layer_file import LayerWriter
+from .source import LayerSource, layer_id, make_origin
+from .tree import Tree, TreeFile, digest_tree, list_changed_files, quote_path
+from .wheel import add_wheel
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +57,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a finished layer, the number done, and the number to make."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MadeLayers:
+class MadeLayers(NamedTuple):
     """All layers of a bundle, in the order of the sources, each once."""
 
     layers: tuple[Layer, ...]
@@ -53,25 +83,16 @@ def make_layers(
         spools = sorted(map(_estimate_spool, missing.values()), reverse=True)[:jobs]
         room = sum(source.size for source in missing.values()) * 3 // 2 + sum(spools)
         store.require_space(room, "the layers")
-        _require_files(min(jobs, len(missing)))
-        _build_all(missing, store=store, target=target, jobs=jobs, progress=progress)
+        with store.scratch("spool") as scratch:
+            work = LayerWork(target=target, store=store, scratch=scratch, jobs=jobs)
+            _build_all([*missing.values()], work, progress)
+    is_compiled = target.is_host_python or any(source.compiler for source in sources)
     return MadeLayers(
         layers=tuple(_describe(store, key, source) for key, source in ids.items()),
         built=len(missing),
         reused=len(ids) - len(missing),
-        notes=() if _is_compiled(sources, target) else (_no_bytecode(target),),
+        notes=() if is_compiled else (_explain_no_bytecode(target),),
     )
-
-
-def _require_files(processes: int) -> None:
-    """Refuse a limit of open files at which the fork server of multiprocessing would crash."""
-    needed, limit = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit < needed:
-        raise StagerError(
-            f"the limit of open files is too low to make the layers: it is {limit}, and "
-            f"{needed} are needed",
-            hint="raise it in this shell: ulimit -n 1024",
-        )
 
 
 def _estimate_spool(source: LayerSource) -> int:
@@ -83,21 +104,15 @@ def _estimate_spool(source: LayerSource) -> int:
             members = [(member.filename, member.file_size) for member in archive.infolist()]
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         return source.size  # it is refused with a message of its own
-    total = 0
-    for name, size in members:
-        total += size * 5 // 2 if name.endswith(".py") else size
-    return total
+    return sum(size * 5 // 2 if name.endswith(".py") else size for name, size in members)
 
 
-def _is_compiled(sources: Sequence[LayerSource], target: Target) -> bool:
-    return target.is_host_python or any(source.compiler is not None for source in sources)
-
-
-def _no_bytecode(target: Target) -> str:
+def _explain_no_bytecode(target: Target) -> str:
+    here = Target.from_host().python
     return (
         f"no bytecode is included: there is no Python {target.python} here to compile it, and "
-        f"{Target.of_host().python}, which runs this, cannot; the first imports on each node take "
-        f"about twice as long. Install one (uv python install {target.python}) to avoid that"
+        f"{here}, which runs this, cannot; the first imports on each node take about twice as "
+        f"long. Install one (uv python install {target.python}) to avoid that"
     )
 
 
@@ -147,26 +162,13 @@ def _describe(store: Store, key: Digest, source: LayerSource) -> Layer:
     )
 
 
-def _build_all(
-    missing: dict[Digest, LayerSource],
-    *,
-    store: Store,
-    target: Target,
-    jobs: int,
-    progress: Progress,
-) -> None:
-    """Build each layer in a process of its own, the largest first."""
-    queue = sorted(missing.values(), key=lambda source: source.size)
+def _build_all(missing: Sequence[LayerSource], work: LayerWork, progress: Progress) -> None:
+    queue = sorted(missing, key=lambda source: source.size)
     faults: list[StagerError] = []
     done = 0
-    with (
-        store.scratch("spool") as scratch,
-        LayerProcesses(
-            LayerWork(target=target, store=store, scratch=scratch, jobs=jobs)
-        ) as builders,
-    ):
+    with LayerProcesses(work) as builders:
         while queue or builders.running:
-            while queue and len(builders.running) < jobs:
+            while queue and len(builders.running) < work.jobs:
                 builders.start(queue.pop())
             for source, fault in builders.wait():
                 if fault is None:
@@ -188,4 +190,236 @@ def _join_faults(faults: list[StagerError]) -> StagerError:
     lines = [line for fault in faults for line in (fault.message, *fault.context)]
     return type(faults[0])(
         f"{len(faults)} layers cannot be built", hint=faults[0].hint, context=lines
+    )
+
+
+# --- The processes that make layers, one for each layer ------------------------------------------
+
+_THREADS = 4
+"""Frames of one layer that are compressed at a time: the largest wheel must neither keep a build
+waiting nor fill the memory."""
+_LONGEST_FOLDER = 107 - 32
+
+
+class LayerWork(NamedTuple):
+    """The settings that all processes of a build share."""
+
+    target: Target
+    store: Store
+    scratch: Path
+    """A directory on the store's own disk for unfinished layers."""
+    jobs: int
+
+
+class LayerProcesses:
+    """The processes that build layers, forked from one prepared server.
+
+    A fresh process for each wheel keeps one wheel's state (interned strings, which marshal's output
+    depends on in some Python versions) out of the next one's bytes, and gives its memory back.
+    """
+
+    def __init__(self, work: LayerWork) -> None:
+        self._work = work
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
+        self.running: dict[Connection, tuple[BaseProcess, LayerSource]] = {}
+
+    def __enter__(self) -> LayerProcesses:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for process, _ in self.running.values():
+            process.kill()
+            process.join()
+
+    def start(self, source: LayerSource) -> None:
+        """Start a process for one layer."""
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_build_one, args=(source, self._work, sender))
+        with _prepare_start():
+            process.start()
+            self.running[receiver] = (process, source)
+        sender.close()
+
+    def wait(self) -> Iterator[tuple[LayerSource, StagerError | None]]:
+        """Wait for a process to end; yield the outcome of each that has ended."""
+        for connection in wait(list(self.running)):
+            if isinstance(connection, Connection):
+                process, source = self.running.pop(connection)
+                yield source, _read_outcome(connection, process, source)
+
+
+@contextmanager
+def _prepare_start() -> Iterator[None]:
+    """Surround the start of a process, and with the first one that of the server.
+
+    Signals such as Ctrl-C wait until the process is recorded, to be killed like the others. They
+    stay blocked in the children, which inherit the mask but no handler: a terminal sends Ctrl-C to
+    the whole group, and each child would die with a traceback of its own.
+
+    The main module is replaced by an empty one, because multiprocessing runs it again in every
+    child: here it is the command line, as much work as a small layer, elsewhere a user's script.
+
+    The server's socket lies where its path is short enough.
+    """
+    resource_tracker.ensure_running()  # starting it lets those signals through again
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
+    main, temporary = sys.modules["__main__"], tempfile.tempdir
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    tempfile.tempdir = _find_folder_for_socket()
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        tempfile.tempdir = temporary
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _find_folder_for_socket() -> str | None:
+    """Return the temporary directory for the server's socket: the usual one if its path is short.
+
+    A socket's path has at most 107 bytes (unix(7)), of which ``multiprocessing`` needs 32 itself.
+    """
+    others = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - multiprocessing makes a private one
+    for folder in (tempfile.gettempdir(), *others):
+        if len(os.fsencode(folder)) <= _LONGEST_FOLDER and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return tempfile.tempdir
+
+
+def _read_outcome(
+    connection: Connection, process: BaseProcess, source: LayerSource
+) -> StagerError | None:
+    try:
+        fault = connection.recv()
+    except EOFError:
+        process.join()
+        fault = StagerError(
+            f"the process that made the layer of {source.name} ended with status "
+            f"{process.exitcode}",
+            hint="status -9 usually means that the machine ran out of memory: free some, or use "
+            "--jobs 1",
+        )
+    process.join()
+    connection.close()
+    return fault if isinstance(fault, StagerError) else None
+
+
+def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None:
+    end_with_parent()  # which is the server
+    final = work.store.layer(layer_id(source, work.target))
+    fault: StagerError | None = None
+    gc.disable()  # this process ends with its layer; compiling is 7 % faster
+    try:
+        partial = work.scratch / final.name
+        _write_layer(source, work, partial)
+        # Not synced to the disk, which would cost more than the compression: a layer that a crash
+        # of the machine damaged is found by its digests and made again.
+        work.store.open_up(partial)
+        partial.replace(final)
+    except StagerError as exc:
+        fault = exc
+    except OSError as exc:
+        fault = _write_error(source, final, exc)
+    with suppress(BrokenPipeError):  # the parent is gone
+        report.send(fault)
+
+
+def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
+    target = work.target
+    threads = min(work.jobs, _THREADS)
+    with LayerWriter(work.scratch, threads, sampled=source.is_sampled) as writer:
+        if source.wheel is not None:
+            with _compile_wheel(source, source.wheel, work) as modules:
+                add_wheel(writer, source.wheel, target, source.prune, modules)
+        elif source.tree is not None:
+            _require_unchanged(source, _add_tree(writer, source, work))
+        writer.write(path, make_origin(source, target))
+
+
+@contextmanager
+def _compile_wheel(
+    source: LayerSource, wheel: Path, work: LayerWork
+) -> Iterator[CompiledModules | None]:
+    """Yield a wheel's bytecode from other processes; None if the unpacking process makes it."""
+    if source.compiler is None:
+        with compile_in_parallel(wheel, work.target, work.jobs, source.prune) as modules:
+            yield modules
+        return
+    other = None
+    with suppress(UnreadError):  # unpacking it reports why
+        found = read_sources(wheel, sorted(list_modules(wheel, source.prune)))
+        other = compile_elsewhere(source.compiler.program, wheel.name, found, work.scratch)
+    yield other
+
+
+def _write_error(source: LayerSource, final: Path, exc: OSError) -> StagerError:
+    if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
+        return _make_changed_error(source, f"{exc.filename}: {exc.strerror}")
+    return write_error(final, exc)
+
+
+def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
+    tree = source.tree or Tree()
+    if digest_tree(tree, digests) != source.digest:
+        files = ", ".join(map(quote_path, list_changed_files(tree)))
+        raise _make_changed_error(source, files or "the contents of its files changed")
+
+
+def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list[str]:
+    """Add files, with the bytecode of modules; return each file's digest."""
+    tree = source.tree or Tree()
+    digests = []
+    compile_file = _make_compile_function(source, tree, work)
+    for file in tree.files:
+        path = f"{source.prefix}/{file.path}"
+        is_module = compile_file is not None and path.endswith(".py")
+        with _content(source, file, whole=is_module) as stream:
+            _, digest = writer.add(path, stream, executable=file.mode == 0o755)
+            digests.append(digest.hex())
+            if compile_file is None or not is_module:
+                continue
+            stream.seek(0)
+            bytecode, cached = compile_file(file, stream.read()), bytecode_path(path, work.target)
+        if bytecode is not None and not explain_excess(cached):
+            writer.add(cached, io.BytesIO(bytecode))
+    for path, goal in tree.links:
+        writer.link(f"{source.prefix}/{path}", goal)
+    return digests
+
+
+def _content(source: LayerSource, file: TreeFile, *, whole: bool) -> BinaryIO:
+    """Open a file as it is shipped; ``whole`` reads it now, so that it does not change later."""
+    if source.interpreter is not None:
+        return io.BytesIO(source.interpreter.content(file))
+    return io.BytesIO(file.source.read_bytes()) if whole else file.source.open("rb")
+
+
+def _make_compile_function(
+    source: LayerSource, tree: Tree, work: LayerWork
+) -> Callable[[TreeFile, bytes], bytes | None] | None:
+    """Return what compiles the source of a module; None if nothing does."""
+    if source.kind == "asset":
+        return None
+    program = source.compiler.program if source.compiler else None
+    prefix = f"{source.prefix}/"
+    if source.interpreter is not None:  # it compiles itself, wherever it will lie
+        program, prefix = source.interpreter.program, ""
+    if program is None:
+        if not work.target.is_host_python:
+            return None
+        return lambda file, text: compile_module(text, prefix + file.path)
+    modules = [file for file in tree.files if file.path.endswith(".py")]
+    texts = ((prefix + file.path, file.source.read_bytes()) for file in modules)
+    other = compile_elsewhere(program, source.name, texts, work.scratch)
+    return lambda file, text: other.take(prefix + file.path, source_hash(text))
+
+
+def _make_changed_error(source: LayerSource, how: str) -> StagerError:
+    return StagerError(
+        f"{source.kind} {source.name} changed while it was being packed: {how}",
+        hint="another program is writing there; run the command again when it is done, or leave "
+        "those files out with project.exclude",
     )

@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
@@ -80,11 +79,7 @@ def store_uncompressed(piece: bytes | bytearray) -> bytes:
 
 
 def decompress_frame(frame: bytes, size: int) -> bytes:
-    """Return the content of a frame, whatever length it claims to have.
-
-    Raises:
-        LayerError: it cannot be decompressed, or has another length.
-    """
+    """Return the content of a frame; LayerError if it has not the length that it claims."""
     content = bytearray()
     try:
         with zstandard.ZstdDecompressor().stream_reader(frame) as reader:
@@ -130,14 +125,9 @@ def describe_compression(*, sampled: bool = False) -> str:
 
 
 def decompress_index(data: bytes, size: int = -1) -> bytes:
-    """Return the content of the zstd frame in a layer's head; its digest has been checked before.
+    """Return the content of the zstd frame in a layer's head; LayerError if it is damaged.
 
-    Args:
-        data: the frame.
-        size: unused; the far side's readers pass -1 for an index.
-
-    Raises:
-        LayerError: it cannot be decompressed.
+    Its digest has been checked. The far side's readers pass a ``size`` of -1, which is not used.
     """
     try:
         return zstandard.ZstdDecompressor().decompress(data)
@@ -145,8 +135,7 @@ def decompress_index(data: bytes, size: int = -1) -> bytes:
         raise LayerError(f"the layer's index cannot be decompressed: {exc}") from exc
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unread:
+class Unread(NamedTuple):
     """The content of a file that is read when the layer is written."""
 
     size: int
@@ -199,30 +188,33 @@ class LayerWriter:
     def __exit__(self, *exc: object) -> None:
         self._spool.close()
 
-    def add(self, path: str, stream: BinaryIO, *, executable: bool = False) -> tuple[int, bytes]:
-        """Add one file, reading ``stream`` to its end; return its length and its raw sha256."""
-        _require_safe(path)
+    def add(
+        self, path: str, content: BinaryIO | Unread, *, executable: bool = False
+    ) -> tuple[int, bytes]:
+        """Add one file; return its length and its raw sha256. A stream is read to its end."""
+        try:
+            check_path(path)
+        except LayerError as exc:
+            raise WheelError(str(exc)) from exc
+        place: int | Unread
+        if isinstance(content, Unread):
+            size, sha256, place = content.size, content.sha256, content
+        else:
+            size, sha256, place = self._spool_content(content)
+        known = self._files.get(path)
+        if known is not None and known.sha256 != sha256.hex():
+            raise WheelError(f"{path} occurs twice, with different content")
+        self._files[path] = _File(size, 0o755 if executable else 0o644, sha256.hex(), place)
+        return size, sha256
+
+    def _spool_content(self, stream: BinaryIO) -> tuple[int, bytes, int]:
         offset = self._spool.seek(0, 2)
         state, size = hashlib.sha256(), 0
         while chunk := stream.read(COPY):
             self._spool.write(chunk)
             state.update(chunk)
             size += len(chunk)
-        self._note(path, size, state.digest(), offset, executable=executable)
-        return size, state.digest()
-
-    def add_unread(self, path: str, content: Unread, *, executable: bool = False) -> None:
-        """Add one file that is read only when the layer is written."""
-        _require_safe(path)
-        self._note(path, content.size, content.sha256, content, executable=executable)
-
-    def _note(
-        self, path: str, size: int, sha256: bytes, content: int | Unread, *, executable: bool
-    ) -> None:
-        known = self._files.get(path)
-        if known is not None and known.sha256 != sha256.hex():
-            raise WheelError(f"{path} occurs twice, with different content")
-        self._files[path] = _File(size, 0o755 if executable else 0o644, sha256.hex(), content)
+        return size, state.digest(), offset
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link; it may not lead out of the layer's own top directory."""
@@ -236,16 +228,12 @@ class LayerWriter:
         return path in self._files
 
     def write(self, target: Path, origin: Origin) -> None:
-        """Write the layer.
-
-        The frames are compressed to a temporary file first, because the head that comes before
-        them holds their digests.
-        """
+        """Write the layer: first the frames, to a temporary file, as the head has their digests."""
         self._refuse_clashes(f"{origin.kind} {origin.name} {origin.version}".rstrip())
         frames: list[Frame] = []
         entries: list[Entry] = []
         with tempfile.TemporaryFile(dir=target.parent) as body:
-            for packed, made in self._compressed(_pieces(self._tar(entries))):
+            for packed, made in self._compress(_pieces(self._tar(entries))):
                 frames.append(made)
                 body.write(packed)
             links = tuple(Link(path, goal) for path, goal in sorted(self._links.items()))
@@ -298,7 +286,7 @@ class LayerWriter:
             left -= len(chunk)
             yield chunk
 
-    def _compressed(self, pieces: Iterator[tuple[bytearray, int]]) -> Iterator[tuple[bytes, Frame]]:
+    def _compress(self, pieces: Iterator[tuple[bytearray, int]]) -> Iterator[tuple[bytes, Frame]]:
         """Compress each piece into a frame of its own, in threads: zstd releases the GIL."""
         own = threading.local()
 
@@ -329,13 +317,6 @@ def _compressor(own: threading.local, level: int) -> zstandard.ZstdCompressor:
         )
         compressors[level] = zstandard.ZstdCompressor(compression_params=parameters)
     return compressors[level]
-
-
-def _require_safe(path: str) -> None:
-    try:
-        check_path(path)
-    except LayerError as exc:
-        raise WheelError(str(exc)) from exc
 
 
 def _tar_header(name: str, file: _File | None, target: str | None) -> bytes:
@@ -379,12 +360,7 @@ class StoredTar:
         self._kept: OrderedDict[int, bytes] = OrderedDict()
 
     def file(self, entry: Entry, at: int, size: int) -> bytes:
-        """Return bytes from a place in a file, fewer at its end.
-
-        Raises:
-            LayerError: a frame is damaged.
-            OSError: the layer cannot be read.
-        """
+        """Return bytes from a place in a file, fewer at its end; LayerError or OSError."""
         position = entry.offset + at
         end = min(position + size, entry.offset + entry.size)
         data = b""
@@ -425,8 +401,9 @@ def list_top_modules(name: str, index: Index) -> tuple[str, ...]:
     """
     matches = filter(None, (_MODULE.fullmatch(entry.path) for entry in index.files))
     modules = {_top_module(match["path"]) for match in matches} - {""}
+    public = filter(str.isidentifier, modules - _NOT_FOR_USERS)
     namesakes = {module for module in modules if module.lower().replace("_", "-") == name}
-    return tuple(sorted(namesakes or filter(_is_public, modules)))
+    return tuple(sorted(namesakes or (name for name in public if name[0] != "_")))
 
 
 def _top_module(path: str) -> str:
@@ -435,7 +412,3 @@ def _top_module(path: str) -> str:
     if rest == "__init__.py":
         return first
     return _EXTENSION.sub("", first) if not rest and _EXTENSION.search(first) else ""
-
-
-def _is_public(module: str) -> bool:
-    return module.isidentifier() and not module.startswith("_") and module not in _NOT_FOR_USERS

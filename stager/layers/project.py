@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ..core.errors import ConfigError
 from ..core.files import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
@@ -66,8 +67,7 @@ class _Rules:
         return is_excluded(self.gitignores, self.prefix + path, is_dir=is_dir)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asset:
+class _Asset(NamedTuple):
     path: str
     source: str
     """Its path, as the user wrote it."""
@@ -89,7 +89,7 @@ def project_files(root: Path, exclude: Sequence[str]) -> Tree:
         base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
         raise ConfigError(f"project.path: {str(root)!r} is not a directory", hint=_nearby(base))
     collector = Collector()
-    prefix, above = _rules_above(collector, root.resolve())
+    prefix, above = _find_outer_rules(collector, root.resolve())
     rules = _Rules(
         never=Ignore(NEVER_SHIPPED), forced=Ignore(exclude), prefix=prefix, gitignores=above
     )
@@ -128,9 +128,9 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
 
 def _bad_assets(problems: Sequence[str], root: Path) -> ConfigError:
     hint = f"correct assets.paths; relative paths start from {root}"
-    if len(problems) == 1:
-        return ConfigError(problems[0], hint=hint)
-    return ConfigError(f"assets.paths: {len(problems)} problems", hint=hint, context=problems)
+    several = len(problems) > 1
+    message = f"assets.paths: {len(problems)} problems" if several else problems[0]
+    return ConfigError(message, hint=hint, context=problems if several else ())
 
 
 def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
@@ -154,34 +154,26 @@ def asset_excludes(paths: Sequence[str], root: Path) -> tuple[str, ...]:
 def _walk_project(collector: Collector, folder: str, path: str, rules: _Rules) -> None:
     entries = collector.entries(folder, path)
     names = {entry.name for entry in entries}
-    environment = _environment_kind(names)
-    if path and environment:
-        collector.notes.append(f"{quote_path(path)}: {environment}, left out")
+    kind = next((kind for mark, kind in ENVIRONMENT_MARKS.items() if mark in names), "")
+    if path and kind:
+        collector.notes.append(f"{quote_path(path)}: {kind}, left out")
         return
-    rules = _rules_in(collector, folder, path, names, rules)
+    rules = _add_rules(collector, folder, path, names, rules)
     for entry in entries:
-        entry_path = f"{path}/{entry.name}" if path else entry.name
-        is_link = entry.is_symlink()
-        is_dir = not is_link and entry.is_dir(follow_symlinks=False)
+        entry_path = posixpath.join(path, entry.name)
+        is_dir = entry.is_dir(follow_symlinks=False)
         if rules.leave_out(entry_path, is_dir=is_dir):
             continue
         if is_dir:
             _walk_project(collector, entry.path, entry_path, rules)
-        elif is_link:
+        elif entry.is_symlink():
             target = os.readlink(entry.path)  # noqa: PTH115 - Path would tidy it up
             collector.link(entry_path, target)
         else:
             collector.add(entry_path, entry.path)
 
 
-def _environment_kind(names: Collection[str]) -> str:
-    for mark, kind in ENVIRONMENT_MARKS.items():
-        if mark in names:
-            return kind
-    return ""
-
-
-def _rules_in(
+def _add_rules(
     collector: Collector, folder: str, path: str, names: Collection[str], rules: _Rules
 ) -> _Rules:
     gitignores = rules.gitignores
@@ -192,7 +184,7 @@ def _rules_in(
     return replace(rules, gitignores=gitignores)
 
 
-def _rules_above(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
+def _find_outer_rules(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
     """Return the path in the repository, and the patterns above; none if it ignores the project."""
     top = find_repository(root)
     rules: tuple[Ignore, ...] = ()
@@ -281,7 +273,8 @@ def _resolve_entries(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset],
         key = f"assets.paths[{number}]"
         matches = _matches(base, pattern)
         if not matches:
-            problems.append(f"{key}: {pattern!r} does not exist; {_existing(base, pattern)}")
+            near = _nearby(Path(os.path.normpath(base / os.path.expanduser(pattern))))  # noqa: PTH111
+            problems.append(f"{key}: {pattern!r} does not exist; {near}")
         for match in matches:
             asset = _asset(base, match)
             if isinstance(asset, str):
@@ -327,10 +320,6 @@ def _asset(base: Path, match: str) -> _Asset | str:
 
 def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _existing(base: Path, pattern: str) -> str:
-    return _nearby(Path(os.path.normpath(base / os.path.expanduser(pattern))))  # noqa: PTH111
 
 
 def _nearby(path: Path) -> str:

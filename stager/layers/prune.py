@@ -45,6 +45,7 @@ from ..core.errors import ConfigError
 from ..core.values import Wheel
 from .ignore import Ignore
 from .layer_file import decompress_index
+from .tree import list_parents
 
 # --- Patterns of ``environment.prune``: ``PACKAGE:PATTERN``, with the pattern as in ``.gitignore``
 
@@ -154,11 +155,11 @@ def list_named_tests(source: bytes, path: str) -> set[str]:
     package = posixpath.dirname(path).replace("/", ".")
     names: set[str] = set()
     for node in ast.walk(tree):
-        names.update(_names_in(node, package))
+        names.update(_list_names(node, package))
     return {name for name in names if not set(TEST_FOLDERS).isdisjoint(name.split("."))}
 
 
-def _names_in(node: ast.AST, package: str) -> Iterator[str]:
+def _list_names(node: ast.AST, package: str) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -210,11 +211,7 @@ class Pruned:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Pruned:
-        """Read a note.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is no such note.
-        """
+        """Read a note; ValueError, KeyError or TypeError if it is none."""
         given = raw["what"]
         words = tuple(word for word in PRUNABLE if word in given)
         words += tuple(word for word in given if isinstance(word, str) and is_pattern(word))
@@ -236,7 +233,7 @@ def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]
     """
     if not words:
         return ()
-    members = _members_of(wheel)
+    members = _read_members(wheel)
     return tuple(word for word in sorted(set(words)) if _applies(word, members))
 
 
@@ -253,11 +250,11 @@ def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[s
 
 def _site_paths(wheel: Wheel, named: Collection[str]) -> list[str]:
     """Return the files of a wheel in ``site-packages``; none of one that no pattern names."""
-    members = _members_of(wheel.path, metadata=True) if wheel.name in named else []
+    members = _read_members(wheel.path, metadata=True) if wheel.name in named else []
     return [member.path for member in members if member.scheme == "site"]
 
 
-def _members_of(wheel: Path, *, metadata: bool = False) -> list[_Member]:
+def _read_members(wheel: Path, *, metadata: bool = False) -> list[_Member]:
     """Return the files of a wheel; none of an unsound one: installing it reports why."""
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -268,7 +265,7 @@ def _members_of(wheel: Path, *, metadata: bool = False) -> list[_Member]:
 
 def _applies(word: str, members: Sequence[_Member]) -> bool:
     if is_pattern(word):
-        return bool(_matching(word, members))
+        return bool(_list_pattern_members(word, members))
     if word == HEADERS:
         return bool(_headers(members))
     return bool(_test_folders(members) or _test_programs(members))
@@ -281,11 +278,11 @@ def list_left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[s
     members = list(_members(archive))
     names: set[str] = set()
     for word in filter(is_pattern, words):
-        names |= _matching(word, members)
+        names |= _list_pattern_members(word, members)
     if HEADERS in words:
         names |= _headers(members)
     if TESTS in words:
-        folders = _unneeded_folders(archive, members)
+        folders = _find_unneeded_folders(archive, members)
         names |= _test_programs(members)
         names |= {
             one.name for one in members if one.scheme == "site" and _is_within(one.path, folders)
@@ -352,7 +349,7 @@ def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Iterator[_M
         yield _Member(name, path, "site" if scheme in ("purelib", "platlib") else scheme)
 
 
-def _matching(pattern: str, members: Sequence[_Member]) -> set[str]:
+def _list_pattern_members(pattern: str, members: Sequence[_Member]) -> set[str]:
     paths = {member.path: member.name for member in members if member.scheme == "site"}
     return {paths[path] for path in list_matching(pattern, paths)}
 
@@ -362,7 +359,7 @@ def _headers(members: Sequence[_Member]) -> set[str]:
     trees: set[str] = set()
     loaded: set[str] = set()
     for member in members:
-        above = set(_list_folders_above(member.path, ("include",)))
+        above = set(_list_parent_folders(member.path, ("include",)))
         trees |= above
         loaded |= above if member.path.endswith(_LOADED) else set()
     trees -= loaded
@@ -387,12 +384,12 @@ def _test_folders(members: Sequence[_Member]) -> set[str]:
     folders: set[str] = set()
     for member in members:
         if member.scheme == "site" and _TEST_FILE.fullmatch(posixpath.basename(member.path)):
-            folders.update(_list_folders_above(member.path, TEST_FOLDERS))
+            folders.update(_list_parent_folders(member.path, TEST_FOLDERS))
     # A directory at the top is a package of its own.
     return {folder for folder in folders if "/" in folder}
 
 
-def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> set[str]:
+def _find_unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> set[str]:
     """Return the test directories that nothing which stays installed imports or names.
 
     Directories that a remaining directory imports remain as well, so this is repeated until no
@@ -417,24 +414,20 @@ def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> s
         for module in modules:
             if not _is_within(module.path, folders):
                 names |= references(module)
-        needed = folders & _test_folders_above(names)
+        needed = folders & _find_test_folders(names)
         if not needed:
             return folders
         folders -= needed
 
 
-def _test_folders_above(modules: Iterable[str]) -> set[str]:
+def _find_test_folders(modules: Iterable[str]) -> set[str]:
     paths = (name.replace(".", "/") + "/" for name in modules)
-    return {above for path in paths for above in _list_folders_above(path, TEST_FOLDERS)}
+    return {above for path in paths for above in _list_parent_folders(path, TEST_FOLDERS)}
 
 
-def _list_folders_above(path: str, names: Sequence[str]) -> Iterator[str]:
-    parts = path.split("/")[:-1]
-    for count, part in enumerate(parts, start=1):
-        if part in names:
-            yield "/".join(parts[:count])
+def _list_parent_folders(path: str, names: Sequence[str]) -> Iterator[str]:
+    return (folder for folder in list_parents(path) if posixpath.basename(folder) in names)
 
 
 def _is_within(path: str, folders: Collection[str]) -> bool:
-    parts = path.split("/")[:-1]
-    return any("/".join(parts[:count]) in folders for count in range(1, len(parts) + 1))
+    return any(folder in folders for folder in list_parents(path))

@@ -8,10 +8,12 @@ import json
 import os
 import posixpath
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.format.layer import INDEX_FORMAT, Origin
 from bundle.launch.program_variables import ENV
@@ -28,13 +30,12 @@ from .ignore import anchor
 from .layer_file import describe_compression
 from .project import asset_excludes, asset_files, asset_place, find_repository, project_files
 from .prune import RULES, list_effective_entries, select_entries
-from .tree import Tree, TreeFile, digest_contents, digest_tree, names_digest
+from .tree import Tree, TreeFile, digest_contents, digest_names, digest_tree
 
 # --- The layer of the Python that a bundle brings: made relocatable, and compiled by itself ------
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunPath:
+class RunPath(NamedTuple):
     """A run path in a program or shared library, and the one that replaces it."""
 
     at: int
@@ -71,8 +72,8 @@ _WHEEL_RULES = 2
 
 _OUTPUT_SUFFIXES = (".[0-9]*", ".partial", ".partial.[0-9]*")
 """Suffixes of outputs that were brought back to a place where a file was already."""
-LARGE_PROJECT = 200 << 20
-"""Bytes of a project above which the user is told about its size."""
+LARGE_PROJECT, MANY_FILES = 200 << 20, 5_000
+"""Bytes and files of a project above which the user is told about its size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class LayerSource:
         )
 
     @property
-    def sampled(self) -> bool:
+    def is_sampled(self) -> bool:
         """True if frames that hardly compress are stored as they are: data may be such."""
         return self.kind == "asset"
 
@@ -154,26 +155,17 @@ def make_origin(source: LayerSource, target: Target) -> Origin:
     It is known before any work is done, which makes a second build free; and it is stored in the
     layer, so that a layer under the name of another one is noticed.
     """
-    sampled = describe_compression(sampled=source.sampled)
-    options: dict[str, object] = {"format": INDEX_FORMAT, "compression": sampled}
+    compression = describe_compression(sampled=source.is_sampled)
+    options: dict[str, object] = {"format": INDEX_FORMAT, "compression": compression}
     if source.kind != "asset":
-        compiled: object = None
-        if source.interpreter is not None:
-            compiled = "its own"
-        elif source.compiler is not None:
-            compiled = [source.compiler.magic, COMPILED, SETTINGS]
-        elif target.is_host_python:
-            compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED]
-        options |= {"python": target.python_tag, "bytecode": compiled}
-    if source.kind != "wheel":
-        options["prefix"] = source.prefix
-    else:
-        options["files"] = _WHEEL_RULES
+        options["python"] = target.python_tag
+        options["bytecode"] = _describe_bytecode(source, target)
+    is_wheel = source.kind == "wheel"
+    options |= {"files": _WHEEL_RULES} if is_wheel else {"prefix": source.prefix}
     if source.prune:  # and nothing otherwise: layers made without it keep their names
         options["prune"] = {"rules": RULES, "words": list(source.prune)}
     if source.hub:
         options["hub"] = dict(source.hub)
-    is_wheel = source.kind == "wheel"
     return Origin(
         kind=source.kind,
         name=source.name if is_wheel else "",
@@ -181,6 +173,14 @@ def make_origin(source: LayerSource, target: Target) -> Origin:
         content=source.digest,
         options=options,
     )
+
+
+def _describe_bytecode(source: LayerSource, target: Target) -> object:
+    if source.interpreter is not None:
+        return "its own"
+    if source.compiler is not None:
+        return [source.compiler.magic, COMPILED, SETTINGS]
+    return [importlib.util.MAGIC_NUMBER.hex(), COMPILED] if target.is_host_python else None
 
 
 def layer_id(source: LayerSource, target: Target) -> Digest:
@@ -214,7 +214,7 @@ def project_sources(
         tree = project_files(folder, [*results, *_excludes(config, folder, own)])
         for line in tree.skipped:
             note(line)
-        if tree.size > LARGE_PROJECT:
+        if tree.size > LARGE_PROJECT or len(tree.files) > MANY_FILES:
             note(_advise_on_size(tree))
         sources.append(LayerSource.from_tree("project", config.name, tree, "project", read))
     trainer = project_files(Path(str(resources.files("trainer"))), [])
@@ -228,16 +228,16 @@ def project_sources(
 
 
 def _advise_on_size(tree: Tree) -> str:
-    sizes: dict[str, list[int]] = {}
+    sizes = defaultdict[str, list[int]](list)
     for file in tree.files:
         folder, slash, _ = file.path.partition("/")
-        sizes.setdefault(folder + slash, []).append(file.size)
-    place, largest = max(sizes.items(), key=lambda item: sum(item[1]))
+        sizes[folder + slash].append(file.size)
+    place, largest = max(sizes.items(), key=lambda item: (sum(item[1]), len(item[1])))
     return (
-        f"the project has {format_size(tree.size)}, {place} alone {format_size(sum(largest))} in "
-        f"{format_count(len(largest), 'file')}: name data in assets.paths, so that an "
-        "edit of your code "
-        "does not send it again, and what ranks do not need in project.exclude"
+        f"the project has {format_size(tree.size)} in {format_count(len(tree.files), 'file')}, "
+        f"{place} alone {format_size(sum(largest))} in {format_count(len(largest), 'file')}: name "
+        "data in assets.paths, so that an edit of your code does not send it again, and what ranks "
+        "do not need in project.exclude"
     )
 
 
@@ -247,7 +247,7 @@ def _variables(config: Config, assets: Sequence[str]) -> LayerSource:
     for name, path in sorted(config.assets.env):
         place = asset_place(config.root, assets, path)
         links.append((name, posixpath.relpath(f"/assets/{place}", f"/{ENV}")))
-    tree = Tree(files=(), links=tuple(links), skipped=())
+    tree = Tree(links=tuple(links))
     return replace(LayerSource.from_tree("asset", "variables", tree, ENV), version="1")
 
 
@@ -309,17 +309,17 @@ class ProjectLook:
         # The directories that a pattern was looked for in are not known.
         self._usable = all(os.path.lexists(path) for path in assets.paths)
 
-    def unchanged(self) -> list[LayerSource] | None:
+    def recall(self) -> list[LayerSource] | None:
         """Return the sources that the last look found, without their files; None to look again."""
         try:
-            record = json.loads(read_text(self._file))
-            if record["key"] != self._key or not _is_unchanged(record["stamps"]):
+            key, stamps, sources = json.loads(read_text(self._file))
+            if key != self._key or not _is_unchanged(stamps):
                 return None
             return [
                 LayerSource(kind=kind, name=name, digest=Digest(digest), prefix=prefix, size=size)
-                for kind, name, digest, prefix, size in record["sources"]
+                for kind, name, digest, prefix, size in sources
             ]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
     def remember(self, sources: Sequence[LayerSource]) -> None:
@@ -332,7 +332,7 @@ class ProjectLook:
         if not self._usable or len(stamps) < _FEWEST or latest > self._started - SETTLED_NS:
             return
         found = [[one.kind, one.name, one.digest, one.prefix, one.size] for one in sources]
-        record = {"key": self._key, "sources": found, "stamps": stamps}
+        record = self._key, stamps, found
         # A store that cannot be written to is no reason to fail.
         with contextlib.suppress(StagerError), self._store.publish(self._file) as partial:
             partial.write_text(json.dumps(record), encoding="utf-8")
@@ -356,4 +356,4 @@ def _has_same_names(path: str, before: Sequence[int | str]) -> bool:
     if len(before) <= _STAMP:
         return False
     with os.scandir(path) as entries:
-        return names_digest(entries) == before[_STAMP]
+        return digest_names(entries) == before[_STAMP]

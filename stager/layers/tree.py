@@ -11,16 +11,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.format.layer import abridge_path, explain_excess
+from bundle.format.layer import (
+    LINK_LIMIT,
+    LayerError,
+    Link,
+    abridge_path,
+    check_link,
+    explain_excess,
+)
 from bundle.protocol.counts import format_count
 from bundle.protocol.digest import canonical_json
 
 from ..core.errors import StagerError
 from ..core.store import digest_file, to_stamp
 from ..core.values import Digest
-
-LINK_LIMIT = 40
-"""Links in a row that Linux follows before it reports a loop (path_resolution(7))."""
 
 _PREFIX = "project"
 """Stands for the directory that a tree goes to in an environment, when its paths are measured."""
@@ -51,11 +55,11 @@ class TreeFile:
 class Tree:
     """Files and links to be shipped, in an order that depends on their names alone."""
 
-    files: tuple[TreeFile, ...]
+    files: tuple[TreeFile, ...] = ()
     """Sorted by path."""
-    links: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, str], ...] = ()
     """Path and target of each symbolic link, sorted; the targets are in this tree."""
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
     """Notes for the user: files left out although no pattern names them, and why."""
     looked_at: Mapping[str, Sequence[int | str]] = field(
         default_factory=dict, compare=False, repr=False
@@ -69,7 +73,7 @@ class Tree:
         return sum(file.size for file in self.files)
 
 
-def _in_utf8(path: str) -> str:
+def _decode_path(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
@@ -107,7 +111,7 @@ class Collector:
             before = to_stamp(os.stat(folder))  # noqa: PTH116
             with os.scandir(folder) as listing:
                 entries = list(listing)
-            self.looked_at[folder] = (*before, names_digest(entries))
+            self.looked_at[folder] = (*before, digest_names(entries))
             return entries
         except OSError as exc:
             self.refuse(path or folder, exc.strerror or str(exc))
@@ -115,7 +119,7 @@ class Collector:
 
     def add(self, path: str, source: str) -> None:
         """Add the file at ``source``, following links; note a socket, a pipe or a device."""
-        path = _in_utf8(path)
+        path = _decode_path(path)
         if not self._has_usable_name(path):
             return
         try:
@@ -140,7 +144,7 @@ class Collector:
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link; its target is checked when all files are known."""
-        path, target = _in_utf8(path), _in_utf8(target)
+        path, target = _decode_path(path), _decode_path(target)
         if self._has_usable_name(path) and self.links.setdefault(path, target) != target:
             self.refuse(path, "two links would be put there")
 
@@ -183,7 +187,7 @@ class Collector:
         return bool(limit)
 
 
-def changed_files(tree: Tree) -> list[str]:
+def list_changed_files(tree: Tree) -> list[str]:
     """Return the paths of files that are not as they were when the tree was collected."""
     changed = []
     for file in tree.files:
@@ -197,12 +201,7 @@ def changed_files(tree: Tree) -> list[str]:
 
 
 def digest_contents(tree: Tree, read: Callable[[Path], Digest] = digest_file) -> list[Digest]:
-    """Return the digests of a tree's files, in its order.
-
-    Args:
-        tree: the files and links.
-        read: returns the digest of a file.
-    """
+    """Return the digests of a tree's files, in its order; ``read`` returns that of a file."""
     unread: list[str] = []
 
     def content(file: TreeFile) -> Digest:
@@ -227,16 +226,14 @@ def digest_contents(tree: Tree, read: Callable[[Path], Digest] = digest_file) ->
 def digest_tree(tree: Tree, digests: Sequence[str]) -> Digest:
     """Return the digest of all that is shipped: paths, modes, contents and links, but not times.
 
-    Args:
-        tree: the files and links.
-        digests: the digests of the files' contents, in its order.
+    ``digests`` are those of the files' contents, in the tree's order.
     """
     pairs = zip(tree.files, digests, strict=True)
     files = [[file.path, file.mode, digest] for file, digest in pairs]
     return Digest.of(canonical_json({"files": files, "links": tree.links}))
 
 
-def names_digest(entries: Iterable[os.DirEntry[str]]) -> str:
+def digest_names(entries: Iterable[os.DirEntry[str]]) -> str:
     """Return a digest of the names in a directory, of what each is, and where links lead.
 
     A directory's times change when a file comes and goes, too, as one does in each job.
@@ -261,6 +258,12 @@ def quote_path(path: str) -> str:
     if path.isprintable():
         return path
     return repr(path)
+
+
+def list_parents(path: str) -> list[str]:
+    """Return the directories above a relative path, the topmost first."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def list_folders(paths: Iterable[str]) -> set[str]:
@@ -297,25 +300,14 @@ def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
     folders = list_folders([*files, *links])
     faults = {}
     for path, target in links.items():
-        fault = _OUTSIDE
-        if not _leaves_tree(path, target):
+        try:
+            check_link(Link(f"{_PREFIX}/{path}", target))
             fault = _find_dead_end(path, files, links, folders)
+        except LayerError:
+            fault = _OUTSIDE
         if fault:
             faults[path] = fault
     return faults
-
-
-def _leaves_tree(path: str, target: str) -> bool:
-    """Return whether a link leaves the tree on its way, by the far side's rule (``check_link``)."""
-    depth = path.count("/")
-    for part in target.split("/"):
-        if part == "..":
-            depth -= 1
-        elif part not in ("", "."):
-            depth += 1
-        if depth < 0:
-            return True
-    return False
 
 
 def _find_dead_end(

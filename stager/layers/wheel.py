@@ -199,12 +199,12 @@ def _convert_errors(wheel: Path) -> Iterator[None]:
             context=exc.context,
         ) from exc
     except DAMAGED as exc:
-        raise _damaged_error(wheel, exc) from exc
+        raise _make_damaged_error(wheel, exc) from exc
     except OSError as exc:
         # A place before the file's beginning, what bz2 cannot read, a disk that cannot be read.
         if exc.errno not in (errno.EINVAL, None, errno.EIO):
             raise
-        raise _damaged_error(wheel, exc) from exc
+        raise _make_damaged_error(wheel, exc) from exc
     except _INVALID as exc:
         reason = str(exc) or type(exc).__name__
         raise WheelError(
@@ -332,16 +332,25 @@ class _LayerDestination(WheelDestination):
             return RecordEntry(path, None, None)
         # The layer computes a sha256 anyway; a file is read as a whole only to change it, to
         # compile it or to compute another hash.
-        if scheme != "scripts" and not path.endswith(".py") and algorithm not in _HASHES[1:]:
-            if record is not None and self._source.large is not None:
-                return self._add_large(scheme, path, record, executable=is_executable)
-            return self._add(scheme, path, stream, executable=is_executable, record=record)
-        data = stream.read()
+        if scheme == "scripts" or path.endswith(".py") or algorithm in _HASHES[1:]:
+            return self._add_whole(scheme, path, stream.read(), record, is_executable)
+        if record is not None and self._source.large is not None:
+            return self._add_large(scheme, path, record, executable=is_executable)
+        return self._add(scheme, path, stream, executable=is_executable, record=record)
+
+    def _add_whole(
+        self,
+        scheme: Scheme,
+        path: str,
+        data: bytes,
+        record: RecordEntry | None,
+        executable: bool,
+    ) -> RecordEntry:
         if record is not None and not record.validate(data):
             self._faults.append(describe_mismatch(record))
         if scheme == "scripts":
             return self._add_script(path, data)
-        entry = self._add(scheme, path, io.BytesIO(data), executable=is_executable)
+        entry = self._add(scheme, path, io.BytesIO(data), executable=executable)
         if entry.hash_ is not None:
             self._add_bytecode(scheme, path, data)
         return entry
@@ -371,14 +380,16 @@ class _LayerDestination(WheelDestination):
         self,
         scheme: Scheme,
         path: str,
-        stream: BinaryIO,
+        content: BinaryIO | Unread,
         *,
         executable: bool,
         record: RecordEntry | None = None,
     ) -> RecordEntry:
         """Add a file; compare it with its line of RECORD, which has its sha256, if one is given."""
         try:
-            size, digest = self._writer.add(self._path(scheme, path), stream, executable=executable)
+            size, digest = self._writer.add(
+                self._path(scheme, path), content, executable=executable
+            )
         except WheelError as exc:
             self._faults.append(exc.message)
             return RecordEntry(path, None, None)
@@ -392,10 +403,9 @@ class _LayerDestination(WheelDestination):
     ) -> RecordEntry:
         """Add a large member unread; its content is compared with RECORD when it is."""
         member = self._source.large
-        entry = RecordEntry(path, None, None)
         if member is None or record.size not in (None, member.size):
             self._faults.append(describe_mismatch(record))
-            return entry
+            return RecordEntry(path, None, None)
 
         def chunks(length: int) -> Iterator[bytes | bytearray]:
             with _convert_errors(member.wheel):
@@ -404,13 +414,8 @@ class _LayerDestination(WheelDestination):
                 except ChangedMemberError:
                     raise WheelError(describe_mismatch(record)) from None
 
-        content = Unread(size=member.size, sha256=member.sha256, chunks=chunks, dense=member.dense)
-        try:
-            self._writer.add_unread(self._path(scheme, path), content, executable=executable)
-        except WheelError as exc:
-            self._faults.append(exc.message)
-            return entry
-        return RecordEntry(path, record_hash(member.sha256), member.size)
+        content = Unread(member.size, member.sha256, chunks, member.dense)
+        return self._add(scheme, path, content, executable=executable)
 
     def _path(self, scheme: Scheme, path: str) -> str:
         full = posixpath.join(self._places[scheme], path)
@@ -452,7 +457,7 @@ class _LayerDestination(WheelDestination):
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
 
 
-def _damaged_error(wheel: Path, exc: Exception) -> WheelError:
+def _make_damaged_error(wheel: Path, exc: Exception) -> WheelError:
     return WheelError(
         f"{wheel.name}: the archive is damaged or cut short ({exc})",
         hint=f"remove {wheel} and run `stager build` again to download it again",

@@ -8,6 +8,7 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,7 @@ _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def read_beginning(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
-    """Return the first bytes of a member; no more is unpacked, whatever it claims to be.
-
-    Raises:
-        ValueError: it is compressed as wheels are not; or any other of ``UNREADABLE``.
-    """
+    """Return the first bytes of a member, and unpack no more; ValueError or ``UNREADABLE``."""
     if archive.getinfo(name).compress_type not in _BOUNDED:
         raise ValueError(f"{name} is neither stored nor deflated")
     with archive.open(name) as member:
@@ -48,14 +45,10 @@ def read_beginning(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
 
 def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None:
     """Look at every member before any is read, and report all faults at once."""
-    faults: list[str] = []
-    seen = set()
+    names = Counter(member.filename for member in archive.infolist())
+    faults = [f"{name} occurs twice" for name, count in names.items() if count > 1]
     for member in archive.infolist():
-        faults += _name_faults(member, data_dir)
-        if member.filename in seen:
-            faults.append(f"{member.filename} occurs twice")
-        seen.add(member.filename)
-        faults += _kind_faults(member)
+        faults += _list_name_faults(member, data_dir) + _list_kind_faults(member)
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more"]
     if faults:
@@ -66,7 +59,7 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
         )
 
 
-def _name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
+def _list_name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
     faults = []
     name = member.filename
     if member.is_dir():
@@ -84,7 +77,7 @@ def _name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
     return faults
 
 
-def _kind_faults(member: zipfile.ZipInfo) -> list[str]:
+def _list_kind_faults(member: zipfile.ZipInfo) -> list[str]:
     faults = []
     kind = stat.S_IFMT(member.external_attr >> 16)
     if kind == stat.S_IFLNK:
@@ -142,8 +135,7 @@ class LargeMember:
 
         Raises:
             ChangedMemberError: the content is another; only known, and raised, at its end.
-            EOFError, zlib.error: the archive is damaged.
-            OSError: it cannot be read.
+            EOFError, zlib.error, OSError: the archive is damaged, or cannot be read.
         """
         state, left = hashlib.sha256(), self.size
         with self.wheel.open("rb") as file:

@@ -111,7 +111,7 @@ class Pip:
 
     def target_options(self) -> list[str]:
         """Return options that choose files for the target; none if it is this machine."""
-        if self.target == Target.of_host():
+        if self.target == Target.from_host():
             return []
         platforms = [word for tag in self.target.platforms() for word in ("--platform", tag)]
         return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]

@@ -171,7 +171,7 @@ def _refuse_uv_settings(request: ResolveRequest) -> None:
 
 
 def _require_host(target: Target) -> None:
-    host = Target.of_host()
+    host = Target.from_host()
     if target.python != host.python or target.machine != host.machine:
         raise ResolveError(
             f"pip-tools resolves only for the Python and machine it runs on "

@@ -550,7 +550,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
     environment = config.environment
     python, platform = environment.python, environment.platform
     if not (python and platform):
-        host = Target.of_host()
+        host = Target.from_host()
         python, platform = python or host.python, platform or host.platform
     target = Target(python=python, platform=platform)
     reader = SpecReader(config, target.python, run)

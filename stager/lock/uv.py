@@ -224,7 +224,7 @@ def _list_target_options(target: Target) -> list[str]:
     known = [number for number in _GLIBC if number <= minor]
     if target.machine in ("x86_64", "aarch64") and known:
         return [*version, "--python-platform", f"{target.machine}-manylinux_2_{known[-1]}"]
-    if target == Target.of_host():
+    if target == Target.from_host():
         return version
     raise ResolveError(
         f"uv cannot resolve for {target.platform}",

@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.utils import parse_wheel_filename
 
@@ -119,8 +120,7 @@ _SITE = re.compile(r"^lib/python[^/]+/site-packages/")
 _NONE = (0, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LibcNeed:
+class LibcNeed(NamedTuple):
     """Something in a bundle that needs a C library."""
 
     version: tuple[int, int]
@@ -160,7 +160,7 @@ def read_tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
         if version is not None:
             versions.append((version, tag.platform))
     version, platform = min(versions, default=(_NONE, ""))
-    return LibcNeed(version=version, package=f"{wheel.name} {wheel.version}", because=platform)
+    return LibcNeed(version, f"{wheel.name} {wheel.version}", platform)
 
 
 def list_file_needs(
@@ -179,26 +179,23 @@ def list_file_needs(
     tags = {str(wheel.name): read_tag_need(wheel, newest) for wheel in wheels}
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _read_libraries(native, store, target)
-    for layer in native:
-        stranger = _find_stranger(libraries[layer.id], libc)
-        if stranger:
-            note(f"{tags[layer.name].package}: {stranger}, and the nodes have {libc}")
+    found = [(tags[layer.name].package, libraries[layer.id]) for layer in native]
+    _note_strangers(found, libc, note)
     if libc != "glibc":
         return ()
-    needs = [
-        LibcNeed(version=own.version, package=tags[layer.name].package, because=own.file)
-        for layer in native
-        if (own := libraries[layer.id]).version > _NONE
-    ]
+    needs = [LibcNeed(own.version, package, own.file) for package, own in found if any(own.version)]
     _note_understated(needs, tags, newest, note)
-    _refuse_newer([need for need in needs if need.version > newest], target)
+    _refuse_newer(needs, target)
     return tuple(needs)
 
 
-def _find_stranger(libraries: _Libraries, libc: str) -> str:
-    if libc == "glibc":
-        return f"{libraries.musl} was built for musl" if libraries.musl else ""
-    return f"{libraries.file} was built for glibc" if libraries.file else ""
+def _note_strangers(
+    found: Iterable[tuple[str, _Libraries]], libc: str, note: Callable[[str], None]
+) -> None:
+    for package, own in found:
+        file, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
+        if file:
+            note(f"{package}: {file} was built for {other}, and the nodes have {libc}")
 
 
 def _note_understated(
@@ -219,15 +216,15 @@ def _note_understated(
 
 
 def _refuse_newer(needs: Sequence[LibcNeed], target: Target) -> None:
+    needs = [need for need in needs if need.version > target.libc[1]]
     if not needs:
         return
     newest = max(need.version for need in needs)
     platform = f"manylinux_{newest[0]}_{newest[1]}_{target.machine}"
     first = needs[0]
     raise WheelError(
-        f"{format_count(len(needs), 'package')} cannot be loaded on {target.platform}: "
-        "the libraries "
-        "inside need a newer glibc, whatever the tags of the wheels say",
+        f"{format_count(len(needs), 'package')} cannot be loaded on {target.platform}: the "
+        "libraries inside need a newer glibc, whatever the tags of the wheels say",
         hint=f'if all nodes have it, set environment.platform = "{platform}"; else pin another '
         "version, or leave out a library that no rank loads: environment.prune = "
         f'["{first.package.split()[0]}:/{first.because}"]',
@@ -242,31 +239,27 @@ def _glibc(version: tuple[int, int]) -> str:
 def _read_libraries(
     layers: Sequence[Layer], store: Store, target: Target
 ) -> Mapping[Digest, _Libraries]:
-    known = _read(store)
+    known = _read_record(store)
     missing = [layer for layer in layers if layer.id not in known]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(lambda layer: _libraries(layer, store, target.machine), missing)
+        found = pool.map(lambda layer: _inspect_libraries(layer, store, target.machine), missing)
         new = {layer.id: libraries for layer, libraries in zip(missing, found, strict=True)}
     if new:
         kept = {key: value for key, value in known.items() if store.layer(key).exists()}
-        _write(store, {**kept, **new})
+        raw = {key: vars(value) for key, value in (kept | new).items()}
+        with store.publish(store.root / FILE_NAME) as unfinished:
+            unfinished.write_text(json.dumps(raw, sort_keys=True, indent=0), encoding="utf-8")
     return {**known, **new}
 
 
-def _read(store: Store) -> dict[Digest, _Libraries]:
+def _read_record(store: Store) -> dict[Digest, _Libraries]:
     with suppress(OSError, ValueError, TypeError, AttributeError):
         raw = json.loads(read_text(store.root / FILE_NAME))
         return {Digest(key): _Libraries(**value) for key, value in raw.items()}
     return {}
 
 
-def _write(store: Store, known: Mapping[Digest, _Libraries]) -> None:
-    raw = {key: vars(value) for key, value in known.items()}
-    with store.publish(store.root / FILE_NAME) as unfinished:
-        unfinished.write_text(json.dumps(raw, sort_keys=True, indent=0), encoding="utf-8")
-
-
-def _libraries(layer: Layer, store: Store, machine: str) -> _Libraries:
+def _inspect_libraries(layer: Layer, store: Store, machine: str) -> _Libraries:
     index = read_stored_index(store, layer)
     newest, file, musl = _NONE, "", ""
     try:
@@ -313,8 +306,6 @@ class Packed:
 
     path: Path
     manifest: Manifest
-    size: int
-    """Its length in bytes, with all its layers."""
     reused: bool
 
 
@@ -324,7 +315,7 @@ def pack(contents: Contents, store: Store) -> Packed:
     manifest = _manifest(contents, node)
     path = bundle_path(store, manifest)
     if is_sealed(store, path, manifest):
-        return Packed(path=path, manifest=manifest, size=manifest.size, reused=True)
+        return Packed(path=path, manifest=manifest, reused=True)
     heads = [read_stored_head(store, layer) for layer in manifest.layers]
     indexes = [
         decode_index(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
@@ -346,7 +337,7 @@ def pack(contents: Contents, store: Store) -> Packed:
         for member in manifest.external_members:
             out.write(member_header(member.name, member.size) + bytes(count_padding(member.size)))
     seal(store, path, manifest, thin=True)
-    return Packed(path=path, manifest=manifest, size=manifest.size, reused=False)
+    return Packed(path=path, manifest=manifest, reused=False)
 
 
 def _keep(decompressor: Wheel, store: Store, checked: Collection[str]) -> None:
@@ -382,9 +373,8 @@ def make_requires(
     needs = [*files, *(read_tag_need(wheel, newest) for wheel in wheels)]
     if bundled_glibc is not None:
         own, because = f"Python {target.python}", "which the bundle brings"
-        needs.append(LibcNeed(version=bundled_glibc, package=own, because=because))
-    nothing = LibcNeed(version=_NONE, package="", because="")
-    greatest = max(needs, key=lambda need: need.version, default=nothing)
+        needs.append(LibcNeed(bundled_glibc, own, because))
+    greatest = max(needs, key=lambda need: need.version, default=LibcNeed(_NONE, "", ""))
     version = greatest.version
     return Requires(
         python=target.python,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import (
@@ -24,20 +24,15 @@ from bundle.format.manifest import (
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 
-from ..core import files
 from ..core.errors import BundleError, StagerError
-from ..core.files import BUNDLE_SUFFIX, read_text
+from ..core.files import BUNDLE_SUFFIX, open_regular, read_text
 from ..core.store import Store, digest_file, to_stamp
-
-if TYPE_CHECKING:
-    from ..layers.prune import Pruned
-
 
 _SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
 LABEL_NAME = "carried.json"
 """The first member of a file that ``stager export`` has written."""
 LOCK_SUFFIX = ".pylock.toml"
-"""The ending of the lock of an imported bundle, see :func:`imported_lock`."""
+"""The ending of the lock of an imported bundle, see :func:`find_imported_lock`."""
 FOR_BUILDS_SUFFIX = ".for-builds"
 """The ending of the note that builds may take packages out of an imported bundle."""
 _NAMED = re.compile(rf"-([0-9a-f]{{12}}){re.escape(BUNDLE_SUFFIX)}")
@@ -57,9 +52,9 @@ def is_made_here(store: Store, path: Path, key: str) -> bool:
 
     The id covers every byte, so it does not matter what happened to the file since.
     """
-    note = _find_seal_beside(store.root / "bundles" / path.name)
+    note = _find_seal(store.root / "bundles" / path.name)
     try:
-        return files.read_text(note).partition("\n")[0].split()[-1:] == [key]
+        return read_text(note).partition("\n")[0].split()[-1:] == [key]
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -79,9 +74,8 @@ class Newest:
 def open_bundle(path: Path, asked: str = "") -> Iterator[BundleFile]:
     """Open a bundle, with its frame and manifest checked and its id compared with the expected one.
 
-    Args:
-        path: the file. If its name ends in digits of an id, as a build names it, they must match.
-        asked: the id it must have, or the first digits of it.
+    The id, or its first digits, is that of ``asked``, and that of the file's name, if it has one.
+    A part that turns out to be damaged inside the block is a BundleError, too.
     """
     try:
         with BundleFile(str(path)) as bundle:
@@ -97,7 +91,7 @@ def open_bundle(path: Path, asked: str = "") -> Iterator[BundleFile]:
 
 def _refuse_carried(path: Path) -> None:
     mark = LABEL_NAME.encode() + b"\0"
-    with suppress(OSError), files.open_regular(path) as handle:
+    with suppress(OSError), open_regular(path) as handle:
         if handle.read(len(mark)) == mark:
             raise BundleError(
                 f"{path} is a file that `stager export` has written: it carries a bundle, and is "
@@ -123,12 +117,7 @@ def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
 
 
 def find_by_id(store: Store, asked: str) -> ChosenBundle:
-    """Find the bundle of an id in the store.
-
-    Args:
-        store: the offline root to look in.
-        asked: the id, or 12 or more of its first digits.
-    """
+    """Find the bundle of an id, or of 12 or more of its first digits, in the store."""
     paths = sorted((store.root / "bundles").glob(f"*-{asked[:12]}{BUNDLE_SUFFIX}"))
     if len(paths) != 1:
         what = "there is no bundle" if not paths else "there is more than one bundle"
@@ -158,13 +147,8 @@ def layer_paths(bundle: BundleFile, kind: str) -> Iterator[str]:
 
 
 def read_stated_manifest(path: Path) -> Manifest:
-    """Return the manifest that a file begins with, whatever the rest of the bundle is like.
-
-    Raises:
-        ManifestError: there is none.
-        OSError: the file cannot be read.
-    """
-    with files.open_regular(path) as handle:
+    """Return the manifest that a file begins with; ManifestError for none, OSError."""
+    with open_regular(path) as handle:
         header = handle.read(BLOCK)
         try:
             size = int(header[124:135], 8)
@@ -173,26 +157,14 @@ def read_stated_manifest(path: Path) -> Manifest:
         return parse(handle.read(min(max(0, size), PART_LIMIT)))
 
 
-def format_of(path: Path) -> int:
-    """Return the version of a bundle's layout; this program's own for a file that is no bundle.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+def read_format(path: Path) -> int:
+    """Return the version of a bundle's layout, this program's own if it is none; OSError."""
     try:
         return read_stated_manifest(path).format
     except FormatError as exc:
         return exc.found if isinstance(exc.found, int) else FORMAT
     except ManifestError:
         return FORMAT
-
-
-def sum_pruned(path: Path) -> Pruned:
-    """Return the amount of what was left out of the wheels in a bundle."""
-    from ..layers.prune import sum_notes
-
-    with open_bundle(path) as bundle:
-        return sum_notes(bundle)
 
 
 def node_program(path: Path, store: Store, asked: str = "") -> Path:
@@ -209,24 +181,20 @@ def node_program(path: Path, store: Store, asked: str = "") -> Path:
 
 def remember(store: Store, project: Path, newest: Newest) -> None:
     """Record the newest bundle of a project."""
-    note = {
-        "project": str(project),
-        "bundle": newest.path.name,
-        "id": newest.id,
-        "inputs": newest.inputs,
-    }
+    note: dict[str, str | None] = {"project": str(project), "bundle": newest.path.name}
+    note |= {"id": newest.id, "inputs": newest.inputs}
     with store.publish(_note(store, project)) as partial:
         partial.write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
-def imported_lock(bundle: Path) -> Path:
+def find_imported_lock(bundle: Path) -> Path:
     """Return the path of the lock that an imported bundle has beside it; others have none there."""
     return bundle.with_name(bundle.name.removesuffix(BUNDLE_SUFFIX) + LOCK_SUFFIX)
 
 
 def allow_for_builds(store: Store, bundle: Path, key: str) -> None:
     """Record that builds may take packages out of an imported bundle: its user says so."""
-    with store.publish(_for_builds(store, bundle)) as partial:
+    with store.publish(_find_builds_note(store, bundle)) as partial:
         partial.write_text(f"{key}\n", encoding="utf-8")
 
 
@@ -236,15 +204,15 @@ def is_for_builds(store: Store, bundle: Path, key: str) -> bool:
     A layer only says which wheel it was made from. It did come from there if this store has built
     it; else somebody has to be believed.
     """
-    if is_made_here(store, bundle, key) and not imported_lock(bundle).exists():
+    if is_made_here(store, bundle, key) and not find_imported_lock(bundle).exists():
         return True
     try:
-        return files.read_text(_for_builds(store, bundle)).strip() == key
+        return read_text(_find_builds_note(store, bundle)).strip() == key
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _for_builds(store: Store, bundle: Path) -> Path:
+def _find_builds_note(store: Store, bundle: Path) -> Path:
     return store.root / "imports" / f"{bundle.name}{FOR_BUILDS_SUFFIX}"
 
 
@@ -259,57 +227,71 @@ def list_imported(store: Store) -> list[tuple[str, str]]:
     bundles = []
     for note in sorted((store.root / "imports").glob("*.txt")):  # no folder is made by a look
         with suppress(OSError, UnicodeDecodeError):
-            name = files.read_text(note).strip()
+            name = read_text(note).strip()
             named = _NAMED.search(name)
             if named and (store.root / "bundles" / name).is_file():
                 bundles.append((note.stem, named[1]))
     return bundles
 
 
+class ProjectNote(NamedTuple):
+    """What :func:`remember` has recorded."""
+
+    settings: Path
+    """The project's settings file."""
+    bundle: str
+    """The bundle's file name."""
+    id: Digest | None
+    inputs: Digest
+
+
+def read_note(path: Path) -> ProjectNote | None:
+    """Read the record of a project's newest bundle; None if it makes no sense; OSError."""
+    try:
+        match json.loads(read_text(path)):
+            case {"project": str(project), "bundle": str(bundle), "inputs": inputs, **other}:
+                made = other.get("id")
+                return ProjectNote(
+                    Path(project), bundle, Digest(str(made)) if made else None, Digest(inputs)
+                )
+    except ValueError:
+        pass
+    return None
+
+
 def find_newest(store: Store, project: Path) -> Newest | None:
     """Return the bundle that the last build of a project made, if it is still there."""
-    try:
-        raw = json.loads(files.read_text(_note(store, project)))
-        bundle = Newest(
-            path=store.bundles / raw["bundle"],
-            id=Digest(raw["id"]) if "id" in raw else None,
-            inputs=Digest(raw["inputs"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not bundle.path.exists():
-        return None
-    return bundle
+    with suppress(OSError):
+        note = read_note(_note(store, project))
+        if note is not None and (store.bundles / note.bundle).exists():
+            return Newest(path=store.bundles / note.bundle, id=note.id, inputs=note.inputs)
+    return None
 
 
 def is_named(store: Store, path: Path) -> bool:
     """Return whether a bundle is the newest of some project; equal projects share a bundle."""
-    for note in store.projects.glob("*.json"):
-        with suppress(OSError, ValueError, KeyError):
-            if json.loads(files.read_text(note))["bundle"] == path.name:
+    for file in store.projects.glob("*.json"):
+        with suppress(OSError):
+            note = read_note(file)
+            if note is not None and note.bundle == path.name:
                 return True
     return False
 
 
 def clear_away(path: Path) -> bool:
-    """Remove a bundle that another one replaces, unless a process has it open.
-
-    Returns:
-        True if it was removed.
-    """
+    """Remove a bundle that another one replaces, unless it is open; return whether it is gone."""
     try:
-        with files.open_regular(path) as handle:
+        with open_regular(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except OSError:
         return False
     with suppress(OSError):
-        _find_seal_beside(path).unlink()
+        _find_seal(path).unlink()
     return True
 
 
-def _find_seal_beside(bundle: Path) -> Path:
-    """Return the path of a seal, without creating its directory."""
+def _find_seal(bundle: Path) -> Path:
     return bundle.parents[1] / "seals" / f"{bundle.name}.txt"
 
 
@@ -332,17 +314,16 @@ def is_sealed(store: Store, path: Path, manifest: Manifest) -> bool:
         size = path.stat().st_size
         thin = size == manifest.thin_size
         lines = _lines(store, path, manifest, thin=thin)
-        return (thin or size == manifest.size) and lines == read_text(
-            _find_seal(store, path)
-        ).splitlines()
+        sealed = read_text(_find_seal(path)).splitlines()
+        return (thin or size == manifest.size) and lines == sealed
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def seal(store: Store, path: Path, manifest: Manifest, *, thin: bool = False) -> None:
     """Note that a bundle is as it was written; all of it, and all it refers to, was checked."""
-    with store.publish(_find_seal(store, path)) as partial:
-        text = "\n".join(_lines(store, path, manifest, thin=thin))
+    text = "\n".join(_lines(store, path, manifest, thin=thin))
+    with store.publish(store.seals / _find_seal(path).name) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
 
 
@@ -350,20 +331,18 @@ def list_checked_files(store: Store, manifest: Manifest) -> set[str]:
     """Return the files of a thin bundle that have not changed since some bundle was sealed."""
     known: set[str] = set()
     for path in store.seals.glob("*.txt"):
-        try:
+        with suppress(OSError, UnicodeDecodeError):
             known.update(read_text(path).splitlines()[1:])
-        except (OSError, UnicodeDecodeError):
-            continue
-    files = zip(manifest.external_members, _stored_lines(store, manifest), strict=True)
+    files = zip(manifest.external_members, _list_stored_lines(store, manifest), strict=True)
     return {member.file for member, line in files if line in known}
 
 
 def _lines(store: Store, path: Path, manifest: Manifest, *, thin: bool) -> list[str]:
     own = _line(path, manifest.id)
-    return [own, *(_stored_lines(store, manifest) if thin else ())]
+    return [own, *(_list_stored_lines(store, manifest) if thin else ())]
 
 
-def _stored_lines(store: Store, manifest: Manifest) -> list[str]:
+def _list_stored_lines(store: Store, manifest: Manifest) -> list[str]:
     return [
         _line(store.layers / member.file, member.digest) for member in manifest.external_members
     ]
@@ -374,10 +353,6 @@ def _line(path: Path, key: Digest) -> str:
         return " ".join(map(str, [*to_stamp(path.stat()), key]))
     except FileNotFoundError:
         return "missing"
-
-
-def _find_seal(store: Store, path: Path) -> Path:
-    return store.seals / f"{path.name}.txt"
 
 
 # --- Marks of bundles that a batch script names, which stay until the script is of no use any more
@@ -415,7 +390,7 @@ def unmark(bundle: Path, job_id: str) -> None:
 def is_marked(bundle: Path, now: float, *, by_jobs: bool = False) -> bool:
     """Return whether a batch script names a bundle; ``by_jobs`` ignores printed scripts."""
     marks = list_marks(bundle.parent, bundle.name, by_jobs=by_jobs)
-    return any(_age(path, now) < _SECONDS for path in marks)
+    return any(_counts(path, now) for path in marks)
 
 
 def list_marked(store: Store, now: float, *, by_jobs: bool = False) -> list[Path]:
@@ -436,8 +411,8 @@ def _mark(bundle: Path, job_id: str) -> Path:
     return bundle.with_name(bundle.name + (f"{_OF_JOB}{job_id}" if job_id else _OF_SCRIPT))
 
 
-def _age(path: Path, now: float) -> float:
+def _counts(mark: Path, now: float) -> bool:
     try:
-        return now - path.stat().st_mtime
+        return now - mark.stat().st_mtime < _SECONDS
     except OSError:  # it was removed just now
-        return _SECONDS
+        return False

@@ -55,11 +55,7 @@ class CheckedMembers:
         """By the name of the member that holds the frames."""
 
     def pieces(self, name: str, read: Read) -> Iterator[bytes]:
-        """Yield the content of a member, each piece once it is known to be right.
-
-        Raises:
-            MemberError: it is damaged, or another build's.
-        """
+        """Yield a member's content, each piece once it is known to be right; else MemberError."""
         if name == MANIFEST_NAME:
             content = self.manifest.to_bytes()
             if read(len(content)) != content:
@@ -67,33 +63,33 @@ class CheckedMembers:
             yield content
         elif name in self._parts:
             part = self._parts[name]
-            yield self._digested(name, read(part.size), part.sha256)
+            yield self._check_digest(name, read(part.size), part.sha256)
         elif name == self._layers[name].head_member:
             yield self._head(self._layers[name], read)
         else:
-            yield from self._of_frames(
+            yield from self._read_frames(
                 describe_layer(self._layers[name]), self._indexes[name], read
             )
 
-    def _of_frames(self, name: str, index: Index, read: Read) -> Iterator[bytes]:
+    def _read_frames(self, name: str, index: Index, read: Read) -> Iterator[bytes]:
         files = _Files(index)
         try:
             for frame in index.frames:
-                data = self._digested(name, read(frame.size), frame.sha256)
+                data = self._check_digest(name, read(frame.size), frame.sha256)
                 if self._compare_files:
                     files.compare(decompress_frame(data, frame.unpacked_size))
                 yield data
         except LayerError as exc:
             raise MemberError(f"{name}: {exc}") from exc
 
-    def _digested(self, name: str, data: bytes, expected: str) -> bytes:
+    def _check_digest(self, name: str, data: bytes, expected: str) -> bytes:
         if hashlib.sha256(data).hexdigest() != expected:
             raise MemberError(f"{name} does not have the digest that it must have")
         return data
 
     def _head(self, layer: Layer, read: Read) -> bytes:
         name = describe_layer(layer)
-        head = self._digested(name, read(layer.head_size), layer.head)
+        head = self._check_digest(name, read(layer.head_size), layer.head)
         try:
             index = decode_head(head, decompress_index)
             if Digest(read_origin(head).id) != layer.id:
@@ -131,12 +127,7 @@ class _Files:
 
 
 def refuse_damage(bundle: BundleFile) -> None:
-    """Read all of a bundle, and compare each byte with what its id says it must be.
-
-    Raises:
-        MemberError: it is damaged.
-        NodeError: it cannot be read.
-    """
+    """Compare each byte of a bundle with its id; MemberError for damage, else NodeError."""
     members = CheckedMembers(bundle.manifest)
     for name, _ in bundle.manifest.members():
         for _ in members.pieces(name, make_reader(bundle, name)):
@@ -152,11 +143,7 @@ def write_member(out: Writable, name: str, size: int, pieces: Iterable[bytes]) -
 
 
 def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] = ()) -> None:
-    """Write a bundle's members, each byte of them checked, and the end of a tar.
-
-    Raises:
-        NodeError: it cannot be read.
-    """
+    """Write a bundle's members, each byte checked, and the end of a tar; may raise NodeError."""
     members = CheckedMembers(bundle.manifest)
     try:
         for name, size in bundle.manifest.members():
@@ -171,10 +158,7 @@ def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] =
 
 
 def make_reader(bundle: BundleFile, name: str) -> Read:
-    """Return what reads a member of an open bundle from its beginning.
-
-    It raises NodeError where the bundle cannot be read.
-    """
+    """Return what reads a member of an open bundle from its beginning; it raises NodeError."""
     place = bundle.offset(name)
 
     def read(size: int) -> bytes:
@@ -222,7 +206,7 @@ def copy_to(bundle: Path, output: Path) -> Path:
 # --- Looking into a bundle without unpacking it --------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class InspectedLayer:
     """A layer of a bundle."""
 
@@ -254,7 +238,7 @@ class InspectedRepository:
     unpacked_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class InspectedFile:
     """A file in a bundle."""
 
@@ -317,16 +301,14 @@ def inspect_files(path: Path, *, asked: str = "") -> InspectionWithFiles:
     """Return what is in a bundle, with every file; see :func:`inspect`."""
     with open_bundle(path, asked) as bundle:
         return InspectionWithFiles(
-            **vars(_inspection(path, bundle)), listing=tuple(_listing(bundle))
+            **vars(_inspection(path, bundle)), listing=tuple(_list_files(bundle))
         )
 
 
-def _listing(bundle: BundleFile) -> Iterator[InspectedFile]:
+def _list_files(bundle: BundleFile) -> Iterator[InspectedFile]:
     for layer in bundle.manifest.layers:
         for entry in bundle.index(layer, bundle.head(layer), decompress_index).files:
-            yield InspectedFile(
-                layer=layer.name, path=entry.path, size=entry.size, sha256=entry.sha256
-            )
+            yield InspectedFile(layer.name, entry.path, entry.size, entry.sha256)
 
 
 def _inspection(path: Path, bundle: BundleFile) -> Inspection:
@@ -339,27 +321,21 @@ def _inspection(path: Path, bundle: BundleFile) -> Inspection:
         bundle=path,
         id=manifest.id,
         name=manifest.name,
-        python=manifest.requires.python,
+        python=needs.python,
         platform=f"{needs.machine}, {libc}",
         bundle_bytes=manifest.size,
         unpacked_bytes=manifest.unpacked_size,
         files=manifest.files,
         imports=manifest.imports,
-        layers=tuple(
-            InspectedLayer(
-                kind=layer.kind,
-                name=layer.name,
-                version=layer.version,
-                bytes=layer.size,
-                unpacked_bytes=layer.unpacked_size,
-                files=layer.files,
-                id=layer.id,
-            )
-            for layer in manifest.layers
-        ),
+        layers=tuple(map(_inspect_layer, manifest.layers)),
         pruned=sum_notes(bundle),
         hub=tuple(_repositories(bundle)),
     )
+
+
+def _inspect_layer(layer: Layer) -> InspectedLayer:
+    sizes = layer.size, layer.unpacked_size, layer.files
+    return InspectedLayer(layer.kind, layer.name, layer.version, *sizes, layer.id)
 
 
 def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:

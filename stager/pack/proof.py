@@ -8,9 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
@@ -70,17 +69,11 @@ def list_unmet(
 ) -> list[str]:
     """Return every requirement that is not met in a site-packages directory.
 
-    Extras count if something requests them: the user, or a package that is itself needed.
-
-    Args:
-        site: the directory.
-        requirements: the user's requirements.
-        target: decides the markers.
-        overridden: packages that the user takes against what other packages ask for; what these
-            ask for, and what is asked of them, does not count.
+    Extras count if something requests them: the user, or a package that is itself needed. What
+    ``overridden`` packages ask for, and what is asked of them, does not count.
     """
-    installed, faults = _installed(site)
-    wanted = [Requirement(text) for text in requirements]
+    installed, faults = _read_distributions(site)
+    wanted = map(Requirement, requirements)
     pending = [(_USER, requirement) for requirement in wanted if _applies(requirement, "", target)]
     pending += [(name, Requirement(name)) for name in sorted(installed)]
     seen: set[tuple[NormalizedName, str]] = set()
@@ -90,14 +83,12 @@ def list_unmet(
         distribution = installed.get(name)
         if not {name, parent} & {*overridden}:
             faults += _faults(parent, requirement, distribution)
-        if distribution is None:
-            continue
-        for extra in {"", *requirement.extras}:
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                pending += [
-                    (name, needed) for needed in _list_requirements(distribution, extra, target)
-                ]
+        extras = {(name, extra) for extra in {"", *requirement.extras}} - seen
+        if distribution is not None:
+            seen |= extras
+            for _, extra in extras:
+                needed = _list_requirements(distribution, extra, target)
+                pending += [(name, one) for one in needed]
     return sorted(set(faults))
 
 
@@ -112,19 +103,16 @@ def _faults(
         yield f"{name} is {distribution.version}; {parent} needs {needed}"
 
 
-def _installed(
+def _read_distributions(
     site: Path,
 ) -> tuple[dict[NormalizedName, importlib.metadata.Distribution], list[str]]:
     """Return the distributions by name; a fault if one has metadata without name or version."""
     distributions = list(importlib.metadata.distributions(path=[str(site)]))
-    installed = {}
-    for distribution in distributions:
-        if distribution.name and distribution.version:
-            installed[canonicalize_name(distribution.name)] = distribution
-    faults = []
-    if len(installed) < len(distributions):
-        faults.append("a package has metadata without name and version")
-    return installed, faults
+    installed = {
+        canonicalize_name(one.name): one for one in distributions if one.name and one.version
+    }
+    has_faults = len(installed) < len(distributions)
+    return installed, ["a package has metadata without name and version"] if has_faults else []
 
 
 def _list_requirements(
@@ -169,12 +157,16 @@ _HINT = (
     "add what is missing to environment.requirements (in a project of uv: `uv add NAME`), or "
     "correct environment.imports, and build again; --no-prove skips this check"
 )
+_INCOMPLETE = "the environment is not complete"
+_OTHER_PYTHON = (
+    "name another one with environment.interpreter, such as one of uv's (uv python install); "
+    "--no-prove skips this check"
+)
 _NOWHERE = "http://127.0.0.1:9"
 """The discard port: nothing listens there."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proof:
+class Proof(NamedTuple):
     """Outcome of a proof."""
 
     done: bool
@@ -182,8 +174,7 @@ class Proof:
     how: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The requirements that an environment has to meet."""
 
     requirements: Sequence[str]
@@ -210,7 +201,8 @@ def prove(
     if obstacle:
         with store.scratch("prove") as site:  # by metadata alone
             write_metadata(manifest, store, site)
-            _refuse(list_unmet(site, wanted.requirements, target, wanted.overridden))
+            unmet = list_unmet(site, wanted.requirements, target, wanted.overridden)
+            _refuse(unmet, _INCOMPLETE, _HINT)
         there = "each package that another one asks for is there"
         return Proof(done=False, how=f"{there}, but not proved by importing any: {obstacle}")
     needed, inodes = estimate_room(manifest.layers, manifest)
@@ -227,36 +219,26 @@ def prove(
             [*denied, sys.executable, "-I", "-S", str(program)], chosen, scratch, python, step
         )
         if manifest.requires.bundled_python:
-            _require_relocatable(list_faults_elsewhere(env_dir, target.python, denied))
+            faults = list_faults_elsewhere(env_dir, target.python, denied)
+            what = "the Python that the bundle brings is not relocatable"
+            _refuse(faults, what, _OTHER_PYTHON)
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in problems]
         site = env_dir / "lib" / f"python{target.python}" / "site-packages"
         faults += list_unmet(site, wanted.requirements, target, wanted.overridden)
-    _refuse(faults)
+    _refuse(faults, _INCOMPLETE, _HINT)
     with store.publish(record) as partial:
         partial.write_text(how + "\n")
     return Proof(done=True, how=f"nothing is missing: {how}")
 
 
-def _refuse(faults: Sequence[str]) -> None:
+def _refuse(faults: Sequence[str], what: str, hint: str) -> None:
     if faults:
-        raise BundleError(
-            "the environment is not complete: it would fail on a node", hint=_HINT, context=faults
-        )
-
-
-def _require_relocatable(faults: Sequence[str]) -> None:
-    if faults:
-        raise BundleError(
-            "the Python that the bundle brings is not relocatable: it would fail on a node",
-            hint="name another one with environment.interpreter, such as one of uv's (uv python "
-            "install); --no-prove skips this check",
-            context=faults,
-        )
+        raise BundleError(f"{what}: it would fail on a node", hint=hint, context=faults)
 
 
 def _find_obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
     """Return why this machine cannot run the environment; empty if it can."""
-    host, needs = Target.of_host(), manifest.requires
+    host, needs = Target.from_host(), manifest.requires
     if (target.machine, needs.libc) != (host.machine, host.libc[0]):
         return f"this machine is not {target.machine} with {needs.libc}"
     if tuple(map(int, needs.libc_version.split("."))) > host.libc[1]:
@@ -268,14 +250,14 @@ def _find_obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
 
 def _key(manifest: Manifest, wanted: Wanted) -> str:
     proved = ("wheel", PYTHON)
-    parts = {
+    parts: dict[str, object] = {
         "layers": sorted(layer.head for layer in manifest.layers if layer.kind in proved),
         "imports": manifest.imports,
         "requirements": sorted(wanted.requirements),
+        "node": manifest.node.sha256,
     }
     if wanted.overridden:
-        parts["overridden"] = sorted(wanted.overridden)
-    parts["node"] = manifest.node.sha256
+        parts |= {"overridden": sorted(wanted.overridden)}
     return Digest.of(canonical_json(parts))
 
 
@@ -320,12 +302,14 @@ def _probe(
     try:
         report = json.loads(answers[-1])
     except ValueError:
-        completed = CompletedCommand(tuple(argv), done.returncode, answers[-1], "\n".join(said))
-        raise CommandError(completed, reason="the node program gave no answer") from None
-    if "problem" in report:
-        raise _probe_failed(Problem.from_json(report["problem"]))
-    problems = [Problem.from_json(problem) for problem in report["problems"]]
-    return Path(report["path"]), problems
+        report = None
+    match report:
+        case {"problem": problem}:
+            raise _probe_failed(Problem.from_json(problem))
+        case {"path": path, "problems": problems}:
+            return Path(path), list(map(Problem.from_json, problems))
+    completed = CompletedCommand(tuple(argv), done.returncode, answers[-1], "\n".join(said))
+    raise CommandError(completed, reason="the node program gave no answer")
 
 
 def _probe_failed(problem: Problem) -> StagerError:

@@ -138,7 +138,7 @@ def test_what_the_program_in_the_file_says(
     assert done.returncode == 0, done.stderr
     assert f"stager import {file.name}" in done.stderr
     assert done.stdout == f"{file}\n"
-    program = install_program(Target.of_host())
+    program = install_program(Target.from_host())
     with_program = tmp_path / "program.carry.tar"
     with_program.write_bytes(file.read_bytes() + program)
     usage = inside.run(sys.executable, with_program)
@@ -148,18 +148,18 @@ def test_what_the_program_in_the_file_says(
     assert empty.returncode == 1
     assert f"error: {with_program} is damaged" in empty.stderr
     assert not inside.tool.exists()
-    other = install_program(replace(Target.of_host(), python="3.99"))
+    other = install_program(replace(Target.from_host(), python="3.99"))
     with_program.write_bytes(file.read_bytes() + other)
     refused = inside.run(sys.executable, with_program, "install")
     assert refused.returncode == 1
     assert "this file carries stager for Python 3.99 on" in refused.stderr
     assert f"start it with that Python: python3.99 {with_program} install" in refused.stderr
-    platform = Target.of_host().platform.replace(os.uname().machine, "riscv64")
-    elsewhere = install_program(replace(Target.of_host(), platform=platform))
+    platform = Target.from_host().platform.replace(os.uname().machine, "riscv64")
+    elsewhere = install_program(replace(Target.from_host(), platform=platform))
     with_program.write_bytes(file.read_bytes() + elsewhere)
     refused = inside.run(sys.executable, with_program, "install")
     assert refused.returncode == 1
-    assert f"on riscv64; this is Python {Target.of_host().python} on" in refused.stderr
+    assert f"on riscv64; this is Python {Target.from_host().python} on" in refused.stderr
     assert "export on the other side for this one" in refused.stderr
 
 

@@ -291,7 +291,7 @@ if __name__ == "__main__":
     tree = Tree(files=(file,), links=(), skipped=())
     source = LayerSource(kind="asset", name="slow", size=1, digest=Digest.of(b"slow"), tree=tree)
     with store.lock():
-        make_layers([source], store=store, target=Target.of_host(), jobs=1)
+        make_layers([source], store=store, target=Target.from_host(), jobs=1)
 """
 """Makes the layer of a file that is a pipe to which nobody writes."""
 

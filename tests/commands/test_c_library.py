@@ -49,7 +49,7 @@ def test_a_build_for_older_nodes_is_refused_and_goes_on_without_that_file(
     project: Project, tmp_path: Path
 ) -> None:
     wheel = understated(tmp_path)
-    older = f'platform = "{Target.of_host().platform}"'
+    older = f'platform = "{Target.from_host().platform}"'
     refused = project.locked(wheel, more=older).stager("build")
     assert refused.returncode == 1
     assert "1 package cannot be loaded on" in refused.stderr

@@ -258,7 +258,7 @@ def _fill(cache: Path, store: Store) -> None:
     ]
     files = HubFiles(offline=False, store=store, progress=lambda line: None)
     with store.lock():
-        for source in make_hub_sources(resolve(requests, [], files), files, Target.of_host()):
+        for source in make_hub_sources(resolve(requests, [], files), files, Target.from_host()):
             assert source.tree is not None
             assert source.prefix == f"{STATE}/{HUB}"
             for file in source.tree.files:

@@ -26,7 +26,7 @@ from stager.core.errors import BundleError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.source import layer_id
-from stager.pack.bundle_file import find_by_id, format_of, node_program, read_manifest
+from stager.pack.bundle_file import find_by_id, node_program, read_format, read_manifest
 from stager.pack.members import copy_to
 from tests.support.building import HOST, Project, digests, source_of
 from tests.support.wheelhouse import make_wheel
@@ -196,7 +196,7 @@ def test_a_bundle_of_another_format_is_said_to_be_one(
     assert "stager build" in caught.value.hint
     with pytest.raises(NodeError, match="another version"):
         BundleFile(str(other))
-    assert format_of(other) == (FORMAT if version == "x" else version)
+    assert read_format(other) == (FORMAT if version == "x" else version)
 
 
 def test_clean_takes_bundles_of_older_formats_though_a_project_names_them(project: Project) -> None:

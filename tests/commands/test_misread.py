@@ -19,7 +19,7 @@ from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist, own_backend
 from tests.support.wheelhouse import make_wheel
 
-HERE = Target.of_host().python
+HERE = Target.from_host().python
 FOREIGN = [
     ("poetry.lock", "poetry export"),
     ("pdm.lock", "pdm export"),

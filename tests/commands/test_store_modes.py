@@ -54,7 +54,7 @@ def test_the_roots_mode_decides(root: int | None, folder: int, file: int, tmp_pa
         store.root.chmod(root)
     with store.lock():
         source = source_of(make_wheel(tmp_path / "wheels", "alpha"))
-        make_layers([source], store=store, target=Target.of_host(), jobs=1)
+        make_layers([source], store=store, target=Target.from_host(), jobs=1)
         with store.publish(store.bundles / "a") as partial:
             partial.write_text("x")
         with store.scratch("new") as scratch:

@@ -81,7 +81,7 @@ def test_what_the_nodes_must_have_is_said(own, python):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     """The modules are opened before anything else looks at the files."""
-    target = Target.of_host()
+    target = Target.from_host()
     library = tmp_path / "lib" / f"python{target.python}"
     (library / "lib-dynload").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
@@ -100,7 +100,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def test_a_static_program_is_refused(tmp_path):
     """As uv had for musl: it starts anywhere, and loads no extension module."""
     needs("compiler")
-    target = Target.of_host()
+    target = Target.from_host()
     (tmp_path / "bin").mkdir()
     source = tmp_path / "main.c"
     source.write_text("int main(void) {return 0;}")

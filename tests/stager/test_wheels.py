@@ -24,7 +24,7 @@ from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
 from tests.support.wheelhouse import make_wheel
 
-HERE = Target.of_host()
+HERE = Target.from_host()
 
 
 @pytest.fixture

@@ -37,7 +37,9 @@ from tests.support.needs import lacks, needs
 from tests.support.warm_ranks import Rank, WarmRanks
 
 STAGER = [sys.executable, "-m", "stager"]
-HOST = Target.of_host()
+HOST = Target.from_host()
+OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
+"""A target of another Python than this one."""
 SITE = f"lib/python{HOST.python}/site-packages"
 ORIGIN = Origin(kind="wheel", name="any", version="1", content=Digest.of(b"any"), options={})
 """What a layer is said to be made from where nobody looks."""
@@ -206,7 +208,7 @@ def tree_of(folder: Path) -> Tree:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
-    return Tree(files=tuple(files), links=(), skipped=())
+    return Tree(files=tuple(files))
 
 
 def index_of(layer: Path) -> Index:
@@ -288,14 +290,19 @@ def left_in_tmp(store: Store) -> list[Path]:
     return list((store.root / "tmp").rglob("*"))
 
 
+def layer_of(wheel: Path, *prune: str, target: Target = HOST) -> Path:
+    """Write the layer of a wheel beside it."""
+    layer = wheel.with_suffix(".layer")
+    with LayerWriter(wheel.parent) as writer:
+        add_wheel(writer, wheel, target, prune)
+        writer.write(layer, ORIGIN)
+    return layer
+
+
 def layers_of(folder: Path, *wheels: Path) -> Path:
     """Wheels installed as their layers install them; returns the ``site-packages``."""
     for wheel in wheels:
-        layer = wheel.with_suffix(".layer")
-        with LayerWriter(wheel.parent) as writer:
-            add_wheel(writer, wheel, HOST)
-            writer.write(layer, ORIGIN)
-        for path, data in contents(layer).items():
+        for path, data in contents(layer_of(wheel)).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
     return folder / SITE

@@ -40,7 +40,7 @@ from stager.pack.members import copy_to
 from stager.wheels import fetch
 from tests.support.building import ORIGIN
 
-HERE = Target.of_host()
+HERE = Target.from_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
 """The installation's own program for the Python that runs the tests."""
 OWN = f"stager-{os.geteuid()}"

@@ -234,7 +234,7 @@ def fetch_zstandard(cache: Path) -> Path:
     from stager.core.values import Target
     from stager.pack.decompressor import decompressor_lock
 
-    lock = decompressor_lock(Target.of_host())
+    lock = decompressor_lock(Target.from_host())
     if lock is None:  # this Python has zstd of its own
         return cache
     (file,) = lock.files

@@ -14,7 +14,6 @@ import zstandard
 
 from bundle.format.manifest import Part
 from bundle.protocol.codec import encode
-from stager.building import build
 from stager.building.build import build_result
 from stager.building.current_bundle import current_bundle, list_project_sources, offline_root
 from stager.config.load import load
@@ -24,13 +23,13 @@ from stager.core.files import BUNDLE_SUFFIX
 from stager.core.store import Store, digest_file
 from stager.core.values import Digest, Target
 from stager.layers import source
-from stager.pack.bundle_file import find_newest, mark
+from stager.pack.bundle_file import find_newest
 from stager.pack.members import copy_to, refuse_in_project
-from tests.support.building import Project, Recorder, contents, digests, index_of
+from tests.support.building import Project, Recorder, contents, index_of
 from tests.support.golden import check_golden
 from tests.support.processes import until
 from tests.support.signing import ALICE, allow
-from tests.support.wheelhouse import make_wheel, without_compression
+from tests.support.wheelhouse import without_compression
 
 EVERYTHING = ("alpha", "cli-tool", "My.Odd_Name", "ns-one", "ns-two", "pth-pkg", "schemes")
 
@@ -131,21 +130,6 @@ def test_a_changed_wheel_is_one_layer(project):
     assert back.packed.reused
 
 
-def test_a_damaged_layer_is_mended(project):
-    built = project.build()
-    good = digests(project.store.layers)
-    cut, flipped = (project.store.layer(layer.id) for layer in built.made.layers[:2])
-    os.truncate(cut, 50)
-    data = bytearray(flipped.read_bytes())
-    data[-1] ^= 1
-    flipped.write_bytes(data)
-    built.packed.path.unlink()
-    with pytest.raises(BundleError, match=r"layer of beta 2\.0 is damaged"):
-        project.build()
-    assert project.build().made.built == 1
-    assert digests(project.store.layers) == good
-
-
 # --- the project, the trainer, the assets --------------------------------------------------------
 
 
@@ -244,17 +228,6 @@ def test_models_by_name_are_looked_for_where_that_is_allowed(project):
 # --- packages that do not fit, or lie ------------------------------------------------------------
 
 
-def test_a_wheel_that_is_not_the_locked_one(project, wheelhouse):
-    project.build().packed.path.unlink()  # which has the layer of the right one
-    files = {"beta/__init__.py": "VERSION = 'forged'\n"}
-    make_wheel(wheelhouse, "beta", "2.0", files=files)
-    (project.store.wheels / "beta-2.0-py3-none-any.whl").unlink()
-    with pytest.raises(WheelError) as caught:
-        project.build()
-    (line,) = caught.value.context
-    assert "beta-2.0-py3-none-any.whl: differs from the lock: expected sha256" in line
-
-
 def test_without_the_decompressor_the_message_says_what_to_put_where(project):
     project.build().packed.path.unlink()  # which has the decompressor, too
     (wheel,) = project.store.wheels.glob("zstandard-*")
@@ -280,7 +253,7 @@ def test_the_offline_root_is_the_variables_then_the_settings_then_the_default(
     project.settings("alpha", more='python = "3.12"')
     assert offline_root(load(project.root)) == Path.home() / "offline_repo_py312"
     project.settings("alpha")
-    own = Target.of_host().python.replace(".", "")
+    own = Target.from_host().python.replace(".", "")
     assert offline_root(load(project.root)) == Path.home() / f"offline_repo_py{own}"
     monkeypatch.setenv("OFFLINE_ROOT", "~/x")
     assert offline_root(load(project.root)) == Path.home() / "x"
@@ -297,16 +270,6 @@ def test_whoever_has_to_wait_is_told(project):
         assert recorder.notes == [f"waiting for another build in {project.store.root}"]
     other.join()
     assert recorder.phases == ["lock", "wheels", "layers", "bundle"]
-
-
-def test_a_target_without_bytecode_is_noted(project):
-    recorder = Recorder()
-    built = project.settings("alpha", more='python = "3.14"').build(recorder, prove=True)
-    assert any("no bytecode is included" in note for note in recorder.notes)
-    if built.proof is not None and not built.proof.done:
-        why = "there is no Python 3.14 here"
-        assert recorder.notes[-1].endswith(f"but not proved by importing any: {why}")
-    assert built.packed.manifest.decompressor is None
 
 
 def test_without_a_build_there_is_no_newest_bundle(project):
@@ -383,33 +346,6 @@ def test_an_edit_neither_reads_nor_writes_an_asset(project, monkeypatch):
 
 def files_below(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def test_a_bundle_that_a_submitted_job_names_is_not_replaced(project):
-    first = project.build().packed.path
-    assert mark(project.store, first, "4711")
-    (project.root / "train.py").write_text("print('changed')\n")
-    recorder = Recorder()
-    second = current_bundle(load(project.root), recorder).path
-    assert first.exists()
-    stays = f"{second.name} replaces {first.name}, which stays: a batch script names it"
-    assert recorder.notes[-1] == stays
-
-
-def test_a_project_larger_than_its_packages_is_said(project, monkeypatch):
-    monkeypatch.setattr(build, "_MANY_FILES", 100)
-    for number in range(120):
-        (project.root / f"part{number}.txt").write_text("x")
-    listener = Recorder()
-    project.settings("alpha").build(listener)
-    (note,) = (line for line in listener.notes if "larger than its packages" in line)
-    assert "project.exclude" in note
-    (project.root / "stager.toml").write_text(
-        (project.root / "stager.toml").read_text() + '[project]\nexclude = ["part*"]\n'
-    )
-    listener = Recorder()
-    project.build(listener)
-    assert not [line for line in listener.notes if "larger" in line]
 
 
 # --- A file that a command writes is kept out of the project, which would ship it the next time

@@ -203,7 +203,7 @@ def test_settings_outside_of_the_project_are_said(gap: Gap) -> None:
 def test_the_lock_of_another_platform(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
     gap.project.build()
     file = gap.export()
-    here = Target.of_host().platform
+    here = Target.from_host().platform
     other = here.replace("_2_", "_2_1", 1)
     monkeypatch.setattr("stager.core.values._host_platform", lambda: other)
     [note] = gap.take(file).notes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.core.damaged_bytecode import damaged_file
+from stager.core.damaged_bytecode import find_damaged_file
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -84,5 +84,5 @@ def test_a_command_for_scripts_says_so_in_json(copy):
 def test_the_end_of_standard_input_is_something_else():
     with pytest.raises(EOFError) as caught:
         raise EOFError
-    assert damaged_file(caught.value) == ""
-    assert damaged_file(None) == ""
+    assert find_damaged_file(caught.value) == ""
+    assert find_damaged_file(None) == ""

@@ -164,7 +164,7 @@ def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> 
     job = plan_job(prepared, ("salloc", "--nodes=3", "--export=HF_TOKEN=hunter2"))
     assert job.argv == ("salloc", "--nodes=3", "--export=HF_TOKEN=***")
     assert (job.bundle, job.id) == (packed.path, packed.manifest.id)
-    assert (job.transfer, job.bytes_at_most, job.nodes) == ("auto", packed.size, (3, 3))
+    assert (job.transfer, job.bytes_at_most, job.nodes) == ("auto", packed.manifest.size, (3, 3))
     assert (job.forecast.nodes, job.forecast.measured) == (3, False)
 
 
@@ -178,13 +178,15 @@ def test_a_dry_run_heeds_the_way_that_is_asked_for(
     prepared = prepare(load(project.root), options, bundle, action=Action.VERIFY, source="salloc")
     job = plan_job(prepared, ("salloc",))
     assert job.transfer is way
-    assert job.bytes_at_most == (0 if way is TransferWay.SHARED else packed.size)
-    work = measure_staging_work(packed.manifest.layers, packed.manifest.layers, packed.size)
+    assert job.bytes_at_most == (0 if way is TransferWay.SHARED else packed.manifest.size)
+    work = measure_staging_work(
+        packed.manifest.layers, packed.manifest.layers, packed.manifest.size
+    )
     nodes = Nodes(40, cpus=1, ranks=1)
     relayed = forecast_staging(work, nodes).send
     sends = {
         TransferWay.SBCAST: forecast_staging(work, nodes, relayed=False).send,
-        TransferWay.SHARED: packed.size / (NFS.all / 40),
+        TransferWay.SHARED: packed.manifest.size / (NFS.all / 40),
     }
     assert job.forecast.seconds.send == pytest.approx(sends.get(way, relayed), abs=0.001)
 

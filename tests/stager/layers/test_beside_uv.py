@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.layers.layer_file import LayerWriter
-from stager.layers.wheel import add_wheel
 from stager.lock.uv import require_uv
-from tests.support.building import HOST, ORIGIN, SITE, contents
+from tests.support.building import HOST, SITE, contents, layer_of
 from tests.support.wheelhouse import Member, make_wheel, parts
 
 Make = Callable[[Path, str], Path]
@@ -102,15 +100,11 @@ def installed(tmp_path_factory):
     return files, folder
 
 
-def test_the_files_are_those_of_uv(installed, tmp_path):
+def test_the_files_are_those_of_uv(installed):
     theirs, folder = installed
     ours: dict[str, bytes] = {}
     for wheel in sorted(folder.glob("*.whl")):
-        layer = tmp_path / f"{wheel.name}.layer"
-        with LayerWriter(tmp_path) as writer:
-            add_wheel(writer, wheel, HOST)
-            writer.write(layer, ORIGIN)
-        for path, data in contents(layer).items():
+        for path, data in contents(layer_of(wheel)).items():
             ours.setdefault(path, data)
     compared = {_as_target(path): data for path, data in ours.items() if _is_of_wheel(path)}
     expected = {path: data for path, data in theirs.items() if _is_of_wheel(path)}

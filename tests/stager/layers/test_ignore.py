@@ -225,10 +225,3 @@ def test_decide_has_three_answers():
         True,
         None,
     )
-
-
-def test_of_several_rules_the_innermost_that_speaks_decides():
-    rules = [Ignore(["*.log"]), Ignore(["!*.log"], base="a"), Ignore(["unrelated"], base="a/b")]
-    assert not is_excluded(rules, "a/b/x.log", is_dir=False)
-    assert is_excluded(rules, "c/x.log", is_dir=False)
-    assert not is_excluded((), "x", is_dir=False)

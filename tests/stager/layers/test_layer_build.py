@@ -16,24 +16,21 @@ import pytest
 
 from stager.core.errors import SpaceError, StagerError, WheelError
 from stager.core.store import Store
-from stager.core.values import Target
 from stager.layers.layer_build import make_layers
 from stager.layers.project import project_files
 from stager.layers.source import LayerSource, layer_id
 from stager.layers.tree import Tree, TreeFile
 from tests.support.building import (
     HOST,
+    OTHER,
     Recorder,
     contents,
     digests,
-    index_of,
     left_in_tmp,
     source_of,
     tree_of,
 )
 from tests.support.wheelhouse import DAMAGED, make_wheel, standard_set
-
-OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
 
 
 @pytest.fixture
@@ -82,30 +79,9 @@ def test_a_second_time_makes_nothing(tmp_path, store):
     assert {step.split(" ")[0] for step in recorder.steps} == {str(s.name) for s in sources}
 
 
-def test_only_a_changed_wheel_is_made_again(tmp_path, store):
-    wheels = standard_set(tmp_path / "wheels")
-    make([source_of(wheel) for wheel in wheels], store)
-    wheels[0] = make_wheel(tmp_path / "newer", "alpha", "1.1")
-    with store.lock():
-        made = make_layers(list(map(source_of, wheels)), store=store, target=HOST, jobs=2)
-    assert (made.built, made.reused) == (1, len(wheels) - 1)
-
-
 def test_equal_sources_give_one_layer(tmp_path, store):
     wheel = make_wheel(tmp_path, "alpha")
     assert len(make([source_of(wheel), source_of(wheel)], store)) == 1
-
-
-def test_the_description_agrees_with_the_file(tmp_path, store):
-    wheel = make_wheel(tmp_path, "alpha")
-    with store.lock():
-        made = make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
-    (layer,) = made.layers
-    index = index_of(store.layer(layer.id))
-    assert (layer.kind, layer.name, layer.version) == ("wheel", "alpha", "1.0")
-    assert layer.files == len(index.files)
-    assert layer.unpacked_size == sum(entry.size for entry in index.files)
-    assert layer.id == layer_id(source_of(wheel), HOST)
 
 
 def test_several_bad_wheels_are_all_reported_and_the_good_ones_kept(tmp_path, store):

@@ -22,8 +22,15 @@ from stager.layers.layer_file import (
     decompress_index,
     list_top_modules,
 )
-from stager.layers.wheel import add_wheel
-from tests.support.building import HOST, ORIGIN, contents, frames_of, index_of, listing, plain_tar
+from tests.support.building import (
+    ORIGIN,
+    contents,
+    frames_of,
+    index_of,
+    layer_of,
+    listing,
+    plain_tar,
+)
 from tests.support.wheelhouse import make_wheel
 
 FILES = {
@@ -251,10 +258,7 @@ def test_only_the_frames_that_are_asked_for_are_read(layer):
 
 def modules(folder, name, *files, wheel=None):
     made = wheel or make_wheel(folder, name, files=dict.fromkeys(files, ""))
-    with LayerWriter(folder) as writer:
-        add_wheel(writer, made, HOST)
-        writer.write(folder / "layer", ORIGIN)
-    return list_top_modules(name, index_of(folder / "layer"))
+    return list_top_modules(name, index_of(layer_of(made)))
 
 
 @pytest.mark.parametrize(

@@ -91,18 +91,6 @@ def test_python_environments_are_left_out_with_a_note(tmp_path):
     assert project_files(tmp_path, []).skipped == (), "no note on what the user knows of"
 
 
-def test_gitignore_counts_outside_a_repository_and_in_every_directory(tmp_path):
-    write(tmp_path, "a.log", "runs/1", "pkg/a.log", "pkg/keep.log", "pkg/data/x.bin", "x.bin")
-    (tmp_path / ".gitignore").write_text("*.log\nruns/\n")
-    (tmp_path / "pkg/.gitignore").write_text("!keep.log\n/data/\n")
-    assert paths(project_files(tmp_path, [])) == [
-        ".gitignore",
-        "pkg/.gitignore",
-        "pkg/keep.log",
-        "x.bin",
-    ]
-
-
 def test_a_gitignore_that_is_a_link_is_not_read_as_by_git(tmp_path):
     write(tmp_path, "a.log", "sub/a.log")
     (tmp_path / "rules").write_text("*.log\n")

@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stager.core.errors import ConfigError, WheelError
-from stager.layers import prune
 from stager.layers.layer_file import LayerWriter
 from stager.layers.prune import (
     NOTE,
@@ -28,11 +28,11 @@ from stager.layers.wheel import add_wheel
 from stager.pack.members import inspect
 from tests.support.building import (
     HOST,
-    ORIGIN,
     SITE,
     contents,
     fake_installation,
     index_of,
+    layer_of,
     source_of,
     wheel_of,
 )
@@ -75,14 +75,6 @@ def wheel_with(folder, files, **options):
 def names(wheel, *words):
     with zipfile.ZipFile(wheel) as archive:
         return set(list_left_out(archive, words))
-
-
-def layer_of(folder, wheel, *words):
-    layer = folder / "layer"
-    with LayerWriter(folder) as writer:
-        add_wheel(writer, wheel, HOST, words)
-        writer.write(layer, ORIGIN)
-    return layer
 
 
 def test_each_word_leaves_its_own_out(tmp_path):
@@ -155,27 +147,28 @@ def test_tests_that_an_entry_point_names_stay(tmp_path):
     assert names(wheel, "tests") == set()
 
 
-def test_prose_about_tests_keeps_nothing(tmp_path):
-    prose = '"""Import the tests, from p.tests say."""\n# import p.tests\nNAME = "tests"\n'
-    files = {"p/__init__.py": prose, "p/tests/test_it.py": ""}
-    assert names(wheel_with(tmp_path, files), "tests") == {"p/tests/test_it.py"}
-
-
-def test_a_module_that_does_not_parse_keeps_nothing(tmp_path):
-    files = {"p/old.py": "print 'x'\nimport p.tests\n", "p/tests/test_it.py": ""}
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Import the tests, from p.tests say."""\n# import p.tests\nNAME = "tests"\n',
+        "print 'no Python 3'\nimport p.tests\n",
+    ],
+)
+def test_prose_about_tests_and_what_does_not_parse_keep_nothing(tmp_path, source):
+    files = {"p/__init__.py": source, "p/tests/test_it.py": ""}
     assert names(wheel_with(tmp_path, files), "tests") == {"p/tests/test_it.py"}
 
 
 def test_the_layer_and_its_record_have_the_rest(tmp_path):
     wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
-    found = contents(layer_of(tmp_path, wheel, *BOTH))
+    found = contents(layer_of(wheel, *BOTH))
     installed = {path.removeprefix(f"{SITE}/") for path in found if "__pycache__" not in path}
     assert {path for path in installed if ".dist-info/" not in path} == set(KEPT)
     noted = json.loads(found[f"{SITE}/p-1.0.dist-info/{NOTE}"])
     size = sum(len(text) for text in [*HEADERS.values(), *TESTS.values()])
     assert noted == {"what": list(BOTH), "files": len(HEADERS) + len(TESTS), "bytes": size}
 
-    python = fake_installation([tmp_path / "layer"], tmp_path / "env")
+    python = fake_installation([layer_of(wheel, *BOTH)], tmp_path / "env")
     (dist,) = importlib.metadata.distributions(path=[str(tmp_path / "env" / SITE)])
     listed = dist.files or []
     assert {str(file) for file in listed} >= {"p/__init__.py", f"p-1.0.dist-info/{NOTE}"}
@@ -185,8 +178,8 @@ def test_the_layer_and_its_record_have_the_rest(tmp_path):
 
 def test_nothing_left_out_is_the_layer_it_always_was(tmp_path):
     wheel = wheel_with(tmp_path, KEPT)
-    before = layer_of(tmp_path, wheel).read_bytes()
-    assert layer_of(tmp_path, wheel, *BOTH).read_bytes() == before
+    before = layer_of(wheel).read_bytes()
+    assert layer_of(wheel, *BOTH).read_bytes() == before
 
 
 def test_the_id_changes_where_something_is_concerned(tmp_path):
@@ -194,14 +187,7 @@ def test_the_id_changes_where_something_is_concerned(tmp_path):
     headed = source_of(wheel_with(tmp_path / "2", {**KEPT, **HEADERS}))
 
     def pruned(source, *words):
-        return LayerSource(
-            kind="wheel",
-            name=source.name,
-            version=source.version,
-            digest=source.digest,
-            size=source.size,
-            prune=list_effective_entries(source.wheel, words),
-        )
+        return replace(source, prune=list_effective_entries(source.wheel, words))
 
     assert pruned(plain, *BOTH).prune == ()
     assert layer_id(pruned(plain, *BOTH), HOST) == layer_id(plain, HOST)
@@ -214,13 +200,7 @@ def test_the_id_changes_where_something_is_concerned(tmp_path):
 def test_the_id_changes_with_the_rules(tmp_path, monkeypatch):
     wheel = wheel_with(tmp_path, HEADERS)
     source = source_of(wheel)
-    pruned = LayerSource(
-        kind="wheel",
-        name="p",
-        digest=source.digest,
-        size=1,
-        prune=list_effective_entries(wheel, BOTH),
-    )
+    pruned = replace(source, prune=list_effective_entries(wheel, BOTH))
     before = layer_id(pruned, HOST)
     monkeypatch.setattr("stager.layers.source.RULES", RULES + 1)
     assert layer_id(pruned, HOST) != before
@@ -266,11 +246,6 @@ def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(project, tmp_pat
     wheel = wheel_with(tmp_path, {"p/__init__.py": "", f"p-1.0.dist-info/{NOTE}": "[1]"})
     packed = project.locked(wheel).build().packed
     assert inspect(packed.path).pruned == Pruned(words=(), files=0, size=0)
-
-
-def test_each_word_of_the_settings_has_rules():
-    for word in BOTH:
-        assert f"``{word}``\n" in prune.__doc__
 
 
 # --- Patterns of ``environment.prune``: what they leave out of a package, and what they may not

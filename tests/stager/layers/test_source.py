@@ -107,4 +107,4 @@ def test_a_large_project_is_told_which_folder_makes_it_so(tmp_path, monkeypatch)
         (tmp_path / "data" / "train" / f"{number}.bin").write_bytes(bytes(100))
     notes: list[str] = []
     project_sources(load(tmp_path), own=(), note=notes.append, tracked=())
-    assert "data/ alone 200 bytes in 2 files: name data in assets.paths" in notes[0]
+    assert ", data/ alone 200 bytes in 2 files: name data in assets.paths" in notes[0]

@@ -9,17 +9,8 @@ import pytest
 
 from bundle.format.layer import (
     DEPTH_LIMIT,
-    NAME_LIMIT,
-    PATH_LIMIT,
-    Entry,
-    Frame,
-    Index,
-    LayerError,
     Link,
     check_link,
-    check_path,
-    decode_head,
-    encode_head,
 )
 from bundle.protocol.digest import Digest, canonical_json
 from stager.core.errors import StagerError, WheelError
@@ -27,7 +18,7 @@ from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.project import asset_files, project_files
 from stager.layers.tree import Collector, digest_contents, digest_tree
-from tests.support.building import HOST, ORIGIN, contents, left_in_tmp, source_of
+from tests.support.building import HOST, contents, left_in_tmp, source_of
 from tests.support.wheelhouse import make_wheel
 
 
@@ -227,31 +218,3 @@ def test_a_project_or_an_asset_as_deep_as_that_is_refused(depth, tmp_path, neste
     assert "no node can hold" in caught.value.context[0]
     assert project_files(nested(tmp_path / "less", 200), []).files
     assert project_files(deep, ["/d"]).files == ()
-
-
-@pytest.mark.parametrize("kind", HARD)
-def test_the_far_side_refuses_them_too(kind):
-    path, why = HARD[kind]
-    with pytest.raises(LayerError, match=why):
-        check_path(path)
-    index = Index(
-        files=(Entry(path, 1, 0o644, "0" * 64, 512),), links=(), frames=(Frame(9, 4096, "0" * 64),)
-    )
-    head = encode_head(index, ORIGIN, lambda data: data)
-    with pytest.raises(LayerError, match=why):
-        decode_head(head, lambda data: data)
-    with pytest.raises(LayerError):
-        check_link(Link("lib/a", "b/" * PATH_LIMIT))
-    assert check_path("a/" + "n" * NAME_LIMIT)
-
-
-def test_a_file_named_like_a_scheme_is_refused(tmp_path):
-    wheel = make_wheel(
-        tmp_path, "odd", files={"odd.py": "", "odd-1.0.data/purelib": "no directory"}
-    )
-    store = Store(tmp_path / "store")
-    with store.lock(), pytest.raises(WheelError, match=r"members that no wheel may have") as caught:
-        make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
-    assert caught.value.context == (
-        "odd-1.0.data/purelib is a file, where a directory is expected",
-    )

@@ -23,7 +23,7 @@ from tests.support.index_server import Index, serve
 from tests.support.sources import git_commit, make_sdist, own_backend, own_sdist
 from tests.support.wheelhouse import make_wheel
 
-HERE = Target.of_host()
+HERE = Target.from_host()
 BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
 
 
@@ -806,7 +806,7 @@ def test_of_a_traceback_of_pip_the_last_error_is_shown_and_a_full_disk_is_named(
     def pip(argv, **_):
         return CompletedCommand(tuple(argv), 2, "", said)
 
-    full = Pip(target=Target.of_host(), indexes=Indexes(), scratch=tmp_path, run=pip)
+    full = Pip(target=Target.from_host(), indexes=Indexes(), scratch=tmp_path, run=pip)
     with pytest.raises(SpaceError, match="pip has no space left") as caught:
         full.download(["x"], tmp_path)
     assert caught.value.context == (said.splitlines()[-1],)

@@ -134,7 +134,7 @@ def test_a_damaged_lock_is_made_anew(relock, root):
         line = f'exclude-newer = "{value}"\nspec-digest ='
         path.write_text(text.replace("spec-digest =", line))
         with pytest.raises(ResolveError, match="exclude-newer"):
-            read_lock(path, Target.of_host())
+            read_lock(path, Target.from_host())
     made, difference = relock("alpha")
     assert versions(made) == {"alpha": "1.0", "beta": "2.0"}
     assert len(difference.added) == 2

@@ -55,7 +55,7 @@ def test_strings_are_normalised(ask):
 
 
 def test_the_target_is_this_machine_unless_named(ask):
-    assert ask("a").target == Target.of_host()
+    assert ask("a").target == Target.from_host()
     named = ask("a", python="3.12", platform="manylinux_2_28_aarch64").target
     assert named == Target(python="3.12", platform="manylinux_2_28_aarch64")
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import zipfile
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -236,16 +235,20 @@ def test_a_file_where_another_package_has_a_directory(tmp_path, store):
 # --- a damaged store -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["head", "index", "frame"])
-def test_a_flipped_bit_in_a_stored_layer_makes_no_bundle(place, tmp_path, store):
+@pytest.mark.parametrize("place", ["head", "index", "frame", "all"])
+def test_a_damaged_layer_makes_no_bundle(place, tmp_path, store):
     wheels = fitting_set(tmp_path / "wheels")
     with store.lock():
         contents = contents_of(wheels, store)
         layer = store.layer(contents.layers[0].id)
         data = bytearray(layer.read_bytes())
         size = head_summary(bytes(data[:HEAD_PREFIX])).head_size
-        data[{"head": HEAD_PREFIX - 1, "index": size // 2 + 20, "frame": size + 5}[place]] ^= 4
-        layer.write_bytes(data)
+        if place == "all":
+            layer.unlink()
+        else:
+            at = {"head": HEAD_PREFIX - 1, "index": size // 2 + 20, "frame": size + 5}[place]
+            data[at] ^= 4
+            layer.write_bytes(data)
         with pytest.raises(BundleError, match=r"the stored layer of alpha 1\.0 is dam") as caught:
             pack(contents, store)
         assert str(layer) in caught.value.context
@@ -254,14 +257,6 @@ def test_a_flipped_bit_in_a_stored_layer_makes_no_bundle(place, tmp_path, store)
     assert left_in_tmp(store) == []
     assert packed(wheels, store).path.exists(), "the next build does not mend it"
     assert frames_of(layer)
-
-
-def test_a_layer_that_is_gone_is_named(tmp_path, store):
-    with store.lock():
-        contents = contents_of([make_wheel(tmp_path, "alpha")], store)
-        store.layer(contents.layers[0].id).unlink()
-        with pytest.raises(BundleError, match=r"alpha 1\.0"):
-            pack(contents, store)
 
 
 def test_room_is_asked_for_before_anything_is_written(tmp_path, store, monkeypatch):
@@ -288,15 +283,6 @@ def test_the_node_program_is_the_far_side_byte_for_byte():
         assert archive.namelist() == sorted(["__main__.py", *modules])
         for name, path in modules.items():
             assert archive.read(name) == path.read_bytes()
-
-
-def test_the_node_program_runs_without_any_package(tmp_path):
-    program = tmp_path / "node.pyz"
-    program.write_bytes(make_node_program())
-    argv = [sys.executable, "-I", "-S", str(program), "--help"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path, env={})
-    assert done.returncode == 0, done.stderr
-    assert "node.pyz" in done.stdout
 
 
 # --- what a node must have -----------------------------------------------------------------------
@@ -330,21 +316,6 @@ def test_a_node_needs_the_newest_c_library_of_any_wheel(tags, version):
     needs = make_requires(target, wheels_tagged(*tags))
     assert (needs.python, needs.machine, needs.libc) == ("3.11", "x86_64", "glibc")
     assert needs.libc_version == version
-
-
-def test_musl_has_versions_of_its_own():
-    target = Target(python="3.11", platform="musllinux_1_2_x86_64")
-    needs = make_requires(target, wheels_tagged("cp311-cp311-musllinux_1_1_x86_64"))
-    assert (needs.libc, needs.libc_version) == ("musl", "1.1")
-
-
-@pytest.mark.parametrize("python", ["3.9", "3.10", "3.11", "3.12", "3.13"])
-def test_the_decompressors_member_name_fits_a_tar_header(python):
-    for platform in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64"):
-        lock = decompressor_lock(Target(python=python, platform=platform))
-        name = short_name(lock.files[0].filename)
-        assert len(name) <= 100
-        assert re.fullmatch(r"zstandard-[\d.]+-cp\d+-cp\d+-\w+\.whl", name)
 
 
 # --- What the shared libraries in wheels need of the C library, whatever their tags say
@@ -505,6 +476,9 @@ def test_there_is_one_wheel_for_each_target(python, platform):
     assert file.name == "zstandard"
     assert not tags.isdisjoint(target.tags())
     assert {tag.interpreter for tag in tags} == {target.python_tag}
+    short = short_name(file.filename)  # a tar header has room for 100 bytes
+    assert len(short) <= 100
+    assert re.fullmatch(r"zstandard-[\d.]+-cp\d+-cp\d+-\w+\.whl", short)
 
 
 @pytest.mark.parametrize("python", ["3.14", "3.15", "3.20"])

@@ -19,7 +19,7 @@ def test_the_summary_agrees_with_the_bundle(project):
     assert (result.id, result.name) == (packed.manifest.id, "project")
     assert result.python == HOST.python
     assert result.platform == f"{HOST.machine}, any {HOST.libc[0]}"
-    assert result.bundle_bytes == packed.size
+    assert result.bundle_bytes == packed.manifest.size
     assert result.imports == ("alpha",)
     kinds = [(layer.kind, layer.name, layer.version) for layer in result.layers]
     assert kinds == [

@@ -160,7 +160,7 @@ def _lock(folder: Path, change: tuple[list[int], Any, str]) -> str:
     path = folder / "pylock.toml"
     path.write_text(text, encoding="utf-8")
     try:
-        read_lock(path, Target.of_host())
+        read_lock(path, Target.from_host())
     except StagerError as exc:
         require(bool(exc.message.strip()), "the message says something", repr(exc))
         return REFUSED
