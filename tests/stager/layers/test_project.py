@@ -309,17 +309,6 @@ def test_a_project_that_is_not_there(tmp_path):
         project_files(tmp_path / "file", [])
 
 
-def test_unusable_files_in_assets(open_dir):
-    write(open_dir, "project/data/secret", "project/data/tab\t.csv", "project/data/ok")
-    (open_dir / "project/data/secret").chmod(0)
-    with as_ordinary_user(), pytest.raises(StagerError) as caught:
-        asset_files(open_dir / "project", ["data"])
-    assert caught.value.context == (
-        "'data/tab\\t.csv': its name holds unprintable characters, or is not UTF-8",
-        "data/secret: Permission denied",
-    )
-
-
 def test_a_thousand_files_are_quick_to_list_and_identify(tmp_path):
     (tmp_path / ".gitignore").write_text(
         "".join(f"/never-{number}/\n*.{number}\n" for number in range(50))

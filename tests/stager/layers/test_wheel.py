@@ -27,7 +27,6 @@ from stager.layers.wheel_members import LARGE, ChangedMemberError, LargeMember
 from tests.support.building import (
     HOST,
     ORIGIN,
-    OTHER,
     SITE,
     contents,
     fake_installation,
@@ -149,12 +148,6 @@ def test_bytecode_is_never_compared_with_its_source(tmp_path, wheelhouse):
     assert done.stdout == "1.0\n"
     assert f"code object from '{compiled}'" in done.stderr
     assert compiled.stat().st_mtime_ns == before
-
-
-def test_no_bytecode_for_another_python(tmp_path, wheelhouse):
-    found = contents(layer_of(wheelhouse / "alpha-1.0-py3-none-any.whl", target=OTHER))
-    assert f"lib/python{OTHER.python}/site-packages/alpha/__init__.py" in found
-    assert not any(path.endswith(".pyc") for path in found)
 
 
 def test_bytecode_in_a_wheel_is_not_trusted(tmp_path):
