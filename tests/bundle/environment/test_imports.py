@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.environment import patches
-from bundle.environment.imports import PATIENCE, PTH_LINE
+from bundle.environment.imports import PATIENCE
+from tests.support.hooked_environment import make_environment, run_python
 from tests.support.interpreters import OTHERS
 
 PACKAGE = Path(__file__).resolve().parents[3] / "bundle" / "environment"
@@ -27,12 +26,7 @@ START = "import gc; gc.set_threshold(700, 10, 10)\n"
 
 def make_env(root: Path, python: str = sys.executable) -> Path:
     """An environment as unpacking leaves it, with packages that show how they are imported."""
-    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=300)
-    (packages,) = root.glob("lib/python3*/site-packages")
-    (root / "pkgs").symlink_to(packages.relative_to(root))
-    for name, line in (("imports", PTH_LINE), ("patches", patches.PTH_LINE)):
-        shutil.copy(PACKAGE / f"{name}.py", packages / f"_stager_{name}.py")
-        (packages / f"_stager_{name}.pth").write_text(line + "\n")
+    packages = make_environment(root, python=python)
     modules = {
         "plain": SHOWS,
         "outer/__init__": SHOWS + "from . import inner\nimport plain\nprint('outer ends')\n",
@@ -66,16 +60,7 @@ def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProces
     project = env / "project"
     project.mkdir(exist_ok=True)
     (project / "mine.py").write_text(SHOWS + "import plain\n")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("STAGER", "PYTHON"))}
-    return subprocess.run(
-        [env / "bin" / "python", "-c", START + textwrap.dedent(code)],
-        cwd=project,
-        env={**inherited, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_python(env, START + textwrap.dedent(code), project, **variables)
 
 
 def lines(env: Path, code: str, **variables: str) -> list[str]:

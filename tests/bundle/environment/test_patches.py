@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.environment.patches import PTH_LINE
+from tests.support.hooked_environment import make_environment, run_python, surroundings
 
 REPO = Path(__file__).resolve().parents[3]
 PACKAGE = REPO / "bundle" / "environment"
@@ -19,42 +19,8 @@ APPLIED = "patch applied: datasets-numpy2\n"
 
 
 def make_env(root: Path, *requirements: str) -> Path:
-    """Make an environment with the patches in it, as unpacking a bundle leaves it."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True, timeout=300)
-    (packages,) = root.glob("lib/python3*/site-packages")
-    (root / "pkgs").symlink_to(packages.relative_to(root))
-    if requirements:
-        python = root / "bin" / "python"
-        has_uv = importlib.util.find_spec("uv") is not None
-        uv = [sys.executable, "-m", "uv"] if has_uv else [shutil.which("uv")]
-        if uv[0]:
-            argv = [*uv, "pip", "install", "--quiet", "--python", python]
-        else:
-            argv = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-        subprocess.run([*argv, *requirements], check=True, timeout=300)
-    for name in ("patches", "hub_datasets"):
-        shutil.copy(PACKAGE / f"{name}.py", packages / f"_stager_{name}.py")
-    (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
+    make_environment(root, *requirements)
     return root
-
-
-def surroundings(**variables: str) -> dict[str, str]:
-    """Return this process's variables without any that could turn patches on, and ``variables``."""
-    dropped = ("STAGER", "PYTHON", "CUDA_VISIBLE_DEVICES", "HF_")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-    return {**inherited, **variables}
-
-
-def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run some code with an environment's own interpreter."""
-    return subprocess.run(
-        [env / "bin" / "python", "-c", textwrap.dedent(code)],
-        env=surroundings(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +41,11 @@ def test_the_file_stands_alone():
 
 def test_off_unless_asked_for(env):
     code = "import sys; print('_stager_patches' in sys.modules, len(sys.meta_path))"
-    without, empty = python(env, code), python(env, code, STAGER_PATCHES="")
+    without, empty = run_python(env, code), run_python(env, code, STAGER_PATCHES="")
     assert without.stdout == empty.stdout
     assert without.stdout.startswith("False")
-    assert python(env, code, STAGER_PATCHES="1").stdout.startswith("True")
-    off = python(env, code, STAGER_PATCHES="0")
+    assert run_python(env, code, STAGER_PATCHES="1").stdout.startswith("True")
+    off = run_python(env, code, STAGER_PATCHES="0")
     assert off.stdout.split()[1] == without.stdout.split()[1]
     assert off.stderr == ""
 
@@ -92,12 +58,12 @@ def test_activation_imports_nothing_and_happens_once(env):
         print(sum(hasattr(finder, "finds_for_stager") for finder in sys.meta_path))
         print({"torch", "datasets", "numpy"} & set(sys.modules))
     """
-    assert python(env, code, STAGER_PATCHES="all").stdout == "1\nset()\n"
+    assert run_python(env, code, STAGER_PATCHES="all").stdout == "1\nset()\n"
 
 
 def test_unknown_name_is_told_and_the_others_apply(env):
     code = "import sys; print(any(hasattr(f, 'finds_for_stager') for f in sys.meta_path))"
-    done = python(env, code, STAGER_PATCHES="torch-cpu-set-device, numpy3")
+    done = run_python(env, code, STAGER_PATCHES="torch-cpu-set-device, numpy3")
     assert done.stdout == "True\n"
     assert done.stderr.startswith("patch failed: numpy3: no patch has this name")
     assert done.stderr.count("\n") == 1
@@ -125,7 +91,7 @@ def table(applies=lambda module: not hasattr(module, "marked"), apply=mark):
 def own(env: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run code after ``OWN_TABLE``, whose patches are all selected, once it is activated."""
     start = "import os; os.environ['STAGER_PATCHES'] = '1'\n"
-    return python(env, start + OWN_TABLE + textwrap.dedent(code), **variables)
+    return run_python(env, start + OWN_TABLE + textwrap.dedent(code), **variables)
 
 
 def test_patched_after_import_and_the_module_stays_itself(env):
@@ -225,10 +191,10 @@ SET_DEVICE = "import torch; print(torch.cpu.set_device('cpu'))"
 
 def test_torch_without_set_device(env, tmp_path):
     torch = old_torch(tmp_path)
-    assert "AttributeError" in python(env, SET_DEVICE, PYTHONPATH=torch).stderr
-    done = python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="1")
+    assert "AttributeError" in run_python(env, SET_DEVICE, PYTHONPATH=torch).stderr
+    done = run_python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="1")
     assert (done.stdout, done.stderr) == ("None\n", "patch applied: torch-cpu-set-device\n")
-    other = python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="datasets-numpy2")
+    other = run_python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="datasets-numpy2")
     assert "AttributeError" in other.stderr
 
 
@@ -238,10 +204,10 @@ def test_torch_built_for_cuda_is_patched_only_without_a_gpu(env, tmp_path):
     here = "import _stager_patches as patches; patches.GPU_NODES = ('/dev/absent', '{}'); "
     with_gpu, without = (here.format(file) + SET_DEVICE for file in (os.devnull, "/dev/none"))
     on = {"PYTHONPATH": torch, "STAGER_PATCHES": "1"}
-    assert python(env, without, **on).stdout == "None\n"
-    assert "AttributeError" in python(env, with_gpu, **on).stderr
-    assert python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="").stdout == "None\n"
-    assert "AttributeError" in python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="0").stderr
+    assert run_python(env, without, **on).stdout == "None\n"
+    assert "AttributeError" in run_python(env, with_gpu, **on).stderr
+    assert run_python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="").stdout == "None\n"
+    assert "AttributeError" in run_python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="0").stderr
 
 
 @pytest.mark.slow
@@ -251,7 +217,7 @@ def test_real_torch_is_left_alone(env):
         pytest.skip("torch is not installed")
     site_packages = str(Path(found.origin).parents[1])
     code = "import torch; print(torch.cpu.set_device.__module__)"
-    done = python(env, code, PYTHONPATH=site_packages, STAGER_PATCHES="1")
+    done = run_python(env, code, PYTHONPATH=site_packages, STAGER_PATCHES="1")
     assert done.stdout == "torch.cpu\n", done.stderr
     assert "patch" not in done.stderr
 
@@ -277,7 +243,7 @@ def test_without_a_job_directory_children_do_not_repeat_it(env, tmp_path):
     code = f"{SET_DEVICE}; import subprocess, sys; subprocess.run([sys.executable, '-c', {{}}])"
     nested = code.format(repr(SET_DEVICE))
     for job in ({}, {"STAGER_JOB_DIR": str(tmp_path / "absent")}):
-        done = python(env, nested, PYTHONPATH=torch, STAGER_PATCHES="1", **job)
+        done = run_python(env, nested, PYTHONPATH=torch, STAGER_PATCHES="1", **job)
         assert done.stdout.count("None") == 2
         assert done.stderr == "patch applied: torch-cpu-set-device\n"
 
@@ -410,7 +376,7 @@ def test_only_datasets_gets_the_lenient_numpy(numpy_2):
         except ValueError:
             print("strict")
     """
-    done = python(numpy_2, code, STAGER_PATCHES="1")
+    done = run_python(numpy_2, code, STAGER_PATCHES="1")
     assert done.stdout == "object\nTrue False\nTrue\nstrict\n"
     assert done.stderr == APPLIED
 
@@ -428,6 +394,6 @@ def test_datasets_with_numpy_1_is_left_alone(numpy_1, tmp_path):
 @pytest.mark.network
 @pytest.mark.slow
 def test_repaired_datasets_is_left_alone(repaired):
-    done = python(repaired, FIRST_ROW, STAGER_PATCHES="1")
+    done = run_python(repaired, FIRST_ROW, STAGER_PATCHES="1")
     assert done.stdout == "[1, 2]\n", done.stderr
     assert "patch" not in done.stderr
