@@ -110,10 +110,17 @@ def waiting(
     return agents[-1]
 
 
-def test_what_was_sent_is_unpacked_and_does_not_stay(
+@pytest.fixture
+def agent(
     agents: list[Agent], program: Path, single: Packed, incoming: dict[str, Any], tmp_path: Path
+) -> Agent:
+    """One that is ready for the file of a bundle."""
+    return waiting(agents, program, single, incoming, tmp_path)
+
+
+def test_what_was_sent_is_unpacked_and_does_not_stay(
+    agent: Agent, single: Packed, incoming: dict[str, Any], tmp_path: Path
 ) -> None:
-    agent = waiting(agents, program, single, incoming, tmp_path)
     Path(incoming["target"]).write_bytes(single.path.read_bytes())
     agent.tell(b"go\n")
     event = agent.event()
@@ -125,14 +132,12 @@ def test_what_was_sent_is_unpacked_and_does_not_stay(
 
 @pytest.mark.parametrize("arrived", [None, 1000])
 def test_where_the_sending_failed_it_is_told_how_much_came(
-    agents: list[Agent],
-    program: Path,
+    agent: Agent,
     single: Packed,
     incoming: dict[str, Any],
     tmp_path: Path,
     arrived: int | None,
 ) -> None:
-    agent = waiting(agents, program, single, incoming, tmp_path)
     if arrived is not None:
         Path(incoming["target"]).write_bytes(single.path.read_bytes()[:arrived])
     agent.tell(b"stop\n")
@@ -157,9 +162,8 @@ def test_a_disk_that_is_full_is_told(
 
 
 def test_a_file_that_is_cut_is_not_unpacked(
-    agents: list[Agent], program: Path, single: Packed, incoming: dict[str, Any], tmp_path: Path
+    agent: Agent, single: Packed, incoming: dict[str, Any], tmp_path: Path
 ) -> None:
-    agent = waiting(agents, program, single, incoming, tmp_path)
     Path(incoming["target"]).write_bytes(single.path.read_bytes()[:-1])
     agent.tell(b"go\n")
     event = agent.event()
@@ -171,9 +175,8 @@ def test_a_file_that_is_cut_is_not_unpacked(
 
 
 def test_a_driver_that_goes_away_leaves_nothing_behind(
-    agents: list[Agent], program: Path, single: Packed, incoming: dict[str, Any], tmp_path: Path
+    agent: Agent, single: Packed, incoming: dict[str, Any], tmp_path: Path
 ) -> None:
-    agent = waiting(agents, program, single, incoming, tmp_path)
     Path(incoming["target"]).write_bytes(single.path.read_bytes()[:1000])
     time.sleep(0.2)
     assert agent.end(by_itself=False) == 143
