@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from stager.config.checks import schema_of  # noqa: E402
+from stager.config.checks import get_schema  # noqa: E402
 from stager.config.job_settings import SettingRow, list_rows, make_key  # noqa: E402
 from stager.config.load import SECTIONS  # noqa: E402
 
@@ -47,7 +47,10 @@ def schema() -> dict[str, Any]:
 def _of(row: SettingRow) -> dict[str, Any]:
     """Return the schema of one key."""
     words = row.allowed[:1].upper() + row.allowed[1:] + "."
-    described: dict[str, Any] = {"description": words, **schema_of(row.check_in(Path("/project")))}
+    described: dict[str, Any] = {
+        "description": words,
+        **get_schema(row.make_check(Path("/project"))),
+    }
     if row.default not in (None, ()):
         described["default"] = row.default
     return described

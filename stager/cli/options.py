@@ -151,7 +151,7 @@ def _get_item_check(row: SettingRow) -> Callable[[object], object] | None:
 
 
 def _get_words(check: Callable[..., object]) -> Sequence[str]:
-    words: Sequence[str] = checks.schema_of(check).get("enum", ())
+    words: Sequence[str] = checks.get_schema(check).get("enum", ())
     return words
 
 
@@ -299,7 +299,7 @@ class ResolveFlags:
             options,
             resolver=cast(
                 "ResolverName",
-                read_text(checks.one_of(RESOLVERS), self.resolver, "--resolver", ""),
+                read_text(checks.make_choice_check(RESOLVERS), self.resolver, "--resolver", ""),
             ),
             offline=self.offline,
             upgrade=self.upgrade,

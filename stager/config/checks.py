@@ -81,7 +81,7 @@ def check(**schema: object) -> Callable[[Callable[[object], T]], Check[T]]:
     return make
 
 
-def schema_of(check: Callable[[object], object]) -> Mapping[str, Any]:
+def get_schema(check: Callable[[object], object]) -> Mapping[str, Any]:
     """Return what a check allows as JSON Schema; anything, for a plain function."""
     return check.schema if isinstance(check, Check) else {}
 
@@ -105,7 +105,7 @@ def _full_match(pattern: str, value: object) -> str:
     return string
 
 
-def text_matching(pattern: str) -> Check[str]:
+def make_pattern_check(pattern: str) -> Check[str]:
     """A string that a regular expression matches as a whole."""
     return Check(
         read=lambda value: _full_match(pattern, value),
@@ -119,7 +119,7 @@ def word(value: object) -> str:
     return _full_match(r"\S+", value)
 
 
-def list_of(item: Callable[[object], T]) -> Check[tuple[T, ...]]:
+def make_list_check(item: Callable[[object], T]) -> Check[tuple[T, ...]]:
     """A list whose every item passes a check."""
 
     def read(value: object) -> tuple[T, ...]:
@@ -127,21 +127,21 @@ def list_of(item: Callable[[object], T]) -> Check[tuple[T, ...]]:
             raise ValueError
         return tuple(item(one) for one in value)
 
-    return Check(read=read, schema={"type": "array", "items": schema_of(item)}, item=item)
+    return Check(read=read, schema={"type": "array", "items": get_schema(item)}, item=item)
 
 
-texts = list_of(text)
+texts = make_list_check(text)
 """A list of strings that are not empty."""
 
 
-def word_of(kind: type[EnumT]) -> Check[EnumT]:
+def make_enum_check(kind: type[EnumT]) -> Check[EnumT]:
     """A word of an enumeration."""
     return Check(
         read=lambda value: kind(text(value)), schema={"enum": [str(member) for member in kind]}
     )
 
 
-def one_of(words: Collection[str]) -> Check[str]:
+def make_choice_check(words: Collection[str]) -> Check[str]:
     """One of some words."""
 
     def read(value: object) -> str:
@@ -170,7 +170,7 @@ def command(value: object) -> tuple[str, ...]:
     return argv
 
 
-def whole_number_from(least: int) -> Check[int]:
+def make_number_check(least: int) -> Check[int]:
     """A whole number from ``least`` to ``MOST``; true and false are not numbers."""
 
     def read(value: object) -> int:
@@ -181,7 +181,7 @@ def whole_number_from(least: int) -> Check[int]:
     return Check(read=read, schema={"type": "integer", "minimum": least, "maximum": MOST})
 
 
-count = whole_number_from(1)
+count = make_number_check(1)
 
 
 @check(**_either(count.schema, {"enum": list(_RANK_WORDS)}))
@@ -366,7 +366,7 @@ def path_or_false(root: Path) -> Check[Path | None]:
 
 def paths(root: Path) -> Check[tuple[Path, ...]]:
     """A list of paths."""
-    return list_of(path(root))
+    return make_list_check(path(root))
 
 
 def places(root: Path) -> Check[tuple[str, ...]]:
@@ -375,4 +375,4 @@ def places(root: Path) -> Check[tuple[str, ...]]:
     def read(value: object) -> str:
         return word(value) if "://" in text(value) else str(path(root)(value))
 
-    return list_of(read)
+    return make_list_check(read)

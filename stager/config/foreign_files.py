@@ -72,7 +72,7 @@ def is_export_needed(name: str) -> bool:
     return find_remedy(name) not in ("", _BUILD, _ALONE)
 
 
-def remedy_for(name: str) -> str:
+def make_remedy(name: str) -> str:
     """Return the remedy for a file that is not a requirement file, by its name."""
     if find_remedy(name):
         return find_remedy(name)
@@ -98,6 +98,6 @@ def explain_misread(text: str, folders: Iterable[Path]) -> str:
     else:
         return ""
     return (
-        f"{name} {why}, so it is not looked up in a package index; {remedy_for(name)}; "
+        f"{name} {why}, so it is not looked up in a package index; {make_remedy(name)}; "
         f'if you mean a package of this name, write "{name}>=0"'
     )

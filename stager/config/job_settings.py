@@ -65,7 +65,7 @@ class SettingRow:
         """The option's long name."""
         return next(word for word in self.flag.split() if word.startswith("--"))
 
-    def check_in(self, root: Path) -> Callable[[object], Any]:
+    def make_check(self, root: Path) -> Callable[[object], Any]:
         """Return the check of the key of a project in a folder."""
         return self.check(root) if self.starts_at_root else self.check
 
@@ -220,7 +220,7 @@ class ProjectConfig:
     """``[project]``: the user's own code."""
 
     name: str = setting(
-        checks.text_matching(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}"),
+        checks.make_pattern_check(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}"),
         f"up to {_LONGEST_NAME} letters, digits, dots, dashes and underscores, a letter or digit "
         "first, since files are named by it",
     )
@@ -274,7 +274,9 @@ class ClusterConfig(SlurmOptions):
         panel=SLURM,
     )
     hosts: tuple[str, ...] = setting(
-        checks.list_of(checks.word), 'hosts, for example ["node[01-08]", "user@gpu9"]', default=()
+        checks.make_list_check(checks.word),
+        'hosts, for example ["node[01-08]", "user@gpu9"]',
+        default=(),
     )
     """Hosts that are reached over ``ssh`` where there is no Slurm, in its notation."""
     node_root: str = setting(
@@ -284,20 +286,22 @@ class ClusterConfig(SlurmOptions):
     )
     """Directory on each node under which the node root is made; ``auto`` looks for a local one."""
     stage: Stage = _launch(
-        checks.word_of(Stage),
+        checks.make_enum_check(Stage),
         '"auto", "always" or "never"',
         default="auto",
         flag="--stage",
         help="Whether the bundle is sent.",
     )
     transfer: TransferWay = _launch(
-        checks.word_of(TransferWay),
+        checks.make_enum_check(TransferWay),
         '"auto", "relay", "sbcast" or "shared"',
         default="auto",
         flag="--transfer",
         help="How the nodes get it.",
     )
-    log_mode: LogMode = setting(checks.word_of(LogMode), '"private" or "group"', default="private")
+    log_mode: LogMode = setting(
+        checks.make_enum_check(LogMode), '"private" or "group"', default="private"
+    )
     container_image: str | None = _launch(
         checks.word,
         "the name of an image, or the path of one",
@@ -305,7 +309,7 @@ class ClusterConfig(SlurmOptions):
         help="Image to run the ranks in: of pyxis, or a .sif or directory for Apptainer.",
     )
     container_mounts: tuple[str, ...] = _launch(
-        checks.list_of(checks.mount),
+        checks.make_list_check(checks.mount),
         'a list of mounts, for example ["/scratch:/scratch"]',
         default=(),
         flag="--container-mounts SRC:DST",
@@ -328,14 +332,14 @@ class LaunchConfig:
     )
     """Ranks on each node; None for one a GPU, else 1; ``ONE_A_CPU``."""
     launcher: Launcher = _launch(
-        checks.word_of(Launcher),
+        checks.make_enum_check(Launcher),
         '"torchrun", "srun" or "processes"',
         default="torchrun",
         flag="--launcher",
         help="What starts the ranks.",
     )
     backend: Backend = _launch(
-        checks.word_of(Backend),
+        checks.make_enum_check(Backend),
         '"auto", "nccl" or "gloo"',
         default="auto",
         flag="--backend",
@@ -355,13 +359,13 @@ class LaunchConfig:
     )
     """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
     max_restarts: int = setting(
-        checks.whole_number_from(0), f"a whole number from 0 to {checks.MOST}", default=0
+        checks.make_number_check(0), f"a whole number from 0 to {checks.MOST}", default=0
     )
     # Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job.
     grace_seconds: int = setting(checks.count, checks.COUNT, default=7)
     """Grace period of ranks after SIGTERM, in seconds."""
     pass_env: tuple[str, ...] = _launch(
-        checks.list_of(checks.text_matching(checks.VARIABLE)),
+        checks.make_list_check(checks.make_pattern_check(checks.VARIABLE)),
         'a list of names of variables, without their values: ["HF_TOKEN"]',
         default=(),
         flag="--pass-env NAME",
@@ -407,7 +411,7 @@ class JobOptions(SlurmOptions):
         panel=BUNDLE,
     )
     allocation: str = setting(
-        checks.one_of(ALLOCATIONS),
+        checks.make_choice_check(ALLOCATIONS),
         default="auto",
         flag="--allocation",
         help="Where nodes come from; local: processes on this machine.",

@@ -180,11 +180,20 @@ def parse(
         "environment": {"requirements": [PYPROJECT]} if source.name == PYPROJECT else {},
         "project": {"name": make_project_name(root.name)},
     }
-    values = {
-        section: reader.read(section, list_rows(kind), root, **own_defaults.get(section, {}))
+    sections: dict[str, Any] = {
+        section: kind(
+            **reader.read(section, list_rows(kind), root, **own_defaults.get(section, {}))
+        )
         for section, kind in SECTIONS.items()
     }
-    _check_together(values, reader)
+    config = Config(
+        root=root,
+        source=source,
+        settings=tuple(reader.settings),
+        fixed=tuple(key for source in defaults for key in source.fixed),
+        **sections,
+    )
+    _check_together(config, reader)
     problems = reader.finish()
     if problems:
         many = format_count(len(problems), "problem")
@@ -193,18 +202,8 @@ def parse(
             hint="`stager init` writes a file that explains every key; so does docs/settings.md",
             context=problems,
         )
-    return Config(
-        root=root,
-        source=source,
-        environment=EnvironmentConfig(**values["environment"]),
-        project=ProjectConfig(**values["project"]),
-        assets=_join_assets(AssetsConfig(**values["assets"])),
-        cluster=ClusterConfig(**values["cluster"]),
-        launch=choose_ranks(LaunchConfig(**values["launch"])),
-        trust=TrustConfig(**values["trust"]),
-        settings=tuple(reader.settings),
-        fixed=tuple(key for source in defaults for key in source.fixed),
-    )
+    assets = _join_assets(config.assets)
+    return replace(config, assets=assets, launch=choose_ranks(config.launch))
 
 
 def choose_ranks(config: LaunchConfig) -> LaunchConfig:
@@ -222,25 +221,26 @@ def choose_ranks(config: LaunchConfig) -> LaunchConfig:
     return replace(config, nproc_per_node=number, backend=backend)
 
 
-def _check_together(values: Mapping[str, Mapping[str, Any]], reader: SettingsReader) -> None:
+def _check_together(config: Config, reader: SettingsReader) -> None:
     """Note values that cannot be used beside others."""
-    environment, cluster, trust = values["environment"], values["cluster"], values["trust"]
-    if environment["requirements"] is None and not reader.is_given("environment.requirements"):
+    environment, cluster, trust = config.environment, config.cluster, config.trust
+    if not environment.requirements and not reader.is_given("environment.requirements"):
         reader.note(
             "environment.requirements", 'missing; name what to install: ["requirements.txt"]'
         )
     try:  # the target is made later: its problem is listed with the others
         Target(
-            python=environment["python"] or "3.11",
-            platform=environment["platform"] or "manylinux_2_28_x86_64",
+            python=environment.python or "3.11",
+            platform=environment.platform or "manylinux_2_28_x86_64",
         )
     except ConfigError as exc:
         reader.problems.append(exc.message)
-    least, (_, most) = cluster["min_nodes"], cluster["nodes"]
-    if least is not None and least > most:
-        reader.note("cluster.min-nodes", f"found {least}, which is more than cluster.nodes")
-    is_signed = trust["allowed_signers"] or reader.is_given("trust.allowed-signers")
-    if trust["require"] and not is_signed:
+    if (cluster.min_nodes or 0) > cluster.nodes[1]:
+        reader.note(
+            "cluster.min-nodes", f"found {cluster.min_nodes}, which is more than cluster.nodes"
+        )
+    is_signed = trust.allowed_signers or reader.is_given("trust.allowed-signers")
+    if trust.require and not is_signed:
         reader.note(
             "trust.require", "true needs allowed-signers, the file with the keys that may sign"
         )
@@ -250,13 +250,6 @@ def _join_assets(assets: AssetsConfig) -> AssetsConfig:
     paths = assets.paths
     more = (place for _, place in assets.env if not any(map(place.is_relative_to, paths)))
     return replace(assets, paths=(*paths, *dict.fromkeys(more)))
-
-
-def fill_template(requirements: Sequence[str]) -> str:
-    """Return the commented ``stager.toml`` that ``stager init`` writes."""
-    text = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
-    line = toml.dumps({"requirements": list(requirements)}).rstrip("\n")
-    return text.replace("requirements = []", line, 1)
 
 
 def find_project_file(start: Path | None = None) -> Path:
@@ -340,48 +333,43 @@ def list_settings(config: Config, env: Mapping[str, str], offline_root: Path) ->
         "environment.platform": host.platform,
         "environment.offline-root": str(offline_root),
     }
-    settings = [
-        replace(setting, value=in_force.get(setting.path)) if setting.value is None else setting
-        for setting in config.settings
-    ]
     return ConfigResult(
         project=config.source,
         user=find_user_file(env),
         site=SITE_FILE,
-        settings=tuple(_list_setting(_apply_variable(setting, env)) for setting in settings),
+        settings=tuple(_list_setting(setting, env, in_force) for setting in config.settings),
     )
 
 
-def _apply_variable(setting: WrittenSetting, env: Mapping[str, str]) -> WrittenSetting:
-    variable = OVERRIDING.get(setting.path, "")
-    if not env.get(variable):
-        return setting
-    return replace(setting, value=env[variable], origin="variable", place=variable)
-
-
-def _list_setting(setting: WrittenSetting) -> ListedSetting:
+def _list_setting(
+    setting: WrittenSetting, env: Mapping[str, str], in_force: Mapping[str, str]
+) -> ListedSetting:
+    path, value, origin, place = setting
+    variable = OVERRIDING.get(path, "")
+    if env.get(variable):
+        value, origin, place = env[variable], "variable", variable
     return ListedSetting(
-        key=setting.path,
-        value=_mask_value(setting.value),
-        origin=setting.origin,
-        place=setting.place,
-        variable=make_variable_name(setting.path),
+        key=path,
+        value=_mask_value(in_force.get(path) if value is None else value),
+        origin=origin,
+        place=place,
+        variable=make_variable_name(path),
     )
 
 
 def _mask_value(value: object) -> object:
+    """Convert a value for JSON, with secrets masked."""
     if isinstance(value, Enum | Path | datetime.date | datetime.time):
         return str(value)
     if isinstance(value, str):
         return _mask_text(value)
     if isinstance(value, Mapping):
         return {str(key): _mask_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        texts = [item for item in value if isinstance(item, str)]
-        if len(texts) == len(value):
-            return mask_arguments([strip_url_secrets(text) for text in texts])
-        return [_mask_value(item) for item in value]
-    return value
+    if not isinstance(value, list | tuple):
+        return value
+    if all(isinstance(item, str) for item in value):
+        return mask_arguments(list(map(strip_url_secrets, value)))
+    return list(map(_mask_value, value))
 
 
 def _mask_text(text: str) -> str:

@@ -25,16 +25,16 @@ HEADERS, TESTS = "headers", "tests"
 PRUNABLE = (HEADERS, TESTS)
 """Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
 _PRUNABLE = " and ".join(f'"{word}"' for word in PRUNABLE)
-VERSION = checks.text_matching(r"3\.\d+")
+VERSION = checks.make_pattern_check(r"3\.\d+")
 """A version of Python."""
 VERSIONS = 'major.minor in quotes, for example "3.11"'
 """Such versions, in words."""
-PLATFORM = checks.text_matching(r"(manylinux|musllinux)_\d+_\d+_\w+")
+PLATFORM = checks.make_pattern_check(r"(manylinux|musllinux)_\d+_\d+_\w+")
 """A platform that wheels are for."""
 PLATFORMS = 'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"'
 """Such platforms, in words."""
 _PACKAGE = r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?"
-_TORCH = checks.text_matching(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
+_TORCH = checks.make_pattern_check(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
 
 
 @checks.check(**_TORCH.schema)
@@ -104,7 +104,7 @@ class EnvironmentConfig:
     platform: str | None = setting(PLATFORM, PLATFORMS)
     """PEP 600 platform tag of the nodes; None for this machine's."""
     index_strategy: str | None = setting(
-        checks.text_matching("|".join(INDEX_STRATEGIES)),
+        checks.make_pattern_check("|".join(INDEX_STRATEGIES)),
         "one of " + ", ".join(f'"{word}"' for word in INDEX_STRATEGIES),
     )
     torch_backend: str | None = setting(
@@ -115,7 +115,7 @@ class EnvironmentConfig:
     """Name of the PyTorch index to add: ``cpu``, ``cu126``..., ``auto``; None for none."""
     offline_root: Path | None = setting(checks.path, "a path", starts_at_root=True)
     imports: tuple[str, ...] = setting(
-        checks.list_of(checks.text_matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")),
+        checks.make_list_check(checks.make_pattern_check(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")),
         'a list of module names, for example ["torch", "datasets"]',
         default=(),
     )
@@ -133,7 +133,7 @@ class EnvironmentConfig:
         starts_at_root=True,
     )
     no_build_isolation: tuple[str, ...] = setting(
-        checks.list_of(checks.text_matching(_PACKAGE)),
+        checks.make_list_check(checks.make_pattern_check(_PACKAGE)),
         'a list of package names, for example ["flash-attn"]',
         default=(),
     )

@@ -9,9 +9,10 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundle.node.node_root import ROOT_VARIABLE
 
@@ -96,24 +97,15 @@ def find_user_file(env: Mapping[str, str]) -> Path:
     return folder / "stager" / "config.toml"
 
 
-def load_user_source(env: Mapping[str, str]) -> SettingsSource:
-    """Return the user's own settings, which may be none.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    path = find_user_file(env)
-    data = toml.read(path) if _exists(path) else {}
-    return SettingsSource(name=str(path), origin="user", data=data)
-
-
 def load_default_sources(env: Mapping[str, str]) -> list[SettingsSource]:
-    """Return the settings of the user and of the site.
+    """Return the settings of the user and of the site, which may be none.
 
     Raises:
         ConfigError: a file cannot be used.
     """
-    return [load_user_source(env), load_site_source()]
+    path = find_user_file(env)
+    data = toml.read(path) if _exists(path) else {}
+    return [SettingsSource(name=str(path), origin="user", data=data), load_site_source()]
 
 
 def load_site_source() -> SettingsSource:
@@ -175,8 +167,7 @@ def find_misspelt_variables(
             yield name, "unknown variable; `stager config` lists the known ones"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrittenSetting:
+class WrittenSetting(NamedTuple):
     """A setting, and where its value came from."""
 
     path: str
@@ -185,6 +176,7 @@ class WrittenSetting:
     origin: str = "default"
     """``variable``, ``project``, ``user``, ``site`` or ``default``."""
     place: str = ""
+    """The file or the variable; empty for a default."""
 
 
 class SettingsReader:
@@ -225,61 +217,36 @@ class SettingsReader:
         for name, row in rows.items():
             path = f"{section}.{make_key(name)}"
             self._known.append(path)
-            written = defaults.get(name, row.default)
-            values[name] = self._read_row(path, replace(row, default=written), root)
+            values[name] = self._read_row(path, row, root, defaults.get(name, row.default))
         return values
 
-    def _read_row(self, path: str, row: SettingRow, root: Path) -> object:
-        check = row.check_in(root)
-        default = row.default if row.default in (None, (), "") else check(row.default)
+    def _read_row(self, path: str, row: SettingRow, root: Path, written: object) -> object:
+        check = row.make_check(root)
+        default = written if written in (None, (), "") else check(written)
         fixed = next((source for source in self._sources if source.is_fixed(path)), None)
+        variable = make_variable_name(path)
         if fixed is not None:
             self._note_overrides(path, fixed)
-        elif make_variable_name(path) in self._env:
-            return self._read_variable(path, row, check, default)
-        source = self._find_source(path)
-        if source is None:
-            self.settings.append(WrittenSetting(path=path, value=row.default))
+        source = None if fixed is None and variable in self._env else self._find_source(path)
+        if source is not None:
+            found = _get_value(source, path)
+            setting = WrittenSetting(path, found, source.origin, source.name)
+            readings = iter([found])
+        elif fixed is None and variable in self._env:
+            found = self._env[variable]
+            setting = WrittenSetting(path, found, "variable", variable)
+            readings = read_text_forms(self._env[variable])
+        else:
+            self.settings.append(WrittenSetting(path, written))
             return default
-        value = _get_value(source, path)
-        self.settings.append(
-            WrittenSetting(path=path, value=value, origin=source.origin, place=source.name)
-        )
-        if _has_nul(value):
-            wrong = f"found {describe(value)}, with a NUL character in it; remove that"
-            self._note(path, source, wrong)
-            return default
-        try:
-            return check(value)
-        except RefusedValue as exc:
-            for place, problem in exc.problems:
-                self._note(f"{path}{place}", source, problem)
-        except ValueError:
-            self._note(path, source, f"found {describe(value)}, allowed: {row.allowed}")
-        return default
-
-    def _read_variable(
-        self, path: str, row: SettingRow, check: Callable[[object], object], default: object
-    ) -> object:
-        """Return a variable's value, in the first reading of its text that the key allows."""
-        variable = make_variable_name(path)
-        text = self._env[variable]
-        setting = WrittenSetting(path=path, value=text, origin="variable", place=variable)
-        problems = [f"found {describe(text)}, allowed: {row.allowed}"]
-        for reading in read_text_forms(text):
-            try:
-                value = check(reading)
-            except RefusedValue as exc:
-                problems = [problem for _, problem in exc.problems]
-            except ValueError:
-                continue
+        value, read, problems = _read_first(check, readings, found, row.allowed)
+        self.settings.append(setting._replace(value=read))
+        for place, problem in problems:
+            if source is None:
+                self._note_variable(variable, problem)
             else:
-                self.settings.append(replace(setting, value=reading))
-                return value
-        self.settings.append(setting)
-        for problem in problems:
-            self._note_variable(variable, problem)
-        return default
+                self._note(f"{path}{place}", source, problem)
+        return default if problems else value
 
     def _find_source(self, path: str) -> SettingsSource | None:
         """Return the document that decides a key: the one that has fixed it, else the first."""
@@ -321,18 +288,13 @@ class SettingsReader:
         self.problems.append(f"{variable}: {problem}")
         self.places[variable] = None
 
-    def _note_unknown_keys(self) -> None:
-        tables = [key for key in self._known if "." not in key]
-        for table in ("", *tables):
-            for source in self._sources:
-                for path in _list_key_paths(source, table):
-                    if path not in self._known:
-                        suggestion = _suggest_key(path, self._known)
-                        self._note(path, source, f"unknown key; {suggestion}")
-
     def finish(self) -> list[str]:
         """Return all problems, including keys and variables that nothing read."""
-        self._note_unknown_keys()
+        tables = [key for key in self._known if "." not in key]
+        for table, source in product(("", *tables), self._sources):
+            for path in _list_key_paths(source, table):
+                if path not in self._known:
+                    self._note(path, source, f"unknown key; {_suggest_key(path, self._known)}")
         for source in self._sources:
             for key in source.fixed:
                 if not any(is_within(path, key) for path in self._known):
@@ -343,6 +305,27 @@ class SettingsReader:
         ):
             self._note_variable(variable, problem)
         return self.problems
+
+
+def _read_first(
+    check: Callable[[object], object], readings: Iterator[object], found: object, allowed: str
+) -> tuple[object, object, Sequence[tuple[str, str]]]:
+    """Return the value of the first reading that is allowed, and that reading; else problems."""
+    if _has_nul(found):
+        return (
+            None,
+            found,
+            [("", f"found {describe(found)}, with a NUL character in it; remove that")],
+        )
+    problems: Sequence[tuple[str, str]] = [("", f"found {describe(found)}, allowed: {allowed}")]
+    for reading in readings:
+        try:
+            return check(reading), reading, ()
+        except RefusedValue as exc:
+            problems = exc.problems
+        except ValueError:
+            continue
+    return None, found, problems
 
 
 def _list_key_paths(source: SettingsSource, table: str) -> list[str]:
@@ -359,25 +342,24 @@ def _get_value(source: SettingsSource, path: str) -> object:
     return content.get(key) if isinstance(content, Mapping) else None
 
 
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (str, "the string {!r}"),
+    ((int, float), "the number {}"),
+    ((datetime.datetime, datetime.date, datetime.time), "the date or time {}"),
+    (Mapping, "a table"),
+)
+
+
 def describe(value: object) -> str:
     """Return a TOML value in words: its type, and the value itself if it is short."""
-    try:
-        return _describe_value(value)
-    except ValueError:  # Python writes no number of more than 4300 digits
-        return "a number of thousands of digits"
-
-
-def _describe_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return f"the string {value!r}"
-    if isinstance(value, int | float):
-        return f"the number {value}"
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return f"the date or time {value}"
-    if isinstance(value, Mapping):
-        return "a table"
+    try:
+        for kind, words in _KINDS:
+            if isinstance(value, kind):
+                return words.format(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
     return f"the list {value!r}" if len(repr(value)) < 60 else "a list"
 
 
@@ -391,28 +373,13 @@ def _has_nul(value: object) -> bool:
 
 
 def _suggest_key(path: str, known: list[str]) -> str:
-    nearest = _find_similar_key(path, known)
-    if nearest:
-        return f"did you mean {nearest}?"
-    return f"known are {', '.join(_list_siblings(path, known))}"
-
-
-def _list_siblings(path: str, known: list[str]) -> dict[str, str]:
-    table = path.rpartition(".")[0]
-    siblings = {}
-    for key in known:
-        key_table, _, name = key.rpartition(".")
-        if key_table == table:
-            siblings[name] = key
-    return siblings
-
-
-def _find_similar_key(path: str, known: list[str]) -> str:
-    """Return the known key path most like this one: in its own table first, then in any."""
-    name = path.rpartition(".")[2]
-    namesakes = {key.rpartition(".")[2]: key for key in reversed(known)}
-    for candidates, cutoff in ((_list_siblings(path, known), 0.6), (namesakes, 0.75)):
+    """Suggest the known key path most like this one: in its own table first, then in any."""
+    table, _, name = path.rpartition(".")
+    paths = {key: key.rpartition(".") for key in known}
+    siblings = {last: key for key, (start, _, last) in paths.items() if start == table}
+    namesakes = {paths[key][2]: key for key in reversed(known)}
+    for candidates, cutoff in ((siblings, 0.6), (namesakes, 0.75)):
         match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
         if match:
-            return candidates[match[0]]
-    return ""
+            return f"did you mean {candidates[match[0]]}?"
+    return f"known are {', '.join(siblings)}"

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core import toml
 from ..core.errors import ConfigError, StagerError
 from . import foreign_files
-from .load import FILE_NAME, Config, fill_template, parse
+from .load import FILE_NAME, Config, parse
 from .table import load_default_sources
 
 GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
 _READ = (
-    "*.in",
-    "*.txt",
-    "uv.lock",
-    "pyproject.toml",
-    "pylock.toml",
-    "pylock.*.toml",
-    "*.whl",
+    *("*.in", "*.txt", "uv.lock", "pyproject.toml", "pylock.toml", "pylock.*.toml", "*.whl"),
     "*.tar.gz",
 )
 """Names of files that ``environment.requirements`` may name."""
@@ -63,6 +59,13 @@ def write_settings(folder: Path, source: Path | None) -> InitResult:
     return InitResult(path=path, requirements=tuple(requirements))
 
 
+def fill_template(requirements: Sequence[str]) -> str:
+    """Return the commented ``stager.toml`` that ``stager init`` writes."""
+    text = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
+    line = toml.dumps({"requirements": list(requirements)}).rstrip("\n")
+    return text.replace("requirements = []", line, 1)
+
+
 def find_unnamed_requirements(folder: Path) -> str:
     """Return the requirements file that a project without requirements may mean; empty if none."""
     return next((name for name in GUESSES if (folder / name).is_file()), "")
@@ -79,11 +82,11 @@ def _choose_requirements(folder: Path, source: Path | None) -> list[str]:
             return [str(place / name)]
     wanted = ", ".join(GUESSES)
     where = "here" if source is None else f"in {source}"
-    other = _other_tools_file(folder / place)
-    if other is not None:
+    names = sorted(path.name for path in (folder / place).iterdir() if path.is_file())
+    for other in filter(foreign_files.is_export_needed, names):
         raise ConfigError(
             f"stager cannot use {other} {where}, and there is no {wanted} {where}",
-            hint=f"{foreign_files.remedy_for(other)}; `stager init` then finds it by itself",
+            hint=f"{foreign_files.make_remedy(other)}; `stager init` then finds it by itself",
         )
     if source is not None:
         raise ConfigError(
@@ -100,24 +103,14 @@ def _require_readable(folder: Path, source: Path) -> None:
         hint = f"name a requirements file with --from{known}"
         raise ConfigError(f"there is no file {source}", hint=hint)
     if not any(source.match(pattern) for pattern in _READ):
-        hint = foreign_files.remedy_for(source.name)
+        hint = foreign_files.make_remedy(source.name)
         raise ConfigError(f"{source} is not a requirement file", hint=hint)
-
-
-def _other_tools_file(folder: Path) -> str | None:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    for name in names:
-        if foreign_files.is_export_needed(name):
-            return name
-    return None
 
 
 def make_default_config(folder: Path) -> Config:
     """Return the settings of a folder without a ``stager.toml``, to use a bundle named by path."""
-    empty: list[str] = []
-    required = {"environment": {"requirements": empty}}  # the only key that must be present
     return parse(
-        required,
+        {"environment": {"requirements": []}},  # the only key that must be present
         root=folder,
         source=folder / FILE_NAME,
         defaults=load_default_sources(os.environ),

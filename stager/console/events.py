@@ -67,7 +67,7 @@ class Events(Reports):
     @property
     def _table(self) -> bool:
         plain = self.as_json or self.verbose or self._dry_run
-        return not plain and self._on_terminal
+        return not plain and self._is_on_terminal
 
     def job(self, job: Job, bundle: Path) -> None:
         """Show what is about to happen, before the first node is touched."""

@@ -204,7 +204,7 @@ class Console(Events, JobLogs):
         if outcome.is_interrupted:
             return self._show_interrupted_job(outcome)
         if self._table and outcome.probes:
-            self._show_table(outcome)
+            self._show_nodes(outcome)
         self._show_network(outcome)
         self._log_loss(outcome)
         self._problems(outcome)
@@ -335,21 +335,23 @@ class Console(Events, JobLogs):
         ):
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
-    def _show_table(self, outcome: Outcome) -> None:
-        from ..jobs.outcome import make_verify_result
-        from .tables import node_table
+    def _show_nodes(self, outcome: Outcome) -> None:
+        from shutil import get_terminal_size
 
-        self._print_table(node_table(make_verify_result(outcome).nodes, self._width()))
+        from .tables import make_node_table
+
+        width = get_terminal_size().columns
+        self._print_table(make_node_table(metrics.make_verify_result(outcome).nodes, width))
 
     def _show_network(self, outcome: Outcome) -> None:
         deep = outcome.end.deep
         measured = None if deep is None else deep.all_reduce
         if measured is None:
             return
-        from .tables import format_pairs, pair_table, summarize_network
+        from .tables import format_pairs, make_pair_table, summarize_network
 
         if self._table and measured.pairs:
-            self._print_table(pair_table(measured))
+            self._print_table(make_pair_table(measured))
         else:
             for line in format_pairs(measured):
                 self.data(line)

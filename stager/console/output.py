@@ -77,9 +77,8 @@ class Pulse:
     def _run(self) -> None:
         new = 0
         while not self._over.wait(1.0):
-            new = max(
-                new, _count_written_bytes() - self._before
-            )  # a process may end while they are counted
+            # A process may end while they are counted.
+            new = max(new, _count_written_bytes() - self._before)
             talk = self._talk()
             if talk is None:
                 return
@@ -165,7 +164,7 @@ class Output:
             sys.stdout.reconfigure(errors="backslashreplace")
 
     @property
-    def _on_terminal(self) -> bool:
+    def _is_on_terminal(self) -> bool:
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
     # Talk.
@@ -257,16 +256,11 @@ class Output:
             left = left[stream.buffer.write(left) :]
         stream.buffer.flush()
 
-    def _width(self) -> int:
-        from rich.console import Console as RichConsole
-
-        return RichConsole().width
-
-    def _print_table(self, table: Table) -> None:
+    def _print_table(self, table: Table, *, stderr: bool = False) -> None:
         from rich.console import Console as RichConsole
 
         self.stop()
-        RichConsole(no_color=not self._colour).print(table)
+        RichConsole(stderr=stderr, no_color=not self._colour).print(table)
 
     # Progress.
 
@@ -326,16 +320,16 @@ class Output:
 
     def _move_progress(self, what: str, done: int, total: int) -> None:
         if self._progress is None:
-            self._start_progress(total)
-        if self._progress is not None and self._task is not None:
+            self._progress, self._task = self._start_progress(total)
+        if self._task is not None:
             self._progress.update(self._task, completed=done, description=what)
 
-    def _start_progress(self, total: int) -> None:
+    def _start_progress(self, total: int) -> tuple[Progress, TaskID]:
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
 
-        self._progress = Progress(
+        progress = Progress(
             TextColumn("  "),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -344,5 +338,5 @@ class Output:
             console=RichConsole(file=sys.stderr, no_color=not self._colour),
             transient=True,
         )
-        self._progress.start()
-        self._task = self._progress.add_task("", total=total)
+        progress.start()
+        return progress, progress.add_task("", total=total)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import TransferWay
@@ -16,6 +16,8 @@ from ..core.errors import escape_invisible, escape_line_feeds
 from .output import Output
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..building.build import BuildResult
     from ..building.project_lock import LockResult
     from ..carrying.exports import ExportResult
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ..tracing import TracedBuildResult
     from ..trust import SignResult
 
+T = TypeVar("T")
 
 # --- The rows of the table that says what a build did --------------------------------------------
 
@@ -41,48 +44,35 @@ _MOST_NAMES = 8
 """Names in one row; more are counted."""
 
 
-def build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
+def _list_build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
     """Return the rows: the step, what it did, bytes, and time; empty texts where it has none."""
     took = {phase: f"{seconds:.1f} s" for phase, seconds in result.seconds.items()}
     made = f"{result.layers_built} made, {result.layers_reused} reused"
     proved = "nothing is missing offline" if result.proved else "not proved"
+    packages, files = format_count(result.packages, "package"), format_count(result.files, "file")
+    new, size = format_size(result.changes.bytes), format_size(result.bundle_bytes)
     rows = [
         ("packages", _format_changes(result.changes), "", took.get("lock", "")),
-        ("wheels", format_count(result.packages, "package"), "", took.get("wheels", "")),
-        (
-            "layers",
-            made,
-            f"{format_size(result.changes.bytes)} new to nodes",
-            took.get("layers", ""),
-        ),
-        (
-            "bundle",
-            format_count(result.files, "file"),
-            format_size(result.bundle_bytes),
-            took["bundle"],
-        ),
+        ("wheels", packages, "", took.get("wheels", "")),
+        ("layers", made, f"{new} new to nodes", took.get("layers", "")),
+        ("bundle", files, size, took["bundle"]),
         ("proof", proved, "", took.get("proof", "")),
         ("total", "", "", f"{sum(result.seconds.values()):.1f} s"),
     ]
     if result.output is not None:
-        rows.insert(-1, ("copy", str(result.output), format_size(result.bundle_bytes), ""))
+        rows.insert(-1, ("copy", str(result.output), size, ""))
     return rows
 
 
 def _format_changes(changes: PackageChanges) -> str:
-    updated = [f"{one.name} {one.old} -> {one.new}" for one in changes.changed]
-    added = [f"{one.name} {one.new}" for one in changes.added]
-    removed = [one.name for one in changes.removed]
-    parts = [
-        f"{word} {_names(names)}"
-        for word, names in (
-            ("added", added),
-            ("removed", removed),
-            ("changed", updated),
-        )
-        if names
-    ]
-    return "; ".join(parts) or "none changed"
+    names = {
+        "added": [f"{one.name} {one.new}" for one in changes.added],
+        "removed": [one.name for one in changes.removed],
+        "changed": [f"{one.name} {one.old} -> {one.new}" for one in changes.changed],
+    }
+    return "; ".join(f"{word} {_names(some)}" for word, some in names.items() if some) or (
+        "none changed"
+    )
 
 
 def _names(names: Sequence[str]) -> str:
@@ -153,17 +143,15 @@ class Reports(Output):
 
     def show_build(self, result: BuildResult) -> None:
         """Show the result of ``stager build``."""
-        packages, files = (
-            format_count(result.packages, "package"),
-            format_count(result.files, "file"),
-        )
+        packages = format_count(result.packages, "package")
+        files = format_count(result.files, "file")
         layers = f"{format_count(result.layers_built, 'layer')} made, {result.layers_reused} reused"
         sizes = f"{format_size(result.bundle_bytes)}, {format_size(result.unpacked_bytes)} unpacked"
         seconds = sum(result.seconds.values())
         self.say(f"{packages}, {files}: {sizes}; {layers}; {seconds:.1f} s", "good")
         for line in _format_pruned(result.pruned):
             self.say(line)
-        rows = build_rows(result)
+        rows = _list_build_rows(result)
         if self._terminal and not self.quiet:
             self._print_build(rows)
         else:
@@ -175,11 +163,7 @@ class Reports(Output):
         """Show the result of ``stager build --trace``: the build, and what was not read."""
         from .tables import format_trace, make_trace_table, propose_pruning, summarize_trace
 
-        if result.trace.unread and self._on_terminal:
-            self._print_table(make_trace_table(result.trace))
-        else:
-            for line in format_trace(result.trace):
-                self.data(line)
+        self._show_table(result.trace, make_trace_table, format_trace)
         for line in summarize_trace(result.trace):
             self.say(line)
         for line in propose_pruning(result.trace):
@@ -187,31 +171,42 @@ class Reports(Output):
         self.show_build(result)
 
     def _print_build(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
-        from rich.console import Console as RichConsole
-
         from .tables import draw_table
 
-        self.stop()
         columns = [("step", "text"), ("what", "text"), ("bytes", "right"), ("time", "right")]
         table = draw_table(columns, ([escape_invisible(text) for text in row] for row in rows))
-        RichConsole(stderr=True, no_color=not self._colour).print(table)
+        self._print_table(table, stderr=True)
+
+    def _show_table(
+        self, result: T, draw: Callable[[T], Table], list_lines: Callable[[T], Iterable[str]]
+    ) -> None:
+        """Show rows of a result: a table on a terminal, lines for a file or a pipe."""
+        if self._is_on_terminal:
+            self._print_table(draw(result))
+            return
+        for line in list_lines(result):
+            self.data(line)
 
     def show_lock(self, result: LockResult) -> None:
         """Show the result of ``stager lock``."""
-        parts = [format_count(result.packages, "package")]
-        if result.models:
-            parts.append(format_count(result.models, "model"))
-        if result.datasets:
-            parts.append(format_count(result.datasets, "data set"))
-        if result.spaces:
-            parts.append(format_count(result.spaces, "Space"))
+        counts = {
+            "package": result.packages,
+            "model": result.models,
+            "data set": result.datasets,
+            "Space": result.spaces,
+        }
+        parts = [
+            format_count(count, kind)
+            for kind, count in counts.items()
+            if count or kind == "package"
+        ]
         self.say(f"locked {', '.join(parts)} in {result.lock}", "good")
         for name, files in result.left_out.items():
             self.say(f"  {escape_invisible(name)} without {_some(files, len(files))}")
         if result.first:
             self.say(f"  {format_size(result.changes.bytes)} to send to a node that has none of it")
             return
-        for line in _changed_packages(result.changes) or ["  no package changed"]:
+        for line in _list_changes(result.changes) or ["  no package changed"]:
             self.say(line)
 
     def show_config(self, result: ConfigResult) -> None:
@@ -232,10 +227,8 @@ class Reports(Output):
         self.data(f"{result.name} {result.id}")
         self.data(f"Python {result.python}, {result.platform}")
         sizes = f"{format_size(result.bundle_bytes)}, {format_size(result.unpacked_bytes)} unpacked"
-        layers, files = (
-            format_count(len(result.layers), "layer"),
-            format_count(result.files, "file"),
-        )
+        layers = format_count(len(result.layers), "layer")
+        files = format_count(result.files, "file")
         self.data(f"{layers}, {files}, {sizes}")
         for line in _format_pruned(result.pruned):
             self.data(line)
@@ -275,10 +268,8 @@ class Reports(Output):
 
     def show_sbom(self, result: SbomResult) -> None:
         """Show the result of ``stager inspect --sbom`` with a file."""
-        parts = [format_count(result.packages, "package")]
-        if result.assets:
-            parts.append(format_count(result.assets, "asset"))
-        self.say(f"{', '.join(parts)}: CycloneDX 1.6", "good")
+        assets = f", {format_count(result.assets, 'asset')}" if result.assets else ""
+        self.say(f"{format_count(result.packages, 'package')}{assets}: CycloneDX 1.6", "good")
         self.data(str(result.file))
 
     def show_signature(self, result: SignResult) -> None:
@@ -296,10 +287,8 @@ class Reports(Output):
         self.say(f"{format_size(result.bytes)}: {layers}{tool}", "good")
         self.say(f"  sha256 {result.sha256}")
         name = shlex.quote(result.file.name)
-        if result.with_tool:
-            self.say(f"  on the other side: python3 {name} install; stager import {name}")
-        else:
-            self.say(f"  on the other side: stager import {name}")
+        install = f"python3 {name} install; " if result.with_tool else ""
+        self.say(f"  on the other side: {install}stager import {name}")
         self.data(str(result.file))
 
     def show_image(self, result: ImageResult) -> None:
@@ -335,9 +324,8 @@ class Reports(Output):
             self.say(f"  {name} is gone from there, and is no longer listed")
         for name in result.replaced:
             self.say(f"  {name} was damaged or another one, and is replaced")
-        have = (
-            f"{format_count(result.wheels, 'wheel')} of {format_count(result.packages, 'package')}"
-        )
+        wheels, packages = format_count(result.wheels, "wheel"), result.packages
+        have = f"{wheels} of {format_count(packages, 'package')}"
         added = format_count(len(result.added), "wheel")
         self.say(f"added {added}: the mirror has {have}, {format_size(result.bytes)}", "good")
         self.say(f"  pip install --index-url {result.index} NAME")
@@ -372,28 +360,18 @@ class Reports(Output):
         """Show the seconds until a job's ranks run; ``nodes`` if they have none of the bundle."""
         from .tables import format_phases
 
-        where = (
-            ""
-            if nodes is None
-            else f" on {format_count(nodes, 'node')} that have nothing of it yet"
-        )
-        self.say(f"  expected{where}: {format_phases(seconds)}")
+        cold = nodes and f" on {format_count(nodes, 'node')} that have nothing of it yet"
+        self.say(f"  expected{cold or ''}: {format_phases(seconds)}")
         self.say(f"  (rates {'measured on earlier jobs' if measured else 'assumed'})")
 
     def show_estimate(self, estimate: Estimate) -> None:
         """Show the result of ``stager estimate``."""
-        from .tables import forecast_table, format_forecast
+        from .tables import format_forecast, make_forecast_table
 
-        if self._on_terminal:
-            self._print_table(forecast_table(estimate))
-        else:
-            for line in format_forecast(estimate):
-                self.data(line)
+        self._show_table(estimate, make_forecast_table, format_forecast)
         self.data(estimate.verdict)
-        ranks, cpus = (
-            format_count(estimate.nproc_per_node, "rank"),
-            format_count(estimate.cpus, "CPU"),
-        )
+        ranks = format_count(estimate.nproc_per_node, "rank")
+        cpus = format_count(estimate.cpus, "CPU")
         self.say(
             f"seconds, for {ranks} and {cpus} a node; stage: send and unpack, which overlap", "dim"
         )
@@ -415,11 +393,7 @@ class Reports(Output):
                 "a wrong clock; failures of programs do not count"
             )
             return
-        if self._on_terminal:
-            self._print_table(make_failed_node_table(result))
-        else:
-            for line in format_failed_nodes(result):
-                self.data(line)
+        self._show_table(result, make_failed_node_table, format_failed_nodes)
         self.say("leave them out: --avoid-bad; after a repair: stager nodes --forget NODE", "dim")
 
     def show_clean(self, result: CleanResult) -> None:
@@ -448,7 +422,7 @@ class Reports(Output):
             self.say("no node root is here")
 
 
-def _changed_packages(changes: PackageChanges) -> list[str]:
+def _list_changes(changes: PackageChanges) -> list[str]:
     lines = [f"  added    {one.name} {one.new}  {format_size(one.bytes)}" for one in changes.added]
     lines += [f"  removed  {one.name} {one.old}" for one in changes.removed]
     for one in changes.changed:

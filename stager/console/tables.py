@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..forecast import Estimate
     from ..incidents.node_history import NodesResult
     from ..jobs.outcome import NodeCheck
-    from ..tracing import TraceResult, UnreadFiles
+    from ..tracing import TraceResult
 
 
 Cell = str | tuple[str, str]
@@ -63,7 +63,7 @@ _PROBLEM_WIDTH = 40
 """Characters that are left for a column of problems."""
 
 
-def node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
+def make_node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
     """Return a row for each node of a result of ``verify``.
 
     Node and state are never shortened: where the columns do not fit, the last facts are left out.
@@ -114,27 +114,15 @@ def _packages(nodes: Sequence[NodeCheck]) -> list[str]:
 # --- The nodes that failed lately, as lines and as a table ---------------------------------------
 
 TITLES = ("node", "times", "last", "job", "failure")
-_FAILED_NODE_WIDTHS = (14, 5, 10, 9)
 _LINE = 80
 
 
-def format_failed_nodes(result: NodesResult) -> list[str]:
-    """Return the rows for a file or a pipe; they fit 80 columns unless names are very long."""
-    return [
-        _align_failed_node(TITLES),
-        *(_align_failed_node(cells) for cells in _list_failed_nodes(result)),
-    ]
-
-
-def _align_failed_node(cells: tuple[str, ...]) -> str:
-    node, times, last, job, failure = cells
-    widths = iter(_FAILED_NODE_WIDTHS)
-    begin = (
-        f"{node:{next(widths)}} {times:>{next(widths)}}  {last:{next(widths)}}  "
-        f"{job:{next(widths)}} "
-    )
-    room = max(_LINE - len(begin), 20)
-    return begin + (failure if len(failure) <= room else f"{failure[: room - 3]}...")
+def format_failed_nodes(result: NodesResult) -> Iterator[str]:
+    """Yield the rows for a file or a pipe; they fit 80 columns unless names are very long."""
+    for node, times, last, job, failure in (TITLES, *_list_failed_nodes(result)):
+        begin = f"{node:14} {times:>5}  {last:10}  {job:9} "
+        room = max(_LINE - len(begin), 20)
+        yield begin + (failure if len(failure) <= room else f"{failure[: room - 3]}...")
 
 
 def make_failed_node_table(result: NodesResult) -> Table:
@@ -162,7 +150,6 @@ def _list_failed_nodes(result: NodesResult) -> Iterator[tuple[str, ...]]:
 
 PHASES = ("preflight", "send", "unpack", "stage", "probe", "launch", "total")
 """Sending and unpacking overlap: both are in ``stage``."""
-_FORECAST_WIDTHS = (10, 7, 7, 7, 7, 7, 8)
 _CASE = 18
 _COLD = "nothing there yet"
 _FILE_SYSTEMS = {"lustre": "Lustre", "nfs": "NFS"}
@@ -173,19 +160,15 @@ def format_phases(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds[name]:.1f} s" for name in PHASES)
 
 
-def format_forecast(estimate: Estimate) -> list[str]:
-    """Return the rows for a file or a pipe; they fit 80 columns."""
-    rows = [f"{'nodes':>6} {'case':{_CASE}}{_align_forecast(PHASES)}"]
-    for nodes, case, cells in _list_forecasts(estimate):
-        rows.append(f"{nodes:>6} {case:{_CASE}.{_CASE}}{_align_forecast(cells)}")
-    return rows
+def format_forecast(estimate: Estimate) -> Iterator[str]:
+    """Yield the rows for a file or a pipe; they fit 80 columns."""
+    for nodes, case, cells in (("nodes", "case", PHASES), *_list_forecasts(estimate)):
+        first, *middle, last = cells
+        aligned = "".join(f"{cell:>7}" for cell in middle)
+        yield f"{nodes:>6} {case:{_CASE}.{_CASE}}{first:>10}{aligned}{last:>8}"
 
 
-def _align_forecast(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _FORECAST_WIDTHS, strict=True))
-
-
-def forecast_table(estimate: Estimate) -> Table:
+def make_forecast_table(estimate: Estimate) -> Table:
     """Return the same rows for a terminal; the alternatives to staging stand out."""
     columns = [("nodes", "number"), ("case", "whole"), *((name, "number") for name in PHASES)]
     rows: list[list[Cell]] = []
@@ -198,7 +181,8 @@ def forecast_table(estimate: Estimate) -> Table:
     return draw_table(columns, rows)
 
 
-def _list_forecasts(estimate: Estimate) -> Iterator[tuple[int, str, list[str]]]:
+def _list_forecasts(estimate: Estimate) -> Iterator[tuple[int, str, Sequence[str]]]:
+    """Yield the number of nodes, the case and the cells of each row."""
     for forecast in estimate.forecasts:
         cases = {
             _COLD: forecast.cold,
@@ -208,13 +192,17 @@ def _list_forecasts(estimate: Estimate) -> Iterator[tuple[int, str, list[str]]]:
         for case, phases in cases.items():
             if phases is not None:
                 seconds = asdict(phases)
-                yield forecast.nodes, case, [_seconds(seconds[name]) for name in PHASES]
+                yield forecast.nodes, case, [_format_seconds(seconds[name]) for name in PHASES]
         for name, total in forecast.shared.items():
             blank = [""] * (len(PHASES) - 1)
-            yield forecast.nodes, f"run from {_FILE_SYSTEMS[name]}", [*blank, _seconds(total)]
+            yield (
+                forecast.nodes,
+                f"run from {_FILE_SYSTEMS[name]}",
+                [*blank, _format_seconds(total)],
+            )
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
@@ -223,16 +211,17 @@ def _seconds(value: float) -> str:
 MOST_ROWS = 20
 """Rows of the table; what is left is summed in one more."""
 _HEAD = ("package", "not read", "files", "bytes")
-_TRACE_WIDTHS = (20, 38, 8, 9)
 _MOST_NAMES = 6
 """Packages that are named in a line."""
 
 
 def format_trace(trace: TraceResult) -> list[str]:
     """Return the table for a file or a pipe; it fits 80 columns."""
-    if not trace.unread:
-        return []
-    return [_align_trace(row) for row in (_HEAD, *_list_unread(trace))]
+    rows = (_HEAD, *_list_unread(trace)) if trace.unread else ()
+    return [
+        f"{_shorten(name, 20):20} {_shorten(what, 38):38} {files:>8} {size:>9}"
+        for name, what, files, size in rows
+    ]
 
 
 def make_trace_table(trace: TraceResult) -> Table:
@@ -241,13 +230,7 @@ def make_trace_table(trace: TraceResult) -> Table:
     return draw_table(zip(_HEAD, layouts, strict=True), _list_unread(trace))
 
 
-def _align_trace(row: Sequence[str]) -> str:
-    name, what, files, size = row
-    wide, wider, narrow, last = _TRACE_WIDTHS
-    return f"{_cut(name, wide):{wide}} {_cut(what, wider):{wider}} {files:>{narrow}} {size:>{last}}"
-
-
-def _cut(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     """Return a text that fits, its middle left out: the end of a path says most."""
     if len(text) <= width:
         return text
@@ -261,11 +244,8 @@ def _list_unread(trace: TraceResult) -> Iterator[tuple[str, str, str, str]]:
         yield escape_invisible(part.package), what, f"{part.files:,}", format_size(part.bytes)
     rest = trace.unread[MOST_ROWS:]
     if rest:
-        yield ("", f"{len(rest)} more", *_sum(rest))
-
-
-def _sum(parts: Sequence[UnreadFiles]) -> tuple[str, str]:
-    return f"{sum(part.files for part in parts):,}", format_size(sum(part.bytes for part in parts))
+        files, size = sum(part.files for part in rest), sum(part.bytes for part in rest)
+        yield "", f"{len(rest)} more", f"{files:,}", format_size(size)
 
 
 def summarize_trace(trace: TraceResult) -> Iterator[str]:
@@ -274,15 +254,12 @@ def summarize_trace(trace: TraceResult) -> Iterator[str]:
     yield f"the smoke test read {files} of {trace.files:,}, {size} of {format_size(trace.bytes)}"
     if trace.prune:
         yield "it passed without what environment.prune leaves out"
-    idle = [row.name for row in trace.packages if not row.used]
+    idle = [escape_invisible(row.name) for row in trace.packages if not row.used]
     if idle:
-        named = ", ".join(map(escape_invisible, idle[:_MOST_NAMES]))
         more = f" and {len(idle) - _MOST_NAMES} more" if len(idle) > _MOST_NAMES else ""
-        yield f"nothing was read of {named}{more}, metadata aside"
-    if any(part.reason and not part.path and "GPU" in part.reason for part in trace.unread):
-        yield (
-            "files for a GPU are not proposed: run this where there is one, to see what it reads"
-        )
+        yield f"nothing was read of {', '.join(idle[:_MOST_NAMES])}{more}, metadata aside"
+    if any("GPU" in part.reason for part in trace.unread if not part.path):
+        yield "files for a GPU are not proposed: run this where there is one, to see what it reads"
     if not trace.proposed:
         yield "nothing is proposed to be left out"
 
@@ -305,7 +282,7 @@ SHOWN = 20
 """Pairs that are shown; of more, the slowest. ``--json`` has all."""
 
 
-def choose_pairs(measured: AllReduceMeasured) -> list[NodePair]:
+def _choose_pairs(measured: AllReduceMeasured) -> list[NodePair]:
     """Return the pairs to show: all in their order, or the slowest, the very slowest first."""
     pairs = list(measured.pairs)
     return pairs if len(pairs) <= SHOWN else sorted(pairs, key=_rate)[:SHOWN]
@@ -315,7 +292,7 @@ def format_pairs(measured: AllReduceMeasured) -> list[str]:
     """Return a line for each pair, for a file or a pipe."""
     return [
         f"PAIR {pair.a} {pair.b} -> {pair.gb_per_s:.2f} GB/s {pair.latency_us:.0f} us"
-        for pair in choose_pairs(measured)
+        for pair in _choose_pairs(measured)
     ]
 
 
@@ -337,11 +314,11 @@ def summarize_network(measured: AllReduceMeasured) -> list[str]:
     return summary
 
 
-def pair_table(measured: AllReduceMeasured) -> Table:
+def make_pair_table(measured: AllReduceMeasured) -> Table:
     """Return the same pairs for a terminal; the slowest stands out."""
     # A node's name is never shortened.
     columns = [("node", "folded"), ("node", "folded"), ("GB/s", "number"), ("latency/us", "number")]
-    pairs = choose_pairs(measured)
+    pairs = _choose_pairs(measured)
     slowest = min(map(_rate, pairs), default=0.0) if len(pairs) > 1 else -1.0
     rows: list[list[Cell]] = []
     for pair in pairs:

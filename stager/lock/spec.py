@@ -459,7 +459,7 @@ def _check_path(path: Path, place: str) -> str:
     if not path.is_file():
         return f"{place} is not a regular file, but a pipe, a socket or a device; name a file"
     if not path.name.endswith(_ARCHIVES):
-        remedy = foreign_files.remedy_for(path.name)
+        remedy = foreign_files.make_remedy(path.name)
         return f"{place} is neither a wheel nor an sdist; {remedy}"
     return ""
 

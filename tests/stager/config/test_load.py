@@ -9,6 +9,7 @@ from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, Tran
 from bundle.protocol.job import ONE_A_CPU
 from stager.config import job_settings, load, sections
 from stager.config.inline_script import load_script
+from stager.config.template import fill_template
 from stager.core.errors import ConfigError
 from stager.hub.repositories import HubRequest
 
@@ -497,9 +498,7 @@ def test_no_file_says_where_it_looked(tmp_path: Path) -> None:
 
 
 def test_the_template_reads_back(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, load.fill_template(["requirements.txt", 'numpy>=2; python_version > "3.9"'])
-    )
+    path = write(tmp_path, fill_template(["requirements.txt", 'numpy>=2; python_version > "3.9"']))
     found = load.load(path)
     assert found.environment.requirements == (
         "requirements.txt",
@@ -513,7 +512,7 @@ def test_the_template_reads_back(tmp_path: Path) -> None:
 
 
 def test_every_example_in_the_template_is_valid(tmp_path: Path) -> None:
-    lines = load.fill_template([]).splitlines()
+    lines = fill_template([]).splitlines()
     live = [re.sub(r"^# ([a-z-]+ = )", r"\1", line) for line in lines]
     path = write(tmp_path, "\n".join(live) + "\n")
     found = load.load(path)
@@ -522,7 +521,7 @@ def test_every_example_in_the_template_is_valid(tmp_path: Path) -> None:
 
 
 def test_every_key_is_in_the_template(tmp_path: Path) -> None:
-    text = load.fill_template([])
+    text = fill_template([])
     for line in DESIGN.splitlines():
         if " = " in line:
             assert line.partition(" = ")[0] + " = " in text

@@ -23,7 +23,7 @@ from stager.cleanup import CleanedItem, CleanResult
 from stager.cli.application import boundary
 from stager.config.template import InitResult
 from stager.console.job_result import Console
-from stager.console.tables import node_table
+from stager.console.tables import make_node_table
 from stager.core.errors import StagerError
 from stager.forecast import JobForecast, PhaseSeconds, PlannedJob
 from stager.jobs.outcome import Outcome, make_run_result, make_verify_result
@@ -335,7 +335,7 @@ def test_the_table_of_a_verification() -> None:
             )
         )  # fmt: skip
     screen = io.StringIO()
-    RichConsole(file=screen, width=160).print(node_table(make_verify_result(ended).nodes, 160))
+    RichConsole(file=screen, width=160).print(make_node_table(make_verify_result(ended).nodes, 160))
     lines = [line.split() for line in screen.getvalue().splitlines()]
     assert lines[0] == [
         "node", "state", "python", "torch", "tfm", "interface", "address", "seconds", "problem"
@@ -361,7 +361,7 @@ def test_a_narrow_table_leaves_out_the_last_facts_and_shortens_no_node() -> None
             )
         )  # fmt: skip
     screen = io.StringIO()
-    RichConsole(file=screen, width=80).print(node_table(make_verify_result(ended).nodes, 80))
+    RichConsole(file=screen, width=80).print(make_node_table(make_verify_result(ended).nodes, 80))
     header, *rows = screen.getvalue().splitlines()
     assert header.split() == ["node", "state", "python", "torch", "tfm", "datasets", "numpy"]
     assert [row.split()[:4] for row in rows] == [
@@ -572,7 +572,7 @@ def test_a_file_that_is_printed_is_whole_or_an_error(tmp_path: Path) -> None:
 SHOWN = """\
 import time
 from stager.console.job_result import Console
-from stager.console.tables import node_table
+from stager.console.tables import make_node_table
 from stager.core.errors import StagerError
 console = Console()
 console.begin("layers")

@@ -192,7 +192,7 @@ def test_of_many_pairs_the_slowest_are_shown() -> None:
 def test_the_table_marks_the_slowest() -> None:
     file = io.StringIO()
     shown = RichConsole(file=file, force_terminal=True, width=80, color_system="standard")
-    shown.print(tables.pair_table(measured(1.5, 0.5, 2.5)))
+    shown.print(tables.make_pair_table(measured(1.5, 0.5, 2.5)))
     lines = file.getvalue().splitlines()
     assert "GB/s" in lines[0]
     assert "latency/us" in lines[0]

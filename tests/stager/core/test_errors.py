@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 
 from bundle.system.processes import CompletedCommand
 from stager.console.job_result import Console
-from stager.console.tables import node_table
+from stager.console.tables import make_node_table
 from stager.core import errors
 from stager.core.errors import (
     TURNING,
@@ -186,7 +186,7 @@ def test_a_table_of_nodes(capsys):
         seconds=1.0,
         problems=(HOSTILE,),
     )
-    RichConsole(width=400).print(node_table([check], 400))
+    RichConsole(width=400).print(make_node_table([check], 400))
     said = capsys.readouterr().out
     assert r"\x1b]52" in said
     assert harmless(said), repr(said)
