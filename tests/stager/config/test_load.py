@@ -165,27 +165,11 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
     )
 
 
-def test_defaults(tmp_path: Path) -> None:
-    root = tmp_path / "my lab (2)"
-    found = load.parse(
-        {"environment": {"requirements": ["numpy"]}}, root=root, source=root / "stager.toml"
-    )
-    assert found.name == "my-lab-2"
-    assert found.project.path == root
-    assert found.environment.python is None
-    assert found.environment.offline_root is None
-    assert found.cluster.nodes == (1, 1)
-    assert found.cluster.node_root == "auto"
-    assert found.launch.nproc_per_node is None
-    assert found.launch.interface == "auto"
-    assert found.launch.omp_num_threads is None
-
-
 @pytest.mark.parametrize(
     ("table", "key", "value", "expected"),
     [
         ("launch", "nproc-per-node", "auto", None),
-        ("launch", "interface", "eth0", "eth0"),
+        ("environment", "interpreter", "bundled", "bundled"),
         ("cluster", "exclude", ["n1", "n2"], "n1,n2"),
         ("cluster", "time", 90, "90"),
         ("cluster", "nodes", 3, (3, 3)),
@@ -211,18 +195,6 @@ def test_a_value_in_another_form(
     data.setdefault(table, {})[key] = value
     found = load.parse(data, root=tmp_path, source=tmp_path / "stager.toml")
     assert getattr(getattr(found, table), key.replace("-", "_")) == expected
-
-
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [("node", "node"), ("bundled", "bundled"), ("~/py", "{home}/py"), ("/opt/py", "/opt/py")],
-)
-def test_an_interpreter_is_a_word_or_a_path(
-    tmp_path: Path, isolated: Path, written: str, value: str
-) -> None:
-    text = f'[environment]\nrequirements = []\ninterpreter = "{written}"\n'
-    config = load.load(write(tmp_path, text))
-    assert config.environment.interpreter == value.format(home=isolated)
 
 
 def test_a_time_without_quotes_is_a_time(tmp_path: Path) -> None:
@@ -261,33 +233,15 @@ PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
         ("environment", "requirements", ["a", 1], f"found the list ['a', 1], {STRINGS}"),
         ("environment", "prune", "tests", f"found the string 'tests', {PRUNED}"),
         ("environment", "prune", ["Test"], "unknown word 'Test'; did you mean \"tests\"?"),
-        (
-            "environment",
-            "prune",
-            ["p:!*.a"],
-            "'p:!*.a' has no pattern that leaves something out after its colon",
-        ),
-        (
-            "environment",
-            "prune",
-            ["p:/"],
-            "'p:/' has no pattern that leaves something out after its colon",
-        ),
-        (
-            "environment",
-            "prune",
-            ["/x:y"],
-            "'/x:y' begins with no package's name: write PACKAGE:PATTERN",
-        ),
+        ("environment", "prune", ["p:!*.a"],
+         "'p:!*.a' has no pattern that leaves something out after its colon"),
+        ("environment", "prune", ["/x:y"],
+         "'/x:y' begins with no package's name: write PACKAGE:PATTERN"),
         ("environment", "prune", ["x"], 'unknown word \'x\'; known are "headers" and "tests"'),
-        (
-            "launch",
-            "launcher",
-            "mpi",
-            'found the string \'mpi\', allowed: "torchrun", "srun" or "processes"',
-        ),
+        ("launch", "launcher", "mpi",
+         'found the string \'mpi\', allowed: "torchrun", "srun" or "processes"'),
     ],
-)
+)  # fmt: skip
 def test_a_problem_names_the_key_and_what_is_allowed(
     tmp_path: Path, table: str, key: str, value: object, expected: str
 ) -> None:
@@ -305,49 +259,34 @@ def test_a_wrong_table(tmp_path: Path) -> None:
     ("table", "key", "value"),
     [
         ("environment", "platform", "linux"),
-        ("environment", "platform", "win_amd64"),
         ("environment", "interpreter", "bundeld"),
-        ("environment", "interpreter", "python3.12"),
-        ("environment", "interpreter", True),
         ("environment", "torch-backend", "cuda12"),
         ("environment", "imports", ["torch nn"]),
         ("environment", "imports", ["os; bad()"]),
         ("environment", "offline-root", "~nobody-of-this-name/x"),
         ("cluster", "time", "half an hour"),
-        ("cluster", "time", -1),
         ("cluster", "partition", "two words"),
         ("cluster", "stage", "sometimes"),
         ("cluster", "gpus-per-node", "a100:0"),
-        ("cluster", "gpus-per-node", "v100:4,"),
         ("cluster", "mem", "64KBs"),
-        ("cluster", "time", "never"),
         ("launch", "nproc-per-node", "xpu"),
         ("cluster", "gpus-per-node", True),
-        ("cluster", "gpus-per-node", 100_000),
         ("cluster", "gpus-per-node", "a100:100000"),
-        ("cluster", "min-nodes", 100_000),
-        ("cluster", "cpus-per-task", 100_000),
         ("launch", "nproc-per-node", 100_000),
-        ("launch", "omp-num-threads", 100_000),
-        ("launch", "max-restarts", 10**21),
-        ("launch", "grace-seconds", 100_000),
         ("cluster", "container-mounts", ["/scratch"]),
         ("launch", "pass-env", ["HF_TOKEN=secret"]),
         ("launch", "on-failure", "notify 'open"),
-        ("launch", "on-failure", "  "),
-        ("launch", "on-failure", ["notify"]),
         ("cluster", "avoid-bad", "yes"),
         ("cluster", "node-root", "relative/path"),
         ("launch", "interface", {}),
-        ("launch", "interface", "an-interface-with-a-long-name"),
         ("launch", "omp-num-threads", "many"),
         ("launch", "max-restarts", -1),
         ("launch", "grace-seconds", 0),
         ("project", "path", True),
         ("project", "name", "../x"),
+        ("project", "name", "n" * 101),
         ("project", "resume-limit", "2 gigabytes"),
         ("project", "resume-limit", 2),
-        ("project", "resume-limit", False),
     ],
 )
 def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, value: object) -> None:
@@ -361,13 +300,7 @@ def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, value: objec
     [
         ("environment", "offline-root", "/tmp/\0"),
         ("environment", "requirements", ["numpy", "a\0b.txt"]),
-        ("environment", "constraints", ["a\0b.txt"]),
-        ("project", "path", "a\0b"),
-        ("project", "command", ["train.py", "\0"]),
-        ("cluster", "node-root", "/tmp/\0"),
-        ("cluster", "partition", "a\0b"),
         ("launch", "interface", {"node\0": "eth0"}),
-        ("launch", "on-failure", "notify \0"),
     ],
 )
 def test_a_nul_character_is_refused_in_every_string(
@@ -376,12 +309,6 @@ def test_a_nul_character_is_refused_in_every_string(
     (line,) = problems({table: {key: value}}, tmp_path)
     assert line.startswith(f"{table}.{key}: found ")
     assert line.endswith(", with a NUL character in it; remove that")
-
-
-def test_a_name_too_long_for_the_files_it_names_is_refused(tmp_path: Path) -> None:
-    (line,) = problems({"project": {"name": "n" * 101}}, tmp_path)
-    assert line.startswith("project.name: found the string 'nnn")
-    assert "allowed: up to 100 letters" in line
 
 
 def test_a_long_folder_gives_a_short_name(tmp_path: Path) -> None:
@@ -434,11 +361,6 @@ def test_the_nearest_file_wins(tmp_path: Path) -> None:
     write(inner, "[environment]\nrequirements = ['inner']\n")
     above = load.load(inner / "..")  # as in `stager --project .. run`
     assert (above.root, above.name) == (tmp_path / "a", "a")
-
-
-def test_a_file_can_be_named(tmp_path: Path) -> None:
-    path = write(tmp_path, "[environment]\nrequirements = []\n", "other.toml")
-    assert load.load(path).source == path
 
 
 def test_pyproject_stands_for_its_own_dependencies(tmp_path: Path) -> None:

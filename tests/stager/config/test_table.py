@@ -93,27 +93,6 @@ def test_a_problem_names_its_place(env: dict[str, str], user: dict[str, Any], sa
     assert said in problem
 
 
-@pytest.mark.parametrize(
-    ("env", "user", "begin"),
-    [
-        ({"STAGER_CLUSTER_NODES": "many"}, USER, "STAGER_CLUSTER_NODES: 1 problem"),
-        ({"STAGER_CLUSTR_NODES": "2"}, USER, "STAGER_CLUSTR_NODES: 1 problem"),
-        ({}, {"launch": {"bakend": "x"}}, "/home/u/config.toml: 1 problem"),
-        (
-            {"STAGER_CLUSTER_NODES": "many"},
-            {"launch": {"backend": "mpi"}},
-            "STAGER_CLUSTER_NODES, /home/u/config.toml: 2 problems",
-        ),
-    ],
-)
-def test_the_place_that_is_at_fault_comes_first(
-    env: dict[str, str], user: dict[str, Any], begin: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"^{re.escape(begin)} in the settings") as caught:
-        parsed(env, user)
-    assert "stager.toml" not in caught.value.message
-
-
 def test_variables_that_mean_something_else_are_no_settings() -> None:
     """All that the code on either side reads or sets under our prefix."""
     code = [*REPO.glob("bundle/**/*.py"), *REPO.glob("stager/**/*"), *REPO.glob("trainer/**/*.py")]
@@ -199,11 +178,6 @@ def test_what_a_site_has_fixed_cannot_be_set_elsewhere(
         of_site(site, ("cluster.node-root", "cluster.partition"), env)
     wrong = "fixed by your site in /etc/stager/config.toml: remove it here"
     assert sorted(caught.value.context) == [f"{place}: {wrong}" for place in places]
-
-
-def test_a_key_that_is_fixed_without_a_value_keeps_its_default() -> None:
-    with pytest.raises(ConfigError, match="2 problems"):
-        of_site({}, ("cluster.partition",), {"STAGER_CLUSTER_PARTITION": "mine"})
 
 
 def test_a_fixed_setting_counts_where_nobody_else_sets_it() -> None:

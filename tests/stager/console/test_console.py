@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, PhaseName, TransferWay
 from bundle.protocol.events import PhaseBegins, Record
 from bundle.protocol.messages import Started
@@ -64,17 +63,6 @@ def test_json_owns_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert json.loads(out) == {"schema": 1, "path": "/p", "requirements": []}
     assert err == "NODE n OK\n"
-
-
-def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(as_json=True).error(StagerError("what", hint="do this", context=["a line"]))
-    out, err = capsys.readouterr()
-    assert json.loads(out) == {
-        "schema": 1,
-        "ok": False,
-        "error": {"message": "what", "hint": "do this", "context": ["a line"]},
-    }
-    assert err.startswith("error: what\n")
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -234,11 +222,6 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_note_of_the_far_side(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().event(record("note", text="by the way"))
-    assert capsys.readouterr().err == "  by the way\n"
-
-
 def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"n2": [problem()], "n3": [problem("/x")]}
     assert Console().show_verify(slurm_outcome(problems=found)) == 3
@@ -301,20 +284,6 @@ def test_jobs_that_slurm_ends(
     assert result.ended_by == ended_by
 
 
-def test_a_report_of_the_whole_job() -> None:
-    ended = slurm_outcome(ok=True, world_size=4, left_out=["n3"], task_codes={"0": 0})
-    ended.take(record(**plan(7), phase="place"))
-    ended.take(record("collected", node="n1", files=1))
-    report = encode(make_run_result(ended))
-    whole = plan(7)
-    del whole["event"]
-    assert report["plan"] == whole
-    (collected,) = report["collected"]
-    assert (collected["node"], collected["files"], collected["from"]) == ("n1", 1, "")
-    assert (report["left_out"], report["task_codes"]) == (["n3"], {"0": 0})
-    assert make_verify_result(ended).left_out == ("n3",)
-
-
 def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
     ended = slurm_outcome()
     ended.take(record("job", job_id="78", nodes=["n5"], log_dir="/other"))
@@ -370,16 +339,6 @@ def test_a_narrow_table_leaves_out_the_last_facts_and_shortens_no_node() -> None
     assert "\N{HORIZONTAL ELLIPSIS}" not in screen.getvalue()
 
 
-def test_events_that_nobody_looks_at_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().event(record("clock", node="n", clock=1.0))
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_node_that_failed_its_check_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().event(record("probe", node="n7", ok=False))
-    assert capsys.readouterr().out == "NODE n7 FAILED\n"
-
-
 def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"local1": [problem()], "local2": [problem(), problem("/x")]}
     assert Console().show_verify(outcome(problems=found)) == 3
@@ -391,14 +350,6 @@ def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[s
         "logs: /logs",
         "more: stager diagnose 77 --log-dir /logs",
     ]
-
-
-def test_a_nodes_name_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {"local1": [problem("local1")], "local2": [problem("local2")]}
-    Console().show_verify(outcome(problems=found))
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free"
-    )
 
 
 def test_many_findings_have_a_line_each_and_this_host_is_not_named(
@@ -432,21 +383,6 @@ def test_seals_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_logs_without_a_line_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().lines(iter(()))
-    assert capsys.readouterr() == ("", "no line matches\n")
-
-
-def test_a_job_that_a_node_could_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Console().show_run(outcome(problems={"local2": [problem()]})) == 3
-    assert capsys.readouterr().err.splitlines() == [
-        "error: local2: it does not fit; needs 2 GB, 1 GB are free",
-        "hint: free some",
-        "logs: /logs",
-        "more: stager diagnose 77 --log-dir /logs",
-    ]
-
-
 def test_a_job_whose_rank_failed(capsys: pytest.CaptureFixture[str]) -> None:
     record = {
         "node": "local2", "rank": 3, "local_rank": 1, "exit_code": 1, "exception": "KeyError",
@@ -477,15 +413,6 @@ def test_an_agent_that_was_ended_for_another_node_is_no_error(
     # Alone, it is all that is known.
     assert Console(quiet=True).show_run(outcome(problems={"local1": [followed]})) == 3
     assert "error: local1: launch gave no answer; it was ended" in capsys.readouterr().err
-
-
-def test_a_job_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = {"preflight": 0.25, "launch": 60.0}
-    assert Console().show_run(outcome(ok=True, world_size=4, seconds=seconds)) == 0
-    assert capsys.readouterr().err.splitlines() == [
-        "done: 4 ranks; preflight 0.2 s, launch 60.0 s",
-        "logs: /logs/demo.77.*.out",
-    ]
 
 
 def test_sending_is_told_apart_from_unpacking(capsys: pytest.CaptureFixture[str]) -> None:
@@ -616,14 +543,6 @@ def test_a_terminal_gets_colours_and_a_bar() -> None:
     assert "3/3" in shown
 
 
-def test_no_color_is_respected() -> None:
-    shown = on_terminal(NO_COLOR="1")
-    assert "Making the layers\r\n" in shown
-    assert "error: what [red]\r\n" in shown
-    assert f"{ESCAPE}[1m" not in shown
-    assert f"{ESCAPE}[3" not in shown
-
-
 def test_a_dumb_terminal_gets_plain_lines() -> None:
     shown = on_terminal(TERM="dumb")
     assert ESCAPE not in shown
@@ -638,11 +557,3 @@ def test_an_interrupted_command_has_one_json_object(capsys: pytest.CaptureFixtur
     assert (result["schema"], result["ok"]) == (1, False)
     assert result["error"]["message"] == "interrupted"
     assert said.err == "interrupted\n"
-
-
-def test_an_interruption_adds_nothing_to_a_result(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(as_json=True)
-    console.emit(PhaseBegins(PhaseName.LAUNCH))
-    with pytest.raises(KeyboardInterrupt), boundary(console):
-        raise KeyboardInterrupt
-    assert json.loads(capsys.readouterr().out) == {"schema": 1, "phase": "launch"}

@@ -57,7 +57,3 @@ def test_control_characters_are_written_out() -> None:
     (line,) = lines(one("a\x1b[2J", "1\n0", "M\u202eIT"))
     assert line.isprintable()
     assert r"\u202e" in line
-
-
-def test_nothing_at_all() -> None:
-    assert lines() == []

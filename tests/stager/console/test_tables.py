@@ -175,11 +175,6 @@ def test_nothing_was_measured(
     assert (result and {key: encode(result)[key] for key in deep or ()}) == deep
 
 
-def test_one_node_has_no_pairs() -> None:
-    assert tables.format_pairs(measured()) == []
-    assert len(tables.summarize_network(measured())) == 1
-
-
 def test_of_many_pairs_the_slowest_are_shown() -> None:
     many = measured(*(1 + number / 10 for number in range(30, 0, -1)))
     assert tables.format_pairs(many)[0] == "PAIR n1 n31 -> 1.10 GB/s 50 us"

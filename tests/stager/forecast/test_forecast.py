@@ -30,7 +30,6 @@ from stager.forecast import (
     JobTimer,
     Seen,
     Setting,
-    SharedFiles,
     estimate,
     estimate_from_files,
     estimate_rates,
@@ -41,14 +40,13 @@ from stager.forecast import (
     forecast_one_changed,
     forecast_unchanged,
     keep_times,
-    make_setting,
     plan_job,
     read_history,
     record_times,
 )
 from stager.jobs.preparation import prepare
 from tests.support.building import Project
-from tests.support.demo_project import ZERO, config
+from tests.support.demo_project import ZERO
 from tests.support.events import record as event_record
 from tests.support.past_jobs import SEEN, WORK, as_expected
 
@@ -107,13 +105,6 @@ def test_a_bundle_without_packages() -> None:
     assert (result.changed, result.forecasts[0].one_changed) == (None, None)
 
 
-def test_running_from_shared_files_starts_the_launcher_too() -> None:
-    waiting = estimate_shared_reads(MANIFEST.files, MANIFEST.unpacked_size, SETTING.nodes(8), NFS)
-    assert estimate_from_files(SETTING, 8, NFS) == pytest.approx(
-        forecast_unchanged(SETTING, 8).launch + waiting
-    )
-
-
 def test_from_how_many_nodes_on_it_pays() -> None:
     assert find_break_even(SETTING, LUSTRE) == 1
     assert find_break_even(SETTING, FAST) is None
@@ -142,13 +133,6 @@ def test_the_report() -> None:
     )
     few = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("small"),)))
     assert "against Lustre never" in estimate(few, [1]).verdict
-
-
-def test_measured_rates_are_used_and_named() -> None:
-    slow = Basis(rates=ASSUMED.scale_rates(send=10.0), jobs=2, nodes=16)
-    measured = replace(SETTING, basis=slow)
-    assert forecast_cold(measured, 8).send == pytest.approx(10 * forecast_cold(SETTING, 8).send)
-    assert estimate(measured, [8]).rates.basis == "measured on 2 jobs of up to 16 nodes"
 
 
 def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> None:
@@ -189,21 +173,6 @@ def test_a_dry_run_heeds_the_way_that_is_asked_for(
         TransferWay.SHARED: packed.manifest.size / (NFS.all / 40),
     }
     assert job.forecast.seconds.send == pytest.approx(sends.get(way, relayed), abs=0.001)
-
-
-def test_the_settings_of_a_project(tmp_path: Path) -> None:
-    bundle = tmp_path / "b.tar"
-    plain = make_setting(config(tmp_path), bundle, MANIFEST, Basis())
-    assert plain.size == MANIFEST.size
-    assert (plain.ranks, plain.cpus, plain.launcher) == (1, 1, "torchrun")
-    tables = {
-        "cluster": {"cpus-per-task": 8},
-        "launch": {"nproc-per-node": 2, "launcher": "srun"},
-    }
-    more = make_setting(config(tmp_path, **tables), bundle, MANIFEST, Basis())
-    assert (more.ranks, more.cpus, more.launcher) == (2, 8, "srun")
-    without = make_setting(config(tmp_path, launch=tables["launch"]), bundle, MANIFEST, Basis())
-    assert without.cpus == 2
 
 
 # --- What earlier jobs took: kept, damaged, and turned into rates -------------------------------
@@ -271,11 +240,6 @@ def test_a_root_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
 # --- rates ---------------------------------------------------------------------------------------
 
 
-def test_without_jobs_rates_are_assumed() -> None:
-    assert estimate_rates(()) == Basis(rates=ASSUMED, jobs=0, nodes=0)
-    assert estimate_rates(()).text == "assumed; a job that sends its bundle measures them"
-
-
 @pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("relayed", [True, False])
 def test_rates_are_those_that_explain_what_was_seen(factor: float, relayed: bool) -> None:
@@ -299,11 +263,6 @@ def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
     assert forecast_staging(WORK, six, found).seconds == pytest.approx(
         forecast_staging(WORK, six, rates).seconds
     )
-
-
-def test_one_job_that_was_disturbed_does_not_count() -> None:
-    jobs = [as_expected(), as_expected(factor=50.0), as_expected()]
-    assert asdict(estimate_rates(jobs).rates) == pytest.approx(asdict(ASSUMED))
 
 
 def test_where_only_the_whole_is_known_it_stands_for_both() -> None:
@@ -429,24 +388,3 @@ def test_an_import_of_torch_on_2048_nodes() -> None:
     files, size = int(FILES * share), int(SIZE * share)
     waiting = estimate_shared_reads(files, size, Nodes(2048, ranks=12), LUSTRE)
     assert waiting + 1.7 == pytest.approx(120, rel=0.1)
-
-
-def test_by_hand() -> None:
-    slow = SharedFiles("slow", call=1e-3, calls=10_000, node=100e6, all=1e9)
-    alone = REFERENCE["calls"] * 1e-3 + REFERENCE["read"] / 100e6
-    assert estimate_shared_reads(FILES, SIZE, Nodes(1), slow) == pytest.approx(alone)
-    asked = REFERENCE["calls"] + 3 * REFERENCE["opens"]
-    many = 100 * asked / 10_000 + 100 * REFERENCE["read"] / 1e9
-    assert estimate_shared_reads(FILES, SIZE, Nodes(100, ranks=4), slow) == pytest.approx(many)
-
-
-@pytest.mark.parametrize("shared", [LUSTRE, NFS])
-def test_more_takes_longer(shared: SharedFiles) -> None:
-    waits = [
-        estimate_shared_reads(FILES, SIZE, Nodes(count), shared)
-        for count in (1, 8, 512, 4096, 10_000)
-    ]
-    assert waits == sorted(waits)
-    assert waits[-1] > 10 * waits[0]
-    assert estimate_shared_reads(2 * FILES, SIZE, Nodes(64), shared) > waits[0]
-    assert estimate_shared_reads(0, 0, Nodes(64), shared) == 0

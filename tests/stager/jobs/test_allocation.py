@@ -64,10 +64,6 @@ def test_a_list_with_a_mistake_is_refused(config: Config, text: str, told: str) 
     assert caught.value.hint
 
 
-def test_one_host_may_be_this_machine(config: Config) -> None:
-    assert of_list(config, "localhost") is not None
-
-
 @pytest.mark.parametrize(
     ("variable", "text", "names"),
     [
@@ -109,11 +105,6 @@ def test_a_host_file_with_a_mistake_is_refused(
         find_hosts(JobOptions(host_file=file), config, {})
 
 
-def test_a_host_file_that_is_not_there(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        find_hosts(JobOptions(host_file=tmp_path / "none"), config, {})
-
-
 def test_what_is_no_list_of_hosts_is_not_read_for_ever(config: Config, tmp_path: Path) -> None:
     one_line = tmp_path / "image"
     one_line.write_bytes(b"a" * (1 << 20))
@@ -135,23 +126,12 @@ def test_a_host_file_may_be_a_pipe_and_come_from_windows(config: Config) -> None
 
 def test_hosts_to_avoid_are_left_out(config: Config) -> None:
     settings = named(config, "node[01-03]")
-    found = find_hosts(JobOptions(exclude="node[01-02]"), settings, {})
-    assert found is not None
-    assert found.names == ("node03",)
-    with pytest.raises(ConfigError, match="all hosts are excluded"):
-        find_hosts(JobOptions(exclude="node[01-03]"), settings, {})
-
-
-def test_an_option_adds_to_the_hosts_that_the_settings_avoid(config: Config) -> None:
-    settings = named(config, "node[01-03]")
     settings = replace(settings, cluster=replace(settings.cluster, exclude="node02"))
     found = find_hosts(JobOptions(exclude="node01"), settings, {})
     assert found is not None
     assert found.names == ("node03",)
-
-
-def test_none_are_named(config: Config) -> None:
-    assert find_hosts(JobOptions(), config, {}) is None
+    with pytest.raises(ConfigError, match="all hosts are excluded"):
+        find_hosts(JobOptions(exclude="node[01-03]"), settings, {})
 
 
 # --- Options of Slurm inside an allocation --------------------------------------------------------

@@ -69,14 +69,6 @@ def test_sbatch_says_no(commands: Path) -> None:
     assert caught.value.exit_code == 1
 
 
-def test_sbatch_finds_no_cluster(commands: Path) -> None:
-    said = "sbatch: fatal: Could not establish a configuration source"
-    program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
-    with pytest.raises(StagerError, match="installed here, but no cluster answers") as caught:
-        submit(submission(), unheard, commands)
-    assert caught.value.context == (said,)
-
-
 def test_sbatch_says_something_else(commands: Path) -> None:
     program(commands, "sbatch", "cat >/dev/null; echo who knows")
     with pytest.raises(StagerError, match="did not report the job's number: 'who knows'"):
@@ -160,17 +152,6 @@ def test_slurm_has_the_last_word_on_how_it_ended(commands: Path, tmp_path: Path)
     assert ended.end_reason == "time-limit"
 
 
-def test_the_driver_knows_more_of_a_job_that_was_cancelled(commands: Path, tmp_path: Path) -> None:
-    """Slurm cancels a job also to make room for another one."""
-    program(commands, "squeue", "exit 0")
-    program(commands, "scontrol", "echo JobId=12 JobState=CANCELLED Reason=None ExitCode=0:0")
-    event = {"event": "result", "ok": False, "ended_by": "preempted", "problems": {}}
-    (tmp_path / "events.12.jsonl").write_text(json.dumps(event) + "\n")
-    ended = outcome(tmp_path)
-    follow(Submitted(job_id="12"), ended, lambda _: None, print)
-    assert ended.end_reason == "preempted"
-
-
 def test_a_result_just_before_the_job_leaves_the_queue_is_read(
     commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,11 +208,6 @@ def test_a_controller_that_is_silent_for_long(
     with pytest.raises(StagerError, match="has not answered") as caught:
         follow(Submitted(job_id="12"), outcome(tmp_path), print, print)
     assert "squeue --jobs=12" in caught.value.hint
-
-
-def test_several_clusters() -> None:
-    asked = Submitted(job_id="12", cluster="east").ask("squeue", "--jobs=12")
-    assert asked == ["squeue", "--clusters=east", "--jobs=12"]
 
 
 def test_the_output_of_the_first_node_is_shown_without_the_head_of_its_log(tmp_path: Path) -> None:

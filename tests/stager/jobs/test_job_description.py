@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,20 +93,6 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
     assert logs == {f"events.{number}.jsonl" for number in ids}
 
 
-def test_ids_differ_at_one_moment_in_different_log_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They share a node root, and there a directory of that name."""
-    ids = []
-    for moment in range(1795406000123000000, 1795406000126000000, 1000000):
-        monkeypatch.setattr(time, "time_ns", lambda now=moment: now)
-        for number in range(3):
-            options = JobOptions(log_dir=tmp_path / f"logs{number}", command=("a",))
-            ids.append(assign_number(make(tmp_path, options)).id)
-    assert len(set(ids)) == 9
-    assert [one[:10] for one in ids] == ["5406000123"] * 3 + ["5406000124"] * 3 + ["5406000125"] * 3
-
-
 def test_nothing_to_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to run") as caught:
         make(tmp_path, JobOptions(log_dir=tmp_path / "logs"))
@@ -135,13 +120,6 @@ def test_a_bundle_without_torch(tmp_path: Path) -> None:
 def test_what_a_local_job_cannot_do(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path), **tables)
-
-
-def test_restarts(tmp_path: Path) -> None:
-    tables = {"launch": {"max-restarts": 2}, "cluster": {"nodes": 2}}
-    options = JobOptions(command=("a.py",), log_dir=tmp_path)
-    job = make(tmp_path, options, **tables)
-    assert (job.launch.max_restarts, job.launch.elastic) == (2, None)
 
 
 def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
@@ -200,13 +178,6 @@ def test_images_of_apptainer_are_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     setting = {"cluster": {"container-image": "images/x.sif"}}
     found = apply_options(config(tmp_path, **setting), JobOptions()).cluster.container_image
     assert found == f"{tmp_path}/images/x.sif"
-
-
-def test_more_nodes_must_do_than_there_are(tmp_path: Path) -> None:
-    options = JobOptions(nodes=(2, 2), min_nodes=3, command=("a.py",), log_dir=tmp_path / "logs")
-    with pytest.raises(ConfigError, match="3 must work, and the job asks for 2 nodes"):
-        make(tmp_path, options)
-    assert not (tmp_path / "logs").exists()
 
 
 def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
@@ -301,14 +272,6 @@ def test_a_directory_that_apptainer_cannot_bind_is_refused(
         make(plain, options)
     assert "rename it" in caught.value.hint
     make(plain, replace(options, container_image=None))
-
-
-def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
-    for transfer, stage in (("relay", "never"), ("shared", "always")):
-        cluster = {"transfer": transfer, "stage": stage}
-        with pytest.raises(ConfigError, match="contradicts stage") as caught:
-            make(tmp_path, JobOptions(command=("a.py",), allocation="slurm"), cluster=cluster)
-        assert caught.value.hint == "leave one of them out"
 
 
 def test_results_of_trackers_in_the_bundle_come_home(tmp_path: Path) -> None:

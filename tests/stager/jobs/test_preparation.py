@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,17 @@ from bundle.protocol.enumerations import Action
 from bundle.redaction.secret_names import is_secret
 from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError
-from stager.core.store import Store
 from stager.jobs.preparation import (
     Prepared,
     choose_source,
     load_project,
     make_driver_start,
     make_project_path,
-    make_script_facts,
     prefer_local_script,
     prepare,
     refuse_missing_program,
 )
 from tests.support.building import Project
-from tests.support.bundles import make_bundle
 from tests.support.demo_project import config, manifest
 
 # --- Settings, options and notes ------------------------------------------------------------------
@@ -119,12 +115,6 @@ def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "hunter2" not in repr(made)
 
 
-def test_a_rendezvous_of_the_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    made = make(tmp_path, "train.py")
-    assert made.notes == ("MASTER_PORT of this shell not used: each job has its own",)
-
-
 def test_a_secret_that_is_withheld_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its name alone; what only Slurm's commands need is nothing that a user misses."""
     for name in [name for name in os.environ if is_secret(name)]:
@@ -181,18 +171,6 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
     for source in ("local", "inside"):
         here = make_driver_start(make(tmp_path, "train.py", source=source), env)
         assert here == ((), None)
-
-
-def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:
-    tables = {"cluster": {"partition": "torch", "exclude": "n1", "salloc-args": ["--mem=1G"]}}
-    made = make(tmp_path, "train.py", source="sbatch", nproc_per_node=2, tables=tables)
-    packed = make_bundle(Store(tmp_path / "store"), [], decompressor=None).path
-    made = replace(made, bundle=packed)
-    facts = make_script_facts(made, {"SALLOC_OPTS": "-x n2 -v"}, b"program", requeue=True)
-    asked = facts.request
-    assert (asked.partition, asked.exclude, facts.requeue) == ("torch", "n1,n2", True)
-    assert asked.salloc_args == ("--mem=1G", "-v")
-    assert (facts.bundle_bytes, facts.job.cpus_per_task) == (packed.stat().st_size, 2)
 
 
 def test_slurms_own_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,21 +301,6 @@ def test_what_is_not_there(bundle: Path) -> None:
         assert len(shown) < 400
         if name.endswith(".py"):
             assert f"there is no script {name}: neither here nor in the project" in shown
-
-
-def test_a_directory_that_is_gone_holds_nothing(bundle: Path) -> None:
-    shutil.rmtree(Path.cwd())
-    refuse_missing_program(["train.py"], bundle)
-    with pytest.raises(ConfigError, match=r"there is no script evaluate\.py"):
-        refuse_missing_program(["evaluate.py"], bundle)
-
-
-def test_a_script_here_needs_no_look_into_the_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
-    refuse_missing_program(["train.py"], tmp_path / "absent.pkgs.tar")
 
 
 def test_a_script_of_the_project_is_named_by_its_place_there(

@@ -103,6 +103,8 @@ def test_hosts_that_are_named(asked: str, inside: str, hosts: str, source: str) 
 @pytest.mark.parametrize(
     ("asked", "batch", "hosts", "said"),
     [
+        ("local", True, "", "--batch and --allocation local"),
+        ("cloud", False, "", "--allocation cloud is not one of auto, slurm, ssh, local"),
         ("ssh", False, "", "--allocation ssh: no hosts are named"),
         ("ssh", True, SETTINGS, "--batch and hosts over ssh"),
         ("slurm", False, OPTION, "--hosts and --allocation slurm"),
@@ -113,15 +115,6 @@ def test_hosts_that_contradict(asked: str, batch: bool, hosts: str, said: str) -
     with pytest.raises(ConfigError, match=said) as caught:
         choose_source(asked, nodes=1, batch=batch, inside="", found=COMMANDS, hosts_from=hosts)
     assert caught.value.hint
-
-
-def test_choices_that_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="--batch and --allocation local"):
-        choose_source("local", nodes=1, batch=True, inside="", found=COMMANDS)
-    with pytest.raises(
-        ConfigError, match="--allocation cloud is not one of auto, slurm, ssh, local"
-    ):
-        choose_source("cloud", nodes=1, batch=False, inside="", found=COMMANDS)
 
 
 def test_the_whole_command(tmp_path: Path) -> None:
@@ -171,33 +164,15 @@ def test_what_is_not_said_is_left_to_slurm(tmp_path: Path) -> None:
     assert not [one for one in elastic.options() if "ntasks" in one]  # else Slurm gives two
 
 
-def test_each_rank_gets_a_cpu(tmp_path: Path) -> None:
-    """Slurm's default is one CPU a node, which two ranks would share."""
-    asked = make_request(config(tmp_path, launch={"nproc-per-node": 2}), {})
-    assert "--cpus-per-task=2" in asked.options()
-    both = {"launch": {"nproc-per-node": 2}, "cluster": {"cpus-per-task": 8}}
-    assert "--cpus-per-task=8" in make_request(config(tmp_path, **both), {}).options()
-
-
 @pytest.mark.parametrize("form", ["-x n9", "-xn9", "-x=n9", "--exclude n9", "--exclude=n9"])
 def test_each_way_to_write_exclude(tmp_path: Path, form: str) -> None:
     asked = make_request(config(tmp_path), {"SALLOC_OPTS": f"--mem=1G {form} -v"})
     assert (asked.exclude, asked.salloc_args) == ("n9", ("--mem=1G", "-v"))
 
 
-def test_an_exclude_without_nodes_is_dropped(tmp_path: Path) -> None:
-    asked = make_request(config(tmp_path), {"SALLOC_OPTS": "-v --exclude"})
-    assert (asked.exclude, asked.salloc_args) == (None, ("-v",))
-
-
 def test_an_open_quote(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SALLOC_OPTS cannot be read: No closing quotation"):
         make_request(config(tmp_path), {"SALLOC_OPTS": "--comment='two words"})
-
-
-def test_a_request_is_a_value(tmp_path: Path) -> None:
-    assert isinstance(make_request(config(tmp_path), {}), Request)
-    assert make_request(config(tmp_path), {}) == make_request(config(tmp_path), {})
 
 
 @pytest.mark.parametrize(
@@ -247,10 +222,6 @@ def env(tmp_path: Path) -> dict[str, str]:
     srun.write_text("#!/bin/sh\n")
     srun.chmod(0o755)
     return {"PATH": str(tmp_path)}
-
-
-def test_without_slurm_this_machine_is_the_node(build_config: Config) -> None:
-    assert make_build_launcher(build_config, {"PATH": "/nowhere"}) == ()
 
 
 def test_a_step_of_the_allocation(build_config: Config, env: dict[str, str]) -> None:
