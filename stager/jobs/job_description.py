@@ -28,8 +28,6 @@ from bundle.system import permissions
 from ..config.job_settings import (
     ClusterConfig,
     JobOptions,
-    LaunchConfig,
-    ProjectConfig,
     list_rows,
     make_key,
 )
@@ -67,40 +65,37 @@ def apply_options(config: Config, options: JobOptions) -> Config:
 
 def _refuse_fixed(config: Config, after: Config) -> None:
     before = _apply(config, JobOptions())
-    changed = [
+    config.refuse_fixed(
         f"{section}.{make_key(name)}"
         for section in _SECTIONS
         for name, value in vars(getattr(before, section)).items()
         if value != getattr(getattr(after, section), name)
-    ]
-    config.refuse_fixed(changed)
+    )
 
 
 def _apply(config: Config, options: JobOptions) -> Config:
-    changed = {
-        section: _collect_changes(getattr(config, section), options) for section in _SECTIONS
-    }
+    project = _collect_changes(config.project, options)
+    cluster = _collect_changes(config.cluster, options)
+    launch = _collect_changes(config.launch, options)
     if options.stage and not options.transfer:  # an option counts more than a setting
-        changed["cluster"]["transfer"] = TransferWay.AUTO
+        cluster["transfer"] = TransferWay.AUTO
     if options.transfer and not options.stage:
-        changed["cluster"]["stage"] = Stage.AUTO
-    changed["cluster"]["container_image"] = _resolve_image(
+        cluster["stage"] = Stage.AUTO
+    cluster["container_image"] = _resolve_image(
         options.container_image, Path.cwd()
     ) or _resolve_image(config.cluster.container_image, config.root)
     if options.nproc_per_node is not None and config.launch.nproc_per_node == ONE_A_CPU:
         # The setting "cpu" has chosen a backend, which another number takes back.
-        changed["launch"].setdefault("backend", Backend.AUTO)
+        launch.setdefault("backend", Backend.AUTO)
     return replace(
         config,
-        project=replace(config.project, **changed["project"]),
-        cluster=replace(config.cluster, **changed["cluster"]),
-        launch=choose_ranks(replace(config.launch, **changed["launch"])),
+        project=replace(config.project, **project),
+        cluster=replace(config.cluster, **cluster),
+        launch=choose_ranks(replace(config.launch, **launch)),
     )
 
 
-def _collect_changes(
-    section: ProjectConfig | ClusterConfig | LaunchConfig, options: JobOptions
-) -> dict[str, Any]:
+def _collect_changes(section: object, options: JobOptions) -> dict[str, Any]:
     changed = {}
     for name, row in list_rows(type(section)).items():
         option = getattr(options, name, None)
@@ -150,30 +145,25 @@ def make_log_dir(log_dir: Path, mode: LogMode) -> None:
 def assign_number(job: Job) -> Job:
     """Return the job with a number, where Slurm gives it none; nothing can be refused after that.
 
+    A number is claimed by creating its event log. It begins with the time, so that numbers sort by
+    it. Jobs with other log directories do not see the claim, but use the same node root under their
+    number: so the last digits are random.
+
     Raises:
-        StagerError: the log directory, in which the number is claimed, cannot be written.
+        StagerError: the log directory cannot be written.
     """
-    return job if job.allocation is Allocation.SLURM else replace(job, id=_claim_number(job))
-
-
-def _claim_number(job: Job) -> str:
-    """Return a number for a job that Slurm has not numbered, claimed by creating its event log.
-
-    It begins with the time, so that numbers sort by it. Jobs with other log directories do not see
-    the claim, but use the same node root under their number: so the last digits are random.
-    """
-    log_dir = Path(job.log_dir)
-    while True:
+    while job.allocation is not Allocation.SLURM:
         milliseconds = time.time_ns() // 1_000_000 % 10**10
         number = milliseconds * 10**_RANDOM_DIGITS + secrets.randbelow(10**_RANDOM_DIGITS)
-        claim = log_dir / log_names.make_events_name(str(number))
+        claim = Path(job.log_dir, log_names.make_events_name(str(number)))
         try:
             open(claim, "xb", opener=permissions.make_opener(job.log_mode)).close()
         except FileExistsError:
             continue
         except OSError as exc:
-            raise _explain_unwritable(log_dir, exc) from exc
-        return str(number)
+            raise _explain_unwritable(Path(job.log_dir), exc) from exc
+        return replace(job, id=str(number))
+    return job
 
 
 def _explain_unwritable(log_dir: Path, exc: OSError) -> StagerError:
@@ -270,17 +260,13 @@ def _check_transfer(
     cluster: ClusterConfig, options: JobOptions, allocation: Allocation
 ) -> ClusterConfig:
     """Return the settings without transfer ways that the allocation does not have."""
-    if allocation is Allocation.LOCAL:
-        return _check_local_transfer(cluster, options)
     if allocation is Allocation.SLURM:
         return cluster
-    image = cluster.container_image
-    if image is not None and not image.endswith((".sif", "/")):
-        raise ConfigError(
-            f"container-image {image}: Slurm's pyxis plugin starts such containers, and these "
-            "hosts are reached over ssh",
-            hint="leave it out, or name a .sif file or a directory, which Apptainer starts",
-        )
+    if allocation is Allocation.LOCAL:
+        # The settings may be a cluster's; pyxis is refused where the command line asks for it.
+        _refuse_pyxis(options.container_image and cluster.container_image, "this job is local")
+        return _check_local_transfer(cluster, options)
+    _refuse_pyxis(cluster.container_image, "these hosts are reached over ssh")
     if cluster.transfer is not TransferWay.SBCAST:
         return cluster
     if options.transfer is TransferWay.SBCAST:
@@ -291,24 +277,25 @@ def _check_transfer(
     return replace(cluster, transfer=TransferWay.AUTO)
 
 
-def _check_local_transfer(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
-    """Return the settings for one machine, where those about sending have no effect."""
-    image = cluster.container_image
-    if options.container_image and image and not image.endswith((".sif", "/")):
+def _refuse_pyxis(image: str | None, why: str) -> None:
+    if image and not image.endswith((".sif", "/")):
         raise ConfigError(
-            f"--container-image {options.container_image}: Slurm's pyxis plugin starts such "
-            "containers, and this job runs on this machine, without Slurm",
+            f"container-image {image}: Slurm's pyxis plugin starts such containers, and {why}",
             hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
             "starts",
         )
-    if options.transfer in _SENDING or options.stage is Stage.ALWAYS:
-        option = "--transfer" if options.transfer in _SENDING else "--stage"
-        value = options.transfer if options.transfer in _SENDING else options.stage
-        raise ConfigError(
-            f"{option} {value}: nothing is sent in a local allocation, whose nodes are all this"
-            " machine",
-            hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
-        )
+
+
+def _check_local_transfer(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
+    """Return the settings for one machine, where those about sending have no effect."""
+    asked = {"--stage": options.stage, "--transfer": options.transfer}
+    for option, value in asked.items():
+        if value in (*_SENDING, Stage.ALWAYS):
+            raise ConfigError(
+                f"{option} {value}: nothing is sent in a local allocation, whose nodes are all this"
+                " machine",
+                hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
+            )
     transfer = TransferWay.AUTO if cluster.transfer in _SENDING else cluster.transfer
     stage = Stage.AUTO if cluster.stage is Stage.ALWAYS else cluster.stage
     return replace(cluster, transfer=transfer, stage=stage)

@@ -49,7 +49,7 @@ from ..pack.bundle_file import (
 from ..slurm import request
 from ..slurm.request import Source
 from ..trust import decide_trust, read_signers
-from .allocation import check_options_inside, find_hosts, list_options_without_slurm
+from .allocation import Hosts, check_options_inside, find_hosts, list_options_without_slurm
 from .driver import DriverStart
 from .job_description import apply_options, make_job, refuse_launcher
 
@@ -99,10 +99,9 @@ def _refuse_absent_script(name: str, bundle: Path) -> None:
     is_named_so = path.endswith(_SUFFIXES) or not posixpath.splitext(path)[1]
     if name and (f"{path}/__main__.py" in staged or (path in staged and is_named_so)):
         return
-    scripts = {file for file in staged if file.endswith(".py")} | _scripts_here()
     raise ConfigError(
         f"there is no script {_shorten_name(name)}: neither here nor in the project in the bundle",
-        hint=_suggest_script(path, scripts),
+        hint=_suggest_script(path, staged),
     )
 
 
@@ -113,21 +112,19 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
     wanted = {f"{place}.py", f"{place}/__main__.py"}
     with open_bundle(bundle) as held:
         staged = set(layer_paths(held, "project"))
-        if not staged and any(map(_is_here, wanted)):
-            return
         own = {path.removeprefix(_PROJECT).removeprefix("src/") for path in staged}
-        installed = (_PACKAGES.sub("", path, count=1) for path in layer_paths(held, "wheel"))
-        if not (wanted.isdisjoint(own) and wanted.isdisjoint(installed)):
+        is_here = not staged and any(map(_is_here, wanted))
+        if is_here or not wanted.isdisjoint(own):
             return
-    modules = [file[:-3].replace("/", ".") for file in sorted(own) if file.endswith(".py")]
-    similar = difflib.get_close_matches(name[:_MAX_SHOWN], modules, n=1)
+        installed = (_PACKAGES.sub("", path, count=1) for path in layer_paths(held, "wheel"))
+        if not wanted.isdisjoint(installed):
+            return
+    modules = [file[:-3].replace("/", ".") for file in own if file.endswith(".py")]
+    absent = "check the name; a package that can be started has a __main__.py"
     raise ConfigError(
         f"there is no module {_shorten_name(name)} to start: neither in the project nor "
-        "in the packages "
-        "of the bundle",
-        hint=f"did you mean {similar[0]}?"
-        if similar
-        else "check the name; a package that can be started has a __main__.py",
+        "in the packages of the bundle",
+        hint=_suggest_similar(name, modules) or absent,
     )
 
 
@@ -161,13 +158,20 @@ def _shorten_name(name: str) -> str:
     return repr(name[:_MAX_SHOWN])
 
 
-def _suggest_script(path: str, scripts: Collection[str]) -> str:
+def _suggest_similar(name: str, known: Collection[str]) -> str:
+    similar = difflib.get_close_matches(name[:_MAX_SHOWN], sorted(known), n=1)
+    return f"did you mean {similar[0]}?" if similar else ""
+
+
+def _suggest_script(path: str, staged: Collection[str]) -> str:
     module = _entry_point_here(path)
     if module:
         return f"it is an entry point of pyproject.toml; start its module: -m {module}"
-    similar = difflib.get_close_matches(path[:_MAX_SHOWN], sorted(scripts), n=1)
-    if similar:
-        return f"did you mean {similar[0]}?"
+    scripts = {file for file in staged if file.endswith(".py")}
+    with suppress(OSError):  # this directory was removed, or may not be read
+        scripts |= {file.name for file in Path.cwd().glob("*.py")}
+    if similar := _suggest_similar(path, scripts):
+        return similar
     if path and shutil.which(path) is not None:
         return f"{_EXEC} {path}"
     if " " in path:
@@ -202,13 +206,6 @@ def _is_python(path: Path) -> bool:
         return zipfile.is_zipfile(path) or (not path.suffix and ast.parse(content) is not None)
     except (OSError, ValueError, SyntaxError):
         return False
-
-
-def _scripts_here() -> set[str]:
-    try:
-        return {path.name for path in Path.cwd().glob("*.py")}
-    except OSError:  # it was removed, or may not be read
-        return set()
 
 
 # --- The preparation of a job: settings, bundle, source of the nodes, command of the driver ------
@@ -254,15 +251,11 @@ def load_project(
     try:
         return load(start)
     except NoSettingsError as exc:
-        raise _suggest_imported_bundles(exc, start) from exc
-
-
-def _suggest_imported_bundles(failure: NoSettingsError, start: Path) -> ConfigError:
-    bundles = describe_imports(Store(offline_root(make_default_config(start))))
-    if not bundles:
-        return failure
-    hint = "take an imported bundle with --id, or go to the project's folder"
-    return ConfigError(failure.message, hint=hint, context=[*failure.context, *bundles])
+        bundles = describe_imports(Store(offline_root(make_default_config(start))))
+        if not bundles:
+            raise
+        hint = "take an imported bundle with --id, or go to the project's folder"
+        raise ConfigError(exc.message, hint=hint, context=[*exc.context, *bundles]) from exc
 
 
 def get_current_bundle(
@@ -317,8 +310,9 @@ def choose_source(options: JobOptions, config: Config, *, batch: bool) -> Source
     Raises:
         ConfigError: see :func:`stager.slurm.request.choose`.
     """
-    named_here = options.hosts or options.host_file or options.allocation in ("auto", "ssh")
-    hosts = find_hosts(options, config, os.environ) if named_here else None
+    hosts = None
+    if options.hosts or options.host_file or options.allocation in ("auto", "ssh"):
+        hosts = find_hosts(options, config, os.environ)
     return request.choose_source(
         options.allocation,
         nodes=(options.nodes or config.cluster.nodes)[0],
@@ -346,39 +340,33 @@ def prepare(
         StagerError: the log directory cannot be written.
     """
     # Before anything else: what follows leads to the start of a program that is in the bundle.
-    store = Store(offline_root(config))
-    verdict, trust = decide_trust(config, store, bundle[0], bundle[1].id)
-    notes = [] if verdict is None else [f"{bundle[0].name}: {verdict.words}"]
+    store, (path, manifest) = Store(offline_root(config)), bundle
+    verdict, trust = decide_trust(config, store, path, manifest.id)
+    notes = [] if verdict is None else [f"{path.name}: {verdict.words}"]
     if action is Action.RUN:
         config, options, converted = _convert_command(config, options)
-        notes += [*converted, *_explain_ignored_block(config, options)]
+        notes += converted
+        if options.bundle is None and not options.bundle_id:
+            command = options.command or config.project.command
+            notes += inline_script.explain_ignored_block(config, command)
     if source == "inside":
         notes += check_options_inside(options, os.environ)
     where = _ALLOCATIONS.get(source, Allocation.SLURM)
     if where is not Allocation.SLURM:
         notes += list_options_without_slurm(options, where)
     if where is Allocation.SSH:
-        options = _add_hosts(config, options)
-        options = _use_staged_script(config, options)
-    job = make_job(config, replace(options, allocation=where), *bundle, action)
+        options = _use_staged_script(config, _add_hosts(config, options))
+    job = make_job(config, replace(options, allocation=where), path, manifest, action)
     if action is Action.RUN:
-        refuse_missing_program(job.launch.command, bundle[0])
-    ours = is_made_here(store, bundle[0], job.bundle_id)
-    job = replace(job, trusted_bundle=ours, trust=trust)
+        refuse_missing_program(job.launch.command, path)
+    job = replace(job, trusted_bundle=is_made_here(store, path, job.bundle_id), trust=trust)
     return Prepared(
         config=apply_options(config, options),
-        bundle=bundle[0],
+        bundle=path,
         source=source,
         job=job,
-        notes=(*notes, *_list_notes(job, source), *_explain_unlaunchable(job, bundle[1])),
+        notes=(*notes, *_list_notes(job, source), *_explain_unlaunchable(job, manifest)),
     )
-
-
-def _explain_ignored_block(config: Config, options: JobOptions) -> Iterator[str]:
-    if options.bundle is None and not options.bundle_id:
-        yield from inline_script.explain_ignored_block(
-            config, options.command or config.project.command
-        )
 
 
 def _list_notes(job: Job, source: Source) -> Iterator[str]:
@@ -388,9 +376,17 @@ def _list_notes(job: Job, source: Source) -> Iterator[str]:
     if job.tracked and job.allocation is not Allocation.LOCAL:
         yield f"brought back if they are written: {', '.join(job.tracked)} (trackers)"
     if job.action is Action.RUN:
-        if place := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ]:
-            yield f"{' and '.join(place)} of this shell not used: each job has its own"
-        yield from _list_withheld_secrets(job.launch.pass_env, os.environ)
+        yield from _list_withheld_variables(job.launch.pass_env, os.environ)
+
+
+def _list_withheld_variables(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
+    """Yield notes that name variables which ranks do not get, and never their values."""
+    if place := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name in env]:
+        yield f"{' and '.join(place)} of this shell not used: each job has its own"
+    names = sorted(env.keys() - remove_secret_variables(env, (*CREDENTIALS, *passed)).keys())
+    if names:
+        which = f"it with --pass-env {names[0]}" if len(names) == 1 else "one with --pass-env NAME"
+        yield f"not given to the ranks: {', '.join(names)} (give {which})"
 
 
 def _explain_unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
@@ -408,22 +404,20 @@ _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": A
 
 
 def _add_hosts(config: Config, options: JobOptions) -> JobOptions:
-    hosts = find_hosts(options, config, os.environ)
-    names = hosts.names if hosts else ()
-    least, most = options.nodes or (len(names), len(names))
+    hosts = find_hosts(options, config, os.environ) or Hosts(names=(), origin="the hosts")
+    count = len(hosts.names)
+    least, most = options.nodes or (count, count)
     # Hosts on the command line count more than a number in the settings.
     given = options.nodes or options.hosts or options.host_file
     if not given and config.cluster.nodes != (1, 1):
         least, most = config.cluster.nodes
     needed = options.min_nodes or config.cluster.min_nodes or least
-    if len(names) < needed:
+    if count < needed:
         raise ConfigError(
-            f"{hosts.origin if hosts else 'the hosts'}: "
-            f"{format_count(len(names), 'host')} for a job "
-            f"that needs {needed}",
+            f"{hosts.origin}: {format_count(count, 'host')} for a job that needs {needed}",
             hint="name more hosts, or ask for fewer with --nodes",
         )
-    names = names[:most]
+    names = hosts.names[:most]
     return replace(options, hosts=names, nodes=(min(least, len(names)), len(names)))
 
 
@@ -475,15 +469,6 @@ def make_script_facts(
     )
 
 
-def _list_withheld_secrets(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note that names the variables withheld as secrets, and never their values."""
-    kept = remove_secret_variables(env, (*CREDENTIALS, *passed))
-    names = sorted(env.keys() - kept.keys())
-    if names:
-        which = f"it with --pass-env {names[0]}" if len(names) == 1 else "one with --pass-env NAME"
-        yield f"not given to the ranks: {', '.join(names)} (give {which})"
-
-
 def _convert_command(
     config: Config, options: JobOptions
 ) -> tuple[Config, JobOptions, tuple[str, ...]]:
@@ -493,21 +478,19 @@ def _convert_command(
     if not command:
         return config, options, ()
     converted = convert(command)
+    command, notes = converted.command, converted.notes
     if options.command and config.project.path is not None:
-        name = prefer_local_script(converted.command[0], config.project.path)
-        converted = replace(converted, command=(name, *converted.command[1:]))
-    config = _set_restarts(config, converted.max_restarts)
-    notes = converted.notes
-    if options.nodes and converted.nnodes and options.nodes != converted.nnodes:
+        command = (prefer_local_script(command[0], config.project.path), *command[1:])
+    if converted.nnodes and options.nodes not in (None, converted.nnodes):
         notes = (*notes, "the command's number of nodes is left out: --nodes counts")
     options = replace(
         options,
-        command=converted.command,
+        command=command,
         nodes=options.nodes or converted.nnodes,
         nproc_per_node=options.nproc_per_node or converted.nproc_per_node,
         backend=options.backend or converted.backend,
     )
-    return config, options, notes
+    return _set_restarts(config, converted.max_restarts), options, notes
 
 
 def _set_restarts(config: Config, restarts: int | None) -> Config:
