@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.problem import NodeError
@@ -17,12 +17,8 @@ from ..core.errors import ConfigError
 
 # --- The hosts of a job without Slurm: named by an option, by the batch system, or by the settings
 
-_NODE_FILES = {
-    "PBS_NODEFILE": "PBS",
-    "LSB_DJOB_HOSTFILE": "LSF",
-    "OAR_NODEFILE": "OAR",
-}
-"""Variables with the path of a file that has a line for each slot of a job, and who sets them."""
+_NODE_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE")
+"""Variables with the path of a file that has a line for each slot of a job of PBS, LSF or OAR."""
 _SLOTS = re.compile(r"(max[-_]?)?(slots|cpus?|ncpus)=\d+", re.IGNORECASE)
 """What MPI's host files have behind a name."""
 _MOST_BYTES = 16 << 20
@@ -32,8 +28,7 @@ _HOW = "write them as in node[01-08],user@gpu9"
 _LOOPBACK = re.compile(r"localhost(\..*)?|127(\.\d+){3}|::1", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hosts:
+class Hosts(NamedTuple):
     """The hosts that a job may use."""
 
     names: tuple[str, ...]
@@ -57,9 +52,8 @@ def find_hosts(options: JobOptions, config: Config, env: Mapping[str, str]) -> H
         config.refuse_fixed(["cluster.hosts"])
     found = found or _read_job_hosts(env)
     if found is None and config.cluster.hosts:
-        found = Hosts(
-            names=_expand_unique(config.cluster.hosts, "[cluster] hosts"), origin="[cluster] hosts"
-        )
+        origin = "[cluster] hosts"
+        found = Hosts(_expand_unique(config.cluster.hosts, origin), origin)
     return None if found is None else _exclude_hosts(found, excluded)
 
 
@@ -69,20 +63,18 @@ def _read_host_options(options: JobOptions) -> Hosts | None:
             "--hosts and --host-file both name the hosts", hint="leave one of the two out"
         )
     if options.hosts:
-        return Hosts(names=_expand_unique(options.hosts, "--hosts"), origin="--hosts")
+        return Hosts(_expand_unique(options.hosts, "--hosts"), "--hosts")
     if options.host_file:
         origin = f"--host-file {options.host_file}"
-        return Hosts(names=_read_host_file(options.host_file, origin), origin=origin)
+        return Hosts(_read_host_file(options.host_file, origin), origin)
     return None
 
 
 def _read_job_hosts(env: Mapping[str, str]) -> Hosts | None:
     """Return the hosts of the PBS, LSF or OAR job that this process runs in."""
-    for variable in _NODE_FILES:
-        if env.get(variable):
-            origin = f"${variable}"
-            names = _read_host_file(Path(env[variable]), f"{origin} ({env[variable]})")
-            return Hosts(names=names, origin=origin)
+    for variable in filter(env.get, _NODE_FILES):
+        file, origin = env[variable], f"${variable}"
+        return Hosts(_read_host_file(Path(file), f"{origin} ({file})"), origin)
     return None
 
 
@@ -103,9 +95,8 @@ def _expand_unique(texts: Iterable[str], origin: str) -> tuple[str, ...]:
 
 def _read_host_file(path: Path, origin: str) -> tuple[str, ...]:
     """Return the hosts of a file, each once: such files may have a line for each slot."""
-    lines = _read_lines(path, origin)
     names: list[str] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_read_lines(path, origin), 1):
         words = line.partition("#")[0].split()
         odd = [word for word in words[1:] if not _SLOTS.fullmatch(word)]
         if odd:
@@ -184,7 +175,7 @@ def _exclude_hosts(hosts: Hosts, excluded: str | None) -> Hosts:
         raise ConfigError(
             f"{hosts.origin}: all hosts are excluded", hint="leave fewer out with --exclude"
         )
-    return Hosts(names=left, origin=hosts.origin)
+    return hosts._replace(names=left)
 
 
 # --- The options of Slurm that a job without an allocation of its own cannot have ----------------
@@ -194,18 +185,18 @@ _USED = ("nodes", "cpus_per_task")
 """Options that a job keeps to within what its allocation has."""
 
 
-def _fits(name: str, asked: str, there: str) -> bool:
+def _is_within(name: str, asked: str, there: str) -> bool:
     """Return whether an option's value fits that of the variable in an allocation."""
     if name == "mem":
-        return _megabytes(asked) == _megabytes(there)
+        return _read_megabytes(asked) == _read_megabytes(there)
     if name == "nodelist":
         return {*expand_hostlist(asked)} <= {*expand_hostlist(there)}
     if name == "exclude":
-        return not {*expand_hostlist(asked)} & {*expand_hostlist(there)}
+        return {*expand_hostlist(asked)}.isdisjoint(expand_hostlist(there))
     return asked in there.split(",")
 
 
-def _megabytes(text: str) -> float:
+def _read_megabytes(text: str) -> float:
     match = re.fullmatch(r"(\d+)([KMGT]?)", text.upper())
     return int(match[1]) * _UNITS[match[2]] if match else -1
 
@@ -221,11 +212,7 @@ def _list_given_rows(options: JobOptions, *left_out: str) -> dict[str, SettingRo
 def list_options_without_slurm(options: JobOptions, where: Allocation) -> Iterator[str]:
     """Yield a note about the options of Slurm, where nodes come from somewhere else."""
     # Over ssh, --exclude leaves hosts out.
-    given = (
-        _list_given_rows(options, "exclude")
-        if where == Allocation.SSH
-        else _list_given_rows(options)
-    )
+    given = _list_given_rows(options, *(["exclude"] if where == Allocation.SSH else []))
     if given:
         names = ", ".join(row.option for row in given.values())
         yield f"no effect with --allocation {where}: {names}"
@@ -243,7 +230,7 @@ def check_options_inside(options: JobOptions, env: Mapping[str, str]) -> Iterato
         asked, there = getattr(options, name), env.get(variable, "")
         if not there:
             ignored.append(row.option)
-        elif not _fits(name, asked, there):
+        elif not _is_within(name, asked, there):
             wrong.append(f"{row.option} {asked}: this allocation has {there} ({variable})")
     job = env.get("SLURM_JOB_ID", "")
     if wrong:

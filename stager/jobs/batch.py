@@ -6,8 +6,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.driver.transports.slurm_text import ENDED_BY_STATE
 from bundle.protocol import log_names
@@ -91,28 +92,33 @@ LATE_SECONDS = 10
 """Time that the last events may take to arrive on a slow shared file system."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
+class Submission(NamedTuple):
     """A batch job that only has to be submitted."""
 
     argv: tuple[str, ...]
+    """The command; it reads the script."""
     environment: Mapping[str, str]
+    """The variables of the command, and so of the job."""
     script: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submitted:
+class Submitted(NamedTuple):
     """A batch job that Slurm has accepted."""
 
     job_id: str
     cluster: str = ""
+    """The cluster, where there are several."""
     older: os.stat_result | None = None
     """The event log of this number from before it was submitted: another job's; None for none."""
 
-    def ask(self, *argv: str) -> list[str]:
-        """Return a command that asks about the job."""
+    def ask(self, *argv: str) -> str:
+        """Return what a command says of the job.
+
+        Raises:
+            CommandError: it fails, or does not answer.
+        """
         where = [f"--clusters={self.cluster}"] if self.cluster else []
-        return [argv[0], *where, *argv[1:]]
+        return run([argv[0], *where, *argv[1:]], timeout=SUBMIT_SECONDS).stdout
 
 
 def make_submission(
@@ -218,13 +224,10 @@ def follow(
         JobError: it ended without a result; the message has Slurm's reason.
         KeyboardInterrupt: the user does not want to wait any more.
     """
-    events = _EventLog(
-        Path(outcome.job.log_dir) / log_names.make_events_name(submitted.job_id),
-        submitted.older,
-        outcome.job.bundle_id,
-    )
-
-    output = BatchOutput(Path(outcome.job.log_dir), submitted.job_id, all_nodes=all_nodes)
+    log_dir, job_id = Path(outcome.job.log_dir), submitted.job_id
+    log = log_dir / log_names.make_events_name(job_id)
+    events = _EventLog(log, submitted.older, outcome.job.bundle_id)
+    output = BatchOutput(log_dir, job_id, all_nodes=all_nodes)
 
     def look() -> None:
         for record in events.more():
@@ -286,12 +289,13 @@ def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], 
 
 def _query_state(submitted: Submitted) -> str | None:
     """Return the job's state in the queue; empty if it has left it, None without an answer."""
-    argv = submitted.ask("squeue", "--noheader", f"--jobs={submitted.job_id}", "--format=%T %r")
     try:
-        done = run(argv, timeout=SUBMIT_SECONDS)
+        printed = submitted.ask(
+            "squeue", "--noheader", f"--jobs={submitted.job_id}", "--format=%T %r"
+        )
     except CommandError as exc:
         return "" if "Invalid job id" in exc.completed.stderr else None
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("CLUSTER:")]
+    lines = [line for line in printed.splitlines() if not line.startswith("CLUSTER:")]
     state, _, reason = (lines[0] if lines else "").strip().partition(" ")
     waits = state == "PENDING" and reason not in ("None", "")
     return f"{state.lower()} ({reason})" if waits else state.lower()
@@ -299,21 +303,19 @@ def _query_state(submitted: Submitted) -> str | None:
 
 def _query_facts(submitted: Submitted) -> dict[str, str]:
     """Return what ``scontrol`` still knows of an ended job: nothing after a few minutes."""
-    argv = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
     try:
-        return dict(
-            re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", run(argv, timeout=SUBMIT_SECONDS).stdout)
-        )
+        printed = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
     except CommandError:
         return {}
+    return dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", printed))
 
 
 def _explain_missing_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobError:
     state = facts.get("JobState", "").lower().replace("_", " ") or "gone from the queue"
-    reason = facts.get("Reason", "None")
-    words = [state, *([reason] if reason not in ("None", "") else [])]
-    if facts.get("ExitCode", "0:0") != "0:0":
-        words.append(f"exit status {facts['ExitCode'].split(':')[0]}")
+    reason, code = facts.get("Reason", "None"), facts.get("ExitCode", "0:0")
+    words = [state] if reason in ("None", "") else [state, reason]
+    if code != "0:0":
+        words.append(f"exit status {code.split(':')[0]}")
     _, said, why = facts.get("Comment", "").partition("stager: ")
     if said:  # its script puts there what it cannot write to a log
         why, _, hint = why.partition("; ")

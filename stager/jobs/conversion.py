@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from bundle.protocol.enumerations import Backend
 
@@ -23,8 +23,7 @@ from ..core.errors import ConfigError
 # silently.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """An option of a launcher, and its meaning for a job."""
 
     takes: Callable[[str], object] | None = None
@@ -69,8 +68,8 @@ def read_options(
     except argparse.ArgumentError as exc:
         name = (exc.argument_name or "").partition("/")[0]
         raise _explain(f"{program} {name}", table.get(name[2:], Option()), exc.message) from None
-    for word in unknown[:1]:
-        shown = word.partition("=")[0]
+    if unknown:
+        shown = unknown[0].partition("=")[0]
         raise ConfigError(
             f"{program} {shown}: not an option that can be carried over",
             hint=_advise(program, shown, table),
@@ -87,8 +86,11 @@ def list_dropped_options(
     program: str, table: Mapping[str, Option], given: Mapping[str, str]
 ) -> list[str]:
     """Return a line for each option that was left out."""
-    dropped = ((name, table[name].dropped) for name in given)
-    return [f"{program} --{name} is left out: {why}" for name, why in dropped if why]
+    return [
+        f"{program} --{name} is left out: {table[name].dropped}"
+        for name in given
+        if table[name].dropped
+    ]
 
 
 def is_unexpanded(text: str) -> bool:
@@ -349,7 +351,6 @@ def refuse_program(command: Sequence[str]) -> None:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _OLD_TORCHRUN = "torch.distributed.launch"
-_ACCELERATE = ACCELERATE_LAUNCH
 _MOST_DIGITS = len(str(checks.MOST))
 _ACCELERATE_VARIABLES = {
     "mixed-precision": "ACCELERATE_MIXED_PRECISION",
@@ -449,7 +450,7 @@ def _convert_torchrun(program: str, arguments: Sequence[str]) -> Converted:
 
 
 def _convert_accelerate(arguments: Sequence[str]) -> Converted:
-    program = _ACCELERATE
+    program = ACCELERATE_LAUNCH
     given, rest = read_options(program, ACCELERATE, arguments)
     notes = list_dropped_options(program, ACCELERATE, given)
     _refuse_accelerate_variables(given)
@@ -473,7 +474,7 @@ def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
         value = given.get(name, "no")
         if value != "no":
             raise ConfigError(
-                f"{_ACCELERATE} --{name} {value}: it reaches the script as an environment "
+                f"{ACCELERATE_LAUNCH} --{name} {value}: it reaches the script as an environment "
                 "variable, which cannot be part of a command",
                 hint=f"leave it out and set {variable}={value} before stager runs: your"
                 " variables reach the ranks",
@@ -481,12 +482,13 @@ def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
 
 
 def _divide_processes(given: Mapping[str, str], machines: int) -> int | None:
-    total = _read_number(_ACCELERATE, "num-processes", given)
+    total = _read_number(ACCELERATE_LAUNCH, "num-processes", given)
     if total is None:
         return None
     if total < 1 or total % machines:
         raise ConfigError(
-            f"{_ACCELERATE} --num-processes {total}: not a multiple of --num-machines {machines}",
+            f"{ACCELERATE_LAUNCH} --num-processes {total}: not a multiple of --num-machines "
+            f"{machines}",
             hint="accelerate counts the processes of all machines together",
         )
     return total // machines

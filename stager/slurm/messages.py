@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bundle.driver.logs import CLOCK_SECONDS
 from bundle.driver.transports.slurm_text import CONTROLLER_FAULTS, submit_time
@@ -113,32 +112,33 @@ _HINTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Message:
+class Message(NamedTuple):
     """One line of a Slurm command."""
 
     kind: Kind
+    """Its kind; ``other`` is not Slurm's."""
+    text: str
+    """The text, without the name of the command."""
+    shown: str
+    """The words for a person; empty where there is nothing to show."""
     job_id: str = ""
     """The job it names; empty for none."""
-    text: str
-    shown: str = ""
-    """The words for a person; empty where there is nothing to show."""
 
 
 def parse_message(line: str) -> Message:
     """Parse one line that a Slurm command wrote to standard error."""
     spoken = _COMMAND.fullmatch(line.rstrip())
     if spoken is None:
-        return Message(kind="other", text=line, shown=line)
+        return Message("other", line, line)
     text = spoken[1]
     error = _ERROR.fullmatch(text) or _USAGE.fullmatch(text)
     if error is not None:
-        return Message(kind="error", text=error[1], shown=_plain_error(error[1]))
+        return Message("error", error[1], _plain_error(error[1]))
     for kind, pattern, shown in _KINDS:
         match = re.match(pattern, text)
         if match is not None:
-            return Message(kind=kind, job_id=match[1], text=text, shown=shown.format(job=match[1]))
-    return Message(kind="other", text=line, shown=line)
+            return Message(kind, text, shown.format(job=match[1]), match[1])
+    return Message("other", line, line)
 
 
 def _plain_error(text: str) -> str:
@@ -169,29 +169,29 @@ def is_time_up(lines: Sequence[str]) -> bool:
 
 def make_failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
     """Return the error for a command that asked for nodes and ended without a result."""
-    messages = [parse_message(line) for line in lines]
-    errors = [message.text for message in messages if message.kind == "error"]
-    context = [message.text for message in messages if message.kind == "other"][-_CONTEXT_LINES:]
-    jobs = {message.kind: message.job_id for message in reversed(messages) if message.job_id}
-    granted, revoked = jobs.get("granted", ""), jobs.get("revoked", "")
-    reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
+    texts: dict[Kind, list[str]] = {"error": [], "other": [], "revoked": []}
+    jobs: dict[Kind, str] = {"granted": "", "revoked": ""}
+    for message in map(parse_message, lines):
+        texts.setdefault(message.kind, []).append(message.text)
+        jobs[message.kind] = jobs.get(message.kind) or message.job_id
+    errors, context = texts["error"], texts["other"][-_CONTEXT_LINES:]
+    granted, revoked = jobs["granted"], jobs["revoked"]
     if granted:
+        reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
         return JobError(
             f"job {granted} ended without a result: {'; '.join([reason, *errors])}",
             hint=f"`scontrol show job {granted}` may say why (a time limit, a lost node, scancel); "
             f"what the nodes wrote is in {log_dir}",
             context=context,
         )
-    if "Job has been cancelled" in [message.text for message in messages]:
+    if "Job has been cancelled" in texts["revoked"]:
         return JobError(
             f"job {revoked} was cancelled before it had nodes",
             hint=f"`sacct --jobs={revoked}` may show by whom; start it again",
             context=context,
         )
-    if (absent := make_no_cluster_error(lines)) is not None:
-        return absent
     refusal = "; ".join(dict.fromkeys(errors)) or f"exit status {code}"
-    return StagerError(
+    return make_no_cluster_error(lines) or StagerError(
         f"Slurm did not allocate nodes: {refusal}", hint=find_hint(" ".join(lines)), context=context
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bundle.protocol.counts import format_count
 from bundle.protocol.problem import NodeError
@@ -85,8 +86,7 @@ def choose_source(
     Raises:
         ConfigError: it cannot be had; the message names what is missing.
     """
-    by_option = hosts_from.startswith("--")
-    _refuse_allocation(asked, batch, hosts_from, by_option)
+    _refuse_allocation(asked, batch, hosts_from)
     if asked == "local":
         return "local"
     if _is_over_ssh(asked, inside, hosts_from):
@@ -98,12 +98,13 @@ def choose_source(
             )
         return "ssh"
     source: Source = "sbatch" if batch else "inside" if inside else "salloc"
-    missing = [name for name in (INSIDE if source == "inside" else COMMANDS) if name not in found]
-    if not missing:
+    commands = INSIDE if source == "inside" else COMMANDS
+    if set(commands) <= set(found):
         return source
     needed_by = {"sbatch": "--batch", "inside": f"job {inside}", "salloc": ""}[source]
     if asked == "slurm" and not batch:
         needed_by = "--allocation slurm"
+    missing = [name for name in commands if name not in found]
     return _choose_without_slurm(needed_by, nodes, missing)
 
 
@@ -129,14 +130,14 @@ def _choose_without_slurm(needed_by: str, nodes: int, missing: Sequence[str]) ->
     )
 
 
-def _refuse_allocation(asked: str, batch: bool, hosts_from: str, by_option: bool) -> None:
+def _refuse_allocation(asked: str, batch: bool, hosts_from: str) -> None:
     if asked not in ALLOCATIONS:
         raise ConfigError(
             f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
             hint="auto uses Slurm where it is available; ssh takes the hosts that you name; local "
             "runs nodes as processes on this machine",
         )
-    if asked in ("slurm", "local") and by_option:
+    if asked in ("slurm", "local") and hosts_from.startswith("--"):
         raise ConfigError(
             f"{hosts_from} and --allocation {asked}: hosts are reached over ssh",
             hint="leave one of the two out",
@@ -212,17 +213,10 @@ def make_salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
     return ("salloc", *asked.options(), *fixed, *asked.salloc_args, *command)
 
 
-def _long_names() -> dict[str, str]:
-    """Return the long names of salloc's short options, of those that matter here."""
-    long_names = {"J": "job-name", "n": "ntasks"}
-    long_names |= {
-        row.slurm.short: make_key(key) for key, row in list_slurm_rows().items() if row.slurm
-    }
-    return long_names
-
-
 def _read_options(words: Sequence[str], place: str) -> Iterator[GivenOption]:
-    long_names = _long_names()
+    rows = list_slurm_rows().items()
+    long_names = {row.slurm.short: make_key(key) for key, row in rows if row.slurm}
+    long_names |= {"J": "job-name", "n": "ntasks"}
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -299,8 +293,7 @@ _OVERRIDING_VARIABLE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartitionNode:
+class PartitionNode(NamedTuple):
     """One node of one partition, in whatever state it is."""
 
     partition: str
@@ -320,20 +313,14 @@ class PartitionNode:
 def read_nodes(listed: str) -> list[PartitionNode]:
     """Read what ``sinfo --Node --noheader --format "%P %N %c %T"`` prints, or without ``%T``."""
     nodes = []
-    for line in listed.splitlines():
-        words = line.split()
-        if len(words) not in (3, 4) or not words[2].isdigit():
-            continue
-        partition, name, cpus, *state = words
-        nodes.append(
-            PartitionNode(
-                partition=partition.rstrip("*"),
-                default=partition.endswith("*"),
-                name=name,
-                cpus=int(cpus),
-                state="".join(state).lower(),
+    for words in map(str.split, listed.splitlines()):
+        if len(words) in (3, 4) and words[2].isdigit():
+            partition, name, cpus, *state = words
+            is_default = partition.endswith("*")
+            node = PartitionNode(
+                partition.rstrip("*"), is_default, name, int(cpus), "".join(state).lower()
             )
-        )
+            nodes.append(node)
     return nodes
 
 
@@ -343,13 +330,13 @@ def explain_shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int 
     if not usable:
         return ""  # nothing is known: the nodes of a cloud show only while they run
     least, cpus = asked.nodes[0], asked.cpus_per_task or 1
+    sizes = sorted(node.cpus for node in usable)
     where = f"partition {', '.join(sorted({node.partition for node in usable}))}"
     source = f"{format_count(ranks, 'rank')} of 1 CPU" if ranks else "cluster.cpus-per-task"
-    largest = max(node.cpus for node in usable)
-    if cpus > largest:
+    if cpus > sizes[-1]:
         request = f"the job asks for {format_count(cpus, 'CPU')} a node ({source})"
-        return f"{request}, the largest node of {where} has {largest}"
-    large_enough = sum(node.cpus >= cpus for node in usable)
+        return f"{request}, the largest node of {where} has {sizes[-1]}"
+    large_enough = len(sizes) - bisect_left(sizes, cpus)
     if large_enough >= least:
         return ""
     request = f"the job asks for {format_count(least, 'node')}"
