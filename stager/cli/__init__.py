@@ -62,19 +62,26 @@ def load_commands(words: Sequence[str] | None = None) -> None:
     counts that is a command's name. The page of all commands, and the one that is meant by a word
     that is none, need all, but not their options.
     """
-    options = list(takewhile(lambda word: word.startswith("-"), words or ()))
-    first = (words or ())[len(options) : len(options) + 1]
-    whole = not set(first) & set(COMMANDS) or not _HELP.isdisjoint(options)
     named = [word for word in words or () if word in COMMANDS]
-    for command in COMMANDS if whole else named:
-        import_module(f".{_MODULES[command]}", __name__)
+    _import_commands(COMMANDS if _needs_all(words or ()) else named)
     # Completion has its words in a variable.
     is_listed_only = words is not None and not named and "_STAGER_COMPLETE" not in os.environ
+    adapt = drop_options if is_listed_only else expand_groups
     for registered in app.registered_commands:
         registered.cls = HelpfulCommand
-        command = unwrap(cast("Callable[..., None]", registered.callback))
-        registered.callback = drop_options(command) if is_listed_only else expand_groups(command)
+        registered.callback = adapt(unwrap(cast("Callable[..., None]", registered.callback)))
     app.registered_commands.sort(key=_place)
+
+
+def _needs_all(words: Sequence[str]) -> bool:
+    options = list(takewhile(lambda word: word.startswith("-"), words))
+    first = words[len(options) : len(options) + 1]
+    return set(COMMANDS).isdisjoint(first) or not _HELP.isdisjoint(options)
+
+
+def _import_commands(commands: Sequence[str]) -> None:
+    for command in commands:
+        import_module(f".{_MODULES[command]}", __name__)
 
 
 def _place(registered: CommandInfo) -> int:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from functools import cache, partial, wraps
@@ -42,6 +42,8 @@ from ..core.errors import (
 )
 
 if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter
+
     from ..console.job_result import Console
     from ..console.output import Output
     from ..console.reports import Reports
@@ -74,32 +76,21 @@ def get_settings_place() -> Path:
 
 # Rich is not used for it: importing it takes longer than all else that ``--help`` does.
 
-_ARGUMENTS, _OPTIONS, _COMMANDS = "Arguments", "Options", "Commands"
-
-
-class _Writer(Protocol):
-    """The formatter of a help page, as far as it is used here."""
-
-    def section(self, name: str) -> AbstractContextManager[None]:
-        """Open a section."""
-
-    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Write a list of terms and their explanations."""
+_ARGUMENTS, _OPTIONS = "Arguments", "Options"
 
 
 class HelpfulCommand(typer.core.TyperCommand):
     """A command whose options stand under the heading of their group."""
 
-    def format_options(self, ctx: object, formatter: _Writer) -> None:
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write arguments first, then the options by group, those without one last."""
         groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(cast("typer.Context", ctx)):
-            row = param.get_help_record(cast("typer.Context", ctx))
-            if row is None:
-                continue
-            panel = getattr(param, "rich_help_panel", None)
-            default = _ARGUMENTS if param.param_type_name == "argument" else _OPTIONS
-            groups.setdefault(panel or default, []).append(row)
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None:
+                default = _ARGUMENTS if param.param_type_name == "argument" else _OPTIONS
+                panel = getattr(param, "rich_help_panel", None) or default
+                groups.setdefault(panel, []).append(row)
         last = groups.pop(_OPTIONS, [])
         for name, rows in (*groups.items(), (_OPTIONS, last)):
             if rows:
@@ -110,14 +101,15 @@ class HelpfulCommand(typer.core.TyperCommand):
 class HelpfulGroup(typer.core.TyperGroup):
     """The list of commands, with the whole summary of each."""
 
-    def format_commands(self, ctx: object, formatter: _Writer) -> None:
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write a row for each command."""
-        rows = []
-        for name in self.list_commands(cast("typer.Context", ctx)):
-            command = self.get_command(cast("typer.Context", ctx), name)
-            if command is not None and not command.hidden:
-                rows.append((name, (command.help or "").split("\n\n")[0].strip()))
-        with formatter.section(_COMMANDS):
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, (command.help or "").split("\n\n")[0].strip())
+            for name, command in commands.items()
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
@@ -185,12 +177,12 @@ def drop_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return what the page of all commands needs: the options of all would take 0.03 s."""
 
     @wraps(command)
-    def listed() -> None:
-        """Do nothing."""
+    def run() -> None:
+        pass
 
-    listed.__dict__["__signature__"] = inspect.Signature()
-    listed.__annotations__ = {}
-    return listed
+    run.__dict__["__signature__"] = inspect.Signature()
+    run.__annotations__ = {}
+    return run
 
 
 def _find_group(hint: Any) -> OptionGroup | None:  # noqa: ANN401

@@ -64,11 +64,7 @@ class Check(Generic[T_co]):
     item: Callable[[object], object] | None = None
 
     def __call__(self, value: object) -> T_co:
-        """Return the value to use.
-
-        Raises:
-            ValueError: it is not allowed.
-        """
+        """Return the value to use."""
         return self.read(value)
 
 

@@ -20,11 +20,7 @@ _BLOCK = re.compile(r"(?m)^# /// script\s*?$\n(?P<content>(^#(| .*)$\n?)+?)^# //
 
 
 def read_block(path: Path) -> Mapping[str, Any] | None:
-    """Return the block of a script; None if it has none, or if there is no such script.
-
-    Raises:
-        ConfigError: the block is not TOML or has no end, or there are two.
-    """
+    """Return the block of a script; None if it has none, or if there is no such script."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
@@ -58,11 +54,7 @@ def is_script(config: Config) -> bool:
 
 
 def find_script(command: Sequence[str]) -> Path | None:
-    """Return the first script with a block that a command names; None if it names none.
-
-    Raises:
-        ConfigError: its block cannot be read.
-    """
+    """Return the first script with a block that a command names; None if it names none."""
     for word in command:
         path = Path(word)
         if path.suffix == _SUFFIX and os.path.isfile(path):  # noqa: PTH113 - never raises
@@ -71,11 +63,7 @@ def find_script(command: Sequence[str]) -> Path | None:
 
 
 def refuse_missing_script(command: Sequence[str]) -> None:
-    """Refuse a command whose script is not there.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """Refuse a command whose script is not there."""
     named = next((word for word in command if Path(word).suffix == _SUFFIX), None)
     if named is not None:
         _refuse_missing(named)

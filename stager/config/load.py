@@ -169,9 +169,6 @@ def parse(
             dependencies as the default of ``environment.requirements``.
         defaults: the user's own settings and the site's, for keys that the document does not have.
         env: variables, which win over all of them, but for what the site has fixed.
-
-    Raises:
-        ConfigError: values or keys that cannot be used; one context line for each.
     """
     sources = [SettingsSource(name=str(source), origin="project", data=data), *defaults]
     reader = SettingsReader(sources, env or {})
@@ -228,22 +225,23 @@ def _check_together(config: Config, reader: SettingsReader) -> None:
         reader.note(
             "environment.requirements", 'missing; name what to install: ["requirements.txt"]'
         )
-    try:  # the target is made later: its problem is listed with the others
-        Target(
-            python=environment.python or "3.11",
-            platform=environment.platform or "manylinux_2_28_x86_64",
-        )
-    except ConfigError as exc:
-        reader.problems.append(exc.message)
+    _check_target(environment, reader)
     if (cluster.min_nodes or 0) > cluster.nodes[1]:
         reader.note(
             "cluster.min-nodes", f"found {cluster.min_nodes}, which is more than cluster.nodes"
         )
-    is_signed = trust.allowed_signers or reader.is_given("trust.allowed-signers")
-    if trust.require and not is_signed:
+    if trust.require and not (trust.allowed_signers or reader.is_given("trust.allowed-signers")):
         reader.note(
             "trust.require", "true needs allowed-signers, the file with the keys that may sign"
         )
+
+
+def _check_target(environment: EnvironmentConfig, reader: SettingsReader) -> None:
+    python, platform = environment.python or "3.11", environment.platform
+    try:  # the target is made later: its problem is listed with the others
+        Target(python=python, platform=platform or "manylinux_2_28_x86_64")
+    except ConfigError as exc:
+        reader.problems.append(exc.message)
 
 
 def _join_assets(assets: AssetsConfig) -> AssetsConfig:

@@ -98,11 +98,7 @@ def find_user_file(env: Mapping[str, str]) -> Path:
 
 
 def load_default_sources(env: Mapping[str, str]) -> list[SettingsSource]:
-    """Return the settings of the user and of the site, which may be none.
-
-    Raises:
-        ConfigError: a file cannot be used.
-    """
+    """Return the settings of the user and of the site, which may be none."""
     path = find_user_file(env)
     data = toml.read(path) if _exists(path) else {}
     return [SettingsSource(name=str(path), origin="user", data=data), load_site_source()]
@@ -224,29 +220,34 @@ class SettingsReader:
         check = row.make_check(root)
         default = written if written in (None, (), "") else check(written)
         fixed = next((source for source in self._sources if source.is_fixed(path)), None)
-        variable = make_variable_name(path)
         if fixed is not None:
             self._note_overrides(path, fixed)
-        source = None if fixed is None and variable in self._env else self._find_source(path)
-        if source is not None:
-            found = _get_value(source, path)
-            setting = WrittenSetting(path, found, source.origin, source.name)
-            readings = iter([found])
-        elif fixed is None and variable in self._env:
-            found = self._env[variable]
-            setting = WrittenSetting(path, found, "variable", variable)
-            readings = read_text_forms(self._env[variable])
-        else:
+        source, readings, setting = self._find_value(path, use_variable=fixed is None)
+        if not readings:
             self.settings.append(WrittenSetting(path, written))
             return default
-        value, read, problems = _read_first(check, readings, found, row.allowed)
+        value, read, problems = _read_first(check, readings, setting.value, row.allowed)
         self.settings.append(setting._replace(value=read))
         for place, problem in problems:
             if source is None:
-                self._note_variable(variable, problem)
+                self._note_variable(setting.place, problem)
             else:
                 self._note(f"{path}{place}", source, problem)
         return default if problems else value
+
+    def _find_value(
+        self, path: str, *, use_variable: bool
+    ) -> tuple[SettingsSource | None, Iterator[object] | None, WrittenSetting]:
+        """Return where a value is written, None for a variable; and its possible readings."""
+        variable = make_variable_name(path)
+        if use_variable and variable in self._env:
+            text = self._env[variable]
+            return None, read_text_forms(text), WrittenSetting(path, text, "variable", variable)
+        source = self._find_source(path)
+        if source is None:
+            return None, None, WrittenSetting(path, None)
+        found = _get_value(source, path)
+        return source, iter([found]), WrittenSetting(path, found, source.origin, source.name)
 
     def _find_source(self, path: str) -> SettingsSource | None:
         """Return the document that decides a key: the one that has fixed it, else the first."""
@@ -295,16 +296,18 @@ class SettingsReader:
             for path in _list_key_paths(source, table):
                 if path not in self._known:
                     self._note(path, source, f"unknown key; {_suggest_key(path, self._known)}")
+        self._note_unknown_fixed()
+        paths = [setting.path for setting in self.settings]
+        for variable, problem in find_misspelt_variables(self._env, paths):
+            self._note_variable(variable, problem)
+        return self.problems
+
+    def _note_unknown_fixed(self) -> None:
         for source in self._sources:
             for key in source.fixed:
                 if not any(is_within(path, key) for path in self._known):
                     self.problems.append(f"fixed in {source.name}: {key} is no setting")
                     self.places[source.name] = None
-        for variable, problem in find_misspelt_variables(
-            self._env, [setting.path for setting in self.settings]
-        ):
-            self._note_variable(variable, problem)
-        return self.problems
 
 
 def _read_first(

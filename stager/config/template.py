@@ -77,9 +77,9 @@ def _choose_requirements(folder: Path, source: Path | None) -> list[str]:
         _require_readable(folder, source)
         return [str(source)]
     place = source or Path()
-    for name in GUESSES:
-        if (folder / place / name).is_file():
-            return [str(place / name)]
+    found = find_unnamed_requirements(folder / place)
+    if found:
+        return [str(place / found)]
     wanted = ", ".join(GUESSES)
     where = "here" if source is None else f"in {source}"
     names = sorted(path.name for path in (folder / place).iterdir() if path.is_file())

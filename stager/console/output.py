@@ -10,7 +10,7 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bundle.protocol.counts import format_size
 
@@ -42,23 +42,10 @@ _LEAST = 1_000_000
 """Bytes from which on they are worth a word."""
 
 
-class PulseReceiver(Protocol):
-    """Where a phase talks."""
-
-    told: float
-    """The time of the last line, by the monotonic clock."""
-
-    progress: str
-    """What is done of how much, after a comma; empty if it is not known."""
-
-    def show_pulse(self, line: str) -> None:
-        """Show a line."""
-
-
 class Pulse:
     """Shows every few seconds that a phase goes on, until it is stopped or nobody has the talk."""
 
-    def __init__(self, talk: PulseReceiver, *, of_ranks: bool = False) -> None:
+    def __init__(self, talk: Output, *, of_ranks: bool = False) -> None:
         """Start; ``of_ranks`` is for a phase in which only ranks print, until the first does."""
         self._talk = weakref.ref(talk)
         self._patience = RANKS_SECONDS if of_ranks else SILENT_SECONDS

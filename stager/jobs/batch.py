@@ -112,11 +112,7 @@ class Submitted(NamedTuple):
     """The event log of this number from before it was submitted: another job's; None for none."""
 
     def ask(self, *argv: str) -> str:
-        """Return what a command says of the job.
-
-        Raises:
-            CommandError: it fails, or does not answer.
-        """
+        """Return what a command says of the job."""
         where = [f"--clusters={self.cluster}"] if self.cluster else []
         return run([argv[0], *where, *argv[1:]], timeout=SUBMIT_SECONDS).stdout
 
@@ -133,10 +129,6 @@ def make_submission(
         embed: True for a script that holds the node program, which makes it 60 times as large;
             None for one where the bundle lies on no shared file system, so that nodes may not
             see it.
-
-    Raises:
-        ConfigError: a value that cannot stand in a script.
-        BundleError: the bundle is damaged.
     """
     from ..slurm.batch_script import batch_script, make_submit_argv, make_submit_environment
 
@@ -156,9 +148,6 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
     """Hand the script to Slurm, as soon as its controller answers.
 
     It is handed over again only where Slurm has certainly not received it before.
-
-    Raises:
-        StagerError: Slurm refuses it; the hint says what to change.
     """
     from bundle.driver.transports.slurm import ControllerWait
 

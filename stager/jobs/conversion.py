@@ -43,10 +43,6 @@ def read_options(
     Returns:
         The values of the options by name, in the order of the command, empty for those that take
         none; and the rest, with the script or module first.
-
-    Raises:
-        ConfigError: an option that is not in the table or is refused, a value that is missing or
-            that the launcher would refuse, or nothing to launch.
     """
     parser = _Parser(
         prog=program,
@@ -328,11 +324,7 @@ def is_python(program: str) -> bool:
 
 
 def refuse_program(command: Sequence[str]) -> None:
-    """Refuse a program that is known, and is no Python script or module.
-
-    Raises:
-        ConfigError: it is one; the hint says what does its job here.
-    """
+    """Refuse a program that is known, and is no Python script or module."""
     module = command[1:2] if command[0] == "-m" else []
     name = module[0] if module else command[0].rpartition("/")[2]
     why = (_OTHER_MODULES if module else _PROGRAMS).get(name)
@@ -381,12 +373,7 @@ class Converted:
 
 
 def convert(command: Sequence[str]) -> Converted:
-    """Return what a launcher would run, and how.
-
-    Raises:
-        ConfigError: nothing to run, an option that is not known, or a launcher that cannot be
-            converted; the message names it.
-    """
+    """Return what a launcher would run, and how."""
     if any(word.endswith("\r") for word in command):
         raise ConfigError(
             "the command ends in a carriage return: its file has the line ends of Windows",

@@ -256,12 +256,7 @@ def _write_job_file(job: Job) -> Iterator[Path]:
 
 
 def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> None:
-    """Become a command in the environment of a bundle, unpacked on this machine if need be.
-
-    Raises:
-        BundleError: the bundle has not the signature that the settings require.
-        StagerError: it cannot be started.
-    """
+    """Become a command in the environment of a bundle, unpacked on this machine if need be."""
     store = Store(offline_root(config))
     decide_trust(config, store, bundle.path, bundle.id)
     program = node_program(bundle.path, store, bundle.id)

@@ -46,11 +46,7 @@ _SECTIONS = ("project", "cluster", "launch")
 
 
 def apply_options(config: Config, options: JobOptions) -> Config:
-    """Return the settings as the command line changes them.
-
-    Raises:
-        ConfigError: more nodes must do than there are, or the site has fixed a setting.
-    """
+    """Return the settings as the command line changes them."""
     settled = _apply(config, options)
     if config.fixed:
         _refuse_fixed(config, settled)
@@ -148,9 +144,6 @@ def assign_number(job: Job) -> Job:
     A number is claimed by creating its event log. It begins with the time, so that numbers sort by
     it. Jobs with other log directories do not see the claim, but use the same node root under their
     number: so the last digits are random.
-
-    Raises:
-        StagerError: the log directory cannot be written.
     """
     while job.allocation is not Allocation.SLURM:
         milliseconds = time.time_ns() // 1_000_000 % 10**10
@@ -360,11 +353,7 @@ def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: b
 
 
 def refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> None:
-    """Refuse a launcher that cannot start ranks.
-
-    Raises:
-        ConfigError: it does not exist in this allocation, or not in the bundle.
-    """
+    """Refuse a launcher that cannot start ranks."""
     if launcher is Launcher.SRUN and not slurm:
         raise ConfigError(
             "launch.launcher: srun starts ranks through Slurm, which this allocation does not have",

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,10 +76,6 @@ def refuse_missing_program(command: Sequence[str], bundle: Path) -> None:
         command: a script, or ``-m`` and a module, and its arguments. An absolute path that is not
             here is left to the nodes.
         bundle: the bundle, which is searched for what is not here.
-
-    Raises:
-        ConfigError: there is no such script or module, or the file is none.
-        BundleError: the bundle cannot be read.
     """
     if command[0] == "-m":
         _refuse_absent_module(command[1], bundle)
@@ -113,11 +110,9 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
     with open_bundle(bundle) as held:
         staged = set(layer_paths(held, "project"))
         own = {path.removeprefix(_PROJECT).removeprefix("src/") for path in staged}
-        is_here = not staged and any(map(_is_here, wanted))
-        if is_here or not wanted.isdisjoint(own):
-            return
         installed = (_PACKAGES.sub("", path, count=1) for path in layer_paths(held, "wheel"))
-        if not wanted.isdisjoint(installed):
+        here = () if staged else {name for name in wanted if _is_here(name)}
+        if not wanted.isdisjoint(chain(own, here, installed)):
             return
     modules = [file[:-3].replace("/", ".") for file in own if file.endswith(".py")]
     absent = "check the name; a package that can be started has a __main__.py"
@@ -236,9 +231,6 @@ def load_project(
         asked: a bundle named by its id; the same.
         start: a settings file, or the folder from which to look for one; None for this directory.
         command: the job's; a script in it may bring its own settings (PEP 723).
-
-    Raises:
-        ConfigError: there are none, or they cannot be used.
     """
     start = start or Path.cwd()
     if find(start) is None:
@@ -269,9 +261,6 @@ def get_current_bundle(
         listener: told about a build.
         asked: the id it must have, or its first digits; without a file it is looked up in the store
             and taken as it is.
-
-    Raises:
-        StagerError: there is none, it is damaged, or it is another one.
     """
     if bundle is not None or asked:
         return get_named_bundle(config, bundle, asked)
@@ -282,21 +271,13 @@ def get_current_bundle(
 
 
 def get_named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[Path, Manifest]:
-    """Return the bundle that is named, else the project's newest, whatever has changed since.
-
-    Raises:
-        StagerError: see :func:`get_current_bundle`.
-    """
+    """Return the bundle that is named, else the project's newest, whatever has changed since."""
     chosen = choose_bundle(config, bundle, asked)
     return chosen.path, read_manifest(chosen.path, chosen.id)
 
 
 def choose_bundle(config: Config, bundle: Path | None, asked: str) -> ChosenBundle:
-    """Return the bundle that is named, else the project's newest; none of them is opened here.
-
-    Raises:
-        BundleError: there is none.
-    """
+    """Return the bundle that is named, else the project's newest; none of them is opened here."""
     if bundle is not None:
         return ChosenBundle(path=bundle.absolute(), id=asked)
     if asked:
@@ -305,11 +286,7 @@ def choose_bundle(config: Config, bundle: Path | None, asked: str) -> ChosenBund
 
 
 def choose_source(options: JobOptions, config: Config, *, batch: bool) -> Source:
-    """Return the source of the nodes, decided by what this machine has.
-
-    Raises:
-        ConfigError: see :func:`stager.slurm.request.choose`.
-    """
+    """Return the source of the nodes, decided by what this machine has."""
     hosts = None
     if options.hosts or options.host_file or options.allocation in ("auto", "ssh"):
         hosts = find_hosts(options, config, os.environ)
@@ -331,14 +308,7 @@ def prepare(
     action: Action,
     source: Source,
 ) -> Prepared:
-    """Return a job that only has to be started.
-
-    Raises:
-        ConfigError: there is nothing to run, or nothing of that name, or a value that cannot be
-            used.
-        BundleError: it has not the signature that the settings require.
-        StagerError: the log directory cannot be written.
-    """
+    """Return a job that only has to be started."""
     # Before anything else: what follows leads to the start of a program that is in the bundle.
     store, (path, manifest) = Store(offline_root(config)), bundle
     verdict, trust = decide_trust(config, store, path, manifest.id)
@@ -432,11 +402,7 @@ def _use_staged_script(config: Config, options: JobOptions) -> JobOptions:
 
 
 def make_driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
-    """Return the command that starts the driver: here, or by ``salloc``.
-
-    Raises:
-        ConfigError: ``SALLOC_OPTS`` cannot be read.
-    """
+    """Return the command that starts the driver: here, or by ``salloc``."""
     if prepared.source != "salloc":
         return DriverStart()
     from ..slurm.batch_script import make_submit_environment
@@ -451,11 +417,7 @@ def make_driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart
 def make_script_facts(
     prepared: Prepared, env: Mapping[str, str], program: bytes, *, requeue: bool
 ) -> ScriptFacts:
-    """Return the facts that decide the text of the batch script.
-
-    Raises:
-        ConfigError: ``SALLOC_OPTS`` cannot be read.
-    """
+    """Return the facts that decide the text of the batch script."""
     from ..slurm.batch_script import ScriptFacts
 
     asked = request.make_request(prepared.config, env, prepared.job.bundle_id)

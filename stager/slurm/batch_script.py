@@ -240,9 +240,6 @@ def make_submit_argv(facts: ScriptFacts) -> list[str]:
     Its output is ``ID`` or ``ID;CLUSTER``. The options that users and sites like to set in
     variables (``SBATCH_PARTITION``...) are repeated: variables win over a script's lines, and the
     command line over both.
-
-    Raises:
-        ConfigError: see :func:`batch_script`.
     """
     argv = ["sbatch", "--parsable", "--export=ALL"]
     options = facts.request.make_named_options()

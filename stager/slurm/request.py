@@ -82,9 +82,6 @@ def choose_source(
         inside: ``SLURM_JOB_ID``; empty outside of an allocation.
         found: those of :data:`COMMANDS` that are on PATH.
         hosts_from: the place that names hosts, such as ``--hosts``; empty if none are named.
-
-    Raises:
-        ConfigError: it cannot be had; the message names what is missing.
     """
     _refuse_allocation(asked, batch, hosts_from)
     if asked == "local":
@@ -101,11 +98,10 @@ def choose_source(
     commands = INSIDE if source == "inside" else COMMANDS
     if set(commands) <= set(found):
         return source
-    needed_by = {"sbatch": "--batch", "inside": f"job {inside}", "salloc": ""}[source]
-    if asked == "slurm" and not batch:
-        needed_by = "--allocation slurm"
-    missing = [name for name in commands if name not in found]
-    return _choose_without_slurm(needed_by, nodes, missing)
+    needed_by = {"sbatch": "--batch", "inside": f"job {inside}", "salloc": ""}
+    if asked == "slurm":
+        needed_by |= dict.fromkeys(("inside", "salloc"), "--allocation slurm")
+    return _choose_without_slurm(needed_by[source], nodes, commands, found)
 
 
 def _is_over_ssh(asked: str, inside: str, hosts_from: str) -> bool:
@@ -115,13 +111,16 @@ def _is_over_ssh(asked: str, inside: str, hosts_from: str) -> bool:
     return bool(hosts_from) and not inside
 
 
-def _choose_without_slurm(needed_by: str, nodes: int, missing: Sequence[str]) -> Source:
+def _choose_without_slurm(
+    needed_by: str, nodes: int, commands: Sequence[str], found: Collection[str]
+) -> Source:
     if needed_by:
         reason = f"{needed_by}: Slurm's commands are missing here"
     elif nodes > 1:
         reason = f"the job needs {nodes} nodes, and Slurm is not available here"
     else:
         return "local"
+    missing = [name for name in commands if name not in found]
     raise ConfigError(
         f"{reason} (not on PATH: {', '.join(missing)})",
         hint="go to a login node of the cluster (or load its module: module load slurm); "
@@ -159,9 +158,6 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
     """Return the request for a job's nodes.
 
     The settings come first, then the user's own ``$SALLOC_OPTS``; nodes to avoid are joined.
-
-    Raises:
-        ConfigError: ``SALLOC_OPTS`` has an open quote, or changes what the site has fixed.
     """
     cluster = config.cluster
     given = list(_read_options(cluster.salloc_args, "cluster.salloc-args, --salloc-arg"))
@@ -384,9 +380,6 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
 
     Both must say so: the nodes that ``sinfo`` lists, which may be too few where some only show
     while they run; and ``sbatch --test-only``, which also refuses while nodes are down.
-
-    Raises:
-        StagerError: it could never be satisfied.
     """
     if is_changed_elsewhere(asked, environment):
         return
