@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bundle.driver.forecast import Nodes, forecast_staging
 from stager import forecast
-from stager.forecast import JobTimer, Seen
+from stager.forecast import Seen
 from stager.logs.job_record import read_records
 
 from .rounds import Samples, Value
@@ -18,11 +18,8 @@ FITTED = 2
 
 def seen(logs: Path) -> Seen | None:
     """Return what a job showed, from the events in the log directory that it had for itself."""
-    watch = JobTimer()
-    for file in logs.glob("events.*.jsonl"):
-        for record in read_records(file):
-            watch.take(record)
-    return watch.seen()
+    files = logs.glob("events.*.jsonl")
+    return forecast.measure_job(record for file in files for record in read_records(file))
 
 
 def compare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -205,73 +205,54 @@ class Basis:
         )
 
 
-class JobTimer:
-    """The times of a job, as its events come."""
+_TIMED = (TransferPlan, PhaseEnds, FileSent, UnpackAnswer)
+"""The events that say how long a job's staging took."""
 
-    def __init__(self) -> None:
-        self._plan = TransferPlan()
-        self._seconds: dict[PhaseName, float] = {}
-        self._sent: list[float] = []
-        self._unpacked: list[float] = []
-        self._disturbed = self._relayed = False
 
-    def take(self, record: Record) -> None:
-        """Learn from one event."""
-        event = record.event
-        if isinstance(event, TransferPlan):
-            self._plan = event
-        elif isinstance(event, PhaseEnds):
-            self._seconds[event.phase] = event.seconds
-        elif isinstance(event, FileSent):
-            self._sent.append(event.seconds)
-            self._relayed = event.relayed
-        elif isinstance(event, UnpackAnswer):
-            self._take_unpack(event)
+def measure_job(records: Iterable[Record]) -> Seen | None:
+    """Return the times to keep; None where nothing was sent, or not without trouble."""
+    events = [record.event for record in records]
+    plans = [one for one in events if isinstance(one, TransferPlan)]
+    seconds = {one.phase: one.seconds for one in events if isinstance(one, PhaseEnds)}
+    sent = [one for one in events if isinstance(one, FileSent)]
+    answers = [one for one in events if isinstance(one, UnpackAnswer)]
+    group = _find_only_group(plans[-1]) if plans else None
+    was_disturbed = len(sent) > 1 or not all(answer.ok for answer in answers)
+    has_ended = {PhaseName.PREFLIGHT, PhaseName.UNPACK} <= seconds.keys()
+    if group is None or group.work is None or was_disturbed or not has_ended:
+        return None
+    unpacked = [answer.unpack_seconds for answer in answers if answer.unpack_seconds is not None]
+    return Seen(
+        nodes=len(group.nodes),
+        cpus=plans[-1].cpus,
+        work=group.work,
+        step=seconds[PhaseName.PREFLIGHT],
+        stage=seconds[PhaseName.UNPACK],
+        send=sent[0].seconds if sent else None,
+        unpack=max(unpacked, default=None),
+        relayed=bool(sent) and sent[0].relayed,
+    )
 
-    def _take_unpack(self, answer: UnpackAnswer) -> None:
-        if not answer.ok:
-            self._disturbed = True
-        if answer.unpack_seconds is not None:
-            self._unpacked.append(answer.unpack_seconds)
 
-    def seen(self) -> Seen | None:
-        """Return the times to keep; None where nothing was sent, or not without trouble."""
-        group = self._only_group()
-        if group is None or group.work is None or self._disturbed or len(self._sent) > 1:
-            return None
-        if not {PhaseName.PREFLIGHT, PhaseName.UNPACK} <= self._seconds.keys():
-            return None
-        return Seen(
-            nodes=len(group.nodes),
-            cpus=self._plan.cpus,
-            work=group.work,
-            step=self._seconds[PhaseName.PREFLIGHT],
-            stage=self._seconds[PhaseName.UNPACK],
-            send=self._sent[0] if self._sent else None,
-            unpack=max(self._unpacked, default=None),
-            relayed=self._relayed,
-        )
-
-    def _only_group(self) -> PlannedGroup | None:
-        """Return the only group that was sent layers; None if there are more, or one is shared."""
-        groups = self._plan.groups
-        if any(group.how == SHARED for group in groups):
-            return None
-        sent = [group for group in groups if group.how in SENT and group.work is not None]
-        return sent[0] if len(sent) == 1 else None
+def _find_only_group(plan: TransferPlan) -> PlannedGroup | None:
+    """Return the only group that was sent layers; None if there are more, or one is shared."""
+    sent = [one for one in plan.groups if one.how in SENT and one.work is not None]
+    is_shared = any(one.how == SHARED for one in plan.groups)
+    return sent[0] if len(sent) == 1 and not is_shared else None
 
 
 @contextmanager
 def keep_times(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
     """Pass a job's events on, and keep its times once the block has ended well."""
-    watch = JobTimer()
+    timed: list[Record] = []
 
     def listen(record: Record) -> None:
-        watch.take(record)
+        if isinstance(record.event, _TIMED):
+            timed.append(record)
         on_event(record)
 
     yield listen
-    seen = watch.seen()
+    seen = measure_job(timed)
     if seen is not None:
         record_times(store, seen)
 
@@ -317,13 +298,10 @@ def estimate_rates(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
             send.append(together if job.send is None else job.send / expected.send)
         if job.work.files >= _ENOUGH_FILES:
             unpack.append(together if job.unpack is None else job.unpack / expected.unpack)
-    factors = {
-        "send": _median_in_bounds(send),
-        "unpack": _median_in_bounds(unpack),
-        "step": _median_in_bounds(step),
-    }
+    factors = {"send": send, "unpack": unpack, "step": step}
+    rates = ASSUMED.scale_rates(**{name: _median_in_bounds(x) for name, x in factors.items()})
     most = max(job.nodes for job in jobs)
-    return Basis(rates=ASSUMED.scale_rates(**factors), jobs=len(jobs), nodes=most)
+    return Basis(rates=rates, jobs=len(jobs), nodes=most)
 
 
 def find_known_rates(store: Store) -> Basis:
@@ -352,9 +330,10 @@ def _seen(raw: object) -> Seen:
 # It goes by the calls that name a path, of which an import makes two for each file of the
 # environment, and only then by bytes.
 
-REFERENCE = {"files": 34_255, "bytes": 1.38e9, "calls": 71_270, "opens": 4_514, "read": 781e6}
-"""An environment of 47 packages (torch, transformers, datasets), and what its import does: calls
-with a path, files opened, bytes read. Counted with strace; others are taken in proportion."""
+FILES, BYTES, CALLS, OPENS, READ = 34_255, 1.38e9, 71_270, 4_514, 781e6
+"""An environment of 47 packages (torch, transformers, datasets): its files and bytes; and what its
+import does: calls with a path, files opened, bytes read. Counted with strace; others are taken in
+proportion."""
 
 
 @dataclass(frozen=True)
@@ -385,10 +364,9 @@ def estimate_shared_reads(files: int, size: int, nodes: Nodes, shared: SharedFil
     A node's ranks share what its kernel keeps of paths and files, except that every rank has each
     file that it opens checked again.
     """
-    more_files, more_bytes = files / REFERENCE["files"], size / REFERENCE["bytes"]
-    calls = more_files * REFERENCE["calls"]
-    calls_of_node = calls + (nodes.ranks - 1) * more_files * REFERENCE["opens"]
-    read = more_bytes * REFERENCE["read"]
+    more_files = files / FILES
+    calls, read = more_files * CALLS, size / BYTES * READ
+    calls_of_node = calls + (nodes.ranks - 1) * more_files * OPENS
     waiting = max(calls * shared.call, nodes.count * calls_of_node / shared.calls)
     return waiting + max(read / shared.node, nodes.count * read / shared.all)
 
@@ -421,9 +399,8 @@ class Setting:
         """Return so many nodes."""
         return Nodes(count, cpus=self.cpus, ranks=self.ranks)
 
-    @property
-    def changed(self) -> Layer | None:
-        """The package that stands for any that changes: the median by size."""
+    def choose_changed(self) -> Layer | None:
+        """Return the package that stands for any that changes: the median by size."""
         wheels = [layer for layer in self.manifest.layers if layer.kind == "wheel"]
         ordered = sorted(wheels, key=lambda layer: (layer.size, layer.name))
         return ordered[len(ordered) // 2] if ordered else None
@@ -484,7 +461,7 @@ def forecast_unchanged(setting: Setting, count: int) -> Forecast:
 
 def forecast_one_changed(setting: Setting, count: int) -> Forecast | None:
     """Return seconds by phase on nodes that lack one package; None for a bundle without any."""
-    layer = setting.changed
+    layer = setting.choose_changed()
     if layer is None:
         return None
     sent = excerpt_size(layer.members)
@@ -521,7 +498,7 @@ def find_break_even(setting: Setting, shared: SharedFiles, most: int = 10_000) -
 
 def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
     """Return the result of ``stager estimate``."""
-    manifest, basis, changed = setting.manifest, setting.basis, setting.changed
+    manifest, basis, changed = setting.manifest, setting.basis, setting.choose_changed()
     payable = {shared.name: find_break_even(setting, shared) for shared in SHARED_FILE_SYSTEMS}
     return Estimate(
         bundle=setting.bundle,
@@ -536,7 +513,7 @@ def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
         rates=EstimateRates(basis=basis.text, jobs=basis.jobs, **asdict(basis.rates)),
         forecasts=tuple(_forecast_count(setting, count) for count in counts),
         pays_from={name.lower(): count for name, count in payable.items()},
-        verdict=_verdict(payable),
+        verdict=_describe_break_evens(payable),
     )
 
 
@@ -570,10 +547,10 @@ def _forecast_staging(setting: Setting, count: int, work: StagingWork | None) ->
     return forecast(staged, nodes, rates, launcher=setting.launcher)
 
 
-def _verdict(payable: dict[str, int | None]) -> str:
-    parts = [f"against {name} {_describe_break_even(count)}" for name, count in payable.items()]
+def _describe_break_evens(payable: dict[str, int | None]) -> str:
+    parts = [
+        f"against {name} "
+        + ("never" if count is None else f"from {format_count(count, 'node')} on")
+        for name, count in payable.items()
+    ]
     return f"staging pays: {', '.join(parts)}"
-
-
-def _describe_break_even(count: int | None) -> str:
-    return "never" if count is None else f"from {format_count(count, 'node')} on"

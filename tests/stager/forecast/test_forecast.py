@@ -20,14 +20,15 @@ from stager.config.job_settings import JobOptions
 from stager.config.load import load
 from stager.core.store import Store
 from stager.forecast import (
+    BYTES,
+    CALLS,
     FILE,
+    FILES,
     KEPT,
     LUSTRE,
     NFS,
-    REFERENCE,
     VERSION,
     Basis,
-    JobTimer,
     Seen,
     Setting,
     estimate,
@@ -40,6 +41,7 @@ from stager.forecast import (
     forecast_one_changed,
     forecast_unchanged,
     keep_times,
+    measure_job,
     plan_job,
     read_history,
     record_times,
@@ -86,9 +88,10 @@ def test_the_three_cases() -> None:
     work = measure_staging_work(MANIFEST.layers, MANIFEST.layers, SETTING.size)
     assert forecast_cold(SETTING, 8) == forecast([forecast_staging(work, nodes)], nodes)
     assert forecast_unchanged(SETTING, 8) == forecast([], nodes)
-    assert SETTING.changed is not None
-    assert SETTING.changed.name == "middling"
-    sent = excerpt_size(SETTING.changed.members)
+    changed = SETTING.choose_changed()
+    assert changed is not None
+    assert changed.name == "middling"
+    sent = excerpt_size(changed.members)
     delta = StagingWork(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
     assert forecast_one_changed(SETTING, 8) == forecast([forecast_staging(delta, nodes)], nodes)
     assert (
@@ -309,10 +312,7 @@ def unpacked(*seconds: float, ok: bool = True) -> list[dict[str, Any]]:
 
 
 def seen(*events: dict[str, Any]) -> Seen | None:
-    watch = JobTimer()
-    for event in events:
-        watch.take(event_record(**event))
-    return watch.seen()
+    return measure_job(event_record(**event) for event in events)
 
 
 def test_what_a_job_shows() -> None:
@@ -370,7 +370,7 @@ def test_a_job_that_ends_badly_is_not_kept(tmp_path: Path) -> None:
 # --- Running from a shared file system: the published figures that the rates were taken from ----
 
 
-FILES, SIZE = int(REFERENCE["files"]), int(REFERENCE["bytes"])
+SIZE = int(BYTES)
 IMPORT = 5.5
 """Seconds of the reference import with all files at hand; published times have them in."""
 
@@ -384,7 +384,7 @@ def test_frontiers_eight_nodes() -> None:
 
 def test_an_import_of_torch_on_2048_nodes() -> None:
     """120 s with 12 ranks each; it makes 17,800 of the reference's 71,270 path calls."""
-    share = 17_800 / REFERENCE["calls"]
+    share = 17_800 / CALLS
     files, size = int(FILES * share), int(SIZE * share)
     waiting = estimate_shared_reads(files, size, Nodes(2048, ranks=12), LUSTRE)
     assert waiting + 1.7 == pytest.approx(120, rel=0.1)
