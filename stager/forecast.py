@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from bundle.driver.forecast import (
     BLOCK,
@@ -30,7 +31,6 @@ from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
 from bundle.protocol.events import (
     FileSent,
     PhaseEnds,
-    PlannedGroup,
     Record,
     StagingWork,
     TransferPlan,
@@ -154,6 +154,7 @@ class Estimate:
 # ``history.json`` has a version and the last few jobs that sent a bundle to nodes. One that is
 # damaged, or of another version, counts as none, and the next job begins it anew.
 
+T = TypeVar("T")
 OnEvent = Callable[[Record], None]
 
 FILE = "history.json"
@@ -212,31 +213,33 @@ _TIMED = (TransferPlan, PhaseEnds, FileSent, UnpackAnswer)
 def measure_job(records: Iterable[Record]) -> Seen | None:
     """Return the times to keep; None where nothing was sent, or not without trouble."""
     events = [record.event for record in records]
-    plans = [one for one in events if isinstance(one, TransferPlan)]
-    seconds = {one.phase: one.seconds for one in events if isinstance(one, PhaseEnds)}
-    sent = [one for one in events if isinstance(one, FileSent)]
-    answers = [one for one in events if isinstance(one, UnpackAnswer)]
-    group = _find_only_group(plans[-1]) if plans else None
-    was_disturbed = len(sent) > 1 or not all(answer.ok for answer in answers)
+    sent, plan = _pick(events, FileSent), [TransferPlan(), *_pick(events, TransferPlan)][-1]
+    seconds = {end.phase: end.seconds for end in _pick(events, PhaseEnds)}
+    answers = _pick(events, UnpackAnswer)
+    sent_to = _find_only_work(plan)
     has_ended = {PhaseName.PREFLIGHT, PhaseName.UNPACK} <= seconds.keys()
-    if group is None or group.work is None or was_disturbed or not has_ended:
+    is_clean = len(sent) < 2 and all(answer.ok for answer in answers)
+    if sent_to is None or not (has_ended and is_clean):
         return None
-    unpacked = [answer.unpack_seconds for answer in answers if answer.unpack_seconds is not None]
     return Seen(
-        nodes=len(group.nodes),
-        cpus=plans[-1].cpus,
-        work=group.work,
+        nodes=sent_to[0],
+        cpus=plan.cpus,
+        work=sent_to[1],
         step=seconds[PhaseName.PREFLIGHT],
         stage=seconds[PhaseName.UNPACK],
-        send=sent[0].seconds if sent else None,
-        unpack=max(unpacked, default=None),
-        relayed=bool(sent) and sent[0].relayed,
+        send=next((one.seconds for one in sent), None),
+        unpack=max(filter(None, (answer.unpack_seconds for answer in answers)), default=None),
+        relayed=any(one.relayed for one in sent),
     )
 
 
-def _find_only_group(plan: TransferPlan) -> PlannedGroup | None:
-    """Return the only group that was sent layers; None if there are more, or one is shared."""
-    sent = [one for one in plan.groups if one.how in SENT and one.work is not None]
+def _pick(events: Iterable[object], kind: type[T]) -> list[T]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def _find_only_work(plan: TransferPlan) -> tuple[int, StagingWork] | None:
+    """Return the only nodes that were sent layers; None if there are more, or one has a share."""
+    sent = [(len(one.nodes), one.work) for one in plan.groups if one.how in SENT and one.work]
     is_shared = any(one.how == SHARED for one in plan.groups)
     return sent[0] if len(sent) == 1 and not is_shared else None
 

@@ -104,18 +104,15 @@ class JobFlags:
         option = typer_option(name)
         option.rich_help_panel = row.panel or None
         default = JobOptions.__dataclass_fields__[name].default
-        kind: object = str | None
+        kind: object = list[str] | None if _get_item_check(row) else str | None
         if row.check is checks.boolean:
             kind = bool | None if default is None else bool
         elif row.check is Path:
             kind = Path | None
         elif default:
             kind = str
-        elif _get_item_check(row):
-            kind = list[str] | None
-        return make_parameter(
-            name, default or (False if kind is bool else None), Annotated[kind, option]
-        )
+        absent = False if kind is bool else None
+        return make_parameter(name, default or absent, Annotated[kind, option])
 
 
 def typer_option(name: str) -> typer.models.OptionInfo:

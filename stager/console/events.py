@@ -75,19 +75,16 @@ class Events(Reports):
         self._action, self._restarts = job.action, job.launch.max_restarts
         self._moving = bool(self._restarts or job.launch.elastic)
         self._each = job.launch.nproc_per_node or 1
-        self._dry_run, self._slurm, self._job_id = (
-            job.dry_run,
-            job.allocation is Allocation.SLURM,
-            job.id,
-        )
-        if job.allocation is Allocation.LOCAL:
-            nodes = format_count(len(job.nodes), "local node")
-            self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
-        elif job.allocation is Allocation.SSH:
-            nodes = format_count(len(job.nodes), "host")
-            self.say(f"job {job.id}: {nodes} over ssh ({_names(job.nodes)}), bundle {bundle.name}")
-        else:  # its number and nodes come with its first event
-            self.say(f"bundle {bundle.name}")
+        self._dry_run, self._job_id = job.dry_run, job.id
+        self._slurm = job.allocation is Allocation.SLURM
+        count, names = len(job.nodes), _names(job.nodes)
+        where = {
+            Allocation.LOCAL: format_count(count, "local node"),
+            Allocation.SSH: f"{format_count(count, 'host')} over ssh ({names})",
+        }
+        # The number and the nodes of Slurm's come with its first event.
+        begin = "" if self._slurm else f"job {job.id}: {where[job.allocation]}, "
+        self.say(f"{begin}bundle {bundle.name}")
         if job.action is Action.VERIFY:
             self.say(f"bundle id {job.bundle_id}")
 
@@ -187,16 +184,9 @@ class Events(Reports):
             self.begin(event.phase)
             self._count(frozenset())
         if event.phase is PhaseName.LAUNCH:
-            self.say(f"  {self._output_shown()}", "dim")
-
-    def _output_shown(self) -> str:
-        if self.verbose:
-            whose = "every node's"
-        elif self._moving:
-            whose = "the first ranks'"
-        else:
-            whose = "the first node's"
-        return f"what follows is {whose} output; the logs have all of it"
+            whose = "the first ranks'" if self._moving else "the first node's"
+            whose = "every node's" if self.verbose else whose
+            self.say(f"  what follows is {whose} output; the logs have all of it", "dim")
 
     @_show.register(PreflightAnswer)
     def _show_preflight(self, event: PreflightAnswer, record: Record) -> None:
@@ -215,12 +205,10 @@ class Events(Reports):
     @_show.register(ProbeAnswer)
     def _show_probe(self, event: ProbeAnswer, record: Record) -> None:
         line = event.line or f"NODE {event.node} FAILED"
-        if self._action is Action.VERIFY and self._table:
-            return
-        if self._action is Action.VERIFY:
-            self.data(line)
-        else:  # standard output belongs to the program
+        if self._action is not Action.VERIFY:  # standard output belongs to the program
             self.say(line)
+        elif not self._table:
+            self.data(line)
 
     @_show.register(Started)
     def _show_started(self, event: Started, record: Record) -> None:

@@ -83,32 +83,29 @@ class JobLogs(Output):
             self._evidence("printed and survived:", diagnosis)
             return
         self.data(_headline(diagnosis, failure))
-        self._cause(failure)
-        self._evidence("shown by", diagnosis)
-        if len(failure.lines) > 1:
-            self.data("its last lines:")
-            for line in failure.lines:
-                self.data(f"  | {_short(line)}")
-        self._ranks("missing from the collective:", diagnosis.missing)
-        self._ranks("the same on", diagnosis.same_failure)
-        self._ranks("consequences:", diagnosis.consequences)
-
-    def _evidence(self, title: str, diagnosis: Diagnosis) -> None:
-        for evidence in diagnosis.evidence:
-            self.data(f"{title} {_place(evidence)}")
-            self.data(f"  {_short(_describe_evidence(evidence, diagnosis.first))}")
-
-    def _cause(self, failure: FirstFailure) -> None:
         self.data(f"class:  {failure.kind}")
         self.data(f"what:   {failure.cause[:_LONG]}")
         if failure.meaning and failure.meaning != failure.cause:
             self.data(f"cause:  {failure.meaning}")
         if failure.hint:
             self.data(f"hint:   {failure.hint}")
+        self._evidence("shown by", diagnosis)
+        if len(failure.lines) > 1:
+            self.data("its last lines:")
+            for line in failure.lines:
+                self.data(f"  | {_short(line)}")
+        for title, ranks in (
+            ("missing from the collective:", diagnosis.missing),
+            ("the same on", diagnosis.same_failure),
+            ("consequences:", diagnosis.consequences),
+        ):
+            if ranks:
+                self.data(f"{title} {format_ranks(ranks)}")
 
-    def _ranks(self, title: str, ranks: Sequence[int]) -> None:
-        if ranks:
-            self.data(f"{title} {format_ranks(ranks)}")
+    def _evidence(self, title: str, diagnosis: Diagnosis) -> None:
+        for evidence in diagnosis.evidence:
+            self.data(f"{title} {_place(evidence)}")
+            self.data(f"  {_short(_describe_evidence(evidence, diagnosis.first))}")
 
     def show_consequences(self, diagnosis: Diagnosis) -> None:
         """Add what else there is to know, in a line or two, after the first failure."""
@@ -214,30 +211,20 @@ class Console(Events, JobLogs):
             return self._cannot_run(outcome)
         if outcome.job.dry_run:
             self.say("nothing was sent or changed", "good")
-        else:
-            self._can_run(outcome)
-        return EXIT_OK
-
-    def _can_run(self, outcome: Outcome) -> None:
-        left_out = _list_left_out(outcome)
-        count = len(outcome.job.nodes)
-        if left_out:
-            who = f"{count - len(left_out)} of {count} nodes"
-        elif count == 1:
-            who = "the node"
-        else:
-            who = f"all {count} nodes"
+            return EXIT_OK
+        left_out, count = list(outcome.end.left_out), len(outcome.job.nodes)
+        all_of_them = "the node" if count == 1 else f"all {count} nodes"
+        who = f"{count - len(left_out)} of {count} nodes" if left_out else all_of_them
         self.say(f"{who} can run it; logs: {outcome.job.log_dir}", "good")
         self._advise(outcome, left_out)
+        return EXIT_OK
 
     def _cannot_run(self, outcome: Outcome) -> int:
-        hosts = outcome.faulty_hosts
+        hosts = ",".join(outcome.faulty_hosts)
         if hosts:
-            self._write(
-                f"no node is at fault, but {','.join(hosts)}, where the driver ran", "error"
-            )
+            self._write(f"no node is at fault, but {hosts}, where the driver ran", "error")
             return EXIT_JOB
-        bad = list(dict.fromkeys([*outcome.problems, *_list_left_out(outcome)]))
+        bad = list(dict.fromkeys([*outcome.problems, *outcome.end.left_out]))
         of = format_count(len(outcome.job.nodes), "node")
         self._write(f"{len(bad)} of {of} cannot run it: {','.join(bad)}", "error")
         self._advise(outcome, bad)
@@ -248,45 +235,38 @@ class Console(Events, JobLogs):
         """Show the result of ``stager run``, and return its exit code."""
         failure = outcome.first_failure
         if outcome.is_interrupted:
-            return self._run_interrupted(outcome, failure)
+            code = self._show_interrupted_job(outcome)
+            self._log_loss(outcome)
+            if failure is not None:
+                self._write("before that:")
+                self._problems(outcome)
+                self._first(outcome, failure)
+            return code
         self._log_loss(outcome)
         if outcome.end_reason:
             self._problems(outcome)
             return self._show_end(outcome)
         if failure is not None:
-            return self._run_failed(outcome, failure)
+            self._problems(outcome)
+            if failure.exit_code is None and not outcome.end.logs_lost:
+                self._advise(outcome, [node for node, found in outcome.problems.items() if found])
+            self._first(outcome, failure)
+            return EXIT_JOB
         if outcome.job.dry_run:
             self.say("nothing was sent, changed or started", "good")
         else:
-            self._run_succeeded(outcome)
+            self._show_success(outcome)
         return EXIT_OK
 
-    def _run_interrupted(self, outcome: Outcome, failure: FirstFailure | None) -> int:
-        code = self._show_interrupted_job(outcome)
-        self._log_loss(outcome)
-        if failure is not None:
-            self._write("before that:")
-            self._problems(outcome)
-            self._first(outcome, failure)
-        return code
-
-    def _run_failed(self, outcome: Outcome, failure: FirstFailure) -> int:
-        self._problems(outcome)
-        if failure.exit_code is None and not outcome.end.logs_lost:
-            self._advise(outcome, [node for node, problems in outcome.problems.items() if problems])
-        self._first(outcome, failure)
-        return EXIT_JOB
-
-    def _run_succeeded(self, outcome: Outcome) -> None:
+    def _show_success(self, outcome: Outcome) -> None:
         spent = ", ".join(_format_phase_time(outcome, name) for name in outcome.spent)
-        count = outcome.end.world_size or 0
-        self.say(f"done: {format_count(count, 'rank')}; {spent}", "good")
+        self.say(f"done: {format_count(outcome.end.world_size or 0, 'rank')}; {spent}", "good")
         for figures in outcome.figures:
             self.say(metrics.format_figures(figures), "good")
         for note in outcome.end.notes or ():
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
-        self._advise(outcome, _list_left_out(outcome))
+        self._advise(outcome, list(outcome.end.left_out))
 
     def show_cleaned_nodes(self, result: CleanResult) -> int:
         """Show what went wrong on the nodes in ``stager clean``, and return its exit code."""
@@ -326,13 +306,10 @@ class Console(Events, JobLogs):
 
     def _advise(self, outcome: Outcome, bad: list[str]) -> None:
         """Show the option that leaves nodes out, unless none would be left."""
+        job = outcome.job
         bad = [node for node in bad if node not in outcome.faulty_hosts]
-        pronoun = "it" if len(bad) == 1 else "them"
-        if (
-            bad
-            and len(bad) < len(outcome.job.nodes)
-            and outcome.job.allocation is not Allocation.LOCAL
-        ):
+        if job.allocation is not Allocation.LOCAL and 0 < len(bad) < len(job.nodes):
+            pronoun = "it" if len(bad) == 1 else "them"
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
     def _show_nodes(self, outcome: Outcome) -> None:
@@ -353,8 +330,7 @@ class Console(Events, JobLogs):
         if self._table and measured.pairs:
             self._print_table(make_pair_table(measured))
         else:
-            for line in format_pairs(measured):
-                self.data(line)
+            self.data_lines(format_pairs(measured))
         for line in summarize_network(measured):
             self.say(line)
 
@@ -407,10 +383,6 @@ def _format_phase_time(outcome: Outcome, phase: str) -> str:
     if ending.unpack_seconds is not None:
         parts.append(f"unpacking alone {ending.unpack_seconds:.1f} s")
     return f"{words} ({', '.join(parts)})"
-
-
-def _list_left_out(outcome: Outcome) -> list[str]:
-    return list(outcome.end.left_out)
 
 
 def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:

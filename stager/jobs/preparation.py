@@ -111,7 +111,7 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
         staged = set(layer_paths(held, "project"))
         own = {path.removeprefix(_PROJECT).removeprefix("src/") for path in staged}
         installed = (_PACKAGES.sub("", path, count=1) for path in layer_paths(held, "wheel"))
-        here = () if staged else {name for name in wanted if _is_here(name)}
+        here = () if staged else filter(os.path.isfile, wanted)
         if not wanted.isdisjoint(chain(own, here, installed)):
             return
     modules = [file[:-3].replace("/", ".") for file in own if file.endswith(".py")]
