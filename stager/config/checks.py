@@ -9,13 +9,14 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bundle.protocol.enumerations import TextEnum
 
+S = TypeVar("S")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 EnumT = TypeVar("EnumT", bound=TextEnum)
@@ -75,6 +76,20 @@ def check(**schema: object) -> Callable[[Callable[[object], T]], Check[T]]:
         return Check(read=read, schema=schema)
 
     return make
+
+
+def read_each(items: Iterable[tuple[str, S]], read: Callable[[S], T]) -> tuple[T, ...]:
+    """Return what is read of each item, all of whose problems are named with their places."""
+    values: list[T] = []
+    problems: list[tuple[str, str]] = []
+    for place, item in items:
+        try:
+            values.append(read(item))
+        except ValueError as exc:
+            problems.append((place, str(exc)))
+    if problems:
+        raise RefusedValue(*problems)
+    return tuple(values)
 
 
 def get_schema(check: Callable[[object], object]) -> Mapping[str, Any]:
@@ -311,16 +326,7 @@ def output(value: object) -> str:
 
 
 def _read_outputs(value: object) -> tuple[str, ...]:
-    paths = texts(value)
-    problems: list[tuple[str, str]] = []
-    for path in paths:
-        try:
-            output(path)
-        except RefusedValue as exc:
-            problems += exc.problems
-    if problems:
-        raise RefusedValue(*problems)
-    return paths
+    return read_each((("", path) for path in texts(value)), output)
 
 
 outputs = Check(read=_read_outputs, schema=texts.schema, item=output)

@@ -12,7 +12,7 @@ from bundle.launch.program_variables import DROPPED, RANK
 
 from ..hub.repositories import HubRequest, Kind, parse_request
 from . import checks
-from .checks import Check, RefusedValue
+from .checks import Check
 from .job_settings import setting
 
 # --- ``[environment]``: the requirements of the environment, and the machine it is for -----------
@@ -60,35 +60,26 @@ def _interpreter(root: Path) -> Check[str]:
 @checks.check(**checks.texts.schema)
 def _read_prune(value: object) -> tuple[str, ...]:
     """Words and patterns, sorted, each once; the packages' names are normalized."""
+    return tuple(
+        sorted({*checks.read_each((("", one) for one in checks.texts(value)), _read_entry)})
+    )
+
+
+def _read_entry(entry: str) -> str:
     from packaging.utils import canonicalize_name  # not before: few settings have patterns
 
-    entries, problems = set(), []
-    for entry in checks.texts(value):
-        name, colon, pattern = entry.partition(":")
-        problem = _pattern_problem(entry, name, pattern) if colon else _word_problem(entry)
-        if problem:
-            problems.append(("", problem))
-        else:
-            entries.add(f"{canonicalize_name(name)}:{pattern}" if colon else entry)
-    if problems:
-        raise RefusedValue(*problems)
-    return tuple(sorted(entries))
-
-
-def _word_problem(word: str) -> str:
-    if word in PRUNABLE:
-        return ""
-    near = difflib.get_close_matches(word.lower(), PRUNABLE, n=1)
-    there = f'did you mean "{near[0]}"?' if near else f"known are {_PRUNABLE}"
-    return f"unknown word {word!r}; {there}"
-
-
-def _pattern_problem(entry: str, name: str, pattern: str) -> str:
+    name, colon, pattern = entry.partition(":")
+    if not colon:
+        if entry in PRUNABLE:
+            return entry
+        near = difflib.get_close_matches(entry.lower(), PRUNABLE, n=1)
+        there = f'did you mean "{near[0]}"?' if near else f"known are {_PRUNABLE}"
+        raise ValueError(f"unknown word {entry!r}; {there}")
     if not re.fullmatch(_PACKAGE, name):
-        return f"{entry!r} begins with no package's name: write PACKAGE:PATTERN"
+        raise ValueError(f"{entry!r} begins with no package's name: write PACKAGE:PATTERN")
     if not pattern.strip("/ ") or pattern.startswith(("#", "!")) or not pattern.isprintable():
-        return f"{entry!r} has no pattern that leaves something out after its colon"
-    return ""
+        raise ValueError(f"{entry!r} has no pattern that leaves something out after its colon")
+    return f"{canonicalize_name(name)}:{pattern}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,38 +152,37 @@ _REPOSITORIES = 'a list of names on the hub, for example ["org/name", "org/name@
 
 
 def _repositories(kind: Kind) -> Check[tuple[HubRequest, ...]]:
+    def read_item(item: object) -> HubRequest:
+        try:
+            return parse_request(kind, item)
+        except ValueError as exc:
+            allowed = "org/name, org/name@revision, or a table with name and more, as"
+            raise ValueError(f"{exc}; allowed: {allowed} docs/models.md says") from exc
+
     @checks.check(type="array", items={"type": ["string", "object"]})
     def read(value: object) -> tuple[HubRequest, ...]:
         if not isinstance(value, list):
             raise ValueError
-        requests, problems = [], []
-        for number, item in enumerate(value):
-            try:
-                requests.append(parse_request(kind, item))
-            except ValueError as exc:
-                allowed = "org/name, org/name@revision, or a table with name and more, as"
-                problems.append((f"[{number}]", f"{exc}; allowed: {allowed} docs/models.md says"))
-        if problems:
-            raise RefusedValue(*problems)
-        return tuple(dict.fromkeys(requests))
+        items = ((f"[{number}]", item) for number, item in enumerate(value))
+        return tuple(dict.fromkeys(checks.read_each(items, read_item)))
 
     return read
 
 
-def _asset_variables(root: Path) -> Callable[[object], tuple[tuple[str, Path], ...]]:
+def _make_variables_check(root: Path) -> Callable[[object], tuple[tuple[str, Path], ...]]:
+    def read_pair(pair: tuple[str, str]) -> tuple[str, Path]:
+        name, text = pair
+        if _OURS.match(name):
+            raise ValueError("stager sets this variable itself")
+        try:
+            return name, checks.path(root)(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no path") from None
+
     def read(value: object) -> tuple[tuple[str, Path], ...]:
-        pairs, problems = [], []
-        for name, text in checks.variables(value):
-            if _OURS.match(name):
-                problems.append((f".{name}", "stager sets this variable itself"))
-                continue
-            try:
-                pairs.append((name, checks.path(root)(text)))
-            except ValueError:
-                problems.append((f".{name}", f"{text!r} is no path"))
-        if problems:
-            raise RefusedValue(*problems)
-        return tuple(pairs)
+        return checks.read_each(
+            ((f".{pair[0]}", pair) for pair in checks.variables(value)), read_pair
+        )
 
     return read
 
@@ -206,7 +196,7 @@ class AssetsConfig:
     )
     """Files and folders, absolute, with those that ``env`` names."""
     env: tuple[tuple[str, Path], ...] = setting(
-        _asset_variables,
+        _make_variables_check,
         'a table of paths, { TIKTOKEN_CACHE_DIR = "caches/tiktoken" }',
         default=(),
         starts_at_root=True,
