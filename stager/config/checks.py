@@ -10,7 +10,7 @@ import datetime
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,14 +27,7 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 MOST = 65_535
 """Most nodes, CPUs, ranks, restarts or seconds: Slurm has 16 bits for the CPUs of a task."""
 
-# The values that some checks allow, in words.
 COUNT = f"a whole number from 1 to {MOST}"
-MEMORY = 'memory on each node, for example "64G"; 0 for all of it'
-SIZE = 'a size, for example "500MB" or "1.5TB"; 0 for none'
-GPUS = f'{COUNT}, or "TYPE:NUMBER", also several with commas'
-RANKS = f'{COUNT}, "auto", "gpu" or "cpu"'
-TIME = 'a time limit, for example "00:30:00", "1-12:00" or "UNLIMITED"'
-COMMAND = "a command and its arguments, with closed quotes"
 
 _RANK_WORDS = ("auto", "gpu", "cpu")
 _GPUS = r"(gpu:)?([\w.-]+:)?[1-9]\d{0,4}"
@@ -63,17 +56,19 @@ class Check(Generic[T_co]):
     schema: Mapping[str, Any]
     """The allowed values: for a value that is written in TOML, and no narrower than the check."""
     item: Callable[[object], object] | None = None
+    allowed: str = ""
+    """The allowed values in words; empty where the setting has words of its own."""
 
     def __call__(self, value: object) -> T_co:
         """Return the value to use."""
         return self.read(value)
 
 
-def check(**schema: object) -> Callable[[Callable[[object], T]], Check[T]]:
-    """Make a check of a function, with the JSON Schema of what it allows."""
+def check(allowed: str = "", /, **schema: object) -> Callable[[Callable[[object], T]], Check[T]]:
+    """Make a check of a function, with what it allows in words and as JSON Schema."""
 
     def make(read: Callable[[object], T]) -> Check[T]:
-        return Check(read=read, schema=schema)
+        return Check(read=read, schema=schema, allowed=allowed)
 
     return make
 
@@ -141,14 +136,18 @@ def make_list_check(item: Callable[[object], T]) -> Check[tuple[T, ...]]:
     return Check(read=read, schema={"type": "array", "items": get_schema(item)}, item=item)
 
 
-texts = make_list_check(text)
+texts = replace(make_list_check(text), allowed="a list of strings")
 """A list of strings that are not empty."""
 
 
 def make_enum_check(kind: type[EnumT]) -> Check[EnumT]:
     """A word of an enumeration."""
+    words = [str(member) for member in kind]
+    *first, last = (f'"{word}"' for word in words)
     return Check(
-        read=lambda value: kind(text(value)), schema={"enum": [str(member) for member in kind]}
+        read=lambda value: kind(text(value)),
+        schema={"enum": words},
+        allowed=f"{', '.join(first)} or {last}",
     )
 
 
@@ -163,7 +162,7 @@ def make_choice_check(words: Collection[str]) -> Check[str]:
     return Check(read=read, schema={"enum": list(words)})
 
 
-@check(type="boolean")
+@check("true or false", type="boolean")
 def boolean(value: object) -> bool:
     """Either true or false."""
     if not isinstance(value, bool):
@@ -171,7 +170,7 @@ def boolean(value: object) -> bool:
     return value
 
 
-@check(type="string", minLength=1)
+@check("a command and its arguments, with closed quotes", type="string", minLength=1)
 def command(value: object) -> tuple[str, ...]:
     """A command as a shell would split it; no shell runs it."""
     string = text(value)
@@ -189,25 +188,29 @@ def make_number_check(least: int) -> Check[int]:
             raise ValueError
         return value
 
-    return Check(read=read, schema={"type": "integer", "minimum": least, "maximum": MOST})
+    schema = {"type": "integer", "minimum": least, "maximum": MOST}
+    return Check(read=read, schema=schema, allowed=f"a whole number from {least} to {MOST}")
 
 
 count = make_number_check(1)
 
 
-@check(**_either(count.schema, {"enum": list(_RANK_WORDS)}))
+@check(f'{COUNT}, "auto", "gpu" or "cpu"', **_either(count.schema, {"enum": list(_RANK_WORDS)}))
 def ranks(value: object) -> int | str:
     """A number of ranks, or one of torchrun's words for it."""
     return str(value) if value in _RANK_WORDS else count(value)
 
 
-@check(**_either(count.schema, {"const": "auto"}))
+@check(f'{COUNT}, or "auto"', **_either(count.schema, {"const": "auto"}))
 def count_or_auto(value: object) -> int | None:
     """A number, or ``auto``, which becomes None."""
     return None if value == "auto" else count(value)
 
 
-@check(**_either(count.schema, {"type": "string", "pattern": r"^\d{1,6}([:-]\d{1,6})?$"}))
+@check(
+    f'{COUNT}, or "MIN:MAX" in quotes',
+    **_either(count.schema, {"type": "string", "pattern": r"^\d{1,6}([:-]\d{1,6})?$"}),
+)
 def node_range(value: object) -> tuple[int, int]:
     """A number of nodes, twice, or fewest and most as ``MIN:MAX`` or Slurm's ``MIN-MAX``."""
     if not isinstance(value, str):
@@ -221,7 +224,10 @@ def node_range(value: object) -> tuple[int, int]:
     return least, most
 
 
-@check(**_either(count.schema, {"type": "string", "pattern": f"^{_GPUS}(,{_GPUS})*$"}))
+@check(
+    f'{COUNT}, or "TYPE:NUMBER", also several with commas',
+    **_either(count.schema, {"type": "string", "pattern": f"^{_GPUS}(,{_GPUS})*$"}),
+)
 def gpus(value: object) -> str:
     """GPUs of one node: a number, or types and numbers, as Slurm's --gres has them without gpu:."""
     if isinstance(value, int):
@@ -230,10 +236,11 @@ def gpus(value: object) -> str:
 
 
 @check(
+    'memory on each node, for example "64G"; 0 for all of it',
     **_either(
         {"type": "integer", "minimum": 0},
         {"type": "string", "pattern": "^(0|[1-9][0-9]{0,11})([KMGTkmgt][Bb]?)?$"},
-    )
+    ),
 )
 def memory(value: object) -> str:
     """Memory of one node as Slurm writes it: megabytes, a number with K, M, G or T, or 0 for all.
@@ -245,7 +252,10 @@ def memory(value: object) -> str:
     return _full_match(r"(0|[1-9]\d{0,11})([KMGTkmgt][Bb]?)?", value).rstrip("Bb")
 
 
-@check(**_either({"type": "integer", "const": 0}, {"type": "string", "pattern": f"^{_SIZE}$"}))
+@check(
+    'a size, for example "500MB" or "1.5TB"; 0 for none',
+    **_either({"type": "integer", "const": 0}, {"type": "string", "pattern": f"^{_SIZE}$"}),
+)
 def size(value: object) -> int:
     """A number of bytes with a unit, ``2GB``, or 0."""
     if value == 0 and not isinstance(value, bool):
@@ -283,10 +293,11 @@ def variables(value: object) -> tuple[tuple[str, str], ...]:
 
 
 @check(
+    'a time limit, for example "00:30:00", "1-12:00" or "UNLIMITED"',
     **_either(
         {"type": "integer", "minimum": 1},
         {"type": "string", "pattern": r"^([\d:-]+|UNLIMITED|INFINITE)$"},
-    )
+    ),
 )
 def slurm_time(value: object) -> str:
     """A time limit in one of Slurm's forms; a TOML time and a number of minutes are one too."""
@@ -329,7 +340,7 @@ def _read_outputs(value: object) -> tuple[str, ...]:
     return read_each((("", path) for path in texts(value)), output)
 
 
-outputs = Check(read=_read_outputs, schema=texts.schema, item=output)
+outputs = Check(read=_read_outputs, schema=texts.schema, item=output, allowed=texts.allowed)
 """A list of outputs; all that are outside are named."""
 
 

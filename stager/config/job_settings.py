@@ -72,7 +72,7 @@ class SettingRow:
 
 def setting(check: Callable[..., Any], allowed: str = "", **row: Any) -> Any:  # noqa: ANN401
     """Return a dataclass's field with its row; the type of its value is the field's."""
-    made = SettingRow(check=check, allowed=allowed, **row)
+    made = SettingRow(check=check, allowed=allowed or getattr(check, "allowed", ""), **row)
     if made.starts_at_root:
         return field(default=made.default, metadata={"row": made})
     default = made.default if made.default in (None, (), "") else check(made.default)
@@ -106,7 +106,6 @@ class SlurmOptions:
 
     nodes: tuple[int, int] | None = _slurm(
         checks.node_range,
-        f'{checks.COUNT}, or "MIN:MAX" in quotes',
         default=1,
         flag="-N --nodes N|MIN:MAX",
         help="How many nodes.",
@@ -116,14 +115,12 @@ class SlurmOptions:
     """Fewest and most nodes; equal if the number is fixed."""
     cpus_per_task: int | None = _slurm(
         checks.count,
-        checks.COUNT,
         flag="-c --cpus-per-task N",
         help="CPUs on each node.",
         slurm=SlurmOption("c"),
     )
     gpus_per_node: str | None = _slurm(
         checks.gpus,
-        checks.GPUS,
         flag="--gpus-per-node [TYPE:]N",
         help="GPUs on each node.",
         slurm=SlurmOption(variable="SLURM_GPUS_PER_NODE", has_default=True),
@@ -145,7 +142,6 @@ class SlurmOptions:
     )
     time: str | None = _slurm(
         checks.slurm_time,
-        checks.TIME,
         flag="-t --time TIME",
         help="Time limit, as in 00:30:00.",
         slurm=SlurmOption("t", has_default=True),
@@ -191,7 +187,6 @@ class SlurmOptions:
     )
     mem: str | None = _slurm(
         checks.memory,
-        checks.MEMORY,
         flag="--mem SIZE",
         help="Memory on each node, as in 64G.",
         slurm=SlurmOption(variable="SLURM_MEM_PER_NODE", has_default=True),
@@ -212,7 +207,6 @@ class SlurmOptions:
 
 _LONGEST_NAME = 100
 """A file's name has 255 bytes; a log's also has the job's id, a node's name and a task's number."""
-_STRINGS = "a list of strings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,17 +223,16 @@ class ProjectConfig:
         checks.path_or_false, "a path, or false", default=".", starts_at_root=True
     )
     """The folder that is shipped; None (``path = false``) ships none."""
-    exclude: tuple[str, ...] = setting(checks.texts, _STRINGS, default=())
+    exclude: tuple[str, ...] = setting(checks.texts, default=())
     outputs: tuple[str, ...] = _launch(
         checks.outputs,
-        _STRINGS,
         default=(),
         flag="--outputs PATH",
         help="What to bring back where nodes do not see this folder; repeatable.",
         option_allowed="a path or pattern inside this folder",
         merge=_join,
     )
-    resume_limit: int = setting(checks.size, checks.SIZE, default="2GB")
+    resume_limit: int = setting(checks.size, default="2GB")
     """Most bytes of them that are sent before a job to nodes that do not see that directory."""
     command: tuple[str, ...] = setting(
         checks.texts, 'a list of strings, for example ["train.py", "--epochs"]', default=()
@@ -260,14 +253,12 @@ class ClusterConfig(SlurmOptions):
     nodes: tuple[int, int] = (1, 1)
     min_nodes: int | None = _launch(
         checks.count,
-        checks.COUNT,
         flag="--min-nodes N",
         help="Leave out bad nodes, but keep N.",
     )
     """Unusable nodes are left out while this many remain; None: every node must be usable."""
     avoid_bad: bool = setting(
         checks.boolean,
-        "true or false",
         default=False,
         flag="--avoid-bad/--no-avoid-bad",
         help="Also avoid nodes that failed lately; `stager nodes` lists them.",
@@ -287,21 +278,17 @@ class ClusterConfig(SlurmOptions):
     """Directory on each node under which the node root is made; ``auto`` looks for a local one."""
     stage: Stage = _launch(
         checks.make_enum_check(Stage),
-        '"auto", "always" or "never"',
         default="auto",
         flag="--stage",
         help="Whether the bundle is sent.",
     )
     transfer: TransferWay = _launch(
         checks.make_enum_check(TransferWay),
-        '"auto", "relay", "sbcast" or "shared"',
         default="auto",
         flag="--transfer",
         help="How the nodes get it.",
     )
-    log_mode: LogMode = setting(
-        checks.make_enum_check(LogMode), '"private" or "group"', default="private"
-    )
+    log_mode: LogMode = setting(checks.make_enum_check(LogMode), default="private")
     container_image: str | None = _launch(
         checks.word,
         "the name of an image, or the path of one",
@@ -325,7 +312,6 @@ class LaunchConfig:
 
     nproc_per_node: int | None = _launch(
         checks.ranks,
-        checks.RANKS,
         default="auto",
         flag="--nproc-per-node N|auto|gpu|cpu",
         help="Ranks on each node.",
@@ -333,7 +319,6 @@ class LaunchConfig:
     """Ranks on each node; None for one a GPU, else 1; ``ONE_A_CPU``."""
     launcher: Launcher = _launch(
         checks.make_enum_check(Launcher),
-        '"torchrun", "srun" or "processes"',
         default="torchrun",
         flag="--launcher",
         help="What starts the ranks.",
@@ -354,15 +339,11 @@ class LaunchConfig:
         option_allowed="an interface's name",
     )
     """``auto``, one interface's name, or pairs of a node pattern and an interface's name."""
-    omp_num_threads: int | None = setting(
-        checks.count_or_auto, f'{checks.COUNT}, or "auto"', default="auto"
-    )
+    omp_num_threads: int | None = setting(checks.count_or_auto, default="auto")
     """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
-    max_restarts: int = setting(
-        checks.make_number_check(0), f"a whole number from 0 to {checks.MOST}", default=0
-    )
+    max_restarts: int = setting(checks.make_number_check(0), default=0)
     # Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job.
-    grace_seconds: int = setting(checks.count, checks.COUNT, default=7)
+    grace_seconds: int = setting(checks.count, default=7)
     """Grace period of ranks after SIGTERM, in seconds."""
     pass_env: tuple[str, ...] = _launch(
         checks.make_list_check(checks.make_pattern_check(checks.VARIABLE)),
@@ -375,7 +356,6 @@ class LaunchConfig:
     )
     on_failure: tuple[str, ...] = setting(
         checks.command,
-        checks.COMMAND,
         default=(),
         flag="--on-failure CMD",
         help="Start CMD if the job fails; it reads JSON.",

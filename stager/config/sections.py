@@ -89,7 +89,7 @@ class EnvironmentConfig:
     requirements: tuple[str, ...] = setting(
         checks.texts, 'a list of strings, for example ["requirements.txt"]'
     )
-    constraints: tuple[str, ...] = setting(checks.texts, "a list of strings", default=())
+    constraints: tuple[str, ...] = setting(checks.texts, default=())
     python: str | None = setting(VERSION, VERSIONS)
     """Version of CPython as ``major.minor``; None for this interpreter's."""
     platform: str | None = setting(PLATFORM, PLATFORMS)
@@ -218,7 +218,7 @@ class TrustConfig:
         checks.path, "a path, as of an allowed_signers file", starts_at_root=True
     )
     """The file with the keys that may sign, as ``ssh-keygen(1)`` describes it; None for none."""
-    require: bool = setting(checks.boolean, "true or false", default=False)
+    require: bool = setting(checks.boolean, default=False)
 
 
 # --- Experiment trackers that write to the run directory where there is no network ---------------
