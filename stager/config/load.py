@@ -85,11 +85,7 @@ class Config:
         return any(is_within(path, key) for key in self.fixed)
 
     def refuse_fixed(self, paths: Iterable[str]) -> None:
-        """Refuse to change keys that the site's file fixes.
-
-        Raises:
-            ConfigError: it fixes one; all such are named.
-        """
+        """Refuse to change keys that the site's file fixes; all such are named."""
         wrong = [path for path in paths if self.is_fixed(path)]
         if wrong:
             raise ConfigError(

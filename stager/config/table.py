@@ -105,12 +105,7 @@ def load_default_sources(env: Mapping[str, str]) -> list[SettingsSource]:
 
 
 def load_site_source() -> SettingsSource:
-    """Return the site's settings, which may be none.
-
-    Raises:
-        ConfigError: the file cannot be read, others than its owner may write to it, or ``fixed`` is
-            no list of keys.
-    """
+    """Return the site's settings, which may be none; others may not write to their file."""
     if not _exists(SITE_FILE):
         return SettingsSource(name=str(SITE_FILE), origin="site", data={})
     data = toml.read(SITE_FILE)
@@ -195,14 +190,7 @@ class SettingsReader:
     def read(
         self, section: str, rows: Mapping[str, SettingRow], root: Path, **defaults: object
     ) -> dict[str, Any]:
-        """Return the values of a table's rows, by field, checked; the default of a wrong one.
-
-        Args:
-            section: the table.
-            rows: its rows.
-            root: the folder that its paths start at.
-            defaults: defaults that the rows do not have, by field.
-        """
+        """Return the values of a table's rows, by field, checked; the default of a wrong one."""
         self._known.append(section)
         for source in self._sources:
             value = source.data.get(section, {})

@@ -36,11 +36,6 @@ def write_settings(folder: Path, source: Path | None) -> InitResult:
         folder: the project's folder.
         source: the requirements file to name, or a folder to take the first of the usual files
             from; None looks in ``folder`` itself.
-
-    Raises:
-        ConfigError: there is one already; ``source`` does not exist or has another format; or
-            the requirements are in a file that only another tool reads.
-        StagerError: it cannot be written.
     """
     path = folder / FILE_NAME
     requirements = _choose_requirements(folder, source)

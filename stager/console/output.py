@@ -229,11 +229,7 @@ class Output:
             print("\n".join(lines), flush=True)
 
     def text(self, text: str) -> None:
-        """Print a command's result that is a file, to the byte.
-
-        Raises:
-            OSError: not all of it could be written.
-        """
+        """Print a command's result that is a file, to the byte."""
         self.stop()
         stream = sys.stdout
         stream.flush()

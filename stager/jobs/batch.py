@@ -122,13 +122,8 @@ def make_submission(
 ) -> Submission:
     """Return the batch script of a job, and the command that would submit it.
 
-    Args:
-        prepared: the job.
-        env: the variables of this process.
-        requeue: True for one that goes back into the queue at its time limit.
-        embed: True for a script that holds the node program, which makes it 60 times as large;
-            None for one where the bundle lies on no shared file system, so that nodes may not
-            see it.
+    ``embed`` puts the node program into the script, which makes it 60 times as large; None does so
+    where the bundle lies on no shared file system, so that nodes may not see it.
     """
     from ..slurm.batch_script import batch_script, make_submit_argv, make_submit_environment
 

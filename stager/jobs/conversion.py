@@ -40,9 +40,7 @@ def read_options(
 ) -> tuple[dict[str, str], list[str]]:
     """Split a launcher's arguments into its options and what it launches, as argparse does.
 
-    Returns:
-        The values of the options by name, in the order of the command, empty for those that take
-        none; and the rest, with the script or module first.
+    Options have their values by name, in the order of the command; empty for those that take none.
     """
     parser = _Parser(
         prog=program,

@@ -118,12 +118,7 @@ _RANDOM_DIGITS = 6
 
 
 def make_log_dir(log_dir: Path, mode: LogMode) -> None:
-    """Make the log directory, which must not become part of a project's next bundle.
-
-    Raises:
-        StagerError: it cannot be written.
-        ConfigError: its group is to read the logs, and is none of the user's.
-    """
+    """Make the log directory, which must not become part of a project's next bundle."""
     try:
         permissions.make_folder(str(log_dir), mode)
         keep_out_of_projects(log_dir, mode)

@@ -72,10 +72,7 @@ _EXEC = "run starts Python scripts and modules; for other programs: stager exec 
 def refuse_missing_program(command: Sequence[str], bundle: Path) -> None:
     """Refuse what Python cannot start, before the bundle is sent to any node.
 
-    Args:
-        command: a script, or ``-m`` and a module, and its arguments. An absolute path that is not
-            here is left to the nodes.
-        bundle: the bundle, which is searched for what is not here.
+    What is not here is searched for in the bundle; an absolute path is left to the nodes.
     """
     if command[0] == "-m":
         _refuse_absent_module(command[1], bundle)
@@ -124,12 +121,7 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
 
 
 def make_project_path(name: str, project: Path) -> str:
-    """Return a script's path below the project's folder, which hosts have a copy of.
-
-    Returns:
-        The path from that folder where an absolute path, or one with ``..``, leads into it; else
-        the name as it is.
-    """
+    """Return a script's path in the project, which hosts have a copy of; else its name as it is."""
     if not (name.startswith("/") or ".." in Path(name).parts) or not _is_here(name):
         return name
     path, root = Path(name).parent.resolve() / Path(name).name, project.resolve()
@@ -255,12 +247,8 @@ def get_current_bundle(
 ) -> tuple[Path, Manifest]:
     """Return the bundle that is named, else the project's newest, made current if need be.
 
-    Args:
-        config: the project's settings.
-        bundle: the file, where it is named by that.
-        listener: told about a build.
-        asked: the id it must have, or its first digits; without a file it is looked up in the store
-            and taken as it is.
+    ``asked`` is the id it must have, or its first digits; without a file it is looked up in the
+    store and taken as it is.
     """
     if bundle is not None or asked:
         return get_named_bundle(config, bundle, asked)

@@ -224,12 +224,7 @@ def read_job_state(job_id: str, runner: Runner = run, *, begun: float | None = N
     """Return the job's state in Slurm's words; empty where Slurm does not know it.
 
     The accounting is asked first, which remembers for months, then the controller, which does for
-    minutes.
-
-    Args:
-        job_id: the job's number.
-        runner: runs the commands.
-        begun: when it began; one that was submitted later is another job of the same number.
+    minutes. A job that was submitted after ``begun`` is another one of the same number.
     """
     if not job_id.isdigit():
         return ""

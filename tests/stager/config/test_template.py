@@ -9,7 +9,7 @@ import pytest
 
 from stager.config.load import load
 from stager.config.template import make_default_config, write_settings
-from stager.core.errors import ConfigError, StagerError
+from stager.core.errors import ConfigError
 from tests.support.building import Project
 from tests.support.namespaces import namespace
 
@@ -20,15 +20,6 @@ def test_the_usual_file_is_found(name: str, tmp_path: Path) -> None:
     made = write_settings(tmp_path, None)
     assert (made.path, made.requirements) == (tmp_path / "stager.toml", (name,))
     assert load(tmp_path).environment.requirements == (name,)
-
-
-def test_a_named_file_goes_before_the_usual_ones(tmp_path: Path) -> None:
-    (tmp_path / "requirements.in").write_text("")
-    (tmp_path / "deps").mkdir()
-    odd = Path("deps", 'odd "name".txt')
-    (tmp_path / odd).write_text("")
-    write_settings(tmp_path, odd)
-    assert load(tmp_path).environment.requirements == (str(odd),)
 
 
 def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
@@ -95,12 +86,6 @@ def test_without_a_requirements_file_it_says_so_and_build_says_when_one_came(
     (project.root / "requirements.txt").write_text("alpha\n")
     said = project.stager("build", "--no-prove").stderr
     assert "requirements.txt is here, but stager.toml does not name it" in said
-
-
-def test_a_folder_that_takes_no_files() -> None:
-    with pytest.raises(StagerError, match=r"/proc/stager\.toml cannot be written") as caught:
-        write_settings(Path("/proc"), None)
-    assert caught.value.hint
 
 
 def test_a_full_disk_leaves_no_half_of_it(tmp_path: Path) -> None:

@@ -162,18 +162,6 @@ EXPECTED = (
 )
 
 
-def test_what_is_going_to_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().event(record(**plan(3_000_000)))
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines() == [
-        "  2 nodes lack 1 layer",
-        "Placing the bundle",
-        "  n1 present 0 bytes, 0 layers",
-        "  n2,n3 sbcast 3.0 MB, 1 layer",
-    ]
-
-
 def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(verbose=True)
     asked = slurm_job(dry_run=True)
@@ -413,19 +401,6 @@ def test_an_agent_that_was_ended_for_another_node_is_no_error(
     # Alone, it is all that is known.
     assert Console(quiet=True).show_run(outcome(problems={"local1": [followed]})) == 3
     assert "error: local1: launch gave no answer; it was ended" in capsys.readouterr().err
-
-
-def test_sending_is_told_apart_from_unpacking(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both are one phase: a node unpacks what has come while the rest is on its way."""
-    seconds = {"place": 0.0, "unpack": 11.5}
-    ended = outcome(ok=True, world_size=4, seconds=seconds, send_seconds=8.2, unpack_seconds=9.14)
-    assert Console().show_run(ended) == 0
-    done = capsys.readouterr().err.splitlines()[0]
-    assert done == (
-        "done: 4 ranks; plan 0.0 s, unpack 11.5 s (sending 8.2 s, unpacking alone 9.1 s)"
-    )
-    result = make_run_result(ended)
-    assert (result.seconds, result.send_seconds, result.unpack_seconds) == (seconds, 8.2, 9.14)
 
 
 def test_the_training_is_told_apart_from_its_launch(capsys: pytest.CaptureFixture[str]) -> None:

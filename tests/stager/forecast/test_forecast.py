@@ -268,20 +268,6 @@ def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
     )
 
 
-def test_where_only_the_whole_is_known_it_stands_for_both() -> None:
-    one = as_expected(factor=2.0, send=None, unpack=None)
-    found = estimate_rates([one]).rates
-    assert asdict(found) == pytest.approx(
-        asdict(ASSUMED.scale_rates(send=2.0, unpack=2.0, step=2.0))
-    )
-
-
-def test_a_small_delivery_says_nothing_of_rates() -> None:
-    small = StagingWork(sent=200_000, bytes=500_000, files=80, linked=34_000)
-    found = estimate_rates([as_expected(work=small, send=9.0, unpack=9.0)]).rates
-    assert asdict(found) == pytest.approx(asdict(ASSUMED))
-
-
 def test_a_clock_that_jumped_is_kept_within_bounds() -> None:
     assert estimate_rates([as_expected(send=1e9, step=0.0)]).rates.link == pytest.approx(
         ASSUMED.link / 100

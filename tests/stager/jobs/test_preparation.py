@@ -17,7 +17,6 @@ from stager.core.errors import ConfigError
 from stager.jobs.preparation import (
     Prepared,
     choose_source,
-    load_project,
     make_driver_start,
     make_project_path,
     prefer_local_script,
@@ -171,33 +170,6 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
     for source in ("local", "inside"):
         here = make_driver_start(make(tmp_path, "train.py", source=source), env)
         assert here == ((), None)
-
-
-def test_slurms_own_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tmp_path / "bin"
-    found.mkdir()
-    monkeypatch.setenv("PATH", str(found))
-    settings = config(tmp_path)
-    assert choose_source(JobOptions(), settings, batch=False) == "local"
-    with pytest.raises(ConfigError, match="the job needs 2 nodes"):
-        choose_source(JobOptions(nodes=(2, 2)), settings, batch=False)
-    for name in ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue"):
-        (found / name).write_text("#!/bin/sh\n")
-        (found / name).chmod(0o755)
-    assert choose_source(JobOptions(nodes=(2, 2)), settings, batch=False) == "salloc"
-    assert choose_source(JobOptions(), settings, batch=True) == "sbatch"
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    assert choose_source(JobOptions(), settings, batch=False) == "inside"
-
-
-def test_settings_that_are_wrong_are_told_though_a_bundle_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_project(tmp_path / "some.pkgs.tar").name == tmp_path.name
-    (tmp_path / "stager.toml").write_text("[launch]\nlaunchr = 1\n")
-    with pytest.raises(ConfigError, match="problem"):
-        load_project(tmp_path / "some.pkgs.tar")
 
 
 def test_a_launch_line_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> None:

@@ -164,12 +164,6 @@ def test_what_is_not_said_is_left_to_slurm(tmp_path: Path) -> None:
     assert not [one for one in elastic.options() if "ntasks" in one]  # else Slurm gives two
 
 
-@pytest.mark.parametrize("form", ["-x n9", "-xn9", "-x=n9", "--exclude n9", "--exclude=n9"])
-def test_each_way_to_write_exclude(tmp_path: Path, form: str) -> None:
-    asked = make_request(config(tmp_path), {"SALLOC_OPTS": f"--mem=1G {form} -v"})
-    assert (asked.exclude, asked.salloc_args) == ("n9", ("--mem=1G", "-v"))
-
-
 def test_an_open_quote(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SALLOC_OPTS cannot be read: No closing quotation"):
         make_request(config(tmp_path), {"SALLOC_OPTS": "--comment='two words"})
