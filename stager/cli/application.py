@@ -212,6 +212,14 @@ def path_option(text: str) -> Path:
     return Path(text)
 
 
+def path_flag(*names: str, metavar: str, help: str) -> typer.models.OptionInfo:
+    """Return an option whose value is a path."""
+    option: typer.models.OptionInfo = typer.Option(
+        *names, metavar=metavar, parser=path_option, help=help
+    )
+    return option
+
+
 # --- The application, and the boundary where every ending becomes an exit code -------------------
 
 _AGAIN_SECONDS = 0.01
@@ -372,30 +380,20 @@ def _open_streams() -> None:
 def read_global_options(
     *,
     directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--directory",
-            metavar="DIR",
-            parser=path_option,
-            help="Go to this directory first.",
-        ),
+        Path | None, path_flag("--directory", metavar="DIR", help="Go to this directory first.")
     ] = None,
     project: Annotated[
         Path | None,
-        typer.Option(
+        path_flag(
             "--project",
             metavar="DIR",
-            parser=path_option,
             help="Look for the settings in this folder and above it; ranks still run here.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            parser=path_option,
-            help="The settings file; paths in it start at its folder.",
+        path_flag(
+            "--config", metavar="FILE", help="The settings file; paths in it start at its folder."
         ),
     ] = None,
     version: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, get_settings_place, path_option
+from .application import app, get_settings_place, path_flag, path_option
 from .options import JobTalk, ResolveFlags, file_option, load_settings
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ def build(
     ] = None,
     sign: Annotated[
         Path | None,
-        typer.Option(
-            "--sign",
-            metavar="KEY",
-            parser=path_option,
-            help="Sign it with this SSH key, as `stager sign` does.",
+        path_flag(
+            "--sign", metavar="KEY", help="Sign it with this SSH key, as `stager sign` does."
         ),
     ] = None,
     on_node: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, get_settings_place, path_option
+from .application import app, get_settings_place, path_flag, path_option
 from .options import (
     BundleId,
     JsonTalk,
@@ -109,10 +109,9 @@ def sign(
     id: BundleId = None,
     key: Annotated[
         Path,
-        typer.Option(
+        path_flag(
             "--key",
             metavar="KEY",
-            parser=path_option,
             help="The SSH key: a private one, the .pub of one in your ssh-agent, or a -cert.pub.",
         ),
     ],

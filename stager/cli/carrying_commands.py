@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, get_settings_place, path_option
+from .application import app, get_settings_place, path_flag, path_option
 from .options import (
     BundleChoice,
     BundleId,
@@ -136,10 +136,9 @@ def import_file(
     id: BundleId = None,
     project: Annotated[
         Path | None,
-        typer.Option(
+        path_flag(
             "--project",
             metavar="DIR",
-            parser=path_option,
             help="Write the project's code to a new directory, to edit it and build it there.",
         ),
     ] = None,

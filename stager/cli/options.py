@@ -16,7 +16,14 @@ from bundle.protocol.counts import format_count
 
 from ..config import checks
 from ..config.job_settings import BUNDLE, JobOptions, SettingRow, list_option_rows
-from .application import get_settings_place, make_console, make_parameter, make_reports, path_option
+from .application import (
+    get_settings_place,
+    make_console,
+    make_parameter,
+    make_reports,
+    path_flag,
+    path_option,
+)
 
 if TYPE_CHECKING:
     from ..building.build import BuildOptions
@@ -33,10 +40,7 @@ T = TypeVar("T")
 
 def file_option(help_text: str) -> typer.models.OptionInfo:
     """Return the option that names the file a command writes."""
-    option: typer.models.OptionInfo = typer.Option(
-        "-o", "--output", metavar="FILE", parser=path_option, help=help_text
-    )
-    return option
+    return path_flag("-o", "--output", metavar="FILE", help=help_text)
 
 
 _TALK = {
