@@ -51,19 +51,17 @@ Times = Mapping[str, int]
 
 def find_output_files(run_dir: str, outputs: Sequence[str], name: str) -> list[str]:
     """Return where outputs may have a file of a name, as paths below the run directory."""
-    paths: dict[str, None] = {}
+    paths: list[str] = []
     for output in outputs:
         pattern = patterns.split_pattern(output)
         if pattern is None:
             continue
-        places: set[str] = set()
+        places = set() if pattern else {name}
         with suppress(ValueError, OSError):
-            places = patterns.expand_pattern(run_dir, pattern)
-        if not pattern:
-            places.add(name)
-        for place in sorted(places):
-            paths[place if place.rpartition("/")[2] == name else f"{place}/{name}"] = None
-    return list(paths)
+            places |= patterns.expand_pattern(run_dir, pattern)
+        ends = {place: place.rpartition("/")[2] for place in sorted(places)}
+        paths += [one if end == name else f"{one}/{name}" for one, end in ends.items()]
+    return list(dict.fromkeys(paths))
 
 
 @dataclass(frozen=True, kw_only=True)

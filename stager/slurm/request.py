@@ -384,11 +384,8 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
     if is_changed_elsewhere(asked, environment):
         return
     ranks = None if config.cluster.cpus_per_task else config.launch.nproc_per_node
-    try:
-        nodes = read_nodes(run(LISTING, timeout=_SECONDS).stdout)
-    except StagerError:
-        return  # Slurm says itself what is wrong with it
-    why = explain_shortage(asked, nodes, ranks)
+    # Where there is no answer, Slurm says itself what is wrong with it.
+    why = explain_shortage(asked, query_nodes() or [], ranks)
     if why and _slurm_refuses(asked, environment):
         raise StagerError(
             f"Slurm can never satisfy this request: {why}",
