@@ -18,6 +18,8 @@ from bundle.protocol.enumerations import TextEnum
 
 S = TypeVar("S")
 T = TypeVar("T")
+Schema = Mapping[str, Any]
+"""The values that a check allows, as JSON Schema says it."""
 T_co = TypeVar("T_co", covariant=True)
 EnumT = TypeVar("EnumT", bound=TextEnum)
 
@@ -53,7 +55,7 @@ class Check(Generic[T_co]):
     """A check, and the values that it allows as JSON Schema says it."""
 
     read: Callable[[object], T_co]
-    schema: Mapping[str, Any]
+    schema: Schema
     """The allowed values: for a value that is written in TOML, and no narrower than the check."""
     item: Callable[[object], object] | None = None
     allowed: str = ""
@@ -87,12 +89,12 @@ def read_each(items: Iterable[tuple[str, S]], read: Callable[[S], T]) -> tuple[T
     return tuple(values)
 
 
-def get_schema(check: Callable[[object], object]) -> Mapping[str, Any]:
+def get_schema(check: Callable[[object], object]) -> Schema:
     """Return what a check allows as JSON Schema; anything, for a plain function."""
     return check.schema if isinstance(check, Check) else {}
 
 
-def _either(*schemas: Mapping[str, Any]) -> dict[str, object]:
+def _either(*schemas: Schema) -> dict[str, object]:
     return {"anyOf": list(schemas)}
 
 

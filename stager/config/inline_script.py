@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ from ..core import toml
 from ..core.errors import ConfigError
 from ..core.files import read_bytes
 from .load import FILE_NAME, Config, find, parse
-from .table import describe
+from .table import Document, describe
 
 _START = "# /// script"
 # The expression of the specification, for blocks of the type "script".
 _BLOCK = re.compile(r"(?m)^# /// script\s*?$\n(?P<content>(^#(| .*)$\n?)+?)^# ///\s*?$")
 
 
-def read_block(path: Path) -> Mapping[str, Any] | None:
+def read_block(path: Path) -> Document | None:
     """Return the block of a script; None if it has none, or if there is no such script."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
@@ -136,7 +136,7 @@ def make_script_name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-_")[:60] or "script"
 
 
-def _read_tool_table(block: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _read_tool_table(block: Document, path: Path) -> dict[str, Any]:
     data = dict(toml.get_table(block, "tool", "stager"))
     for key in ("environment", "project"):
         value = data.get(key, {})

@@ -34,6 +34,7 @@ from .sections import AssetsConfig, EnvironmentConfig, TrustConfig
 from .table import (
     OVERRIDING,
     SITE_FILE,
+    Document,
     SettingsReader,
     SettingsSource,
     WrittenSetting,
@@ -149,7 +150,7 @@ def _find_nearest(start: Path) -> Path | None:
 
 
 def parse(
-    data: Mapping[str, Any],
+    data: Document,
     *,
     root: Path,
     source: Path,
@@ -258,7 +259,7 @@ def find_project_file(start: Path | None = None) -> Path:
 
 
 def _load_file(path: Path) -> Config:
-    data: Mapping[str, Any] = toml.read(path)
+    data: Document = toml.read(path)
     if path.name == PYPROJECT:
         data = _get_own_table(data, path)
     return parse(
@@ -270,7 +271,7 @@ def _load_file(path: Path) -> Config:
     )
 
 
-def _get_own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _get_own_table(data: Document, path: Path) -> Document:
     own: object = data
     for key in ("tool", "stager"):
         own = own.get(key, {}) if isinstance(own, Mapping) else own

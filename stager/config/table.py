@@ -23,6 +23,8 @@ from .job_settings import SettingRow, make_key
 
 # --- The places that settings come from, and the rule by which a variable is named after a key
 
+Document = Mapping[str, Any]
+"""A parsed TOML document, or a table of one."""
 PREFIX = "STAGER_"
 TABLES = ("environment", "project", "assets", "cluster", "launch")
 
@@ -52,7 +54,7 @@ class SettingsSource:
     name: str
     origin: str
     """``project``, ``user`` or ``site``."""
-    data: Mapping[str, Any]
+    data: Document
     fixed: tuple[str, ...] = ()
     """Keys and tables of it that no other place may change: ``trust``, ``cluster.node-root``."""
 
