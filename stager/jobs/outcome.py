@@ -92,8 +92,11 @@ def read_figures(run_dir: Path, outputs: Sequence[str], before: Times) -> tuple[
 def format_figures(figures: Figures) -> str:
     """Return the figures in a line, the best known first."""
     metrics = figures.metrics
-    forms = {"accuracy": "accuracy {:.3g}", "loss": "loss {:.3g}"}
-    forms["samples_per_second"] = "{:,.0f} samples/s"
+    forms = {
+        "accuracy": "accuracy {:.3g}",
+        "loss": "loss {:.3g}",
+        "samples_per_second": "{:,.0f} samples/s",
+    }
     words = [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
     if not words:
         words = [f"{name} {value:g}" for name, value in list(metrics.items())[:4]]

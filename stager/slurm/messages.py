@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from bundle.driver.logs import CLOCK_SECONDS
@@ -169,13 +169,10 @@ def is_time_up(lines: Sequence[str]) -> bool:
 
 def make_failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
     """Return the error for a command that asked for nodes and ended without a result."""
-    texts: dict[Kind, list[str]] = {"error": [], "other": [], "revoked": []}
-    jobs: dict[Kind, str] = {"granted": "", "revoked": ""}
-    for message in map(parse_message, lines):
-        texts.setdefault(message.kind, []).append(message.text)
-        jobs[message.kind] = jobs.get(message.kind) or message.job_id
-    errors, context = texts["error"], texts["other"][-_CONTEXT_LINES:]
-    granted, revoked = jobs["granted"], jobs["revoked"]
+    messages = [parse_message(line) for line in lines]
+    errors = _list_texts(messages, "error")
+    context = _list_texts(messages, "other")[-_CONTEXT_LINES:]
+    granted, revoked = _find_job(messages, "granted"), _find_job(messages, "revoked")
     if granted:
         reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
         return JobError(
@@ -184,7 +181,7 @@ def make_failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
             f"what the nodes wrote is in {log_dir}",
             context=context,
         )
-    if "Job has been cancelled" in texts["revoked"]:
+    if "Job has been cancelled" in _list_texts(messages, "revoked"):
         return JobError(
             f"job {revoked} was cancelled before it had nodes",
             hint=f"`sacct --jobs={revoked}` may show by whom; start it again",
@@ -194,6 +191,15 @@ def make_failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
     return make_no_cluster_error(lines) or StagerError(
         f"Slurm did not allocate nodes: {refusal}", hint=find_hint(" ".join(lines)), context=context
     )
+
+
+def _list_texts(messages: Iterable[Message], kind: Kind) -> list[str]:
+    return [message.text for message in messages if message.kind == kind]
+
+
+def _find_job(messages: Iterable[Message], kind: Kind) -> str:
+    jobs = (message.job_id for message in messages if message.kind == kind)
+    return next(filter(None, jobs), "")
 
 
 def make_no_cluster_error(lines: Sequence[str]) -> StagerError | None:

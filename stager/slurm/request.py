@@ -164,10 +164,12 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
     own = list(_read_options(_read_salloc_opts(env), "SALLOC_OPTS"))
     excluded = [cluster.exclude, *(value for name, value, _ in (*given, *own) if name == "exclude")]
     further = [words for name, _, words in (*given, *own) if name != "exclude"]
-    options = {name: getattr(cluster, name) for name in list_slurm_rows()}
-    options["exclude"] = ",".join(dict.fromkeys(filter(None, excluded))) or None
-    # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
-    options["cpus_per_task"] = cluster.cpus_per_task or config.launch.nproc_per_node or None
+    options = {
+        **{name: getattr(cluster, name) for name in list_slurm_rows()},
+        "exclude": ",".join(dict.fromkeys(filter(None, excluded))) or None,
+        # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
+        "cpus_per_task": cluster.cpus_per_task or config.launch.nproc_per_node or None,
+    }
     asked = Request(
         **options,
         salloc_args=tuple(chain.from_iterable(further)),
