@@ -24,12 +24,9 @@ COMMANDS = (
 
 _HELP = frozenset({"-h", "--help"})
 _FILES = {
-    "job_commands": ("verify", "run"),
-    "script": ("script",),
-    "exec": ("exec",),
-    "build": ("build",),
-    "bundle_commands": ("init", "config", "lock", "sign", "inspect"),
+    "bundle_commands": ("init", "config", "lock", "build", "sign", "inspect"),
     "carrying_commands": ("export", "import", "mirror"),
+    "job_commands": ("verify", "run", "script", "exec"),
     "log_commands": ("logs", "diagnose", "report", "support"),
     "node_commands": ("estimate", "plan", "nodes", "clean", "clean-node"),
 }

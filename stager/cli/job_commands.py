@@ -1,7 +1,8 @@
-"""``verify`` and ``run``."""
+"""``verify``, ``run``, ``script`` and ``exec``."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,8 +14,8 @@ from bundle.protocol.enumerations import Action
 
 from ..config.job_settings import BATCH, BUNDLE, LAUNCH, SLURM, JobOptions
 from ..core.errors import EXIT_JOB, CommandFailure, JobError
-from .application import app, get_settings_place
-from .options import Command, JobFlags, JobTalk
+from .application import app, boundary, get_settings_place, make_reports
+from .options import BundleChoice, Command, JobFlags, JobTalk
 
 if TYPE_CHECKING:
     from ..console.job_result import Console
@@ -149,3 +150,82 @@ def run(
     options = replace(options, command=tuple(command or ()), show_all=console.verbose)
     warn_about_misplaced_options(context, options.command, console)
     run_command(console, Action.RUN, options, make_run_result, console.show_run)
+
+
+# --- ``stager script``: print the batch script, to read, change and submit by hand ---------------
+
+_PANEL = "The script"
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def script(
+    *,
+    context: typer.Context,
+    command: Command = None,
+    options: Annotated[JobOptions, JobFlags("bundle", "bundle_id", SLURM, LAUNCH)],
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue",
+            help="Requeue at the time limit; resume from a checkpoint.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    embed: Annotated[
+        bool | None,
+        typer.Option(
+            "--embed/--no-embed",
+            show_default=False,
+            help="Put the node program into the script (460 kB), or take it from the bundle, which"
+            " nodes must see. Default: from a bundle on a shared file system.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    console: JobTalk,
+) -> None:
+    """Print the sbatch script of a run, or of a torchrun command."""
+    from ..building.current_bundle import offline_root
+    from ..core.store import Store
+    from ..incidents.bad_nodes import exclude_bad_nodes, find_failed_nodes
+    from ..jobs.batch import make_submission
+    from ..jobs.outcome import ScriptResult
+    from ..jobs.preparation import get_current_bundle, load_project, prepare
+    from ..pack.bundle_file import mark
+
+    options = replace(options, allocation="slurm", command=tuple(command or ()))
+    warn_about_misplaced_options(context, options.command, console)
+    config = load_project(options.bundle, options.bundle_id, get_settings_place(), options.command)
+    bundle = get_current_bundle(config, options.bundle, console, options.bundle_id)
+    prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
+    store = Store(offline_root(config))
+    if not mark(store, prepared.bundle):
+        console.warn(f"nothing keeps {prepared.bundle} for this script: it cannot be marked")
+    prepared = exclude_bad_nodes(prepared, find_failed_nodes(store), console)
+    for note in prepared.notes:
+        console.note(note)
+    text = make_submission(prepared, os.environ, requeue=requeue, embed=embed).script
+    console.show(ScriptResult(script=text), lambda result: console.text(result.script))
+
+
+# --- ``stager exec``: run any command in the environment, on this machine ------------------------
+
+
+@app.command(name="exec", context_settings={"allow_interspersed_args": False})
+def exec_(
+    *,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
+    ],
+    chosen: BundleChoice,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
+) -> None:
+    """Run any command in the environment, on this machine."""
+    from ..jobs.driver import execute
+    from ..jobs.preparation import get_current_bundle, load_project
+    from ..pack.bundle_file import ChosenBundle
+
+    console = make_reports(quiet=quiet)
+    with boundary(console):
+        config = load_project(chosen.bundle, chosen.bundle_id, get_settings_place(), command)
+        path, manifest = get_current_bundle(config, chosen.bundle, console, chosen.bundle_id)
+        execute(config, ChosenBundle(path=path, id=manifest.id), command)
