@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action, LogMode
+from bundle.protocol.job import parse_job
 from stager.core.errors import ConfigError
 from stager.slurm.batch_script import batch_script, make_submit_argv, make_submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
@@ -78,6 +80,14 @@ def test_the_examples_are_what_the_script_says_today(tmp_path: Path) -> None:
         assert text == kept, f"run python scripts/examples.py; {name} is behind"
 
 
+def test_the_job_in_the_script_is_the_job(tmp_path: Path) -> None:
+    text = batch_script(SETTINGS["requeue"])
+    _, _, rest = text.partition("<<'END_OF_JOB'\n")
+    described, _, _ = rest.partition("\nEND_OF_JOB\n")
+    assert parse_job(json.loads(described)) == SETTINGS["requeue"].job
+    assert described.isascii()
+
+
 def test_a_job_is_told_the_earlier_the_longer_its_ranks_save() -> None:
     job = SETTINGS["requeue"].job
     patient = replace(job, launch=replace(job.launch, grace_seconds=300))
@@ -130,6 +140,11 @@ RANK = {
     "TORCHELASTIC_RUN_ID": "x",
     "PMI_RANK": "",
 }
+
+
+def test_the_environment_of_a_new_job() -> None:
+    headers = {"SBATCH_OUTPUT": "x", "SBATCH_EXPORT": "NONE", "SBATCH_NO_REQUEUE": "1"}
+    assert make_submit_environment({**OWN, **SITE, **RANK, **headers}) == {**OWN, **SITE}
 
 
 def test_the_environment_of_a_new_job_from_within_a_job() -> None:
@@ -263,6 +278,17 @@ def test_a_program_that_was_changed(tmp_path: Path, tmp: Path) -> None:
     assert "the program is damaged" in done.stderr
     assert "driver" not in done.stdout
     assert list(tmp.iterdir()) == []
+
+
+def test_a_script_that_was_cut_short(tmp_path: Path, tmp: Path) -> None:
+    """What does anything is its last line."""
+    path = script(tmp_path)
+    whole = path.read_text()
+    for part in (0.3, 0.6, 0.9):
+        path.write_text(whole[: int(len(whole) * part)])
+        done = run(["bash", str(path)], tmp)
+        assert "driver" not in done.stdout
+        assert list(tmp.iterdir()) == []
 
 
 def test_the_program_out_of_the_bundle(tmp_path: Path, tmp: Path) -> None:
