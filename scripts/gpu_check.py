@@ -41,7 +41,7 @@ _XID = "[17.9] NVRM: Xid (PCI:0000:4f:00): 79, pid=1, name=python, GPU has falle
 _RANK = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
-from trainer.engine import loop as precision
+from trainer.engine import run as precision
 from trainer.network import dist
 world = dist.start(dist.read_world(os.environ))
 import torch, torch.distributed

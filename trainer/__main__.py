@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from . import config
-from .engine import loop
 from .network import all_reduce, dist
 
 # Compute nodes have no network, and a library that tries one waits for its timeouts first. A
@@ -43,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         world = dist.read_world(os.environ)
         work(world)
-    except loop.TrainingStopped as stop:
+    except config.TrainingStopped as stop:
         if world.is_first:
             dist.write_line(f"{stop}: to continue, add --resume to the same command")
         dist.stop(world)
-        return loop.STOPPED
+        return config.STOPPED
     except KeyboardInterrupt:
         dist.write_line(
             f"[RANK {world.rank}] interrupted; nothing was saved since the last checkpoint"
@@ -85,8 +84,8 @@ def _prepare_training(arguments: Sequence[str]) -> Work:
         _require(entry.needed)
         world = dist.start(world, all_gpus=options.sync == "dp")
         dist.run_on_all_ranks(world, lambda: config.check_paths(options))
-        workload = importlib.import_module(f".workloads.{entry.module}", "trainer")
-        workload.run(options, world)
+        page = options.workload.replace("-", "_")
+        importlib.import_module(f".workloads.{page}", "trainer").run(options, world)
 
     return work
 

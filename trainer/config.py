@@ -10,24 +10,22 @@ import difflib
 import math
 import os
 import re
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-# --- Counts in words: the trainer's own helper, as it imports nothing of the tool ----------------
+from typing import NamedTuple
 
 
 def format_count(number: int, noun: str, several: str = "") -> str:
     """Return a count with its noun: ``1 node``, ``3 nodes``; or with the plural ``several``."""
-    if number == 1:
-        return f"1 {noun}"
     plural = several or f"{noun}s"
-    return f"{number} {plural}"
+    return f"1 {noun}" if number == 1 else f"{number} {plural}"
 
 
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a run that was stopped by a signal and has saved a checkpoint."""
 DEFAULT_TOKENIZER = "google/bert_uncased_L-2_H-128_A-2"
-SYNCS = ("ddp", "all-reduce", "parameter-server", "dp")
-PRECISIONS = ("auto", "float32", "bfloat16")
 _WIDTH_STEP = 8
 
 
@@ -50,6 +48,13 @@ class TrainerError(Exception):
         return f"{self.message}\nhint: {self.hint}"
 
 
+class TrainingStopped(Exception):
+    """The run was stopped by a signal, and has saved a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One training run, as asked for on the command line."""
@@ -59,43 +64,36 @@ class Options:
     """A data file or folder; None takes the data set from the Hugging Face cache."""
     epochs: int
     subset: int | None
-    """Number of training rows; None for all of them."""
     held_out: int | None
     """Number of rows kept back for the final accuracy; None lets the workload choose."""
     batch_size: int
+    """Rows of a step on each rank."""
     lr: float | None
-    """The peak learning rate; None derives it from the number of rows in a step."""
+    """The peak learning rate; None lets the workload choose."""
     seed: int
     """Seeds the model's first weights, the order of the rows and the choice of the subset."""
     out: Path
     resume: bool
     vocab: Path | None = None
     tokenizer: str | None = None
-    """A tokenizer by name (in the Hugging Face cache) or by folder."""
     sync: str = "ddp"
     precision: str = "auto"
     save_every: int | None = None
-    """Steps between checkpoints within an epoch; None writes them at its end only."""
     keep: int = 3
-    """Number of checkpoints that stay, besides the best one."""
     width: int = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """A workload that can be trained."""
+class Workload(NamedTuple):
+    """A workload that can be trained, by its page in :mod:`trainer.workloads`."""
 
-    module: str
-    """The module in :mod:`trainer.workloads` whose ``run(options, world)`` does it."""
     summary: str
     """One line for ``--help``."""
     data_help: str
     """The kind of data that ``--data`` names; empty if there is none."""
     add_options: Callable[[argparse.ArgumentParser], None]
     """Adds the options that only this workload has."""
-    defaults: tuple[int, int, str]
-    """Epochs, rows of a batch, and the output folder, when not given."""
-    lr_help: str = "one that suits the workload"
+    epochs: int
+    batch_size: int
     needed: tuple[str, ...] = ("torch", "numpy")
 
 
@@ -118,18 +116,19 @@ def _add_loop_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--sync",
-        choices=SYNCS,
+        choices=("ddp", "all-reduce", "parameter-server", "dp"),
         default="ddp",
         help="how the ranks keep their models the same (default: ddp)",
     )
     add(
         "--precision",
-        choices=PRECISIONS,
+        choices=("auto", "float32", "bfloat16"),
         default="auto",
         help="auto: bfloat16 where the hardware has it (default: auto)",
     )
-    add("--save-every", type=_count, metavar="N", help="a checkpoint every N steps, too")
-    add("--keep", type=_count, default=3, metavar="N", help="checkpoints to keep (default: 3)")
+    count = whole_number(1)
+    add("--save-every", type=count, metavar="N", help="a checkpoint every N steps, too")
+    add("--keep", type=count, default=3, metavar="N", help="checkpoints to keep (default: 3)")
 
 
 def _add_cifar10_options(parser: argparse.ArgumentParser) -> None:
@@ -145,34 +144,33 @@ def _add_cifar10_options(parser: argparse.ArgumentParser) -> None:
 
 WORKLOADS = {
     "mlp": Workload(
-        module="mlp",
-        summary="10 numbers, 50 hidden units, 2 classes: no data needed, done in seconds",
-        data_help="",
-        add_options=_add_loop_options,
-        defaults=(3, 32, "mlp_out"),
+        "10 numbers, 50 hidden units, 2 classes: no data needed, done in seconds",
+        "",
+        _add_loop_options,
+        epochs=3,
+        batch_size=32,
     ),
     "mnist": Workload(
-        module="mnist",
-        summary="a small convolutional network that reads handwritten digits",
-        data_help="folder with the IDX files of MNIST, compressed or not",
-        add_options=_add_loop_options,
-        defaults=(3, 32, "mnist_out"),
+        "a small convolutional network that reads handwritten digits",
+        "folder with the IDX files of MNIST, compressed or not",
+        _add_loop_options,
+        epochs=3,
+        batch_size=32,
     ),
     "cifar10": Workload(
-        module="cifar10",
-        summary="a ResNet-18 that sorts photos into ten classes",
-        data_help="npz file with x_train, y_train, x_test and y_test, or its folder",
-        add_options=_add_cifar10_options,
-        defaults=(15, 32, "cifar10_out"),
+        "a ResNet-18 that sorts photos into ten classes",
+        "npz file with x_train, y_train, x_test and y_test, or its folder",
+        _add_cifar10_options,
+        epochs=15,
+        batch_size=32,
     ),
     "tiny-bert": Workload(
-        module="tiny_bert",
-        summary="a two-layer BERT that sorts texts into four classes",
-        data_help="csv file of class 1-4, title, description, or a folder with train.csv and "
-        "test.csv (default: ag_news from the Hugging Face cache)",
-        add_options=_add_tiny_bert_options,
-        defaults=(3, 16, "tiny_out"),
-        lr_help="grows with the rows of a step",
+        "a two-layer BERT that sorts texts into four classes",
+        "csv file of class 1-4, title, description, or a folder with train.csv and test.csv "
+        "(default: ag_news from the Hugging Face cache)",
+        _add_tiny_bert_options,
+        epochs=3,
+        batch_size=16,
         needed=("torch", "transformers", "accelerate", "numpy"),
     ),
 }
@@ -193,7 +191,7 @@ def parse(argv: Sequence[str]) -> Options:
     names = parser.add_subparsers(dest="workload", metavar="NAME", required=True)
     for name, workload in WORKLOADS.items():
         one = names.add_parser(name, help=workload.summary, description=workload.summary)
-        _add_shared_options(one, workload)
+        _add_shared_options(one, name)
         workload.add_options(one)
     if argv and not argv[0].startswith("-") and argv[0] not in WORKLOADS:
         near = difflib.get_close_matches(argv[0], [*WORKLOADS, "all-reduce"], n=1)
@@ -237,30 +235,32 @@ def check_paths(options: Options) -> None:
         )
 
 
-def _add_shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None:
-    epochs, batch_size, out = workload.defaults
-    add = parser.add_argument
-    if workload.data_help:
-        add("--data", type=_input, metavar="PATH", help=workload.data_help)
+def _add_shared_options(parser: argparse.ArgumentParser, name: str) -> None:
+    _, data_help, _, epochs, batch_size, _ = WORKLOADS[name]
+    out = f"{name.partition('-')[0]}_out"
+    lr = "grows with the rows of a step" if name == "tiny-bert" else "one that suits the workload"
+    add, count = parser.add_argument, whole_number(1)
+    if data_help:
+        add("--data", type=_input, metavar="PATH", help=data_help)
     else:
         parser.set_defaults(data=None)
-    add("--epochs", type=_count, default=epochs, metavar="N", help=f"default: {epochs}")
-    add("--subset", type=_count, metavar="N", help="train on N rows only, chosen by the seed")
+    add("--epochs", type=count, default=epochs, metavar="N", help=f"default: {epochs}")
+    add("--subset", type=count, metavar="N", help="train on N rows only, chosen by the seed")
     add(
         "--held-out",
-        type=_count,
+        type=count,
         metavar="N",
         help="rows kept back for the final accuracy: the last N of a file (default: one in seven, "
         "at most 1000; mlp: 512), the first N of a test split (default: all)",
     )
     add(
         "--batch-size",
-        type=_count,
+        type=count,
         default=batch_size,
         metavar="N",
         help=f"rows a step, on each rank (default: {batch_size})",
     )
-    add("--lr", type=_rate, metavar="RATE", help=f"default: {workload.lr_help}")
+    add("--lr", type=_rate, metavar="RATE", help=f"default: {lr}")
     add("--seed", type=_seed, default=42, metavar="N", help="default: 42")
     add("--out", type=_path, default=Path(out), metavar="DIR", help=f"default: {out}")
     add("--resume", action="store_true", help="continue from the newest checkpoint in --out")
@@ -297,32 +297,34 @@ def _path(text: str) -> Path:
     return path
 
 
-def _count(text: str) -> int:
-    return _whole_number(text, least=1)
-
-
 def _width(text: str) -> int:
-    number = _whole_number(text, least=_WIDTH_STEP)
+    number = whole_number(_WIDTH_STEP)(text)
     if number % _WIDTH_STEP:
         raise argparse.ArgumentTypeError(f"{text} is not a multiple of {_WIDTH_STEP}")
     return number
 
 
 def _seed(text: str) -> int:
-    number = _whole_number(text, least=0)
+    number = whole_number(0)(text)
     if number >= 2**32:  # the largest that numpy.random.seed takes
         raise argparse.ArgumentTypeError(f"{text} is too large: seeds are below 2**32")
     return number
 
 
-def _whole_number(text: str, *, least: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-    return number
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return a function that reads a whole number from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least or (most is not None and number > most):
+            end = "up" if most is None else f"to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} {end}")
+        return number
+
+    return read
 
 
 def _rate(text: str) -> float:

@@ -27,7 +27,7 @@ class Classifier(nn.Module):  # type: ignore[misc]  # torch need not be where th
     def __init__(self) -> None:
         """Make it with first weights."""
         super().__init__()
-        self.inner = mnist.model(42)
+        self.inner = mnist.make_model(42)
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compute scores and loss."""
@@ -55,7 +55,7 @@ class Rates(TrainerCallback):  # type: ignore[misc]  # as above
 
 def main(data: str, batch: int, epochs: int) -> None:
     """Train."""
-    rows = images.normalize_images(images.read_mnist(Path(data)).train, mnist.MEAN, mnist.SPREAD)
+    rows = images.normalize_images(images.read_mnist(Path(data))[0], mnist.MEAN, mnist.SPREAD)
     pairs = [
         {"inputs": one, "labels": label}
         for one, label in zip(rows.inputs, rows.labels, strict=True)

@@ -23,11 +23,11 @@ def main(data: str, batch: int, epochs: int) -> None:
     """Train."""
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    rows = images.normalize_images(images.read_mnist(Path(data)).train, mnist.MEAN, mnist.SPREAD)
+    rows = images.normalize_images(images.read_mnist(Path(data))[0], mnist.MEAN, mnist.SPREAD)
     dataset = TensorDataset(rows.inputs, rows.labels)
     sampler = DistributedSampler(dataset, ranks, rank, seed=42)
     loader = DataLoader(dataset, batch, sampler=sampler)
-    model = nn.parallel.DistributedDataParallel(mnist.model(42))
+    model = nn.parallel.DistributedDataParallel(mnist.make_model(42))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model.train()
     for epoch in range(epochs):

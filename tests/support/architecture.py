@@ -63,9 +63,7 @@ ORDER = {
         "__main__",
     ),
     "trainer": (
-        "counts",
         "config",
-        "task",
         "network",
         "data",
         "engine",

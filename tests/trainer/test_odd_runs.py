@@ -183,16 +183,16 @@ def test_a_path_that_is_none(tmp_path, value):
 
 
 def test_a_partial_file_does_not_stay_on_a_full_disk(tmp_path, monkeypatch):
-    from trainer.engine import saving
+    from trainer.engine import checkpoints
 
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving.os, "fsync", full)
+    monkeypatch.setattr(checkpoints.os, "fsync", full)
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(OSError, match="No space left"):
-        saving.write_whole(out / "model.pt", b"x" * 100)
+        checkpoints.write_whole(out / "model.pt", b"x" * 100)
     assert list(out.iterdir()) == []
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gzip
 import math
-import random
 import struct
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from ..config import Options, TrainerError, format_count
-from ..task import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .rows import Rows, choose_rows
 
 CLASSES = 10
 DIGIT, THING = (28, 28), (3, 32, 32)
@@ -29,20 +27,8 @@ _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _SOUND = "check that it arrived complete, and copy it again"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Splits:
-    """Images to learn from, and others that are held out; None where the source has no others."""
-
-    train: Rows
-    held_out: Rows | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunImages:
-    """The images of one run."""
-
-    train: Rows
-    held_out: Rows
+Splits = Sequence[Rows]
+"""Images to learn from, then others that are held out, unless the source has no others."""
 
 
 def find_mnist_folder(options: Options) -> Path:
@@ -79,42 +65,36 @@ def read_mnist(folder: Path) -> Splits:
     """Return the training and the test split of MNIST, or the only one that is there."""
     splits = []
     for split in _SPLITS:
-        paths = _idx_paths(folder, split)
-        if paths:
-            images, labels = read_idx(paths["images"], 3), read_idx(paths["labels"], 1)
-            splits.append(_join_images_and_labels(images, labels, paths, DIGIT))
+        paths = {kind: _find_idx_file(folder, split, kind) for kind in _KINDS}
+        missing = [kind for kind, path in paths.items() if path is None]
+        names = {kind: path for kind, path in paths.items() if path is not None}
+        if not missing:
+            images, labels = (read_idx(names[kind], axes) for kind, axes in _KINDS.items())
+            splits.append(_join_images_and_labels(images, labels, names, DIGIT))
+        elif names:
+            (kind,), (path,) = missing, names.values()
+            raise TrainerError(
+                f"{path} is there, and the {kind} that belong to it are not",
+                hint=f"copy {split}-{kind}-idx{_KINDS[kind]}-ubyte.gz to the same folder",
+            )
     if not splits:
         raise TrainerError(
             f"--data {folder} has no IDX files of MNIST",
             hint="their names are train-images-idx3-ubyte, t10k-labels-idx1-ubyte and so on, "
             "with .gz or without",
         )
-    first, *more = splits
-    return Splits(train=first, held_out=more[0] if more else None)
+    return splits
 
 
-def _idx_paths(folder: Path, split: str) -> dict[str, Path]:
-    """Return the files of a split by kind; empty if both are missing, TrainerError if one is."""
-    paths = {}
-    missing = ""
-    for kind, axes in _KINDS.items():
-        path = _idx_path(folder, split, kind, axes)
-        if path is None:
-            missing = kind
-        else:
-            paths[kind] = path
-    if missing and paths:
-        raise TrainerError(
-            f"{next(iter(paths.values()))} is there, and the {missing} that belong to it are not",
-            hint=f"copy {split}-{missing}-idx{_KINDS[missing]}-ubyte.gz to the same folder",
-        )
-    return paths
+def _find_idx_file(folder: Path, split: str, kind: str) -> Path | None:
+    """Return the file of one kind, with or without the prefix that some mirrors use."""
+    stem = f"{split}-{kind}-idx{_KINDS[kind]}-ubyte"
+    paths = (folder / f"{prefix}{stem}{end}" for prefix in ("", "mnist-") for end in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read_idx(path: Path, axes: int) -> Tensor:
     """Return the array in an IDX file: bytes, with ``axes`` axes."""
-    import torch
-
     try:
         data = path.read_bytes()
         if path.suffix == ".gz":
@@ -144,9 +124,6 @@ def read_idx(path: Path, axes: int) -> Tensor:
 
 def read_npz(path: Path) -> Splits:
     """Return the images in the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
-    import numpy as np
-    import torch
-
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in _ARRAYS if name not in file.files]
@@ -160,44 +137,28 @@ def read_npz(path: Path) -> Splits:
         raise
     except Exception as error:  # numpy's, zip's and zlib's own, some of them undocumented
         raise TrainerError(f"{path} cannot be read as npz: {error}", hint=_SOUND) from error
-    splits = []
-    for split in ("train", "test"):
-        names = {"images": path / f"x_{split}", "labels": path / f"y_{split}"}
-        splits.append(
-            _join_images_and_labels(arrays[f"x_{split}"], arrays[f"y_{split}"], names, THING)
+    return [
+        _join_images_and_labels(
+            arrays[f"x_{split}"],
+            arrays[f"y_{split}"],
+            {"images": path / f"x_{split}", "labels": path / f"y_{split}"},
+            THING,
         )
-    return Splits(train=splits[0], held_out=splits[1])
+        for split in ("train", "test")
+    ]
 
 
-def choose_images(splits: Splits, options: Options) -> RunImages:
-    """Return the images that the command line asks for."""
-    train, held_out = splits.train, splits.held_out
-    if held_out is None:
-        train, held_out = _split(train, options)
-    elif options.held_out is not None:
-        held_out = _select_rows(held_out, range(min(options.held_out, len(held_out))))
-    if options.subset is not None and options.subset < len(train):
-        chosen = random.Random(options.seed).sample(range(len(train)), options.subset)  # noqa: S311
-        train = _select_rows(train, sorted(chosen))
-    if not len(train) or not len(held_out):
+def choose_images(splits: Splits, options: Options) -> tuple[Rows, Rows]:
+    """Return the images to train on and to hold out that the command line asks for."""
+    others = len(splits[1]) if len(splits) > 1 else None
+    chosen, held_out = choose_rows(options, len(splits[0]), others, "image", options.data)
+    if not chosen or not held_out:
         raise TrainerError(
-            f"{options.data}: {format_count(len(train), 'image')} to train on and "
+            f"{options.data}: {format_count(len(chosen), 'image')} to train on and "
             f"{len(held_out)} held out: there is nothing to learn",
             hint="give at least one of each",
         )
-    return RunImages(train=train, held_out=held_out)
-
-
-def _split(rows: Rows, options: Options) -> tuple[Rows, Rows]:
-    count = options.held_out or min(1000, len(rows) // 7)
-    if count >= len(rows):
-        raise TrainerError(
-            f"--held-out {count} leaves none of the {format_count(len(rows), 'image')} of "
-            f"{options.data} to train on",
-            hint="hold out fewer",
-        )
-    edge = len(rows) - count
-    return _select_rows(rows, range(edge)), _select_rows(rows, range(edge, len(rows)))
+    return splits[0].select(chosen), splits[-1].select(held_out)
 
 
 def normalize_images(rows: Rows, mean: float, spread: float) -> Rows:
@@ -212,22 +173,10 @@ def normalize_images(rows: Rows, mean: float, spread: float) -> Rows:
     return Rows(inputs=(inputs.float() / 255 - mean) / spread, labels=rows.labels)
 
 
-def _idx_path(folder: Path, split: str, kind: str, axes: int) -> Path | None:
-    """Return the file of one kind, with or without the prefix that some mirrors use."""
-    stem = f"{split}-{kind}-idx{axes}-ubyte"
-    for name in (stem, f"{stem}.gz", f"mnist-{stem}", f"mnist-{stem}.gz"):
-        path = folder / name
-        if path.is_file():
-            return path
-    return None
-
-
 def _join_images_and_labels(
-    inputs: Tensor, labels: Tensor, names: dict[str, Path], shape: tuple[int, ...]
+    inputs: Tensor, labels: Tensor, names: Mapping[str, Path], shape: tuple[int, ...]
 ) -> Rows:
     """Return images with their labels; TrainerError if they or ``shape`` do not match."""
-    import torch
-
     if inputs.dtype != torch.uint8 or labels.is_floating_point() or labels.is_complex():
         raise TrainerError(
             f"{names['images']} has numbers of type {inputs.dtype}, and {names['labels']} of type "
@@ -256,10 +205,3 @@ def _join_images_and_labels(
             hint=_SOUND,
         )
     return Rows(inputs=inputs, labels=labels)
-
-
-def _select_rows(rows: Rows, numbers: Iterable[int]) -> Rows:
-    import torch
-
-    chosen = torch.tensor(list(numbers), dtype=torch.long)
-    return Rows(inputs=rows.inputs[chosen], labels=rows.labels[chosen])

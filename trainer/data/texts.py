@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
-import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from ..config import DEFAULT_TOKENIZER, Options, TrainerError, format_count
+from .rows import choose_rows
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 
@@ -28,8 +29,7 @@ HUB_NAMES = ("ag_news", "fancyzhx/ag_news")
 _SHOWN = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelledText:
+class LabelledText(NamedTuple):
     """One labelled text."""
 
     label: int
@@ -37,25 +37,16 @@ class LabelledText:
     """Title and description, in one line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """The rows of one run."""
-
-    train: list[LabelledText]
-    held_out: list[LabelledText]
-    """The rows that accuracy is measured on; none of them is trained on."""
+Texts = list[LabelledText]
 
 
-def load(options: Options) -> Corpus:
-    """Read the rows that ``options`` asks for, the same on every rank."""
-    train, held_out = _read(options.data)
+def load(options: Options) -> tuple[Texts, Texts]:
+    """Return the rows to train on and to hold out that ``options`` ask for."""
     source = options.data or HUB_NAMES[0]
-    if held_out is None:
-        train, held_out = _split(train, options.held_out, source)
-    elif options.held_out is not None:
-        held_out = held_out[: options.held_out]
-    if options.subset is not None and options.subset < len(train):
-        train = _sample(train, options.subset, options.seed)
+    rows, others = _read(options.data)
+    number = None if others is None else len(others)
+    chosen, held_out = choose_rows(options, len(rows), number, "row", source)
+    train = [rows[number] for number in chosen]
     classes = {row.label for row in train}
     if len(classes) < 2 or not held_out:
         raise TrainerError(
@@ -64,30 +55,32 @@ def load(options: Options) -> Corpus:
             f"{len(held_out)} held out: there is nothing to learn",
             hint="give rows of at least two classes to train on, and one row to hold out",
         )
-    return Corpus(train=train, held_out=held_out)
+    return train, [(rows if others is None else others)[number] for number in held_out]
 
 
-def _read(data: Path | None) -> tuple[list[LabelledText], list[LabelledText] | None]:
+def _read(data: Path | None) -> tuple[Texts, Texts | None]:
     """Return the training rows, and the held-out ones if the source has them apart."""
     if data is None:
         return read_hub()
-    if data.is_dir():
-        return _read_folder(data)
-    return read_csv(data), None
+    if not data.is_dir():
+        return read_csv(data), None
+    files = {path.name: path for path in sorted(data.glob("*.csv"))}
+    if {"train.csv", "test.csv"} <= files.keys():
+        return read_csv(files["train.csv"]), read_csv(files["test.csv"])
+    if len(files) == 1:
+        return read_csv(*files.values()), None
+    raise TrainerError(
+        f"--data {data}: which file is meant? It has {', '.join(files) or 'no csv file'}",
+        hint="name one file, or a folder with train.csv and test.csv",
+    )
 
 
-def _sample(rows: list[LabelledText], count: int, seed: int) -> list[LabelledText]:
-    """Sample the whole file, and keep its order: files are often sorted by class."""
-    numbers = random.Random(seed).sample(range(len(rows)), count)  # noqa: S311
-    return [rows[number] for number in sorted(numbers)]
-
-
-def read_csv(path: Path) -> list[LabelledText]:
+def read_csv(path: Path) -> Texts:
     """Return the rows of a csv file, with or without a header line."""
     rows, problems = [], []
     try:
-        for line, cells in _cells(path):
-            row = _row(cells)
+        for line, cells in _read_cells(path):
+            row = _parse_row(cells)
             if isinstance(row, LabelledText):
                 rows.append(row)
             else:
@@ -110,7 +103,7 @@ def read_csv(path: Path) -> list[LabelledText]:
     return rows
 
 
-def read_hub() -> tuple[list[LabelledText], list[LabelledText]]:
+def read_hub() -> tuple[Texts, Texts]:
     """Return the training and test rows of ``ag_news``, from the cache if offline."""
     try:
         import datasets
@@ -126,7 +119,7 @@ def read_hub() -> tuple[list[LabelledText], list[LabelledText]]:
         except (OSError, ValueError) as error:  # includes ConnectionError and FileNotFoundError
             reasons.append(f"{name}: {str(error).splitlines()[0]}")
             continue
-        return _rows_of(dataset["train"]), _rows_of(dataset["test"])
+        return _read_split(dataset["train"]), _read_split(dataset["test"])
     raise TrainerError(
         "ag_news is not in the Hugging Face cache:" + "".join(f"\n  {why}" for why in reasons),
         hint='name a csv file with --data; or list datasets = ["ag_news"] under [assets] in '
@@ -135,7 +128,7 @@ def read_hub() -> tuple[list[LabelledText], list[LabelledText]]:
     )
 
 
-def _rows_of(split: Any) -> list[LabelledText]:  # noqa: ANN401 - a type of a package that may be missing
+def _read_split(split: Any) -> Texts:  # noqa: ANN401 - a type of a package that may be missing
     labels, texts = split["label"], split["text"]
     return [
         LabelledText(label=label, text=_clean(text))
@@ -143,32 +136,7 @@ def _rows_of(split: Any) -> list[LabelledText]:  # noqa: ANN401 - a type of a pa
     ]
 
 
-def _read_folder(folder: Path) -> tuple[list[LabelledText], list[LabelledText] | None]:
-    files = {path.name: path for path in sorted(folder.glob("*.csv"))}
-    if {"train.csv", "test.csv"} <= files.keys():
-        return read_csv(files["train.csv"]), read_csv(files["test.csv"])
-    if len(files) == 1:
-        return read_csv(next(iter(files.values()))), None
-    raise TrainerError(
-        f"--data {folder}: which file is meant? It has {', '.join(files) or 'no csv file'}",
-        hint="name one file, or a folder with train.csv and test.csv",
-    )
-
-
-def _split(
-    rows: list[LabelledText], held_out: int | None, source: object
-) -> tuple[list[LabelledText], list[LabelledText]]:
-    count = min(1000, len(rows) // 7) if held_out is None else held_out
-    if count >= len(rows):
-        raise TrainerError(
-            f"{source}: --held-out {count} leaves none of its {format_count(len(rows), 'row')} "
-            "to train on",
-            hint="hold out fewer rows",
-        )
-    return rows[: len(rows) - count], rows[len(rows) - count :]
-
-
-def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         for index, cells in enumerate(reader):
@@ -180,7 +148,7 @@ def _is_header(cells: Sequence[str]) -> bool:
     return len(cells) > 1 and any(character.isalpha() for character in cells[0])
 
 
-def _row(cells: Sequence[str]) -> LabelledText | str:
+def _parse_row(cells: Sequence[str]) -> LabelledText | str:
     """Return the row in some cells, or the reason why they are none."""
     label = cells[0].strip()
     if label not in {str(number) for number in range(1, CLASSES + 1)}:
@@ -207,8 +175,7 @@ SPECIAL = {
 MOST_UNKNOWN = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
+class Example(NamedTuple):
     """One text as the model reads it."""
 
     tokens: list[int]
@@ -295,7 +262,7 @@ def encode_rows(
     ]
 
 
-def unknown_share(tokenizer: PreTrainedTokenizerBase, examples: Iterable[Example]) -> float:
+def compute_unknown_share(tokenizer: PreTrainedTokenizerBase, examples: Iterable[Example]) -> float:
     """Return the share of tokens that the vocabulary lacks, special ones aside (0 to 1)."""
     unknown = tokenizer.unk_token_id
     ignored = set(tokenizer.all_special_ids) - {unknown}
@@ -325,8 +292,6 @@ def refuse_unknown(share: float, options: Options) -> None:
 
 def make_batch(examples: Sequence[Example], padding: int) -> dict[str, Tensor]:
     """Return the examples as tensors, padded to the longest of them; padding is masked."""
-    import torch
-
     longest = max(len(example.tokens) for example in examples)
     tokens = torch.full((len(examples), longest), padding)
     mask = torch.zeros((len(examples), longest), dtype=torch.long)

@@ -1,34 +1,84 @@
-"""The checkpoints of earlier runs in the output folder: one to resume from, others to remove.
-
-Hugging Face's Trainer writes one folder ``checkpoint-STEP`` at the end of each epoch, and its
-``trainer_state.json`` last, so that a folder with one is complete.
-"""
+"""The output folder of any run, and the checkpoints that Hugging Face's Trainer writes there."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 from ..config import Options, TrainerError, format_count
 
-# --- The memory of GPUs that a run has taken -----------------------------------------------------
-
-
-def measure_peak_memory(device: str) -> dict[str, int]:
-    """Return the peak memory of one GPU in bytes, under its name in metrics; empty on CPUs."""
-    if device != "cuda":
-        return {}
-    import torch
-
-    gpus = range(torch.cuda.device_count())
-    return {"peak_gpu_memory_bytes": max(torch.cuda.max_memory_allocated(gpu) for gpu in gpus)}
-
-
 METRICS = "metrics.json"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that its name always stands for all of it, on the disk, too.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()  # on a full disk it would keep the little that is left
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_metrics(out: Path, metrics: Mapping[str, float], device: str = "cpu") -> None:
+    """Write ``metrics.json``, with the peak memory of one GPU in bytes where the device is one."""
+    peak = {}
+    if device == "cuda":
+        gpus = range(torch.cuda.device_count())
+        peak = {"peak_gpu_memory_bytes": max(map(torch.cuda.max_memory_allocated, gpus))}
+    write_whole(out / METRICS, (json.dumps({**metrics, **peak}, indent=2) + "\n").encode())
+
+
+@contextmanager
+def guard_output_folder(out: Path) -> Iterator[None]:
+    """Turn an error of the block's into one about the output folder."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainerError(
+            f"--out {out} cannot be used: {error.strerror or error}",
+            hint="name a folder that can be written to, with room for the model",
+        ) from error
+
+
+def require_finished_run(out: Path, checkpoints: list[str], pattern: str) -> None:
+    """Refuse to replace checkpoints, named oldest first, of a run that has no metrics yet."""
+    if checkpoints and not (out / METRICS).is_file():
+        raise TrainerError(
+            f"{out} has checkpoints of a run that did not finish, the newest {checkpoints[-1]}",
+            hint=f"continue it with --resume, discard it with rm {pattern}, or choose another "
+            "--out",
+        )
+
+
+# --- The checkpoints of Hugging Face's Trainer: one to resume from, others to remove -------------
+
+# It writes one folder ``checkpoint-STEP`` at the end of each epoch, and its ``trainer_state.json``
+# last, so that a folder with one is complete.
+
 _STATE = "trainer_state.json"
 _PARTS = ("optimizer.pt", "scheduler.pt")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -36,8 +86,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """The start of a run."""
 
     checkpoint: Path | None = None
@@ -52,17 +101,12 @@ def prepare(options: Options, steps_an_epoch: int) -> Start:
     The metrics of an earlier run are removed, so that they are never taken for this run's.
     """
     out = options.out
-    try:
+    with guard_output_folder(out):
         out.mkdir(parents=True, exist_ok=True)
         start = find(options, steps_an_epoch) if options.resume else Start()
         if not options.resume:
             _clear(out)
         (out / METRICS).unlink(missing_ok=True)
-    except OSError as error:
-        raise TrainerError(
-            f"--out {out} cannot be used: {error.strerror or error}",
-            hint="name a folder that can be written to, with room for the model",
-        ) from error
     return start
 
 
@@ -72,12 +116,11 @@ def find(options: Options, steps_an_epoch: int) -> Start:
         state = _state(folder)
         if state is None:
             continue
-        step, epoch = int(state["global_step"]), float(state["epoch"])
+        step, epoch = state
         if abs(step - epoch * steps_an_epoch) > 0.5:
             raise TrainerError(
-                f"{folder} was made with {format_count(round(step / epoch), 'step')} an "
-                "epoch, and this "
-                f"run has {steps_an_epoch}",
+                f"{folder} was made with {format_count(round(step / epoch), 'step')} an epoch, and "
+                f"this run has {steps_an_epoch}",
                 hint="resume with the same --data, --subset, --held-out, --batch-size and number "
                 "of processes, or start again in another --out",
             )
@@ -94,15 +137,6 @@ def require_visible_checkpoint(start: Start) -> None:
         )
 
 
-def write_metrics(out: Path, metrics: dict[str, float | int]) -> Path:
-    """Write ``metrics.json``, whole or not at all, and return its path."""
-    path = out / METRICS
-    partial = out / f".{METRICS}.part"
-    partial.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
-    return path
-
-
 def register_safe_types() -> None:
     """Let ``torch.load`` read the Trainer's checkpoints also for older Hugging Face libraries.
 
@@ -110,9 +144,6 @@ def register_safe_types() -> None:
     register NumPy's random state (https://github.com/huggingface/transformers/pull/34632).
     It also asks torch for the device ``cpu:0``, as accelerate names the CPU, and torch has none.
     """
-    import numpy as np
-    import torch
-
     array = np.zeros(1, dtype=np.uint32)
     rebuild = array.__reduce__()[0]  # numpy.core or numpy._core, by version
     torch.serialization.add_safe_globals([rebuild, np.ndarray, np.dtype, type(array.dtype)])
@@ -126,36 +157,25 @@ def register_safe_types() -> None:
 def _clear(out: Path) -> None:
     """Remove a finished run's checkpoints: the Trainer keeps the highest numbers, of any run."""
     folders = [folder for folder in _folders(out) if _state(folder) is not None]
-    if not folders:
-        return
-    if not (out / METRICS).is_file():
-        raise TrainerError(
-            f"{out} has checkpoints of a run that did not finish, the newest {folders[-1].name}",
-            hint=f"continue it with --resume, discard it with rm -r {out}/checkpoint-*, or "
-            "choose another --out",
-        )
+    require_finished_run(out, [folder.name for folder in folders], f"-r {out}/checkpoint-*")
     for folder in folders:
         shutil.rmtree(folder)
 
 
 def _folders(out: Path) -> list[Path]:
     """Return the checkpoint folders, oldest first."""
-    numbered = []
-    for path in out.iterdir():
-        name = _NAME.fullmatch(path.name)
-        if name and path.is_dir():
-            numbered.append((int(name[1]), path))
-    return [path for _, path in sorted(numbered)]
+    names = ((_NAME.fullmatch(path.name), path) for path in out.iterdir() if path.is_dir())
+    return [path for _, path in sorted((int(name[1]), path) for name, path in names if name)]
 
 
-def _state(folder: Path) -> dict[str, Any] | None:
-    """Return the Trainer's state of a checkpoint; None if the checkpoint is not complete."""
+def _state(folder: Path) -> tuple[int, float] | None:
+    """Return step and epoch of a checkpoint; None if it is not complete."""
     try:
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        state: Any = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not any((folder / name).is_file() for name in _WEIGHTS):
+    has_weights = any((folder / name).is_file() for name in _WEIGHTS)
+    if not has_weights or not all((folder / name).is_file() for name in _PARTS):
         return None
-    if not all((folder / name).is_file() for name in _PARTS):
-        return None
-    return state if state.get("global_step") and state.get("epoch") else None
+    step, epoch = state.get("global_step"), state.get("epoch")
+    return (int(step), float(epoch)) if step and epoch else None

@@ -27,8 +27,8 @@ class Progress:
     def __init__(self, out: Path, steps: int, *, speaks: bool) -> None:
         """Begin; only the rank that ``speaks`` writes ``metrics.jsonl``, and reports."""
         self._steps, self._speaks = steps, speaks
-        self._file: IO[str] | None = _log(out) if speaks else None
-        self._board = _board(out) if speaks else None
+        self._file: IO[str] | None = _open_log(out) if speaks else None
+        self._board = _open_board(out) if speaks else None
         self._started = self._said = time.monotonic()
         self._drawn = self._started - _BOARD_SECONDS
         self._bar = speaks and sys.stdout.isatty()
@@ -60,7 +60,7 @@ class Progress:
         left = (self._steps - step) * self.seconds / self._count
         line = (
             f"step {step}/{self._steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.2e} "
-            f"{rate:.0f} samples/s eta {_clock(left)}"
+            f"{rate:.0f} samples/s eta {_format_clock(left)}"
         )
         if not self._bar:
             dist.write_line(line)
@@ -99,12 +99,10 @@ class Progress:
                 self._file = None
 
     def _draw(self, values: dict[str, float], step: int) -> None:
-        board = self._board
-        if board is None:
-            return
         with self._guard_tensorboard():
             for name, value in values.items():
-                board.add_scalar(name, value, step)
+                if self._board is not None:
+                    self._board.add_scalar(name, value, step)
 
     @contextmanager
     def _guard_tensorboard(self) -> Iterator[None]:
@@ -136,7 +134,7 @@ def remove_later_steps(out: Path, step: int) -> int:
     return last - step
 
 
-def _log(out: Path) -> IO[str]:
+def _open_log(out: Path) -> IO[str]:
     try:
         return (out / LOG).open("a", encoding="utf-8")
     except OSError as error:
@@ -146,7 +144,7 @@ def _log(out: Path) -> IO[str]:
         ) from error
 
 
-def _board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need not be there
+def _open_board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need not be there
     if importlib.util.find_spec("tensorboard") is None:
         return None
     from torch.utils.tensorboard import SummaryWriter
@@ -158,7 +156,7 @@ def _board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need no
         return None
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,22 +1,110 @@
-"""One training run on this rank: its task, its model on the device, its position."""
+"""One training run on this rank: its task, the rows of each step, its position.
+
+Every row is seen once an epoch, for any number of ranks. The order of rows is a function of the
+seed and the epoch, and the rows of a step are those at a position in it. So a run can resume from a
+position alone, also with another number of ranks than before.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..config import Options, require_fitting_batch
+from ..data.rows import Rows
 from ..network import dist
 from ..network.dist import World
-from ..task import Task
 from . import sync
-from .rows import Order, Position
 
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
+Augment = Callable[[Tensor, Tensor, int], Tensor]
+"""Given inputs, the numbers of their rows and the epoch, returns them changed a little."""
+
+_EPOCHS = 1 << 20
+"""More epochs than any run has: the seeds of different runs stay apart."""
+
+
+class Position(NamedTuple):
+    """A position in a run."""
+
+    epoch: int = 0
+    """Number of whole epochs that are done."""
+    row: int = 0
+    """Rows of the next one that are done, over all ranks."""
+    step: int = 0
+
+
+class Share(NamedTuple):
+    """The work of one rank in one step."""
+
+    rows: Tensor
+    """The numbers of its rows, at least one: whole numbers, shape (n,)."""
+    weights: Tensor
+    """1 for each row, and 0 for one that only keeps a rank without rows busy: shape (n,)."""
+    total: int
+    """Rows of the step over all ranks."""
+
+
+class Order:
+    """The order of rows in each epoch."""
+
+    def __init__(self, rows: int, batch: int, seed: int) -> None:
+        """Describe the order; ``batch`` counts the rows of one step over all ranks."""
+        self.rows, self.batch = rows, batch
+        self._seed = seed
+        self._epoch, self._order = -1, None
+
+    @property
+    def steps(self) -> int:
+        """Steps of a whole epoch; the last one may be a shorter one."""
+        return -(-self.rows // self.batch)
+
+    def share(self, at: Position, rank: int, size: int) -> Share:
+        """Return the work of rank ``rank`` of ``size`` in the step at a position.
+
+        The ranks take turns with the rows. In a last, short step a rank may have none: it works on
+        one of another's, which does not count, as all ranks have to take part.
+        """
+        step = self._shuffle(at.epoch)[at.row : at.row + self.batch]
+        mine = step[rank::size]
+        if len(mine):
+            return Share(mine, torch.ones(len(mine)), len(step))
+        return Share(step[:1], torch.zeros(1), len(step))
+
+    def advance(self, at: Position) -> Position:
+        """Return the position after the step at a position."""
+        row = at.row + self.batch
+        if row >= self.rows:
+            return Position(epoch=at.epoch + 1, row=0, step=at.step + 1)
+        return Position(epoch=at.epoch, row=row, step=at.step + 1)
+
+    def _shuffle(self, epoch: int) -> Tensor:
+        if self._order is None or epoch != self._epoch:
+            source = torch.Generator().manual_seed(self._seed * _EPOCHS + epoch)
+            self._epoch, self._order = epoch, torch.randperm(self.rows, generator=source)
+        return self._order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The model of a workload with its rows, and the settings of learning."""
+
+    model: nn.Module
+    train: Rows
+    held_out: Rows
+    lr: float
+    optimizer: Callable[[nn.Module], Optimizer]
+    """Makes the optimizer of the model's parameters; its rate is set before each step."""
+    augment: Augment | None = None
+    """Changes inputs while training; a function of row and epoch alone."""
 
 
 class Run:
-    """One training run on this rank."""
+    """One training run on this rank: its task, its model on the device, its position."""
 
     def __init__(self, task: Task, options: Options, world: World) -> None:
         """Prepare the run on all ranks; TrainerError on every rank if the options do not fit."""
@@ -26,14 +114,14 @@ class Run:
             world, options, {name: sync.describe_rows(of) for name, of in rows.items()}
         )
         task.model.to(world.device)
-        self.mixed = dist.is_true_on_all(world, is_bfloat16(options.precision, world.device))
+        is_fast = float(is_bfloat16(options.precision, world.device))
+        self.mixed = dist.sum_over_ranks(world, [is_fast])[0] == world.size
         self.sync: sync.Alone = dist.run_on_all_ranks(
             world, lambda: sync.synchronise_model(options.sync, task.model, world, mixed=self.mixed)
         )
         self.optimizer: Optimizer = task.optimizer(task.model)
         dist.run_on_all_ranks(world, lambda: require_fitting_batch(options, len(task.train)))
-        batch = options.batch_size * world.size
-        self.order = Order(len(task.train), batch, options.seed)
+        self.order = Order(len(task.train), options.batch_size * world.size, options.seed)
         self.at = Position()
         self.best = -1.0
         """The highest accuracy so far."""
@@ -43,22 +131,30 @@ class Run:
         """Seconds that this rank spent on preparing rows, and on its steps in all."""
 
     @property
-    def done(self) -> float:
-        """The fraction of the whole run that is done (0 to 1)."""
-        rows = self.order.rows
-        return (self.at.epoch * rows + self.at.row) / (self.options.epochs * rows)
-
-    @property
     def steps(self) -> int:
         """Steps of the whole run, as far as is known now."""
         left = -(-(self.order.rows - self.at.row) // self.order.batch)
         return self.at.step + left + (self.options.epochs - self.at.epoch - 1) * self.order.steps
 
+    def set_rate(self) -> float:
+        """Set the rate of the next step, and return it."""
+        rows = self.order.rows
+        done = (self.at.epoch * rows + self.at.row) / (self.options.epochs * rows)
+        lr = compute_rate(done, self.options.lr or self.task.lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+
+def compute_rate(done: float, peak: float, warmup: float = 0.1) -> float:
+    """Return the rate at ``done`` (0 to 1): a linear rise over ``warmup``, then a fall to zero."""
+    if done < warmup:
+        return peak * (0.1 + 0.9 * done / warmup)
+    return peak * max(0.0, 1 - done) / (1 - warmup)
+
 
 def is_bfloat16(setting: str, device: str) -> bool:
     """Return True if a run computes in bfloat16 on this device; ``auto``: where that is fast."""
-    import torch
-
     if setting != "auto":
         return setting == "bfloat16"
     if device == "cuda":

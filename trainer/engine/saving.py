@@ -1,25 +1,31 @@
-"""The files of a run: checkpoints while it lasts, model and metrics at its end."""
+"""The files of the training loop: checkpoints while it runs, model and metrics at its end."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from ..config import Options, TrainerError, format_count
 from ..network import dist
 from ..network.dist import World
-from . import checkpoints, progress
-from .rows import Position
-from .run import Run
+from . import progress
+from .checkpoints import (
+    METRICS,
+    guard_output_folder,
+    require_finished_run,
+    write_metrics,
+    write_whole,
+)
+from .run import Position, Run
 
 # --- The checkpoints of the training loop: written whole or not at all, and never trusted unread
 
@@ -33,8 +39,7 @@ DAMAGED = ".damaged"
 _NAME = re.compile(r"checkpoint_(epoch|step)_\d+\.pt")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
+class Note(NamedTuple):
     """The facts about a checkpoint that are known without loading it."""
 
     path: Path
@@ -44,8 +49,6 @@ class Note:
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
     """Return a state of tensors, numbers, texts, mappings and lists as ``torch.load`` reads it."""
-    import torch
-
     memory = io.BytesIO()
     torch.save(dict(state), memory)
     return memory.getvalue()
@@ -55,9 +58,9 @@ def write_checkpoint(path: Path, data: bytes, step: int) -> None:
     """Write a checkpoint and its note; a crash at any moment leaves all of it or nothing."""
     note = {"step": step, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     try:
-        _note_of(path).unlink(missing_ok=True)  # of another state than what comes now
+        _locate_note(path).unlink(missing_ok=True)  # of another state than what comes now
         write_whole(path, data)
-        write_whole(_note_of(path), (json.dumps(note) + "\n").encode())
+        write_whole(_locate_note(path), (json.dumps(note) + "\n").encode())
     except OSError as error:
         raise TrainerError(
             f"the checkpoint {path} cannot be written: {error.strerror or error}",
@@ -71,7 +74,7 @@ def list_complete(out: Path) -> list[Note]:
     notes = []
     for path in _checkpoints(out):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raw = json.loads(_note_of(path).read_text(encoding="utf-8"))
+            raw = json.loads(_locate_note(path).read_text(encoding="utf-8"))
             notes.append(Note(path=path, step=int(raw["step"]), sha256=str(raw["sha256"])))
     return sorted(notes, key=lambda note: (note.step, note.path.name))
 
@@ -109,8 +112,6 @@ def find_newest(out: Path) -> tuple[Note, bytes] | None:
 
 def load_state(data: bytes, name: str) -> dict[str, Any]:
     """Return the state in a checkpoint's bytes, without running any code in them."""
-    import torch
-
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         if isinstance(state, dict):
@@ -128,7 +129,7 @@ def remove_older_checkpoints(out: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints; the best one has a name of its own."""
     for note in list_complete(out)[:-keep]:
         with suppress(OSError):
-            _note_of(note.path).unlink()
+            _locate_note(note.path).unlink()
             note.path.unlink()
 
 
@@ -137,34 +138,10 @@ def remove_checkpoints(out: Path) -> None:
     for path in [*out.glob("checkpoint_*.pt*"), *out.glob(BEST)]:
         if path.name == BEST or _NAME.fullmatch(path.name.removesuffix(DAMAGED)):
             path.unlink()
-            _note_of(path).unlink(missing_ok=True)
+            _locate_note(path).unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name always stands for all of it, on the disk, too.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()  # on a full disk it would keep the little that is left
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _note_of(path: Path) -> Path:
+def _locate_note(path: Path) -> Path:
     return path.with_name(path.name.partition(".")[0] + ".json")
 
 
@@ -221,22 +198,21 @@ def write_results(run: Run, done: progress.Progress, accuracy: float, loss: floa
         "train_rows": len(task.train),
         "held_out_rows": len(task.held_out),
         "train_seconds": round(done.seconds, 3),
-        **_shares(run),
-        **checkpoints.measure_peak_memory(world.device),
+        **_measure_shares(run),
     }
 
     def write() -> None:
         dist.write_line(f"Saving model to {options.out / MODEL}")
-        with _guard_output_folder(options):
+        with guard_output_folder(options.out):
             write_whole(options.out / MODEL, pack_state(task.model.state_dict()))
-            checkpoints.write_metrics(options.out, metrics)
+            write_metrics(options.out, metrics, world.device)
         rows = format_count(len(task.held_out), "row")
         dist.write_line(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {rows}")
 
     dist.run_on_first_rank(world, write)
 
 
-def _shares(run: Run) -> dict[str, float]:
+def _measure_shares(run: Run) -> dict[str, float]:
     """Return the fractions of the steps' time by purpose (0 to 1), on average of the ranks."""
     whole = max(run.stepping, 1e-9)
     mine = [run.reading / whole, min(1.0, run.sync.spent / whole)]
@@ -267,7 +243,7 @@ def get_job_name(environ: Mapping[str, str]) -> str:
 def _prepare(options: Options, environ: Mapping[str, str]) -> tuple[str, bytes] | None:
     """Prepare the folder; return the path and the bytes of the checkpoint to resume from."""
     out, newest = options.out, None
-    with _guard_output_folder(options):
+    with guard_output_folder(options.out):
         out.mkdir(parents=True, exist_ok=True)
         if options.resume or _is_unfinished_work(out, environ):
             newest = find_newest(out)
@@ -276,7 +252,7 @@ def _prepare(options: Options, environ: Mapping[str, str]) -> tuple[str, bytes] 
         else:
             _clear(out)
         (out / _JOB).write_text(get_job_name(environ), encoding="utf-8")
-        (out / checkpoints.METRICS).unlink(missing_ok=True)
+        (out / METRICS).unlink(missing_ok=True)
     return None if newest is None else (str(newest[0].path), newest[1])
 
 
@@ -290,7 +266,7 @@ def _is_unfinished_work(out: Path, environ: Mapping[str, str]) -> bool:
         return False
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     is_restart = any(environ.get(name, "0") not in ("", "0") for name in counts)
-    if (out / checkpoints.METRICS).is_file() and not is_restart:
+    if (out / METRICS).is_file() and not is_restart:
         return False
     return mark.read_text("utf-8", errors="replace") == job
 
@@ -299,12 +275,7 @@ def _clear(out: Path) -> None:
     """Remove the files of a finished run; TrainerError if it did not finish."""
     complete = [note.path for note in list_complete(out)]
     left = [path.name for path in complete or sorted(_checkpoints(out))]
-    if left and not (out / checkpoints.METRICS).is_file():
-        raise TrainerError(
-            f"{out} has checkpoints of a run that did not finish, the newest {left[-1]}",
-            hint=f"continue it with --resume, discard it with rm {out}/checkpoint_*, or choose "
-            "another --out",
-        )
+    require_finished_run(out, left, f"{out}/checkpoint_*")
     if left:
         dist.write_line(f"{out} has a finished run: it is replaced")
     remove_checkpoints(out)
@@ -376,18 +347,6 @@ def _save(run: Run, name: str, *, is_best: bool) -> None:
     dist.run_on_first_rank(run.world, save)
 
 
-@contextmanager
-def _guard_output_folder(options: Options) -> Iterator[None]:
-    """Turn an error of the block's into one about the output folder."""
-    try:
-        yield
-    except OSError as error:
-        raise TrainerError(
-            f"--out {options.out} cannot be used: {error.strerror or error}",
-            hint="name a folder that can be written to, with room for the model",
-        ) from error
-
-
 def _warn_of_other_disks(options: Options, world: World) -> None:
     """Warn if the folder is not the same one on all nodes: a later run may start elsewhere."""
     out = options.out
@@ -396,7 +355,7 @@ def _warn_of_other_disks(options: Options, world: World) -> None:
 
     def make_mark() -> str:
         name = f".seen-{secrets.token_hex(8)}"
-        with _guard_output_folder(options):
+        with guard_output_folder(options.out):
             (out / name).touch()
         return name
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
 
 from ..config import Options, TrainerError
+from ..data.rows import Rows
 from ..network import dist
 from ..network.dist import World
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-    from torch.optim import Optimizer
-
-    from ..task import Rows
-
 
 # --- A check that all ranks have the same rows and options ---------------------------------------
 
@@ -37,13 +33,13 @@ def require_same_inputs(world: World, options: Options, rows: Mapping[str, str])
     mine = {f"--{name.replace('_', '-')}": str(getattr(options, name)) for name in _OPTIONS}
     mine |= rows
     first = dist.run_on_first_rank(world, lambda: mine)
+    differences = [
+        f"{name} {value} (rank 0: {first[name]})"
+        for name, value in mine.items()
+        if first[name] != value
+    ]
 
-    def compare() -> None:
-        differences = [
-            f"{name} {value} (rank 0: {first[name]})"
-            for name, value in mine.items()
-            if first[name] != value
-        ]
+    def refuse_differences() -> None:
         if differences:
             raise TrainerError(
                 f"not what rank 0 has: {', '.join(differences)}",
@@ -51,7 +47,7 @@ def require_same_inputs(world: World, options: Options, rows: Mapping[str, str])
                 "node is a different copy",
             )
 
-    dist.run_on_all_ranks(world, compare)
+    dist.run_on_all_ranks(world, refuse_differences)
 
 
 def describe_rows(rows: Rows) -> str:
@@ -66,17 +62,33 @@ def describe_rows(rows: Rows) -> str:
 # on all ranks, ``parameter-server`` keeps weights and optimizer on rank 0, and ``dp`` splits each
 # batch over the GPUs of one process.
 #
-# A rank's loss is scaled so that the *mean* of all gradients is that of the whole step, see
-# :func:`trainer.engine.loop.compute_loss`.
+# A rank's loss is scaled so that the *mean* of all gradients is that of the whole step.
+
+
+class Precise(nn.Module):  # type: ignore[misc]  # torch may be missing where types are checked
+    """A model that is computed in bfloat16 where that is accurate enough.
+
+    In the model and not around its call, as DataParallel calls it in threads of its own.
+    """
+
+    def __init__(self, inner: nn.Module, device: str) -> None:
+        """Wrap a model for a kind of device, ``cpu`` or ``cuda``."""
+        super().__init__()
+        self.inner, self._device = inner, device
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute it."""
+        with torch.autocast(self._device, dtype=torch.bfloat16):
+            return self.inner(inputs)
 
 
 class Alone:
     """One process, without anything to synchronise."""
 
-    def __init__(self, model: Module, whole: Module) -> None:
-        """Take the model, and the module that computes it (:class:`.layers.Precise`)."""
+    def __init__(self, model: nn.Module, whole: nn.Module) -> None:
+        """Take the model, and the module that computes it (:class:`Precise`)."""
         self.model = model
-        self.forward: Module = whole
+        self.forward: nn.Module = whole
         self.spent = 0.0
         """Seconds in which this rank only exchanged data with the others."""
 
@@ -91,30 +103,17 @@ class Alone:
         """Copy the weights to all ranks, at the end of an epoch."""
 
 
-class DataParallel(Alone):
-    """One process that splits each batch over its GPUs; on a CPU there is nothing to split."""
-
-    def __init__(self, model: Module, whole: Module) -> None:
-        from torch import nn
-
-        super().__init__(model, whole)
-        self.forward = nn.DataParallel(whole)
-
-
 class Ddp(Alone):
     """DistributedDataParallel: it averages gradients in buckets during the backward pass."""
 
-    def __init__(self, model: Module, whole: Module) -> None:
-        from torch import nn
-
-        super().__init__(model, whole)
-        self.forward = nn.parallel.DistributedDataParallel(whole)
+    def __init__(self, model: nn.Module, whole: nn.Module) -> None:
+        super().__init__(model, nn.parallel.DistributedDataParallel(whole))
         self._computed = 0.0
         # In most networks the first parameters get their gradients last. One call a step costs next
         # to nothing; one for each parameter took two per cent of a small network's time.
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if trainable:
-            trainable[0].register_post_accumulate_grad_hook(self._note)
+        first = next((one for one in model.parameters() if one.requires_grad), None)
+        if first is not None:
+            first.register_post_accumulate_grad_hook(self._note)
 
     def update(self, optimizer: Optimizer) -> None:
         """Take the step; DistributedDataParallel has averaged the gradients already."""
@@ -129,26 +128,20 @@ class Ddp(Alone):
 class AllReduce(Alone):
     """After the backward pass the gradients of all ranks are added up, and divided by the ranks."""
 
-    def __init__(self, model: Module, whole: Module, world: World) -> None:
+    def __init__(self, model: nn.Module, whole: nn.Module, world: World) -> None:
         super().__init__(model, whole)
         self._world = world
         self.share()
 
     def update(self, optimizer: Optimizer) -> None:
         """Average the gradients, then every rank takes the same step."""
-        from torch import distributed
-
-        gradients = _flat(map(_gradient, self.model.parameters()))
+        gradients = self._collect()
         with self._measure_exchange():
             distributed.all_reduce(gradients)
-        self._put(gradients / self._world.size)
-        optimizer.step()
+        self._step(optimizer, gradients)
 
     def share(self) -> None:
         """Copy rank 0's weights to all."""
-        import torch
-        from torch import distributed
-
         with torch.no_grad(), self._measure_exchange():
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
                 distributed.broadcast(tensor, src=0)
@@ -159,12 +152,20 @@ class AllReduce(Alone):
         yield
         self.spent += time.perf_counter() - started
 
-    def _put(self, gradients: Tensor) -> None:
-        first = 0
-        for parameter in self.model.parameters():
-            last = first + parameter.numel()
-            parameter.grad = gradients[first:last].view_as(parameter)
-            first = last
+    def _collect(self) -> Tensor:
+        """Return all gradients in one row; zeros for a parameter without."""
+        gradients = (
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self.model.parameters()
+        )
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+    def _step(self, optimizer: Optimizer, sums: Tensor) -> None:
+        parameters = list(self.model.parameters())
+        means = (sums / self._world.size).split([one.numel() for one in parameters])
+        for parameter, mean in zip(parameters, means, strict=True):
+            parameter.grad = mean.view_as(parameter)
+        optimizer.step()
 
 
 class ParameterServer(AllReduce):
@@ -176,46 +177,25 @@ class ParameterServer(AllReduce):
 
     def update(self, optimizer: Optimizer) -> None:
         """Add up the gradients on rank 0, which changes its weights by their mean."""
-        from torch import distributed
-
-        gradients = _flat(map(_gradient, self.model.parameters()))
+        gradients = self._collect()
         with self._measure_exchange():
             distributed.reduce(gradients, dst=0)
         if self._world.is_first:
-            self._put(gradients / self._world.size)
-            optimizer.step()
+            self._step(optimizer, gradients)
 
 
-def synchronise_model(name: str, model: Module, world: World, *, mixed: bool) -> Alone:
+def synchronise_model(name: str, model: nn.Module, world: World, *, mixed: bool) -> Alone:
     """Return a model that is synchronised over all ranks."""
-    from .layers import Precise
-
     if name == "dp" and world.size > 1:
         raise TrainerError(
             f"--sync dp is for one process, and this is a job of {world.size}",
             hint="start one process (stager run --nodes 1 --nproc-per-node 1), or use --sync ddp",
         )
     whole = Precise(model, world.device) if mixed else model
-    if name == "dp" and world.device != "cpu":
-        return DataParallel(model, whole)
     if world.size == 1:
-        return Alone(model, whole)
+        # On a CPU there is nothing to split.
+        is_split = name == "dp" and world.device != "cpu"
+        return Alone(model, nn.DataParallel(whole) if is_split else whole)
     if name == "ddp":
         return Ddp(model, whole)
-    if name == "all-reduce":
-        return AllReduce(model, whole, world)
-    return ParameterServer(model, whole, world)
-
-
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    import torch
-
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    import torch
-
-    if parameter.grad is None:
-        return torch.zeros_like(parameter)
-    return parameter.grad
+    return (AllReduce if name == "all-reduce" else ParameterServer)(model, whole, world)

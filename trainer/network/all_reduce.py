@@ -25,13 +25,12 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..config import TrainerError, format_count
+from ..config import TrainerError, whole_number
 from . import dist
 from .dist import (
     MARGIN,
@@ -59,7 +58,7 @@ _AT_ONCE = 256
 """Connections that are tried at a time: a process may have about 1000 files open."""
 
 
-def own_address(environ: Mapping[str, str]) -> str:
+def find_own_address(environ: Mapping[str, str]) -> str:
     """Return the address that Gloo will use here: of its interface, else towards the head node."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
@@ -126,8 +125,7 @@ _SHOWN = 5
 """Unreachable nodes that one node names."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllReduceOptions:
+class AllReduceOptions(NamedTuple):
     """The options on the command line."""
 
     size_mb: int
@@ -146,21 +144,12 @@ def parse(argv: Sequence[str]) -> AllReduceOptions:
         prog=f"python -m trainer {NAME}",
         description="Check that all ranks can communicate, and measure each pair of nodes.",
     )
-    add = parser.add_argument
-    add(
-        "--size-mb",
-        type=_whole_number(1024),
-        default=16,
-        metavar="N",
-        help="MiB a message (default: 16)",
-    )
-    add(
-        "--timeout",
-        type=_whole_number(3600),
-        default=60,
-        metavar="N",
-        help="s for one step (default: 60)",
-    )
+    for flag, most, default, text in (
+        ("--size-mb", 1024, 16, "MiB a message (default: 16)"),
+        ("--timeout", 3600, 60, "s for one step (default: 60)"),
+    ):
+        kind = whole_number(1, most)
+        parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
     return AllReduceOptions(**vars(parser.parse_args(argv)))
 
 
@@ -173,7 +162,7 @@ def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os
         )
     size = options.size_mb * _MIB
     rendezvous = join_rendezvous(world, options.timeout, environ)
-    backend, fault = _backend(world, environ)
+    backend, fault = _choose_backend(world, environ)
     try:
         require_no_faults(rendezvous, "backend", fault, range(world.size))
         _reach_all(rendezvous, environ)
@@ -210,12 +199,11 @@ def schedule(nodes: int) -> list[list[tuple[int, int]]]:
     star = [(0, n) for n in range(2, nodes)]
     rounds: list[list[tuple[int, int]]] = []
     for pair in [*line, *star]:
-        for pairs in rounds:
-            if not any(set(pair) & set(other) for other in pairs):
-                pairs.append(pair)
-                break
-        else:
-            rounds.append([pair])
+        free = (pairs for pairs in rounds if not any(set(pair) & set(other) for other in pairs))
+        pairs = next(free, None)
+        if pairs is None:
+            rounds.append(pairs := [])
+        pairs.append(pair)
     return rounds
 
 
@@ -237,7 +225,7 @@ def _reach_all(rendezvous: RendezvousStore, environ: Mapping[str, str]) -> None:
     with contextlib.ExitStack() as sockets:
         if world.rank in leaders:
             try:
-                listener = sockets.enter_context(open_listener(own_address(environ)))
+                listener = sockets.enter_context(open_listener(find_own_address(environ)))
                 rendezvous.store.set(f"tcp/{world.rank}", json.dumps(listener.getsockname()[:2]))
             except (TrainerError, OSError) as error:
                 fault = f"{here}: {getattr(error, 'message', error)}"
@@ -392,34 +380,19 @@ def _describe_wrong_element(tensor: Tensor, expected: Tensor) -> str:
     return f"element {at} of the sum is {float(tensor[at]):g}, not {float(expected[at]):g}"
 
 
-def _backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
+def _choose_backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the job's backend, and the reason why it cannot be used here, if there is one."""
     backend = environ.get("PYTORCH_DIST_BACKEND") or "gloo"
     if backend not in ("gloo", "nccl"):
         return backend, f"PYTORCH_DIST_BACKEND={backend} is neither gloo nor nccl"
-    if backend == "nccl":
-        import torch
+    if backend == "gloo":
+        return backend, ""
+    import torch
 
-        gpus = torch.cuda.device_count()
-        if gpus < world.local_size:
-            node = os.uname().nodename
-            ranks = format_count(world.local_size, "rank")
-            return backend, f"{node} has {format_count(gpus, 'GPU')} for {ranks}, and nccl is set"
-    return backend, ""
+    node = os.uname().nodename
+    return backend, dist.describe_missing_gpus(world, node, torch.cuda.device_count())
 
 
 def _rate(size: int, seconds: float) -> float:
     """Return 10^9 bytes a second."""
     return round(size / max(seconds, 1e-9) / 1e9, 3)
-
-
-def _whole_number(most: int) -> Callable[[str], int]:
-    """Return a function that reads a whole number from 1 to ``most``."""
-
-    def read(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdecimal() else 0
-        if not 1 <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
-        return number
-
-    return read

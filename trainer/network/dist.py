@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # --- The place of this process among the ranks of a job, and exchanges between the ranks ---------
 
-# A launcher (torchrun, or srun through the wrapper) sets it in the environment: RANK, WORLD_SIZE,
-# LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Without them the process is alone.
+# A launcher (torchrun, or srun through the wrapper) sets it in the environment. Without these
+# variables the process is alone.
 
 T = TypeVar("T")
 
@@ -59,37 +59,22 @@ class World:
 
 
 def read_world(environ: Mapping[str, str]) -> World:
-    """Return the world that a launcher describes in ``environ``."""
+    """Return the world in a launcher's variables; TrainerError names all that are wrong."""
     if not any(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return World()
-    numbers = _numbers_of(environ)
-    return World(
-        rank=numbers["RANK"],
-        size=numbers["WORLD_SIZE"],
-        local_rank=numbers["LOCAL_RANK"],
-        local_size=numbers["LOCAL_WORLD_SIZE"],
-        launched=True,
-    )
-
-
-def _numbers_of(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the numbers in a launcher's variables; TrainerError names all that are wrong."""
+    texts = {name: environ.get(name) or default for name, default in _NUMBERS.items()}
     problems = [f"{name} is not set" for name in _REQUIRED if not environ.get(name)]
-    numbers = {}
-    for name, default in _NUMBERS.items():
-        value = environ.get(name) or default
-        if value.isdecimal():
-            numbers[name] = int(value)
-        else:
-            problems.append(f"{name}={value} is not a number")
-    if not problems and numbers["RANK"] >= numbers["WORLD_SIZE"]:
-        problems.append(f"RANK={environ['RANK']} is not below WORLD_SIZE={environ['WORLD_SIZE']}")
+    wrong = [name for name, text in texts.items() if not text.isdecimal()]
+    problems += [f"{name}={texts[name]} is not a number" for name in wrong]
+    if not problems and int(texts["RANK"]) >= int(texts["WORLD_SIZE"]):
+        problems.append(f"RANK={texts['RANK']} is not below WORLD_SIZE={texts['WORLD_SIZE']}")
     if problems:
         raise TrainerError(
             "the environment does not describe a distributed job: " + ", ".join(problems),
             hint="start it with torchrun, or unset RANK and WORLD_SIZE to train in one process",
         )
-    return numbers
+    rank, size, local_rank, local_size = map(int, texts.values())
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launched=True)
 
 
 def start(
@@ -105,7 +90,7 @@ def start(
     import torch
 
     gpus = torch.cuda.device_count()
-    backend = backend_of(world, environ, gpus)
+    backend = choose_backend(world, environ, gpus)
     if backend == "nccl":
         _require_gpus(world, environ, gpus)
         torch.cuda.set_device(world.local_rank)
@@ -116,13 +101,24 @@ def start(
 
 
 def _require_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
-    """Refuse NCCL without GPUs, on all ranks if the job requests it."""
+    """Refuse NCCL without GPUs, on all ranks if the job requests it, before any waits in NCCL."""
     if world.launched and environ.get("PYTORCH_DIST_BACKEND") == "nccl":
-        _agree_on_gpus(world, environ, gpus)
+        store = join_rendezvous(world, _MEET_SECONDS, environ)
+        fault = describe_missing_gpus(world, store.nodes[world.rank], gpus)
+        hint = "start as many ranks on a node as it has GPUs, leave these nodes out, or use gloo"
+        require_no_faults(store, "gpus", fault, range(world.size), hint=hint)
     if not gpus:
         raise TrainerError(
             "PYTORCH_DIST_BACKEND is nccl, and there is no GPU here", hint="use gloo, or a GPU"
         )
+
+
+def describe_missing_gpus(world: World, node: str, gpus: int) -> str:
+    """Return why a node cannot run its ranks with NCCL; empty if it can."""
+    if gpus >= world.local_size:
+        return ""
+    ranks = format_count(world.local_size, "rank")
+    return f"{node} has {format_count(gpus, 'GPU')} for {ranks}, and PYTORCH_DIST_BACKEND is nccl"
 
 
 def _join(world: World, environ: Mapping[str, str], backend: str) -> None:
@@ -182,11 +178,6 @@ def run_on_first_rank(world: World, work: Callable[[], T]) -> T:
     return cast("T", result)
 
 
-def is_true_on_all(world: World, here: bool) -> bool:
-    """Return True if something holds on every rank."""
-    return sum_over_ranks(world, [float(here)])[0] == world.size
-
-
 def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
     """Return the sum of each value over all ranks."""
     if world.size == 1:
@@ -201,7 +192,12 @@ def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
 
 def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
     """Raise the first rank's problem on all ranks; do nothing if there is none."""
-    texts = _gather_texts(world, None if problem is None else (problem.message, problem.hint))
+    mine = None if problem is None else (problem.message, problem.hint)
+    texts: list[tuple[str, str] | None] = [mine] * world.size
+    if world.size > 1:
+        import torch.distributed as group
+
+        group.all_gather_object(texts, mine)
     failed = [rank for rank, text in enumerate(texts) if text is not None]
     if not failed:
         return
@@ -211,17 +207,7 @@ def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
     raise TrainerError(message, hint=hint, everywhere=True)
 
 
-def _gather_texts(world: World, text: tuple[str, str] | None) -> list[tuple[str, str] | None]:
-    if world.size == 1:
-        return [text]
-    import torch.distributed as group
-
-    texts: list[tuple[str, str] | None] = [None] * world.size
-    group.all_gather_object(texts, text)
-    return texts
-
-
-def backend_of(world: World, environ: Mapping[str, str], gpus: int) -> str:
+def choose_backend(world: World, environ: Mapping[str, str], gpus: int) -> str:
     """Return ``nccl`` if each process of this node has a GPU of its own, else ``gloo``.
 
     ``PYTORCH_DIST_BACKEND`` decides for nodes that differ, as all ranks must choose the same.
@@ -230,17 +216,6 @@ def backend_of(world: World, environ: Mapping[str, str], gpus: int) -> str:
     if requested in ("gloo", "nccl"):
         return requested
     return "nccl" if gpus >= world.local_size else "gloo"
-
-
-def _agree_on_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
-    """Compare the GPUs of all nodes, before any rank waits for the others in NCCL."""
-    store = join_rendezvous(world, _MEET_SECONDS, environ)
-    fault = ""
-    if gpus < world.local_size:
-        fault = f"{store.nodes[world.rank]} has {format_count(gpus, 'GPU')} for {world.local_size} "
-        fault += "processes, and PYTORCH_DIST_BACKEND is nccl"
-    hint = "start as many processes on a node as it has GPUs, leave these nodes out, or use gloo"
-    require_no_faults(store, "gpus", fault, range(world.size), hint=hint)
 
 
 # --- Messages between ranks in the store of their rendezvous, beside the process group -----------

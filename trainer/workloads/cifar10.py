@@ -8,19 +8,18 @@ for one image then does not depend on which others it has, and so not on the num
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, relu
+from torch.optim import AdamW, Optimizer
 
 from ..config import Options
 from ..data import images
 from ..engine.loop import train
+from ..engine.run import Task
 from ..network import dist
 from ..network.dist import World
-from ..task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-    from torch.optim import Optimizer
 
 MEAN, SPREAD = 0.4734, 0.2516
 """Of all pixels of the training split, from 0 to 1."""
@@ -32,90 +31,81 @@ _EPOCHS = 1 << 20
 
 def run(options: Options, world: World) -> None:
     """Train it."""
-    train(dist.run_on_all_ranks(world, lambda: task(options)), options, world)
+    train(dist.run_on_all_ranks(world, lambda: make_task(options)), options, world)
 
 
-def task(options: Options) -> Task:
-    """The model with its images, which are shifted and mirrored while it learns."""
-    chosen = images.choose_images(
-        images.read_npz(images.find_data_file(options, "cifar10*.npz")), options
-    )
-    rows = len(chosen.train)
+def make_task(options: Options) -> Task:
+    """Return the model with its images, which are shifted and mirrored while it learns."""
+    path = images.find_data_file(options, "cifar10*.npz")
+    splits = images.choose_images(images.read_npz(path), options)
+    train_rows, held_out = (images.normalize_images(rows, MEAN, SPREAD) for rows in splits)
 
     def augment(inputs: Tensor, numbers: Tensor, epoch: int) -> Tensor:
-        return shift_and_mirror(inputs, numbers, rows, options.seed * _EPOCHS + epoch)
+        return shift_and_mirror(inputs, numbers, len(train_rows), options.seed * _EPOCHS + epoch)
 
     return Task(
-        model=model(options.seed, tuple(options.width << stage for stage in range(_STAGES))),
-        train=images.normalize_images(chosen.train, MEAN, SPREAD),
-        held_out=images.normalize_images(chosen.held_out, MEAN, SPREAD),
+        model=make_model(options.seed, [options.width << stage for stage in range(_STAGES)]),
+        train=train_rows,
+        held_out=held_out,
         lr=4e-3,
-        optimizer=optimizer,
+        optimizer=make_optimizer,
         augment=augment,
     )
 
 
-def model(seed: int, widths: Sequence[int]) -> Module:
-    """ResNet-18: four stages of two residual blocks, each twice as wide and half as large."""
-    import torch
-    from torch import nn
-
+def make_model(seed: int, widths: Sequence[int]) -> nn.Module:
+    """Return ResNet-18: stages of two residual blocks, each twice as wide and half as large."""
     torch.manual_seed(seed)
-    layers: list[Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False), *_norm(widths[0])]
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False)]
+    layers += [nn.GroupNorm(_GROUPS, widths[0]), nn.ReLU()]
     before = widths[0]
     for stage, width in enumerate(widths):
-        layers += [_block(before, width, 2 if stage else 1), _block(width, width, 1)]
+        layers += [Residual(before, width, 2 if stage else 1), Residual(width, width, 1)]
         before = width
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, images.CLASSES)
     )
 
 
-def optimizer(model: Module) -> Optimizer:
-    """AdamW: few epochs are enough, whatever the width."""
-    import torch
+class Residual(nn.Module):  # type: ignore[misc]  # torch may be missing where types are checked
+    """Two convolutions whose output is added to their input, and rectified."""
 
-    return torch.optim.AdamW(model.parameters(), weight_decay=5e-2)
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        """Map ``before`` channels to ``width``."""
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False),
+            nn.GroupNorm(_GROUPS, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.GroupNorm(_GROUPS, width),
+        )
+        self.around: nn.Module = nn.Identity()
+        if stride != 1 or before != width:
+            self.around = nn.Sequential(
+                nn.Conv2d(before, width, 1, stride=stride, bias=False),
+                nn.GroupNorm(_GROUPS, width),
+            )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute it; same number of rows as ``inputs``."""
+        return relu(self.inner(inputs) + self.around(inputs))
+
+
+def make_optimizer(model: nn.Module) -> Optimizer:
+    """Return AdamW: few epochs are enough, whatever the width."""
+    return AdamW(model.parameters(), weight_decay=5e-2)
 
 
 def shift_and_mirror(inputs: Tensor, numbers: Tensor, rows: int, seed: int) -> Tensor:
     """Mirror and shift images by up to four pixels, by row number: the same on every rank."""
-    import torch
-    from torch.nn.functional import pad
-
     source = torch.Generator().manual_seed(seed)
     mirrored = torch.rand(rows, generator=source)[numbers] < 0.5
     places = torch.randint(0, 2 * _PADDING + 1, (rows, 2), generator=source)[numbers]
     height, width = inputs.shape[-2:]
-    padded = pad(inputs, (_PADDING,) * 4)
     cut = [
         image[:, top : top + height, left : left + width]
-        for image, (top, left) in zip(padded, places.tolist(), strict=True)
+        for image, (top, left) in zip(pad(inputs, (_PADDING,) * 4), places.tolist(), strict=True)
     ]
-    found = torch.stack(cut)
-    return torch.where(mirrored[:, None, None, None], found.flip(-1), found)
-
-
-def _norm(width: int) -> list[Module]:
-    from torch import nn
-
-    return [nn.GroupNorm(_GROUPS, width), nn.ReLU()]
-
-
-def _block(before: int, width: int, stride: int) -> Module:
-    from torch import nn
-
-    from ..engine.layers import Residual
-
-    inner = nn.Sequential(
-        nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False),
-        *_norm(width),
-        nn.Conv2d(width, width, 3, padding=1, bias=False),
-        nn.GroupNorm(_GROUPS, width),
-    )
-    around: Module = nn.Identity()
-    if stride != 1 or before != width:
-        around = nn.Sequential(
-            nn.Conv2d(before, width, 1, stride=stride, bias=False), nn.GroupNorm(_GROUPS, width)
-        )
-    return Residual(inner, around)
+    shifted = torch.stack(cut)
+    return torch.where(mirrored[:, None, None, None], shifted.flip(-1), shifted)

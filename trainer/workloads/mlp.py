@@ -5,16 +5,15 @@ It needs no data and no time, and so shows whether a cluster can train at all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
 
 from ..config import Options
+from ..data.rows import Rows
 from ..engine.loop import train
+from ..engine.run import Task
 from ..network.dist import World
-from ..task import Rows, Task
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-    from torch.optim import Optimizer
 
 ROWS, HELD_OUT = 4096, 512
 """To train on and to hold out, when the command line does not say."""
@@ -22,38 +21,26 @@ ROWS, HELD_OUT = 4096, 512
 
 def run(options: Options, world: World) -> None:
     """Train it."""
-    train(task(options), options, world)
+    train(make_task(options), options, world)
 
 
-def task(options: Options) -> Task:
-    """The model with its rows: which of two hidden directions is a point nearer to?"""
-    import torch
-
+def make_task(options: Options) -> Task:
+    """Return the model with its rows: which of two hidden directions is a point nearer to?"""
     source = torch.Generator().manual_seed(options.seed)
     count, held_out = options.subset or ROWS, options.held_out or HELD_OUT
     directions = torch.randn(10, 2, generator=source)
     inputs = torch.randn(count + held_out, 10, generator=source)
     labels = (inputs @ directions).argmax(dim=1)
+    torch.manual_seed(options.seed)
     return Task(
-        model=model(options.seed),
+        model=nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2)),
         train=Rows(inputs=inputs[:count], labels=labels[:count]),
         held_out=Rows(inputs=inputs[count:], labels=labels[count:]),
         lr=0.1,
-        optimizer=optimizer,
+        optimizer=make_optimizer,
     )
 
 
-def model(seed: int) -> Module:
-    """Two layers, with first weights of the seed."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
-
-
-def optimizer(model: Module) -> Optimizer:
-    """Plain gradient descent with momentum."""
-    import torch
-
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def make_optimizer(model: nn.Module) -> Optimizer:
+    """Return plain gradient descent with momentum."""
+    return SGD(model.parameters(), lr=0.1, momentum=0.9)

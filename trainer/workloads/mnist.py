@@ -5,18 +5,16 @@ The data are the IDX files of MNIST (LeCun et al. 1998), plain or compressed, as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
 
 from ..config import Options
 from ..data import images
 from ..engine.loop import train
+from ..engine.run import Task
 from ..network import dist
 from ..network.dist import World
-from ..task import Task
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-    from torch.optim import Optimizer
 
 MEAN, SPREAD = 0.1307, 0.3081
 """Of all pixels of the training split, from 0 to 1."""
@@ -24,26 +22,24 @@ MEAN, SPREAD = 0.1307, 0.3081
 
 def run(options: Options, world: World) -> None:
     """Train it."""
-    train(dist.run_on_all_ranks(world, lambda: task(options)), options, world)
+    train(dist.run_on_all_ranks(world, lambda: make_task(options)), options, world)
 
 
-def task(options: Options) -> Task:
-    """The model with its images."""
-    chosen = images.choose_images(images.read_mnist(images.find_mnist_folder(options)), options)
+def make_task(options: Options) -> Task:
+    """Return the model with its images."""
+    splits = images.choose_images(images.read_mnist(images.find_mnist_folder(options)), options)
+    train_rows, held_out = (images.normalize_images(rows, MEAN, SPREAD) for rows in splits)
     return Task(
-        model=model(options.seed),
-        train=images.normalize_images(chosen.train, MEAN, SPREAD),
-        held_out=images.normalize_images(chosen.held_out, MEAN, SPREAD),
+        model=make_model(options.seed),
+        train=train_rows,
+        held_out=held_out,
         lr=2e-3,
-        optimizer=optimizer,
+        optimizer=make_optimizer,
     )
 
 
-def model(seed: int) -> Module:
-    """Two convolutions, each followed by pooling, and two layers on top."""
-    import torch
-    from torch import nn
-
+def make_model(seed: int) -> nn.Module:
+    """Return two convolutions, each followed by pooling, and two layers on top."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -59,8 +55,6 @@ def model(seed: int) -> Module:
     )
 
 
-def optimizer(model: Module) -> Optimizer:
-    """AdamW."""
-    import torch
-
-    return torch.optim.AdamW(model.parameters(), weight_decay=1e-2)
+def make_optimizer(model: nn.Module) -> Optimizer:
+    """Return AdamW."""
+    return AdamW(model.parameters(), weight_decay=1e-2)

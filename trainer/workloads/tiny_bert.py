@@ -12,45 +12,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ..config import Options, format_count, require_fitting_batch
 from ..data import texts
 from ..engine import checkpoints, sync
+from ..engine.loop import measure_accuracy
 from ..network import dist
 from ..network.dist import World
 
 if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import BertForSequenceClassification, Trainer, TrainingArguments
-
-
-# --- The models, small enough to train on a CPU --------------------------------------------------
-
-
-def make_model(*, words: int, padding: int, classes: int) -> BertForSequenceClassification:
-    """A BERT of two layers with first weights, for a vocabulary of ``words`` tokens.
-
-    ``padding`` is the number of the padding token.
-    """
-    from transformers import BertConfig, BertForSequenceClassification
-
-    model = BertForSequenceClassification(
-        BertConfig(
-            vocab_size=words,
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=256,
-            max_position_embeddings=256,
-            pad_token_id=padding,
-            num_labels=classes,
-        )
-    )
-    # The Trainer of transformers 5 takes a forward() with **kwargs for one that divides its loss by
-    # the rows of all ranks, and multiplies it by their number. BERT's loss is a mean already: it,
-    # and each gradient, would come out as many times too large as there are ranks.
-    model.accepts_loss_kwargs = False
-    return model
-
 
 MAX_TOKENS = 128
 WARMUP = 50
@@ -61,17 +34,17 @@ def run(options: Options, world: World) -> None:
     """Train, measure on the held-out rows, and save the model, the tokenizer and the metrics."""
     from transformers import set_seed
 
-    corpus = dist.run_on_all_ranks(world, lambda: texts.load(options))
+    train_texts, held_out_texts = dist.run_on_all_ranks(world, lambda: texts.load(options))
     tokenizer = dist.run_on_all_ranks(world, lambda: texts.load_tokenizer(options))
-    train = texts.encode_rows(tokenizer, corpus.train, MAX_TOKENS)
-    held_out = texts.encode_rows(tokenizer, corpus.held_out, MAX_TOKENS)
-    unknown = texts.unknown_share(tokenizer, train)
+    train = texts.encode_rows(tokenizer, train_texts, MAX_TOKENS)
+    held_out = texts.encode_rows(tokenizer, held_out_texts, MAX_TOKENS)
+    unknown = texts.compute_unknown_share(tokenizer, train)
     dist.run_on_all_ranks(world, lambda: texts.refuse_unknown(unknown, options))
     dist.run_on_all_ranks(world, lambda: require_fitting_batch(options, len(train)))
 
     counts = {"rows to train on": str(len(train)), "rows held out": str(len(held_out))}
     sync.require_same_inputs(world, options, counts)
-    steps = steps_an_epoch(len(train), options.batch_size, world.size)
+    steps = count_steps(len(train), options.batch_size, world.size)
     start = dist.run_on_first_rank(world, lambda: checkpoints.prepare(options, steps))
     dist.run_on_all_ranks(world, lambda: checkpoints.require_visible_checkpoint(start))
     if world.is_first:
@@ -84,8 +57,8 @@ def run(options: Options, world: World) -> None:
 
     set_seed(options.seed)
     padding = tokenizer.pad_token_id
-    model = make_model(words=len(tokenizer), padding=padding, classes=texts.CLASSES)
-    trainer = make_trainer(model, train, arguments(options, world, steps), padding)
+    model = make_model(len(tokenizer), padding)
+    trainer = make_trainer(model, train, make_settings(options, world, steps), padding)
     if start.checkpoint is not None:
         checkpoints.register_safe_types()
     outcome = trainer.train(resume_from_checkpoint=start.checkpoint and str(start.checkpoint))
@@ -107,29 +80,56 @@ def run(options: Options, world: World) -> None:
         "train_rows": len(train),
         "held_out_rows": len(held_out),
         "train_seconds": seconds,
-        **checkpoints.measure_peak_memory(world.device),
     }
-    checkpoints.write_metrics(options.out, metrics)
+    checkpoints.write_metrics(options.out, metrics, world.device)
     dist.write_line(
         f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {format_count(len(held_out), 'row')}"
     )
 
 
-def steps_an_epoch(rows: int, batch_size: int, ranks: int) -> int:
-    """Steps in which ``ranks`` processes see ``rows`` rows, ``batch_size`` each a step."""
+def make_model(words: int, padding: int) -> BertForSequenceClassification:
+    """Return a BERT of two layers, small enough to train on a CPU, with first weights.
+
+    Args:
+        words: the number of tokens in the vocabulary.
+        padding: the number of the padding token.
+    """
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=words,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=256,
+            max_position_embeddings=256,
+            pad_token_id=padding,
+            num_labels=texts.CLASSES,
+        )
+    )
+    # The Trainer of transformers 5 takes a forward() with **kwargs for one that divides its loss by
+    # the rows of all ranks, and multiplies it by their number. BERT's loss is a mean already: it,
+    # and each gradient, would come out as many times too large as there are ranks.
+    model.accepts_loss_kwargs = False
+    return model
+
+
+def count_steps(rows: int, batch_size: int, ranks: int) -> int:
+    """Return the steps in which ``ranks`` processes see all rows, ``batch_size`` each a step."""
     return math.ceil(math.ceil(rows / batch_size) / ranks)
 
 
 def choose_learning_rate(rows_a_step: int) -> float:
-    """A rate that learns: 1e-3 for 16 rows a step, rising with the square root of their number.
+    """Return a rate that learns: 1e-3 for 16 rows a step, rising with the root of their number.
 
     Not above 2e-3, which is good for 64 and 96 rows a step; 4e-3 was seen to diverge.
     """
     return min(2e-3, 1e-3 * math.sqrt(rows_a_step / 16))
 
 
-def arguments(options: Options, world: World, steps: int) -> TrainingArguments:
-    """The Trainer's settings; ``steps`` is the number of steps an epoch."""
+def make_settings(options: Options, world: World, steps: int) -> TrainingArguments:
+    """Return the Trainer's settings; ``steps`` is the number of steps an epoch."""
     from transformers import TrainingArguments
 
     return TrainingArguments(
@@ -155,7 +155,7 @@ def arguments(options: Options, world: World, steps: int) -> TrainingArguments:
 def make_trainer(
     model: Module, train: Sequence[texts.Example], settings: TrainingArguments, padding: int
 ) -> Trainer:
-    """The Trainer, with plain lines of progress from rank 0 in place of its own."""
+    """Return the Trainer, with plain lines of progress from rank 0 in place of its own."""
     from transformers import PrinterCallback, Trainer, TrainerCallback
 
     # Only the one event matters, and the base class ignores the rest.
@@ -173,7 +173,7 @@ def make_trainer(
 
 
 def report(_settings: Any, state: Any, _control: Any, *, logs: dict[str, float], **_: Any) -> None:  # noqa: ANN401
-    """Say how far the training is; the Trainer calls it every ``logging_steps`` steps."""
+    """Report progress; the Trainer calls it every ``logging_steps`` steps."""
     if state.is_world_process_zero and "loss" in logs:
         dist.write_line(
             f"step {state.global_step}/{state.max_steps} epoch {logs['epoch']:.2f} "
@@ -184,24 +184,12 @@ def report(_settings: Any, state: Any, _control: Any, *, logs: dict[str, float],
 def evaluate(
     model: Module, examples: Sequence[texts.Example], world: World, padding: int
 ) -> tuple[float, float]:
-    """The share of right answers, and the mean cross-entropy in nats; each row counts once.
+    """Return the accuracy on some examples, and their mean loss in nats."""
 
-    The ranks take turns with the rows and add up what they found: no row is seen twice, as it
-    would be where shares are padded to the same length.
-    """
-    import torch
-    from torch.nn.functional import cross_entropy
+    def score(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        batch = texts.make_batch([examples[number] for number in numbers.tolist()], padding)
+        labels = batch.pop("labels")
+        inputs = {name: tensor.to(world.device) for name, tensor in batch.items()}
+        return model(**inputs).logits, labels
 
-    mine = examples[world.rank :: world.size]
-    right = loss = 0.0
-    model.eval()
-    with torch.inference_mode():
-        for first in range(0, len(mine), 64):
-            batch = texts.make_batch(mine[first : first + 64], padding)
-            rows = {name: tensor.to(world.device) for name, tensor in batch.items()}
-            labels = rows.pop("labels")
-            scores = model(**rows).logits
-            right += float((scores.argmax(dim=-1) == labels).sum())
-            loss += float(cross_entropy(scores, labels, reduction="sum"))
-    right, loss = dist.sum_over_ranks(world, [right, loss])
-    return right / len(examples), loss / len(examples)
+    return measure_accuracy(model, len(examples), 64, world, score)

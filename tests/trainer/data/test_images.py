@@ -18,27 +18,27 @@ def test_both_splits_are_read(tmp_path, ending, prefix):
     pictures = mnist(tmp_path, "train", 30, ending, prefix)
     mnist(tmp_path, "t10k", 12, ending, prefix)
     found = images.read_mnist(tmp_path)
-    assert (len(found.train), len(found.held_out)) == (30, 12)
-    assert found.train.inputs.numpy().tolist() == pictures.tolist()
-    assert found.train.labels.tolist() == [number % 10 for number in range(30)]
+    assert (len(found[0]), len(found[1])) == (30, 12)
+    assert found[0].inputs.numpy().tolist() == pictures.tolist()
+    assert found[0].labels.tolist() == [number % 10 for number in range(30)]
 
 
 def test_of_one_split_the_last_images_are_held_out(tmp_path):
     mnist(tmp_path, "t10k", 21)
     found = images.read_mnist(tmp_path)
-    assert found.held_out is None
+    assert len(found) == 1
     by_default = images.choose_images(found, parse(["mnist", "--data", str(tmp_path)]))
-    assert (len(by_default.train), len(by_default.held_out)) == (18, 3)
+    assert (len(by_default[0]), len(by_default[1])) == (18, 3)
     asked = images.choose_images(found, parse(["mnist", "--held-out", "5", "--subset", "10"]))
-    assert asked.held_out.labels.tolist() == [6, 7, 8, 9, 0]
-    assert len(asked.train) == 10
+    assert asked[1].labels.tolist() == [6, 7, 8, 9, 0]
+    assert len(asked[0]) == 10
     with pytest.raises(TrainerError, match="--held-out 21 leaves none of the 21 images"):
         images.choose_images(found, parse(["mnist", "--held-out", "21"]))
 
 
 def test_pixels_come_out_around_zero(tmp_path):
     mnist(tmp_path, "t10k", 8)
-    rows = images.normalize_images(images.read_mnist(tmp_path).train, mean=0.5, spread=0.25)
+    rows = images.normalize_images(images.read_mnist(tmp_path)[0], mean=0.5, spread=0.25)
     assert tuple(rows.inputs.shape) == (8, 1, 28, 28)
     assert float(rows.inputs[0, 0, 0, 0]) == -2
     assert float(rows.inputs[0, 0, 0, 2]) == pytest.approx((2 / 255 - 0.5) / 0.25)
@@ -121,7 +121,7 @@ def npz(path, **more):
 
 def test_npz(tmp_path):
     found = images.read_npz(npz(tmp_path / "cifar10.npz"))
-    assert (tuple(found.train.inputs.shape), len(found.held_out)) == ((6, 3, 32, 32), 3)
+    assert (tuple(found[0].inputs.shape), len(found[1])) == ((6, 3, 32, 32), 3)
     path = images.find_data_file(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
     assert path.name == "cifar10.npz"
     npz(tmp_path / "cifar10-b.npz")

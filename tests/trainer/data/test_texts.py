@@ -12,6 +12,7 @@ from trainer.data.texts import (
     SPECIAL,
     Example,
     LabelledText,
+    compute_unknown_share,
     encode_rows,
     from_vocabulary,
     load,
@@ -19,7 +20,6 @@ from trainer.data.texts import (
     read_csv,
     read_vocabulary,
     refuse_unknown,
-    unknown_share,
 )
 
 REPO = Path(__file__).resolve().parents[3]
@@ -84,28 +84,28 @@ def test_a_file_that_is_no_csv(tmp_path, content, named):
 
 def test_the_last_rows_are_held_out(tmp_path):
     found = corpus(numbered(tmp_path, 20), "--held-out", "5")
-    assert [row.text for row in found.train] == [f"title {n} text" for n in range(15)]
-    assert [row.text for row in found.held_out] == [f"title {n} text" for n in range(15, 20)]
+    assert [row.text for row in found[0]] == [f"title {n} text" for n in range(15)]
+    assert [row.text for row in found[1]] == [f"title {n} text" for n in range(15, 20)]
 
 
 def test_by_default_one_row_in_seven_is_held_out(tmp_path):
     found = corpus(numbered(tmp_path, 70))
-    assert (len(found.train), len(found.held_out)) == (60, 10)
+    assert (len(found[0]), len(found[1])) == (60, 10)
 
 
 def test_a_subset_is_of_training_rows_and_follows_the_seed(tmp_path):
     path = numbered(tmp_path, 70)
     first = corpus(path, "--subset", "20")
-    assert (len(first.train), len(first.held_out)) == (20, 10)
+    assert (len(first[0]), len(first[1])) == (20, 10)
     assert corpus(path, "--subset", "20") == first
     assert corpus(path, "--subset", "20", "--seed", "1") != first
-    assert not set(first.train) & set(first.held_out)
-    assert len(corpus(path, "--subset", "5000").train) == 60
+    assert not set(first[0]) & set(first[1])
+    assert len(corpus(path, "--subset", "5000")[0]) == 60
 
 
 @pytest.mark.parametrize("count", ["20", "21"])
 def test_holding_out_everything_is_refused(tmp_path, count):
-    with pytest.raises(TrainerError, match="leaves none of its 20 rows"):
+    with pytest.raises(TrainerError, match="leaves none of the 20 rows"):
         corpus(numbered(tmp_path, 20), "--held-out", count)
 
 
@@ -119,13 +119,13 @@ def test_a_folder_with_a_training_and_a_test_file(tmp_path):
     numbered(tmp_path, 12, "train.csv")
     numbered(tmp_path, 6, "test.csv")
     found = corpus(tmp_path)
-    assert (len(found.train), len(found.held_out)) == (12, 6)
-    assert len(corpus(tmp_path, "--held-out", "4").held_out) == 4
+    assert (len(found[0]), len(found[1])) == (12, 6)
+    assert len(corpus(tmp_path, "--held-out", "4")[1]) == 4
 
 
 def test_a_folder_with_one_file_and_with_unclear_ones(tmp_path):
     numbered(tmp_path, 14, "rows.csv")
-    assert len(corpus(tmp_path).train) == 12
+    assert len(corpus(tmp_path)[0]) == 12
     numbered(tmp_path, 14, "more.csv")
     with pytest.raises(TrainerError, match=r"more\.csv, rows\.csv"):
         corpus(tmp_path)
@@ -136,7 +136,7 @@ def test_ag_news_is_split_as_its_reference_results_were():
     every = read_csv(AG_NEWS)
     found = corpus(AG_NEWS)
     assert len(every) == 7600
-    assert (found.train, found.held_out) == (every[:6600], every[6600:])
+    assert (found[0], found[1]) == (every[:6600], every[6600:])
     assert sorted(row.label for row in every) == sorted([0, 1, 2, 3] * 1900)
     assert "\\" not in "".join(row.text for row in every)
 
@@ -188,7 +188,7 @@ def test_words_become_pieces_and_the_ends_are_marked(tmp_path):
     words = tokenizer.convert_ids_to_tokens(found.tokens)
     assert words == ["[CLS]", "crab", "##s", "[UNK]", ".", "[SEP]"]
     assert found.label == 2
-    assert unknown_share(tokenizer, [found]) == pytest.approx(1 / 4)
+    assert compute_unknown_share(tokenizer, [found]) == pytest.approx(1 / 4)
 
 
 @pytest.mark.slow

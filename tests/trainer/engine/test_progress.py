@@ -73,7 +73,7 @@ def test_a_log_that_cannot_be_written(tmp_path):
     ("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (7322, "2:02:02")]
 )
 def test_the_clock(seconds, shown):
-    assert progress._clock(seconds) == shown
+    assert progress._format_clock(seconds) == shown
 
 
 def test_tensorboard_gets_the_same_figures_two_a_second(out, monkeypatch):

@@ -79,12 +79,12 @@ def test_who_can_be_connected_to_and_who_cannot():
 
 
 def test_the_address_is_that_of_the_interface_else_towards_the_head():
-    assert all_reduce.own_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
-    assert all_reduce.own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
+    assert all_reduce.find_own_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
+    assert all_reduce.find_own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
     with pytest.raises(TrainerError, match="there is no interface nope0 on "):
-        all_reduce.own_address({"GLOO_SOCKET_IFNAME": "nope0", "MASTER_ADDR": "127.0.0.1"})
+        all_reduce.find_own_address({"GLOO_SOCKET_IFNAME": "nope0", "MASTER_ADDR": "127.0.0.1"})
     with pytest.raises(TrainerError, match=r"has no route to the head node, no-such\.invalid"):
-        all_reduce.own_address({"MASTER_ADDR": "no-such.invalid"})
+        all_reduce.find_own_address({"MASTER_ADDR": "no-such.invalid"})
 
 
 # --- real ranks ----------------------------------------------------------------------------------

@@ -15,17 +15,17 @@ from tests.support.launching import REPO, SHARED, metrics, train, variables, war
 from tests.support.needs import needs
 from tests.support.warm_ranks import as_torchrun_does
 from trainer.network.dist import World
-from trainer.workloads.tiny_bert import choose_learning_rate, evaluate, steps_an_epoch
+from trainer.workloads.tiny_bert import choose_learning_rate, count_steps, evaluate
 
 EXAMPLE = REPO / "examples" / "tiny-bert"
 CORPUS = ("--data", str(EXAMPLE / "data" / "sentences.csv"))
 WORDS = ("--vocab", str(EXAMPLE / "data" / "vocab.txt"))
 
 
-def test_steps_an_epoch():
-    assert steps_an_epoch(6600, 16, 1) == 413
-    assert steps_an_epoch(6600, 16, 4) == 104
-    assert steps_an_epoch(1, 16, 4) == 1
+def test_count_steps():
+    assert count_steps(6600, 16, 1) == 413
+    assert count_steps(6600, 16, 4) == 104
+    assert count_steps(1, 16, 4) == 1
 
 
 def test_the_learning_rate_grows_with_the_step_and_stops_where_it_would_diverge():
@@ -86,7 +86,7 @@ def test_what_was_saved_gives_the_accuracy_that_was_reported(trained):
     out, _ = trained
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    rows = texts.load(parse(["tiny-bert", *CORPUS])).held_out
+    rows = texts.load(parse(["tiny-bert", *CORPUS]))[1]
     held_out = texts.encode_rows(tokenizer, rows, 128)
     accuracy, loss = evaluate(model, held_out, World(), tokenizer.pad_token_id)
     assert accuracy == metrics(out)["accuracy"]

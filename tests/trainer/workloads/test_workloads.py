@@ -56,14 +56,14 @@ def test_cifar10_learns(tmp_path):
 
 def test_the_networks_have_their_published_sizes():
     """ResNet-18 for small images and ten classes; either normalisation has as many weights."""
-    whole = cifar10.model(1, [64, 128, 256, 512])
+    whole = cifar10.make_model(1, [64, 128, 256, 512])
     assert sum(one.numel() for one in whole.parameters()) == 11_173_962
     assert whole(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    assert digits.model(1)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    assert digits.make_model(1)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
 def test_the_first_weights_are_the_seeds():
-    one, same, other = (digits.model(seed).state_dict() for seed in (1, 1, 2))
+    one, same, other = (digits.make_model(seed).state_dict() for seed in (1, 1, 2))
     assert all(bool((one[key] == same[key]).all()) for key in one)
     assert any(bool((one[key] != other[key]).any()) for key in one)
 
@@ -123,7 +123,7 @@ def test_nccl_without_gpus_names_the_nodes(tmp_path):
     terminals, said = by_hand(folders, "mlp", PYTORCH_DIST_BACKEND="nccl")
     assert all(terminal.returncode for terminal in terminals)
     for node in ("hpc01", "hpc02"):
-        wanted = f"{node} has 0 GPUs for 1 processes, and PYTORCH_DIST_BACKEND is nccl"
+        wanted = f"{node} has 0 GPUs for 1 rank, and PYTORCH_DIST_BACKEND is nccl"
         assert wanted in said[0], said
     assert "leave these nodes out, or use gloo" in said[0]
 

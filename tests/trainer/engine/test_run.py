@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from trainer.engine.rows import Order, Position
+from trainer.engine.run import Order, Position
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +21,7 @@ def epoch_of(order, ranks, at=None):
         assert {share.total for share in shares} == {sum(map(len, used))}
         assert all(len(share.rows) for share in shares)
         steps.append(used)
-        at = order.get_position_after(at)
+        at = order.advance(at)
     return steps, at
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_goes_on_with_other_ranks_leaves_no_row_out():
     first, at = [], Position()
     for _ in range(2):
         first += [row for rank in range(4) for row in order.share(at, rank, 4).rows.tolist()]
-        at = order.get_position_after(at)
+        at = order.advance(at)
     rest, _ = epoch_of(Order(100, 18, seed=7), 3, at)
     assert sorted(first + [row for step in rest for share in step for row in share]) == [
         *range(100)
