@@ -43,7 +43,7 @@ from ..protocol.digest import Digest
 from ..protocol.messages import DeepAnswer, DeepRequest, NetworkReport, NodeClock
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import network
-from ..system.files import digest_of, error_text, read_file
+from ..system.files import compute_digest, error_text, read_file
 
 # --- The network as one node sees it: the addresses of names, and reaching the head node ---------
 
@@ -58,9 +58,16 @@ _LINE = 512
 
 def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
     """Look up the addresses of each name on this machine; an empty list for an unknown name."""
+
+    def resolve(name: str) -> list[str]:
+        try:
+            return network.resolve(name)
+        except NodeError:
+            return []
+
     distinct = list(dict.fromkeys(names))
     with ThreadPoolExecutor(max_workers=min(_LOOKUPS, len(distinct) or 1)) as pool:
-        return dict(zip(distinct, pool.map(_resolve_name, distinct)))
+        return dict(zip(distinct, pool.map(resolve, distinct)))
 
 
 def wait_for_nodes(
@@ -81,13 +88,10 @@ def wait_for_nodes(
         listener = socket.create_server((address, port), family=family, backlog=len(nodes) + 16)
     except OSError as exc:
         values = {"why": error_text(exc)}
-        where = f"{address}:{port}"
-        raise NodeError(Problem(ProblemCode.HEAD_PORT_TAKEN, where, values)) from exc
+        problem = Problem(ProblemCode.HEAD_PORT_TAKEN, f"{address}:{port}", values)
+        raise NodeError(problem) from exc
     with listener:
-        while missing:
-            left = until - time.monotonic()
-            if left <= 0:
-                break
+        while missing and (left := until - time.monotonic()) > 0:
             listener.settimeout(left)
             with contextlib.suppress(OSError):  # the peer hung up, or nobody connected
                 peer, _ = listener.accept()
@@ -107,7 +111,7 @@ def connect_to_head(address: str, port: int, job_id: str, node: str, timeout: fl
     Raises:
         NodeError: the head cannot be reached, or something else listens there.
     """
-    until = time.monotonic() + timeout
+    where, until = f"{address}:{port}", time.monotonic() + timeout
     while True:
         left = max(until - time.monotonic(), 0.01)
         seconds = -1.0
@@ -117,28 +121,18 @@ def connect_to_head(address: str, port: int, job_id: str, node: str, timeout: fl
                 seconds = time.monotonic() - started
                 peer.sendall(f"stager {job_id} {node}\n".encode())
                 reply = _read_line(peer)
-            if not reply and time.monotonic() + _PAUSE < until:
-                # The head hangs up on a peer whose line is late: this node may have stood still.
-                time.sleep(_PAUSE)
-                continue
         except OSError as exc:
-            if time.monotonic() + _PAUSE < until:
-                time.sleep(_PAUSE)
-                continue
-            raise NodeError(
-                _make_unreached_problem(f"{address}:{port}", exc, seconds, timeout)
-            ) from exc
-        if reply == f"stager {job_id}":
-            return seconds
-        values = {"host": socket.gethostname(), "answer": repr(reply[:40])}
-        raise NodeError(Problem(ProblemCode.HEAD_IS_ANOTHER, f"{address}:{port}", values))
-
-
-def _resolve_name(name: str) -> list[str]:
-    try:
-        return network.resolve(name)
-    except NodeError:
-        return []
+            if time.monotonic() + _PAUSE >= until:
+                raise NodeError(_make_unreached_problem(where, exc, seconds, timeout)) from exc
+        else:
+            # The head hangs up on a peer whose line is late: this node may have stood still.
+            if reply or time.monotonic() + _PAUSE >= until:
+                break
+        time.sleep(_PAUSE)
+    if reply == f"stager {job_id}":
+        return seconds
+    values = {"host": socket.gethostname(), "answer": repr(reply[:40])}
+    raise NodeError(Problem(ProblemCode.HEAD_IS_ANOTHER, where, values))
 
 
 def _read_node_name(peer: socket.socket, job_id: str, patience: float) -> str:
@@ -155,11 +149,9 @@ def _read_node_name(peer: socket.socket, job_id: str, patience: float) -> str:
 
 def _read_line(peer: socket.socket) -> str:
     """Read one line without its end; the peer may close early, or send too much."""
-    data = b""
-    while not data.endswith(b"\n") and len(data) < _LINE:
+    data = more = peer.recv(_LINE)
+    while more and not data.endswith(b"\n") and len(data) < _LINE:
         more = peer.recv(_LINE)
-        if not more:
-            break
         data += more
     return data.decode(errors="replace").rstrip("\n")
 
@@ -214,7 +206,7 @@ def find_damaged_files(env_dir: str, processes: int) -> list[Problem]:
         # Last: of a file that has become a link, the tree's fault is better worded.
         for fault in _find_content_faults(env_dir, files, processes):
             faults.setdefault(fault.path, fault)
-    return _problems(env_dir, sorted(faults.values()))
+    return _make_problems(env_dir, sorted(faults.values()))
 
 
 def remove_damaged_environment(root: str, bundle_id: str) -> bool:
@@ -281,18 +273,12 @@ def _decompressor_wheel(env_dir: str, part: Part) -> bytes:
 
 
 def _read_heads(env_dir: str, manifest: Manifest) -> list[bytes]:
-    heads: list[bytes] = []
-    lost: list[str] = []
-    for layer in manifest.layers:
-        head = hard_links.read_head_from_environments((env_dir,), layer)
-        if head is None:
-            lost.append(layer.name)
-        else:
-            heads.append(head)
+    heads = [hard_links.read_head_from_environments((env_dir,), layer) for layer in manifest.layers]
+    lost = [layer.name for layer, head in zip(manifest.layers, heads) if head is None]
     if lost:
         more = f" and {format_count(len(lost) - 1, 'more layer')}" if lost[1:] else ""
         raise LayerError(f"the list of files is missing or damaged for {lost[0]}{more}")
-    return heads
+    return [head for head in heads if head is not None]
 
 
 def _find_content_faults(env_dir: str, files: Sequence[Entry], processes: int) -> Iterator[Fault]:
@@ -342,7 +328,7 @@ def _compare_state(state: os.stat_result, entry: Entry) -> str:
 
 
 def _compare_content(handle: int, entry: Entry) -> str:
-    digest = digest_of(handle)
+    digest = compute_digest(handle)
     if digest == entry.sha256:
         return ""
     return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
@@ -429,15 +415,14 @@ def _list_folder(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def _problems(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
-    problems = []
-    for fault in faults[:SHOWN]:
-        where = os.path.join(env_dir, format_path(fault.path))
-        problems.append(_make_damage_problem(where, fault.why))
+def _make_problems(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
+    problems = [
+        _make_damage_problem(os.path.join(env_dir, format_path(fault.path)), fault.why)
+        for fault in faults[:SHOWN]
+    ]
     if len(faults) > SHOWN:
         more = format_count(len(faults) - SHOWN, "more path")
-        why = f"{more} in it differ from what was built"
-        problems.append(_make_damage_problem(env_dir, why))
+        problems.append(_make_damage_problem(env_dir, f"{more} in it differ from what was built"))
     return problems
 
 
@@ -488,14 +473,10 @@ def _check_network(request: DeepRequest, address: str, port: int) -> NetworkRepo
             seconds = round(took, 6)
     except NodeError as exc:
         problem = exc.problem
-    return NetworkReport(_compare_names(request.names or {}), missing, seconds, problem)
-
-
-def _compare_names(expected: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the names for which this node finds other addresses than the driver, and these."""
-    resolved = resolve_names(expected)
-    found = {name: tuple(addresses) for name, addresses in resolved.items()}
-    return {name: found[name] for name in expected if found[name] != expected[name]}
+    expected = request.names or {}  # by the driver
+    addresses = {name: tuple(found) for name, found in resolve_names(expected).items()}
+    others = {name: found for name, found in addresses.items() if found != expected[name]}
+    return NetworkReport(others, missing, seconds, problem)
 
 
 def _find_damage(request: DeepRequest, path: str) -> list[Problem]:

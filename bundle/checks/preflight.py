@@ -105,47 +105,36 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
 def _find_address(request: PreflightRequest) -> tuple[str, int, Problem | None]:
     """Return this node's address, its port as the head, and why it cannot be the head.
 
-    A problem with the address only rules a node out as the head, unless it is the first one.
-
-    Raises:
-        NodeError: it is the first node, and has no address for others.
+    A problem with the address only rules a node out as the head, unless it is the first one: then
+    NodeError is raised. Such a node's address is that towards the driver's host, or empty.
     """
     try:
-        return (*_choose_address_and_port(request), None)
+        port = network.choose_port(request.job.id)
+        return _choose_address(request), network.find_free_port(port), None
     except NodeError as exc:
         if request.node_rank == 0:
             raise
-        return _find_address_to_driver(), 0, exc.problem
-
-
-def _find_address_to_driver() -> str:
-    """Return this node's source address towards the driver's host; empty for none."""
+        problem = exc.problem
     host = hostlist.get_driver_host(os.environ)
-    if not host or network.is_loopback(host):
-        return ""
     with contextlib.suppress(NodeError):
-        return network.find_route(host, network.FIRST_PORT)
-    return ""
+        if host and not network.is_loopback(host):
+            return network.find_route(host, network.FIRST_PORT), 0, problem
+    return "", 0, problem
 
 
-def _choose_address_and_port(request: PreflightRequest) -> tuple[str, int]:
+def _choose_address(request: PreflightRequest) -> str:
+    """Return the address of the set interface, of this host's name, or that ``ssh`` has reached."""
     job = request.job
     if job.allocation is Allocation.LOCAL:
-        address = "127.0.0.1"
-    else:
-        interface = network.interface_setting(job.launch.interface, request.node)
-        address = "" if interface == "auto" else network.find_address_on_interface(interface)
-        address = address or _find_advertised_address(alone=len(job.nodes) == 1)
-    return address, network.find_free_port(network.choose_port(job.id))
-
-
-def _find_advertised_address(*, alone: bool) -> str:
-    """Return the address of this host's name, or the one that ``ssh`` has reached."""
+        return "127.0.0.1"
+    interface = network.interface_setting(job.launch.interface, request.node)
+    if interface != "auto":
+        return network.find_address_on_interface(interface)
     try:
         return network.find_advertised_address(os.uname().nodename)
     except NodeError:
         reached = hostlist.get_reached_address(os.environ)
-        if not reached or (network.is_loopback(reached) and not alone):
+        if not reached or (network.is_loopback(reached) and len(job.nodes) > 1):
             raise
         return reached
 
@@ -168,9 +157,15 @@ def _add_bundle_state(
         check_seconds=check_seconds,
         damage=damage.describe(env, faults) if faults else None,
     )
-    if not request.heads or ready:
+    return answer if ready else _add_missing_layers(answer, request, processes)
+
+
+def _add_missing_layers(
+    answer: PreflightAnswer, request: PreflightRequest, processes: int
+) -> PreflightAnswer:
+    if not request.heads:
         return answer
-    envs = os.path.join(root, "envs")
+    envs = os.path.join(answer.root, "envs")
     # Where there is damage, more is likely: environments are trusted only after a check.
     older: Collection[str]
     if answer.damage is not None:
@@ -201,15 +196,15 @@ def _measure_reading_rate(job: Job) -> float | None:
 
 
 def compute_median(seconds: Sequence[float]) -> float:
-    """Return the median of what some reads have taken, and more than nothing.
-
-    That this process had to wait for a processor during some of them says nothing of the files.
-    """
+    """Return the median, above 0: a wait for a processor during some reads must not count."""
     return max(sorted(seconds)[(len(seconds) - 1) // 2], 1e-6)
 
 
 def remove_stale_files(root: str, now: float) -> None:
-    """Remove the files that broadcasts and agents of killed jobs have left."""
+    """Remove the files that broadcasts and agents of killed jobs have left.
+
+    ``.work`` directories stay for ``stager clean``: they may hold results.
+    """
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
         path = os.path.join(incoming, name)
@@ -218,14 +213,11 @@ def remove_stale_files(root: str, now: float) -> None:
                 if now - removal.get_last_change(path) > _STALE_SECONDS:
                     removal.delete(path)
     with contextlib.suppress(NodeError):
-        if not files.find_mount(root).shared:  # else another node's lock may be invisible from here
-            _remove_stale_jobs(os.path.join(root, "jobs"))
-
-
-def _remove_stale_jobs(folder: str) -> None:
-    """Remove unlocked, unused task directories; keep ``.work`` for `clean`: it may hold results."""
-    for name in filter(_OF_TASK.fullmatch, os.listdir(folder)):
-        path = os.path.join(folder, name)
+        if files.find_mount(root).is_shared:
+            return  # another node's lock may be invisible from here
+    jobs = os.path.join(root, "jobs")
+    for name in filter(_OF_TASK.fullmatch, os.listdir(jobs)):
+        path = os.path.join(jobs, name)
         with contextlib.suppress(OSError), node_root.hold_directory_alone(path):
             if removal.find_user_process(path) is None:
                 removal.delete(path)

@@ -52,22 +52,15 @@ def probe_environment(
         timeout: seconds for all of it.
 
     Returns:
-        The environment in its own words. After a failure to start only ``problems`` has content;
-        nothing is raised.
+        Only problems after a failure to start; nothing is raised.
     """
     program = read_source("checks.description").decode()
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", program]
-    request = {
-        "v": 1,
-        "root": env_dir,
-        "packages": list(packages),
-        "imports": list(imports),
-        "deep": deep,
-    }
+    text = json.dumps(
+        {"v": 1, "root": env_dir, "packages": packages, "imports": imports, "deep": deep}
+    )
     try:
-        done = processes.run(
-            argv, env=rank_env, cwd=env_dir, timeout=timeout, input=json.dumps(request)
-        )
+        done = processes.run(argv, env=rank_env, cwd=env_dir, timeout=timeout, input=text)
         description = decode(_Description, json.loads(done.stdout))
     except processes.ProcessError as exc:
         return ProbeAnswer(problems=(_make_start_problem(env_dir, exc),))

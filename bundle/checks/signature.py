@@ -85,14 +85,12 @@ def _check_cached(trust: Trust, bundle_id: str) -> str:
 def parse_keygen_lines(done: CompletedCommand) -> tuple[str, ...]:
     """Return what ``ssh-keygen`` said, without the names of files that are in memory."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    here = f"/proc/{os.getpid()}/fd/"
-    return tuple(_rename_memory_files(line, here) for line in lines)
+    file = re.compile(rf"^/proc/{os.getpid()}/fd/\d+(:(\d+))?")
+    return tuple(file.sub(_describe_memory_file, line) for line in lines)
 
 
-def _rename_memory_files(line: str, here: str) -> str:
-    """Return a line with ``line 3`` in the place of ``/proc/.../fd/5:3``."""
-    numbered = re.sub(rf"^{here}\d+:(\d+)", r"line \1", line)
-    return re.sub(rf"^{here}\d+", "a file in memory", numbered)
+def _describe_memory_file(match: re.Match[str]) -> str:
+    return f"line {match[2]}" if match[2] else "a file in memory"
 
 
 def _run(argv: Sequence[str], text: str) -> CompletedCommand:

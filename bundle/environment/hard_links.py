@@ -22,7 +22,7 @@ from itertools import chain
 from ..format.layer import Entry
 from ..format.manifest import Layer, Manifest, ManifestError, Part, parse
 from ..protocol.digest import Digest
-from ..system.files import digest_of, read_file
+from ..system.files import compute_digest, read_file
 from . import damage, listing
 from .listing import STATE, Window
 from .process_pool import run_tasks
@@ -177,7 +177,7 @@ def _is_sound(folder: int, name: str, entry: Entry, window: Window) -> bool:
 def _has_digest(folder: int, name: str, sha256: str) -> bool:
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     with open(handle, "rb"):
-        if digest_of(handle) == sha256:
+        if compute_digest(handle) == sha256:
             return True
         mark_as_damaged(handle)
     return False

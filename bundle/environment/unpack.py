@@ -33,7 +33,7 @@ from ..format.zstd import Decompress, load_decompressor
 from ..node import node_root, removal
 from ..node.node_root import env_path
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.files import digest_of, disk_problem, examine_directory, list_refusals
+from ..system.files import compute_digest, disk_problem, examine_directory, list_refusals
 from ..system.own_program import read_source
 from . import damage, hard_links, imports, listing, patches
 from .damage import MANIFEST, find_strays, is_directory, pyvenv_cfg
@@ -98,7 +98,7 @@ def write_layers(
     def compare_long(number: int) -> None:
         path = os.path.join(staging, long[number].path)
         with turn_into_problem(staging), open(path, "rb") as file:
-            digest = digest_of(file.fileno())
+            digest = compute_digest(file.fileno())
         with bundle.turn_into_damage(LayerError):
             _compare(digest, long[number])
 

@@ -410,7 +410,7 @@ def compute_file_digest(path: str) -> str:
     """Return the SHA-256 of a whole file, as hexadecimal digits."""
     try:
         with open(path, "rb") as handle:
-            return files.digest_of(handle.fileno())
+            return files.compute_digest(handle.fileno())
     except OSError as exc:
         values = {"why": files.error_text(exc)}
         raise NodeError(Problem(ProblemCode.BUNDLE_DISK_FAULT, path, values)) from exc

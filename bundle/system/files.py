@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class Mount:
     options: frozenset[str]
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """True if other nodes see the same files, so that a copy there gains nothing."""
         kind, _, daemon = self.fstype.partition(".")
         if kind == "fuse":
@@ -62,7 +62,7 @@ def parse_mounts(text: str) -> list[Mount]:
             Mount(
                 id=int(mount[0]),
                 parent=int(mount[1]),
-                point=_unescape_mount_field(mount[4]),
+                point=_ESCAPE.sub(lambda match: chr(int(match[1], 8)), mount[4]),
                 fstype=system[0],
                 options=frozenset(f"{mount[5]},{system[2]}".split(",")),
             )
@@ -77,27 +77,22 @@ def choose_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
     directory the later one counts. Where the root is not listed (after a chroot) the longest
     mount point decides, and of equal ones the last.
     """
-    covering = [mount for mount in mounts if _covers(mount.point, path)]
-    current = _root_of(covering)
+    covering = [
+        mount
+        for mount in mounts
+        if mount.point in ("/", path) or path.startswith(f"{mount.point}/")
+    ]
+    ids = {mount.id for mount in covering}
+    roots = (one for one in covering if one.point == "/" and one.parent not in ids - {one.id})
+    current = next(roots, None)
     if current is None:
-        return max(reversed(covering), key=_depth, default=None)
-    while True:
-        children = [mount for mount in covering if mount.is_mounted_on(current)]
-        if not children:
-            return current
-        current = min(reversed(children), key=_depth)
+        return max(reversed(covering), key=_measure_depth, default=None)
+    while children := [mount for mount in covering if mount.is_mounted_on(current)]:
+        current = min(reversed(children), key=_measure_depth)
+    return current
 
 
-def _root_of(mounts: Sequence[Mount]) -> Mount | None:
-    """Return the first mount of ``/`` that is on top of no other of these mounts."""
-    ids = {mount.id for mount in mounts}
-    for mount in mounts:
-        if mount.point == "/" and mount.parent not in ids - {mount.id}:
-            return mount
-    return None
-
-
-def _depth(mount: Mount) -> int:
+def _measure_depth(mount: Mount) -> int:
     return len(mount.point)
 
 
@@ -111,7 +106,8 @@ def find_mount(path: str) -> Mount:
         os.statvfs(path)  # makes an automounter mount what it has only announced
         text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError as exc:
-        raise _make_not_examined_error(path, error_text(exc)) from exc
+        problem = Problem(ProblemCode.PATH_NOT_EXAMINED, path, {"why": error_text(exc)})
+        raise NodeError(problem) from exc
     mount = choose_mount(os.path.realpath(path), parse_mounts(text))
     return mount or Mount(id=0, parent=0, point="/", fstype="unknown", options=frozenset())
 
@@ -148,7 +144,7 @@ def examine_directory(path: str) -> DirectoryFacts:
         free_inodes=state.f_favail if state.f_files else None,
         noexec=bool(state.f_flag & os.ST_NOEXEC) or "noexec" in mount.options,
         read_only=bool(state.f_flag & os.ST_RDONLY) or "ro" in mount.options,
-        shared=mount.shared,
+        shared=mount.is_shared,
     )
 
 
@@ -177,18 +173,6 @@ def list_room_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: 
     if facts.free_inodes is not None and facts.free_inodes < needed_inodes:
         reasons.append(f"needs {needed_inodes} inodes, {facts.free_inodes} are free")
     return reasons
-
-
-def _covers(point: str, path: str) -> bool:
-    return point in ("/", path) or path.startswith(point + "/")
-
-
-def _unescape_mount_field(field: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
-
-
-def _make_not_examined_error(path: str, why: str) -> NodeError:
-    return NodeError(Problem(ProblemCode.PATH_NOT_EXAMINED, path, {"why": why}))
 
 
 def error_text(exc: OSError) -> str:
@@ -221,7 +205,7 @@ def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
         return file.read()
 
 
-def digest_of(handle: int) -> str:
+def compute_digest(handle: int) -> str:
     """Return the sha256 of an open file, from its current position."""
     digest = hashlib.sha256()
     while data := os.read(handle, _CHUNK):

@@ -17,6 +17,8 @@ _TERM = re.compile(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")
 """A part of a list, after the comma before it."""
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 _NUMBERED = re.compile(r"([^\[\],\s]*?)(\d+)")
+_HOST = re.compile(r"([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._:%][A-Za-z0-9._:%-]*")
+"""A host, or a user there; ``ssh`` would read a name that begins with a dash as an option."""
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 """A number or a range; Python refuses to read numbers of thousands of digits."""
 
@@ -24,9 +26,9 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 def expand_hostlist(text: str) -> list[str]:
     """Return every host name in a compressed list, in its order, with zero padding kept."""
     hosts: list[str] = []
-    for term in _terms(text):
+    for term in _split_terms(text):
         names = [""]
-        for choices in _pieces(text, term):
+        for choices in _list_choices(text, term):
             if len(hosts) + len(names) * len(choices) > MAX_HOSTS:
                 raise _error(text, f"it stands for more than {MAX_HOSTS} hosts")
             names = [name + choice for name in names for choice in choices]
@@ -49,77 +51,53 @@ def fold_hosts(hosts: Sequence[str]) -> str:
         prefix, digits = numbered.groups()
         # Numbers of one width only, as "n[8-10]" would lose the zeros of "n08".
         groups.setdefault((prefix, len(digits)), []).append(int(digits))
-    terms = []
-    for (prefix, width), numbers in groups.items():
-        terms.append(_term(prefix, width, sorted(numbers)) if width else prefix)
-    return ",".join(terms)
+    return ",".join(
+        _term(prefix, width, sorted(numbers)) if width else prefix
+        for (prefix, width), numbers in groups.items()
+    )
 
 
 def _term(prefix: str, width: int, numbers: Sequence[int]) -> str:
     """Return the hosts of one prefix: ``n[01-03,07]``, or ``n01`` for a single one."""
-    if len(numbers) == 1:
-        return f"{prefix}{numbers[0]:0{width}}"
-    ranges = []
-    for first, last in _runs(numbers):
-        text = f"{first:0{width}}"
-        if last > first:
-            text += f"-{last:0{width}}"
-        ranges.append(text)
-    return f"{prefix}[{','.join(ranges)}]"
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
+    runs: list[list[int]] = []
     for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
         else:
-            runs.append((number, number))
-    return runs
+            runs.append([number])
+    text = ",".join("-".join(f"{number:0{width}}" for number in run) for run in runs)
+    return f"{prefix}{text}" if len(numbers) == 1 else f"{prefix}[{text}]"
 
 
 def matches_host(pattern: str, host: str) -> bool:
     """Return True if a list in this notation has the host, by its full or its short name."""
-    names = expand_hostlist(pattern)
-    return host in names or host.partition(".")[0] in names
+    return not {host, host.partition(".")[0]}.isdisjoint(expand_hostlist(pattern))
 
 
 def find_invalid_hosts(names: Iterable[str]) -> list[str]:
     """Return the names that cannot be a host's: ``ssh`` or a shell would read them otherwise."""
-    return [name for name in names if not _is_host(name)]
+    # A single colon is before a port; more of them are an address.
+    return [name for name in names if not _HOST.fullmatch(name) or name.count(":") == 1]
 
 
-def _is_host(name: str) -> bool:
-    user, at, host = name.rpartition("@")
-    if host.count(":") == 1:  # a port; more of them are an address
-        return False
-    return _is_word(host, "-._:%") and (not at or _is_word(user, "-._"))
-
-
-def _is_word(text: str, others: str) -> bool:
-    """Allow letters, digits and ``others`` only, and no dash at the start."""
-    usual = all(char.isascii() and (char.isalnum() or char in others) for char in text)
-    return bool(text) and usual and not text.startswith("-")
-
-
-def _terms(text: str) -> list[str]:
+def _split_terms(text: str) -> list[str]:
     """Split a list at the commas outside brackets."""
     if not _BALANCED.fullmatch(text):
         raise _error(text, "its brackets do not match")
     return _TERM.findall(text.strip())
 
 
-def _pieces(text: str, term: str) -> Iterator[list[str]]:
+def _list_choices(text: str, term: str) -> Iterator[list[str]]:
     if not term:
         raise _error(text, "it holds an empty name")
     if any(char.isspace() for char in term):
         raise _error(text, "it holds a blank")
     for match in _PIECE.finditer(term):
         numbers, literal = match.groups()
-        yield [literal] if numbers is None else _numbers(text, numbers)
+        yield [literal] if numbers is None else _expand_numbers(text, numbers)
 
 
-def _numbers(text: str, numbers: str) -> list[str]:
+def _expand_numbers(text: str, numbers: str) -> list[str]:
     """Expand the numbers of a pair of brackets; zero padding stays."""
     expanded: list[str] = []
     for item in numbers.split(","):

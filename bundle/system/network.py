@@ -6,6 +6,7 @@ The kernel is asked which way it would send; nothing is ever sent to find out.
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import hashlib
 import ipaddress
@@ -13,8 +14,8 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import hostlist
@@ -27,8 +28,7 @@ _SIOCGIFCONF = 0x8912  # netdevice(7): all IPv4 addresses, secondary ones too
 _IFREQ_SIZE = 40 if sys.maxsize > 2**32 else 32  # struct ifreq: a name and a union with pointers
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """The interface and address by which this node reaches the head node."""
 
     interface: str
@@ -58,8 +58,7 @@ def resolve(hostname: str) -> list[str]:
 
 
 def _encode_for_resolver(hostname: str) -> str | bytes:
-    """Return bytes if possible, so that Python loads no codec for the resolver."""
-    return hostname.encode() if hostname.isascii() else hostname
+    return hostname.encode() if hostname.isascii() else hostname  # for bytes, no codec is loaded
 
 
 def find_route(address: str, port: int) -> str:
@@ -107,22 +106,17 @@ def _ipv4_links() -> list[Route]:
 
 def parse_if_inet6(text: str) -> list[Route]:
     """Read /proc/net/if_inet6: address in 32 digits, four numbers, interface."""
-    links = []
-    for line in text.splitlines():
-        row = line.split()
-        if len(row) == 6:
-            address = ipaddress.IPv6Address(bytes.fromhex(row[0]))
-            links.append(Route(row[5], str(address)))
-    return links
+    rows = [row for row in map(str.split, text.splitlines()) if len(row) == 6]
+    return [Route(row[5], str(ipaddress.IPv6Address(bytes.fromhex(row[0])))) for row in rows]
 
 
 def find_interface(address: str) -> str:
     """Return the interface that has this address."""
     links = local_addresses()
     without_zone = address.partition("%")[0]
-    for link in links:
-        if link.address == without_zone:
-            return link.interface
+    interface = next((link.interface for link in links if link.address == without_zone), None)
+    if interface is not None:
+        return interface
     raise _make_no_such_error(ProblemCode.NO_INTERFACE_WITH_ADDRESS, address, links)
 
 
@@ -132,10 +126,8 @@ def find_address_on_interface(interface: str, like: str = "") -> str:
     addresses = [link.address for link in links if link.interface == interface]
     if not addresses:
         raise _make_no_such_error(ProblemCode.NO_INTERFACE, interface, links)
-    for address in addresses:
-        if _is_ipv6(address) == _is_ipv6(like):
-            return address
-    return addresses[0]
+    fitting = (address for address in addresses if _is_ipv6(address) == _is_ipv6(like))
+    return next(fitting, addresses[0])
 
 
 def find_interface_to_head(head_address: str) -> Route:
@@ -166,10 +158,8 @@ def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
     """Return the name that ``[launch] interface`` has for this node, or ``auto``."""
     if isinstance(setting, str):
         return setting
-    for pattern, name in setting.items():
-        if hostlist.matches_host(pattern, node):
-            return name
-    return "auto"
+    names = (name for pattern, name in setting.items() if hostlist.matches_host(pattern, node))
+    return next(names, "auto")
 
 
 def find_advertised_address(hostname: str, peer: str = "") -> str:
@@ -181,15 +171,11 @@ def find_advertised_address(hostname: str, peer: str = "") -> str:
     """
     if peer and not is_loopback(peer):
         return find_route(peer, FIRST_PORT)
-    return _find_address_by_name(hostname) or _find_only_address(hostname)
-
-
-def _find_address_by_name(hostname: str) -> str:
-    try:
-        addresses = resolve(hostname)
-    except NodeError:  # the interfaces may still tell
-        return ""
-    return next(filter(_is_reachable, addresses), "")
+    with contextlib.suppress(NodeError):  # the interfaces may still tell
+        addresses = list(filter(_is_reachable, resolve(hostname)))
+        if addresses:
+            return addresses[0]
+    return _find_only_address(hostname)
 
 
 def _find_only_address(hostname: str) -> str:
@@ -208,8 +194,10 @@ def _is_ipv6(address: str) -> bool:
 
 def choose_port(job_id: str) -> int:
     """Return a job's own port, outside the ephemeral range; every node computes the same one."""
-    is_number = job_id.isascii() and job_id.isdigit()
-    number = int(job_id) if is_number else _hash_job_id(job_id)
+    if job_id.isascii() and job_id.isdigit():
+        number = int(job_id)
+    else:
+        number = int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big")
     return FIRST_PORT + number % (LAST_PORT - FIRST_PORT + 1)
 
 
@@ -249,10 +237,6 @@ def _listen(address: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-def _hash_job_id(job_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big")
 
 
 def _is_reachable(address: str) -> bool:

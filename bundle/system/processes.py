@@ -7,7 +7,6 @@ agent leaves nothing behind.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import logging
@@ -56,11 +55,10 @@ def make_parent_death_hook() -> Callable[[], None]:
     parent = os.getpid()
 
     def request() -> None:
-        if call is None:
-            return
-        call(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the request was made
-            os._exit(1)
+        if call is not None:
+            call(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != parent:  # it ended before the request was made
+                os._exit(1)
 
     return request
 
@@ -131,7 +129,6 @@ def find_members(group: int, mark: str) -> set[int]:
 
 
 def _is_member(pid: int, group: int, mark: str) -> bool:
-    """Tell a living process of a group or session, with a mark, or an orphan of ours."""
     line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
     state, parent, process_group, session = line.rpartition(")")[2].split()[:4]
@@ -141,15 +138,10 @@ def _is_member(pid: int, group: int, mark: str) -> bool:
         return True
     if _adopting[0] and int(parent) == os.getpid() and _is_orphan(pid):
         return True
-    return bool(mark) and mark in _marks(Path(f"/proc/{pid}/environ").read_bytes())
-
-
-def _marks(environ: bytes) -> list[str]:
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     prefix = f"{MARK}=".encode()
-    for item in environ.split(b"\0"):
-        if item.startswith(prefix):
-            return item[len(prefix) :].decode(errors="replace").split("/")
-    return []
+    marks = next((item[len(prefix) :] for item in environ if item.startswith(prefix)), b"")
+    return bool(mark) and mark.encode() in marks.split(b"/")
 
 
 # --- The limit on open files: its soft value is for programs that cannot handle many -------------
@@ -166,7 +158,7 @@ def raise_open_files() -> None:
     wanted = min(_finite(hard), _ENOUGH)
     if _finite(soft) >= wanted:
         return
-    with contextlib.suppress(OSError, ValueError):  # forbidden: the limit stays
+    with suppress(OSError, ValueError):  # forbidden: the limit stays
         resource.setrlimit(_FILES, (wanted, hard))
         _previous[:] = [(soft, hard)]
 
@@ -251,47 +243,32 @@ class Process(subprocess.Popen[bytes]):
 
     def poll(self) -> int | None:
         """Return its exit status, negative for a signal; None while it runs."""
-        return self._ended(os.WNOHANG)
+        return self._collect(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit status.
+        """Wait for its end, and return its exit status; TimeoutExpired after so many seconds."""
+        flags, deadline = (0, 0.0) if timeout is None else (os.WNOHANG, time.monotonic() + timeout)
+        while (code := self._collect(flags)) is None:
+            if timeout is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(min(_POLL_SECONDS / 10, left))
+        return code
 
-        Raises:
-            subprocess.TimeoutExpired: it runs for longer than ``timeout`` seconds.
-        """
-        if timeout is not None:
-            return self._wait_until(time.monotonic() + timeout, timeout)
-        while True:
-            code = self._ended(0)
-            if code is not None:
-                return code
-
-    def _wait_until(self, deadline: float, timeout: float) -> int:
-        while True:
-            code = self._ended(os.WNOHANG)
-            if code is not None:
-                return code
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            time.sleep(min(_POLL_SECONDS / 10, left))
-
-    def _ended(self, flags: int) -> int | None:
+    def _collect(self, flags: int) -> int | None:
         """Return the exit status; read it before the process is reaped."""
         if self.returncode is not None:
             return self.returncode
         try:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
+            if ended is None:
+                return None
+            exited = ended.si_code == os.CLD_EXITED
+            self.returncode = ended.si_status if exited else -ended.si_status
+            os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:  # SIGCHLD is ignored, or another thread was quicker
             self.returncode = 0 if self.returncode is None else self.returncode
-            waited_for.discard(self.pid)
-            return self.returncode
-        if ended is None:
-            return None
-        exited = ended.si_code == os.CLD_EXITED
-        self.returncode = ended.si_status if exited else -ended.si_status
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
         waited_for.discard(self.pid)
         return self.returncode
 
@@ -300,16 +277,10 @@ def open_pidfd(pid: int) -> int | None:
     """Return a descriptor that is readable once a process has ended.
 
     None where there is none: Python may be built without it, the kernel may be older than 5.3, or a
-    sandbox may forbid it.
-
-    Raises:
-        ProcessLookupError: there is no such process.
+    sandbox may forbid it. ProcessLookupError if there is no such process.
     """
-    open_pidfd = getattr(os, "pidfd_open", None)
-    if open_pidfd is None:
-        return None
     try:
-        return int(open_pidfd(pid))
+        return int(os.pidfd_open(pid)) if hasattr(os, "pidfd_open") else None
     except ProcessLookupError:
         raise
     except OSError:
@@ -318,15 +289,10 @@ def open_pidfd(pid: int) -> int | None:
 
 @contextmanager
 def hold_pidfd(pid: int) -> Iterator[int | None]:
-    """Hold a descriptor that is readable once a child that nobody has waited for has ended.
-
-    Yields:
-        The descriptor; None where there is none.
-    """
-    try:
+    """Hold a descriptor that is readable once a child has ended; None where there is none."""
+    handle = None
+    with suppress(ProcessLookupError):  # somebody has waited for it
         handle = open_pidfd(pid)
-    except ProcessLookupError:  # somebody has waited for it
-        handle = None
     try:
         yield handle
     finally:
@@ -340,10 +306,8 @@ def describe_exit(code: int | None) -> str:
         return "did not start"
     if code >= 0:
         return f"exit status {code}"
-    try:
-        return f"ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"ended by signal {-code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"ended by {names.get(-code, f'signal {-code}')}"
 
 
 def run(
@@ -360,14 +324,8 @@ def run(
     Raises:
         ProcessError: it cannot be started, took too long, or (with ``check``) failed.
     """
-    process = start(
-        argv,
-        env=env,
-        cwd=cwd,
-        stdin=DEVNULL if input is None else PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-    )
+    stdin = DEVNULL if input is None else PIPE
+    process = start(argv, env=env, cwd=cwd, stdin=stdin, stdout=PIPE, stderr=PIPE)
     data = None if input is None else input.encode()
     try:
         out, err = process.communicate(data, timeout=timeout)
@@ -400,7 +358,7 @@ def read_output(process: Process, timeout: float, limit: int = 1 << 20) -> bytes
             return output
     except subprocess.TimeoutExpired:
         output = None
-    _signal_group(process.pid, signal.SIGKILL)
+    _signal([-process.pid], signal.SIGKILL)
     return output
 
 
@@ -440,6 +398,12 @@ def start(  # noqa: PLR0913 - those of Popen
         ProcessError: it cannot be started.
     """
     log.debug("start: %s", shlex.join(mask_arguments(argv)))
+    request_signal = make_parent_death_hook()  # libc is loaded before the fork
+
+    def prepare() -> None:  # few system calls
+        restore_open_files()
+        request_signal()
+
     mark = f"{os.getpid()}-{time.time_ns()}-{next(_SERIAL_NUMBERS)}"
     marks = "/".join(filter(None, (os.environ.get(MARK), mark)))
     full_env = {**(os.environ if env is None else env), MARK: marks}
@@ -452,7 +416,7 @@ def start(  # noqa: PLR0913 - those of Popen
             stdout=stdout,
             stderr=stderr,
             start_new_session=new_session,
-            preexec_fn=_make_preexec(),  # few system calls; libc is loaded before the fork
+            preexec_fn=prepare,
         )
     except (OSError, subprocess.SubprocessError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
@@ -474,7 +438,7 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> int:
     """
     mark = process.mark if isinstance(process, Process) else ""
     if process.poll() is None:
-        _signal_group(process.pid, signal.SIGTERM)
+        _signal([-process.pid], signal.SIGTERM)
     _end(process, mark, grace)
     return process.wait()
 
@@ -495,44 +459,28 @@ def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
             if leader_ended and not members:
                 return
             if leader_ended:
-                _signal_each(sorted(members - terminated), signal.SIGTERM)
+                _signal(sorted(members - terminated), signal.SIGTERM)
                 terminated |= members
             if killing:  # parents first, as a rule: a shell would report the end of its children
-                _signal_each(sorted(members), signal.SIGKILL)
+                _signal(sorted(members), signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
     members = find_members(process.pid, mark)
     log.warning("processes of group %d do not end: %s", process.pid, sorted(members))
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
-def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each process; to its group, where the number is negative."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def _drain(process: subprocess.Popen[bytes]) -> str:
+def _drain(process: Process) -> str:
     """Return the output of a stopped process without waiting for pipes that others hold."""
-    try:
+    with suppress(subprocess.TimeoutExpired):
         out, err = process.communicate(timeout=5)
-    except subprocess.TimeoutExpired:
-        return ""
-    text: str = (err.strip() or out).decode(errors="replace")
-    return text
-
-
-def _make_preexec() -> Callable[[], None]:
-    ask = make_parent_death_hook()
-
-    def prepare() -> None:
-        restore_open_files()
-        ask()
-
-    return prepare
+        return (err.strip() or out).decode(errors="replace")
+    return ""
 
 
 # --- Processes that hang in the kernel: their progress, and what they wait for, by /proc ---------
@@ -564,7 +512,7 @@ class TaskState:
         return self.state in _HANGING
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """True if another process has stopped it, by a signal or to trace it."""
         return self.state in "Tt"
 
@@ -603,9 +551,8 @@ def _own_pids() -> Iterator[int]:
 
 def read_task_state(pid: int) -> TaskState | None:
     """Return a process as it is; None for one that has ended."""
-    fields = dict(
-        line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line
-    )
+    lines = _text(f"/proc/{pid}/status").splitlines()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
     state = fields.get("State", "").split()
     if not state or state[0] in "ZX":
         return None

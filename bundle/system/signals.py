@@ -7,9 +7,9 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from types import FrameType
+from typing import Callable, Optional, Union
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status of a program that SIGTERM ended."""
@@ -21,16 +21,15 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _received: collections.deque[int] = collections.deque()
 
 
-@dataclass
+_Handler = Union[Callable[[int, Optional[FrameType]], object], signal.Handlers]
+
+
 class _Deferral:
     """Signals that are deferred until a block is done."""
 
-    blocks: int = 0
-    pending: bool = False
+    blocks = 0
+    is_pending = False
     """True if a signal has come meanwhile."""
-
-
-_deferral = _Deferral()
 
 
 class Stopped(BaseException):
@@ -76,12 +75,8 @@ def take_user_signals() -> list[int]:
 @contextlib.contextmanager
 def ignore_user_signals() -> Iterator[None]:
     """Ignore the user's signals while the block runs, so that what it starts ignores them, too."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in USER_SIGNALS}
-    try:
+    with _replace_handlers(USER_SIGNALS, signal.SIG_IGN):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -94,13 +89,13 @@ def defer_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _deferral.blocks += 1
+    _Deferral.blocks += 1
     try:
         yield
     finally:
-        _deferral.blocks -= 1
-        if _deferral.pending and not _deferral.blocks:
-            _deferral.pending = False
+        _Deferral.blocks -= 1
+        if _Deferral.is_pending and not _Deferral.blocks:
+            _Deferral.is_pending = False
             _stop(signal.SIGTERM, None)
 
 
@@ -115,7 +110,7 @@ def restore_default_signals() -> None:
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is _stop:
             signal.signal(number, signal.SIG_DFL)
-    if _deferral.pending:
+    if _Deferral.is_pending:
         raise Stopped
 
 
@@ -133,26 +128,28 @@ def handle_signals(act: Callable[[], None]) -> Iterator[None]:
 
     To be used in the main thread.
     """
+    with _replace_handlers(_ENDING_SIGNALS, lambda number, frame: act()):
+        yield
 
-    def heed(number: int, frame: FrameType | None) -> None:
-        act()
 
-    before = {number: signal.signal(number, heed) for number in _ENDING_SIGNALS}
+@contextlib.contextmanager
+def _replace_handlers(numbers: Iterable[signal.Signals], handler: _Handler) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if _deferral.blocks:
-        _deferral.pending = True
+    if _Deferral.blocks:
+        _Deferral.is_pending = True
         return
     # A second signal must not interrupt the clean-up that the first one began, nor may one that was
     # put off before.
     ignore_signals()
-    _deferral.pending = False
+    _Deferral.is_pending = False
     raise Stopped
 
 

@@ -314,7 +314,7 @@ class SourceWatch:
         if self._source.measure_stillness() < STILL_SECONDS:
             return ""
         task = processes.read_task_state(self._source.pid)
-        return "" if task is None or task.stopped else str(task)
+        return "" if task is None or task.is_stopped else str(task)
 
 
 def send(

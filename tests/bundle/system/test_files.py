@@ -79,7 +79,7 @@ def test_without_a_root_the_longest_and_then_the_last_counts() -> None:
     ],
 )
 def test_shared_file_systems(fstype: str, shared: bool) -> None:
-    assert files.Mount(1, 0, "/", fstype, frozenset()).shared is shared
+    assert files.Mount(1, 0, "/", fstype, frozenset()).is_shared is shared
 
 
 def test_mount_of_agrees_with_the_kernel() -> None:
