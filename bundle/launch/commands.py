@@ -49,9 +49,7 @@ def choose_nproc(setting: int | None, gpus: Mapping[str, int], cpus: int) -> int
 
 def choose_threads(setting: int | None, cpus: int, nproc: int) -> int:
     """Return the CPU threads of one rank: as set, else its share of the CPUs, at least 1."""
-    if setting is not None:
-        return setting
-    return max(1, cpus // nproc)
+    return max(1, cpus // nproc) if setting is None else setting
 
 
 # --- The commands that start ranks on a node: pure functions, no effects -------------------------
@@ -59,8 +57,14 @@ def choose_threads(setting: int | None, cpus: int, nproc: int) -> int:
 # Launching is composition: ``torchrun(wrapper(command))``, from argument list to argument list.
 
 WRAPPER = "run_wrapper.py"
+_MODULE = ["-m", "torch.distributed.run"]
 PROCESSES = "run_processes.py"
 """The launcher of ranks that are plain processes, beside the wrapper."""
+
+
+def locate_python(directories: JobDirectories) -> str:
+    """Return the interpreter of an environment."""
+    return os.path.join(directories.environment, "bin", "python")
 
 
 def wrap_command(directories: JobDirectories, command: Sequence[str]) -> list[str]:
@@ -76,11 +80,10 @@ def make_torchrun_argv(
     The run's id keeps two jobs apart that use one port.
     """
     return [
-        os.path.join(directories.environment, "bin", "python"),
-        "-m",
-        "torch.distributed.run",
+        locate_python(directories),
+        *_MODULE,
         f"--nproc-per-node={group.nproc}",
-        *(_dynamic_rendezvous(group) if group.moving else _static_rendezvous(group)),
+        *(_list_dynamic_options(group) if group.is_moving else _list_static_options(group)),
         f"--rdzv-id={run_id}",
         f"--max-restarts={group.max_restarts}",
         f"--log-dir={os.path.join(directories.job_dir, 'torchrun')}",
@@ -88,7 +91,7 @@ def make_torchrun_argv(
     ]
 
 
-def _static_rendezvous(group: RankGroup) -> list[str]:
+def _list_static_options(group: RankGroup) -> list[str]:
     """Return the options of a rendezvous that happens once.
 
     It gives RANK = node rank x ranks a node + local rank, and binds the port on the head only. It
@@ -104,7 +107,7 @@ def _static_rendezvous(group: RankGroup) -> list[str]:
     ]
 
 
-def _dynamic_rendezvous(group: RankGroup) -> list[str]:
+def _list_dynamic_options(group: RankGroup) -> list[str]:
     """Use c10d, which can repeat; name the head, or ``_matches_machine_hostname`` guesses it."""
     # No node joins an allocation later; and for one that may come torchrun waits half a minute.
     most = group.nnodes
@@ -127,16 +130,11 @@ def list_possible_ranks(group: RankGroup) -> list[range]:
 
     Ranks that may be restarted are assigned anew each time, in blocks of one node.
     """
-    if group.moving:
+    if group.is_moving:
         world = group.nnodes * group.nproc
         return [range(local, world, group.nproc) for local in range(group.nproc)]
     first = group.node_rank * group.nproc
     return [range(rank, rank + 1) for rank in range(first, first + group.nproc)]
-
-
-def make_native_argv(directories: JobDirectories, program: Sequence[str]) -> list[str]:
-    """Return the command of one rank that Slurm itself starts."""
-    return [os.path.join(directories.environment, "bin", "python"), *program]
 
 
 def make_processes_argv(
@@ -144,7 +142,7 @@ def make_processes_argv(
 ) -> list[str]:
     """Return the command that starts all ranks of one node as plain processes."""
     return [
-        os.path.join(directories.environment, "bin", "python"),
+        locate_python(directories),
         os.path.join(directories.job_dir, PROCESSES),
         *(str(group.nproc), str(group.node_rank * group.nproc), str(group.grace_seconds)),
         *program,
@@ -181,7 +179,6 @@ os.close(nothing)
 sys.argv[:] = [run.__file__, *launch["argv"]]
 sys.exit(run.main())
 """
-_MODULE = ["-m", "torch.distributed.run"]
 
 
 class EarlyLauncher:
@@ -194,7 +191,7 @@ class EarlyLauncher:
             NodeError: the environment is not there.
             processes.ProcessError: it cannot be started.
         """
-        self._python = os.path.join(directories.environment, "bin", "python")
+        self._python = locate_python(directories)
         self._real = os.path.realpath(self._python)
         variables = make_environment_variables(directories, os.environ)
         variables.pop("STAGER_PATCHES", None)  # they are for ranks, and would print too early
@@ -235,9 +232,8 @@ class EarlyLauncher:
         return running
 
     def _can_run(self, argv: Sequence[str]) -> bool:
-        if list(argv[:3]) != [self._python, *_MODULE]:
-            return False
-        return os.path.realpath(self._python) == self._real
+        is_torchrun = list(argv[:3]) == [self._python, *_MODULE]
+        return is_torchrun and os.path.realpath(self._python) == self._real
 
     def close(self) -> None:
         """End it if it still waits, and release the environment."""

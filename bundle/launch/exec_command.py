@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ..environment.damage import MANIFEST, pyvenv_cfg
 from ..environment.listing import own_python
@@ -17,7 +18,7 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
 from ..system.hostlist import expand_hostlist
 from ..system.own_program import read_source
-from .program_variables import JobDirectories, make_environment_variables
+from .program_variables import JobDirectories, make_environment_variables, make_task_variables
 from .wrapper import find_src_folder
 
 # --- What any program in an environment finds besides the packages: the user's code, and the
@@ -53,27 +54,20 @@ def read_step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
     listed = slurm.get("SLURM_STEP_NODELIST", "")
     if "RANK" in slurm or "SLURM_STEP_ID" not in slurm or world == "1" or not listed:
         return {}
-    node = slurm["SLURM_NODEID"]
-    here = _tasks_of_nodes(slurm.get("SLURM_STEP_TASKS_PER_NODE", "1"))[int(node)]
+    per_node = _expand_task_counts(slurm.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    here = per_node[int(slurm["SLURM_NODEID"])]
     job = int(slurm.get("SLURM_JOB_ID", "0")) + int(slurm["SLURM_STEP_ID"])
-    return {
-        "RANK": slurm["SLURM_PROCID"],
-        "WORLD_SIZE": world,
-        "LOCAL_RANK": slurm["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": str(here),
-        "GROUP_RANK": node,
-        "NODE_RANK": node,
-        "MASTER_ADDR": slurm.get("MASTER_ADDR", expand_hostlist(listed)[0]),
-        "MASTER_PORT": slurm.get("MASTER_PORT", str(_FIRST_PORT + job % _PORTS)),
-    }
+    address = slurm.get("MASTER_ADDR", expand_hostlist(listed)[0])
+    port = slurm.get("MASTER_PORT", str(_FIRST_PORT + job % _PORTS))
+    return make_task_variables(slurm, world, here, address, port)
 
 
-def _tasks_of_nodes(text: str) -> list[int]:
-    """Parse Slurm's short form of tasks per node: ``2(x3),1`` is 2, 2, 2, 1."""
-    tasks: list[int] = []
+def _expand_task_counts(text: str) -> list[str]:
+    """Expand Slurm's short form of tasks per node: ``2(x3),1`` is 2, 2, 2, 1."""
+    counts: list[str] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        tasks += [int(count)] * int(times or 1)
-    return tasks
+        counts += [count] * int(times or 1)
+    return counts
 
 
 # --- An environment that is mounted from an image: a view of it that can be used where it is -----
@@ -134,12 +128,11 @@ def make_view(place: str, manifest: Manifest, root: str, python: str) -> JobDire
         partial = tempfile.mkdtemp(prefix=f".{name}.", dir=os.path.dirname(final))
         try:
             _fill(partial, place, manifest.requires.python, python)
-            try:
-                os.rename(partial, final)
-            except OSError as exc:
-                if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                # Another process was faster, with the same content.
+            os.rename(partial, final)
+        except OSError as exc:
+            if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            # Another process was faster, with the same content.
         finally:
             removal.delete_as_far_as_possible(partial)
     return JobDirectories(root=root, environment=final, job_dir="")
@@ -153,12 +146,8 @@ def _fill(folder: str, place: str, version: str, python: str) -> None:
     os.symlink(python, os.path.join(folder, "bin", "python"))
     for name in ("python3", f"python{version}"):
         os.symlink("python", os.path.join(folder, "bin", name))
-    for name, data in (
-        ("pyvenv.cfg", pyvenv_cfg(python)),
-        (_WRAPPER, read_source("launch.wrapper")),
-    ):
-        with open(os.path.join(folder, name), "wb") as file:
-            file.write(data)
+    Path(folder, "pyvenv.cfg").write_bytes(pyvenv_cfg(python))
+    Path(folder, _WRAPPER).write_bytes(read_source("launch.wrapper"))
 
 
 def make_mounted_variables(

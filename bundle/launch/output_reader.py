@@ -37,38 +37,26 @@ _KEPT_BYTES = 1 << 12
 """Bytes that are kept of each of these lines; the beginning tells what is wrong."""
 
 
-@dataclass
 class RecentOutput:
-    """The last lines of a launcher and its ranks."""
+    """The last lines of a launcher and its ranks.
 
-    tail: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """The last lines of all together, in the order in which they were read."""
-    by_rank: dict[int, collections.deque[str]] = field(default_factory=dict)
-    """The last lines of each rank."""
-    launcher: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """The last lines of the launcher, and of ranks that write to its output."""
+    Attributes:
+        tail: those of all together, in the order in which they were read.
+        by_rank: those of each rank; under None, of the launcher and of ranks that write there.
+    """
 
+    def __init__(self) -> None:
+        self.tail: collections.deque[str] = collections.deque(maxlen=KEPT)
+        self.by_rank: dict[int | None, collections.deque[str]] = {}
 
-def make_recorder(recent: RecentOutput, on_output: OnOutput) -> OnOutput:
-    """Return a function that keeps the last lines of output, and passes all of it on."""
-
-    def record(rank: int | None, data: bytes) -> None:
-        lines = _last_lines(data)
-        recent.tail.extend(lines)
-        if rank is None:
-            recent.launcher.extend(lines)
-        else:
-            recent.by_rank.setdefault(rank, collections.deque(maxlen=KEPT)).extend(lines)
-        on_output(rank, data)
-
-    return record
-
-
-def _last_lines(data: bytes) -> list[str]:
-    lines = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
-    if not lines[-1]:
-        lines.pop()
-    return [line[:_KEPT_BYTES].decode(errors="replace") for line in lines[-KEPT:]]
+    def add(self, rank: int | None, data: bytes) -> None:
+        """Keep the last lines of some output."""
+        lines = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
+        if not lines[-1]:
+            lines.pop()
+        texts = [line[:_KEPT_BYTES].decode(errors="replace") for line in lines[-KEPT:]]
+        self.tail.extend(texts)
+        self.by_rank.setdefault(rank, collections.deque(maxlen=KEPT)).extend(texts)
 
 
 AGENT_SECONDS = 5.0
@@ -115,13 +103,11 @@ class _Stream:
                 return b""
             end = len(chunk)
         lines = b"".join([*self.pieces, chunk[:end]])
-        rest = chunk[end:]
-        self.pieces = [rest] if rest else []
-        self.held = len(rest)
+        self.pieces, self.held = [chunk[end:]], len(chunk) - end
         return lines
 
-    def last(self) -> bytes:
-        """Return the unterminated last line."""
+    def take_rest(self) -> bytes:
+        """Take the unterminated last line."""
         line = b"".join(self.pieces)
         self.pieces, self.held = [], 0
         return line
@@ -176,7 +162,7 @@ class Outputs:
     @property
     def has_all_finished(self) -> bool:
         """True if the programs of all ranks have ended well; a launcher may still wait."""
-        return bool(self._ranks) and self.monitor.finished_well() >= len(self._ranks)
+        return bool(self._ranks) and self.monitor.count_finished_well() >= len(self._ranks)
 
     def follow(self, running: processes.Process, recent: RecentOutput, on_output: OnOutput) -> None:
         """Pass on output until the launcher has ended and its remaining output is read.
@@ -187,31 +173,35 @@ class Outputs:
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
-        record = make_recorder(recent, on_output)
+
+        def record(rank: int | None, data: bytes) -> None:
+            recent.add(rank, data)
+            on_output(rank, data)
+
         with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, record))
             selector.register(self.monitor, selectors.EVENT_READ)
-            with processes.hold_pidfd(running.pid) as end:
-                if end is not None:
-                    selector.register(end, selectors.EVENT_READ)
-                poll = _BLIND_POLL_SECONDS if end is None else _POLL_SECONDS
-                self._read_to_launchers_end(running, selector, poll)
-                if end is not None:
-                    selector.unregister(end)
+            self._read_to_launchers_end(running, selector)
             self._read_rest(running, selector)
         for stream in self._streams:
-            self._record(stream, stream.last(), record)
+            self._record(stream, stream.take_rest(), record)
 
     def _read_to_launchers_end(
-        self, running: processes.Process, selector: selectors.BaseSelector, poll: float
+        self, running: processes.Process, selector: selectors.BaseSelector
     ) -> None:
-        while running.poll() is None:
-            self._look_after_ranks()
-            sizes = self._read_ready(selector, poll)
-            if sizes and max(sizes) < _CHUNK // 4:
-                time.sleep(_PAUSE_SECONDS)
+        with processes.hold_pidfd(running.pid) as end:
+            if end is not None:
+                selector.register(end, selectors.EVENT_READ)
+            poll = _BLIND_POLL_SECONDS if end is None else _POLL_SECONDS
+            while running.poll() is None:
+                self._look_after_ranks()
+                sizes = self._read_ready(selector, poll)
+                if sizes and max(sizes) < _CHUNK // 4:
+                    time.sleep(_PAUSE_SECONDS)
+            if end is not None:
+                selector.unregister(end)
 
     def _read_rest(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
         """End what the launcher has left behind, and read the rest of the pipes."""
@@ -249,7 +239,7 @@ class Outputs:
         gone, all output is dropped.
         """
 
-        def pass_on(rank: int | None, data: bytes) -> None:
+        def deliver(rank: int | None, data: bytes) -> None:
             with contextlib.suppress(OSError):  # the driver has gone
                 on_output(rank, data)
 
@@ -262,12 +252,12 @@ class Outputs:
         deadline = time.monotonic() + self._grace + _KILLING_SECONDS
         with selectors.DefaultSelector() as selector:
             for stream in self._streams:
-                target = pass_on if stream in of_ranks else drop
+                target = deliver if stream in of_ranks else drop
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, target))
             self._read_until_stopped(ending, selector, deadline)
         ending.join()
         for stream in of_ranks:
-            self._record(stream, stream.last(), pass_on)
+            self._record(stream, stream.take_rest(), deliver)
 
     def _read_until_stopped(
         self, ending: threading.Thread, selector: selectors.BaseSelector, deadline: float

@@ -21,14 +21,11 @@ from ..redaction.secret_names import remove_secret_variables
 
 @dataclass(frozen=True)
 class JobDirectories:
-    """The directories of a job on one node."""
+    """The directories of a job on one node: its root, the unpacked bundle, and the job's own."""
 
     root: str
-    """The node root."""
     environment: str
-    """The unpacked bundle."""
     job_dir: str
-    """This job's private directory under the node root."""
 
 
 def locate_directories(request: PlacedRequest) -> JobDirectories:
@@ -58,39 +55,33 @@ def locate_work_dir(job: Job, root: str) -> str:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """One node's part in the process group."""
+    """One node's part in the process group; see :class:`GroupSettings` and ``[launch]``."""
 
     node: str
-    """The node's name."""
     node_rank: int
-    """Its rank among the nodes, from 0."""
     nnodes: int
-    """The number of nodes."""
     nproc: int
     """Ranks on this node."""
     address: str
     """Address of the head node."""
     port: int
-    """Port of the rendezvous on the head node."""
     interface: str
     """The network interface by which this node reaches the head."""
     backend: str
-    """``gloo`` or ``nccl``."""
     threads: int
     """CPU threads of one rank."""
     max_restarts: int = 0
-    """The number of times that failed ranks are restarted."""
     elastic: tuple[int, int] | None = None
     """The minimum and maximum of nodes that the group continues with."""
     own_address: str = ""
     """This node's address on its interface."""
     grace_seconds: int = 0
-    """Grace period of ranks after SIGTERM, in seconds."""
+    """Seconds between SIGTERM and SIGKILL."""
     on_cpus: bool = False
     """True if ranks must not use GPUs, since some node has none."""
 
     @property
-    def moving(self) -> bool:
+    def is_moving(self) -> bool:
         """True if there may be several rendezvous; ranks are not tied to nodes then."""
         return self.elastic is not None or self.max_restarts > 0
 
@@ -124,8 +115,8 @@ def make_hub_variables(directories: JobDirectories, base: Mapping[str, str]) -> 
     without one, the user's cache at its usual place is used if it is there. Only ``HF_HOME`` moves
     to the node's disk then, for what the libraries write.
     """
-    if os.path.isdir(_locate_bundled_hub(directories)):
-        view = _view(directories, base)
+    if os.path.isdir(os.path.join(directories.environment, STATE, HUB)):
+        view = _locate_view(directories, base)
         return dict.fromkeys(("HF_HUB_CACHE", *(n for n in _OTHER_NAMES if n in base)), view)
     if any(name in base for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")):
         return {}
@@ -139,29 +130,26 @@ def prepare_hub_cache(directories: JobDirectories, base: Mapping[str, str]) -> N
     Raises:
         OSError: it cannot be made.
     """
-    own = _locate_bundled_hub(directories)
+    own = os.path.join(directories.environment, STATE, HUB)
     if not os.path.isdir(own):
         return
-    view = _view(directories, base)
+    view = _locate_view(directories, base)
     os.makedirs(view, mode=0o700, exist_ok=True)
     for cache in (own, *_list_user_caches(base)):
         with contextlib.suppress(OSError):  # somebody else's, or none at all
             for name in os.listdir(cache):
                 if name.startswith(_REPOSITORIES):
-                    _link(os.path.join(cache, name), os.path.join(view, name))
+                    with contextlib.suppress(FileExistsError):
+                        os.symlink(os.path.join(cache, name), os.path.join(view, name))
     with open(os.path.join(view, "version.txt"), "w", encoding="ascii") as file:
         file.write(_LAYOUT)
 
 
-def _view(directories: JobDirectories, base: Mapping[str, str]) -> str:
+def _locate_view(directories: JobDirectories, base: Mapping[str, str]) -> str:
     """Return the directory of links, one for each environment and choice of the user's caches."""
     text = "\n".join([directories.environment, *_list_user_caches(base)])
     name = hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
     return os.path.join(directories.root, "cache", HUB, name)
-
-
-def _locate_bundled_hub(directories: JobDirectories) -> str:
-    return os.path.join(directories.environment, STATE, HUB)
 
 
 def _list_user_caches(base: Mapping[str, str]) -> list[str]:
@@ -176,11 +164,6 @@ def _locate_usual_cache(base: Mapping[str, str]) -> str:
     """Return huggingface_hub's cache directory if none of its variables is set."""
     caches = base.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(caches, "huggingface", "hub")
-
-
-def _link(target: str, path: str) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.symlink(target, path)
 
 
 # --- The variables of a rank, and of any program in an environment -------------------------------
@@ -242,31 +225,27 @@ def make_environment_variables(
         for name, value in kept.items()
         if not DROPPED.match(name) and (as_rank or not RANK.match(name))
     }
-    caches = os.path.join(directories.root, "cache")
+    caches, place = os.path.join(directories.root, "cache"), directories.environment
     return {
-        **{
-            "HF_HOME": os.path.join(caches, "huggingface"),
-            # A tracker that would wait for a server writes to the run directory instead.
-            "WANDB_MODE": "offline",
-            # fsspec, and so datasets, otherwise looks into the home as it is imported.
-            "FSSPEC_CONFIG_DIR": os.path.join(caches, "fsspec"),
-            "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
-        },
+        "HF_HOME": os.path.join(caches, "huggingface"),
+        # A tracker that would wait for a server writes to the run directory instead.
+        "WANDB_MODE": "offline",
+        # fsspec, and so datasets, otherwise looks into the home as it is imported.
+        "FSSPEC_CONFIG_DIR": os.path.join(caches, "fsspec"),
+        "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
         **env,
         **make_hub_variables(directories, env),
         **_OFFLINE,
-        **_asset_variables(directories.environment),
-        "PATH": os.pathsep.join(
-            [os.path.join(directories.environment, "bin"), env.get("PATH") or os.defpath]
-        ),
-        "VIRTUAL_ENV": directories.environment,
+        **_read_asset_variables(place),
+        "PATH": os.pathsep.join([os.path.join(place, "bin"), env.get("PATH") or os.defpath]),
+        "VIRTUAL_ENV": place,
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "STAGER_ENV": directories.environment,
-        "STAGER_PROJECT": os.path.join(directories.environment, "project"),
-        "STAGER_ASSETS": os.path.join(directories.environment, "assets"),
-        "STAGER_TRAINER": os.path.join(directories.environment, STATE, "site"),
+        "STAGER_ENV": place,
+        "STAGER_PROJECT": os.path.join(place, "project"),
+        "STAGER_ASSETS": os.path.join(place, "assets"),
+        "STAGER_TRAINER": os.path.join(place, STATE, "site"),
         "STAGER_JOB_DIR": directories.job_dir,
     }
 
@@ -280,7 +259,7 @@ def drop_schedulers(base: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in base.items() if not SCHEDULER.match(name)}
 
 
-def _asset_variables(environment: str) -> dict[str, str]:
+def _read_asset_variables(environment: str) -> dict[str, str]:
     """Return the variables for the paths of assets; none in an older environment."""
     folder = os.path.join(environment, ENV)
     found = {}
@@ -317,7 +296,7 @@ def make_rank_variables(
         env["NCCL_SOCKET_IFNAME"] = f"={group.interface}"
     if group.grace_seconds > _TORCHRUN_SECONDS:
         env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(group.grace_seconds)
-    if group.moving:
+    if group.is_moving:
         # Else restarted ranks use the store of the first attempt, where they read addresses of
         # ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -338,13 +317,22 @@ def make_group_variables(group: RankGroup) -> dict[str, str]:
 
 def make_native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would set for a rank, from those of a Slurm task."""
+    head = (group.address, str(group.port))
+    return make_task_variables(slurm, slurm["SLURM_NTASKS"], str(group.nproc), *head)
+
+
+def make_task_variables(
+    slurm: Mapping[str, str], world: str, here: str, address: str, port: str
+) -> dict[str, str]:
+    """Return torchrun's variables for a Slurm task: one of ``world``, ``here`` of them here."""
+    node = slurm["SLURM_NODEID"]
     return {
         "RANK": slurm["SLURM_PROCID"],
-        "WORLD_SIZE": slurm["SLURM_NTASKS"],
+        "WORLD_SIZE": world,
         "LOCAL_RANK": slurm["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": str(group.nproc),
-        "GROUP_RANK": slurm["SLURM_NODEID"],
-        "NODE_RANK": slurm["SLURM_NODEID"],
-        "MASTER_ADDR": group.address,
-        "MASTER_PORT": str(group.port),
+        "LOCAL_WORLD_SIZE": here,
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
     }

@@ -67,7 +67,7 @@ class Rank:
         return self.ended is not None and self.ended < time and not self.code
 
     @property
-    def finished_well(self) -> bool:
+    def has_finished_well(self) -> bool:
         """True if its program has finished with status 0."""
         return self.finished is not None and self.status == 0
 
@@ -110,10 +110,9 @@ class RankMonitor:
         self.launcher_end: float | None = None
         self.stopped = False
         self.on_lingering: Callable[[Rank], None] = lambda rank: None
-        try:
+        self._seconds = _SECONDS
+        with contextlib.suppress(ValueError):
             self._seconds = float(os.environ.get(SECONDS, _SECONDS))
-        except ValueError:
-            self._seconds = _SECONDS
         self._lines = Lines()
         path = os.path.join(folder, PIPE)
         os.mkfifo(path, 0o600)
@@ -164,9 +163,9 @@ class RankMonitor:
         """Tell whether the launcher had been stopped before a time."""
         return self.stopped and self.launcher_end is not None and self.launcher_end < time
 
-    def finished_well(self) -> int:
+    def count_finished_well(self) -> int:
         """Count the ranks whose programs have ended well."""
-        return sum(rank.finished_well for rank in self.ranks.values())
+        return sum(rank.has_finished_well for rank in self.ranks.values())
 
     def list_departed(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
         """Return the ranks that others may have missed, with the time since; the earliest first.
@@ -177,7 +176,7 @@ class RankMonitor:
         good_codes = (0,) if self.stopped else (0, None)
         for rank in self.ranks.values():
             since = rank.left
-            if since is None and rank.finished_well:
+            if since is None and rank.has_finished_well:
                 since = rank.finished
             if since is None and rank.code in good_codes and rank.rank not in failed:
                 since = rank.ended
@@ -193,28 +192,28 @@ class RankMonitor:
         soon = (self.launcher_end or 0.0) - _SOON
         return [
             rank
-            for rank in self._ended_before_stop(failed)
+            for rank in self._list_ended_before_stop(failed)
             if rank.code and not (rank.code in _SIGNALLED and (rank.ended or 0.0) >= soon)
         ]
 
-    def vanished(self, failed: Mapping[int, object]) -> list[Rank]:
+    def list_vanished(self, failed: Mapping[int, object]) -> list[Rank]:
         """Return the ranks that had ended before the stop, with a status that nobody saw.
 
         If their launcher had told others to end, it was no good one.
         """
-        ended = self._ended_before_stop(failed)
-        return [rank for rank in ended if rank.code is None and not rank.finished_well]
+        ended = self._list_ended_before_stop(failed)
+        return [rank for rank in ended if rank.code is None and not rank.has_finished_well]
 
     def list_joined(self, *, joined: bool) -> tuple[int, ...]:
         """Return the ranks that have ever been in a process group, or that surely have not."""
         return tuple(rank.rank for rank in self.ranks.values() if rank.joined is joined)
 
-    def lingering(self) -> list[Rank]:
+    def list_lingering(self) -> list[Rank]:
         """Return the ranks that went on for too long, and still do."""
         running = [rank for rank in self.ranks.values() if rank.ended is None]
         return [rank for rank in running if rank.lingers is not None or self._is_long_out(rank)]
 
-    def _ended_before_stop(self, failed: Mapping[int, object]) -> list[Rank]:
+    def _list_ended_before_stop(self, failed: Mapping[int, object]) -> list[Rank]:
         """Return ranks that ended before the launcher was stopped; none if it was not."""
         end = self.launcher_end if self.stopped else None
         if end is None:

@@ -68,15 +68,14 @@ class _Ranks:
                 self.failed.append((local, code, pid))
                 self.end()
 
-    @property
-    def stopped(self) -> bool:
-        """True if they were stopped though none had failed."""
-        return self._told and not self.failed
-
-    def report(self) -> None:
+    def report(self) -> int:
+        """Write what has failed; return this launcher's exit status."""
         for local, code, pid in self.failed:
             print(f"  rank      : {self._first + local} (local_rank: {local})", file=sys.stderr)
             print(f"  exitcode  : {code} (pid: {pid})", file=sys.stderr)
+        if self.failed:
+            return 1
+        return _STOPPED if self._told else 0
 
 
 def _become(argv: list[str], variables: dict[str, str], stdin: int) -> None:
@@ -101,10 +100,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGALRM, ranks.kill)
     ranks.start(count, argv[3:])
     ranks.wait()
-    ranks.report()
-    if ranks.stopped:
-        return _STOPPED
-    return 1 if ranks.failed else 0
+    return ranks.report()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ _RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
 _CLOSING_SIGNAL = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
 _SIGNALLED = re.compile(r"\bSending process (\d+) closing signal")
-_RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
 _REPORT_START = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The first line of torchrun's own report: its traceback and its table follow."""
 _SIGTERM, _SIGKILL = -15, -9
@@ -89,7 +88,7 @@ def _add_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
     if not lines or not (is_exit or not record.lines):
         return record
     record = replace(record, lines=tuple(lines[-_SHOWN:]))
-    printed = _printed_exception(lines)
+    printed = _find_printed_exception(lines)
     by_status = not record.exception or record.message.lstrip("-").isdigit()
     if printed is None or not by_status or not 0 < record.exit_code < 128:
         return record
@@ -97,7 +96,7 @@ def _add_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
     return replace(record, exception=exception, message=message, lines=trace)
 
 
-def _printed_exception(lines: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
+def _find_printed_exception(lines: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
     """Return class, message and lines of the traceback with which a program's output ends.
 
     Programs print what they have caught and return a status, or end themselves by ``os._exit``.
@@ -126,8 +125,7 @@ def complete_records(
 def _settle(
     record: FailureRecord, monitor: RankMonitor, pids: Collection[int], is_root_cause: bool
 ) -> FailureRecord:
-    rank = monitor.ranks.get(record.rank)
-    ended = record.time
+    rank, ended = monitor.ranks.get(record.rank), record.time
     if rank is not None:
         ended = rank.ended or monitor.launcher_end or ended
     time = record.time if record.exception else ended
@@ -145,8 +143,7 @@ def _is_sigterm(code: int) -> bool:
 
 def find_signalled(launcher: Iterable[str]) -> set[int]:
     """Return the ids of the processes that torchrun reports to have told to end."""
-    matches = (_SIGNALLED.search(line) for line in launcher)
-    return {int(match[1]) for match in matches if match}
+    return {int(match[1]) for match in map(_SIGNALLED.search, launcher) if match}
 
 
 def find_own_record(job_dir: str, failure: FailureRecord) -> FailureRecord:
@@ -165,12 +162,9 @@ def parse_report(lines: Iterable[str]) -> list[tuple[int, int, int]]:
     failed = []
     current: tuple[int, int] | None = None
     for line in lines:
-        rank = _RANK.match(line)
-        if rank:
+        if rank := _RANK.match(line):
             current = (int(rank[1]), int(rank[2]))
-            continue
-        code = _EXIT.match(line)
-        if code and current is not None:
+        elif current is not None and (code := _EXIT.match(line)):
             failed.append((*current, int(code[1])))
             current = None
     return failed
@@ -186,14 +180,12 @@ def select_program_lines(lines: Iterable[str], rank: int) -> list[str]:
     # The last report counts: an earlier one closes an attempt that was followed by a restart.
     reports = [number for number, line in enumerate(all_lines) if _REPORT_START.search(line)]
     end = reports[-1] if reports else None
-    return [line for line in all_lines[:end] if _may_be_of_rank(line, rank)]
-
-
-def _may_be_of_rank(line: str, rank: int) -> bool:
-    if _CLOSING_SIGNAL.match(line):
-        return False
-    prefix = _RANK_PREFIX.match(line)
-    return prefix is None or int(prefix[1]) == rank
+    foreign = re.compile(rf"\[rank(?!{rank}\])\d+\]:")
+    return [
+        line
+        for line in all_lines[:end]
+        if not _CLOSING_SIGNAL.match(line) and not foreign.match(line)
+    ]
 
 
 def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None = None) -> int:
@@ -219,19 +211,21 @@ def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None
 
 def explain_oom_kills(
     records: Iterable[FailureRecord], before: int | None, after: int | None
-) -> dict[int, str]:
-    """Return a line for each rank that was killed while the kernel was out of memory.
+) -> list[FailureRecord]:
+    """Add a line to the record of each rank that was killed while memory ran out.
 
     A process that is killed cannot report it, and Slurm does only where it limits memory.
     """
     if before is None or after is None or after <= before:
-        return {}
+        return list(records)
+    events = format_count(after - before, "oom-kill event")
     line = (
-        f"stager: {format_count(after - before, 'oom-kill event')} on this node while the "
-        "ranks ran: "
-        "the kernel killed for want of memory"
+        f"stager: {events} on this node while the ranks ran: the kernel killed for want of memory"
     )
-    return {record.rank: line for record in records if record.exit_code == _SIGKILL}
+    return [
+        replace(record, lines=(*record.lines, line)) if record.exit_code == _SIGKILL else record
+        for record in records
+    ]
 
 
 def _records(folder: str) -> list[FailureRecord]:

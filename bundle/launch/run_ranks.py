@@ -9,7 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..channel.agent_channel import AgentChannel
 from ..environment import unpack
@@ -48,8 +49,7 @@ from .staged_files import make_work_dir
 _SHOWN = 30
 
 
-@dataclass(frozen=True)
-class _Start:
+class _Start(NamedTuple):
     argv: list[str]
     variables: dict[str, str]
     cwd: str
@@ -62,33 +62,32 @@ def run_ranks(
 ) -> LaunchAnswer:
     """Start this task's ranks and pass on their output until they end."""
     job, directories = request.job, locate_directories(request)
-    group, link = _group(request)
+    group, link = _make_group(request)
     native = job.launch.launcher is Launcher.SRUN
-    private = _job_dir(directories.job_dir, job.launch.launcher)
+    private = _make_job_dir(directories.job_dir, job.launch.launcher)
     with unpack.hold_during(directories.root, job.bundle_id), private:
-        start = _start(directories, group, request)
+        start = _prepare_start(directories, group, request)
         own_rank = int(start.variables["RANK"]) if native else None
         channel.emit(Started(argv=tuple(mask_arguments(start.argv)), interface=link.interface))
-        outputs = _open_outputs(directories, start, job.launch.grace_seconds)
+        outputs = _open_outputs(directories.job_dir, start.ranks, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
 
-        def pass_on(rank: int | None, data: bytes) -> None:
+        def send_output(rank: int | None, data: bytes) -> None:
             channel.output(own_rank if native else rank, data)
 
-        _report_events(outputs, channel, group.node, pass_on)
+        _report_events(outputs, channel, group.node, send_output)
         if job.allocation is Allocation.SLURM and not machine.has_step_cgroup():
             signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
         signals.take_user_signals()  # those from before are for no rank
-        with contextlib.closing(outputs), _limit(request.limit):
+        with contextlib.closing(outputs), _limit_time(request.limit):
             running = early.launch(start.argv, start.variables, start.cwd) if early else None
             killed_before = machine.oom_kills()
             code, recent = run_launcher(
-                start.argv, start.variables, start.cwd, outputs, pass_on, running
+                start.argv, start.variables, start.cwd, outputs, send_output, running
             )
             signals.ignore_signals()  # the ranks have ended: what is left is to say how
-        find_failures = _native_failures if native else _failures
-        failed = find_failures(directories.job_dir, start, code, recent, monitor) if code else []
+        failed = _find_failures(directories.job_dir, start, code, recent, monitor)
         if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
         failed = _explain_oom_kills(failed, killed_before, channel)
@@ -101,46 +100,48 @@ def _explain_oom_kills(
     failed: list[FailureRecord], before: int | None, channel: AgentChannel
 ) -> list[FailureRecord]:
     """Add to log and record that the kernel may have killed a rank for lack of memory."""
-    killed = rank_results.explain_oom_kills(failed, before, machine.oom_kills())
-    for rank, line in killed.items():
-        channel.output(rank, f"{line}\n".encode())
-    return [
-        replace(record, lines=(*record.lines, killed[record.rank]))
-        if record.rank in killed
-        else record
-        for record in failed
-    ]
+    records = rank_results.explain_oom_kills(failed, before, machine.oom_kills())
+    for record in records:
+        if record not in failed:
+            channel.output(record.rank, f"{record.lines[-1]}\n".encode())
+    return records
 
 
-def _report_events(outputs: Outputs, channel: AgentChannel, node: str, pass_on: OnOutput) -> None:
-    """Tell the driver and the logs what the reading of output finds."""
+def _report_events(
+    outputs: Outputs, channel: AgentChannel, node: str, send_output: OnOutput
+) -> None:
+    """Report to the driver and the logs what the reading of output finds."""
 
     def note_signal(number: int, ranks: list[int]) -> None:
         name = signal.Signals(number).name
         for rank in ranks:
-            pass_on(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
+            send_output(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
 
     outputs.on_signal = note_signal
     outputs.on_finished = lambda: channel.emit(RanksEnded())
     outputs.monitor.on_lingering = lambda rank: channel.emit(_describe_lingering(node, rank))
 
 
-def _failures(
+def _find_failures(
     job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
 ) -> list[FailureRecord]:
+    if not code:
+        return []
+    if not start.ranks:
+        return [_find_native_failure(job_dir, start, code, recent, monitor)]
     node = start.variables["STAGER_NODE"]
-    by_rank = {rank: list(lines) for rank, lines in recent.by_rank.items()}
+    by_rank = {rank: list(lines) for rank, lines in recent.by_rank.items() if rank is not None}
     failed = rank_results.find_failures(job_dir, node, recent.tail, time.time(), by_rank)
     for rank in monitor.list_unreported({record.rank: record for record in failed}):
         numbers = (rank.rank, rank.local_rank, rank.code or 0)
         lines = by_rank.get(rank.rank, ())
         failed.append(rank_results.make_record(node, *numbers, lines, rank.ended or 0.0))
-    return rank_results.complete_records(failed, monitor, list(recent.launcher))
+    return rank_results.complete_records(failed, monitor, list(recent.by_rank.get(None, ())))
 
 
-def _native_failures(
+def _find_native_failure(
     job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
-) -> list[FailureRecord]:
+) -> FailureRecord:
     """Return the failure of the one rank that Slurm has started."""
     variables = start.variables
     seen = rank_results.make_record(
@@ -151,7 +152,7 @@ def _native_failures(
         recent.tail,
         time.time(),
     )
-    return [replace(rank_results.find_own_record(job_dir, seen), told_to_end=monitor.stopped)]
+    return replace(rank_results.find_own_record(job_dir, seen), told_to_end=monitor.stopped)
 
 
 def _add_observations(
@@ -160,8 +161,8 @@ def _add_observations(
     """Add the first rank that left, and ranks that vanished, linger or miss in a group."""
     by_rank = {record.rank: record for record in answer.failures}
     departed = monitor.list_departed(by_rank)[:1]  # later ones only follow from the first
-    told_some = bool(rank_results.find_signalled(recent.launcher))
-    vanished = monitor.vanished(by_rank) if told_some else []
+    told_some = bool(rank_results.find_signalled(recent.by_rank.get(None, ())))
+    vanished = monitor.list_vanished(by_rank) if told_some else []
     return replace(
         answer,
         tail=tuple(recent.tail)[-_SHOWN:] if answer.exit_code else (),
@@ -172,7 +173,7 @@ def _add_observations(
             for since, rank in departed
         ),
         vanished=tuple(Vanished(node, rank.rank, rank.ended) for rank in vanished),
-        lingering=tuple(_describe_lingering(node, rank) for rank in monitor.lingering()),
+        lingering=tuple(_describe_lingering(node, rank) for rank in monitor.list_lingering()),
         joined=monitor.list_joined(joined=True),
         alone=monitor.list_joined(joined=False),
     )
@@ -188,7 +189,7 @@ def _describe_lingering(node: str, rank: Rank) -> Lingering:
     )
 
 
-def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
+def _make_group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
     job, settings, node = request.job, request.group, request.node
     link = network.choose_link(job.launch.interface, node, settings.address)
     if job.launch.launcher is Launcher.SRUN:
@@ -216,7 +217,7 @@ def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
     return group, link
 
 
-def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
+def _prepare_start(directories: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
     job = request.job
     program = commands.wrap_command(directories, job.launch.command)
     base = os.environ if job.allocation is Allocation.SLURM else drop_schedulers(os.environ)
@@ -230,7 +231,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
         cwd = make_work_dir(directories, job)
     if job.launch.launcher is Launcher.SRUN:
         variables |= make_native_variables(group, os.environ)
-        return _Start(commands.make_native_argv(directories, program), variables, cwd, [])
+        return _Start([commands.locate_python(directories), *program], variables, cwd, [])
     if job.launch.launcher is Launcher.PROCESSES:
         variables |= make_group_variables(group)
         argv = commands.make_processes_argv(directories, group, program)
@@ -240,7 +241,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
 
 
 @contextlib.contextmanager
-def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
+def _make_job_dir(path: str, launcher: Launcher) -> Iterator[None]:
     """Make and remove the job's directory; it is locked, so that a killed agent's is swept."""
     removal.delete_as_far_as_possible(path)  # of the same job, before it was requeued
     held = node_root.make_locked_directory(path)
@@ -258,33 +259,28 @@ def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _limit(seconds: float | None) -> Iterator[None]:
-    if seconds is None:
-        yield
-        return
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+def _limit_time(seconds: float | None) -> Iterator[None]:
+    timer = threading.Timer(seconds or 0.0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
-    timer.start()
+    if seconds is not None:
+        timer.start()
     try:
         yield
     finally:
         timer.cancel()
 
 
-def _open_outputs(directories: JobDirectories, start: _Start, grace: float) -> Outputs:
+def _open_outputs(job_dir: str, ranks: list[range], grace: float) -> Outputs:
     try:
-        return Outputs(os.path.join(directories.job_dir, "output"), start.ranks, grace)
+        return Outputs(os.path.join(job_dir, "output"), ranks, grace)
     except OSError as exc:
-        raise NodeError(_describe_missing_pipes(directories, exc, len(start.ranks))) from exc
-
-
-def _describe_missing_pipes(directories: JobDirectories, exc: OSError, ranks: int) -> Problem:
-    if exc.errno != errno.EMFILE:
         full, other = ProblemCode.PIPES_DISK_FULL, ProblemCode.PIPES_NOT_MADE
-        return files.disk_problem(exc, directories.job_dir, full, other)
-    values = {
-        "why": str(exc.strerror or exc),
-        "ranks": format_count(ranks, "rank"),
-        "limit": format_count(processes.get_open_file_limit(), "open file"),
-    }
-    return Problem(ProblemCode.PIPES_OVER_LIMIT, directories.job_dir, values)
+        problem = files.disk_problem(exc, job_dir, full, other)
+        if exc.errno == errno.EMFILE:
+            values = {
+                "why": files.error_text(exc),
+                "ranks": format_count(len(ranks), "rank"),
+                "limit": format_count(processes.get_open_file_limit(), "open file"),
+            }
+            problem = Problem(ProblemCode.PIPES_OVER_LIMIT, job_dir, values)
+        raise NodeError(problem) from exc

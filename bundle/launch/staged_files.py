@@ -104,10 +104,12 @@ def _copy(source: str, path: str) -> None:
 
 
 def _is_output(name: str, job: Job) -> bool:
-    inner = os.path.relpath(name, job.run_subdir or ".")
-    return any(
-        patterns.is_wanted(path, job.outputs) for path in (*patterns.list_parents(inner), inner)
-    )
+    return _is_among(os.path.relpath(name, job.run_subdir or "."), job.outputs)
+
+
+def _is_among(inner: str, outputs: Sequence[str]) -> bool:
+    paths = (*patterns.list_parents(inner), inner)
+    return any(patterns.is_wanted(path, outputs) for path in paths)
 
 
 def _may_hold(name: str, job: Job) -> bool:
@@ -213,8 +215,7 @@ def has_outputs_besides(folder: str, outputs: Sequence[str], brought: Collection
         links = [name for name in folders if os.path.islink(os.path.join(path, name))]
         for name in (*files, *links):
             inner = os.path.join(prefix, name)
-            paths = (*patterns.list_parents(inner), inner)
-            if inner not in known and any(patterns.is_wanted(one, outputs) for one in paths):
+            if inner not in known and _is_among(inner, outputs):
                 return True
     return False
 

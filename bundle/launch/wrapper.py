@@ -220,7 +220,7 @@ def _handle_error(error: BaseException, program: Program, *, is_rank: bool) -> i
     """Record and show the error; return the exit status. A forked child leaves no record."""
     frames = _program_frames(error.__traceback__)
     if frames is None and isinstance(error, ImportError):
-        return _cannot_start(error, program)
+        return _refuse(type(error)(_describe_import_error(error, program)))
     program_globals = frames.tb_frame.f_globals if frames is not None else {}
     if program_globals.get("__name__") == "__main__":
         keep_main(program_globals)
@@ -307,23 +307,23 @@ def _show(error: BaseException) -> None:
 
 
 def _missing_script(name: str, paths: list[Path]) -> int:
-    if len(paths) == 1:
-        message = f"no script {name}: there is no {paths[0]}"
-    else:
+    message = f"no script {name}: there is no {paths[0]}"
+    if len(paths) > 1:
         message = (
             f"no script {name}: there is neither {paths[0]} (the staged project) nor {paths[1]} "
             "(the working directory); check the name, and that the project does not exclude it"
         )
-    _complain(f"run_wrapper: {message}")
-    write_record(FileNotFoundError(message), USAGE)
-    return USAGE
+    return _refuse(FileNotFoundError(message))
 
 
-def _cannot_start(error: ImportError, program: Program) -> int:
+def _describe_import_error(error: ImportError, program: Program) -> str:
     option = "-m " if program[0] == "module" else ""
-    message = f"cannot run {option}{program[1]}: {error} (looked first in {sys.path[0]})"
-    _complain(f"run_wrapper: {message}")
-    write_record(type(error)(message), USAGE)
+    return f"cannot run {option}{program[1]}: {error} (looked first in {sys.path[0]})"
+
+
+def _refuse(error: Exception) -> int:
+    _complain(f"run_wrapper: {error}")
+    write_record(error, USAGE)
     return USAGE
 
 
@@ -505,7 +505,7 @@ def follow_groups(groups: types.ModuleType) -> None:
 
 def _report_change(change: Callable[..., Any], is_member: Callable[[], Any]) -> Callable[..., Any]:
     @functools.wraps(change)
-    def changed(*args: object, **kwargs: object) -> object:
+    def report(*args: object, **kwargs: object) -> object:
         before = is_member()
         try:
             return change(*args, **kwargs)
@@ -514,7 +514,7 @@ def _report_change(change: Callable[..., Any], is_member: Callable[[], Any]) -> 
             if after != before:
                 send_event("joined" if after else "left")
 
-    return changed
+    return report
 
 
 def end_watch(status: int) -> None:

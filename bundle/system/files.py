@@ -45,6 +45,10 @@ class Mount:
             return daemon.lower() in _SHARED_FUSE.split()
         return kind in _SHARED.split()
 
+    def covers(self, path: str) -> bool:
+        """Return True if a path without links is its point, or below it."""
+        return self.point in ("/", path) or path.startswith(f"{self.point}/")
+
     def is_mounted_on(self, other: Mount) -> bool:
         """Return True if this mount lies directly on another one; a root names itself."""
         return self.parent == other.id and self.id != other.id
@@ -77,19 +81,20 @@ def choose_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
     directory the later one counts. Where the root is not listed (after a chroot) the longest
     mount point decides, and of equal ones the last.
     """
-    covering = [
-        mount
-        for mount in mounts
-        if mount.point in ("/", path) or path.startswith(f"{mount.point}/")
-    ]
-    ids = {mount.id for mount in covering}
-    roots = (one for one in covering if one.point == "/" and one.parent not in ids - {one.id})
-    current = next(roots, None)
+    covering = [mount for mount in mounts if mount.covers(path)]
+    current = _find_root(covering)
     if current is None:
         return max(reversed(covering), key=_measure_depth, default=None)
     while children := [mount for mount in covering if mount.is_mounted_on(current)]:
         current = min(reversed(children), key=_measure_depth)
     return current
+
+
+def _find_root(mounts: list[Mount]) -> Mount | None:
+    """Return the first mount of ``/`` that is on top of no other of these mounts."""
+    ids = {mount.id for mount in mounts}
+    roots = (one for one in mounts if one.point == "/" and one.parent not in ids - {one.id})
+    return next(roots, None)
 
 
 def _measure_depth(mount: Mount) -> int:

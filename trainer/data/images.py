@@ -66,13 +66,12 @@ def read_mnist(folder: Path) -> Splits:
     splits = []
     for split in _SPLITS:
         paths = {kind: _find_idx_file(folder, split, kind) for kind in _KINDS}
-        missing = [kind for kind, path in paths.items() if path is None]
         names = {kind: path for kind, path in paths.items() if path is not None}
-        if not missing:
+        if len(names) == len(_KINDS):
             images, labels = (read_idx(names[kind], axes) for kind, axes in _KINDS.items())
             splits.append(_join_images_and_labels(images, labels, names, DIGIT))
         elif names:
-            (kind,), (path,) = missing, names.values()
+            (kind,), (path,) = set(_KINDS) - set(names), names.values()
             raise TrainerError(
                 f"{path} is there, and the {kind} that belong to it are not",
                 hint=f"copy {split}-{kind}-idx{_KINDS[kind]}-ubyte.gz to the same folder",

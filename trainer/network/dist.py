@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -64,10 +64,7 @@ def read_world(environ: Mapping[str, str]) -> World:
         return World()
     texts = {name: environ.get(name) or default for name, default in _NUMBERS.items()}
     problems = [f"{name} is not set" for name in _REQUIRED if not environ.get(name)]
-    wrong = [name for name, text in texts.items() if not text.isdecimal()]
-    problems += [f"{name}={texts[name]} is not a number" for name in wrong]
-    if not problems and int(texts["RANK"]) >= int(texts["WORLD_SIZE"]):
-        problems.append(f"RANK={texts['RANK']} is not below WORLD_SIZE={texts['WORLD_SIZE']}")
+    problems += list(_describe_wrong_numbers(texts))
     if problems:
         raise TrainerError(
             "the environment does not describe a distributed job: " + ", ".join(problems),
@@ -75,6 +72,13 @@ def read_world(environ: Mapping[str, str]) -> World:
         )
     rank, size, local_rank, local_size = map(int, texts.values())
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launched=True)
+
+
+def _describe_wrong_numbers(texts: Mapping[str, str]) -> Iterator[str]:
+    wrong = [name for name, text in texts.items() if not text.isdecimal()]
+    yield from (f"{name}={texts[name]} is not a number" for name in wrong)
+    if not wrong and int(texts["RANK"]) >= int(texts["WORLD_SIZE"] or 0):
+        yield f"RANK={texts['RANK']} is not below WORLD_SIZE={texts['WORLD_SIZE']}"
 
 
 def start(

@@ -259,9 +259,9 @@ def test_a_ranks_long_line_is_joined_once_and_passed_on_in_pieces() -> None:
     stream = output_reader._Stream(0, None)
     passed = [stream.take(Piece(b"y" * 4096)) for _ in range(50_000_000 // 4096)]
     whole = [data for data in passed if data]
-    assert sum(map(len, whole)) + len(stream.last()) == 50_000_000 // 4096 * 4096
+    assert sum(map(len, whole)) + len(stream.take_rest()) == 50_000_000 // 4096 * 4096
     assert len(whole) <= 50_000_000 // output_reader.LONGEST_LINE + 1
-    assert (stream.held, stream.last()) == (0, b"")
+    assert (stream.held, stream.take_rest()) == (0, b"")
 
 
 def test_what_is_remembered_of_long_lines_is_little() -> None:

@@ -174,7 +174,7 @@ def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(job_dir: 
         "stager: rank 0 on n1 has ended its program, but its process goes on 0.2 s later: "
         in (job_dir / "said").read_text()
     )
-    assert monitor.lingering() == []  # it has ended since
+    assert monitor.list_lingering() == []  # it has ended since
 
 
 def test_a_rank_that_goes_on_after_the_others_is_named(job_dir: Path) -> None:
@@ -316,12 +316,12 @@ def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
             2: Rank(2, 2, 102, ended=now - 9, code=3),
             3: Rank(3, 3, 103),
         }
-        assert monitor.vanished({}) == []
+        assert monitor.list_vanished({}) == []
         departed = {one.rank: one for _, one in monitor.list_departed({2: None})}
         assert sorted(departed) == [0, 1]
         assert not departed[0].has_left_and_gone_on
         monitor.note_launcher_end(stopped=True)
-        assert [one.rank for one in monitor.vanished({})] == [0]
+        assert [one.rank for one in monitor.list_vanished({})] == [0]
         assert [one.rank for one in monitor.list_unreported({})] == [2]
         assert [one.rank for _, one in monitor.list_departed({2: None})] == [1]
 

@@ -162,10 +162,10 @@ def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:
 
 def test_a_kill_while_the_kernel_killed_for_memory_is_told() -> None:
     ranks = [killed(rank, code) for rank, code in enumerate((1, -9, -15))]
-    ((rank, line),) = explain_oom_kills(ranks, 3, 4).items()
-    assert rank == 1
-    assert "1 oom-kill event on this node" in line
-    assert "2 oom-kill events" in explain_oom_kills(ranks, 3, 5)[1]
+    first, explained, last = explain_oom_kills(ranks, 3, 4)
+    assert [first, last] == [ranks[0], ranks[2]]
+    assert "1 oom-kill event on this node" in explained.lines[-1]
+    assert "2 oom-kill events" in explain_oom_kills(ranks, 3, 5)[1].lines[-1]
 
 
 def killed(rank: int, code: int) -> FailureRecord:
@@ -174,7 +174,7 @@ def killed(rank: int, code: int) -> FailureRecord:
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 4), (3, None), (None, None)])
 def test_a_kill_of_another_kind_is_not(before: int | None, after: int | None) -> None:
-    assert explain_oom_kills([killed(0, -9)], before, after) == {}
+    assert explain_oom_kills([killed(0, -9)], before, after) == [killed(0, -9)]
 
 
 PRINTED = [
