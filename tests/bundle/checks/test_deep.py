@@ -84,7 +84,7 @@ def rewritten(path: Path, change: int = 1) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize("processes", [1, 2, 5])
+@pytest.mark.parametrize("processes", [1, 5])
 def test_a_sound_environment_has_no_problems(copy: Path, processes: int) -> None:
     before = tree(copy)
     assert found(copy, processes) == {}
@@ -126,7 +126,7 @@ def test_every_kind_of_damage_is_found_at_once_and_named(copy: Path) -> None:
 def test_one_byte_of_each_file_in_turn_is_noticed(copy: Path) -> None:
     names = [name for name, (mode, data) in tree(copy).items() if mode != "link" and data]
     assert len(names) > 40
-    for name in names[:: max(1, len(names) // 25)]:
+    for name in names[:: max(1, len(names) // 8)]:
         path = copy / name
         whole = path.read_bytes()
         rewritten(path, 0x20)
@@ -190,9 +190,9 @@ def test_an_interpreter_that_has_gone_and_one_that_is_being_renewed(copy: Path) 
 def test_what_it_is_compared_with_is_compared_itself(
     copy: Path, damage: str, single: Packed
 ) -> None:
-    for kept in sorted((copy / ".stager").rglob("*")):
-        if not kept.is_file() or "site" in kept.relative_to(copy).parts:
-            continue
+    kept_files = [copy / ".stager" / name for name in ("listing", "manifest.json")]
+    kept_files.append(min((copy / ".stager" / "layers").iterdir()))
+    for kept in kept_files:
         whole = kept.read_bytes()
         if damage == "missing":
             kept.unlink()
@@ -222,6 +222,7 @@ def test_names_that_cannot_be_shown_are_escaped(copy: Path) -> None:
     assert "\\\\udcff" in said
 
 
+@pytest.mark.full
 def test_it_is_quick_with_many_files(many: Packed, base: Path) -> None:
     root = make_secure_root(str(base))
     made = stage(many, root, 2)
@@ -396,10 +397,6 @@ def test_a_head_that_hangs_up_without_a_word_is_asked_again(port: int) -> None:
         assert trying.result() >= 0
 
 
-def test_nobody_is_expected(port: int) -> None:
-    assert wait_for_nodes("127.0.0.1", port, "77", [], 60.0) == []
-
-
 def test_a_port_that_is_taken(port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
@@ -466,16 +463,3 @@ def test_the_ipv6_address_of_a_head(port: int) -> None:
         head = pool.submit(wait_for_nodes, "::1", port, "77", ["n2"], 3600.0)
         assert connect_to_head("::1", port, "77", "n2", 3600.0) >= 0
         assert head.result() == []
-
-
-def test_a_head_that_is_told_to_end_while_it_waits(port: int) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-        "from bundle.checks.deep import wait_for_nodes\n"
-        f"wait_for_nodes('127.0.0.1', {port}, '77', ['n2'], 3600.0)\n"
-    )
-    head = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    with socket.socket() as probe:
-        assert until(lambda: probe.connect_ex(("127.0.0.1", port)) in (0, errno.EISCONN))
-    os.kill(head.pid, 15)
-    assert head.wait(timeout=600) == -15

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -91,22 +90,6 @@ def test_a_bundle_that_the_node_cannot_see_is_to_be_placed(
     job = job_for(single, tmp_path, bundle=str(tmp_path / "elsewhere.tar"))
     code, (event,) = ask(program, "preflight", job)
     assert (code, event["ok"], event["pkgs"]) == (0, True, False)
-
-
-def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_path: Path) -> None:
-    preferred = network.choose_port("4711")
-    with socket.create_server(("127.0.0.1", preferred)):
-        _, (event,) = ask(program, "preflight", job_for(single, tmp_path))
-    assert event["ok"] is True
-    assert event["port"] not in (0, preferred)
-    assert network.FIRST_PORT <= event["port"] <= network.LAST_PORT
-
-
-def test_every_node_could_become_the_head(single: Packed, program: Path, tmp_path: Path) -> None:
-    """Where nodes that fail are left out."""
-    _, (event,) = ask(program, "preflight", job_for(single, tmp_path), node_rank=1)
-    assert event["address"] == "127.0.0.1"
-    assert event["port"] in PORTS
 
 
 def test_where_a_node_cannot_be_reached_matters_for_the_first_alone(

@@ -345,12 +345,6 @@ def test_on_alpine_linux_the_reason_is_musl() -> None:
         assert problem.why == "the node's is musl 1.2.5, and the bundle's packages are for glibc"
 
 
-def test_this_machine_meets_what_it_is() -> None:
-    facts = host_facts()
-    own = Requires("3.11", os.uname().machine, facts.libc, facts.libc_version)
-    assert probe.check_requires(own, facts) == []
-
-
 # --- as it is shipped ----------------------------------------------------------------------------
 
 

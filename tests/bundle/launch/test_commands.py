@@ -6,11 +6,7 @@ import pytest
 
 from bundle.launch import commands
 from bundle.launch.commands import choose_backend, choose_nproc, choose_threads
-from bundle.launch.program_variables import (
-    JobDirectories,
-    RankGroup,
-    make_native_variables,
-)
+from bundle.launch.program_variables import JobDirectories, RankGroup, make_native_variables
 from bundle.protocol.job import ONE_A_CPU
 
 PLACE = JobDirectories(

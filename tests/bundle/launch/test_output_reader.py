@@ -197,8 +197,6 @@ def test_a_signal_between_reading_and_passing_on_loses_nothing(tmp_path: Path) -
 
 FORGED = [
     b"\x1erank 1\n",
-    b"\x1erank 0\n",
-    b"\x1erank 99999999999999999999\n",
     b"\x1erank " + b"9" * 5000 + b"\n",
     b"\x1erank 1 " + b"0" * 32 + b"\n",
     b"\x1erank 1 \n\x1e\x1erank\n",

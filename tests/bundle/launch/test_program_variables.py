@@ -120,6 +120,8 @@ DECOYS = [
 ]
 
 
+ISOLATING = ("STAGER_ENV", "PYTHONNOUSERSITE", "HF_HUB_OFFLINE", "VIRTUAL_ENV")
+CACHES = ("HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 KEPT = [
     *("HOME", "USER", "LANG", "LD_PRELOAD", "LD_LIBRARY_PATH", "SLURM_JOB_ID", "http_proxy"),
     *("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONFAULTHANDLER", "PYTHONOPTIMIZE"),
@@ -135,30 +137,11 @@ def test_variables_of_schedulers_are_dropped_where_none_starts_the_ranks() -> No
     assert drop_schedulers(given) == own
 
 
-@pytest.mark.parametrize("name", DECOYS)
-def test_what_would_lead_astray_is_dropped(name: str) -> None:
-    given = {"PATH": "/usr/bin", name: "/decoy"}
-    assert make_rank_variables(PLACE, GROUP, given) == EVERY_RANK
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_what_is_the_users_own_is_kept(name: str) -> None:
-    given = {"PATH": "/usr/bin", name: "/own"}
-    assert make_rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, name: "/own"}
-
-
-@pytest.mark.parametrize(
-    "name", ["STAGER_ENV", "PYTHONNOUSERSITE", "HF_HUB_OFFLINE", "VIRTUAL_ENV"]
-)
-def test_what_isolates_cannot_be_set_from_outside(name: str) -> None:
-    given = {"PATH": "/usr/bin", name: ""}
-    assert make_environment_variables(PLACE, given)[name] == EVERY_PROGRAM[name]
-
-
-@pytest.mark.parametrize("name", ["HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"])
-def test_caches_may_be_elsewhere(name: str) -> None:
-    given = {"PATH": "/usr/bin", name: "/elsewhere"}
-    assert make_environment_variables(PLACE, given)[name] == "/elsewhere"
+def test_what_would_lead_astray_is_dropped_and_the_users_own_kept() -> None:
+    own, caches = dict.fromkeys(KEPT, "/own"), dict.fromkeys(CACHES, "/elsewhere")
+    decoys = dict.fromkeys(DECOYS, "/decoy") | dict.fromkeys(ISOLATING, "")
+    given = {"PATH": "/usr/bin", **decoys, **own, **caches}
+    assert make_rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, **own, **caches}
 
 
 def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path) -> None:

@@ -446,7 +446,7 @@ SPAWNING = """
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_multiprocessing_with_what_the_script_defines(node, method):
     node.write("helper.py", "def square(x): return x * x")
     node.write("train.py", SPAWNING)
@@ -454,9 +454,7 @@ def test_multiprocessing_with_what_the_script_defines(node, method):
     assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 9]\n[16, 25]\n", "")
 
 
-@pytest.mark.parametrize(
-    "ending", ["", "raise SystemExit(0)", "raise ValueError('x')"], ids=["end", "exit", "error"]
-)
+@pytest.mark.parametrize("ending", ["", "raise ValueError('x')"], ids=["end", "error"])
 def test_pool_that_works_on_after_the_end(node, ending):
     """A pool not waited for is pickling the script's functions while the interpreter ends."""
     node.write(
@@ -674,17 +672,12 @@ def test_the_program_and_its_children_do_not_get_the_nonce(
     ]
 
 
-@pytest.mark.parametrize("local", ["0", "7"])
+@pytest.mark.parametrize("pipe", ["0", "1"])
 def test_without_a_pipe_of_its_own_it_writes_where_it_always_would(
-    tmp_path: Path, folder: tuple[Path, int], local: str
+    tmp_path: Path, pipe: str
 ) -> None:
-    done = ranked("print('hello')", tmp_path, folder[0], LOCAL_RANK=local)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
-
-
-def test_a_pipe_that_nobody_reads_any_more(tmp_path: Path) -> None:
-    """Opening it would wait for ever."""
-    os.mkfifo(tmp_path / "1")
+    """Or with one that nobody reads: opening it would wait for ever."""
+    os.mkfifo(tmp_path / pipe)
     done = ranked("print('hello')", tmp_path, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bundle.launch import run_ranks
-from bundle.launch.program_variables import JobDirectories
+from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 
@@ -91,14 +95,21 @@ def test_too_many_pipes_are_refused_before_anything_is_started(tmp_path: Path) -
     assert not (tmp_path / "pipes").exists()
 
 
-def test_what_is_said_of_it() -> None:
-    place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
-    problem = run_ranks._describe_missing_pipes(place, OSError(24, "Too many open files"), 300)
-    assert "a pipe is needed for 300 ranks" in problem.why
-    assert "ulimit -Hn" in problem.fix
+@pytest.mark.parametrize(
+    ("number", "why", "fix"),
+    [
+        (errno.EMFILE, "a pipe is needed for 300 ranks", "ulimit -Hn"),
+        (errno.ENOSPC, "No space left on device", "check the free space"),
+    ],
+)
+def test_what_is_said_of_it(
+    monkeypatch: pytest.MonkeyPatch, number: int, why: str, fix: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-
-def test_another_reason_keeps_its_advice() -> None:
-    place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
-    problem = run_ranks._describe_missing_pipes(place, OSError(28, "No space left on device"), 3)
-    assert (problem.why, problem.fix[:20]) == ("No space left on device", "check the free space")
+    monkeypatch.setattr(run_ranks, "Outputs", fail)
+    with pytest.raises(NodeError) as caught:
+        run_ranks._open_outputs("/r/jobs/7.0.0", [range(1)] * 300, 7)
+    assert why in caught.value.problem.why
+    assert fix in caught.value.problem.fix

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-@pytest.mark.parametrize("prefix", ["", "mnist-"])
+@pytest.mark.parametrize(("prefix", "ending"), [("", ""), ("mnist-", ".gz")])
 def test_both_splits_are_read(tmp_path, ending, prefix):
     pictures = mnist(tmp_path, "train", 30, ending, prefix)
     mnist(tmp_path, "t10k", 12, ending, prefix)

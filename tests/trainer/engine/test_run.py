@@ -25,7 +25,7 @@ def epoch_of(order, ranks, at=None):
     return steps, at
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("ranks", [1, 3, 6])
 @pytest.mark.parametrize(("rows", "batch"), [(96, 24), (100, 24), (97, 24), (5, 24), (1, 24)])
 def test_every_row_once_an_epoch(rows, batch, ranks):
     steps, end = epoch_of(Order(rows, batch, seed=7), ranks)

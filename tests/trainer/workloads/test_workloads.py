@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from tests.support.launching import REAL, SHARED, losses, metrics, train, variables, weights
+from tests.support.launching import REAL, SHARED, losses, metrics, train, variables
 from tests.support.pictures import mnist
 from tests.support.ports import held_port
-from trainer.config import parse
 from trainer.workloads import cifar10
 from trainer.workloads import mnist as digits
 
@@ -165,22 +164,3 @@ def test_a_checkpoint_of_another_run(tmp_path):
         done = train(0, tmp_path, *more, "--resume", "--out", "mlp_out", code=1)
         assert "checkpoint_epoch_1.pt belongs to another run" in done.stderr
         assert why in done.stderr
-
-
-@pytest.mark.slow
-def test_an_unfinished_run_is_not_overwritten_by_accident(tmp_path):
-    train(0, tmp_path, "mlp", "--epochs", "1", "--subset", "320")
-    before = weights(tmp_path / "mlp_out")
-    (tmp_path / "mlp_out" / "metrics.json").unlink()
-    done = train(0, tmp_path, "mlp", "--epochs", "1", "--subset", "320", code=1)
-    assert "has checkpoints of a run that did not finish" in done.stderr
-    assert "continue it with --resume" in done.stderr
-    assert weights(tmp_path / "mlp_out").keys() == before.keys()
-    train(0, tmp_path, "mlp", "--epochs", "2", "--subset", "320", "--resume")
-    assert metrics(tmp_path / "mlp_out")["epochs"] == 2
-
-
-def test_mlp_has_no_data_to_name(capsys):
-    with pytest.raises(SystemExit):
-        parse(["mlp", "--data", "x"])
-    assert "unrecognized arguments: --data x" in capsys.readouterr().err
