@@ -177,11 +177,7 @@ WORKLOADS = {
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Read the command line.
-
-    Raises:
-        SystemExit: with code 2 after a usage error, with 0 after ``--help``, as argparse does.
-    """
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer",
         description="Train one of the workloads, alone or under torchrun.",

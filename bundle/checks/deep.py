@@ -77,9 +77,6 @@ def wait_for_nodes(
 
     Returns:
         The nodes that did not connect.
-
-    Raises:
-        NodeError: the port cannot be listened on.
     """
     until = time.monotonic() + timeout
     missing = dict.fromkeys(nodes)
@@ -107,9 +104,6 @@ def connect_to_head(address: str, port: int, job_id: str, node: str, timeout: fl
 
     Returns:
         Seconds that it took to set up the connection.
-
-    Raises:
-        NodeError: the head cannot be reached, or something else listens there.
     """
     where, until = f"{address}:{port}", time.monotonic() + timeout
     while True:
@@ -183,9 +177,6 @@ def find_damaged_files(env_dir: str, processes: int) -> list[Problem]:
 
     Returns:
         Up to ``SHOWN`` damaged paths, then the number of the others; empty if there are none.
-
-    Raises:
-        NodeError: its lock cannot be taken, or the check itself failed.
     """
     root = os.path.dirname(os.path.dirname(env_dir))
     with hold_during(root, os.path.basename(env_dir)):
@@ -239,7 +230,6 @@ def remove_damaged_environment(root: str, bundle_id: str) -> bool:
 
 
 def _read_manifest(env_dir: str) -> Manifest:
-    """Return the manifest; its digest must be the environment's name."""
     try:
         manifest = parse(read_file(os.path.join(env_dir, damage.MANIFEST)))
     except (OSError, ManifestError) as exc:
@@ -252,7 +242,6 @@ def _read_manifest(env_dir: str) -> Manifest:
 
 
 def _read_expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
-    """Return the content that must be there, by the layer heads kept in the environment."""
     part = manifest.decompressor
     wheel = None if part is None else _decompressor_wheel(env_dir, part)
     heads = _read_heads(env_dir, manifest)
@@ -350,7 +339,6 @@ def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
 
 
 def _find_tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[Fault]:
-    """Find paths that do not belong there, links that have changed, and missing links."""
     links = {**merged.links, **list_own_links(manifest.requires.python)}
     files = _list_expected_files(env_dir, manifest, merged)
     seen = set()
@@ -431,7 +419,6 @@ def _make_damage_problem(where: str, why: str) -> Problem:
 
 
 def _mark_as_modified(path: str) -> None:
-    """Mark a damaged file as just modified, in every environment that shares it."""
     with contextlib.suppress(OSError):  # it is missing, or no file: that is noticed without a mark
         handle = os.open(path, _READ_ONLY)
         try:

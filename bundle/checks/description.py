@@ -33,8 +33,6 @@ those of terminals, of windows and of old databases, which a job hardly ever imp
 
 
 class _Environment:
-    """The findings in an environment."""
-
     def __init__(self, root: str) -> None:
         self.root = os.path.realpath(root)
         self.packages: dict[str, str | None] = {}
@@ -175,7 +173,6 @@ def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
 
 
 def _report(line: str) -> None:
-    """Write a line of progress to the file that ``STAGER_PROGRESS`` names, if it does."""
     with contextlib.suppress(KeyError, OSError), open(os.environ["STAGER_PROGRESS"], "a") as file:
         file.write(line)
 

@@ -39,11 +39,7 @@ _STALE_SECONDS = 3600.0
 
 
 def choose_base_by_need(request: PreflightRequest) -> str:
-    """Choose the directory for the node root; layers that are already here need no room again.
-
-    Raises:
-        NodeError: no directory fits.
-    """
+    """Choose the directory for the node root; layers that are already here need no room again."""
     job = request.job
     first = choose_base(job.node_root, os.environ)
     root = os.path.join(first, node_root_name())
@@ -142,7 +138,6 @@ def _choose_address(request: PreflightRequest) -> str:
 def _add_bundle_state(
     answer: PreflightAnswer, request: PreflightRequest, processes: int
 ) -> PreflightAnswer:
-    """Add the state of the environment here, or else the layers that it lacks."""
     job, root = request.job, answer.root
     env, started = env_path(root, job.bundle_id), time.monotonic()
     faults = damage.find_faults(env, processes) if root else None

@@ -59,9 +59,6 @@ def check_signature(job: Job) -> str:
     Returns:
         Why it cannot be checked here; empty if it is good, or none is required. The job goes on
         where it cannot be: the login side has checked it, and the driver names these nodes.
-
-    Raises:
-        NodeError: it is not accepted.
     """
     return "" if job.trust is None else _check_cached(job.trust, job.bundle_id)
 

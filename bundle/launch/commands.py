@@ -185,12 +185,7 @@ class EarlyLauncher:
     """A launcher that waits; its environment cannot be removed meanwhile."""
 
     def __init__(self, directories: JobDirectories) -> None:
-        """Start it.
-
-        Raises:
-            NodeError: the environment is not there.
-            processes.ProcessError: it cannot be started.
-        """
+        """Start it."""
         self._python = locate_python(directories)
         self._real = os.path.realpath(self._python)
         variables = make_environment_variables(directories, os.environ)

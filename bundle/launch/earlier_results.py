@@ -17,11 +17,7 @@ from .staged_files import has_sent_files, lock_tree, record_sent_files
 
 
 def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
-    """Put results that have arrived into the working directory, once for each node root.
-
-    Raises:
-        NodeError: they are damaged, or cannot be written.
-    """
+    """Put results that have arrived into the working directory, once for each node root."""
     folder = locate_work_dir(request.job, request.root)
     try:
         _place(request, folder, path)

@@ -86,11 +86,7 @@ _OWN = ("bin", "pyvenv.cfg")
 
 
 def read_manifest(place: str) -> Manifest:
-    """Return the manifest of a mounted environment.
-
-    Raises:
-        NodeError: there is none, or it cannot be read.
-    """
+    """Return the manifest of a mounted environment."""
     path = os.path.join(place, MANIFEST)
     try:
         return parse(files.read_file(path))
@@ -100,11 +96,7 @@ def read_manifest(place: str) -> Manifest:
 
 
 def find_python(place: str, manifest: Manifest) -> str:
-    """Return the program that runs a mounted environment: the image's own, or this node's.
-
-    Raises:
-        NodeError: this node has none that fits.
-    """
+    """Return the program that runs a mounted environment: the image's own, or this node's."""
     version = manifest.requires.python
     if manifest.requires.bundled_python:
         return own_python(place, version)
@@ -115,9 +107,6 @@ def make_view(place: str, manifest: Manifest, root: str, python: str) -> JobDire
     """Make a view of a mounted environment, or take the one that is there.
 
     It lies among the directories of jobs, where ``stager clean`` removes it once nobody uses it.
-
-    Raises:
-        OSError: it cannot be made.
     """
     text = "\n".join([place, manifest.id, python])
     name = f"image-{hashlib.sha256(os.fsencode(text)).hexdigest()[:16]}"

@@ -204,7 +204,6 @@ class Outputs:
                 selector.unregister(end)
 
     def _read_rest(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
-        """End what the launcher has left behind, and read the rest of the pipes."""
         self.monitor.take()
         self.monitor.note_launcher_end(stopped=False)
         processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
@@ -222,7 +221,6 @@ class Outputs:
             self.on_signal(number, self.monitor.send_signal(number))
 
     def _report_finished(self) -> None:
-        """Report once, some time after all ranks have finished."""
         if not self.has_all_finished:
             self._finished_since = 0.0
             return
@@ -317,9 +315,6 @@ def run_launcher(
 
     Returns:
         Its exit status, 128 and more for a signal; and the last lines of output.
-
-    Raises:
-        NodeError: it cannot be started.
     """
     recent = RecentOutput()
     try:

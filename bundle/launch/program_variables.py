@@ -125,11 +125,7 @@ def make_hub_variables(directories: JobDirectories, base: Mapping[str, str]) -> 
 
 
 def prepare_hub_cache(directories: JobDirectories, base: Mapping[str, str]) -> None:
-    """Make the directory that :func:`variables` names; several tasks of a node may do so at once.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make the directory with links; several tasks of a node may do so at once."""
     own = os.path.join(directories.environment, STATE, HUB)
     if not os.path.isdir(own):
         return
@@ -153,7 +149,6 @@ def _locate_view(directories: JobDirectories, base: Mapping[str, str]) -> str:
 
 
 def _list_user_caches(base: Mapping[str, str]) -> list[str]:
-    """Return the caches that a user's own programs would use, by precedence."""
     named = [base[name] for name in ("HF_HUB_CACHE", *_OTHER_NAMES) if base.get(name)]
     home = base.get("HF_HOME")
     usual = os.path.join(home, "hub") if home else _locate_usual_cache(base)

@@ -214,7 +214,6 @@ class RankMonitor:
         return [rank for rank in running if rank.lingers is not None or self._is_long_out(rank)]
 
     def _list_ended_before_stop(self, failed: Mapping[int, object]) -> list[Rank]:
-        """Return ranks that ended before the launcher was stopped; none if it was not."""
         end = self.launcher_end if self.stopped else None
         if end is None:
             return []

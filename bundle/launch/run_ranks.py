@@ -99,7 +99,6 @@ def run_ranks(
 def _explain_oom_kills(
     failed: list[FailureRecord], before: int | None, channel: AgentChannel
 ) -> list[FailureRecord]:
-    """Add to log and record that the kernel may have killed a rank for lack of memory."""
     records = rank_results.explain_oom_kills(failed, before, machine.oom_kills())
     for record in records:
         if record not in failed:
@@ -110,7 +109,6 @@ def _explain_oom_kills(
 def _report_events(
     outputs: Outputs, channel: AgentChannel, node: str, send_output: OnOutput
 ) -> None:
-    """Report to the driver and the logs what the reading of output finds."""
 
     def note_signal(number: int, ranks: list[int]) -> None:
         name = signal.Signals(number).name
@@ -142,7 +140,6 @@ def _find_failures(
 def _find_native_failure(
     job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
 ) -> FailureRecord:
-    """Return the failure of the one rank that Slurm has started."""
     variables = start.variables
     seen = rank_results.make_record(
         variables["STAGER_NODE"],

@@ -29,9 +29,6 @@ def make_work_dir(directories: JobDirectories, job: Job) -> str:
     So a program finds by relative paths what it finds at home, and what it writes stays local:
     directories are made, small files of the project copied, and all others linked to the staged
     ones. What is there already stays: another task, or an earlier attempt, has made it.
-
-    Raises:
-        OSError: it cannot be made.
     """
     tree, path = locate_work_tree(job, directories.root), locate_work_dir(job, directories.root)
     os.makedirs(path, mode=0o700, exist_ok=True)
@@ -97,7 +94,6 @@ def _place(entry: os.DirEntry[str], path: str, limit: int, is_output: bool) -> i
 
 
 def _copy(source: str, path: str) -> None:
-    """Copy a file, completely or not at all."""
     partial = f"{path}.stager-partial"
     shutil.copy2(source, partial)
     os.replace(partial, path)

@@ -148,7 +148,6 @@ def find_src_folder(project: Optional[str]) -> Optional[str]:
 
 
 def _drop_duplicates(entries: Iterable[Optional[str]]) -> list[str]:
-    """Drop empty entries, and repeated ones that are the same directory."""
     kept: dict[str, str] = {}
     for entry in filter(None, entries):
         kept.setdefault(os.path.realpath(entry), entry)

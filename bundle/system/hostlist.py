@@ -81,7 +81,6 @@ def find_invalid_hosts(names: Iterable[str]) -> list[str]:
 
 
 def _split_terms(text: str) -> list[str]:
-    """Split a list at the commas outside brackets."""
     if not _BALANCED.fullmatch(text):
         raise _error(text, "its brackets do not match")
     return _TERM.findall(text.strip())

@@ -240,7 +240,6 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _is_reachable(address: str) -> bool:
-    """Tell whether other hosts can use it: not loopback, not link-local."""
     return not is_loopback(address) and not ipaddress.ip_address(address).is_link_local
 
 

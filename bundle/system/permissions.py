@@ -21,11 +21,7 @@ Opener = Callable[[str, int], int]
 
 
 def make_folder(path: str, mode: LogMode) -> None:
-    """Make a directory, and those above it that are missing.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a directory, and those above it that are missing."""
     path = os.path.abspath(path)
     if os.path.isdir(path):
         return
@@ -68,7 +64,6 @@ def make_opener(mode: LogMode) -> Opener:
 
 
 def _examine_existing_file(handle: int, path: str, flags: int) -> int:
-    """Return an open existing file, truncated if ``flags`` ask for that."""
     try:
         why = _refusal(os.fstat(handle), os.path.dirname(os.path.abspath(path)))
         if why:

@@ -363,7 +363,6 @@ def read_output(process: Process, timeout: float, limit: int = 1 << 20) -> bytes
 
 
 def _read(pipe: IO[bytes] | None, until: float, limit: int) -> bytes | None:
-    """Read a pipe to its end, at most ``limit`` bytes; None after the time limit."""
     output = b""
     if pipe is None:
         return output
@@ -393,9 +392,6 @@ def start(  # noqa: PLR0913 - those of Popen
 
     The kernel sends it SIGTERM when the *thread* that called this ends: start from a thread that
     lives as long as the process should.
-
-    Raises:
-        ProcessError: it cannot be started.
     """
     log.debug("start: %s", shlex.join(mask_arguments(argv)))
     request_signal = make_parent_death_hook()  # libc is loaded before the fork
@@ -444,7 +440,6 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> int:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
-    """Wait ``grace`` seconds for all members to end, then kill until they have."""
     term_until = time.monotonic() + grace
     kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
     terminated: set[int] = set()
@@ -476,7 +471,6 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _drain(process: Process) -> str:
-    """Return the output of a stopped process without waiting for pipes that others hold."""
     with suppress(subprocess.TimeoutExpired):
         out, err = process.communicate(timeout=5)
         return (err.strip() or out).decode(errors="replace")

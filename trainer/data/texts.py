@@ -59,7 +59,6 @@ def load(options: Options) -> tuple[Texts, Texts]:
 
 
 def _read(data: Path | None) -> tuple[Texts, Texts | None]:
-    """Return the training rows, and the held-out ones if the source has them apart."""
     if data is None:
         return read_hub()
     if not data.is_dir():
@@ -149,7 +148,6 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def _parse_row(cells: Sequence[str]) -> LabelledText | str:
-    """Return the row in some cells, or the reason why they are none."""
     label = cells[0].strip()
     if label not in {str(number) for number in range(1, CLASSES + 1)}:
         return f"the class is {label[:20]!r}"

@@ -20,11 +20,7 @@ METRICS = "metrics.json"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name always stands for all of it, on the disk, too.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file so that its name always stands for all of it, on the disk, too."""
     partial = path.with_name(f".{path.name}.part")
     try:
         with partial.open("wb") as file:
@@ -163,13 +159,11 @@ def _clear(out: Path) -> None:
 
 
 def _folders(out: Path) -> list[Path]:
-    """Return the checkpoint folders, oldest first."""
     names = ((_NAME.fullmatch(path.name), path) for path in out.iterdir() if path.is_dir())
     return [path for _, path in sorted((int(name[1]), path) for name, path in names if name)]
 
 
 def _state(folder: Path) -> tuple[int, float] | None:
-    """Return step and epoch of a checkpoint; None if it is not complete."""
     try:
         state: Any = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

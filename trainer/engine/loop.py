@@ -208,7 +208,6 @@ def _warm_up(run: Run) -> None:
 
 
 def _train_step(run: Run, share: Share) -> Tensor:
-    """Run one step of this rank; return its part of the sum of the losses."""
     # torch.manual_seed would record its call stack for each kind of GPU that is missing: a tenth of
     # a short step, and memory that is never released.
     seed = _mix_seeds(run.options.seed, run.at.step, run.world.rank)
@@ -286,7 +285,6 @@ def measure_accuracy(
 
 
 def _mix_seeds(*numbers: int) -> int:
-    """Return one seed made of several numbers, the same on every machine."""
     seed = 0
     for number in numbers:
         seed = (seed * 1_000_003 + number + 1) % (1 << 62)

@@ -241,7 +241,6 @@ def get_job_name(environ: Mapping[str, str]) -> str:
 
 
 def _prepare(options: Options, environ: Mapping[str, str]) -> tuple[str, bytes] | None:
-    """Prepare the folder; return the path and the bytes of the checkpoint to resume from."""
     out, newest = options.out, None
     with guard_output_folder(options.out):
         out.mkdir(parents=True, exist_ok=True)
@@ -272,7 +271,6 @@ def _is_unfinished_work(out: Path, environ: Mapping[str, str]) -> bool:
 
 
 def _clear(out: Path) -> None:
-    """Remove the files of a finished run; TrainerError if it did not finish."""
     complete = [note.path for note in list_complete(out)]
     left = [path.name for path in complete or sorted(_checkpoints(out))]
     require_finished_run(out, left, f"{out}/checkpoint_*")
@@ -283,7 +281,6 @@ def _clear(out: Path) -> None:
 
 
 def _restore(run: Run, state: dict[str, Any], name: str) -> None:
-    """Set a run to a state's position and weights; TrainerError if it is another run's."""
     try:
         _require_same_run(run, state, name)
         run.task.model.load_state_dict(state["model"])

@@ -135,11 +135,7 @@ class AllReduceOptions(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> AllReduceOptions:
-    """Read the arguments after ``all-reduce`` on the command line.
-
-    Raises:
-        SystemExit: with code 2 after a usage error, with 0 after ``--help``, as argparse does.
-    """
+    """Read the arguments after ``all-reduce`` on the command line."""
     parser = argparse.ArgumentParser(
         prog=f"python -m trainer {NAME}",
         description="Check that all ranks can communicate, and measure each pair of nodes.",
@@ -219,7 +215,6 @@ def _tournament(nodes: int) -> list[list[tuple[int, int]]]:
 
 
 def _reach_all(rendezvous: RendezvousStore, environ: Mapping[str, str]) -> None:
-    """Make sure that each node can connect to every other one, by one rank a node."""
     world, leaders = rendezvous.world, rendezvous.leaders
     fault, here = "", rendezvous.nodes[world.rank]
     with contextlib.ExitStack() as sockets:
@@ -273,7 +268,6 @@ def _form_group(rendezvous: RendezvousStore) -> None:
 
 
 def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[object]:
-    """Measure every pair of the schedule; return the results on rank 0, elsewhere nothing."""
     rank, leaders = rendezvous.world.rank, rendezvous.leaders
     rounds = schedule(len(leaders))
     faults = _measure_rounds(rendezvous, rounds, size) if rank in leaders else []
@@ -303,7 +297,6 @@ def _measure_rounds(
 
 
 def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int) -> str:
-    """Send messages both ways; put the result into the store, or return the fault."""
     a, b = (rendezvous.nodes[rank] for rank in ranks)
     until = time.monotonic() + rendezvous.timeout
     first = rendezvous.world.rank == ranks[0]
@@ -381,7 +374,6 @@ def _describe_wrong_element(tensor: Tensor, expected: Tensor) -> str:
 
 
 def _choose_backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the job's backend, and the reason why it cannot be used here, if there is one."""
     backend = environ.get("PYTORCH_DIST_BACKEND") or "gloo"
     if backend not in ("gloo", "nccl"):
         return backend, f"PYTORCH_DIST_BACKEND={backend} is neither gloo nor nccl"
@@ -394,5 +386,4 @@ def _choose_backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]
 
 
 def _rate(size: int, seconds: float) -> float:
-    """Return 10^9 bytes a second."""
     return round(size / max(seconds, 1e-9) / 1e9, 3)

@@ -195,7 +195,6 @@ def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
 
 
 def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
-    """Raise the first rank's problem on all ranks; do nothing if there is none."""
     mine = None if problem is None else (problem.message, problem.hint)
     texts: list[tuple[str, str] | None] = [mine] * world.size
     if world.size > 1:
