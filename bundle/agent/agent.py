@@ -219,7 +219,7 @@ def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
 
 
 def _place_results(request: UnpackRequest, path: str) -> UnpackAnswer:
-    from ..launch.earlier_results import place_earlier_results
+    from ..launch.staged_files import place_earlier_results
 
     return place_earlier_results(request, path)
 

@@ -1,4 +1,7 @@
-"""The project's files in the working directory of ranks whose node does not see the project."""
+"""Files in the working directory of ranks whose node does not see the project.
+
+The project's and its assets are put there, and earlier results that the node is sent.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,12 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from ..node import removal
 from ..protocol.job import Job
+from ..protocol.messages import UnpackAnswer, UnpackRequest
+from ..protocol.problem import NodeError, ProblemCode
 from ..results import patterns
+from ..system.files import disk_problem
 from .program_variables import JobDirectories, locate_work_dir, locate_work_tree
 
 _COPIED_BYTES = 32 << 20
@@ -151,9 +158,35 @@ def _remove_unchanged(path: str, entry: os.DirEntry[str]) -> None:
         os.unlink(path)
 
 
-def has_sent_files(tree: str) -> bool:
-    """Return whether earlier results have been put into the copy of the project's folder."""
-    return os.path.lexists(os.path.join(tree, _SENT))
+def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
+    """Put results that have arrived into the working directory, once for each node root."""
+    folder = locate_work_dir(request.job, request.root)
+    try:
+        _receive(request, folder, path)
+    except OSError as exc:
+        full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
+        raise NodeError(disk_problem(exc, folder, full, unwritable)) from exc
+    return UnpackAnswer()
+
+
+def _receive(request: UnpackRequest, folder: str, path: str) -> None:
+    from ..results.receive import receive_outputs
+
+    job = request.job
+    tree = locate_work_tree(job, request.root)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    with lock_tree(tree), open(path, "rb") as stream:
+        if os.path.lexists(os.path.join(tree, _SENT)):  # by another node that shares the node root
+            return
+        received = receive_outputs(stream, folder, job.outputs, request.node)
+        for name in received.renamed.values():  # what an earlier attempt of the job has left stays
+            removal.delete_as_far_as_possible(os.path.join(folder, name))
+        if not received.complete:
+            for name in received.placed:
+                removal.delete_as_far_as_possible(os.path.join(folder, name))
+            raise NodeError(received.problems[0])
+        placed = [name for name in received.placed if name not in received.renamed.values()]
+        record_sent_files(tree, folder, placed)
 
 
 def record_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:

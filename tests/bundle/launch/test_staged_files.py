@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import staged_files
-from bundle.launch.earlier_results import place_earlier_results
 from bundle.launch.program_variables import JobDirectories, locate_work_tree
 from bundle.launch.staged_files import (
     has_outputs_besides,
     make_work_dir,
+    place_earlier_results,
     record_sent_files,
     remove_sent_files,
     remove_staged_files,
