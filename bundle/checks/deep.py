@@ -462,8 +462,8 @@ def _check_network(request: DeepRequest, address: str, port: int) -> NetworkRepo
         problem = exc.problem
     expected = request.names or {}  # by the driver
     addresses = {name: tuple(found) for name, found in resolve_names(expected).items()}
-    others = {name: found for name, found in addresses.items() if found != expected[name]}
-    return NetworkReport(others, missing, seconds, problem)
+    different = {name: found for name, found in addresses.items() if found != expected[name]}
+    return NetworkReport(different, missing, seconds, problem)
 
 
 def _find_damage(request: DeepRequest, path: str) -> list[Problem]:
