@@ -23,6 +23,8 @@ from .files import error_text
 
 FIRST_PORT = 61000  # above Linux' default ephemeral range, which ends at 60999
 LAST_PORT = 65535
+_TRIES = 64
+"""Ports that are tried at most."""
 
 _SIOCGIFCONF = 0x8912  # netdevice(7): all IPv4 addresses, secondary ones too
 _IFREQ_SIZE = 40 if sys.maxsize > 2**32 else 32  # struct ifreq: a name and a union with pointers
@@ -162,15 +164,12 @@ def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
     return next(names, "auto")
 
 
-def find_advertised_address(hostname: str, peer: str = "") -> str:
+def find_advertised_address(hostname: str) -> str:
     """Return the address under which other nodes reach this host.
 
-    With a peer's numeric address: the one this host would send to it from. Otherwise the first
-    address of its name, except loopback (Debian puts ``127.0.1.1 name`` into /etc/hosts); else the
-    only address that its interfaces have.
+    It is the first address of its name, except loopback (Debian puts ``127.0.1.1 name`` into
+    /etc/hosts); else the only address that its interfaces have.
     """
-    if peer and not is_loopback(peer):
-        return find_route(peer, FIRST_PORT)
     with contextlib.suppress(NodeError):  # the interfaces may still tell
         addresses = list(filter(_is_reachable, resolve(hostname)))
         if addresses:
@@ -201,39 +200,23 @@ def choose_port(job_id: str) -> int:
     return FIRST_PORT + number % (LAST_PORT - FIRST_PORT + 1)
 
 
-def find_free_port(preferred: int, span: int = 64, address: str = "") -> int:
-    """Return the preferred port, or the next free one, up to 65535 and on from 61000.
-
-    Args:
-        preferred: the first to try, between 61000 and 65535.
-        span: the number of ports to try.
-        address: a numeric address of this machine; empty for all of them.
-
-    Raises:
-        NodeError: all ``span`` ports are taken, or the address is not this machine's.
-        ValueError: ``preferred`` is outside the range.
-    """
-    if not FIRST_PORT <= preferred <= LAST_PORT:
-        raise ValueError(f"not between {FIRST_PORT} and {LAST_PORT}: {preferred}")
+def find_free_port(preferred: int) -> int:
+    """Return the preferred port, from 61000 up, or the next free one, after 65535 from 61000."""
     why = ""
-    for step in range(span):
+    for step in range(_TRIES):
         port = FIRST_PORT + (preferred - FIRST_PORT + step) % (LAST_PORT - FIRST_PORT + 1)
         try:
-            _listen(address, port).close()
+            _listen(port).close()
         except OSError as exc:
             why = error_text(exc)
         else:
             return port
-    where = f"{socket.gethostname()} {address}".rstrip()
-    values = {"span": str(span), "preferred": str(preferred), "why": why}
-    raise NodeError(Problem(ProblemCode.NO_FREE_PORT, where, values))
+    values = {"span": str(_TRIES), "preferred": str(preferred), "why": why}
+    raise NodeError(Problem(ProblemCode.NO_FREE_PORT, socket.gethostname(), values))
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def _listen(port: int) -> socket.socket:
     """Listen as a rendezvous store does: with address reuse, and both families if possible."""
-    if address:
-        family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
-        return socket.create_server((address, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
@@ -143,9 +143,7 @@ class Reduction:
         self._progress.step(at.step, epoch, loss / rows, lr, rows)
 
 
-def train(
-    task: Task, options: Options, world: World, environ: Mapping[str, str] = os.environ
-) -> None:
+def train(task: Task, options: Options, world: World) -> None:
     """Train to the end, with a checkpoint after each epoch; then write model and metrics.
 
     Raises:
@@ -153,7 +151,7 @@ def train(
         TrainingStopped: a signal came. A checkpoint has been written.
     """
     run = Run(task, options, world)
-    saving.prepare_folder(run, environ)
+    saving.prepare_folder(run, os.environ)
     progress = dist.run_on_all_ranks(
         world, lambda: Progress(options.out, run.steps, speaks=world.is_first)
     )

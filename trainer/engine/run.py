@@ -24,6 +24,8 @@ from . import sync
 Augment = Callable[[Tensor, Tensor, int], Tensor]
 """Given inputs, the numbers of their rows and the epoch, returns them changed a little."""
 
+_WARMUP = 0.1
+"""The fraction of all rows over which the rate rises."""
 _EPOCHS = 1 << 20
 """More epochs than any run has: the seeds of different runs stay apart."""
 
@@ -146,11 +148,11 @@ class Run:
         return lr
 
 
-def compute_rate(done: float, peak: float, warmup: float = 0.1) -> float:
-    """Return the rate at ``done`` (0 to 1): a linear rise over ``warmup``, then a fall to zero."""
-    if done < warmup:
-        return peak * (0.1 + 0.9 * done / warmup)
-    return peak * max(0.0, 1 - done) / (1 - warmup)
+def compute_rate(done: float, peak: float) -> float:
+    """Return the rate at ``done`` (0 to 1): a linear rise over a tenth, then a fall to zero."""
+    if done < _WARMUP:
+        return peak * (0.1 + 0.9 * done / _WARMUP)
+    return peak * max(0.0, 1 - done) / (1 - _WARMUP)
 
 
 def is_bfloat16(setting: str, device: str) -> bool:

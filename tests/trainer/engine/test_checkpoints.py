@@ -86,5 +86,8 @@ def test_metrics_are_whole_and_leave_nothing_beside_them(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     write_metrics(out, {"accuracy": 0.5, "world_size": 4})
-    assert json.loads((out / checkpoints.METRICS).read_text(encoding="utf-8")) == {"accuracy": 0.5, "world_size": 4}
+    assert json.loads((out / checkpoints.METRICS).read_text(encoding="utf-8")) == {
+        "accuracy": 0.5,
+        "world_size": 4,
+    }
     assert [entry.name for entry in out.iterdir()] == [checkpoints.METRICS]
