@@ -266,5 +266,7 @@ def test_a_ranks_long_line_is_joined_once_and_passed_on_in_pieces() -> None:
 
 def test_what_is_remembered_of_long_lines_is_little() -> None:
     """A diagnosis looks at it with one expression after the other."""
-    lines = output_reader._last_lines(b"z" * 10_000_000 + b"\nshort\n")
+    recent = output_reader.RecentOutput()
+    recent.add(0, b"z" * 10_000_000 + b"\nshort\n")
+    lines = list(recent.tail)
     assert [len(line) for line in lines] == [output_reader._KEPT_BYTES, 5]
