@@ -12,9 +12,10 @@ from ..environment.listing import STATE
 from ..node.node_root import choose_base, env_path, make_secure_root
 from ..protocol.enumerations import Backend
 from ..protocol.job import ONE_A_CPU, Job
+from ..protocol.messages import LaunchRequest
 from ..protocol.problem import NodeError
 from ..system import processes
-from .program_variables import JobDirectories, RankGroup, make_environment_variables
+from .program_variables import JobDirectories, is_moving, make_environment_variables
 
 # --- The choices of the driver for all nodes of a launch: backend, ranks a node, threads ---------
 
@@ -73,25 +74,29 @@ def wrap_command(directories: JobDirectories, command: Sequence[str]) -> list[st
 
 
 def make_torchrun_argv(
-    directories: JobDirectories, group: RankGroup, run_id: str, program: Sequence[str]
+    directories: JobDirectories, request: LaunchRequest, own_address: str, program: Sequence[str]
 ) -> list[str]:
-    """Return the command that starts all ranks of one node.
+    """Return the command that starts all ranks of one node, which has ``own_address``.
 
     The run's id keeps two jobs apart that use one port.
     """
+    job = request.job
+    rendezvous = _list_static_options(request)
+    if is_moving(job.launch):
+        rendezvous = _list_dynamic_options(request, own_address)
     return [
         locate_python(directories),
         *_MODULE,
-        f"--nproc-per-node={group.nproc}",
-        *(_list_dynamic_options(group) if group.is_moving else _list_static_options(group)),
-        f"--rdzv-id={run_id}",
-        f"--max-restarts={group.max_restarts}",
+        f"--nproc-per-node={request.group.nproc}",
+        *rendezvous,
+        f"--rdzv-id={job.id}.{job.attempt}",
+        f"--max-restarts={job.launch.max_restarts}",
         f"--log-dir={os.path.join(directories.job_dir, 'torchrun')}",
         *program,
     ]
 
 
-def _list_static_options(group: RankGroup) -> list[str]:
+def _list_static_options(request: LaunchRequest) -> list[str]:
     """Return the options of a rendezvous that happens once.
 
     It gives RANK = node rank x ranks a node + local rank, and binds the port on the head only. It
@@ -99,25 +104,26 @@ def _list_static_options(group: RankGroup) -> list[str]:
     torch 2.13).
     """
     return [
-        f"--nnodes={group.nnodes}",
-        f"--node-rank={group.node_rank}",
-        f"--master-addr={group.address}",
-        f"--master-port={group.port}",
+        f"--nnodes={len(request.job.nodes)}",
+        f"--node-rank={request.node_rank}",
+        f"--master-addr={request.group.address}",
+        f"--master-port={request.group.port}",
         "--rdzv-backend=static",
     ]
 
 
-def _list_dynamic_options(group: RankGroup) -> list[str]:
+def _list_dynamic_options(request: LaunchRequest, own_address: str) -> list[str]:
     """Use c10d, which can repeat; name the head, or ``_matches_machine_hostname`` guesses it."""
     # No node joins an allocation later; and for one that may come torchrun waits half a minute.
-    most = group.nnodes
-    least = min(group.elastic[0], most) if group.elastic else most
+    most, elastic = len(request.job.nodes), request.job.launch.elastic
+    least = min(elastic[0], most) if elastic else most
+    group = request.group
     return [
         f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={_bracket_address(group.address)}:{group.port}",
-        f"--rdzv-conf=is_host={int(group.node_rank == 0)}",
-        f"--local-addr={group.own_address}",
+        f"--rdzv-conf=is_host={int(request.node_rank == 0)}",
+        f"--local-addr={own_address}",
     ]
 
 
@@ -125,26 +131,28 @@ def _bracket_address(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def list_possible_ranks(group: RankGroup) -> list[range]:
+def list_possible_ranks(request: LaunchRequest) -> list[range]:
     """Return for each local rank of a node the ranks that torchrun may assign to it.
 
     Ranks that may be restarted are assigned anew each time, in blocks of one node.
     """
-    if group.is_moving:
-        world = group.nnodes * group.nproc
-        return [range(local, world, group.nproc) for local in range(group.nproc)]
-    first = group.node_rank * group.nproc
-    return [range(rank, rank + 1) for rank in range(first, first + group.nproc)]
+    nproc = request.group.nproc
+    if is_moving(request.job.launch):
+        world = len(request.job.nodes) * nproc
+        return [range(local, world, nproc) for local in range(nproc)]
+    first = request.node_rank * nproc
+    return [range(rank, rank + 1) for rank in range(first, first + nproc)]
 
 
 def make_processes_argv(
-    directories: JobDirectories, group: RankGroup, program: Sequence[str]
+    directories: JobDirectories, request: LaunchRequest, program: Sequence[str]
 ) -> list[str]:
     """Return the command that starts all ranks of one node as plain processes."""
+    nproc, grace = request.group.nproc, request.job.launch.grace_seconds
     return [
         locate_python(directories),
         os.path.join(directories.job_dir, PROCESSES),
-        *(str(group.nproc), str(group.node_rank * group.nproc), str(group.grace_seconds)),
+        *(str(nproc), str(request.node_rank * nproc), str(grace)),
         *program,
     ]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ..environment.listing import STATE
 from ..node.node_root import env_path
 from ..protocol.enumerations import Launcher
-from ..protocol.job import Job
-from ..protocol.messages import PlacedRequest
+from ..protocol.job import Job, Launch
+from ..protocol.messages import GroupSettings, LaunchRequest, PlacedRequest
 from ..redaction.secret_names import remove_secret_variables
 
 # --- The directories of a job under a node root --------------------------------------------------
@@ -50,40 +50,9 @@ def locate_work_dir(job: Job, root: str) -> str:
     return os.path.join(tree, job.run_subdir) if job.run_subdir else tree
 
 
-# --- One node's part in the process group --------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RankGroup:
-    """One node's part in the process group; see :class:`GroupSettings` and ``[launch]``."""
-
-    node: str
-    node_rank: int
-    nnodes: int
-    nproc: int
-    """Ranks on this node."""
-    address: str
-    """Address of the head node."""
-    port: int
-    interface: str
-    """The network interface by which this node reaches the head."""
-    backend: str
-    threads: int
-    """CPU threads of one rank."""
-    max_restarts: int = 0
-    elastic: tuple[int, int] | None = None
-    """The minimum and maximum of nodes that the group continues with."""
-    own_address: str = ""
-    """This node's address on its interface."""
-    grace_seconds: int = 0
-    """Seconds between SIGTERM and SIGKILL."""
-    on_cpus: bool = False
-    """True if ranks must not use GPUs, since some node has none."""
-
-    @property
-    def is_moving(self) -> bool:
-        """True if there may be several rendezvous; ranks are not tied to nodes then."""
-        return self.elastic is not None or self.max_restarts > 0
+def is_moving(launch: Launch) -> bool:
+    """Return whether there may be several rendezvous; ranks are not tied to nodes then."""
+    return launch.elastic is not None or launch.max_restarts > 0
 
 
 # --- The hub's cache that a program of an environment sees: the bundle's repositories, and the
@@ -267,50 +236,53 @@ def _read_asset_variables(environment: str) -> dict[str, str]:
 
 def make_rank_variables(
     directories: JobDirectories,
-    group: RankGroup,
+    request: LaunchRequest,
+    interface: str,
+    threads: int,
     base: Mapping[str, str],
-    passed: Collection[str] = (),
 ) -> dict[str, str]:
     """Return the variables that ``torchrun`` gets on one node and passes to its ranks.
 
     Gloo's interface is an exact name; NCCL's is a prefix unless it begins with ``=`` (NCCL user
     guide, ``NCCL_SOCKET_IFNAME``).
     """
+    launch, group = request.job.launch, request.group
     env = {
-        **make_environment_variables(directories, base, passed),
-        "STAGER_NODE": group.node,
+        **make_environment_variables(directories, base, launch.pass_env),
+        "STAGER_NODE": request.node,
         "PYTORCH_DIST_BACKEND": group.backend,
-        "OMP_NUM_THREADS": str(group.threads),
-        "GLOO_SOCKET_IFNAME": group.interface,
+        "OMP_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": interface,
     }
     if group.on_cpus:
         # Without it the Trainer of transformers starts no process group where there is no GPU, and
         # each rank trains on all of the data by itself (ParallelMode.NOT_PARALLEL).
         env.setdefault(USE_CPU, "true")
     if group.backend == "nccl":
-        env["NCCL_SOCKET_IFNAME"] = f"={group.interface}"
-    if group.grace_seconds > _TORCHRUN_SECONDS:
-        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(group.grace_seconds)
-    if group.is_moving:
+        env["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    if launch.grace_seconds > _TORCHRUN_SECONDS:
+        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(launch.grace_seconds)
+    if is_moving(launch):
         # Else restarted ranks use the store of the first attempt, where they read addresses of
         # ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return env
 
 
-def make_group_variables(group: RankGroup) -> dict[str, str]:
+def make_group_variables(request: LaunchRequest) -> dict[str, str]:
     """Return the variables that all ranks of a node share where torchrun does not set them."""
+    group = request.group
     return {
-        "WORLD_SIZE": str(group.nnodes * group.nproc),
+        "WORLD_SIZE": str(len(request.job.nodes) * group.nproc),
         "LOCAL_WORLD_SIZE": str(group.nproc),
-        "GROUP_RANK": str(group.node_rank),
-        "NODE_RANK": str(group.node_rank),
+        "GROUP_RANK": str(request.node_rank),
+        "NODE_RANK": str(request.node_rank),
         "MASTER_ADDR": group.address,
         "MASTER_PORT": str(group.port),
     }
 
 
-def make_native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:
+def make_native_variables(group: GroupSettings, slurm: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would set for a rank, from those of a Slurm task."""
     head = (group.address, str(group.port))
     return make_task_variables(slurm, slurm["SLURM_NTASKS"], str(group.nproc), *head)

@@ -36,7 +36,6 @@ from .commands import EarlyLauncher, choose_threads
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import (
     JobDirectories,
-    RankGroup,
     drop_schedulers,
     locate_directories,
     make_group_variables,
@@ -62,11 +61,11 @@ def run_ranks(
 ) -> LaunchAnswer:
     """Start this task's ranks and pass on their output until they end."""
     job, directories = request.job, locate_directories(request)
-    group, link = _make_group(request)
+    link = network.choose_link(job.launch.interface, request.node, request.group.address)
     native = job.launch.launcher is Launcher.SRUN
     private = _make_job_dir(directories.job_dir, job.launch.launcher)
     with unpack.hold_during(directories.root, job.bundle_id), private:
-        start = _prepare_start(directories, group, request)
+        start = _prepare_start(directories, link, request)
         own_rank = int(start.variables["RANK"]) if native else None
         channel.emit(Started(argv=tuple(mask_arguments(start.argv)), interface=link.interface))
         outputs = _open_outputs(directories.job_dir, start.ranks, job.launch.grace_seconds)
@@ -76,7 +75,7 @@ def run_ranks(
         def send_output(rank: int | None, data: bytes) -> None:
             channel.output(own_rank if native else rank, data)
 
-        _report_events(outputs, channel, group.node, send_output)
+        _report_events(outputs, channel, request.node, send_output)
         if job.allocation is Allocation.SLURM and not machine.has_step_cgroup():
             signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
         signals.take_user_signals()  # those from before are for no rank
@@ -93,7 +92,7 @@ def run_ranks(
         failed = _explain_oom_kills(failed, killed_before, channel)
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
     answer = LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
-    return _add_observations(answer, group.node, monitor, recent)
+    return _add_observations(answer, request.node, monitor, recent)
 
 
 def _explain_oom_kills(
@@ -186,39 +185,22 @@ def _describe_lingering(node: str, rank: Rank) -> Lingering:
     )
 
 
-def _make_group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
-    job, settings, node = request.job, request.group, request.node
-    link = network.choose_link(job.launch.interface, node, settings.address)
-    if job.launch.launcher is Launcher.SRUN:
-        cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-        threads = choose_threads(job.launch.omp_num_threads, cpus, 1)
-    else:
-        cpus = machine.host_facts().cpus // request.nodes_here
-        threads = choose_threads(job.launch.omp_num_threads, cpus, settings.nproc)
-    group = RankGroup(
-        node=node,
-        node_rank=request.node_rank,
-        nnodes=len(job.nodes),
-        nproc=settings.nproc,
-        address=settings.address,
-        port=settings.port,
-        interface=link.interface,
-        backend=settings.backend,
-        threads=threads,
-        max_restarts=job.launch.max_restarts,
-        elastic=job.launch.elastic,
-        grace_seconds=job.launch.grace_seconds,
-        own_address=link.address,
-        on_cpus=settings.on_cpus,
-    )
-    return group, link
+def _choose_threads(request: LaunchRequest) -> int:
+    setting = request.job.launch.omp_num_threads
+    if request.job.launch.launcher is Launcher.SRUN:
+        return choose_threads(setting, int(os.environ.get("SLURM_CPUS_PER_TASK", "1")), 1)
+    cpus = machine.host_facts().cpus // request.nodes_here
+    return choose_threads(setting, cpus, request.group.nproc)
 
 
-def _prepare_start(directories: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
+def _prepare_start(
+    directories: JobDirectories, link: network.Route, request: LaunchRequest
+) -> _Start:
     job = request.job
     program = commands.wrap_command(directories, job.launch.command)
     base = os.environ if job.allocation is Allocation.SLURM else drop_schedulers(os.environ)
-    variables = make_rank_variables(directories, group, base, job.launch.pass_env)
+    threads = _choose_threads(request)
+    variables = make_rank_variables(directories, request, link.interface, threads, base)
     program_variables.prepare_hub_cache(directories, os.environ)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name
@@ -227,14 +209,14 @@ def _prepare_start(directories: JobDirectories, group: RankGroup, request: Launc
     elif not request.shared:
         cwd = make_work_dir(directories, job)
     if job.launch.launcher is Launcher.SRUN:
-        variables |= make_native_variables(group, os.environ)
+        variables |= make_native_variables(request.group, os.environ)
         return _Start([commands.locate_python(directories), *program], variables, cwd, [])
     if job.launch.launcher is Launcher.PROCESSES:
-        variables |= make_group_variables(group)
-        argv = commands.make_processes_argv(directories, group, program)
+        variables |= make_group_variables(request)
+        argv = commands.make_processes_argv(directories, request, program)
     else:
-        argv = commands.make_torchrun_argv(directories, group, f"{job.id}.{job.attempt}", program)
-    return _Start(argv, variables, cwd, commands.list_possible_ranks(group))
+        argv = commands.make_torchrun_argv(directories, request, link.address, program)
+    return _Start(argv, variables, cwd, commands.list_possible_ranks(request))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from bundle.format.manifest import estimate_room
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher
 from bundle.protocol.job import Job, Launch, Requires
+from bundle.protocol.messages import GroupSettings, LaunchRequest
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
 
@@ -47,6 +48,19 @@ PLAIN = Job(
     launch=LAUNCH,
 )
 """A job on two nodes whose bundle is nowhere."""
+
+
+def launch_request(
+    node_rank: int = 1,
+    nodes: int = 3,
+    settings: GroupSettings | None = None,
+    **launch: Any,
+) -> LaunchRequest:
+    """What a node of job 42 is asked to start: two ranks, unless other settings are given."""
+    names = tuple(f"hpc{number:02}" for number in range(7, 7 + nodes))
+    job = replace(PLAIN, id="42", nodes=names, launch=replace(LAUNCH, **launch))
+    settings = settings or GroupSettings("10.1.2.3", 61042, "gloo", 2)
+    return LaunchRequest(job, names[node_rank], node_rank, 1, "", "", settings, shared=True)
 
 
 def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:

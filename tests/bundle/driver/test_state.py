@@ -20,7 +20,7 @@ from bundle.driver.output import describe_losses
 from bundle.driver.state import NodesFailed, State, drop_known_command
 from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
 from bundle.launch import commands
-from bundle.launch.program_variables import JobDirectories, RankGroup
+from bundle.launch.program_variables import JobDirectories
 from bundle.protocol.enumerations import Launcher
 from bundle.protocol.events import FramesLost, RankOutput, find_answer_class
 from bundle.protocol.job import Job, Launch
@@ -29,6 +29,7 @@ from bundle.protocol.messages import (
     Answer,
     CollectRequest,
     FailureRecord,
+    GroupSettings,
     LaunchAnswer,
     PreflightAnswer,
     Started,
@@ -36,7 +37,7 @@ from bundle.protocol.messages import (
 from bundle.protocol.problem import Problem, ProblemCode
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
-from tests.support.jobs import LAUNCH, job_for
+from tests.support.jobs import LAUNCH, job_for, launch_request
 from tests.support.problems import worded
 
 ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
@@ -415,52 +416,38 @@ def test_no_event_has_a_passed_secret(
 # --- What is told of the commands that start ranks: real ones, as nodes make them ----------------
 
 
-GROUP = RankGroup(
-    node="n0",
-    node_rank=0,
-    nnodes=64,
-    nproc=2,
-    address="10.0.0.1",
-    port=6000,
-    interface="eth0",
-    backend="gloo",
-    threads=1,
-    max_restarts=0,
-    elastic=None,
-    grace_seconds=30,
-    own_address="10.0.0.1",
-    on_cpus=True,
-)
-
-
-def started_event(group: RankGroup, rank: int, *, root: str = "/tmp/stager-7") -> Started:
+def started_event(
+    rank: int, *, root: str = "/tmp/stager-7", port: int = 6000, nodes: int = 64, **launch: Any
+) -> Started:
     """The event of a node."""
-    node = replace(group, node=f"n{rank}", node_rank=rank, own_address=f"10.0.0.{rank + 1}")
+    request = launch_request(
+        rank, nodes, GroupSettings("10.0.0.1", port, "gloo", 2, on_cpus=True), **launch
+    )
     directories = JobDirectories(
         root=root, environment=f"{root}/envs/12ab", job_dir=f"{root}/jobs/4711.{rank}.0"
     )
     program = commands.wrap_command(directories, ("train.py", "--epochs", "3"))
-    argv = commands.make_torchrun_argv(directories, node, "4711.0", program)
-    return Started(node.node, argv=tuple(argv), interface="eth0")
+    argv = commands.make_torchrun_argv(directories, request, f"10.0.0.{rank + 1}", program)
+    return Started(request.node, argv=tuple(argv), interface="eth0")
 
 
 def test_nodes_whose_commands_differ_by_the_node_only_are_told_once() -> None:
-    for group in GROUP, replace(GROUP, elastic=(2, 64), max_restarts=1):
+    for launch in {}, {"elastic": (2, 64), "max_restarts": 1}:
         known: set[tuple[str, ...]] = set()
         first, *others = (
-            drop_known_command(started_event(group, rank), known) for rank in range(64)
+            drop_known_command(started_event(rank, **launch), known) for rank in range(64)
         )
-        assert first == started_event(group, 0)
+        assert first == started_event(0, **launch)
         assert {event.argv for event in others} == {()}
-        assert [event.node for event in others] == [f"n{rank}" for rank in range(1, 64)]
+        assert len({event.node for event in others}) == 63
 
 
 def test_another_command_is_told() -> None:
     known: set[tuple[str, ...]] = set()
     events = (
-        started_event(GROUP, 0),
-        started_event(GROUP, 1, root="/scratch/stager-7"),
-        started_event(replace(GROUP, nnodes=63), 2),
-        started_event(replace(GROUP, port=6001), 3),
+        started_event(0),
+        started_event(1, root="/scratch/stager-7"),
+        started_event(2, nodes=63),
+        started_event(3, port=6001),
     )
     assert all(drop_known_command(event, known) == event for event in events)

@@ -1,38 +1,25 @@
 """What is started: literal argument lists, and the choices in them."""
 
-from dataclasses import replace
-
 import pytest
 
 from bundle.launch import commands
 from bundle.launch.commands import choose_backend, choose_nproc, choose_threads
-from bundle.launch.program_variables import JobDirectories, RankGroup, make_native_variables
+from bundle.launch.program_variables import JobDirectories, make_native_variables
 from bundle.protocol.job import ONE_A_CPU
+from bundle.protocol.messages import GroupSettings, LaunchRequest
+from tests.support.jobs import launch_request
 
 PLACE = JobDirectories(
     root="/n/stager-7", environment="/n/stager-7/envs/abc", job_dir="/n/stager-7/jobs/42.1"
 )
 
 
-GROUP = RankGroup(
-    node="hpc08",
-    node_rank=1,
-    nnodes=3,
-    nproc=2,
-    address="10.1.2.3",
-    port=61042,
-    interface="ens1f1",
-    backend="gloo",
-    threads=4,
-)
-
-
 PROGRAM = ["/n/stager-7/jobs/42.1/run_wrapper.py", "train.py", "--epochs", "3"]
 
 
-def command(group: RankGroup, *meeting: str, restarts: int = 0) -> None:
-    """Hold the whole argument list, of which the given part depends on the group."""
-    assert commands.make_torchrun_argv(PLACE, group, "42.0", PROGRAM) == [
+def command(request: LaunchRequest, *meeting: str, restarts: int = 0) -> None:
+    """Hold the whole argument list, of which the given part depends on the request."""
+    assert commands.make_torchrun_argv(PLACE, request, "10.1.2.4", PROGRAM) == [
         "/n/stager-7/envs/abc/bin/python",
         "-m",
         "torch.distributed.run",
@@ -53,9 +40,8 @@ STATIC = ("--master-addr=10.1.2.3", "--master-port=61042", "--rdzv-backend=stati
 
 def test_the_command_of_a_node() -> None:
     assert commands.wrap_command(PLACE, ["train.py", "--epochs", "3"]) == PROGRAM
-    command(GROUP, "--nnodes=3", "--node-rank=1", *STATIC)
-    alone = replace(GROUP, nnodes=1, node_rank=0)
-    command(alone, "--nnodes=1", "--node-rank=0", *STATIC)
+    command(launch_request(), "--nnodes=3", "--node-rank=1", *STATIC)
+    command(launch_request(0, nodes=1), "--nnodes=1", "--node-rank=0", *STATIC)
 
 
 def meeting(host: int, endpoint: str = "10.1.2.3:61042") -> tuple[str, ...]:
@@ -69,20 +55,18 @@ def meeting(host: int, endpoint: str = "10.1.2.3:61042") -> tuple[str, ...]:
 
 def test_ranks_that_may_meet_again_meet_through_c10d() -> None:
     """Those of a single node, too."""
-    again = replace(GROUP, max_restarts=2, own_address="10.1.2.4")
-    alone = replace(again, nnodes=1, node_rank=0)
-    command(alone, "--nnodes=1", *meeting(1), restarts=2)
-    command(again, "--nnodes=3", *meeting(0), restarts=2)
-    command(replace(again, node_rank=0), "--nnodes=3", *meeting(1), restarts=2)
-    six = replace(again, address="fd00::1")
+    for node_rank, nodes, host in ((0, 1, 1), (1, 3, 0), (0, 3, 1)):
+        again = launch_request(node_rank, nodes, max_restarts=2)
+        command(again, f"--nnodes={nodes}", *meeting(host), restarts=2)
+    six = launch_request(settings=GroupSettings("fd00::1", 61042, "gloo", 2), max_restarts=2)
     command(six, "--nnodes=3", *meeting(0, "[fd00::1]:61042"), restarts=2)
 
 
 def test_which_ranks_a_local_rank_may_be() -> None:
     """Where ranks may be started again, torchrun deals them to nodes anew."""
-    assert [list(ranks) for ranks in commands.list_possible_ranks(GROUP)] == [[2], [3]]
-    for group in (replace(GROUP, max_restarts=1), replace(GROUP, elastic=(1, 3))):
-        assert [list(ranks) for ranks in commands.list_possible_ranks(group)] == [
+    assert [list(ranks) for ranks in commands.list_possible_ranks(launch_request())] == [[2], [3]]
+    for request in (launch_request(max_restarts=1), launch_request(elastic=(1, 3))):
+        assert [list(ranks) for ranks in commands.list_possible_ranks(request)] == [
             [0, 2, 4],
             [1, 3, 5],
         ]
@@ -90,14 +74,12 @@ def test_which_ranks_a_local_rank_may_be() -> None:
 
 @pytest.mark.parametrize(("span", "said"), [((2, 3), "2:3"), ((3, 3), "3"), ((1, 8), "1:3")])
 def test_an_elastic_group(span: tuple[int, int], said: str) -> None:
-    group = replace(GROUP, elastic=span, own_address="10.1.2.4")
-    assert group.is_moving
-    command(group, f"--nnodes={said}", *meeting(0))
+    command(launch_request(elastic=span), f"--nnodes={said}", *meeting(0))
 
 
 def test_a_rank_that_slurm_starts() -> None:
     task = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
-    assert make_native_variables(GROUP, {**task, "SLURM_JOB_ID": "42"}) == {
+    assert make_native_variables(launch_request().group, {**task, "SLURM_JOB_ID": "42"}) == {
         "RANK": "5",
         "WORLD_SIZE": "6",
         "LOCAL_RANK": "1",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,28 +14,24 @@ from bundle.launch import program_variables
 from bundle.launch.commands import must_use_cpus
 from bundle.launch.program_variables import (
     JobDirectories,
-    RankGroup,
     drop_schedulers,
     make_environment_variables,
     make_rank_variables,
 )
+from bundle.protocol.messages import GroupSettings
+from tests.support.jobs import launch_request
 
 PLACE = JobDirectories(
     root="/n/stager-7", environment="/n/stager-7/envs/abc", job_dir="/n/stager-7/jobs/42.1"
 )
 
 
-GROUP = RankGroup(
-    node="hpc08",
-    node_rank=1,
-    nnodes=3,
-    nproc=2,
-    address="10.1.2.3",
-    port=61042,
-    interface="ens1f1",
-    backend="gloo",
-    threads=4,
-)
+def variables(
+    base: dict[str, str], settings: GroupSettings | None = None, **launch: Any
+) -> dict[str, str]:
+    """The variables of the ranks of the second of three nodes."""
+    request = launch_request(settings=settings, **launch)
+    return make_rank_variables(PLACE, request, "ens1f1", 4, base)
 
 
 EVERY_PROGRAM = {
@@ -73,8 +69,7 @@ EVERY_RANK = {
 
 @pytest.mark.parametrize(("grace", "said"), [(7, None), (30, None), (31, "31"), (600, "600")])
 def test_torchrun_waits_as_long_as_ranks_may_save(grace: int, said: str | None) -> None:
-    variables = make_rank_variables(PLACE, replace(GROUP, grace_seconds=grace), {})
-    assert variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == said
+    assert variables({}, grace_seconds=grace).get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == said
 
 
 def test_the_variables_of_any_program() -> None:
@@ -82,9 +77,9 @@ def test_the_variables_of_any_program() -> None:
 
 
 def test_the_variables_of_a_rank() -> None:
-    assert make_rank_variables(PLACE, GROUP, {"PATH": "/usr/bin"}) == EVERY_RANK
-    nccl = RankGroup(**{**vars(GROUP), "backend": "nccl"})
-    assert make_rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
+    assert variables({"PATH": "/usr/bin"}) == EVERY_RANK
+    nccl = GroupSettings("10.1.2.3", 61042, "nccl", 2)
+    assert variables({"PATH": "/usr/bin"}, nccl) == {
         **EVERY_RANK,
         "PYTORCH_DIST_BACKEND": "nccl",
         "NCCL_SOCKET_IFNAME": "=ens1f1",  # exactly this one; without = it would be a prefix
@@ -95,11 +90,9 @@ def test_accelerate_is_told_to_use_cpus_where_gpus_are_missing() -> None:
     assert must_use_cpus("gloo", {"a": 0, "b": 4})
     assert not must_use_cpus("gloo", {"a": 1, "b": 4})  # the user's own choice of gloo
     assert not must_use_cpus("nccl", {"a": 1, "b": 4})
-    group = replace(GROUP, on_cpus=True)
-    variables = make_rank_variables(PLACE, group, {"PATH": "/usr/bin"})
-    assert variables == {**EVERY_RANK, "ACCELERATE_USE_CPU": "true"}
-    kept = make_rank_variables(PLACE, group, {"ACCELERATE_USE_CPU": "0"})
-    assert kept["ACCELERATE_USE_CPU"] == "0"
+    cpus = GroupSettings("10.1.2.3", 61042, "gloo", 2, on_cpus=True)
+    assert variables({"PATH": "/usr/bin"}, cpus) == {**EVERY_RANK, "ACCELERATE_USE_CPU": "true"}
+    assert variables({"ACCELERATE_USE_CPU": "0"}, cpus)["ACCELERATE_USE_CPU"] == "0"
 
 
 @pytest.mark.parametrize("path", [None, ""])
@@ -141,7 +134,7 @@ def test_what_would_lead_astray_is_dropped_and_the_users_own_kept() -> None:
     own, caches = dict.fromkeys(KEPT, "/own"), dict.fromkeys(CACHES, "/elsewhere")
     decoys = dict.fromkeys(DECOYS, "/decoy") | dict.fromkeys(ISOLATING, "")
     given = {"PATH": "/usr/bin", **decoys, **own, **caches}
-    assert make_rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, **own, **caches}
+    assert variables(given) == {**EVERY_RANK, **own, **caches}
 
 
 def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path) -> None:
@@ -175,8 +168,8 @@ def test_a_program_of_an_environment_gets_no_secret() -> None:
     """Whatever reached the node: a rank, a launcher and the imports of the proof all ask here."""
     base = {"PATH": "/usr/bin", "HF_TOKEN": "t", "SLURM_JWT": "j", "MYPASS": "p"}
     assert make_environment_variables(PLACE, base) == EVERY_PROGRAM
-    assert make_rank_variables(PLACE, GROUP, base) == EVERY_RANK
-    named = make_rank_variables(PLACE, GROUP, base, ["MYPASS"])
+    assert variables(base) == EVERY_RANK
+    named = variables(base, pass_env=("MYPASS",))
     assert named == {**EVERY_RANK, "MYPASS": "p"}
 
 
