@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -91,39 +89,6 @@ def variables(**more):
     return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | more
 
 
-def finished(argvs, timeout=300):
-    """Run processes, given as (argv, variables), to their end; exit codes, and what they wrote.
-
-    None is left behind.
-    """
-    running = []
-    try:
-        for argv, env in argvs:
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            running.append(subprocess.Popen(argv, env=env, start_new_session=True, **pipes))
-        until = time.monotonic() + timeout
-        said = [one.communicate(timeout=max(until - time.monotonic(), 1)) for one in running]
-        return [one.returncode for one in running], *map("".join, zip(*said, strict=True))
-    finally:
-        for one in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.pid, 9)
-            one.communicate()
-
-
-def launched(nodes, ranks, *arguments):
-    """``torchrun`` on each of these nodes, with so many ranks each."""
-    pytest.importorskip("torch")
-    port = str(held_port())
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(nodes))]
-    torchrun += ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1"]
-    torchrun += ["--master-port", port]
-    torchrun += ["--log-dir", os.environ["HOME"]]  # the test's own, and gone with it
-    command = ["-m", "trainer", "all-reduce", *arguments]
-    for rank, node in enumerate(nodes):
-        yield [*torchrun, "--node-rank", str(rank), *command], variables(STAGER_NODE=node)
-
-
 def together(ranks, folder, *arguments):
     """Run ranks that have imported PyTorch before; exit codes, and what they wrote."""
     pytest.importorskip("torch")
@@ -149,11 +114,12 @@ def test_two_ranks_of_one_node_have_no_pair_to_measure(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_ranks_are_one_pair():
-    begun = time.monotonic()
-    codes, out, err = finished(launched(["n1", "n2"], 2, "--size-mb", "4"))
+def test_two_nodes_of_two_ranks_are_one_pair(tmp_path):
+    begun, port = time.monotonic(), held_port()
+    ranks = [Rank(env=single(n, 4, port, STAGER_NODE=f"n{n // 2 + 1}")) for n in range(4)]
+    codes, out, err = together(ranks, tmp_path, "--size-mb", "4")
     took = time.monotonic() - begun
-    assert codes == [0, 0], err
+    assert codes == [0, 0, 0, 0], err
     found = result(out)
     assert (found["world_size"], found["nodes"]) == (4, ["n1", "n2"])
     (pair,) = found["pairs"]
@@ -172,10 +138,9 @@ def single(rank, size, port, *, head="127.0.0.1", **more):
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_is_named():
-    pytest.importorskip("torch")
-    argv = [sys.executable, "-m", "trainer", "all-reduce", "--timeout", "3"]
-    codes, out, err = finished([(argv, single(0, 2, held_port()))])
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    ranks = [Rank(env=single(0, 2, held_port()))]
+    codes, out, err = together(ranks, tmp_path, "--timeout", "3")
     assert (codes, out) == ([1], "")
     assert "n1 (rank 0 of 2) did not meet the others at 127.0.0.1:" in err
     assert "hint: " in err
@@ -276,10 +241,8 @@ def test_a_setting_that_one_node_cannot_follow_ends_all(tmp_path, setting, named
 
 
 @pytest.mark.slow
-def test_alone_there_is_nobody_to_talk_to():
-    pytest.importorskip("torch")
-    argv = [sys.executable, "-m", "trainer", "all-reduce"]
-    codes, out, err = finished([(argv, variables())])
+def test_alone_there_is_nobody_to_talk_to(tmp_path):
+    codes, out, err = together([Rank(env=variables())], tmp_path)
     assert (codes, out) == ([1], "")
     assert "there are no other ranks" in err
     assert "hint: start it with torchrun" in err
