@@ -5,6 +5,8 @@ Read here rather than by ``scontrol show hostnames``, which a container may not 
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -27,12 +29,10 @@ def expand_hostlist(text: str) -> list[str]:
     """Return every host name in a compressed list, in its order, with zero padding kept."""
     hosts: list[str] = []
     for term in _split_terms(text):
-        names = [""]
-        for choices in _list_choices(text, term):
-            if len(hosts) + len(names) * len(choices) > MAX_HOSTS:
-                raise _error(text, f"it stands for more than {MAX_HOSTS} hosts")
-            names = [name + choice for name in names for choice in choices]
-        hosts += names
+        choices = list(_list_choices(text, term))
+        if len(hosts) + math.prod(map(len, choices)) > MAX_HOSTS:
+            raise _error(text, f"it stands for more than {MAX_HOSTS} hosts")
+        hosts += map("".join, itertools.product(*choices))
     return hosts
 
 

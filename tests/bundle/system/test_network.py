@@ -62,12 +62,6 @@ def test_a_name_that_cannot_be_resolved(name: str) -> None:
     assert caught.value.problem.where == name
 
 
-def test_the_route_to_an_own_address_starts_there() -> None:
-    assert network.find_route("127.0.0.1", 61000) == "127.0.0.1"
-    for link in outside():
-        assert network.find_route(link.address, 61000) == link.address
-
-
 def test_the_route_needs_a_numeric_address() -> None:
     with pytest.raises(NodeError, match="no route"):
         network.find_route("localhost", 61000)
@@ -103,20 +97,15 @@ def test_if_inet6() -> None:
     ]
 
 
-def test_interface_of() -> None:
-    assert network.find_interface("127.0.0.1") == "lo"
-    for link in outside():
+def test_own_addresses_lead_to_their_interface() -> None:
+    for link in [network.Route("lo", "127.0.0.1"), *outside()]:
+        assert network.find_route(link.address, 61000) == link.address
         assert network.find_interface(link.address) == link.interface
-    with pytest.raises(NodeError, match=r"no interface has this address.* lo 127\.0\.0\.1"):
-        network.find_interface("192.0.2.77")
-
-
-def test_interface_for_the_head() -> None:
-    assert network.find_interface_to_head("127.0.0.1") == network.Route("lo", "127.0.0.1")
+        assert network.find_interface_to_head(link.address) == link
     assert network.find_interface_to_head("127.0.1.1") == network.Route("lo", "127.0.0.1")
     assert network.find_interface_to_head("::1") == network.Route("lo", "127.0.0.1")
-    for link in outside():
-        assert network.find_interface_to_head(link.address) == link
+    with pytest.raises(NodeError, match=r"no interface has this address.* lo 127\.0\.0\.1"):
+        network.find_interface("192.0.2.77")
 
 
 def test_choose_link() -> None:
