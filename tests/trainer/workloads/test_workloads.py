@@ -17,16 +17,26 @@ from trainer.workloads import mnist as digits
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.full
 @REAL
 @pytest.mark.slow
 def test_mnist_on_four_ranks(tmp_path):
     """8,000 images to train on and 2,000 held out, of the published test split."""
     data = ("--data", str(SHARED.resolve()), "--held-out", "2000")
-    done = train(4, tmp_path, "mnist", *data, "--batch-size", "16", "--epochs", "3")
-    out = tmp_path / "mnist_out"
-    found = metrics(out)
+    train(4, tmp_path, "mnist", *data, "--batch-size", "16", "--epochs", "3")
+    found = metrics(tmp_path / "mnist_out")
     assert found["accuracy"] >= 0.95
     assert (found["train_rows"], found["held_out_rows"], found["world_size"]) == (8000, 2000, 4)
+
+
+@REAL
+@pytest.mark.slow
+def test_the_files_of_a_run_and_what_it_says(tmp_path):
+    data = ("--data", str(SHARED.resolve()), "--subset", "512", "--held-out", "200")
+    done = train(2, tmp_path, "mnist", *data, "--batch-size", "16", "--epochs", "3")
+    out = tmp_path / "mnist_out"
+    found = metrics(out)
+    assert (found["train_rows"], found["held_out_rows"], found["world_size"]) == (512, 200, 2)
     lines = re.findall(
         r"^Epoch (\d) - Avg Loss: \d\.\d{6}, Accuracy: \d\d\.\d\d%$", done.stdout, re.M
     )
