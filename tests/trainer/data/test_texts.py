@@ -86,11 +86,8 @@ def test_the_last_rows_are_held_out(tmp_path):
     found = corpus(numbered(tmp_path, 20), "--held-out", "5")
     assert [row.text for row in found[0]] == [f"title {n} text" for n in range(15)]
     assert [row.text for row in found[1]] == [f"title {n} text" for n in range(15, 20)]
-
-
-def test_by_default_one_row_in_seven_is_held_out(tmp_path):
-    found = corpus(numbered(tmp_path, 70))
-    assert (len(found[0]), len(found[1])) == (60, 10)
+    by_default = corpus(numbered(tmp_path, 70))
+    assert (len(by_default[0]), len(by_default[1])) == (60, 10)
 
 
 def test_a_subset_is_of_training_rows_and_follows_the_seed(tmp_path):
@@ -154,10 +151,6 @@ def vocabulary(folder, *words):
     return path
 
 
-def test_a_tokens_line_is_its_number(tmp_path):
-    assert read_vocabulary(vocabulary(tmp_path, "a", "##b"))["##b"] == len(SPECIAL) + 1
-
-
 def test_what_is_wrong_with_a_vocabulary_is_named_at_once(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("[PAD]\n[UNK]\na\na\n", encoding="utf-8")
@@ -165,13 +158,10 @@ def test_what_is_wrong_with_a_vocabulary_is_named_at_once(tmp_path):
         read_vocabulary(path)
     for part in ("[CLS]", "[SEP]", "[MASK]", "1 of its lines"):
         assert part in str(error.value)
-
-
-def test_a_vocabulary_that_is_no_text(tmp_path):
-    path = tmp_path / "vocab.txt"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TrainerError, match="cannot be read"):
         read_vocabulary(path)
+    assert read_vocabulary(vocabulary(tmp_path, "a", "##b"))["##b"] == len(SPECIAL) + 1
 
 
 def test_more_than_half_unknown_is_refused_and_half_is_not():
@@ -181,7 +171,7 @@ def test_more_than_half_unknown_is_refused_and_half_is_not():
 
 
 @pytest.mark.slow
-def test_words_become_pieces_and_the_ends_are_marked(tmp_path):
+def test_words_become_pieces_and_the_ends_are_marked_also_of_a_text_that_is_cut(tmp_path):
     pytest.importorskip("transformers")
     tokenizer = from_vocabulary(vocabulary(tmp_path, "crab", "##s", "."))
     (found,) = encode_rows(tokenizer, [LabelledText(label=2, text="Crabs zebra.")], 128)
@@ -189,22 +179,11 @@ def test_words_become_pieces_and_the_ends_are_marked(tmp_path):
     assert words == ["[CLS]", "crab", "##s", "[UNK]", ".", "[SEP]"]
     assert found.label == 2
     assert compute_unknown_share(tokenizer, [found]) == pytest.approx(1 / 4)
-
-
-@pytest.mark.slow
-def test_a_cased_vocabulary_keeps_letter_case(tmp_path):
-    pytest.importorskip("transformers")
-    tokenizer = from_vocabulary(vocabulary(tmp_path, "Crab", "crab"))
-    assert tokenizer.tokenize("Crab crab") == ["Crab", "crab"]
-
-
-@pytest.mark.slow
-def test_texts_are_cut_to_the_most_tokens(tmp_path):
-    pytest.importorskip("transformers")
-    tokenizer = from_vocabulary(vocabulary(tmp_path, "crab"))
-    (found,) = encode_rows(tokenizer, [LabelledText(label=0, text="crab " * 50)], 10)
-    assert len(found.tokens) == 10
-    assert found.tokens[-1] == tokenizer.sep_token_id
+    (cut,) = encode_rows(tokenizer, [LabelledText(label=0, text="crab " * 50)], 10)
+    assert len(cut.tokens) == 10
+    assert cut.tokens[-1] == tokenizer.sep_token_id
+    cased = from_vocabulary(vocabulary(tmp_path, "Crab", "crab"))
+    assert cased.tokenize("Crab crab") == ["Crab", "crab"]
 
 
 @pytest.mark.slow

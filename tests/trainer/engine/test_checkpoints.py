@@ -32,16 +32,12 @@ def test_the_newest_is_found_by_number_not_by_name(tmp_path):
     assert find(options(tmp_path), 90) == Start(checkpoint=newest, epochs_done=2.0)
 
 
-@pytest.mark.parametrize("lost", ["trainer_state.json", "optimizer.pt", "model.safetensors"])
-def test_an_incomplete_one_is_passed_over(tmp_path, lost):
+def test_incomplete_ones_are_passed_over(tmp_path):
     older = saved(tmp_path, 10, 1.0)
-    (saved(tmp_path, 20, 2.0) / lost).unlink()
+    for step, lost in ((20, "trainer_state.json"), (30, "optimizer.pt"), (40, "model.safetensors")):
+        (saved(tmp_path, step, step / 10) / lost).unlink()
+    (saved(tmp_path, 50, 5.0) / "trainer_state.json").write_text('{"glob', encoding="utf-8")
     assert find(options(tmp_path), 10).checkpoint == older
-
-
-def test_a_cut_off_state_is_passed_over(tmp_path):
-    (saved(tmp_path, 10, 1.0) / "trainer_state.json").write_text('{"glob', encoding="utf-8")
-    assert find(options(tmp_path), 10) == Start()
 
 
 def test_one_of_another_number_of_ranks_is_refused(tmp_path):

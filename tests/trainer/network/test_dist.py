@@ -24,11 +24,8 @@ LAUNCHED = {
 }
 
 
-def test_without_a_launcher_the_process_is_alone():
+def test_a_launchers_variables_are_read_and_without_them_the_process_is_alone():
     assert read_world({}) == World(rank=0, size=1, local_rank=0, local_size=1, launched=False)
-
-
-def test_a_launchers_variables_are_read():
     assert read_world(LAUNCHED) == World(rank=3, size=4, local_rank=1, local_size=2, launched=True)
 
 
