@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 from . import config
@@ -71,35 +72,24 @@ def _report(error: config.TrainerError, world: dist.World) -> None:
 
 
 def _choose_work(arguments: Sequence[str]) -> Work:
-    if arguments[:1] == [all_reduce.NAME]:
-        return _prepare_measurement(arguments[1:])
-    return _prepare_training(arguments)
-
-
-def _prepare_training(arguments: Sequence[str]) -> Work:
-    options = config.parse(arguments)
-
-    def work(world: dist.World) -> None:
-        entry = config.WORKLOADS[options.workload]
-        _require(entry.needed)
-        world = dist.start(world, all_gpus=options.sync == "dp")
-        dist.run_on_all_ranks(world, lambda: config.check_paths(options))
-        page = options.workload.replace("-", "_")
-        importlib.import_module(f".workloads.{page}", "trainer").run(options, world)
-
-    return work
-
-
-def _prepare_measurement(arguments: Sequence[str]) -> Work:
-    options = all_reduce.parse(arguments)
+    if arguments[:1] != [all_reduce.NAME]:
+        return partial(_train, config.parse(arguments))
     # Otherwise PyTorch prints a stack for each lost connection, above our message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    return partial(_measure, all_reduce.parse(arguments[1:]))
 
-    def work(world: dist.World) -> None:
-        _require(all_reduce.NEEDED)
-        all_reduce.run(options, world)
 
-    return work
+def _train(options: config.Options, world: dist.World) -> None:
+    _require(config.WORKLOADS[options.workload].needed)
+    world = dist.start(world, all_gpus=options.sync == "dp")
+    dist.run_on_all_ranks(world, lambda: config.check_paths(options))
+    page = options.workload.replace("-", "_")
+    importlib.import_module(f".workloads.{page}", "trainer").run(options, world)
+
+
+def _measure(options: all_reduce.AllReduceOptions, world: dist.World) -> None:
+    _require(["torch"])
+    all_reduce.run(options, world)
 
 
 def _require(modules: Sequence[str]) -> None:

@@ -112,7 +112,6 @@ def find_unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, 
 
 
 NAME = "all-reduce"
-NEEDED = ("torch",)
 PREFIX = "ALL-REDUCE "
 MOST_NODES = 32
 """Every pair of up to so many nodes is measured; for more see :func:`schedule`."""
