@@ -4,7 +4,7 @@ It is asked with one JSON object (:mod:`bundle.protocol.messages`, through
 :mod:`bundle.channel.agent_channel`) and answers with JSON lines: the answer of the phase
 (:mod:`bundle.protocol.messages`), and events on the way. With ``hold`` a ``launch`` sends ``ready``
 and waits for a command before a rank begins; it also sends ``output`` events with what its ranks
-write (:mod:`bundle.protocol.messages`), and reports at last how many bytes of each that were.
+write, and reports at last how many bytes of each that were.
 """
 
 from __future__ import annotations
@@ -16,38 +16,19 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..channel.agent_channel import GO, AgentChannel
+from ..protocol import messages
 from ..protocol.enumerations import Action, Allocation, PhaseName
-from ..protocol.messages import (
-    AgentRequest,
-    Answer,
-    CleanRequest,
-    CollectRequest,
-    DeepRequest,
-    EarlyRequest,
-    LaunchRequest,
-    PlacedRequest,
-    PreflightAnswer,
-    PreflightRequest,
-    ProbeAnswer,
-    ProbeRequest,
-    Ready,
-    RelayTask,
-    TidyAnswer,
-    TidyRequest,
-    UnpackAnswer,
-    UnpackRequest,
-)
+from ..protocol.messages import Answer, PreflightAnswer, TidyAnswer
 from ..protocol.problem import NodeError
 from ..system import processes, signals
 from ..system.own_program import can_load_modules_for
 
 if TYPE_CHECKING:
     from ..launch.commands import EarlyLauncher
-    from ..protocol.messages import CleanAnswer, DeepAnswer, LaunchAnswer
-    from ..transfer.staging import ReceiverOf
 
 # Each phase imports what it alone needs when it is asked for.
 
@@ -96,7 +77,7 @@ def collect(handle: int | None) -> int:
     from ..results import stream
 
     request = AgentChannel(handle, PhaseName.COLLECT, follow=False).request
-    if not isinstance(request, CollectRequest):
+    if not isinstance(request, messages.CollectRequest):
         raise TypeError(f"{request.phase}: not a request for the outputs")
     job = request.job
     try:
@@ -116,7 +97,7 @@ def _serve_session(channel: AgentChannel) -> int:
     """Run the requested phases; start the launcher early, so that it is ready at the last check."""
     early: EarlyLauncher | None = None
 
-    def launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
+    def launch(request: messages.LaunchRequest, channel: AgentChannel) -> messages.LaunchAnswer:
         return _run_ranks(request, channel, early)
 
     phases = {**PHASES, PhaseName.LAUNCH: launch}
@@ -126,7 +107,7 @@ def _serve_session(channel: AgentChannel) -> int:
             request = channel.request
             if early is None and isinstance(request, _MAY_START_EARLY):
                 early = _start_early(request)
-            if not isinstance(request, EarlyRequest):
+            if not isinstance(request, messages.EarlyRequest):
                 answer = _result(channel, phases)
                 channel.emit(answer, request.phase)
                 if early is not None and _is_damaged(answer):
@@ -139,7 +120,7 @@ def _serve_session(channel: AgentChannel) -> int:
             early.close()
 
 
-_MAY_START_EARLY = (EarlyRequest, PreflightRequest, ProbeRequest)
+_MAY_START_EARLY = (messages.EarlyRequest, messages.PreflightRequest, messages.ProbeRequest)
 """The requests on which a launcher is started, as far as the environment exists."""
 
 
@@ -150,7 +131,7 @@ def _is_damaged(answer: Answer) -> bool:
 def _switch_python(channel: AgentChannel) -> None:
     """Go on under the Python that the request names, where this one does not fit the bundle."""
     request = channel.request
-    if not isinstance(request, PlacedRequest) or not request.python:
+    if not isinstance(request, messages.PlacedRequest) or not request.python:
         return
     if not channel.handed_over and not can_load_modules_for(request.job.requires.python):
         processes.restore_open_files()  # the other Python must not inherit the raised limit
@@ -158,21 +139,21 @@ def _switch_python(channel: AgentChannel) -> None:
         os.execv(request.python, [*argv, "--request", str(channel.handover_file())])
 
 
-def _start_early(request: AgentRequest) -> EarlyLauncher | None:
+def _start_early(request: messages.AgentRequest) -> EarlyLauncher | None:
     job = request.job
     own = job.requires.bundled_python or can_load_modules_for(job.requires.python)
     if job.action is not Action.RUN or not own:
         return None
     if job.allocation is not Allocation.LOCAL and not job.can_launch_in_session_step:
         return None
-    if job.trust is not None and not isinstance(request, ProbeRequest):
+    if job.trust is not None and not isinstance(request, messages.ProbeRequest):
         return None  # nothing runs before the environment has been compared with its listing
     from ..launch import commands as early
 
     try:
         _check_signature(request)
         return early.start_early_launcher(
-            job, request.root if isinstance(request, PlacedRequest) else ""
+            job, request.root if isinstance(request, messages.PlacedRequest) else ""
         )
     except NodeError:  # the phase itself reports it
         return None
@@ -193,7 +174,7 @@ def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
     )
 
 
-def _check_signature(request: AgentRequest) -> str:
+def _check_signature(request: messages.AgentRequest) -> str:
     if request.job.trust is None:
         return ""
     from ..checks import signature
@@ -201,36 +182,29 @@ def _check_signature(request: AgentRequest) -> str:
     return signature.check_signature(request.job)
 
 
-def _preflight(request: PreflightRequest, channel: AgentChannel) -> PreflightAnswer:
+def _preflight(request: messages.PreflightRequest, channel: AgentChannel) -> PreflightAnswer:
     from ..checks.preflight import preflight
 
     return replace(preflight(request), unchecked=_check_signature(request))
 
 
-def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
+def _unpack(request: messages.UnpackRequest, channel: AgentChannel) -> messages.UnpackAnswer:
     from ..transfer.staging import stage
 
     incoming = request.incoming
-    receiver_of = None
+    receiver_of = place = None
     if incoming is not None and incoming.relay is not None:
-        receiver_of = _relay_receiver_of(incoming.relay)
-    place = _place_results if incoming is not None and incoming.results else None
+        from ..transfer.relay_receiver import RelayReceiver
+
+        receiver_of = partial(RelayReceiver, task=incoming.relay)
+    if incoming is not None and incoming.results:
+        from ..launch.staged_files import place_earlier_results
+
+        place = place_earlier_results
     return stage(request, channel, receiver_of, place)
 
 
-def _place_results(request: UnpackRequest, path: str) -> UnpackAnswer:
-    from ..launch.staged_files import place_earlier_results
-
-    return place_earlier_results(request, path)
-
-
-def _relay_receiver_of(task: RelayTask) -> ReceiverOf:
-    from ..transfer.relay_receiver import RelayReceiver
-
-    return lambda incoming: RelayReceiver(incoming, task)
-
-
-def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
+def _probe(request: messages.ProbeRequest, channel: AgentChannel) -> messages.ProbeAnswer:
     """Ask the environment's own Python for its facts; it imports modules where the job says so."""
     from ..checks import probe
     from ..launch.program_variables import locate_directories, make_environment_variables
@@ -245,34 +219,33 @@ def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
     return replace(facts, interface=link.interface, address=link.address)
 
 
-def _deep(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
+def _deep(request: messages.DeepRequest, channel: AgentChannel) -> messages.DeepAnswer:
     from ..checks import deep
 
     return deep.check_deeply(request, channel)
 
 
-def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
+def _launch(request: messages.LaunchRequest, channel: AgentChannel) -> messages.LaunchAnswer:
     if request.hold:
-        channel.emit(Ready())
+        channel.emit(messages.Ready())
         while channel.command() != GO:  # any other end comes as a signal
             pass
     return _run_ranks(request, channel)
 
 
 def _run_ranks(
-    request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
-) -> LaunchAnswer:
+    request: messages.LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
+) -> messages.LaunchAnswer:
     """Run this task's ranks; answer even if ended first, or the exit status seems the cause."""
     from ..launch.run_ranks import run_ranks
-    from ..protocol.messages import LaunchAnswer
 
     try:
         return run_ranks(request, channel, early)
     except signals.Stopped:
-        return LaunchAnswer(exit_code=signals.TERMINATED, stopped=True)
+        return messages.LaunchAnswer(exit_code=signals.TERMINATED, stopped=True)
 
 
-def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
+def _tidy(request: messages.TidyRequest, channel: AgentChannel) -> TidyAnswer:
     from ..launch.program_variables import locate_work_dir, locate_work_tree
     from ..launch.staged_files import has_outputs_besides, remove_sent_files, remove_staged_files
     from ..node import removal
@@ -290,10 +263,9 @@ def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
     return TidyAnswer()
 
 
-def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
+def _clean(request: messages.CleanRequest, channel: AgentChannel) -> messages.CleanAnswer:
     from ..environment import clean
     from ..node.node_root import ROOT_VARIABLE
-    from ..protocol.messages import CleanAnswer
 
     job = request.job
     roots = clean.list_node_roots(job.node_root, os.environ)
@@ -303,7 +275,7 @@ def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
         user_root = os.path.dirname(os.path.dirname(os.environ[ROOT_VARIABLE]))
         cleaned.append(clean.clean(user_root, job.keep, job.dry_run, nodes=False))
     problems = tuple(problem for root in cleaned for problem in root.problems)
-    return CleanAnswer(roots=tuple(cleaned), problems=problems)
+    return messages.CleanAnswer(roots=tuple(cleaned), problems=problems)
 
 
 PHASES: dict[str, Phase] = {

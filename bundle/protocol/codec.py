@@ -46,7 +46,7 @@ class DecodeError(ValueError):
         self.path, self.reason = path, reason
 
 
-_SCALARS = (str, int, float, bool)
+_SCALARS = (str, int, float, bool, type(None))
 _STRICT = contextlib.nullcontext()
 _LENIENT = contextlib.suppress(DecodeError)
 
@@ -58,14 +58,14 @@ def encode(value: object, omit: Collection[str] = ()) -> dict[str, object]:
 
 
 def _encode_value(value: object) -> object:
-    if value is None or type(value) in _SCALARS:  # most values
+    if type(value) in _SCALARS:  # most values
         return value
     if isinstance(value, (tuple, list)):
         return [_encode_value(item) for item in value]
     if isinstance(value, dict):
         return {key: _encode_value(item) for key, item in value.items()}
-    if hasattr(value, "to_json") and hasattr(value, "from_json"):
-        return value.to_json()
+    if hasattr(value, "from_json"):
+        return value.to_json()  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(value):
         return encode(value)
     if isinstance(value, enum.Enum):
@@ -98,11 +98,10 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
                 values[name] = read(items[key], prefix + key)
         elif is_required:
             missing.append(key)
-    if missing:
-        raise DecodeError(path, f"{', '.join(missing)}: missing")
     unknown = items.keys() - {key for _, key, _, _ in readers} if strict else ()
-    if unknown:
-        raise DecodeError(path, f"{', '.join(sorted(map(str, unknown)))}: unknown")
+    for keys, fault in ((missing, "missing"), (unknown, "unknown")):
+        if keys:
+            raise DecodeError(path, f"{', '.join(sorted(map(str, keys)))}: {fault}")
     try:
         return kind(**values)
     except ValueError as exc:  # of a class that checks its values
@@ -112,25 +111,22 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
 @functools.lru_cache(maxsize=None)
 def _json_names(kind: type) -> tuple[tuple[str, str], ...]:
     """Return the names of a dataclass's fields, and their names in JSON."""
-    names = [(field.name, field.metadata.get("json", field.name)) for field in _fields(kind)]
+    fields = dataclasses.fields(kind)
+    names = [(field.name, field.metadata.get("json", field.name)) for field in fields]
     return tuple((name, key) for name, key in names if key is not None)
 
 
 @functools.lru_cache(maxsize=None)
 def _readers(kind: type, strict: bool) -> tuple[tuple[str, str, _Reader, bool], ...]:
     """Return each field's name, its name in JSON, its reader, and whether it has no default."""
-    fields = {field.name: field for field in _fields(kind)}
     readers = []
     for name, key in _json_names(kind):
-        field = fields[name]
-        owner = next(base for base in reversed(kind.__mro__) if field in _fields(base))
+        declared = [vars(base).get("__dataclass_fields__", {}).get(name) for base in kind.__mro__]
+        field = next(filter(None, declared))
+        module = kind.__mro__[len(declared) - 1 - declared[::-1].index(field)].__module__
         is_required = field.default is field.default_factory is dataclasses.MISSING
-        readers.append((name, key, _reader(str(field.type), owner.__module__, strict), is_required))
+        readers.append((name, key, _reader(str(field.type), module, strict), is_required))
     return tuple(readers)
-
-
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
 # --- Readers of types
@@ -179,10 +175,14 @@ def _class_reader(kind: Any, strict: bool) -> _Reader:  # noqa: ANN401 - any cla
     return functools.partial(_convert, kind, choices)
 
 
+def shorten(value: object) -> str:
+    """Return a value as a message shows it: its first 80 characters."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."
+
+
 def _make_error(raw: object, path: str, words: object) -> DecodeError:
-    whole = repr(raw)
-    shown = whole if len(whole) <= 80 else f"{whole[:80]}..."
-    return DecodeError(path, f"is {shown}, {words}")
+    return DecodeError(path, f"is {shorten(raw)}, {words}")
 
 
 def _require(kind: Any, words: str, raw: Any, path: str) -> Any:  # noqa: ANN401 - a JSON value

@@ -37,14 +37,9 @@ class OutputLoss:
     def __str__(self) -> str:
         """Return the loss in words: ``rank 3 (120 bytes)``."""
         source = "the node's ranks" if self.rank is None else f"rank {self.rank}"
-        return f"{source} ({self._amount()})"
-
-    def _amount(self) -> str:
-        if self.bytes is not None:
-            return format_count(self.bytes, "byte")
-        if self.frames is not None:
-            return f"{format_count(self.frames, 'frame')} of messages"
-        return "some frames of messages"
+        frames = "some frames" if self.frames is None else format_count(self.frames, "frame")
+        amount = f"{frames} of messages" if self.bytes is None else format_count(self.bytes, "byte")
+        return f"{source} ({amount})"
 
 
 # --- The values of a transfer's plan, as its event has them --------------------------------------
@@ -420,36 +415,14 @@ class OutputShown(AgentEvent):
 Event = Union[DriverEvent, AgentEvent]
 """Any event of a job."""
 OF_DRIVER: tuple[type[DriverEvent], ...] = (
-    JobBegins,
-    PhaseBegins,
-    PhaseEnds,
-    TransferPlan,
-    FileSent,
-    NodesLeftOut,
-    NodesLate,
-    FramesLost,
-    StrayLines,
-    OutputsCollected,
-    Remark,
-    JobEnds,
+    *(JobBegins, PhaseBegins, PhaseEnds, TransferPlan, FileSent, NodesLeftOut, NodesLate),
+    *(FramesLost, StrayLines, OutputsCollected, Remark, JobEnds),
 )
 OF_AGENTS: tuple[type[AgentEvent], ...] = (
-    messages.PreflightAnswer,
-    messages.Ready,
-    messages.OutOfReach,
-    messages.Heartbeat,
-    messages.Relayed,
-    messages.UnpackAnswer,
-    messages.ProbeAnswer,
-    messages.NodeClock,
-    messages.DeepAnswer,
-    messages.Started,
-    messages.Lingering,
-    messages.RanksEnded,
-    messages.LaunchAnswer,
-    messages.TidyAnswer,
-    messages.CleanAnswer,
-    OutputShown,
+    *(messages.PreflightAnswer, messages.Ready, messages.OutOfReach, messages.Heartbeat),
+    *(messages.Relayed, messages.UnpackAnswer, messages.ProbeAnswer, messages.NodeClock),
+    *(messages.DeepAnswer, messages.Started, messages.Lingering, messages.RanksEnded),
+    *(messages.LaunchAnswer, messages.TidyAnswer, messages.CleanAnswer, OutputShown),
 )
 PRINTED_ONLY = (OutputShown,)
 """Events that are not kept in the file."""
@@ -457,10 +430,8 @@ PRINTED_ONLY = (OutputShown,)
 
 # --- The line that an event becomes, and events read back from lines that may be damaged ---------
 
-_BY_NAME: dict[str, type[DriverEvent] | type[AgentEvent]] = {
-    **{kind.event: kind for kind in OF_DRIVER},
-    **{kind.event: kind for kind in OF_AGENTS},
-}
+_KINDS: tuple[type[DriverEvent] | type[AgentEvent], ...] = (*OF_DRIVER, *OF_AGENTS)
+_BY_NAME = {kind.event: kind for kind in _KINDS}
 _LAST_TIME = 1e12
 """No time since the epoch is as late as this."""
 
@@ -496,12 +467,10 @@ def read_record(raw: object) -> Record | None:
     """
     if not isinstance(raw, Mapping):
         return None
-    name = raw.get("event")
-    kind = _BY_NAME.get(name) if isinstance(name, str) else None
+    kind = _BY_NAME.get(_get_text(raw, "event"))
     if kind is None:
         return None
-    event: Event | None
-    event = _read_output_fast(raw) if kind is OutputShown else None
+    event: Event | None = _read_output_fast(raw) if kind is OutputShown else None
     if event is None:
         try:
             event = decode(kind, raw, strict=False)
@@ -537,9 +506,7 @@ def _get_time(raw: Mapping[str, object]) -> float | None:
 
 # --- The lines of agents, as their driver reads them: each is an event, or else output -----------
 
-_KINDS: Mapping[str, type[AgentEvent]] = {
-    kind.event: kind for kind in OF_AGENTS if kind is not OutputShown
-}
+_OF_AGENTS = {kind.event: kind for kind in OF_AGENTS if kind is not OutputShown}
 
 
 @dataclass(frozen=True)
@@ -558,7 +525,7 @@ class RankOutput(AgentEvent):
 
 def find_answer_class(phase: str) -> type[Answer]:
     """Return the class of the answers to a phase."""
-    kind = _KINDS.get(phase, Answer)
+    kind = _OF_AGENTS.get(phase, Answer)
     return kind if issubclass(kind, Answer) else Answer
 
 
@@ -584,5 +551,5 @@ def _decode_event(line: bytes, node: str, phase: str) -> AgentEvent:
         if rank is not None and type(rank) is not int:
             raise ValueError("its rank is not a whole number")
         return RankOutput(node, rank, messages.decode_output(raw), of_ranks=True)
-    kind = _KINDS[phase if name == PhaseName.SESSION else name]
+    kind = _OF_AGENTS[phase if name == PhaseName.SESSION else name]
     return decode(kind, {**raw, "node": node})

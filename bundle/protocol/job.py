@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from .codec import decode, encode
+from .codec import decode, encode, shorten
 from .digest import Digest
 from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage, TransferWay
 from .problem import NodeError, Problem, ProblemCode
@@ -77,22 +77,13 @@ class Rates:
 
     def scale_rates(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
         """Return the rates of a cluster on which these take so many times as long."""
-        return replace(
-            self,
-            link=self.link / send,
-            exchange=self.exchange * send,
-            broadcast=self.broadcast * send,
-            relay=self.relay * send,
-            relay_level=self.relay_level * send,
-            received=self.received * unpack,
-            byte=self.byte * unpack,
-            file=self.file * unpack,
-            link_file=self.link_file * unpack,
-            environment=self.environment * unpack,
-            step=self.step * step,
-            node=self.node * step,
-            agent=self.agent * step,
-        )
+        factors = {
+            **dict.fromkeys(("exchange", "broadcast", "relay", "relay_level"), send),
+            **dict.fromkeys(("received", "byte", "file", "link_file", "environment"), unpack),
+            **dict.fromkeys(("step", "node", "agent"), step),
+        }
+        changed = {name: getattr(self, name) * factor for name, factor in factors.items()}
+        return replace(self, link=self.link / send, **changed)
 
 
 ASSUMED = Rates()
@@ -275,24 +266,24 @@ class Job:
 
     @classmethod
     def from_json(cls, raw: object) -> Job:
-        """Read :meth:`to_json`'s output; see :func:`parse`."""
-        return parse_job(raw if isinstance(raw, dict) else {})
+        """Read :meth:`to_json`'s output; see :func:`parse_job`."""
+        return parse_job(raw)
 
 
-def parse_job(raw: Mapping[str, object]) -> Job:
+def parse_job(raw: object) -> Job:
     """Read a job.
 
     Raises:
         NodeError: it is of another version, or a field is missing, unknown or wrong.
     """
     try:
-        fields = dict(raw)
+        fields = dict(raw) if isinstance(raw, Mapping) else {}
         version = fields.pop("v", None)
         if version != VERSION:
             raise ValueError(f"version {version!r}, this program speaks {VERSION}")
         job = decode(Job, fields)
         check_job(job)
-    except (TypeError, ValueError) as exc:
+    except ValueError as exc:
         why = {"why": f"{type(exc).__name__}: {exc}"}
         raise NodeError(Problem(ProblemCode.JOB_OF_OTHER_VERSION, "job.json", why)) from exc
     return job
@@ -345,7 +336,7 @@ def check_job(job: Job) -> None:
     size, longest = max((len(os.fsencode(name)), name) for name in names)
     if size > NAME_BYTES:
         raise ValueError(
-            f"name, id and node have {size} bytes together ({_shorten(longest)}): the names of "
+            f"name, id and node have {size} bytes together ({shorten(longest)}): the names of "
             f"logs begin with them, and have room for {NAME_BYTES}"
         )
 
@@ -353,9 +344,4 @@ def check_job(job: Job) -> None:
 def _check_file_names(field: str, *names: str) -> None:
     for name in names:
         if not name.isprintable() or not name.strip(".") or "/" in name:
-            raise ValueError(f"{field} {_shorten(name)} cannot be part of a file's name")
-
-
-def _shorten(name: str) -> str:
-    shown = repr(name)
-    return shown if len(shown) <= 80 else f"{shown[:80]}..."
+            raise ValueError(f"{field} {shorten(name)} cannot be part of a file's name")

@@ -69,10 +69,7 @@ def decode_output(event: Mapping[str, object]) -> bytes:
 
 def split_lines(data: bytes) -> list[str]:
     """Return output as lines of text."""
-    lines = data.decode(errors="replace").split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return lines
+    return data.decode(errors="replace").removesuffix("\n").split("\n") if data else []
 
 
 # --- Facts about a machine and one of its directories, as a node finds and reports them ----------
@@ -208,7 +205,6 @@ class PlacedRequest(AgentRequest):
     """The interpreter for the environment; empty for the bundle's own."""
 
 
-@dataclass(frozen=True)
 class EarlyRequest(AgentRequest):
     """Start the launcher before all other phases; there is no answer."""
 
@@ -303,9 +299,8 @@ class GroupSettings:
     """The meeting point of the ranks, and what is the same for all of them."""
 
     address: str
-    """Address of the head node."""
+    """Address of the head node; the port is there, too."""
     port: int
-    """Port on the head node."""
     backend: str
     """``gloo`` or ``nccl``."""
     nproc: int
@@ -355,7 +350,6 @@ class TidyRequest(PlacedRequest):
     """Outputs that have been sent by other nodes: a directory that has more is left. None: any."""
 
 
-@dataclass(frozen=True)
 class CleanRequest(AgentRequest):
     """Remove the environments that nobody uses."""
 
@@ -453,45 +447,31 @@ class RequestReader:
         self.in_step = "common" in fields
         request = self.next(raw)
         if request is None:
-            raise NodeError(_make_unreadable_problem("nodes", f"{self._node} is not asked"))
+            raise _make_error("nodes", f"{self._node} is not asked")
         return request
 
     def next(self, raw: object) -> AgentRequest | None:
-        """Read a further request; return None for one to other nodes.
-
-        Raises:
-            NodeError: it is of another version, or a field is missing, unknown or wrong.
-        """
+        """Read a further request, as :meth:`first` does; return None for one to other nodes."""
         if not self.in_step:
             return self._decode_request(raw)
         message = _decode_message(StepMessage, raw)
         self._job = message.common.get("job", self._job)  # it may be new in one to other nodes
         if message.nodes is not None and self._node not in message.nodes:
             return None
-        job = Job.from_json(self._job)
-        return self._decode_request(
-            {
-                **_merge_fields(message.common, message.own.get(self._node, {})),
-                "v": message.v,
-                "phase": message.phase,
-                "job": self._job,
-                "node": self._node,
-                "node_rank": job.nodes.index(self._node),
-            }
-        )
+        rank = Job.from_json(self._job).nodes.index(self._node)
+        head = {"v": message.v, "phase": message.phase, "job": self._job}
+        own = _merge_fields(message.common, message.own.get(self._node, {}))
+        return self._decode_request({**own, **head, "node": self._node, "node_rank": rank})
 
     def _decode_request(self, raw: object) -> AgentRequest:
         if not isinstance(raw, dict):
-            raise NodeError(_make_unreadable_problem("", "it is not an object"))
+            raise _make_error("", "it is not an object")
         fields = {"v": None, "phase": self._phase, **raw}
         version, phase = fields.pop("v"), str(fields.pop("phase"))
         if version != VERSION:
-            why = f"version {version!r}, this program speaks {VERSION}"
-            raise NodeError(_make_unreadable_problem("v", why))
+            raise _make_error("v", f"version {version!r}, this program speaks {VERSION}")
         if phase not in REQUESTS:
-            raise NodeError(
-                _make_unreadable_problem("phase", f"{phase!r} is none of {', '.join(REQUESTS)}")
-            )
+            raise _make_error("phase", f"{phase!r} is none of {', '.join(REQUESTS)}")
         return _decode_message(REQUESTS[phase], fields)
 
 
@@ -509,11 +489,11 @@ def _decode_message(kind: type[_T], raw: object) -> _T:
     try:
         return decode(kind, raw)
     except DecodeError as exc:
-        raise NodeError(_make_unreadable_problem(exc.path, exc.reason)) from exc
+        raise _make_error(exc.path, exc.reason) from exc
 
 
-def _make_unreadable_problem(where: str, why: str) -> Problem:
-    return Problem(ProblemCode.REQUEST_UNREADABLE, where, {"why": why})
+def _make_error(where: str, why: str) -> NodeError:
+    return NodeError(Problem(ProblemCode.REQUEST_UNREADABLE, where, {"why": why}))
 
 
 # --- The events of a node's agent: its answer to each phase, and what it reports on the way ------
@@ -746,7 +726,6 @@ class Lingering(AgentEvent):
     """Names of the threads and processes that keep it."""
 
 
-@dataclass(frozen=True)
 class RanksEnded(AgentEvent):
     """The ranks of a node have ended well, and their launcher still waits for other nodes."""
 
