@@ -217,7 +217,8 @@ def _unpack(
     """Unpack the bundle if need be; for ``exec``, hold the environment as well."""
     from .environment import unpack
 
-    for attempt in range(_ATTEMPTS):
+    attempt = 1
+    while True:
         environment = unpack.unpack(
             options.bundle,
             root=root,
@@ -226,17 +227,14 @@ def _unpack(
             processes=processes,
             source=unpack.Source(trusted=options.trusted),
         )
-        if options.command != "exec":
-            break
         try:
-            unpack.hold_environment(
-                root, bundle_id
-            )  # the command that this process becomes inherits the lock
-            break
+            if options.command == "exec":  # the command that this becomes inherits the lock
+                unpack.hold_environment(root, bundle_id)
+            return environment
         except unpack.GoneError:  # `stager clean` was faster than the lock
-            if attempt + 1 == _ATTEMPTS:
+            if attempt == _ATTEMPTS:
                 raise
-    return environment
+        attempt += 1
 
 
 def _directories(environment: unpack.Environment) -> JobDirectories:
@@ -270,15 +268,15 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
     from .launch import exec_command, program_variables
-    from .launch.exec_command import read_step_variables
-    from .launch.program_variables import make_environment_variables
     from .launch.wrapper import find_src_folder
 
     directories = _directories(environment)
     program_variables.prepare_hub_cache(directories, os.environ)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.
-    variables = make_environment_variables(directories, os.environ, os.environ, as_rank=True)
-    variables.update(read_step_variables(os.environ))
+    variables = program_variables.make_environment_variables(
+        directories, os.environ, os.environ, as_rank=True
+    )
+    variables.update(exec_command.read_step_variables(os.environ))
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
     own_code = [
         *filter(None, [find_src_folder(variables["STAGER_PROJECT"])]),
@@ -289,12 +287,11 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     return _become(command, variables)
 
 
-def _mounted(options: argparse.Namespace) -> int:
+def _exec_mounted(options: argparse.Namespace) -> int:
     """Become the command in an environment that a mounted image contains."""
     from .checks import probe
     from .environment.unpack import write_problem
     from .launch import exec_command, program_variables
-    from .launch.exec_command import read_step_variables
     from .node.machine import host_facts
     from .node.node_root import choose_base, make_secure_root
 
@@ -310,7 +307,7 @@ def _mounted(options: argparse.Namespace) -> int:
     except OSError as exc:
         raise NodeError(write_problem(exc, root)) from exc
     variables = exec_command.make_mounted_variables(directories, place, os.environ)
-    variables.update(read_step_variables(os.environ))
+    variables.update(exec_command.read_step_variables(os.environ))
     return _become(exec_command.make_argv(directories, _command(options)), variables)
 
 
@@ -331,7 +328,7 @@ _ACTS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "fanout": _fanout,
     "agent": _agent,
     "clean-node": _clean_node,
-    "mounted": _mounted,
+    "mounted": _exec_mounted,
 }
 """The commands that need no environment, or find one by themselves."""
 

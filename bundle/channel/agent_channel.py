@@ -95,14 +95,14 @@ class AgentChannel:
         self.node = self.request.node
         task = os.environ.get("SLURM_PROCID", "0")
         self._source = f"{self.node}:{task}"
-        self._writer: FrameWriter | None = None
+        self._writer = (
+            FrameWriter(self._source, self._requests.frames_sent) if self._in_step else None
+        )
         self._writing = threading.Lock()
         self._progress: TaskProgress | None = None
         """The progress of what this process does, while it is watched."""
         self._before_last = 0
         """The number of the frame before the last message."""
-        if self._in_step:
-            self._writer = FrameWriter(self._source, self._requests.frames_sent)
         if self._in_step and follow:
             threading.Thread(target=self._listen, daemon=True).start()
             threading.Thread(target=self._beat, daemon=True).start()
@@ -130,24 +130,19 @@ class AgentChannel:
         return self._lines.get()
 
     def await_request(self) -> bool:
-        """Wait for the next request; return False where there is none any more."""
-        while True:
-            line = self._next()
-            if not line:
-                return False
+        """Wait for the next request to this node; return False where there is none any more."""
+        while line := self._next():
             # A command is too late: this node had failed before.
-            late = line in (GO, STOP, END) or line.startswith(RELAY)
-            message = None if late else unpack_line(line)
-            if message is not None and self._accept(message):
+            is_late = line in (GO, STOP, END) or line.startswith(RELAY)
+            message = None if is_late else unpack_line(line)
+            if message is None:
+                continue
+            self.sent = {}
+            request = self._requests.next(message)
+            if request is not None:
+                self.request = request
                 return True
-
-    def _accept(self, message: object) -> bool:
-        """Take a further request; return whether it is for this node."""
-        self.sent = {}
-        request = self._requests.next(message)
-        if request is not None:
-            self.request = request
-        return request is not None
+        return False
 
     def send_last_answer(self, event: AgentEvent, name: str = "") -> None:
         """Send the last answer; stay until the driver has all that was sent, or has gone.
@@ -162,7 +157,7 @@ class AgentChannel:
         self.emit(event, name)
         self._busy = False
         until = time.monotonic() + STAY_SECONDS
-        while self._awaited(until):
+        while self._await_line(until):
             pass
 
     def handover_file(self) -> int:
@@ -176,11 +171,11 @@ class AgentChannel:
         if not self._in_step:
             return sys.stdin.readline()
         self._busy = False
-        line = self._awaited(float("inf"))
+        line = self._await_line(float("inf"))
         self._busy = True
         return line
 
-    def _awaited(self, until: float) -> str:
+    def _await_line(self, until: float) -> str:
         """Wait for the driver's next line; return "" once it has gone, or after that time.
 
         Meanwhile the last message is repeated: should it be what is missing, nothing shows that.
@@ -241,13 +236,12 @@ class AgentChannel:
             number = line[len(SIGNAL) :]
             if number in {str(int(known)) for known in USER_SIGNALS}:  # it may be cut
                 signals.add_user_signal(int(number))
-            return
-        if not line.startswith(f'{{"{AGAIN}"'):
+        elif not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)
-            return
-        with contextlib.suppress(ValueError):  # it was cut; the driver asks again
-            question = decode(FramesAgain, json.loads(line))
-            self._send_again(question.again.get(self._source, ()))
+        else:
+            with contextlib.suppress(ValueError):  # it was cut; the driver asks again
+                question = decode(FramesAgain, json.loads(line))
+                self._send_again(question.again.get(self._source, ()))
 
     def _interrupt(self) -> None:
         """End what this process is doing, as a signal does; nothing if it only waits."""
