@@ -49,37 +49,6 @@ def found(single: Packed, program: Path, tmp_path: Path) -> dict[str, Any]:
 GROUP = {"address": "127.0.0.1", "port": 61000, "backend": "gloo", "nproc": 1}
 
 
-def test_unpack_and_probe(
-    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
-) -> None:
-    job = job_for(single, tmp_path)
-    request = {**found, "bundle": str(single.path)}
-    code, (first,) = ask(program, "unpack", job, **request)
-    assert (code, first["ok"], first["reused"]) == (0, True, False)
-    assert first["files_written"] > 0
-    assert first["path"].startswith(f"{found['root']}/envs/")
-    code, (again,) = ask(program, "unpack", job, **request)
-    assert (again["path"], again["reused"], again["files_written"]) == (first["path"], True, 0)
-
-    code, (event,) = ask(program, "probe", job, **found, head="127.0.0.1")
-    assert (code, event["ok"], event["origin_ok"]) == (0, True, True)
-    assert (event["interface"], event["address"]) == ("lo", "127.0.0.1")
-    assert event["python"].startswith("3.")
-
-
-def test_a_damaged_bundle_is_a_problem_and_no_environment(
-    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
-) -> None:
-    data = bytearray(single.path.read_bytes())
-    data[-1600] ^= 1
-    (tmp_path / "damaged.tar").write_bytes(data)
-    request = {**found, "bundle": str(tmp_path / "damaged.tar")}
-    code, (event,) = ask(program, "unpack", job_for(single, tmp_path), **request)
-    assert (code, event["ok"]) == (3, False)
-    assert "damaged" in whats(event)[0]
-    assert os.listdir(f"{found['root']}/envs") == []
-
-
 def test_an_agent_that_is_told_to_end_says_nothing_more(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
@@ -213,13 +182,6 @@ def test_tidy_removes_what_the_job_left_here_and_nothing_else(
     assert os.listdir(jobs) == ["4712.work"]
     code, (event,) = ask(program, "tidy", job_for(single, tmp_path), **found)
     assert (code, event["ok"]) == (0, True)  # nothing was there
-
-
-def test_a_phase_that_does_not_exist(program: Path) -> None:
-    argv = [sys.executable, "-I", "-S", str(program), "agent", "dance"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "invalid choice: 'dance'" in done.stderr
 
 
 def test_tidy_can_keep_what_the_ranks_have_written(

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,19 +150,6 @@ def test_a_question_that_was_cut_leaves_it_listening(tmp_path: Path, agents: lis
     assert agent.process.wait(60) == 0
 
 
-def test_input_that_cannot_be_read_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    channel = object.__new__(agent_channel.AgentChannel)
-    channel._lines = queue.Queue()
-    interrupted: list[bool] = []
-    monkeypatch.setattr(channel, "_interrupt", lambda: interrupted.append(True))
-    monkeypatch.setattr(agent_channel, "os", SimpleNamespace(read=unreadable))
-    channel._listen()
-    assert (interrupted, channel.command()) == ([True], "")
-
-
 def test_its_last_word_is_said_again(tmp_path: Path, agents: list[Agent]) -> None:
     """Nothing that comes behind it would show that it is missing."""
     agents.append(agent := Agent(tmp_path, 600))
@@ -170,15 +157,20 @@ def test_its_last_word_is_said_again(tmp_path: Path, agents: list[Agent]) -> Non
     assert agent.frames(2) == [sent[3], sent[3]]
 
 
+def unreadable(*_: object) -> bytes:
+    raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("read", [lambda *_: b"", unreadable])
 def test_the_end_interrupts_before_it_can_be_taken_for_a_command(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, read: Callable[..., bytes]
 ) -> None:
     """Else an agent that waits for a command would answer that its file was not sent."""
     channel = object.__new__(agent_channel.AgentChannel)
     channel._lines = queue.Queue()
     waiting: list[bool] = []
     monkeypatch.setattr(channel, "_interrupt", lambda: waiting.append(channel._lines.empty()))
-    monkeypatch.setattr(agent_channel, "os", SimpleNamespace(read=lambda *_: b""))
+    monkeypatch.setattr(agent_channel, "os", SimpleNamespace(read=read))
     channel._listen()
     assert (waiting, channel.command()) == ([True], "")
 

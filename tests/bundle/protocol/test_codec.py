@@ -109,10 +109,6 @@ def test_json_becomes_the_same_dataclass() -> None:
     assert decode(Grown, {**RAW, "years": 3}).years == 3
 
 
-def test_a_field_with_a_default_may_be_missing() -> None:
-    assert decode(Leaf, {"size": 1}) == Leaf(1)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

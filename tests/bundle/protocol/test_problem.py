@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Ending
-from bundle.protocol.problem import NodeError, Problem, ProblemCode, make_ending_problem
+from bundle.protocol.problem import Problem, ProblemCode, make_ending_problem
 from tests.support.golden import check_golden
 
 REPO = Path(__file__).resolve().parents[3]
@@ -74,11 +74,6 @@ def test_a_problem_of_another_version_keeps_its_words() -> None:
 def test_what_is_no_problem_is_refused(raw: Any) -> None:
     with pytest.raises((KeyError, TypeError)):
         Problem.from_json(raw)
-
-
-def test_the_error_carries_its_problem() -> None:
-    error = NodeError(FULL)
-    assert (error.problem, str(error)) == (FULL, TEXT)
 
 
 @pytest.mark.parametrize("ending", Ending)

@@ -591,6 +591,3 @@ def test_an_output_that_cannot_be_put_in_place_is_not_lost(tmp_path: Path, home:
     assert got.problems[1].fix == f"it is in {home}/results.partial/0"
     assert (home / "results.partial" / "0" / "x").read_text() == "x"
     shutil.rmtree(home / "results.partial")
-
-
-RUN = "wandb/offline-run-20260101_120000-ab12cd34"

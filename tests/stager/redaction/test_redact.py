@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from bundle.redaction.known_values import KnownValues, can_be_found
+from bundle.redaction.known_values import KnownValues
 from stager.redaction import redactor
 from stager.redaction.redactor import BLOCK, HELD, LONGEST, Pseudonyms, Redactor, read_views
 from tests.support.counting import calls
@@ -459,8 +459,6 @@ def test_a_token_that_was_wrapped_goes_to_its_end(width: int) -> None:
 
 
 def test_values_that_are_words_are_not_looked_for() -> None:
-    for value in ("true", "none", "abc", "12345", "aaaaaaaa", " ", "Bearer", "default"):
-        assert not can_be_found(value.encode())
     known = KnownValues([b"true", b"correct horse battery staple"])
     redactor = Redactor(known)
     assert redactor.words("it is true: correct is not horse") == "it is true: correct is not horse"
