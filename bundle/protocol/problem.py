@@ -237,19 +237,13 @@ class ProblemCode(enum.Enum):
         failure=FailureClass.INTERFACE,
     )
     """The setting is wrong; no node failed."""
-    NO_INTERFACE_WITH_ADDRESS = Row(
-        "no interface has this address",
-        "on {host} there are: {listed}",
-        _LINK_SETTING,
-        failure=FailureClass.ENVIRONMENT,
-        fault=NodeFault.INTERFACE,
+    NO_INTERFACE_WITH_ADDRESS = replace(
+        NO_INTERFACE, what="no interface has this address", failure=FailureClass.ENVIRONMENT
     )
-    NO_ADDRESS_FOR_OTHERS = Row(
-        "this host has no address that other nodes can be given",
-        "on {host} there are: {listed}",
-        _LINK_SETTING,
+    NO_ADDRESS_FOR_OTHERS = replace(
+        NO_INTERFACE,
+        what="this host has no address that other nodes can be given",
         failure=FailureClass.ENVIRONMENT,
-        fault=NodeFault.INTERFACE,
     )
     """On the head node its own name resolves to itself (`127.0.1.1` in `/etc/hosts`), and it has
     several addresses, or none."""
@@ -273,11 +267,10 @@ class ProblemCode(enum.Enum):
         "remove them from the loopback lines (127.0.1.1) of /etc/hosts there",
         fault=NodeFault.NAME_RESOLUTION,
     )
-    NAMES_DIFFER = Row(
-        "names of nodes resolve to other addresses than on the other nodes",
-        "{names}",
-        "correct /etc/hosts or the DNS cache there",
-        fault=NodeFault.NAME_RESOLUTION,
+    NAMES_DIFFER = replace(
+        NAMES_LEAD_BACK,
+        what="names of nodes resolve to other addresses than on the other nodes",
+        fix="correct /etc/hosts or the DNS cache there",
         least_nodes=3,
     )
     CLOCK_WRONG = Row(
@@ -304,35 +297,25 @@ class ProblemCode(enum.Enum):
         fault=NodeFault.NETWORK,
         least_nodes=3,
     )
-    HEAD_REFUSES = Row(
-        "the head node cannot be reached",
-        "from {host}: refused for {seconds} s: nothing listens there, or a firewall rejects "
+    HEAD_REFUSES = replace(
+        HEAD_MUTE,
+        why="from {host}: refused for {seconds} s: nothing listens there, or a firewall rejects "
         "connections",
-        "check whether the head node is up, and what its firewall rejects",
-        fault=NodeFault.NETWORK,
-        least_nodes=3,
+        fix="check whether the head node is up, and what its firewall rejects",
     )
-    HEAD_SILENT = Row(
-        "the head node cannot be reached",
-        "from {host}: no answer within {seconds} s, as when a firewall drops packets",
-        "let the nodes reach one another on ports 61000 to 65535, or name the interface with "
+    HEAD_SILENT = replace(
+        HEAD_MUTE,
+        why="from {host}: no answer within {seconds} s, as when a firewall drops packets",
+        fix="let the nodes reach one another on ports 61000 to 65535, or name the interface with "
         "[launch] interface in stager.toml",
-        fault=NodeFault.NETWORK,
-        least_nodes=3,
     )
-    HEAD_UNREACHED = Row(
-        "the head node cannot be reached",
-        "from {host}: {why}",
-        "check that the nodes share a network; name the interface with [launch] interface",
-        fault=NodeFault.NETWORK,
-        least_nodes=3,
+    HEAD_UNREACHED = replace(
+        HEAD_MUTE,
+        why="from {host}: {why}",
+        fix="check that the nodes share a network; name the interface with [launch] interface",
     )
-    HEAD_REACHED_BY_NONE = Row(
-        "no other node can reach the head node",
-        "{why}",
-        "{fix}",
-        fault=NodeFault.NETWORK,
-        least_nodes=3,
+    HEAD_REACHED_BY_NONE = replace(
+        HEAD_MUTE, what="no other node can reach the head node", why="{why}", fix="{fix}"
     )
     HEAD_WITHOUT_ADDRESS = Row(
         "the head cannot be reached",
@@ -347,13 +330,7 @@ class ProblemCode(enum.Enum):
     """The node's agent was killed, usually because the node ran out of memory."""
     NO_ANSWER_EXITED = replace(NO_ANSWER, failure=FailureClass.ENVIRONMENT)
     """The node's agent ended by itself; its log says why."""
-    NO_ANSWER_FOLLOWED = Row(
-        _NO_ANSWER,
-        "it was ended, as {first} had failed",
-        _SEE_LOG,
-        failure=FailureClass.NODE_FAILURE,
-        follows=True,
-    )
+    NO_ANSWER_FOLLOWED = replace(NO_ANSWER, why="it was ended, as {first} had failed", follows=True)
     """Nothing is wrong with this node; see the other one."""
     NO_ANSWER_NO_STEP = Row(_NO_ANSWER, fix=_SEE_SINFO, failure=FailureClass.NODE_FAILURE)
     NO_ANSWER_NO_START = Row(
@@ -366,13 +343,8 @@ class ProblemCode(enum.Enum):
     """The node does not answer Slurm: it went down after the job got it, or `slurmd` died. `sinfo`
     takes up to a minute to notice. With `--min-nodes` the other nodes go on without it, even if
     this shows only when the ranks are started."""
-    NO_ANSWER_NODE_FAILURE = Row(
-        _NO_ANSWER,
-        "Slurm lost the node (node failure)",
-        _SEE_SINFO,
-        fault=NodeFault.NODE_FAILURE,
-        least_nodes=1,
-        is_unreachable=True,
+    NO_ANSWER_NODE_FAILURE = replace(
+        NO_ANSWER_NO_START, why="Slurm lost the node (node failure)", least_nodes=1
     )
     """The node stopped answering Slurm while a step was running there."""
     NO_ANSWER_UNREACHABLE = Row(
@@ -384,29 +356,26 @@ class ProblemCode(enum.Enum):
     )
     """The node or its network is gone, and `srun` has not noticed: the node sends no heartbeats, or
     the other nodes are done, and no step can be started on it."""
-    NO_ANSWER_DESERTED = Row(
-        _NO_ANSWER,
-        "nothing of the job runs there any more",
-        "find out on {where} what ended slurmstepd and the job's processes: `dmesg` lists what "
+    NO_ANSWER_DESERTED = replace(
+        NO_ANSWER,
+        why="nothing of the job runs there any more",
+        fix="find out on {where} what ended slurmstepd and the job's processes: `dmesg` lists what "
         "the out-of-memory killer ended; or leave the node out with --exclude={where}",
-        failure=FailureClass.NODE_FAILURE,
     )
-    NO_ANSWER_SILENT = Row(
-        _NO_ANSWER,
-        "no message from it for {seconds} s",
-        "look on {where} for a disk that does not answer (`dmesg`), a process of the job that is "
+    NO_ANSWER_SILENT = replace(
+        NO_ANSWER_UNREACHABLE,
+        why="no message from it for {seconds} s",
+        fix="look on {where} for a disk that does not answer (`dmesg`), a process of the job that is "
         "stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
         "--exclude={where}",
-        fault=NodeFault.NODE_FAILURE,
     )
     """The node's agent did not take part in the transfer of the bundle, or stopped answering; the
     other nodes did not wait for it."""
-    NO_ANSWER_HANGS = Row(
-        _NO_ANSWER,
-        "its processes have made no progress for {seconds} s: {why}",
-        "look on {where} for a disk or a file server that does not answer (`dmesg`), and leave the "
+    NO_ANSWER_HANGS = replace(
+        NO_ANSWER_UNREACHABLE,
+        why="its processes have made no progress for {seconds} s: {why}",
+        fix="look on {where} for a disk or a file server that does not answer (`dmesg`), and leave the "
         "node out with --exclude={where}",
-        fault=NodeFault.NODE_FAILURE,
     )
     """While the node unpacked, none of its processes ran for a minute, and some were in a state in
     which no signal reaches them (D), or stopped (T). The line has the kernel's name of what they
@@ -450,22 +419,18 @@ class ProblemCode(enum.Enum):
         is_unreachable=True,
     )
     """Either the host was installed anew, or another machine answers in its name."""
-    SSH_TURNED_AWAY = Row(
-        "the connection was closed before the login",
+    SSH_TURNED_AWAY = replace(
+        SSH_UNREACHED,
+        what="the connection was closed before the login",
         fix="see the log of the host's sshd, or of a jump host's in front of it: it takes too few "
         f"logins at a time (MaxStartups), or none of yours (AllowUsers, PAM); {_LEAVE_OUT}",
-        fault=NodeFault.NODE_FAILURE,
-        is_unreachable=True,
     )
     """Sshd takes ten logins at a time as a rule, and closes more and more of any further
     connections at once. A host that was turned away is tried again a few times, and fewer are
     logged in to at a time; with `ControlMaster auto` for a jump host in `~/.ssh/config` all logins
     through it are one."""
-    SSH_LOGIN_FAILED = Row(
-        "the login failed",
-        fix=f"{_TRY_IT}; {_LEAVE_OUT}",
-        fault=NodeFault.NODE_FAILURE,
-        is_unreachable=True,
+    SSH_LOGIN_FAILED = replace(
+        SSH_UNREACHED, what="the login failed", fix=f"{_TRY_IT}; {_LEAVE_OUT}"
     )
     """`ssh` or the host's login has ended, or did nothing for too long: a home directory that is
     not served, a full table of processes, an account that has expired."""
@@ -578,15 +543,10 @@ class ProblemCode(enum.Enum):
         "the rest of it did not arrive",
         "see the problem that is reported first",
     )
-    BUNDLE_NOT_ARRIVED = Row(
-        "the bundle could not be sent",
-        "{arrived} of {size} bytes had arrived",
-        "see the problem that is reported first",
-    )
-    BUNDLE_NOT_ARRIVED_NO_ROOM = Row(
-        "the bundle could not be sent",
-        "{arrived} of {size} bytes had arrived, {free} are free",
-        "see the problem that is reported first",
+    BUNDLE_NOT_ARRIVED = replace(BUNDLE_CUT_OFF, why="{arrived} of {size} bytes had arrived")
+    BUNDLE_NOT_ARRIVED_NO_ROOM = replace(
+        BUNDLE_CUT_OFF,
+        why="{arrived} of {size} bytes had arrived, {free} are free",
         fault=NodeFault.DISK_FULL,
     )
     RELAY_SOURCE_ENDED = Row(
@@ -671,10 +631,9 @@ class ProblemCode(enum.Enum):
         fix="stager repairs the environment before using it",
         failure=FailureClass.DAMAGED_COPY,
     )
-    ENVIRONMENT_TAKEN_AWAY = Row(
-        "the environment is damaged",
+    ENVIRONMENT_TAKEN_AWAY = replace(
+        ENVIRONMENT_DAMAGED,
         fix="it was removed there: the next `stager verify` or `stager run` makes it again",
-        fault=NodeFault.DAMAGED_COPY,
     )
     DAMAGE_IN_USE = Row(
         "the damaged environment cannot be removed",
@@ -862,11 +821,10 @@ class ProblemCode(enum.Enum):
         "`sacct --jobs={job} --format=JobID,State%30` shows which user cancelled it",
         failure=FailureClass.KILLED,
     )
-    JOB_REQUEUED = Row(
-        "Slurm put the job back into the queue (scontrol requeue, or a failed node)",
-        "",
-        "it starts again by itself; `squeue --start --jobs={job}` shows when",
-        failure=FailureClass.KILLED,
+    JOB_REQUEUED = replace(
+        JOB_CANCELLED,
+        what="Slurm put the job back into the queue (scontrol requeue, or a failed node)",
+        fix="it starts again by itself; `squeue --start --jobs={job}` shows when",
     )
     JOB_NODE_FAILURE = Row(
         "a node of the job was lost",
