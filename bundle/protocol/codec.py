@@ -98,10 +98,9 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
                 values[name] = read(items[key], prefix + key)
         elif is_required:
             missing.append(key)
-    unknown = items.keys() - {key for _, key, _, _ in readers} if strict else ()
-    for keys, fault in ((missing, "missing"), (unknown, "unknown")):
-        if keys:
-            raise DecodeError(path, f"{', '.join(sorted(map(str, keys)))}: {fault}")
+    unknown = set(items).difference(key for _, key, _, _ in readers)
+    _require_none(missing, "missing", path)
+    _require_none(unknown if strict else (), "unknown", path)
     try:
         return kind(**values)
     except ValueError as exc:  # of a class that checks its values
@@ -183,6 +182,11 @@ def shorten(value: object) -> str:
 
 def _make_error(raw: object, path: str, words: object) -> DecodeError:
     return DecodeError(path, f"is {shorten(raw)}, {words}")
+
+
+def _require_none(keys: Collection[object], fault: str, path: str) -> None:
+    if keys:
+        raise DecodeError(path, f"{', '.join(sorted(map(str, keys)))}: {fault}")
 
 
 def _require(kind: Any, words: str, raw: Any, path: str) -> Any:  # noqa: ANN401 - a JSON value

@@ -365,8 +365,8 @@ class ProblemCode(enum.Enum):
     NO_ANSWER_SILENT = replace(
         NO_ANSWER_UNREACHABLE,
         why="no message from it for {seconds} s",
-        fix="look on {where} for a disk that does not answer (`dmesg`), a process of the job that is "
-        "stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
+        fix="look on {where} for a disk that does not answer (`dmesg`), a process of the job that "
+        "is stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
         "--exclude={where}",
     )
     """The node's agent did not take part in the transfer of the bundle, or stopped answering; the
@@ -374,8 +374,8 @@ class ProblemCode(enum.Enum):
     NO_ANSWER_HANGS = replace(
         NO_ANSWER_UNREACHABLE,
         why="its processes have made no progress for {seconds} s: {why}",
-        fix="look on {where} for a disk or a file server that does not answer (`dmesg`), and leave the "
-        "node out with --exclude={where}",
+        fix="look on {where} for a disk or a file server that does not answer (`dmesg`), and leave "
+        "the node out with --exclude={where}",
     )
     """While the node unpacked, none of its processes ran for a minute, and some were in a state in
     which no signal reaches them (D), or stopped (T). The line has the kernel's name of what they

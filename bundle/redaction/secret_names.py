@@ -245,14 +245,16 @@ def _split_compound(word: str) -> list[str]:
 
 
 def _judge_ending(rule: _Rule, last: str, before: Sequence[str]) -> Meaning | None:
-    previous = before[-1] if before else ""
-    is_known = any(word in _KIND_OF_WORD for word in before)
+    previous = ("", *before)[-1]
+    has_secret_word = rule is not _ID and not _KIND_OF_WORD.keys().isdisjoint(before)
     if rule is _PWD and previous not in ("", "old"):  # alone, it is often the working directory
         return Meaning(rule.kind)
-    if previous in rule.sure or (is_known and rule is not _ID):
+    if previous in rule.sure or has_secret_word:
         return Meaning(_PAIRED_KINDS.get(previous + last.rstrip("s"), rule.kind))
-    is_harmless = previous in rule.harmless or (rule.kind == "token" and previous.isdigit())
-    return Meaning(rule.kind, sure=False) if rule.unsure and not is_harmless else None
+    is_number = previous.isdigit() and rule.kind == "token"
+    if not rule.unsure or previous in rule.harmless or is_number:
+        return None
+    return Meaning(rule.kind, sure=False)
 
 
 def _kind_of_ending(word: str) -> str:

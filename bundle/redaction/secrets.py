@@ -114,24 +114,33 @@ def _find_names(text: bytes, in_argument: bool) -> Iterator[_Name]:
 def _judge_name(text: bytes, start: int, end: int, in_argument: bool) -> _Name | None:
     if text.endswith(b"[redacted: ", 0, start):
         return None
-    word = text[start:end].strip(b"-.")
-    start = text.find(word, start, end) if word else start
+    start += len(text[start:end]) - len(text[start:end].lstrip(b"-."))
+    word = text[start:end].rstrip(b"-.")
     end = start + len(word)
-    if word.lower().decode() in SPLIT:  # of two words: ``API key``, ``access token``
-        first = _WORD_BEFORE.search(text[max(0, start - 20) : start])
-        meaning = judge_secret_name(first[1] + b"_" + word) if first else None
-        if first and meaning and meaning.sure:
-            return _Name(start - len(first[0]), end, meaning)
+    pair = _judge_two_words(text, start, word)
+    if pair is not None:
+        return pair
     before, behind = text[max(0, start - 1) : start], text[end : end + 1]
     in_query = before in (b"?", b"&", b";") and behind == b"="
     secret = judge_secret_name(word, query=in_query)
-    # ``nvcr.io/key:24.01`` is no secret in an argument, either.
-    if in_argument and is_secret(word.decode()) and (secret or behind != b":"):
-        secret = Meaning(secret.kind if secret else "secret")
+    if in_argument and is_secret(word.decode()):
+        # ``nvcr.io/key:24.01`` is no secret in an argument, either.
+        unknown = None if behind == b":" else Meaning("secret")
+        secret = secret._replace(sure=True) if secret else unknown
     if secret is None:
         return None
-    is_option = before == b"-" and (start < 2 or text[start - 2] in _BEFORE_OPTION)
+    is_option = before == b"-" and text[max(0, start - 2) : start - 1] in _BEFORE_OPTION
     return _Name(start, end, secret, is_option, in_query, in_argument)
+
+
+def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
+    """Return a name of two words, ``API key`` or ``access token``."""
+    is_second = word.lower().decode() in SPLIT
+    first = _WORD_BEFORE.search(text[max(0, start - 20) : start]) if is_second else None
+    meaning = judge_secret_name(first[1] + b"_" + word) if first else None
+    if first is None or meaning is None or not meaning.sure:
+        return None
+    return _Name(start - len(first[0]), start + len(word), meaning)
 
 
 # --- Where a value ends: quoted text, a list, a word, the rest of a line; and which is no secret
@@ -221,14 +230,20 @@ def _read_value(
     around = _QUOTE_BEFORE.search(text[max(0, name.start - _REACH) : name.start])
     if around and not close and (name.meaning.kind in _SEVERAL_WORDS or is_colon):
         return _check(text, name, at, _end_of_quoted_words(text, at, around[0]))
-    pattern = _TO_END if _takes_line(text, name, at, sign) else _WORD
-    if name.in_query:
-        pattern = _IN_QUERY
-    elif close:
-        pattern = _NUMBER_OR_WORD
-    elif name.in_argument and sign != b" " and not re.search(rb"\s", text[: name.start]):
-        pattern = _ARGUMENT
+    pattern = _choose_pattern(text, name, at, sign, close)
     return _check(text, name, at, find_match_end(pattern, text, at), quote)
+
+
+def _choose_pattern(
+    text: bytes, name: _Name, at: int, sign: bytes, close: bytes
+) -> re.Pattern[bytes]:
+    if name.in_query:
+        return _IN_QUERY
+    if close:
+        return _NUMBER_OR_WORD
+    if name.in_argument and sign != b" " and not re.search(rb"\s", text[: name.start]):
+        return _ARGUMENT
+    return _TO_END if _takes_line(text, name, at, sign) else _WORD
 
 
 def _takes_line(text: bytes, name: _Name, at: int, sign: bytes) -> bool:
@@ -317,8 +332,8 @@ def _end_of_bracketed(text: bytes, name: _Name, at: int, bracket: int) -> int:
     else:  # it is far away or missing
         return find_match_end(_LINE, text, at)
     inner = text[bracket + 1 : end - 1].strip()
-    is_call_without_text = at < bracket and not re.search(rb"[\"']", inner)
-    return at if not inner or is_call_without_text or is_placeholder(text[at:end]) else end
+    has_value = inner if at == bracket else re.search(rb"[\"']", inner)  # a call has a text
+    return end if has_value and not is_placeholder(text[at:end]) else at
 
 
 def looks_random(text: bytes) -> bool:
@@ -365,6 +380,7 @@ _GAP = re.compile(
     rb"|" + _BREAK + rb"{1,120})"
 )
 """Between an option and its value, in a command or in a list of arguments."""
+_ONE_A_LINE = re.compile(rb"[^,\\]*\n[^,\\]*")
 _PAIR = re.compile(rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=\\*[\"'])")
 """Between a quoted name and its value in a tuple or a list."""
 _OTHER = rb"\s{0,80},\s{0,80}\"(?!value)\w{1,30}\"[ ]?:[ ]?\"[^\"\n]{0,80}\""
@@ -400,7 +416,8 @@ _NEXT = re.compile(
 """From a name at the end of a line to its value on the next one, also in a list of lines."""
 _ITEMS = re.compile(rb"(?:\r?\n[ \t]{0,80}- [^\n]{1,200}){0,100}")
 """Further values of a list that has one on each line."""
-_OPTION = re.compile(rb"[\"']?-[-a-zA-Z]")
+_NEXT_WORD = re.compile(rb"(?![\"']?-[-a-zA-Z])")
+_NEXT_ITEM = re.compile(_NEXT_WORD.pattern + _OPEN.pattern)
 _METAVAR = re.compile(rb"[A-Z]+(?:_[A-Z]+)*")
 _SETTER = re.compile(rb"(?:\b(?:setenv|set -g?x|set -Ux|ENV|ARG)|\blogin\s{1,9}\S{1,80})\s{1,9}\Z")
 _BLANK = re.compile(rb"\s{1,9}")
@@ -471,26 +488,33 @@ def _read_next_line(text: bytes, name: _Name, at: int, *, can_be_quoted: bool) -
     has_end = behind.strip(b"\"' \t\r")[:1] in _LINE_OR_ITEM_ENDS
     if not has_end or raw.endswith((b":", b",", b".")) or b" " in raw:
         return None
-    is_likely = len(raw) >= 6 and name.meaning.kind == "password"
-    is_likely = is_likely or (len(raw) >= 8 and name.meaning.sure and bool(_DIGIT.search(raw)))
-    return value if is_likely or looks_random(raw) or is_digest(raw) else None
+    return value if _is_likely(raw, name.meaning) else None
+
+
+def _is_likely(raw: bytes, secret: Meaning) -> bool:
+    if secret.kind == "password" and len(raw) >= 6:
+        return True
+    if secret.sure and len(raw) >= 8 and _DIGIT.search(raw):
+        return True
+    return looks_random(raw) or is_digest(raw)
 
 
 def _read_option(text: bytes, name: _Name) -> Span | None:
     """Return the argument after an option, or the next element of a list of arguments."""
     gap = _GAP.match(text, name.end)
-    if gap is None or _OPTION.match(text, gap.end()):
+    if gap is None:
         return None
-    if (gap["close"] or gap["comma"]) and not _OPEN.match(text, gap.end()):  # in a list
-        return None
-    value = _read_value(text, name, gap.end(), b" ")
+    following = _NEXT_ITEM if gap["close"] or gap["comma"] else _NEXT_WORD
+    value = following.match(text, gap.end()) and _read_value(text, name, gap.end(), b" ")
     if value is None or _is_of_manual(text[value.start : value.end]):
         return None
     # Without a comma or a continued line, arguments may stand below one another, or a text ends.
-    is_one_a_line = b"\n" in gap[0] and not gap["comma"] and b"\\" not in gap[0]
-    fills_line = text[value.end : value.end + 1] in _LINE_ENDS
-    fills_line = fills_line and b" " not in text[value.start : value.end]
-    return value if fills_line or not is_one_a_line else None
+    return value if _fills_line(text, value) or not _ONE_A_LINE.fullmatch(gap[0]) else None
+
+
+def _fills_line(text: bytes, value: Span) -> bool:
+    has_end = text[value.end : value.end + 1] in _LINE_ENDS
+    return has_end and b" " not in text[value.start : value.end]
 
 
 def _is_of_manual(raw: bytes) -> bool:
@@ -532,10 +556,15 @@ def _read_second(text: bytes, name: _Name) -> Span | None:
     beside = _BESIDE.match(text, end)
     if beside is not None and (closed or b"\n" in beside[0]):
         return _read_value(text, name, beside.end())
-    if closed and text.startswith(b">", end):
-        return _read_element(text, name, end)
-    # The second of two quoted texts, ``("HF_TOKEN", "...")``, not of a list of names.
-    comma = _PAIR.match(text, end) if closed else None
+    if closed is None:
+        return None
+    is_attribute = text.startswith(b">", end)
+    return _read_element(text, name, end) if is_attribute else _read_pair(text, name, end)
+
+
+def _read_pair(text: bytes, name: _Name, end: int) -> Span | None:
+    """Return the second of two quoted texts: ``("HF_TOKEN", "...")``, not of a list of names."""
+    comma = _PAIR.match(text, end)
     value = _read_value(text, name, comma.end()) if comma else None
     raw = text[value.start : value.end] if value else b""
     if not raw or _PLAIN_NAME.fullmatch(raw) or judge_secret_name(raw) is not None:
@@ -656,7 +685,7 @@ _ANY_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
 _LOGIN_SIGN = re.compile("[:@ ]")
 """An argument that has no name of a secret and none of these holds no secret."""
 _LONG_OPTION = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
-_TOKENS_OPTION = re.compile(r"(--?tokens)(?:=(.*))?", re.S | re.I)
+_TOKENS_OPTION = re.compile(r"(--?tokens)(?:(=)(.*))?", re.S | re.I)
 """An option that may mean tokens of a text or secret ones: its value decides."""
 _TOKEN_VALUE = re.compile(
     r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I
@@ -671,12 +700,9 @@ def mask_arguments(argv: Sequence[str]) -> list[str]:
     An option hides the argument after it, unless that is an option itself.
     """
     shown = [_mask_argument(word) for word in argv]
-    has_login = has_registry = is_login = False
+    login = _find_login(argv)
     for index, word in enumerate(argv):
-        takes_password = is_login and word.startswith("-p")
-        program = word.rpartition("/")[2]
-        has_login, has_registry = has_login or word == "login", has_registry or program in _REGISTRY
-        is_login = is_login or (has_login and has_registry) or program == "sshpass"
+        takes_password = index > login and word.startswith("-p")
         if takes_password and word != "-p":
             shown[index] = f"-p{HIDDEN}"
         elif index + 1 < len(argv) and (takes_password or _hides_next(word, argv[index + 1])):
@@ -715,6 +741,17 @@ def hide_spans(text: bytes, spans: Iterable[Span]) -> bytes:
     return b"".join([*parts, text[copied:]])
 
 
+def _find_login(argv: Sequence[str]) -> int:
+    """Return the index after which ``-p`` is a password; one pass, for thousands of arguments."""
+    missing = {"login", "registry"}
+    for index, word in enumerate(argv):
+        program = word.rpartition("/")[2]
+        missing.discard("registry" if program in _REGISTRY else word)
+        if program == "sshpass" or not missing:
+            return index
+    return len(argv)
+
+
 def _hides_next(word: str, following: str) -> bool:
     option = _ANY_OPTION.fullmatch(word)
     if option is None or _LONG_OPTION.fullmatch(following):
@@ -731,12 +768,10 @@ def _mask_argument(word: str) -> str:
     assigned = _ASSIGNED.fullmatch(word)
     if assigned and is_secret(assigned[2]):
         return f"{assigned[1]}{HIDDEN}"
-    tokens = _TOKENS_OPTION.fullmatch(word)
-    if tokens and _TOKEN_VALUE.fullmatch(tokens[2] or ""):
-        return f"{tokens[1]}={HIDDEN}"
-    user = _USER_OPTION.fullmatch(word)
-    if user and _LOGIN_VALUE.fullmatch(user[3] or ""):  # which has no other end
-        return f"{user[1]}{user[2]}{HIDDEN}"
+    for option, value in ((_TOKENS_OPTION, _TOKEN_VALUE), (_USER_OPTION, _LOGIN_VALUE)):
+        given = option.fullmatch(word)  # a value has no other end
+        if given and value.fullmatch(given[3] or ""):
+            return f"{given[1]}{given[2]}{HIDDEN}"
     return change_bytes(strip_url_secrets(word), _mask_text)
 
 

@@ -9,7 +9,7 @@ the files to send, the login side to refuse files that nobody asked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 Pattern = tuple[str, ...]
@@ -53,7 +53,7 @@ def expand_pattern(base: str, pattern: Pattern) -> set[str]:
         return {literal}
     prefixes = {""}
     for part in pattern:
-        prefixes = _extend_prefixes(base, prefixes, part)
+        prefixes = {longer for prefix in prefixes for longer in _extend_prefix(base, prefix, part)}
     return {prefix[:-1] for prefix in prefixes}
 
 
@@ -63,21 +63,20 @@ def list_parents(name: str) -> Iterator[str]:
     return ("/".join(parts[:count]) for count in range(1, len(parts)))
 
 
-def _extend_prefixes(base: str, prefixes: set[str], part: str) -> set[str]:
-    """Extend prefixes, each ending in a slash, by one part of a pattern."""
-    extended: set[str] = set()
-    for prefix in prefixes:
-        if part == _ANY_DIRECTORIES:
-            for folder, folders, _ in os.walk(os.path.join(base, prefix)):
-                folders[:] = [name for name in folders if not name.startswith(".")]
-                extended.add(f"{os.path.relpath(folder, base)}/".removeprefix("./"))
-        elif _MAGIC.isdisjoint(part):
-            names = [part] if os.path.lexists(os.path.join(base, prefix + part)) else []
-            extended.update(f"{prefix}{name}/" for name in names)
-        else:
-            names = _list_names(base, prefix)
-            extended.update(f"{prefix}{name}/" for name in names if _is_part_match(name, part))
-    return extended
+def _extend_prefix(base: str, prefix: str, part: str) -> Iterable[str]:
+    """Extend a prefix, which ends in a slash, by one part of a pattern."""
+    if part == _ANY_DIRECTORIES:
+        return _list_directories(base, prefix)
+    if _MAGIC.isdisjoint(part):
+        return [f"{prefix}{part}/"] if os.path.lexists(os.path.join(base, prefix + part)) else []
+    names = _list_names(base, prefix)
+    return [f"{prefix}{name}/" for name in names if _is_part_match(name, part)]
+
+
+def _list_directories(base: str, prefix: str) -> Iterator[str]:
+    for folder, folders, _ in os.walk(os.path.join(base, prefix)):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield f"{os.path.relpath(folder, base)}/".removeprefix("./")
 
 
 def _list_names(base: str, prefix: str) -> list[str]:

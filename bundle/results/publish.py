@@ -97,34 +97,37 @@ class ResultsWriter:
             OSError: nothing more can be written here.
         """
         root, inner = self._split_root(info.name)
-        parent = info.name.rpartition("/")[0]
-        if inner and parent in self.left_out:
+        if inner and info.name.rpartition("/")[0] in self.left_out:
             self.left_out[info.name] = "the directory that holds it could not be made"
             return
-        if inner and parent not in self._directories:
+        self._check_place(info, inner)
+        try:
+            self._write(self._locate_hidden(root, inner), info, content)
+        except OSError as exc:
+            if exc.errno in _FULL:
+                raise
+            self.left_out[info.name] = error_text(exc)
+
+    def _check_place(self, info: tarfile.TarInfo, inner: str) -> None:
+        if inner and info.name.rpartition("/")[0] not in self._directories:
             raise InvalidStream(f"{info.name!r} comes before the directory that holds it")
         if info.issym() and (not inner or is_link_outside(inner, info.linkname)):
             raise InvalidStream(f"{info.name!r} is a link that leads out, to {info.linkname!r}")
         if info.name in self._directories:
             raise InvalidStream(f"{info.name!r} comes twice")
-        path = self._locate_hidden(root, inner)
-        try:
-            if info.isdir():
-                os.mkdir(path, 0o700)
-                self._directories[info.name] = (path, info)
-            elif info.issym():
-                os.symlink(info.linkname, path)
-            else:
-                _write_file(path, info, content)
-        except OSError as exc:
-            if exc.errno in _FULL:
-                raise
-            self.left_out[info.name] = error_text(exc)
+
+    def _write(self, path: str, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
+        if info.isdir():
+            os.mkdir(path, 0o700)
+            self._directories[info.name] = (path, info)
             return
+        if info.issym():
+            os.symlink(info.linkname, path)
+        else:
+            _write_file(path, info, content)
+        self.names.add(info.name)
         self.files += info.isreg()
         self.bytes += info.size
-        if not info.isdir():
-            self.names.add(info.name)
 
     def publish(self, *, complete: bool) -> None:
         """Put the outputs in place; those of a truncated stream, under a name that says so.
@@ -133,8 +136,7 @@ class ResultsWriter:
         place stays in a directory that is no longer hidden.
         """
         if not complete:
-            for root in self._roots.keys() - {self._split_root(name)[0] for name in self.names}:
-                removal.delete_as_far_as_possible(self._locate_hidden(root))
+            self._remove_empty_roots()
         inner = self._inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
@@ -149,6 +151,10 @@ class ResultsWriter:
                 failed[root] = error_text(exc)
         if failed:
             self._keep_unpublished(failed)
+
+    def _remove_empty_roots(self) -> None:
+        for root in self._roots.keys() - {self._split_root(name)[0] for name in self.names}:
+            removal.delete_as_far_as_possible(self._locate_hidden(root))
 
     def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
         """Remove what the job has deleted of what it was sent, unless it has changed here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -75,17 +76,16 @@ def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
             continue
         names = sorted(expand_pattern(base, pattern))
         missing += [] if names else [output]
-        for name in names:
-            source = os.path.realpath(os.path.join(base, name))
-            if not source.startswith(base + "/"):
-                left_out[name] = f"it leads out of the run directory, to {source}"
-            elif not os.path.lexists(source):
-                left_out[name] = f"it is a link to {source}, which does not exist"
-            else:
-                sources[name] = source
+        sources.update((name, os.path.realpath(os.path.join(base, name))) for name in names)
+    for name, source in list(sources.items()):
+        reason = _refuse_root(base, source)
+        if reason:
+            left_out[name] = reason
+            del sources[name]
     roots = [name for name in sorted(sources) if sources.keys().isdisjoint(list_parents(name))]
-    entries = [entry for root in roots for entry in _walk(root, sources[root], left_out, unread)]
-    return Selection(tuple(roots), tuple(entries), tuple(missing), left_out, len(unread))
+    walks = (_walk(root, sources[root], left_out, unread) for root in roots)
+    entries = tuple(itertools.chain.from_iterable(walks))
+    return Selection(tuple(roots), entries, tuple(missing), left_out, len(unread))
 
 
 def exclude_received(selection: Selection, brought: Collection[str]) -> Selection:
@@ -122,6 +122,12 @@ def _real_directory(directory: str) -> str:
         return base
     why = "it is not a directory" if os.path.exists(base) else "it does not exist"
     raise NodeError(Problem(ProblemCode.RUN_DIR_MISSING, directory, {"why": why}))
+
+
+def _refuse_root(base: str, source: str) -> str:
+    if not source.startswith(base + "/"):
+        return f"it leads out of the run directory, to {source}"
+    return "" if os.path.lexists(source) else f"it is a link to {source}, which does not exist"
 
 
 class _NotSendable(Exception):

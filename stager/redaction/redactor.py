@@ -120,9 +120,13 @@ def _read_atom(text: bytes, match: re.Match[bytes]) -> bytes:
         return html.unescape(atom.decode("ascii")).encode()
     if atom.startswith(b"%"):
         return bytes([int(atom[1:], 16)])
+    return _read_escape(first, atom[1:])
+
+
+def _read_escape(first: bytes, body: bytes) -> bytes:
     if not (first in b"ux" or first.isdigit()):
         return _ESCAPED_LETTERS.get(first, first)
-    code = int(atom[1:], 8) if first.isdigit() else int(atom[2:], 16)
+    code = int(body, 8) if first.isdigit() else int(body[1:], 16)
     return bytes([code]) if code < _ASCII else b"\n"
 
 
