@@ -52,9 +52,8 @@ class Received:
     complete: bool
     """True if everything that was announced has arrived; if not, names end with ``.partial``."""
     files: int = 0
-    """Regular files that arrived in full."""
     bytes: int = 0
-    """Bytes of their content."""
+    """Bytes of the regular files that arrived in full."""
     names: frozenset[str] = frozenset()
     """Files and links that arrived, by their paths on the node."""
     placed: tuple[str, ...] = ()
@@ -64,9 +63,8 @@ class Received:
     missing: tuple[str, ...] = ()
     """Outputs that the node did not have."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Paths that were not received, with the reason."""
     changed: Mapping[str, str] = field(default_factory=dict)
-    """Files that changed while they were sent, with what happened."""
+    """Files that changed while they were sent, with what happened; as in ``left_out``, by path."""
     gaps: int = 0
     """Files and directories that the node could not read, or not to their end."""
     removed: int = 0

@@ -1,10 +1,11 @@
 """The stream in which the outputs of a job are sent from a node to the login side.
 
 The stream, version 3, is made for a pipe (``srun``): one line of JSON, an uncompressed GNU tar, one
-line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first line is a :class:`StreamHead`::
+line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first line is a :class:`StreamHead`; it
+counts all members of the tar, regular files, and bytes of their content::
 
     {"results": 3, "roots": [path], "entries": n, "files": n, "bytes": n,
-     "missing": [output], "left_out": {path: reason}}
+     "missing": [output that matches nothing], "left_out": {path: reason}}
 
 The tar holds directories, files and symbolic links, and the GNU long names, nothing else. The last
 line, a :class:`StreamEnd`, says that the stream is complete::
@@ -59,22 +60,16 @@ class StreamHead:
     """The first line of the stream; its counts are upper limits of what follows."""
 
     results: int
-    """The version."""
     roots: tuple[AnyText, ...]
     """The paths that the outputs stand for, none of them inside another.
 
     Each member of the tar is one of them or lies below one, directories before their content.
     """
     entries: int
-    """Members of the tar; directories and links too."""
     files: int
-    """Regular files among them."""
     bytes: int
-    """Bytes of their content."""
     missing: tuple[AnyText, ...]
-    """Outputs that match nothing."""
     left_out: dict[str, AnyText]
-    """Paths that are not sent, each with the reason."""
 
     def __post_init__(self) -> None:
         if min(self.entries, self.files, self.bytes) < 0:
@@ -86,9 +81,7 @@ class StreamEnd:
     """The last line of the stream."""
 
     end: int
-    """Always 1."""
     sha256: AnyText
-    """The digest of the tar."""
     changed: dict[str, AnyText]
     """Files that changed while they were sent, with what happened."""
     gaps: int
