@@ -64,8 +64,8 @@ def _encode_value(value: object) -> object:
         return [_encode_value(item) for item in value]
     if isinstance(value, dict):
         return {key: _encode_value(item) for key, item in value.items()}
-    if hasattr(value, "from_json"):
-        return value.to_json()  # type: ignore[attr-defined]
+    if hasattr(value, "to_json") and hasattr(value, "from_json"):
+        return value.to_json()
     if dataclasses.is_dataclass(value):
         return encode(value)
     if isinstance(value, enum.Enum):
