@@ -26,7 +26,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from bundle.driver.phases import describe_gpus  # noqa: E402
+from bundle.driver.cuda import describe_gpus  # noqa: E402
 from bundle.launch.commands import choose_backend, choose_nproc  # noqa: E402
 from bundle.node.machine import Question, host_facts  # noqa: E402
 from bundle.protocol.enumerations import FailureClass  # noqa: E402

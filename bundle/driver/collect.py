@@ -56,8 +56,8 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     """
     if not state.separate_run_dirs:
         return
-    job, node = state.job, _node_of_first_rank(state)
-    work_dir = program_variables.locate_work_dir(job, state.facts[node].root)
+    job, node = state.job, _find_first_rank(state)
+    work_dir = _locate_work_dir(state, node)
     if not standing:
         state.note(f"the allocation has ended; what the ranks wrote is on {node} in {work_dir}")
         return
@@ -68,32 +68,32 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     if not job.outputs:
         _report_left(state, _remove_work_dirs(state, job.nodes))
         return
-    received, pending = _fetch_outputs(state, node), [node]
-    others: list[str] = []
+    received, asked, pending = _fetch_outputs(state, node), [node], [node]
+    answers: dict[str, TidyAnswer] = {}
     try:
-        if _is_complete(received):
-            answers = _remove_work_dirs(state, job.nodes, received)
-            pending = [name for name, answer in answers.items() if answer.unsent]
-            while pending and _is_complete(received):
-                others.append(pending[0])
-                received = _fetch_outputs(state, pending[0], received)
-                if _is_complete(received):
-                    del pending[0]
+        while received.complete and not received.gaps:
+            del pending[0]
+            if len(asked) == 1:
+                answers = _remove_work_dirs(state, job.nodes, received)
+                pending = [name for name, answer in answers.items() if answer.unsent]
+            if not pending:
+                break
+            asked.append(pending[0])
+            received = _fetch_outputs(state, pending[0], received)
     finally:
-        _emit_collected(state, node, others, received)
+        _emit_collected(state, asked, received)
     if pending:
-        where = program_variables.locate_work_dir(job, state.facts[pending[0]].root)
-        names = shorten_names(pending)
+        where, names = _locate_work_dir(state, pending[0]), shorten_names(pending)
         state.note(f"some outputs were not brought back; they are still on {names} in {where}")
         return
-    if others:
+    if asked[1:]:
         left = tuple(name for name, answer in answers.items() if answer.left)
         answers = _remove_work_dirs(state, left, received)
     _report_left(state, answers)
 
 
-def _is_complete(received: Received) -> bool:
-    return received.complete and not received.gaps
+def _locate_work_dir(state: State, node: str) -> str:
+    return program_variables.locate_work_dir(state.job, state.facts[node].root)
 
 
 def list_named_outputs(job: Job) -> set[str]:
@@ -106,13 +106,7 @@ def _remove_work_dirs(
 ) -> dict[str, TidyAnswer]:
     """Remove the ranks' working directories, unless files that may be wanted are left there.
 
-    Args:
-        state: the job.
-        nodes: the nodes.
-        received: what has come; a node that has other outputs says so. None if nothing was to.
-
-    Returns:
-        The nodes' answers.
+    A node that has other outputs than were received says so; None if nothing was to come.
     """
     named, brought = list_named_outputs(state.job), None
     keep_files = True
@@ -121,21 +115,20 @@ def _remove_work_dirs(
         brought = tuple(sorted(received.names))
 
     def request(node: str) -> TidyRequest:
-        return TidyRequest(**state.placed(node), keep_files=keep_files, brought=brought)
+        return TidyRequest(**state.place(node), keep_files=keep_files, brought=brought)
 
-    state.answers = {}
     with contextlib.suppress(NodeError):
-        state.ask_some(PhaseName.TIDY, nodes, request)
-    return state.answers_of(TidyAnswer)
+        state.ask(PhaseName.TIDY, request, nodes=nodes)
+    return state.get_answers(TidyAnswer)
 
 
 def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
     """Report where files are left in the ranks' working directories."""
     left = [node for node, answer in answers.items() if answer.left]
     if left:
-        where = program_variables.locate_work_dir(state.job, state.facts[left[0]].root)
         state.note(
-            f"what the ranks wrote is still on {shorten_names(left)} in {where}; "
+            f"what the ranks wrote is still on {shorten_names(left)} in "
+            f"{_locate_work_dir(state, left[0])}; "
             "`stager clean` removes it once nothing has been written there for an hour"
         )
 
@@ -151,32 +144,25 @@ def note_unnamed(state: State) -> None:
         )
 
 
-def _node_of_first_rank(state: State) -> str:
+def _find_first_rank(state: State) -> str:
     """Return rank 0's last node: ranks that are started again may change places."""
     began = {
         node: answer.first_rank
-        for node, answer in state.answers_of(LaunchAnswer).items()
+        for node, answer in state.get_answers(LaunchAnswer).items()
         if answer.first_rank is not None and node in state.facts
     }
     return max(began, key=lambda node: began[node], default=state.job.nodes[0])
 
 
 def _fetch_outputs(state: State, node: str, before: Received | None = None) -> Received:
-    """Bring the outputs of a node into the run directory, after those of other nodes.
+    """Bring the outputs of a node into the run directory, and return all that has come.
 
-    Args:
-        state: the job.
-        node: the node.
-        before: what has come from others; a file that has is not sent again, and what got another
-            name keeps it.
-
-    Returns:
-        All that has come.
+    A file that came before from another node is not sent again, and what got another name keeps it.
     """
     job = state.job
     request = CollectRequest(
-        **state.placed(node),
-        directory=program_variables.locate_work_dir(job, state.facts[node].root),
+        **state.place(node),
+        directory=_locate_work_dir(state, node),
         brought=tuple(sorted(before.names)) if before else None,
     )
     came: list[Received] = []
@@ -215,12 +201,12 @@ def _join_received(before: Received, more: Received) -> Received:
     )
 
 
-def _emit_collected(state: State, node: str, others: Sequence[str], received: Received) -> None:
+def _emit_collected(state: State, nodes: Sequence[str], received: Received) -> None:
     state.emit(
         OutputsCollected(
-            node=node,
-            others=tuple(others),
-            source=program_variables.locate_work_dir(state.job, state.facts[node].root),
+            node=nodes[0],
+            others=tuple(nodes[1:]),
+            source=_locate_work_dir(state, nodes[0]),
             target=state.job.run_dir,
             files=received.files,
             bytes=received.bytes,
@@ -258,23 +244,13 @@ def send_earlier_results(state: State) -> None:
         host = os.uname().nodename
         _note_not_sent(state, f"{host}, where the job's driver runs, does not see this directory")
         return
-    # What stands for everything here would send the project, with its environment.
-    outputs = [
-        name for name in named if not {"*", "**"}.issuperset(patterns.split_pattern(name) or ())
-    ]
-    selection = select_outputs(job.run_dir, outputs)
+    selection = _select_earlier(state, named)
     size = measure_entries(selection.entries)
-    reasons = [f"{name}: {why}" for name, why in selection.left_out.items()]
-    if reasons:
-        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        _note_not_sent(state, f"{reasons[0]}{more}")
     if not size.files:
         return
-    what = (
-        f"{_name_some(selection.roots)} ({format_count(size.files, 'file')}, "
-        f"{format_size(size.bytes)})"
-    )
-    refusal = _refusal(state, size)
+    counted = f"{format_count(size.files, 'file')}, {format_size(size.bytes)}"
+    what = f"{_name_some(selection.roots)} ({counted})"
+    refusal = _find_refusal(state, size)
     if refusal:
         _note_not_sent(state, f"{what}: {refusal}")
         return
@@ -286,16 +262,33 @@ def send_earlier_results(state: State) -> None:
             _note_not_sent(state, f"{what}: {exc.problem.why or exc}")
             return
         state.note(f"sending earlier results to the nodes: {what} in {job.run_dir}")
-        try:
-            send_results(state, path)
-        except NodesFailed:
-            state.note(
-                "earlier results did not reach every node; with project.resume-limit = 0 a job "
-                "starts without them",
-                warning=True,
-            )
-            raise
+        _send_results(state, path)
         state.sent_results = {entry.name: entry for entry in selection.entries}
+
+
+def _select_earlier(state: State, named: Sequence[str]) -> Selection:
+    # What stands for everything here would send the project, with its environment.
+    outputs = [
+        name for name in named if not {"*", "**"}.issuperset(patterns.split_pattern(name) or ())
+    ]
+    selection = select_outputs(state.job.run_dir, outputs)
+    reasons = [f"{name}: {why}" for name, why in selection.left_out.items()]
+    if reasons:
+        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        _note_not_sent(state, f"{reasons[0]}{more}")
+    return selection
+
+
+def _send_results(state: State, path: str) -> None:
+    try:
+        send_results(state, path)
+    except NodesFailed:
+        state.note(
+            "earlier results did not reach every node; with project.resume-limit = 0 a job "
+            "starts without them",
+            warning=True,
+        )
+        raise
 
 
 def _note_not_sent(state: State, what: str) -> None:
@@ -306,7 +299,7 @@ def _note_not_sent(state: State, what: str) -> None:
     )
 
 
-def _refusal(state: State, size: Sizes) -> str:
+def _find_refusal(state: State, size: Sizes) -> str:
     """Return why results are not sent; empty if they are."""
     limit = state.job.resume_limit
     if not limit:

@@ -1,4 +1,4 @@
-"""The NVIDIA driver that a CUDA version needs, and the drivers that nodes have.
+"""The NVIDIA driver that a CUDA version needs, and the drivers and GPUs that nodes have.
 
 The numbers are those of NVIDIA's CUDA Toolkit release notes for Linux, "CUDA Toolkit and Minimum
 Required Driver Version for CUDA Minor Version Compatibility" and "CUDA Toolkit and Corresponding
@@ -10,13 +10,17 @@ brings as PTX, for the driver to compile, needs the driver of its own minor vers
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, Optional
 
-from ..protocol.messages import GpuFacts
+from ..protocol.messages import Gpu, GpuFacts
 from ..protocol.problem import Problem, ProblemCode
+from .findings import shorten_names
 
 Version = tuple[int, ...]
+GpusByNode = Mapping[str, Optional[GpuFacts]]
+"""The NVIDIA driver and GPUs of each node; None for no driver."""
 MINIMAL: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest driver for any program of a major version of CUDA."""
 OWN: Mapping[tuple[int, int], str] = {
@@ -48,8 +52,7 @@ _BUILD = re.compile(r"cu(\d{2})(\d)(?:\D.*)?")
 """The local version of a build for CUDA: ``cu128``."""
 
 
-@dataclass(frozen=True)
-class CudaNeed:
+class CudaNeed(NamedTuple):
     """The CUDA version of a bundle."""
 
     version: tuple[int, int]
@@ -77,23 +80,18 @@ def find_cuda_need(packages: Iterable[tuple[str, str]]) -> CudaNeed | None:
     return max(needs, key=lambda need: need.version, default=None)
 
 
-def driver_problem(node: str, facts: GpuFacts | None, need: CudaNeed | None) -> Problem | None:
+def find_driver_problem(node: str, facts: GpuFacts | None, need: CudaNeed | None) -> Problem | None:
     """Return the problem of a node whose driver is too old; None for none, or if unknown."""
     if facts is None or need is None or not facts.driver:
         return None
-    minimal = minimal_driver(need.version)
-    if minimal is None or newest_cuda(facts) >= parse_version(minimal):
+    minimal = find_minimal_driver(need.version)
+    if minimal is None or find_newest_cuda(facts) >= parse_version(minimal):
         return None
-    values = {
-        "driver": facts.driver,
-        "cuda": need.text,
-        "needed": minimal,
-        "package": need.package,
-    }
+    values = {"driver": facts.driver, "cuda": need.text, "needed": minimal, "package": need.package}
     return Problem(ProblemCode.OLD_GPU_DRIVER, node, values)
 
 
-def minimal_driver(version: tuple[int, int]) -> str | None:
+def find_minimal_driver(version: tuple[int, int]) -> str | None:
     """Return the oldest driver that runs a version of CUDA; None where that is not known."""
     known = [MINIMAL.get(version[0]), OWN.get(version)]
     return min((driver for driver in known if driver), key=parse_version, default=None)
@@ -104,6 +102,71 @@ def parse_version(version: str) -> Version:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def newest_cuda(facts: GpuFacts) -> Version:
+def find_newest_cuda(facts: GpuFacts) -> Version:
     """Return the version of the driver, or of the newer library that stands in for it."""
     return max(parse_version(facts.driver), parse_version(facts.library))
+
+
+def list_driver_notes(nodes: GpusByNode, need: CudaNeed | None) -> list[str]:
+    """Return notes on the drivers and GPUs of nodes that can run the bundle."""
+    broken = [
+        f"{node}: the NVIDIA driver does not work: {facts.fault}"
+        for node, facts in nodes.items()
+        if facts is not None and facts.fault
+    ]
+    for_need = [] if need is None else _note_unfit_drivers(nodes, need)
+    return [*broken, *for_need, *_note_differing_gpus(nodes)]
+
+
+def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
+    """Yield lines about missing drivers, and about those that are older than the CUDA version."""
+    absent = [node for node, facts in nodes.items() if facts is None]
+    if absent:
+        yield (
+            f"{shorten_names(absent)}: no NVIDIA driver, so what {need.package} is for, CUDA "
+            f"{need.text}, cannot be used there"
+        )
+    own = OWN.get(need.version)
+    runs = [node for node, facts in nodes.items() if find_driver_problem(node, facts, need) is None]
+    older = [node for node in runs if own is not None and _is_older(nodes[node], own)]
+    if older:
+        yield (
+            f"{shorten_names(older)}: the driver is older than the one of CUDA {need.text} "
+            f"({own}): built kernels run, what the driver must compile (PTX) does not"
+        )
+
+
+def _is_older(facts: GpuFacts | None, own: str) -> bool:
+    return facts is not None and bool(facts.driver) and find_newest_cuda(facts) < parse_version(own)
+
+
+def _note_differing_gpus(nodes: GpusByNode) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    kinds = set()
+    for node, facts in nodes.items():
+        gpus = () if facts is None else facts.gpus
+        groups.setdefault(describe_gpus(gpus) or "no NVIDIA GPU", []).append(node)
+        kinds.add(frozenset(map(_describe_gpu, gpus)))
+    if len(kinds) < 2:
+        return []
+    parts = [f"{shorten_names(named)}: {kind}" for kind, named in groups.items()]
+    return [f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"]
+
+
+def format_gpu_line(node: str, facts: GpuFacts) -> str:
+    """Return what the preflight's log says of a node: ``hpc07 driver=570.124.06 gpus=4 x ...``."""
+    gpus = describe_gpus(facts.gpus) or "none"
+    return f"{node} driver={facts.driver or 'unknown'} gpus={gpus}"
+
+
+def describe_gpus(gpus: Collection[Gpu]) -> str:
+    """Return GPUs in words: ``4 x NVIDIA A100-SXM4-80GB (80 GiB)``."""
+    counts = Counter(map(_describe_gpu, gpus))
+    return ", ".join(f"{count} x {kind}" for kind, count in counts.items())
+
+
+def _describe_gpu(gpu: Gpu) -> str:
+    """Return a GPU without its number: its name, its memory, its MIG instances."""
+    size = f" ({round(gpu.memory / (1 << 30))} GiB)" if gpu.memory else ""
+    mig = f" as MIG {'+'.join(gpu.mig)}" if gpu.mig else ""
+    return gpu.name + size + mig

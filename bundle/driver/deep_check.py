@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..checks import deep
 from ..launch.commands import choose_backend
@@ -44,13 +44,13 @@ def check_nodes(state: State) -> None:
     head: tuple[str, int] | None = None
     names: dict[str, tuple[str, ...]] | None = None
     if job.allocation is not Allocation.LOCAL:  # one machine has one clock and one resolver
-        head = _address_of(state, job.nodes[0])
+        head = _find_address(state, job.nodes[0])
         names = names_to_compare(job)
     clocks = _ask_nodes(state, head, names)
     found = _list_damage(state)
     if names is not None:
         found += _compare_networks(state, names, clocks)
-    checked = state.answers_of(DeepAnswer)
+    checked = state.get_answers(DeepAnswer)
     state.answers = {
         node: _add_problems(checked.get(node, DeepAnswer(node)), found, probe)
         for node, probe in probed.items()
@@ -74,21 +74,20 @@ def _ask_nodes(
     clocks: dict[str, ClockReading] = {}
     sent = time.time()
 
-    def on_event(event: Event) -> None:
+    def take(event: Event) -> None:
         if isinstance(event, NodeClock):
             clocks[event.node] = ClockReading(sent, event.clock, time.time())
 
-    state.ask(
-        PhaseName.DEEP,
-        lambda node: DeepRequest(**state.placed(node), head=head, names=names),
-        on_event,
-    )
+    def request(node: str) -> DeepRequest:
+        return DeepRequest(**state.place(node), head=head, names=names)
+
+    state.ask(PhaseName.DEEP, request, take)
     return clocks
 
 
 def _list_damage(state: State) -> list[Problems]:
     found: list[Problems] = []
-    for node, answer in state.answers_of(DeepAnswer).items():
+    for node, answer in state.get_answers(DeepAnswer).items():
         if answer.damage is None:
             continue
         found.append({node: list(answer.damage)})
@@ -97,7 +96,7 @@ def _list_damage(state: State) -> list[Problems]:
     return found
 
 
-def _address_of(state: State, node: str) -> tuple[str, int]:
+def _find_address(state: State, node: str) -> tuple[str, int]:
     facts = state.facts[node]
     return facts.address, facts.port or network.choose_port(state.job.id)
 
@@ -105,7 +104,7 @@ def _address_of(state: State, node: str) -> tuple[str, int]:
 def _compare_networks(
     state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockReading]
 ) -> list[Problems]:
-    answers = state.answers_of(DeepAnswer).items()
+    answers = state.get_answers(DeepAnswer).items()
     reports = {node: answer.network for node, answer in answers if answer.network is not None}
     seconds = {node: report.seconds for node, report in reports.items()}
     deep = DeepReport(
@@ -127,27 +126,24 @@ def _clock_offset(clock: ClockReading) -> ClockOffset:
 
 def all_reduce(state: State) -> None:
     """Let ranks of all nodes without a problem communicate; ``answers`` then has everything."""
-    before = state.answers
+    before, result = state.answers, None
+    problems: Problems = {}
     nodes = tuple(node for node, answer in before.items() if answer.ok)
-    measured = _Measured()
     why = _reason_to_skip(state, nodes)
     if why:
         state.note(f"the all-reduce is left out: {why}")
     else:
-        measured = _measure_all_reduce(state, nodes)
-    before_it = state.result.deep or DeepReport()
-    deep = replace(before_it, all_reduce=measured.result, skipped=why)
+        result, problems = _measure_all_reduce(state, nodes)
+    deep = replace(state.result.deep or DeepReport(), all_reduce=result, skipped=why)
     state.result = replace(state.result, deep=deep)
-    state.answers = {
-        node: _add_problems(answer, [measured.problems]) for node, answer in before.items()
-    }
+    state.answers = {node: _add_problems(answer, [problems]) for node, answer in before.items()}
 
 
 def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
     """Return why no all-reduce is possible; empty if it is."""
     if not nodes:
         return "every node has a problem"
-    answers = state.answers_of(DeepAnswer)
+    answers = state.get_answers(DeepAnswer)
     if not all(node in answers and answers[node].torch for node in nodes):
         return "torch is not in the bundle"
     if len(nodes) * state.nproc < 2:
@@ -155,34 +151,29 @@ def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Measured:
-    result: AllReduceMeasured | None = None
-    """The measurements; None where there are none."""
-    problems: Problems = field(default_factory=dict)
-    """The problems of each node."""
-
-
-def _measure_all_reduce(state: State, nodes: tuple[str, ...]) -> _Measured:
+def _measure_all_reduce(
+    state: State, nodes: tuple[str, ...]
+) -> tuple[AllReduceMeasured | None, Problems]:
     all_gpus = state.gpus()
     gpus = {node: all_gpus[node] for node in nodes}
     try:
         backend = choose_backend(state.job.launch.backend, gpus)
     except ValueError as exc:
         problem = Problem(ProblemCode.BACKEND_UNUSABLE, "", {"why": str(exc)})
-        return _Measured(problems={node: [problem] for node in nodes if not gpus[node]})
+        return None, {node: [problem] for node in nodes if not gpus[node]}
     printed = _run_ranks(state, nodes, backend)
     result = findings.read_measurement(itertools.chain.from_iterable(printed.values()))
     if result is None:
-        problems = findings.find_failed_ranks(printed, state.answers_of(LaunchAnswer))
-        silence = {nodes[0]: [findings.describe_no_measurement(nodes[0], state.job.log_dir)]}
-        return _Measured(problems=problems or silence)
+        problems = findings.find_failed_ranks(printed, state.get_answers(LaunchAnswer))
+        values = {"prefix": findings.RESULT.strip(), "log_dir": state.job.log_dir}
+        nothing = Problem(ProblemCode.NOTHING_MEASURED, nodes[0], values)
+        return None, problems or {nodes[0]: [nothing]}
     # Printed once every rank has the right sum: a later failure is only one of cleaning up.
-    failed = state.failed()
+    failed = state.find_failed()
     if failed:
         where = ", ".join(failed)
         state.note(f"the ranks have measured all, but did not end well on {where}: see the logs")
-    return _Measured(result)
+    return result, {}
 
 
 def _run_ranks(
@@ -191,22 +182,21 @@ def _run_ranks(
     """Run the all-reduce; return each rank's output lines by node and number."""
     # Nobody joins these ranks later, and none is started again.
     launch = replace(state.job.launch, command=COMMAND, elastic=None, max_restarts=0)
-    address, port = _address_of(state, nodes[0])
+    address, port = _find_address(state, nodes[0])
     job = replace(state.job, nodes=nodes, launch=launch)
     group = GroupSettings(address, port, backend, state.nproc)
     printed: dict[tuple[str, int], list[str]] = {}
 
-    def on_event(event: Event) -> None:
+    def take(event: Event) -> None:
         if isinstance(event, RankOutput) and event.rank is not None:
             lines = messages.split_lines(event.data)
             printed.setdefault((event.node, event.rank), []).extend(lines)
 
     def request(node: str) -> LaunchRequest:
-        asked = LaunchRequest(**state.placed(node), group=group, shared=False, own=True)
+        asked = LaunchRequest(**state.place(node), group=group, shared=False, own=True)
         return replace(asked, job=job, node_rank=nodes.index(node), limit=ALL_REDUCE_SECONDS)
 
-    state.answers = {}
-    state.ask_some(PhaseName.LAUNCH, nodes, request, on_event)
+    state.ask(PhaseName.LAUNCH, request, take, nodes)
     return printed
 
 

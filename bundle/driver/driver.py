@@ -52,10 +52,14 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
         job = slurm_text.bind_allocation(job, os.environ)
     state = State(job, Logs(job))
     try:
-        _run_phases(state, transport or _transport(job))
+        _run_phases(state, transport or _choose_transport(job))
         signals.ignore_signals()  # before this block ends: a signal in between would have no result
     except signals.Stopped:
-        problems = _problems_before(state)
+        problems = {
+            node: answer.problems
+            for node, answer in state.answers.items()  # what they had reported before
+            if answer.problems and not (isinstance(answer, LaunchAnswer) and answer.stopped)
+        }
         state.result = replace(state.result, problems=problems, interrupted=True)
     try:
         return _conclude(state)
@@ -88,7 +92,7 @@ def _find_problem_places(problem: Problem, job: Job) -> tuple[str, ...]:
     return (os.environ.get("SLURMD_NODENAME") or os.uname().nodename,)
 
 
-def _transport(job: Job) -> Callable[[Job], Transport]:
+def _choose_transport(job: Job) -> Callable[[Job], Transport]:
     if job.allocation is Allocation.LOCAL:
         return LocalTransport
     if job.allocation is Allocation.SSH:
@@ -138,29 +142,17 @@ def _do(phase: Phase, state: State) -> None:
         state.emit(PhaseEnds(phase.name, seconds))
 
 
-def _problems_before(state: State) -> dict[str, tuple[Problem, ...]]:
-    """Return the problems that nodes had reported before the job was interrupted."""
-    return {
-        node: answer.problems
-        for node, answer in state.answers.items()
-        if answer.problems and not (isinstance(answer, LaunchAnswer) and answer.stopped)
-    }
-
-
 def _conclude(state: State) -> int:
     """Bring the outputs home, and emit the result; return the exit status."""
     problems, interrupted = dict(state.result.problems), state.result.interrupted
     ended_by = _find_ending(state) if problems or interrupted else ""
     collect.collect_outputs(state, standing=not ended_by)
     if ended_by:  # its first problem; and it was no interruption by the user
-        interrupted = False
-        lost = state.transport.lost_node if state.has_transport else ""
-        node = lost or state.lost_node or state.job.nodes[0]
-        problem = make_ending_problem(ended_by, state.job.id)
-        problems[node] = (problem, *problems.get(node, ()))
+        _add_ending(state, ended_by, problems)
     losses = state.output.losses()
     if losses and not (problems or interrupted):
         problems = describe_losses(losses, state.left_out)
+    interrupted = interrupted and not ended_by
     result = replace(
         state.result,
         ok=not (problems or interrupted),
@@ -179,13 +171,19 @@ def _conclude(state: State) -> int:
     return 0 if result.ok else EXIT_JOB
 
 
+def _add_ending(state: State, ended_by: str, problems: dict[str, tuple[Problem, ...]]) -> None:
+    lost = state.transport.lost_node if state.has_transport else ""
+    node = lost or state.lost_node or state.job.nodes[0]
+    problems[node] = (make_ending_problem(ended_by, state.job.id), *problems.get(node, ()))
+
+
 def _find_ending(state: State) -> str:
     """Return the reason why the allocation ended; empty while it stands."""
     interrupted = state.result.interrupted
     if state.has_transport:
         if interrupted:
             state.transport.hurry()
-        return state.transport.ended_by()
+        return state.transport.find_ending()
     if interrupted and state.job.allocation is Allocation.SLURM:  # by scancel, right at the start
         from .transports.slurm import find_job_ending
 

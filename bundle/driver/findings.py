@@ -7,7 +7,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..protocol.codec import decode
@@ -25,6 +24,9 @@ from ..protocol.problem import Problem, ProblemCode
 from ..system import network
 from ..system.signals import TERMINATED
 
+Problems = dict[str, list[Problem]]
+"""The problems of each node, by its name."""
+
 # --- Lines about nodes that people grep for, made by the driver from the nodes' answers ----------
 
 SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
@@ -33,25 +35,19 @@ SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy
 
 def format_preflight_line(answer: PreflightAnswer) -> str:
     """Return the line people grep for, ``hpc07 proj=ok pkgs=ok``, and more facts about a node."""
-    words = [answer.node, f"proj={_PRESENCE[answer.proj]}", f"pkgs={_PRESENCE[answer.pkgs]}"]
-    if answer.host is not None and isinstance(answer.host.node_root, NodeRootFacts):
-        words += _root_words(answer.root, answer.host.node_root)
+    seen = {True: "ok", False: "missing"}
+    words = [answer.node, f"proj={seen[answer.proj]}", f"pkgs={seen[answer.pkgs]}"]
+    facts = None if answer.host is None else answer.host.node_root
+    if isinstance(facts, NodeRootFacts):
+        words += [
+            f"root={answer.root}",
+            f"free={format_size(facts.free_bytes).replace(' ', '')}",
+            f"inodes={'any' if facts.free_inodes is None else facts.free_inodes}",
+            f"exec={'no' if facts.noexec else 'ok'}",
+        ]
     if answer.python:
         words.append(f"python={answer.python}")
     return " ".join(words)
-
-
-_PRESENCE = {True: "ok", False: "missing"}
-
-
-def _root_words(root: str, facts: NodeRootFacts) -> list[str]:
-    inodes = "any" if facts.free_inodes is None else facts.free_inodes
-    return [
-        f"root={root}",
-        f"free={format_size(facts.free_bytes).replace(' ', '')}",
-        f"inodes={inodes}",
-        f"exec={'no' if facts.noexec else 'ok'}",
-    ]
 
 
 def format_probe_line(answer: ProbeAnswer) -> str:
@@ -73,10 +69,7 @@ def shorten_names(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:3]) + more
 
 
-# --- Agreement of a job's nodes about names and the time. Pure functions of the nodes' answers
-
-# The answers are JSON values: the addresses that each node finds
-# (:mod:`bundle.checks.deep`), and its clock.
+# --- Agreement of a job's nodes about names and the time
 
 SKEW_LIMIT = 2.0
 """Seconds by which clocks may differ before it is a problem: time limits and logs rely on them."""
@@ -102,52 +95,45 @@ class Offset(NamedTuple):
     """Seconds by which the estimate may be wrong."""
 
 
-def disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[Problem]]:
+def find_differing_names(
+    expected: Mapping[str, Sequence[str]], reports: Mapping[str, NetworkReport]
+) -> Problems:
+    """Return the problems with the nodes' resolution of each other's names."""
+    return find_disagreements({node: {**expected, **one.differs} for node, one in reports.items()})
+
+
+def find_disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> Problems:
     """Return the problems with the nodes' resolution of each other's names.
 
     A node disagrees with the others if none of its addresses for a name, or only some of them
     besides others, are among those that most nodes find; a node may find more of them, or fewer.
-
-    Returns:
-        The problems of each node that has any.
     """
-    names = list(dict.fromkeys(name for resolved in answers.values() for name in resolved))
+    names = dict.fromkeys(name for resolved in answers.values() for name in resolved)
     expected = {name: _find_expected_addresses(name, answers) for name in names}
-    all_problems = {}
-    for node, resolved in answers.items():
-        problems = [
-            *_unknown_names(node, resolved),
-            *_loopback_names(node, resolved),
-            *_list_differing_names(node, resolved, expected),
-        ]
-        if problems:
-            all_problems[node] = problems
-    return all_problems
+    found = {node: _judge_names(node, resolved, expected) for node, resolved in answers.items()}
+    return {node: problems for node, problems in found.items() if problems}
 
 
-def _unknown_names(node: str, resolved: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
-    unknown = [name for name, addresses in resolved.items() if not addresses]
-    if unknown:
-        yield Problem(ProblemCode.NAMES_UNRESOLVED, node, {"names": _some(unknown)})
-
-
-def _loopback_names(node: str, resolved: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
-    firsts = {name: addresses[0] for name, addresses in resolved.items() if addresses}
-    inward = [f"{name} is {first}" for name, first in firsts.items() if network.is_loopback(first)]
-    if inward:
-        yield Problem(ProblemCode.NAMES_LEAD_BACK, node, {"names": _some(inward)})
-
-
-def _list_differing_names(
+def _judge_names(
     node: str, resolved: Mapping[str, Sequence[str]], expected: Mapping[str, Collection[str]]
-) -> Iterator[Problem]:
-    differing = []
-    for name, addresses in resolved.items():
-        usable = _usable(addresses)
-        if not _agree(usable, expected[name]):
-            differing.append(f"{name} is {_some(usable)}, not {_some(sorted(expected[name]))}")
-    if differing:
-        yield Problem(ProblemCode.NAMES_DIFFER, node, {"names": _some(differing)})
+) -> list[Problem]:
+    usable = {name: _list_usable(addresses) for name, addresses in resolved.items()}
+    wrong = {
+        ProblemCode.NAMES_UNRESOLVED: [name for name, found in resolved.items() if not found],
+        ProblemCode.NAMES_LEAD_BACK: [
+            f"{name} is {found[0]}"
+            for name, found in resolved.items()
+            if found and network.is_loopback(found[0])
+        ],
+        ProblemCode.NAMES_DIFFER: [
+            f"{name} is {_name_some(found)}, not {_name_some(sorted(expected[name]))}"
+            for name, found in usable.items()
+            if not _agree(found, expected[name])
+        ],
+    }
+    return [
+        Problem(code, node, {"names": _name_some(named)}) for code, named in wrong.items() if named
+    ]
 
 
 def measure_clock_offset(clock: ClockReading) -> Offset:
@@ -156,15 +142,10 @@ def measure_clock_offset(clock: ClockReading) -> Offset:
     return Offset(clock.clock - middle, abs(clock.received - clock.sent) / 2)
 
 
-def find_skewed_clocks(
-    clocks: Mapping[str, ClockReading], limit: float = SKEW_LIMIT
-) -> dict[str, list[Problem]]:
+def find_skewed_clocks(clocks: Mapping[str, ClockReading], limit: float = SKEW_LIMIT) -> Problems:
     """Find the nodes whose clocks are certainly more than ``limit`` seconds from most clocks.
 
     The driver's clock has one vote as well, and decides between two equal halves.
-
-    Returns:
-        The problems of each node that has any.
     """
     offsets = {node: measure_clock_offset(clock) for node, clock in clocks.items()}
     votes = sorted([Offset(0.0, 0.0), *offsets.values()])
@@ -184,21 +165,22 @@ def find_skewed_clocks(
     return problems
 
 
-def _usable(addresses: Iterable[str]) -> list[str]:
+def _list_usable(addresses: Iterable[str]) -> list[str]:
     """Leave out loopback and link-local addresses, which mean another host on each node."""
-    usable = []
-    for address in addresses:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-        if not network.is_loopback(address) and not parsed.is_link_local:
-            usable.append(address)
-    return usable
+    return [
+        address
+        for address in addresses
+        if not network.is_loopback(address)
+        and not ipaddress.ip_address(address.partition("%")[0]).is_link_local
+    ]
 
 
 def _find_expected_addresses(
     name: str, answers: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> frozenset[str]:
     """Return the addresses of a name that most nodes find; its own node decides a tie."""
-    by_node = {node: frozenset(_usable(names.get(name, ()))) for node, names in answers.items()}
+    lists = {node: _list_usable(names.get(name, ())) for node, names in answers.items()}
+    by_node = {node: frozenset(addresses) for node, addresses in lists.items()}
     counts = Counter(addresses for addresses in by_node.values() if addresses)
     if not counts:
         return frozenset()
@@ -209,7 +191,7 @@ def _agree(mine: Collection[str], expected: Collection[str]) -> bool:
     return not mine or set(mine) <= set(expected) or set(expected) <= set(mine)
 
 
-def _some(items: Iterable[str], most: int = 4) -> str:
+def _name_some(items: Iterable[str], most: int = 4) -> str:
     listed = list(items)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
@@ -224,16 +206,11 @@ _ABOUT_ONE = re.compile(r"(\S+?)(?:: | \(rank )")
 _SILENT = re.compile(r"no word from (.+) \(rank ")
 _LOST = re.compile(r"rank \d+ on \S+ lost the others: ")
 
-Problems = dict[str, list[Problem]]
-"""The problems of each node, by its name."""
 
-
-@dataclass(frozen=True)
-class _Report:
+class _Report(NamedTuple):
     """An error that a rank has printed."""
 
     node: str
-    """The rank's node."""
     text: str
     """The text behind ``error: ``."""
     for_all: bool
@@ -254,10 +231,7 @@ def find_unreachable_nodes(head: str, reports: Mapping[str, NetworkReport]) -> P
     """Return what keeps nodes from reaching the head; if none can, the head itself is at fault."""
     if head not in reports:
         return {}  # the others may have waited for it in vain
-    problems: Problems = {}
-    for node, report in reports.items():
-        if report.problem is not None:
-            problems[node] = [report.problem]
+    problems = {node: [one.problem] for node, one in reports.items() if one.problem is not None}
     if head in problems:
         return {head: problems[head]}
     if len(problems) > 1 and len(problems) == len(reports) - 1:
@@ -265,14 +239,6 @@ def find_unreachable_nodes(head: str, reports: Mapping[str, NetworkReport]) -> P
         values = {"why": first.why, "fix": first.fix}
         return {head: [Problem(ProblemCode.HEAD_REACHED_BY_NONE, first.where, values)]}
     return problems
-
-
-def find_differing_names(
-    expected: Mapping[str, Sequence[str]], reports: Mapping[str, NetworkReport]
-) -> Problems:
-    """Return the problems with the nodes' resolution of each other's names."""
-    resolutions = {node: {**expected, **report.differs} for node, report in reports.items()}
-    return disagreements(resolutions)
 
 
 def read_measurement(lines: Iterable[str]) -> AllReduceMeasured | None:
@@ -296,32 +262,24 @@ def find_failed_ranks(
     of them for all. A fault between two nodes is attributed to the one with more such faults, or to
     both.
     """
-    reports = _root_reports(printed)
+    reports = _select_reports(printed)
     if reports:
         return _group_by_node(reports, list(answers))
     records = [record for answer in answers.values() for record in answer.failures]
     if records:
-        return _first_failure(records)
+        return _describe_first_failure(records)
     return _describe_exits(answers)
 
 
-def describe_no_measurement(head: str, log_dir: str) -> Problem:
-    """Return the problem of ranks that ended well and measured nothing."""
-    values = {"prefix": RESULT.strip(), "log_dir": log_dir}
-    return Problem(ProblemCode.NOTHING_MEASURED, head, values)
-
-
-def _root_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_Report]:
+def _select_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_Report]:
     """Return the reported errors, each once; consequences only if there is nothing else."""
-    reports: list[_Report] = []
-    for (node, _), lines in printed.items():
-        reports += _reports(node, lines)
+    reports = [one for (node, _), lines in printed.items() for one in _read_reports(node, lines)]
     for_all = [report for report in reports if report.for_all]
     causes = [report for report in reports if not report.is_consequence]
     return list(dict.fromkeys(for_all or causes or reports))
 
 
-def _reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
+def _read_reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
     """Yield each line of a rank's errors, up to their hints."""
     for_all: bool | None = None
     for line in lines:
@@ -341,7 +299,7 @@ def _group_by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems
     for report in reports:
         for node in _pick_faulty_ranks(report, nodes, frequency):
             why = report.text.removeprefix(f"{node}: ")
-            problems.setdefault(node, []).append(_cannot_talk(node, why))
+            problems.setdefault(node, []).append(_problem(node, why))
     return {node: problems[node] for node in nodes if node in problems}
 
 
@@ -352,10 +310,10 @@ def _pick_faulty_ranks(
     if pair and set(pair) <= set(nodes):
         most = max(frequency[node] for node in pair)
         return [node for node in pair if frequency[node] == most]
-    return _nodes_named(report.text, nodes) or [report.node]
+    return _find_named_nodes(report.text, nodes) or [report.node]
 
 
-def _nodes_named(text: str, nodes: Sequence[str]) -> list[str]:
+def _find_named_nodes(text: str, nodes: Sequence[str]) -> list[str]:
     """Return the nodes that the text of an error begins with."""
     silent = _SILENT.match(text)
     if silent:
@@ -364,36 +322,27 @@ def _nodes_named(text: str, nodes: Sequence[str]) -> list[str]:
     return [about[1]] if about and about[1] in nodes else []
 
 
-def _first_failure(records: Iterable[FailureRecord]) -> Problems:
+def _describe_first_failure(records: Iterable[FailureRecord]) -> Problems:
     record = min(records, key=lambda record: record.time)
     message = record.message or record.exception
     why = f"rank {record.rank} ended first, with status {record.exit_code}: {message}"
-    return {record.node: [_cannot_talk(record.node, why.rstrip(": "))]}
+    return {record.node: [_problem(record.node, why.rstrip(": "))]}
 
 
 def _describe_exits(answers: Mapping[str, LaunchAnswer]) -> Problems:
     """Attribute the failure by exit status; a node told to end may only have followed another."""
     silent: Problems = {}
-    failed: list[str] = []
+    failed: Problems = {}
+    causes: Problems = {}
     for node, answer in answers.items():
         if answer.problems:
             silent[node] = list(answer.problems)
         elif answer.exit_code:
-            failed.append(node)
-    causes = [node for node in failed if answers[node].exit_code != TERMINATED]
-    if causes:
-        return _has_failed(causes, answers)
-    return silent or _has_failed(failed, answers)
+            why = "; ".join([f"status {answer.exit_code}", *answer.tail[-1:]])
+            ended = failed if answer.exit_code == TERMINATED else causes
+            ended[node] = [_problem(node, why)]
+    return causes or silent or failed
 
 
-def _has_failed(nodes: Iterable[str], answers: Mapping[str, LaunchAnswer]) -> Problems:
-    problems: Problems = {}
-    for node in nodes:
-        status = f"status {answers[node].exit_code}"
-        why = "; ".join([status, *answers[node].tail[-1:]])
-        problems[node] = [_cannot_talk(node, why)]
-    return problems
-
-
-def _cannot_talk(node: str, why: str) -> Problem:
+def _problem(node: str, why: str) -> Problem:
     return Problem(ProblemCode.RANKS_CANNOT_TALK, node, {"why": why})

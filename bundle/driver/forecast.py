@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..format.manifest import Layer
 from ..protocol.events import StagingWork
@@ -58,8 +59,7 @@ def measure_staging_work(fresh: Sequence[Layer], every: Sequence[Layer], sent: i
     )
 
 
-@dataclass(frozen=True)
-class Staging:
+class Staging(NamedTuple):
     """Seconds to stage the environment on the nodes."""
 
     send: float
@@ -75,8 +75,7 @@ class Staging:
         return max(self.send + self.tail, self.unpack)
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Seconds by phase until the ranks run."""
 
     preflight: float
@@ -99,7 +98,7 @@ class Forecast:
 
     def to_json(self) -> dict[str, float]:
         """Return the seconds by phase, and the total."""
-        by_phase = {**asdict(self), "total": self.total}
+        by_phase = {**self._asdict(), "total": self.total}
         return {name: round(seconds, 3) for name, seconds in by_phase.items()}
 
 

@@ -26,7 +26,7 @@ from ..protocol.job import Job, redact_job
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files, permissions, processes, signals
 from ..system.own_program import read_source
-from .transports.slurm_text import submit_time
+from .transports.slurm_text import parse_submit_time
 
 # --- The files of another job of the same number, moved away before this job writes any ----------
 
@@ -99,7 +99,7 @@ def _is_of_another(last: Record, job: Job) -> bool:
         shown = processes.run(argv, timeout=_ASK_SECONDS, env=env).stdout
     except processes.ProcessError:
         return False
-    return (last.time or 0.0) + CLOCK_SECONDS < (submit_time(shown) or 0.0)
+    return (last.time or 0.0) + CLOCK_SECONDS < (parse_submit_time(shown) or 0.0)
 
 
 _FEWEST, _MOST = 8, 1 << 14

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..format.manifest import estimate_room
 from ..launch.commands import choose_backend, must_use_cpus
 from ..launch.program_variables import USE_CPU
 from ..node.node_root import MEMORY
 from ..protocol.enumerations import Action, Allocation, PhaseName
-from ..protocol.events import JobEnds
 from ..protocol.job import Job
 from ..protocol.messages import (
     CleanRequest,
-    Gpu,
-    GpuFacts,
     GroupSettings,
     LaunchAnswer,
     LaunchRequest,
@@ -32,122 +29,22 @@ from ..protocol.messages import (
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import collect, placement
 from .collect import note_unnamed, send_earlier_results
-from .cuda import OWN, CudaNeed, driver_problem, find_cuda_need, newest_cuda, parse_version
-from .findings import format_preflight_line, shorten_names
+from .cuda import find_cuda_need, find_driver_problem, format_gpu_line, list_driver_notes
+from .findings import format_preflight_line
 from .state import State
 from .transports.transport import Event
-
-# --- Remarks of the preflight on NVIDIA drivers and GPUs, once all nodes have answered -----------
-
-
-def check_drivers(state: State) -> None:
-    """Give each node whose driver is too old for the bundle a problem, and note what is unusual."""
-    layers = () if state.bundle is None else state.bundle.manifest.layers
-    need = find_cuda_need((layer.name, layer.version) for layer in layers if layer.kind == "wheel")
-    answers = state.answers_of(PreflightAnswer)
-    for node, answer in answers.items():
-        problem = driver_problem(node, answer.gpus, need)
-        if problem is not None:
-            problems = (*answer.problems, problem)
-            state.answers[node] = replace(answer, ok=False, problems=problems)
-    for note in list_driver_notes({node: answer.gpus for node, answer in answers.items()}, need):
-        state.note(note)
-
-
-def list_driver_notes(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> list[str]:
-    """Return notes on the drivers and GPUs of nodes that can run the bundle."""
-    broken = [
-        f"{node}: the NVIDIA driver does not work: {facts.fault}"
-        for node, facts in nodes.items()
-        if facts is not None and facts.fault
-    ]
-    return [
-        *broken,
-        *_note_missing_drivers(nodes, need),
-        *_note_old_drivers(nodes, need),
-        *_note_differing_gpus(nodes),
-    ]
-
-
-def _note_missing_drivers(
-    nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None
-) -> Iterator[str]:
-    without = [node for node, facts in nodes.items() if facts is None]
-    if need is not None and without:
-        yield (
-            f"{shorten_names(without)}: no NVIDIA driver, so what {need.package} is for, CUDA "
-            f"{need.text}, cannot be used there"
-        )
-
-
-def _note_old_drivers(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
-    """Yield a line about drivers that run the bundle but are older than its CUDA version's."""
-    own = None if need is None else OWN.get(need.version)
-    if need is None or own is None:
-        return
-    runs = [node for node, facts in nodes.items() if driver_problem(node, facts, need) is None]
-    older = [node for node in runs if _is_older(nodes[node], own)]
-    if older:
-        yield (
-            f"{shorten_names(older)}: the driver is older than the one of CUDA {need.text} "
-            f"({own}): built kernels run, what the driver must compile (PTX) does not"
-        )
-
-
-def format_gpu_line(node: str, facts: GpuFacts) -> str:
-    """Return what the preflight's log says of a node: ``hpc07 driver=570.124.06 gpus=4 x ...``."""
-    gpus = describe_gpus(facts.gpus) or "none"
-    return f"{node} driver={facts.driver or 'unknown'} gpus={gpus}"
-
-
-def describe_gpus(gpus: Collection[Gpu]) -> str:
-    """Return GPUs in words: ``4 x NVIDIA A100-SXM4-80GB (80 GiB)``."""
-    counts: dict[str, int] = {}
-    for gpu in gpus:
-        counts[_describe_gpu(gpu)] = counts.get(_describe_gpu(gpu), 0) + 1
-    return ", ".join(f"{count} x {kind}" for kind, count in counts.items())
-
-
-def _is_older(facts: GpuFacts | None, own: str) -> bool:
-    return facts is not None and bool(facts.driver) and newest_cuda(facts) < parse_version(own)
-
-
-def _note_differing_gpus(nodes: Mapping[str, GpuFacts | None]) -> list[str]:
-    groups: dict[str, list[str]] = {}
-    kinds = set()
-    for node, facts in nodes.items():
-        gpus = () if facts is None else facts.gpus
-        groups.setdefault(describe_gpus(gpus) or "no NVIDIA GPU", []).append(node)
-        kinds.add(frozenset(map(_describe_gpu, gpus)))
-    if len(kinds) < 2:
-        return []
-    parts = [f"{shorten_names(named)}: {kind}" for kind, named in groups.items()]
-    return [f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"]
-
-
-def _describe_gpu(gpu: Gpu) -> str:
-    """Return a GPU without its number: its name, its memory, its MIG instances."""
-    size = f" ({round(gpu.memory / (1 << 30))} GiB)" if gpu.memory else ""
-    mig = f" as MIG {'+'.join(gpu.mig)}" if gpu.mig else ""
-    return gpu.name + size + mig
-
 
 # --- The ranks of a job: how they are started, and what has become of them -----------------------
 
 _T = TypeVar("_T")
 
 
-def start_ranks(state: State) -> None:
-    """Start the ranks on the nodes of the job, and wait until they end.
-
-    Raises:
-        NodeError: they cannot be started with these nodes.
-    """
+def _start_ranks(state: State) -> None:
     shared = all(facts.proj for facts in state.facts.values())
     state.separate_run_dirs = not shared
     note_unnamed(state)  # before hours of work, and at the end once more
     send_earlier_results(state)
-    group = _group(state)
+    group = _make_group(state)
     if group.on_cpus:
         _note_cpus(state)
     world_size = state.nproc * len(state.job.nodes)
@@ -156,15 +53,15 @@ def start_ranks(state: State) -> None:
     try:
         state.ask(
             PhaseName.LAUNCH,
-            lambda node: LaunchRequest(**state.placed(node), group=group, shared=shared),
+            lambda node: LaunchRequest(**state.place(node), group=group, shared=shared),
             logs.take,
         )
     finally:  # also of a job that is interrupted: something may have failed before
         logs.complete()
-        state.result = _add_outcome(state.result, state)
+        _add_outcome(state)
 
 
-def _group(state: State) -> GroupSettings:
+def _make_group(state: State) -> GroupSettings:
     job, gpus = state.job, state.gpus()
     try:
         backend = choose_backend(job.launch.backend, gpus)
@@ -212,35 +109,31 @@ def _note_cpus(state: State) -> None:
         state.note(f"{USE_CPU}=true: {why}")
 
 
-def _add_outcome(result: JobEnds, state: State) -> JobEnds:
-    answers = state.answers_of(LaunchAnswer)
-    every = answers.values()
-    failures = _join_tuples(answer.failures for answer in every)
-    return replace(
-        result,
-        exit_codes={
-            node: 1 if answer.exit_code is None else answer.exit_code
-            for node, answer in answers.items()
-        },
+def _add_outcome(state: State) -> None:
+    answers = state.get_answers(LaunchAnswer)
+
+    def join(take: Callable[[LaunchAnswer], tuple[_T, ...]]) -> tuple[_T, ...]:
+        return tuple(itertools.chain.from_iterable(map(take, answers.values())))
+
+    failures = join(lambda answer: answer.failures)
+    codes = {node: answer.exit_code for node, answer in answers.items()}
+    state.result = replace(
+        state.result,
+        exit_codes={node: 1 if code is None else code for node, code in codes.items()},
         task_codes=dict(state.task_codes),
         failures=failures,
         tails={node: answer.tail for node, answer in answers.items() if answer.tail},
         stopped=tuple(node for node, answer in answers.items() if answer.stopped),
-        lingering=_join_tuples(answer.lingering for answer in every),
-        vanished=_join_tuples(answer.vanished for answer in every),
+        lingering=join(lambda answer: answer.lingering),
+        vanished=join(lambda answer: answer.vanished),
         # Without a failure nobody asks who ended first.
-        left=_join_tuples(answer.left for answer in every) if failures else None,
+        left=join(lambda answer: answer.left) if failures else None,
     )
 
 
-def _join_tuples(parts: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
-    return tuple(itertools.chain.from_iterable(parts))
-
-
-def list_rank_notes(state: State) -> tuple[str, ...]:
-    """Return remarks for the user on a launch that went well otherwise."""
+def _list_rank_notes(state: State) -> tuple[str, ...]:
     world_size = state.result.world_size or 0
-    answers = state.answers_of(LaunchAnswer).values()
+    answers = state.get_answers(LaunchAnswer).values()
     alone = any(answer.alone for answer in answers)
     joined = any(answer.joined for answer in answers)
     if world_size < 2 or joined or not alone:
@@ -256,182 +149,145 @@ def list_rank_notes(state: State) -> tuple[str, ...]:
 # --- The phases of a job, in their order: each asks the nodes, then uses their answers -----------
 
 
-class Phase:
+class Phase(NamedTuple):
     """One step of a job, on all of its nodes at once."""
 
     name: PhaseName
     """Its name in the events ``begin`` and ``end``, and in the result's ``seconds``."""
-
-    def ask(self, state: State) -> None:
-        """Ask the nodes; ``state.answers`` then has the answer of each."""
-
-    def use(self, state: State) -> None:
-        """Learn from the answers; leave out the nodes that have a problem, or fail."""
+    ask: Callable[[State], None]
+    """Asks the nodes; ``state.answers`` then has the answer of each."""
+    use: Callable[[State], None]
+    """Learns from the answers; leaves out the nodes that have a problem, or fails."""
 
 
 def phases_of(job: Job) -> tuple[Phase, ...]:
     """Return the phases of a job."""
     if job.action is Action.CLEAN:
-        return (CleanPhase(),)
-    check = (PreflightPhase(), PlacePhase(), UnpackPhase(), ProbePhase())
+        return (Phase(PhaseName.CLEAN, _ask_clean, State.fail_if_any),)
+    check = (PREFLIGHT, PLACE, UNPACK, PROBE)
     if _checks_deeply(job):
-        return (*check, DeepCheckPhase(), AllReducePhase())
-    return (*check, LaunchPhase()) if job.action is Action.RUN else check
+        from . import deep_check
+
+        deep = Phase(PhaseName.DEEP, deep_check.check_nodes, _do_nothing)
+        return (*check, deep, Phase(PhaseName.ALL_REDUCE, deep_check.all_reduce, _leave_out))
+    return (*check, LAUNCH) if job.action is Action.RUN else check
 
 
 def _checks_deeply(job: Job) -> bool:
     return job.deep and job.action is Action.VERIFY
 
 
-class PreflightPhase(Phase):
+def _do_nothing(state: State) -> None:
+    pass
+
+
+def _leave_out(state: State) -> None:
+    state.leave_out_or_fail()
+
+
+def _ask_preflight(state: State) -> None:
     """Look before anything is sent: every problem of every node at once."""
-
-    name = PhaseName.PREFLIGHT
-
-    def ask(self, state: State) -> None:
-        """Ask for the facts of each node."""
-        with collect.run_dir_marker(state.job) as marker:
-            state.ask(self.name, lambda node: _preflight_request(state, node, marker))
-
-    def use(self, state: State) -> None:
-        """Keep the facts, log them, and decide how many ranks each node gets."""
-        check_drivers(state)
-        state.facts = state.answers_of(PreflightAnswer)
-        lines: list[str] = []
-        for node, facts in state.facts.items():
-            lines += _preflight_lines(state, node, facts)
-        seconds = [facts.check_seconds for facts in state.facts.values()]
-        state.result = replace(state.result, check_seconds=max(seconds, default=0.0))
-        state.logs.preflight(lines)
-        _refuse_interface_of_none(state)
-        _note_addresses(state)
-        _note_unchecked(state)
-        _warn_of_memory(state)
-        _add_same_host_problems(state)
-        state.leave_out_or_fail()
-        state.choose_nproc()
+    with collect.run_dir_marker(state.job) as marker:
+        state.ask(PhaseName.PREFLIGHT, lambda node: _preflight_request(state, node, marker))
 
 
-class PlacePhase(Phase):
-    """Plan what must travel; the sending is part of the unpacking."""
-
-    name = PhaseName.PLACE
-
-    def use(self, state: State) -> None:
-        """Make the plan from the facts of the nodes."""
-        placement.make_and_emit_plan(state)
-
-
-class UnpackPhase(Phase):
-    """Make the environment on every node."""
-
-    name = PhaseName.UNPACK
-
-    def ask(self, state: State) -> None:
-        """Carry out the plan."""
-        placement.execute_plan(state)
-
-    def use(self, state: State) -> None:
-        """Log where each environment is, and report those that were repaired."""
-        answers = state.answers_of(UnpackAnswer)
-        times = (answer.unpack_seconds for answer in answers.values())
-        own = [seconds for seconds in times if seconds is not None]
-        state.result = replace(
-            state.result, send_seconds=state.send_seconds, unpack_seconds=max(own, default=None)
-        )
-        for node, answer in answers.items():
-            if answer.ok:
-                action = "reused" if answer.reused else "staged"
-                state.log_line(node, f"{node} {action} -> {answer.path}")
-            if answer.mended is not None:
-                repaired = {**(state.result.repaired or {}), node: answer.mended}
-                state.result = replace(state.result, repaired=repaired)
-                if state.facts[node].damage is None:
-                    _warn_of_damage(state, node, answer.mended)
-        state.leave_out_or_fail()
+def _use_preflight(state: State) -> None:
+    """Keep the facts, log them, and decide how many ranks each node gets."""
+    _check_drivers(state)
+    state.facts = state.get_answers(PreflightAnswer)
+    lines: list[str] = []
+    for node, facts in state.facts.items():
+        lines += _preflight_lines(state, node, facts)
+    seconds = [facts.check_seconds for facts in state.facts.values()]
+    state.result = replace(state.result, check_seconds=max(seconds, default=0.0))
+    state.logs.preflight(lines)
+    _refuse_interface_of_none(state)
+    _note_addresses(state)
+    _warn_of_unchecked_and_memory(state)
+    _add_same_host_problems(state)
+    state.leave_out_or_fail()
+    state.choose_nproc()
 
 
-class ProbePhase(Phase):
+def _use_unpack(state: State) -> None:
+    """Log where each environment is, and report those that were repaired."""
+    answers = state.get_answers(UnpackAnswer)
+    times = (answer.unpack_seconds for answer in answers.values())
+    own = [seconds for seconds in times if seconds is not None]
+    repaired = {node: one.mended for node, one in answers.items() if one.mended is not None}
+    state.result = replace(
+        state.result,
+        send_seconds=state.send_seconds,
+        unpack_seconds=max(own, default=None),
+        repaired={**(state.result.repaired or {}), **repaired} or None,
+    )
+    for node, answer in answers.items():
+        if answer.ok:
+            action = "reused" if answer.reused else "staged"
+            state.log_line(node, f"{node} {action} -> {answer.path}")
+        if answer.mended is not None and state.facts[node].damage is None:
+            _warn_of_damage(state, node, answer.mended)
+    state.leave_out_or_fail()
+
+
+def _ask_probe(state: State) -> None:
     """Check on every node that the environment is what was built, and runs."""
-
-    name = PhaseName.PROBE
-
-    def ask(self, state: State) -> None:
-        """Let each node's environment describe itself."""
-        head = state.facts[state.job.nodes[0]].address
-        state.ask(self.name, lambda node: ProbeRequest(**state.placed(node), head=head))
-
-    def use(self, state: State) -> None:
-        """Log the answers, and each warning once with the nodes that have it."""
-        answers = state.answers_of(ProbeAnswer)
-        for node, answer in answers.items():
-            if answer.line:
-                state.log_line(node, answer.line)
-        warned = [(node, str(one)) for node, answer in answers.items() for one in answer.warnings]
-        state.note_nodes(warned, warning=True)
-        if not _checks_deeply(state.job):  # else problems are reported with their causes
-            state.leave_out_or_fail()
+    head = state.facts[state.job.nodes[0]].address
+    state.ask(PhaseName.PROBE, lambda node: ProbeRequest(**state.place(node), head=head))
 
 
-class DeepCheckPhase(Phase):
-    """Look closely at every node, also where the probe has found something."""
-
-    name = PhaseName.DEEP
-
-    def ask(self, state: State) -> None:
-        """Compare every file, and the nodes with each other."""
-        from . import deep_check
-
-        deep_check.check_nodes(state)
-
-
-class AllReducePhase(Phase):
-    """Let ranks communicate on the nodes that are well, then report all problems of all nodes."""
-
-    name = PhaseName.ALL_REDUCE
-
-    def ask(self, state: State) -> None:
-        """Start the ranks of an all-reduce."""
-        from . import deep_check
-
-        deep_check.all_reduce(state)
-
-    def use(self, state: State) -> None:
-        """Leave out the nodes that have a problem, or fail."""
+def _use_probe(state: State) -> None:
+    """Log the answers, and each warning once with the nodes that have it."""
+    answers = state.get_answers(ProbeAnswer)
+    for node, answer in answers.items():
+        if answer.line:
+            state.log_line(node, answer.line)
+    warned = [(node, str(one)) for node, answer in answers.items() for one in answer.warnings]
+    state.note_nodes(warned, warning=True)
+    if not _checks_deeply(state.job):  # else problems are reported with their causes
         state.leave_out_or_fail()
 
 
-class LaunchPhase(Phase):
-    """Start the ranks, and wait for all of them."""
-
-    name = PhaseName.LAUNCH
-
-    def ask(self, state: State) -> None:
-        """Start the ranks, again without the nodes that kept all of them from beginning."""
-        start_ranks(state)
-        while state.leave_out_unreachable():
-            start_ranks(state)
-
-    def use(self, state: State) -> None:
-        """Fail where ranks have failed, unless an elastic group has gone on without them."""
-        state.result = replace(state.result, notes=list_rank_notes(state))
-        if state.job.launch.elastic is not None:
-            state.leave_out_or_fail()
-        state.fail_if_any()
+def _ask_launch(state: State) -> None:
+    """Start the ranks, again without the nodes that kept all of them from beginning."""
+    _start_ranks(state)
+    while state.leave_out_unreachable():
+        _start_ranks(state)
 
 
-class CleanPhase(Phase):
-    """Remove environments that nobody uses."""
+def _use_launch(state: State) -> None:
+    """Fail where ranks have failed, unless an elastic group has gone on without them."""
+    state.result = replace(state.result, notes=_list_rank_notes(state))
+    if state.job.launch.elastic is not None:
+        state.leave_out_or_fail()
+    state.fail_if_any()
 
-    name = PhaseName.CLEAN
 
-    def ask(self, state: State) -> None:
-        """Let each node remove its own."""
-        state.ask(self.name, lambda node: CleanRequest(**state.common(node)))
+def _ask_clean(state: State) -> None:
+    state.ask(PhaseName.CLEAN, lambda node: CleanRequest(**state.common(node)))
 
-    def use(self, state: State) -> None:
-        """Fail where something could not be removed."""
-        state.fail_if_any()
+
+PREFLIGHT = Phase(PhaseName.PREFLIGHT, _ask_preflight, _use_preflight)
+PLACE = Phase(PhaseName.PLACE, _do_nothing, placement.make_and_emit_plan)
+UNPACK = Phase(PhaseName.UNPACK, placement.execute_plan, _use_unpack)
+PROBE = Phase(PhaseName.PROBE, _ask_probe, _use_probe)
+LAUNCH = Phase(PhaseName.LAUNCH, _ask_launch, _use_launch)
+
+# --- What the preflight asks, and what the driver says of its answers ----------------------------
+
+
+def _check_drivers(state: State) -> None:
+    """Give each node whose driver is too old for the bundle a problem, and note what is unusual."""
+    layers = () if state.bundle is None else state.bundle.manifest.layers
+    need = find_cuda_need((layer.name, layer.version) for layer in layers if layer.kind == "wheel")
+    answers = state.get_answers(PreflightAnswer)
+    for node, answer in answers.items():
+        problem = find_driver_problem(node, answer.gpus, need)
+        if problem is not None:
+            problems = (*answer.problems, problem)
+            state.answers[node] = replace(answer, ok=False, problems=problems)
+    for note in list_driver_notes({node: answer.gpus for node, answer in answers.items()}, need):
+        state.note(note)
 
 
 def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest:
@@ -504,8 +360,8 @@ def _note_addresses(state: State) -> None:
             )
 
 
-def _note_unchecked(state: State) -> None:
-    """Report nodes that could not check the signature, once for each reason."""
+def _warn_of_unchecked_and_memory(state: State) -> None:
+    """Name the nodes that could not check the signature, and those with a root in memory."""
     unchecked = (
         "the bundle's signature was not checked there, only its id, whose signature was good where "
         "the job was prepared"
@@ -515,14 +371,9 @@ def _note_unchecked(state: State) -> None:
         for node, facts in state.facts.items()
         if facts.unchecked
     ]
-    state.note_nodes(texts, warning=True)
-
-
-def _warn_of_memory(state: State) -> None:
-    """Warn of environments in a memory file system."""
     text = "the environment is in /dev/shm, where it takes memory until `stager clean` removes it"
     nodes = [node for node, facts in state.facts.items() if facts.root.startswith(MEMORY)]
-    state.note_nodes(((node, text) for node in nodes), warning=True)
+    state.note_nodes((*texts, *((node, text) for node in nodes)), warning=True)
 
 
 def _warn_of_damage(state: State, node: str, damage: Problem) -> None:

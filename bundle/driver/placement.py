@@ -12,19 +12,19 @@ import errno
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, compute_file_digest
 from ..node import removal
 from ..protocol.enumerations import Allocation, PhaseName
-from ..protocol.events import FileSent, StagingForecast, TransferPlan
+from ..protocol.events import FileSent, PlannedGroup, StagingForecast, TransferPlan
 from ..protocol.job import ASSUMED, Job
 from ..protocol.messages import (
     Answer,
     Incoming,
-    PreflightAnswer,
     RelayTask,
     UnpackAnswer,
     UnpackRequest,
@@ -39,7 +39,6 @@ from .plan import (
     SENT,
     SSH,
     NodeGroup,
-    Plan,
     TransferRule,
     digest_of_all,
     forecast_nodes,
@@ -98,25 +97,27 @@ def _error(exc: OSError) -> NodeError:
 
 def make_and_emit_plan(state: State) -> None:
     """Make the plan, and report it; nodes that cannot be served have their problem noted."""
-    manifest, size = None, 0
-    if state.bundle is not None:
-        manifest, size = state.bundle.manifest, state.bundle.manifest.size
-    rates, sharing = state.job.rates or ASSUMED, state.transport.nodes_here
-    rule = TransferRule(state.job.stage, state.job.transfer, _other_way(state.job))
+    job, manifest = state.job, None if state.bundle is None else state.bundle.manifest
+    rates, sharing = job.rates or ASSUMED, state.transport.nodes_here
+    rule = TransferRule(job.stage, job.transfer, _other_way(job))
+    size = 0 if manifest is None else manifest.size
     plan, problems = make_plan(state.facts, rule, manifest, size, rates, sharing)
     state.plan = plan
-    nodes = forecast_nodes(state.job.nodes, state.facts, sharing)
-    expected = forecast(plan.staged, nodes, rates, launcher=state.job.launch.launcher)
+    nodes = forecast_nodes(job.nodes, state.facts, sharing)
+    expected = forecast(plan.staged, nodes, rates, launcher=job.launch.launcher)
     report = TransferPlan(
         why=plan.why,
         bytes=plan.bytes,
-        groups=tuple(group.planned() for group in plan.groups),
+        groups=tuple(
+            PlannedGroup(group.nodes, group.how, group.bytes, group.layers, group.work)
+            for group in plan.groups
+        ),
         cpus=nodes.cpus,
-        forecast=StagingForecast(state.job.rates is not None, expected.to_json()),
+        forecast=StagingForecast(job.rates is not None, expected.to_json()),
     )
     state.emit(report)
     state.result = replace(state.result, plan=report)
-    state.answers = {node: Answer(node) for node in state.job.nodes}
+    state.answers = {node: Answer(node) for node in job.nodes}
     for node, problem in problems.items():
         state.answers[node] = Answer(node, ok=False, problems=(problem,))
     state.leave_out_or_fail()
@@ -124,52 +125,45 @@ def make_and_emit_plan(state: State) -> None:
 
 def execute_plan(state: State) -> None:
     """Do what was planned; ``state.answers`` then has every node's."""
-    state.answers = {}
-    if state.plan is None:
-        return
-    _unpack_in_place(state, state.plan)
-    for number, group in enumerate(state.plan.groups):
-        if group.how in SENT:
-            _send_to_group(state, group, number)
-
-
-def _unpack_in_place(state: State, plan: Plan) -> None:
-    """Unpack on nodes that read the bundle where it is, or that have the environment."""
-    direct = [node for group in plan.groups if group.how not in SENT for node in group.nodes]
-    nodes = _keep_job_nodes(state, direct)
-    if not nodes:
-        return
+    groups = () if state.plan is None else state.plan.groups
 
     def request(node: str) -> UnpackRequest:
         ready = state.facts[node].ready
-        return UnpackRequest(**state.placed(node), bundle=state.job.bundle, checked=ready)
+        return UnpackRequest(**state.place(node), bundle=state.job.bundle, checked=ready)
 
-    state.ask_some(PhaseName.UNPACK, nodes, request)
+    # Some nodes read the bundle where it is, or have the environment.
+    direct = [node for group in groups if group.how not in SENT for node in group.nodes]
+    state.ask(PhaseName.UNPACK, request, nodes=_keep_job_nodes(state, direct))
+    for number, group in enumerate(groups):
+        nodes = _keep_job_nodes(state, group.nodes)
+        if group.how in SENT and nodes and state.bundle is not None:
+            _send_to_group(state, state.bundle, group, nodes, number)
 
 
-def _keep_job_nodes(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def _keep_job_nodes(state: State, nodes: Iterable[str]) -> tuple[str, ...]:
     return tuple(node for node in nodes if node in state.job.nodes)
 
 
-def _send_to_group(state: State, group: NodeGroup, number: int) -> None:
+def _send_to_group(
+    state: State, bundle: BundleFile, group: NodeGroup, nodes: tuple[str, ...], number: int
+) -> None:
     """Send a group its file; nodes that turn out to need more get the whole bundle."""
-    nodes = _keep_job_nodes(state, group.nodes)
-    if not nodes or state.bundle is None:
+    thin = bundle if bundle.is_thin else None
+    folder, size = f"{INCOMING_PREFIX}{state.job.id}.{number}", bundle.manifest.size
+    whole = _Shipment(bundle.path, size, folder, relayed=group.how == RELAY, thin=thin)
+    if group.members is None:
+        _deliver(state, whole, nodes)
         return
-    folder = f"{INCOMING_PREFIX}{state.job.id}.{number}"
-    with contextlib.ExitStack() as temporary:
-        parts = temporary.enter_context(make_scratch_dir()) if group.members is not None else ""
-        shipment = _Shipment.from_group(state.bundle, group, folder, parts)
-        _deliver(state, shipment, nodes)
-        _send_again_where_damaged(state, shipment, nodes)
-    answers = state.answers_of(UnpackAnswer)
+    with make_scratch_dir() as scratch:
+        source = os.path.join(scratch, "parts.tar")
+        size = write_excerpt(bundle, group.members, source)
+        manifest = bundle.manifest.to_bytes().decode()
+        part = whole._replace(source=source, size=size, manifest=manifest, thin=None)
+        _deliver(state, part._replace(members=group.members), nodes)
+    answers = state.get_answers(UnpackAnswer)
     lacking = tuple(node for node in nodes if node in answers and answers[node].lacking)
     if lacking:  # an older environment has gone meanwhile
-        for node in lacking:
-            del state.answers[node]
-        shipment = _Shipment.from_bundle(state.bundle, group, folder)
-        _deliver(state, shipment, lacking)
-        _send_again_where_damaged(state, shipment, lacking)
+        _deliver(state, whole, lacking)
 
 
 def send_results(state: State, source: str) -> None:
@@ -183,90 +177,66 @@ def send_results(state: State, source: str) -> None:
     relayed = is_relayed(rule, {node: state.facts[node] for node in nodes})
     folder = f"{INCOMING_PREFIX}{state.job.id}.results"
     size = os.path.getsize(source)
-    shipment = _Shipment(source, size, folder, relayed=relayed, results=True)
     state.answers = {}
-    _deliver(state, shipment, nodes)
-    _send_again_where_damaged(state, shipment, nodes)
+    _deliver(state, _Shipment(source, size, folder, relayed=relayed, results=True), nodes)
     state.leave_out_or_fail()
 
 
-@dataclass(frozen=True)
-class _Shipment:
+class _Shipment(NamedTuple):
     """A file for some nodes, and what their agents need to unpack it."""
 
     source: str
     """The file's path here."""
     size: int
-    """Bytes."""
     folder: str
     """The name of the directory that it goes to, in ``incoming/`` of each node root."""
+    relayed: bool
+    """True if the nodes pass it on to each other; False if ``sbcast`` or ``ssh`` brings it."""
     manifest: str | None = None
     """The bundle's manifest, where the file has only a part of the bundle."""
     members: tuple[str, ...] = ()
     """The members of the bundle that the file has, where it has only a part."""
-    relayed: bool = False
-    """True if the nodes pass it on to each other; False if ``sbcast`` or ``ssh`` brings it."""
     results: bool = False
     """True for earlier results, which no bundle has."""
     thin: BundleFile | None = None
     """The bundle, where it is sent whole and ``source`` does not have the frames of its layers."""
 
-    @classmethod
-    def from_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
-        relayed, thin = group.how == RELAY, bundle if bundle.is_thin else None
-        return cls(bundle.path, bundle.manifest.size, folder, relayed=relayed, thin=thin)
-
-    @classmethod
-    def from_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, parts: str) -> _Shipment:
-        """Return a shipment of a group's missing layers; write a partial bundle to ``parts``."""
-        if group.members is None:
-            return cls.from_bundle(bundle, group, folder)
-        source = os.path.join(parts, "parts.tar")
-        write_excerpt(bundle, group.members, source)
-        return cls(
-            source,
-            os.path.getsize(source),
-            folder,
-            bundle.manifest.to_bytes().decode(),
-            group.members,
-            relayed=group.how == RELAY,
-        )
-
-    def write_to_file(self, folder: str) -> _Shipment:
-        """Write it to one file, which ``sbcast`` and ``ssh`` need."""
-        if self.thin is None:
-            return self
-        source = os.path.join(folder, "bundle.tar")
-        write_excerpt(self.thin, [name for name, _ in self.thin.manifest.members()], source)
-        return replace(self, source=source, thin=None)
-
-    def digest(self) -> str:
-        return compute_file_digest(self.source) if self.thin is None else digest_of_all(self.thin)
-
-    def transfer(self, root: str) -> Transfer:
-        token = secrets.token_hex(32) if self.relayed else ""
-        return Transfer(self.source, self.target(root), self.size, token, self.thin)
-
     def target(self, root: str) -> str:
         return os.path.join(root, "incoming", self.folder, "bundle.tar")
 
-    def incoming(self, facts: PreflightAnswer, token: str) -> Incoming:
-        task = RelayTask(token, facts.address) if token else None
-        target = self.target(facts.root)
-        return Incoming(target, self.manifest, self.members, self.size, task, self.results)
-
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
+    """Send to all nodes; retry copies damaged in transit: one that arrived as sent fails again."""
+    _deliver_in_any_way(state, shipment, nodes)
+    damaged = _find_damaged_copies(state, shipment, nodes)
+    if not damaged:
+        return
+    state.note(f"the copy was damaged on its way to {', '.join(damaged)}; sending it again")
+    _deliver_in_any_way(state, shipment, damaged)
+    for node in _find_damaged_copies(state, shipment, damaged):
+        damage = state.answers[node].problems[0]
+        problem = Problem(ProblemCode.COPY_DAMAGED_TWICE, node, {"why": damage.why})
+        state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
+
+
+def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Send to all nodes, then to failed ones singly; by ``sbcast`` or ``ssh`` if a relay failed."""
     if shipment.relayed:
         unreached = _find_unreached_nodes(state, nodes, _deliver_once(state, shipment, nodes))
         if not unreached:
             return
-        for line in _not_relayed(unreached, _other_way(state.job)):
-            state.note(line, warning=True)
-        nodes, shipment = tuple(unreached), replace(shipment, relayed=False)
+        by_reason: dict[str, list[str]] = {}
+        for node, why in unreached.items():
+            by_reason.setdefault(why, []).append(node)
+        for why, named in by_reason.items():
+            said = f"the relay did not reach {shorten_names(named)} ({why})"
+            state.note(f"{said}: using {_other_way(state.job)}", warning=True)
+        nodes, shipment = tuple(unreached), shipment._replace(relayed=False)
     with make_scratch_dir() if shipment.thin else contextlib.nullcontext("") as folder:
-        shipment = shipment.write_to_file(folder)
+        if shipment.thin is not None:  # sbcast and ssh need one file
+            source, members = os.path.join(folder, "bundle.tar"), shipment.thin.manifest.members()
+            write_excerpt(shipment.thin, [name for name, _ in members], source)
+            shipment = shipment._replace(source=source, thin=None)
         for group in group_by_root(nodes, state.facts):
             for node in _deliver_together(state, shipment, group):
                 delivery = _deliver_once(state, shipment, (node,))
@@ -298,16 +268,6 @@ def _other_way(job: Job) -> str:
     return SSH if job.allocation is Allocation.SSH else SBCAST
 
 
-def _not_relayed(unreached: dict[str, str], other_way: str) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for node, why in unreached.items():
-        by_reason.setdefault(why, []).append(node)
-    return [
-        f"the relay did not reach {shorten_names(nodes)} ({why}): using {other_way}"
-        for why, nodes in by_reason.items()
-    ]
-
-
 def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
     """Send to all, then retry without failed nodes (with all if Slurm names none); return these."""
     failed_nodes: list[str] = []
@@ -330,27 +290,15 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
     return failed_nodes
 
 
-def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
-    """Retry copies damaged in transit; one that arrived as sent would fail again."""
-    damaged = _find_damaged_copies(state, shipment, nodes)
-    if not damaged:
-        return
-    state.note(f"the copy was damaged on its way to {', '.join(damaged)}; sending it again")
-    _deliver(state, shipment, damaged)
-    for node in _find_damaged_copies(state, shipment, damaged):
-        damage = state.answers[node].problems[0]
-        problem = Problem(ProblemCode.COPY_DAMAGED_TWICE, node, {"why": damage.why})
-        state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
-
-
 def _find_damaged_copies(
     state: State, shipment: _Shipment, nodes: tuple[str, ...]
 ) -> tuple[str, ...]:
-    answers = state.answers_of(UnpackAnswer)
+    answers = state.get_answers(UnpackAnswer)
     arrived = {node: answers[node].arrived for node in nodes if node in answers}
     if not any(arrived.values()):
         return ()
-    sent = shipment.digest()
+    thin = shipment.thin
+    sent = compute_file_digest(shipment.source) if thin is None else digest_of_all(thin)
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 
@@ -361,12 +309,22 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
     state.sent_folders.append(shipment.folder)
     if attempts:
         # Blocks of a sending that failed may still come to its own place, and spoil what is there.
-        shipment = replace(shipment, folder=f"{shipment.folder}.{attempts}")
-    transfer = shipment.transfer(state.facts[nodes[0]].root)
+        shipment = shipment._replace(folder=f"{shipment.folder}.{attempts}")
+    token = secrets.token_hex(32) if shipment.relayed else ""
+    target = shipment.target(state.facts[nodes[0]].root)
+    transfer = Transfer(shipment.source, target, shipment.size, token, shipment.thin)
 
     def request(node: str) -> UnpackRequest:
-        incoming = shipment.incoming(state.facts[node], transfer.token)
-        return UnpackRequest(**state.placed(node), incoming=incoming)
+        facts = state.facts[node]
+        incoming = Incoming(
+            shipment.target(facts.root),
+            shipment.manifest,
+            shipment.members,
+            shipment.size,
+            RelayTask(token, facts.address) if token else None,
+            shipment.results,
+        )
+        return UnpackRequest(**state.place(node), incoming=incoming)
 
     delivery = state.deliver(transfer, nodes, request)
     for remark in delivery.remarks:
@@ -382,23 +340,20 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
 
 
 def _note_not_sent(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None:
+    """Note a failed transfer; a node's agent sees a full disk, which Slurm hides."""
     for node in nodes:
-        why = faults.get(node) or faults.get("") or "it failed on another node, see there"
+        fault = faults.get(node) or faults.get("") or "it failed on another node, see there"
         answer = state.answers.get(node)
-        told = answer.problems[0] if answer and answer.problems else None
-        way = _other_way(state.job)
-        problem = _not_sent(node, why, told, way, state.facts[node].root)
+        answered = answer.problems[:1] if answer is not None else ()
+        code = ProblemCode.BUNDLE_NOT_SENT
+        if slurm_text.is_network_fault(fault):
+            code = ProblemCode.BUNDLE_NOT_SENT_NETWORK
+        elif any(told.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM for told in answered):
+            code = ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
+        values = {
+            "why": "; ".join(filter(None, [fault, *(told.why for told in answered)])),
+            "way": _other_way(state.job),
+            "incoming": os.path.join(state.facts[node].root, "incoming"),
+        }
+        problem = Problem(code, node, {name: values[name] for name in values if name in code.names})
         state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
-
-
-def _not_sent(node: str, fault: str, answered: Problem | None, way: str, root: str) -> Problem:
-    """Describe a failed transfer; a node's agent sees a full disk, which Slurm hides."""
-    reasons = [fault, answered.why if answered is not None else ""]
-    why = "; ".join(filter(None, reasons))
-    if slurm_text.network_fault(fault):
-        return Problem(ProblemCode.BUNDLE_NOT_SENT_NETWORK, node, {"why": why})
-    incoming = os.path.join(root, "incoming")
-    code = ProblemCode.BUNDLE_NOT_SENT
-    if answered is not None and answered.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM:
-        code = ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
-    return Problem(code, node, {"why": why, "way": way, "incoming": incoming})

@@ -6,13 +6,13 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..format.archive import END, BundleFile
 from ..format.manifest import BLOCK, Manifest, count_padding, member_header
 from ..protocol.counts import format_count, format_size
 from ..protocol.enumerations import Stage, TransferWay
-from ..protocol.events import PlannedGroup, StagingWork
+from ..protocol.events import StagingWork
 from ..protocol.job import ASSUMED, Rates
 from ..protocol.messages import PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -75,8 +75,7 @@ SENT = (RELAY, SBCAST, SSH)
 """The ways in which a file is sent."""
 
 
-@dataclass(frozen=True)
-class TransferRule:
+class TransferRule(NamedTuple):
     """The user's wish."""
 
     stage: Stage = Stage.AUTO
@@ -87,12 +86,10 @@ class TransferRule:
     """How it is sent where no relay can: ``sbcast``, or ``ssh`` where there is no Slurm."""
 
 
-@dataclass(frozen=True)
-class NodeGroup:
+class NodeGroup(NamedTuple):
     """Nodes that get their environment in the same way."""
 
     nodes: tuple[str, ...]
-    """Their names."""
     how: str
     """``present``: the environment is there; ``shared``: they read the bundle where it lies;
     ``relay``, ``sbcast`` and ``ssh``: it is sent to them."""
@@ -106,13 +103,8 @@ class NodeGroup:
     work: StagingWork | None = None
     """The work of each node; None if there is none, or it is not known."""
 
-    def planned(self) -> PlannedGroup:
-        """Return the group as the plan's event has it."""
-        return PlannedGroup(self.nodes, self.how, self.bytes, self.layers, self.work)
 
-
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """All groups of nodes, and the reason for the choice."""
 
     groups: tuple[NodeGroup, ...]
@@ -141,39 +133,47 @@ def make_plan(
     Returns:
         The plan, and the nodes that cannot be served.
     """
-    waiting = [node for node, answer in facts.items() if not answer.ready]
-    blind = [node for node in waiting if facts[node].rate is None]
+    ready: list[str] = []
+    waiting: list[str] = []
+    for node, answer in facts.items():
+        (ready if answer.ready else waiting).append(node)
     how, no_relay = _choose_way(rule, waiting, facts)
-    groups = _group_to_send(waiting, facts, how)
-    if manifest is not None:
-        groups = [_keep_nonempty_groups(group, facts, manifest, size) for group in groups]
+    # One file each for nodes with one path; nodes of a relay may have any.
+    same = group_by_root(waiting, facts) if how != RELAY else [tuple(waiting)] if waiting else []
+    groups = [_find_missing_layers(NodeGroup(one, how), facts, manifest, size) for one in same]
     forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
-    is_sent, why = _choose(waiting, blind, rule.stage, groups, facts, forecast)
-    problems: dict[str, Problem] = {}
-    if rule.stage == Stage.NEVER:
-        problems = {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
-    elif is_sent and manifest is None:  # requested, or some node cannot read the bundle
-        unserved = blind or waiting
-        problems = {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in unserved}
+    is_sent, why = _choose(waiting, rule.stage, groups, facts, forecast)
+    problems = _refuse_unserved(waiting, rule.stage, facts, nothing=is_sent and manifest is None)
     if is_sent:
-        besides = f"; no relay, as {no_relay}" if no_relay else ""
-        why = f"{how} to {format_count(len(waiting), 'node')}: {why}{besides}"
+        why = f"{how} to {format_count(len(waiting), 'node')}: {why}{no_relay}"
     if not is_sent or manifest is None:
         groups = _read_in_place(groups, problems)
-    ready = tuple(node for node, answer in facts.items() if answer.ready)
-    present = [NodeGroup(ready, PRESENT)] if ready else []
-    staged = tuple(map(forecast, groups))
-    return Plan((*present, *groups), why, staged), problems
+    present = [NodeGroup(tuple(ready), PRESENT)] if ready else []
+    return Plan((*present, *groups), why, tuple(map(forecast, groups))), problems
+
+
+def _list_blind_nodes(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[str]:
+    """Return the nodes that cannot read the bundle where it lies."""
+    return [node for node in nodes if facts[node].rate is None]
+
+
+def _refuse_unserved(
+    waiting: Sequence[str], stage: Stage, facts: Mapping[str, PreflightAnswer], *, nothing: bool
+) -> dict[str, Problem]:
+    """Return the problems of nodes that may not be sent the bundle, or where there is nothing."""
+    blind = _list_blind_nodes(waiting, facts)
+    if stage == Stage.NEVER:
+        return {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
+    unserved = (blind or waiting) if nothing else ()
+    return {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in unserved}
 
 
 def forecast_nodes(
     nodes: Collection[str], facts: Mapping[str, PreflightAnswer], sharing: int = 1
 ) -> Nodes:
     """Describe some nodes for the forecast, by their answers to the preflight."""
-    cpus = []
-    for node in nodes:
-        host = facts[node].host
-        cpus.append(1 if host is None else host.cpus)
+    hosts = [facts[node].host for node in nodes]
+    cpus = [1 if host is None else host.cpus for host in hosts]
     return Nodes(max(1, len(nodes)), cpus=max(1, min(cpus, default=1)), sharing=max(1, sharing))
 
 
@@ -190,13 +190,14 @@ def is_relayed(rule: TransferRule, facts: Mapping[str, PreflightAnswer]) -> bool
 def _choose_way(
     rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
 ) -> tuple[str, str]:
-    """Return how a file is sent, and why not by a relay where nothing forbids one."""
+    """Return how a file is sent, and why not by a relay where that is neither forbidden nor so."""
     if rule.way is TransferWay.SBCAST:
         return SBCAST, ""
     nowhere = [node for node in nodes if not facts[node].address]
     if nowhere:
         have = "has" if len(nowhere) == 1 else "have"
-        return rule.without_relay, f"{shorten_names(nowhere)} {have} no address for others"
+        why = f"; no relay, as {shorten_names(nowhere)} {have} no address for others"
+        return rule.without_relay, why
     return RELAY, ""
 
 
@@ -222,14 +223,13 @@ def _forecast_group(
 
 def _choose(
     waiting: Sequence[str],
-    blind: Sequence[str],
     stage: Stage,
     groups: Sequence[NodeGroup],
     facts: Mapping[str, PreflightAnswer],
     forecast: Callable[[NodeGroup], Staging],
 ) -> tuple[bool, str]:
     """Return whether the bundle is sent, rather than read in place, and why."""
-    count = format_count(len(waiting), "node")
+    count, blind = format_count(len(waiting), "node"), _list_blind_nodes(waiting, facts)
     if not waiting:
         return False, "nothing to send: every node has the environment"
     if stage == Stage.NEVER:
@@ -242,7 +242,7 @@ def _choose(
         return False, f"{count} read the shared bundle: the first node cannot see it"
     slowest, rate = _slowest_reader(waiting, facts)
     # All nodes read at the same time; files are sent one after the other.
-    reading = max(forecast(replace(group, how=SHARED)).seconds for group in groups)
+    reading = max(forecast(group._replace(how=SHARED)).seconds for group in groups)
     sending = sum(forecast(group).seconds for group in groups)
     speed = f"{format_size(int(rate))}/s on {slowest}, about {reading:.1f} s"
     slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
@@ -251,15 +251,6 @@ def _choose(
         f"(about {reading:.1f} s) is quicker than sending ({sending:.1f} s)"
     )
     return reading > sending, slow if reading > sending else quick
-
-
-def _group_to_send(
-    nodes: Sequence[str], facts: Mapping[str, PreflightAnswer], how: str
-) -> list[NodeGroup]:
-    """Group the nodes that get one file each: by equal path, except for a relay."""
-    if how == RELAY:
-        return [NodeGroup(tuple(nodes), how)] if nodes else []
-    return [NodeGroup(group, how) for group in group_by_root(nodes, facts)]
 
 
 def group_by_root(
@@ -279,26 +270,24 @@ def _read_in_place(groups: Sequence[NodeGroup], left_out: Collection[str]) -> li
     ]
 
 
-def _keep_nonempty_groups(
-    group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest, size: int
+def _find_missing_layers(
+    group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest | None, size: int
 ) -> NodeGroup:
     """Add the layers that at least one node of the group is missing."""
-    missing: set[int] = set()
-    for node in group.nodes:
-        lacks = facts[node].lacks
-        missing.update(range(len(manifest.layers)) if lacks is None else lacks)
+    if manifest is None:
+        return group
+    answers, every = [facts[node] for node in group.nodes], range(len(manifest.layers))
+    missing = set().union(*(every if one.lacks is None else one.lacks for one in answers))
     layers = [manifest.layers[number] for number in sorted(missing)]
     members: tuple[str, ...] | None = None
-    if len(layers) < len(manifest.layers):
+    if len(layers) < len(every):
         sent = {name for layer in layers for name, _ in layer.members}
-        decompressor = manifest.decompressor
-        if decompressor is not None and not all(facts[node].has_wheel for node in group.nodes):
-            sent.add(decompressor.name)
-        excerpt = [(name, length) for name, length in manifest.members() if name in sent]
+        if manifest.decompressor is not None and not all(one.has_wheel for one in answers):
+            sent.add(manifest.decompressor.name)
+        excerpt = [member for member in manifest.members() if member[0] in sent]
         members = tuple(name for name, _ in excerpt)
         size = excerpt_size(excerpt)
-    return replace(
-        group,
+    return group._replace(
         members=members,
         layers=tuple(layer.name for layer in layers),
         bytes=size,

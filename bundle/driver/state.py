@@ -47,7 +47,7 @@ _JOINED = ("problems", "failures", "tail", "left", "vanished", "lingering", "joi
 """The fields of which a node's answer has those of all its tasks."""
 
 
-def join_answers(first: Answer | None, second: Answer) -> Answer:
+def _join_answers(first: Answer | None, second: Answer) -> Answer:
     """Return the answers of two tasks of one node as one; the first failure gives the status."""
     if first is None:
         return second
@@ -58,20 +58,23 @@ def join_answers(first: Answer | None, second: Answer) -> Answer:
     }
     if isinstance(first, LaunchAnswer) and isinstance(second, LaunchAnswer):
         lists["stopped"] = second.stopped if first.lost else first.stopped
-        if second.first_rank is not None:
-            lists["first_rank"] = second.first_rank
+        began = [one.first_rank for one in (first, second) if one.first_rank is not None]
+        lists["first_rank"] = began[-1] if began else None
+    exit_code = first.exit_code or second.exit_code or 0
+    return replace(_add_task(first, second), exit_code=exit_code, **lists)
+
+
+def _add_task(first: Answer, second: Answer) -> Answer:
     return replace(
         first,
         ok=first.ok and second.ok,
         lost=first.lost or second.lost,
         unreachable=first.unreachable or second.unreachable,
         tasks=first.tasks + second.tasks,
-        exit_code=first.exit_code or second.exit_code or 0,
-        **lists,
     )
 
 
-def describe_silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
+def _describe_silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
     """Return the answer of a node, or of one of its tasks, that has not answered."""
     values = {**end.values, "phase": phase, "log_dir": log_dir}
     return find_answer_class(phase)(
@@ -84,10 +87,7 @@ def describe_silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
     )
 
 
-# --- The fields that the driver fills in alike in requests of every class, by their names --------
-
-
-class CommonPart(TypedDict):
+class _Common(TypedDict):
     """The fields of :class:`~bundle.protocol.messages.AgentRequest`."""
 
     job: Job
@@ -96,7 +96,7 @@ class CommonPart(TypedDict):
     nodes_here: int
 
 
-class PlacedPart(CommonPart):
+class _Placed(_Common):
     """The fields of :class:`~bundle.protocol.messages.PlacedRequest`."""
 
     root: str
@@ -132,11 +132,7 @@ RequestFor = Callable[[str], AgentRequest]
 
 
 class NodesFailed(Exception):
-    """Some nodes could not do their part.
-
-    Attributes:
-        answers: their answers, by node.
-    """
+    """Some nodes could not do their part; ``answers`` are theirs."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         super().__init__(", ".join(answers))
@@ -283,7 +279,7 @@ class State:
             fewest = min(cpus, default=1) // self.transport.nodes_here
         self.nproc = choose_nproc(asked, self.gpus(), fewest)
 
-    def common(self, node: str) -> CommonPart:
+    def common(self, node: str) -> _Common:
         """Return the fields that all requests to a node have, by their names."""
         return {
             "job": self.job,
@@ -292,48 +288,41 @@ class State:
             "nodes_here": self.transport.nodes_here,
         }
 
-    def placed(self, node: str) -> PlacedPart:
+    def place(self, node: str) -> _Placed:
         """Return these fields with the node root and the interpreter that preflight has found."""
         facts = self.facts[node]
         return {**self.common(node), "root": facts.root, "python": facts.python}
 
     def node_rank(self, node: str) -> int:
-        """Return the rank of a node among the job's.
-
-        Raises:
-            KeyError: the job does not use it.
-        """
+        """Return the rank of a node among the job's; KeyError where the job does not use it."""
         if self._ranks_of is not self.job.nodes:
             self._ranks = {name: rank for rank, name in enumerate(self.job.nodes)}
             self._ranks_of = self.job.nodes
         return self._ranks[node]
 
-    def answers_of(self, kind: type[_A]) -> dict[str, _A]:
+    def get_answers(self, kind: type[_A]) -> dict[str, _A]:
         """Return the answers to the current phase, which are of this class, by node."""
         return {node: answer for node, answer in self.answers.items() if isinstance(answer, kind)}
 
-    def ask(self, phase: str, request: RequestFor, on_event: OnEvent | None = None) -> None:
-        """Let every node's agent do a phase; ``answers`` then has one for each node."""
-        self.answers = {}
-        self.ask_some(phase, self.job.nodes, request, on_event)
-
-    def ask_some(
+    def ask(
         self,
         phase: str,
-        nodes: tuple[str, ...],
         request: RequestFor,
         on_event: OnEvent | None = None,
+        nodes: tuple[str, ...] | None = None,
     ) -> None:
-        """Let some nodes' agents do a phase; adds to ``answers``."""
-        requests = {node: request(node) for node in nodes}
-        self._add_missing_answers(
-            phase, self.transport.run(phase, requests, self._listener(phase, on_event))
-        )
+        """Let all agents, or those of some nodes, do a phase; ``answers`` then has one of each."""
+        self.answers = {}
+        requests = {node: request(node) for node in (self.job.nodes if nodes is None else nodes)}
+        if requests:
+            listener = self._make_listener(phase, on_event)
+            self._add_missing_answers(phase, self.transport.run(phase, requests, listener))
 
     def deliver(self, transfer: Transfer, nodes: tuple[str, ...], request: RequestFor) -> Delivery:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
         requests = {node: request(node) for node in nodes}
-        delivery = self.transport.deliver(transfer, requests, self._listener(PhaseName.UNPACK))
+        listener = self._make_listener(PhaseName.UNPACK)
+        delivery = self.transport.deliver(transfer, requests, listener)
         ended = delivery.ended
         if delivery.failed and not transfer.token:  # the others have not had their turn
             ended = {node: ended[node] for node in delivery.settled}
@@ -342,13 +331,13 @@ class State:
 
     def fail_if_any(self) -> None:
         """Stop when a node has a problem; all nodes' problems are reported together."""
-        failed = self.failed()
+        failed = self.find_failed()
         if failed:
             raise NodesFailed(failed)
 
     def leave_out_or_fail(self) -> None:
         """Go on without the nodes that have a problem if enough remain; else stop."""
-        failed = self.failed()
+        failed = self.find_failed()
         if not failed:
             return
         good = tuple(node for node in self.job.nodes if node not in failed)
@@ -380,7 +369,7 @@ class State:
         self.output.begin_launch()
         return True
 
-    def failed(self) -> dict[str, Answer]:
+    def find_failed(self) -> dict[str, Answer]:
         """Return the answers of the nodes that have a problem."""
         return {node: answer for node, answer in self.answers.items() if not answer.ok}
 
@@ -390,7 +379,7 @@ class State:
         elastic = self.job.launch.elastic
         return elastic[0] if elastic else len(self.job.nodes)
 
-    def _listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
+    def _make_listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
         def listen(event: Event) -> None:
             if isinstance(event, ProbeAnswer):
                 event = replace(event, line=format_probe_line(event))
@@ -413,31 +402,25 @@ class State:
         if answer.exit_code is not None:
             number = self.node_rank(node) if task is None else task
             self.task_codes[str(number)] = answer.exit_code
-        self.answers[node] = join_answers(self.answers.get(node), answer)
+        self.answers[node] = _join_answers(self.answers.get(node), answer)
 
     def _add_missing_answers(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
-        by_slurm = phase == PhaseName.LAUNCH and self.job.launch.launcher is Launcher.SRUN
+        launches = phase == PhaseName.LAUNCH
+        by_slurm = launches and self.job.launch.launcher is Launcher.SRUN
         tasks = self.nproc if by_slurm else 1
-        silent = {
-            node: end
-            for node, end in ended.items()
-            if node not in self.answers or self.answers[node].tasks < tasks
-        }
-        for node, end in silent.items():
-            answer = describe_silence(phase, node, end, self.job.log_dir)
-            self.answers[node] = join_answers(self.answers.get(node), answer)
-        if phase == PhaseName.LAUNCH:
-            for node, end in silent.items():
+        for node, end in ended.items():
+            if node not in self.answers or self.answers[node].tasks < tasks:
+                silence = _describe_silence(phase, node, end, self.job.log_dir)
+                self.answers[node] = _join_answers(self.answers.get(node), silence)
                 first = self.node_rank(node) * tasks
-                for task in range(first, first + tasks):
+                for task in range(first, first + tasks) if launches else ():
                     self.task_codes.setdefault(str(task), end.code)
+        if launches:
             self._blame_late_nodes()
-        order = [node for node in self.job.nodes if node in self.answers]
-        self.answers = {node: self.answers[node] for node in order}
+        self.answers = {node: self.answers[node] for node in self.job.nodes if node in self.answers}
 
     def _blame_late_nodes(self) -> None:
         for node, seconds in self._late.items():
-            values = {"seconds": str(seconds)}
-            problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, values)
+            problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
             self.answers[node] = replace(self.answers[node], ok=False, problems=(problem,))

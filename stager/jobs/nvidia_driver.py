@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bundle.driver.cuda import parse_version
-from bundle.driver.transports.slurm_text import step_argv
+from bundle.driver.transports.slurm_text import make_step_argv
 from bundle.driver.transports.transport import Step
 from bundle.node.machine import Question, kernel_driver, parse_driver_version
 from bundle.protocol.messages import PreflightAnswer
@@ -45,7 +45,7 @@ def _query_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None
         return None
     try:
         step = Step("gpus", tuple(expand_hostlist(listed)), cpus=1)
-        done = run(step_argv(step, ["cat", _ACCOUNT]), timeout=_SECONDS, check=False)
+        done = run(make_step_argv(step, ["cat", _ACCOUNT]), timeout=_SECONDS, check=False)
     except (StagerError, ValueError):
         return None
     versions = {parse_driver_version(line) for line in done.stdout.splitlines()} - {""}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from bundle.driver.logs import CLOCK_SECONDS
-from bundle.driver.transports.slurm_text import CONTROLLER_FAULTS, submit_time
+from bundle.driver.transports.slurm_text import CONTROLLER_FAULTS, parse_submit_time
 
 from ..core.errors import JobError, StagerError
 from ..core.processes import Runner, run
@@ -238,7 +238,7 @@ def read_job_state(job_id: str, runner: Runner = run, *, begun: float | None = N
     scontrol = ["scontrol", "-o", "show", "job", job_id]
     for argv in (sacct, scontrol):
         printed = _run_for_output(argv, runner)
-        known, submitted = parse_job_state(printed), submit_time(printed)
+        known, submitted = parse_job_state(printed), parse_submit_time(printed)
         if known:
             is_another = begun and submitted and begun + CLOCK_SECONDS < submitted
             return "" if is_another else known

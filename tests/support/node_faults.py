@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bundle.driver.transports.slurm_text import PYTHONS
+from bundle.driver.transports.agent_program import PYTHONS
 from tests.support.building import HOST
 from tests.support.cluster import Cluster
 from tests.support.failing import remounted

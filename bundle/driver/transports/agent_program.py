@@ -3,13 +3,15 @@
 The program is all of ``bundle`` but the driver, compressed as one. It travels in variables of the
 step: Slurm passes them on with the step's start, from node to node along a tree, whereas ``srun``
 itself sends standard input to each task, one by one. Where variables cannot take it, it comes
-there. On a node :mod:`bundle.channel.bootstrap` takes both.
+there. On a node a shell looks for a Python that is new enough, which gets
+:mod:`bundle.channel.bootstrap`; that takes both.
 """
 
 from __future__ import annotations
 
 import binascii
 import io
+import itertools
 import json
 import os
 import tokenize
@@ -23,6 +25,7 @@ from ...environment.listing import HOOK_MODULES, HOOKS
 from ...protocol.codec import encode
 from ...protocol.job import Job
 from ...protocol.messages import RelayStart, StepMessage
+from ...protocol.problem import ProblemCode
 from .transport import Requests
 
 STRIPPED = "stripped/"
@@ -41,8 +44,48 @@ _LONGEST_VARIABLE = 100_000
 """Characters of one of them; Linux refuses 128 KiB (``MAX_ARG_STRLEN`` in execve(2))."""
 _ROOM = 1 << 19
 """Bytes that arguments and variables of a step may take besides those that are there already."""
+PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10")
+REFUSE = (
+    "node=${node:-${STAGER_NODE:-$SLURMD_NODENAME}}; "
+    'refuse() { [ -z "$framed" ] || printf "\\036%s 0 0 - . " "$node:${SLURM_PROCID:-0}"; '
+    'printf \'{"v": 1, "event": "%s", "node": "%s", "ok": false, "seconds": 0, "problems": [{\' '
+    '"$phase" "$node"; '
+    'printf \'"code": "%s", "where": "%s", "values": {%s}}]}\\n\' "$1" "$node" "$2"; '
+    "cat >/dev/null; exit 3; }; "
+)
+"""A function of the shell that answers for an agent that cannot be started.
+
+It reads its input to the end like any agent: ``srun`` ends a whole step if a node hangs up while it
+still sends to it (``step_launch_notify_io_failure`` in Slurm).
+"""
+_START = (
+    "node=$1 phase=$2 framed=$3 count=$4; shift 4; left=$count; "
+    + REFUSE
+    + 'while [ "$left" -gt 0 ]; do python=$1; shift; left=$((left-1)); '
+    "if \"$python\" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then "
+    'shift "$left"; exec "$python" -I -S "$@"; fi; done; '
+    f'refuse {ProblemCode.NO_PYTHON} "\\"count\\": \\"$count\\""'
+)
+"""The shell's part on a node. One line, as a csh on the way takes no more in quotes."""
 _OMITTED = ("job", "node", "node_rank")
 """The fields of a request that are the same for all agents, or that an agent fills in by itself."""
+
+
+def make_start_command(
+    hints: Sequence[str], phase: str, words: Sequence[str], *, node: str = "", framed: bool = True
+) -> list[str]:
+    """Return the command that runs any Python that is new enough with these words.
+
+    Args:
+        hints: names of Pythons to try first.
+        phase: the agents' phase.
+        words: the arguments of the Python.
+        node: the node's name, where its variables do not have it.
+        framed: True if agents answer in frames, False if in lines.
+    """
+    pythons = list(dict.fromkeys([*hints, *PYTHONS]))
+    settings = (node, phase, "yes" if framed else "", str(len(pythons)))
+    return ["/bin/sh", "-c", _START, "stager", *settings, *pythons, *words]
 
 
 def agent_modules(program: bytes) -> dict[str, bytes]:
@@ -109,12 +152,8 @@ class AgentProgram:
             for number, start in enumerate(starts)
         }
 
-    def step_input(
-        self,
-        message: StepMessage,
-        *,
-        carried: bool = False,
-        variables: Mapping[str, str] | None = None,
+    def make_step_input(
+        self, message: StepMessage, *, carried: bool = False, variables: Mapping[str, str] = {}
     ) -> bytes:
         """Return the input of a step that has these requests first."""
         program = b"" if carried else self._packed
@@ -163,25 +202,24 @@ def factor_requests(requests: Requests, known: Job | None = None) -> StepMessage
     )
 
 
+_ABSENT = object()
+
+
 def _split_common(
     values: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, object], list[dict[str, object]]]:
     """Split JSON objects into what all have, and what each has besides; objects may be in both."""
     common: dict[str, object] = {}
     own: list[dict[str, object]] = [{} for _ in values]
-    for key in dict.fromkeys(key for value in values for key in value):
+    for key in dict.fromkeys(itertools.chain.from_iterable(values)):
         items = [value.get(key, _ABSENT) for value in values]
-        rest: Sequence[object] = items
-        if all(item == items[0] for item in items):
+        if items.count(items[0]) == len(items):
             common[key] = items[0]
             continue
         if all(isinstance(item, dict) for item in items):
-            common[key], rest = _split_common(items)
-            rest = [more or _ABSENT for more in rest]
-        for mine, item in zip(own, rest):
+            common[key], parts = _split_common(items)
+            items = [part or _ABSENT for part in parts]
+        for mine, item in zip(own, items):
             if item is not _ABSENT:
                 mine[key] = item
     return common, own
-
-
-_ABSENT = object()

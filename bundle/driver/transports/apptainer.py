@@ -18,23 +18,15 @@ import os
 from collections.abc import Sequence
 
 from ...format.archive import layers_folder
-from ...node.node_root import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
+from .agent_program import REFUSE
+from .transport import list_root_places
 
 _PROGRAMS = "apptainer singularity"
-_REFUSE = (
-    "node=${node:-${STAGER_NODE:-$SLURMD_NODENAME}}; "
-    'refuse() { [ -z "$framed" ] || printf "\\036%s 0 0 - . " "$node:${SLURM_PROCID:-0}"; '
-    'printf \'{"v": 1, "event": "%s", "node": "%s", "ok": false, "seconds": 0, "problems": [{\' '
-    '"$phase" "$node"; '
-    'printf \'"code": "%s", "where": "%s", "values": {%s}}]}\\n\' "$1" "$node" "$2"; '
-    "cat >/dev/null; exit 3; }; "
-)
-"""Answers for an agent that cannot be started, as ``STARTER`` for Slurm does."""
 ENTER = (
     "image=$1 quoted=$2 phase=$3 framed=$4 stays=$5 given=$6 count=$7; shift 7; node=; "
-    + _REFUSE
+    + REFUSE
     + f"runtime=; for name in {_PROGRAMS}; do "
     'if [ -z "$runtime" ] && command -v "$name" >/dev/null 2>&1; then runtime=$name; fi; done; '
     f'[ -n "$runtime" ] || refuse {ProblemCode.NO_CONTAINER_PROGRAM} ""; '
@@ -51,13 +43,6 @@ ENTER = (
     'exec "$@"'
 )
 """The shell's part on a node. One line, as a csh on the way takes no more in quotes."""
-FIND = (
-    "node=$1 phase=$2 program=$3 framed=; shift 3; " + _REFUSE + 'for python in "$@"; do '
-    "if \"$python\" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then "
-    'exec "$python" -I -S "$program" agent "$phase"; fi; done; '
-    f'refuse {ProblemCode.NO_PYTHON} "\\"count\\": \\"$#\\""'
-)
-"""The shell's part in a container of a local job: the first Python that is new enough."""
 
 
 def make_container_command(
@@ -83,24 +68,10 @@ def make_container_command(
     settings = job.launch
     image = settings.container_image or ""
     bundle = (os.path.dirname(job.bundle), layers_folder(job.bundle))
-    bound = [*_places(job), job.run_dir, *bundle, *folders]
+    places = list_root_places(job, ("/tmp", "/dev/shm"))  # noqa: S108 - its usual places
+    bound = [*places, job.run_dir, *bundle, *folders]
     return [
         *("/bin/sh", "-c", ENTER, "stager", image.rstrip("/"), json.dumps(image), phase),
         *("yes" if framed else "", "yes" if stays else "", ",".join(settings.container_mounts)),
         *(str(len(bound)), *bound, *program),
     ]
-
-
-def _places(job: Job) -> tuple[str, ...]:
-    """Return possible node roots besides the directories that the node's variables name."""
-    base = os.environ.get(ROOT_VARIABLE) or job.node_root
-    if base in (AUTO, AUTO_WITH_MEMORY):
-        return ("/tmp", "/dev/shm")  # noqa: S108 - its usual places
-    return () if "$" in base else (base,)
-
-
-def make_local_agent_command(
-    node: str, phase: str, program: str, pythons: Sequence[str]
-) -> list[str]:
-    """Return the command that starts an agent of a local job in a container."""
-    return ["/bin/sh", "-c", FIND, "stager", node, phase, program, *dict.fromkeys(pythons)]

@@ -10,14 +10,16 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import IO, Protocol, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from ...channel.agent_channel import AGAIN, END
 from ...channel.frames import FrameReader, Gap
 from ...system import processes
 from .liveness import Heartbeats
 from .transport import StepErrors, StepFault
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
@@ -43,13 +45,6 @@ _PIPE = 1 << 20
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on
 
 
-class HasFileno(Protocol):
-    """Something that a selector can wait for."""
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-
-
 class DriverChannel:
     """A running ``srun`` or similar command: lines to all of its tasks, and their messages.
 
@@ -61,11 +56,7 @@ class DriverChannel:
     """
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        first: bytes,
-        reader: StepErrors,
+        self, argv: Sequence[str], env: Mapping[str, str], first: bytes, reader: StepErrors
     ) -> None:
         """Start it.
 
@@ -96,30 +87,26 @@ class DriverChannel:
         )
         for stream in (self._stdin, self._stdout, self._stderr):
             os.set_blocking(stream.fileno(), False)
-        self._selector.register(self._stdin, selectors.EVENT_WRITE)
-        self._selector.register(self._stdout, selectors.EVENT_READ)
-        self._selector.register(self._stderr, selectors.EVENT_READ)
+            writes = stream is self._stdin
+            self._selector.register(
+                stream, selectors.EVENT_WRITE if writes else selectors.EVENT_READ
+            )
         with contextlib.suppress(OSError):  # fewer, larger reads; the limit for users may be lower
             fcntl.fcntl(self._stdout, _F_SETPIPE_SZ, _PIPE)
 
     def __enter__(self) -> DriverChannel:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self.ended:
-            self.finish(_ignore, _KILL_SECONDS)
+    def __exit__(self, *exc: object) -> None:
+        if not self.has_ended:
+            self.finish(lambda source, line: None, _KILL_SECONDS)
         self._selector.close()
         for stream in (self._stdin, self._stdout, self._stderr):
             with contextlib.suppress(OSError):
                 stream.close()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True once it has ended, and all that it wrote has been read."""
         reading = {self._stdout, self._stderr}.intersection(self._open_streams())
         return not reading and self._process.poll() is not None
@@ -153,7 +140,7 @@ class DriverChannel:
             self._gone = self._fault_reader.parse_failed_tasks(text)
             self._parsed_errors = self._errors
 
-    def losses(self) -> dict[str, int]:
+    def take_losses(self) -> dict[str, int]:
         """Return how many frames of each source were lost since the last call."""
         lost, self._reader.lost = dict(self._reader.lost), collections.Counter()
         return lost
@@ -175,7 +162,7 @@ class DriverChannel:
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
 
     @contextlib.contextmanager
-    def wake_for(self, other: HasFileno) -> Iterator[None]:
+    def wake_too(self, other: HasFileno) -> Iterator[None]:
         """Let :meth:`pump` return while the block runs when ``other`` can be read from, too."""
         self._selector.register(other, selectors.EVENT_READ, other)
         try:
@@ -212,18 +199,18 @@ class DriverChannel:
         until = time.monotonic() + grace
         if complete is not None and not complete():
             self.tell(END)
-            self._pump_until(until, on_line, lambda: self.ended or complete())
+            self._pump_until(until, on_line, lambda: self.has_ended or complete())
             until = max(until, time.monotonic() + _AFTER_SECONDS)
         self._closing = True
         self._send()
-        self._pump_until(until, on_line, lambda: self.ended)
+        self._pump_until(until, on_line, lambda: self.has_ended)
         if self._process.poll() is None:
             self.stopped = True
             processes.stop(self._process, _AFTER_SECONDS)
-        self._pump_until(time.monotonic() + _AFTER_SECONDS, on_line, lambda: self.ended)
+        self._pump_until(time.monotonic() + _AFTER_SECONDS, on_line, lambda: self.has_ended)
         for stream in self._open_streams():  # somebody else holds it open: there is no more to come
             self._selector.unregister(stream)
-        self._pass_on(self._reader.end(), on_line)
+        self._dispatch(self._reader.end(), on_line)
 
     def _pump_until(self, until: float, on_line: OnLine, done: Callable[[], bool]) -> None:
         while not done() and time.monotonic() < until:
@@ -236,9 +223,9 @@ class DriverChannel:
         elif key.fileobj is self._stderr:
             self._errors = (self._errors + chunk)[-_KEPT_ERRORS:]
         else:
-            self._pass_on(self._reader.feed(chunk), on_line)
+            self._dispatch(self._reader.feed(chunk), on_line)
 
-    def _pass_on(self, messages: Iterable[tuple[str, str]], on_line: OnLine) -> None:
+    def _dispatch(self, messages: Iterable[tuple[str, str]], on_line: OnLine) -> None:
         for source, line in messages:
             if source:
                 self.heartbeats.note(source.rpartition(":")[0])
@@ -250,7 +237,7 @@ class DriverChannel:
     def _repair(self, on_line: OnLine) -> None:
         """Ask for missing frames; give up those that are overdue or cannot come."""
         if self._stdout not in self._open_streams():
-            self._pass_on(self._reader.end(), on_line)
+            self._dispatch(self._reader.end(), on_line)
             return
         gaps = self._reader.gaps()
         if not gaps:
@@ -264,7 +251,7 @@ class DriverChannel:
                 continue
             if times >= _MOST_ASKED or self._closing:
                 self._asked.pop(source, None)
-                self._pass_on(self._reader.give_up(source), on_line)
+                self._dispatch(self._reader.give_up(source), on_line)
             else:
                 self._asked[source] = times + 1, now
                 questions[source] = missing[:_MOST_GAPS]
@@ -289,7 +276,3 @@ class DriverChannel:
         if self._closing:
             with contextlib.suppress(OSError):
                 self._stdin.close()
-
-
-def _ignore(source: str, line: str) -> None:
-    """Discard a message: nobody is interested any more."""

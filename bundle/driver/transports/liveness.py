@@ -61,8 +61,7 @@ class Heartbeats:
     def note(self, node: str) -> None:
         """Note that a message has come from a node."""
         now = self.now()
-        if not self._last:
-            self._first = now
+        self._first = self._first if self._last else now
         self._last[node] = now
 
     @property
@@ -83,14 +82,11 @@ class Look(Protocol):
     """A look whether silent nodes can be reached, and still have something of the job."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True once it has ended, or has taken too long."""
 
-    def unreachable(self) -> Mapping[str, str]:
-        """Return the nodes on which nothing can be started, and why."""
-
-    def deserted_nodes(self) -> frozenset[str]:
-        """Return the nodes on which it has found nothing of the job."""
+    def findings(self) -> tuple[Mapping[str, str], frozenset[str]]:
+        """Return where nothing can be started, and why, and where nothing of the job was found."""
 
     def close(self) -> None:
         """End it."""
@@ -109,11 +105,11 @@ class Liveness:
         nodes: Collection[str],
         on_event: OnEvent,
         heartbeats: Heartbeats,
-        look_at: Callable[[Sequence[str]], Look | None] = lambda nodes: None,
+        begin_look: Callable[[Sequence[str]], Look | None] = lambda nodes: None,
     ) -> None:
-        """Watch nodes; ``look_at`` begins a look at some of them, None if it cannot."""
+        """Watch nodes; ``begin_look`` begins a look at some of them, None if it cannot."""
         self.lost: dict[str, Ended] = {}
-        self._on_event, self._look_at = on_event, look_at
+        self._on_event, self._begin_look = on_event, begin_look
         self._heartbeats = heartbeats
         self._nodes = dict.fromkeys(nodes)
         self._last_events = (RanksEnded.event, phase)
@@ -147,14 +143,11 @@ class Liveness:
         return lost[0] if lost else ""
 
     def check(self, gone: Collection[str]) -> None:
-        """Give up nodes that are silent for too long, or gone by a look; never block.
+        """Give up nodes that are silent for too long, or gone by a look; to be called often.
 
-        To be called often.
-
-        Args:
-            gone: nodes that the command of the step has named itself.
+        ``gone`` are the nodes that the command of the step has named itself.
         """
-        if self._look is not None and self._look.ended:
+        if self._look is not None and self._look.has_ended:
             self._end_look(self._look)
         now = self._heartbeats.now()
         if now < self._next_check:
@@ -168,7 +161,7 @@ class Liveness:
         if not silent:
             self._pause, self._next_look = _FIRST_PAUSE, now
         elif self._look is None and now >= self._next_look:
-            self._look = self._look_at(list(silent))
+            self._look = self._begin_look(list(silent))
             self._next_look = now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
@@ -179,7 +172,7 @@ class Liveness:
             self._on_event(Remark(f"{node} is lost: {Problem(problem, node, values).why}"))
 
     def lose_silent(self, node: str, seconds: float) -> None:
-        """Give up a node from which nothing has come for so many seconds."""
+        """Give up a node that has sent nothing for so many seconds."""
         self.lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:.0f}"})
 
     def close(self) -> None:
@@ -196,7 +189,7 @@ class Liveness:
         return {node: silent for node, silent in silence.items() if silent >= seconds}
 
     def _end_look(self, look: Look) -> None:
-        unreachable, deserted = look.unreachable(), look.deserted_nodes()
+        unreachable, deserted = look.findings()
         self.close()
         for node, why in unreachable.items():
             self.lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})

@@ -35,8 +35,17 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system import permissions, processes, signals
 from . import apptainer
-from .slurm_text import PYTHONS
-from .transport import Delivery, Ended, OnEvent, Requests, Transfer, make_saving_note
+from .agent_program import make_start_command
+from .transport import (
+    Delivery,
+    Ended,
+    OnEvent,
+    Requests,
+    Take,
+    Transfer,
+    Transport,
+    make_saving_note,
+)
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -45,8 +54,6 @@ Short: the grace period after SIGTERM comes on top of it.
 """
 _FAILED = 3
 """Exit status of an agent that did not do its part."""
-_ENDED = 256
-"""Stands for the exit status of an agent that has ended without an answer."""
 _POLL_SECONDS = 1.0
 """Longest time for which the output of agents is waited for at once."""
 _LEAVE_SECONDS = 0.5
@@ -54,7 +61,7 @@ _LEAVE_SECONDS = 0.5
 _CHUNK = 1 << 18
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Starts agents as child processes."""
 
     def __init__(self, job: Job) -> None:
@@ -63,17 +70,14 @@ class LocalTransport:
         Raises:
             NodeError: no place on this machine fits.
         """
-        self.lost_node = ""
         self.nodes_here = len(job.nodes)
         self._job = job
         self._variables = remove_secret_variables(os.environ, job.launch.pass_env)
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
-        missing = _count_missing(job)
-        size, inodes = job.room
+        missing, (size, inodes) = _count_missing(job), job.room
         room = size * missing, inodes * missing
-        root = make_secure_root(
-            choose_base_for_bundle(job.node_root, job.bundle_id, room, os.environ)
-        )
+        base = choose_base_for_bundle(job.node_root, job.bundle_id, room, os.environ)
+        root = make_secure_root(base)
         self._agents: dict[str, processes.Process] = {}
         self._bases: dict[str, str] = {}
         for node in job.nodes:
@@ -81,12 +85,9 @@ class LocalTransport:
             permissions.make_folder(self._bases[node], LogMode.PRIVATE)
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
-        """Run one phase on the given nodes at the same time.
+        """Run one phase; return the end of each agent, of one that still runs the end to assume.
 
         Each node has one agent for all phases; it is started with the first one.
-
-        Returns:
-            The end of each agent; of one that still runs, the end to assume.
         """
         try:
             for node, request in requests.items():
@@ -124,20 +125,13 @@ class LocalTransport:
         """
         raise NodeError(Problem(ProblemCode.SENT_LOCALLY, ""))
 
-    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+    def fetch(self, phase: str, requests: Requests, take: Take) -> None:
         """Fail: the nodes write into the run directory themselves.
 
         Raises:
             NodeError: always.
         """
         raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
-
-    def ended_by(self) -> str:
-        """Return nothing: only the user ends this allocation."""
-        return ""
-
-    def hurry(self) -> None:
-        """Do nothing: all waits are short."""
 
     def begin(self, job: Job) -> None:
         """Start the agents, and let them start what takes long before anything else is done."""
@@ -168,8 +162,9 @@ class LocalTransport:
         program = os.path.abspath(sys.argv[0])
         if not self._job.launch.is_run_by_apptainer:
             return [python or sys.executable, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
-        names = [*([python] if python else []), *self._job.python_hints, *PYTHONS]
-        inside = apptainer.make_local_agent_command(node, PhaseName.SESSION, program, names)
+        hints = [*filter(None, [python]), *self._job.python_hints]
+        words = (program, "agent", PhaseName.SESSION)
+        inside = make_start_command(hints, PhaseName.SESSION, words, node=node, framed=False)
         folders = (self._bases[node], os.path.dirname(program))
         return apptainer.make_container_command(
             self._job, PhaseName.SESSION, inside, framed=False, folders=folders
@@ -195,13 +190,9 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
 
 def _count_missing(job: Job) -> int:
     """Return how many nodes have no environment yet, in the first base directory that fits."""
-    base = choose_base(job.node_root, os.environ)
-    root = node_root_name()
-    missing = 0
-    for node in job.nodes:
-        of_node = os.path.join(base, root, "nodes", node, root)
-        missing += not os.path.isdir(env_path(of_node, job.bundle_id))
-    return missing
+    base, root = choose_base(job.node_root, os.environ), node_root_name()
+    roots = (os.path.join(base, root, "nodes", node, root) for node in job.nodes)
+    return sum(not os.path.isdir(env_path(root, job.bundle_id)) for root in roots)
 
 
 def _close_input(agent: processes.Process) -> None:
@@ -247,15 +238,9 @@ def _follow_agents(
             for number in signals.take_user_signals():
                 _send_signal(agents.values(), number)
             wait = min(until, end_others_at) - time.monotonic()
-            for key, _ in selector.select(max(0.0, min(_POLL_SECONDS, wait))):
-                node, lines = key.data
-                code = _pass_on(key.fd, lines, node, phase, on_event)
-                if code is None:
-                    continue
-                codes[node] = agents[node].wait() if code == _ENDED else code
-                selector.unregister(key.fileobj)
-                if codes[node] and not is_told:
-                    end_others_at = min(end_others_at, time.monotonic() + FAILURE_GRACE)
+            codes.update(_take_events(selector, agents, max(0.0, wait), on_event, phase))
+            if any(codes.values()) and not is_told:
+                end_others_at = min(end_others_at, time.monotonic() + FAILURE_GRACE)
             if time.monotonic() > end_others_at:
                 end_others_at, is_told = math.inf, True
                 keys = selector.get_map().values()
@@ -263,16 +248,28 @@ def _follow_agents(
     return {node: codes.get(node, _FAILED) for node in agents}
 
 
-def _pass_on(handle: int, lines: Lines, node: str, phase: str, on_event: OnEvent) -> int | None:
-    """Pass on the events that can be read; return the status by the answer, None without one."""
-    chunk = os.read(handle, _CHUNK)
-    code = None if chunk else _ENDED
-    for line in filter(None, lines.feed(chunk or b"\n")):
-        event = read_agent_line(line, node, phase)
-        if isinstance(event, Answer) and event.event == phase:
-            code = 0 if event.ok else _FAILED
-        on_event(event)
-    return code
+def _take_events(
+    selector: selectors.BaseSelector,
+    agents: Mapping[str, processes.Process],
+    wait: float,
+    on_event: OnEvent,
+    phase: str,
+) -> dict[str, int]:
+    """Pass on the events that can be read; return the status of each agent that is done."""
+    codes: dict[str, int] = {}
+    for key, _ in selector.select(min(_POLL_SECONDS, wait)):
+        node, lines = key.data
+        chunk = os.read(key.fd, _CHUNK)
+        for line in filter(None, lines.feed(chunk or b"\n")):
+            event = read_agent_line(line, node, phase)
+            if isinstance(event, Answer) and event.event == phase:
+                codes[node] = 0 if event.ok else _FAILED
+            on_event(event)
+        if not chunk and node not in codes:
+            codes[node] = agents[node].wait()
+        if node in codes:
+            selector.unregister(key.fileobj)
+    return codes
 
 
 def _send_signal(agents: Iterable[processes.Process], number: int) -> None:

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Collection, Iterable, KeysView, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
 
 from ...agent import agent
 from ...protocol.enumerations import PhaseName
 from ...protocol.events import FramesLost, NodesLate, RankOutput, StrayLines, read_agent_line
 from ...protocol.job import Job
-from ...protocol.messages import (
-    AgentEvent,
-    Answer,
-    Heartbeat,
-    LaunchAnswer,
-    OutOfReach,
-    Ready,
-    Relayed,
-)
+from ...protocol.messages import Answer, Heartbeat, LaunchAnswer, OutOfReach, Ready, Relayed
 from .driver_channel import DriverChannel
 from .liveness import START_SECONDS, Liveness
 from .transport import OnEvent, Requests
-
-# --- The answers that the agents of one step have given so far -----------------------------------
 
 
 class PhaseAnswers:
     """The answers of the tasks of one step, taken in the order in which they come.
 
     Attributes:
-        phase: the phase that is asked for.
         held: True while the tasks that are ready wait for permission to begin.
         ready: the nodes that wait for it.
         answered: how many tasks of each node have answered.
@@ -48,14 +37,14 @@ class PhaseAnswers:
         self.phase = phase
         self.held = False
         self.ready: set[str] = set()
-        self.answered: dict[str, int] = {}
+        self.answered: collections.Counter[str] = collections.Counter()
         self.bad: set[str] = set()
         self.failed: list[str] = []
         self.step_id = ""
         self.listening: dict[str, Ready] = {}
         self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
-        self._heard: list[str] = []
+        self._news: list[str] = []
         self._done: dict[str, set[int]] = {}
         self._open = dict.fromkeys(requests)
         """The nodes of which a task has not answered; a dictionary keeps their order."""
@@ -68,23 +57,21 @@ class PhaseAnswers:
         """The nodes that are asked, in their order."""
         return self._requests.keys()
 
-    def heard(self) -> list[str]:
-        """Return the nodes that an event has come from since the last call, once for each."""
-        heard, self._heard = self._heard, []
-        return heard
+    def take_news(self) -> list[str]:
+        """Return the nodes that an event has come from since the last call."""
+        news, self._news = self._news, []
+        return news
 
-    def complete(
+    def is_complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
     ) -> bool:
         """Return whether every task has answered or has gone, or its node is lost."""
         gone = gone or {}
         # Called after each piece of input, so it stops at the first node that is still awaited.
-        for node in self._open:
-            if node in lost:
-                continue
-            if len({*self._done.get(node, ()), *gone.get(node, ())}) < self._tasks:
-                return False
-        return True
+        return all(
+            node in lost or len({*self._done.get(node, ()), *gone.get(node, ())}) >= self._tasks
+            for node in self._open
+        )
 
     def report_losses(self, lost: Mapping[str, int]) -> None:
         """Report the number of lost frames of each source, ``node:task``."""
@@ -94,13 +81,13 @@ class PhaseAnswers:
             self._on_event(FramesLost(node, task, frames, unknown))
         self._unknown.clear()
 
-    def late_nodes(self, patience: int) -> list[str]:
+    def list_late_nodes(self, patience: int) -> list[str]:
         """Return the nodes that still run so long after the first has ended; 0 for no limit."""
         if not patience or self._first_end is None:
             return []
         if time.monotonic() < self._first_end + patience:
             return []
-        return [node for node in self._requests if self.answered.get(node, 0) < self._tasks]
+        return [node for node in self._requests if self.answered[node] < self._tasks]
 
     def take(self, source: str, line: str) -> None:
         """Take one message of one task."""
@@ -109,16 +96,9 @@ class PhaseAnswers:
         if node not in self._requests:
             if isinstance(event, RankOutput):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
-        elif isinstance(event, Heartbeat):
-            self._on_event(event)  # not heard from: nobody waits longer for others
-        elif isinstance(event, (Ready, OutOfReach, Relayed)):
-            self._keep(node, event)
-        else:
-            self._pass_on(node, task, event)
-
-    def _keep(self, node: str, event: Ready | OutOfReach | Relayed) -> None:
-        """Keep a message that is for the driver only."""
-        self._heard.append(node)
+            return
+        if not isinstance(event, (Heartbeat, RankOutput)):  # nobody waits longer for these
+            self._news.append(node)
         if isinstance(event, Ready):
             self.ready.add(node)
             self.step_id = event.step
@@ -127,28 +107,24 @@ class PhaseAnswers:
             self.out_of_reach[node] = dict(event.nodes)
         elif isinstance(event, Relayed):
             self.relayed[node] = event
+        else:
+            if isinstance(event, Answer):
+                event = self._add(node, int(task) if task.isdigit() else None, event)
+            self._on_event(event)
 
-    def _pass_on(self, node: str, task: str, event: AgentEvent) -> None:
-        if not isinstance(event, RankOutput):
-            self._heard.append(node)
-        if isinstance(event, Answer):
-            number = int(task) if task.isdigit() else None
-            self._add(node, number or 0, ok=event.ok)
-            if not event.ok and not (isinstance(event, LaunchAnswer) and event.stopped):
-                self.failed.append(node)
-            event = replace(event, task=number)
-        self._on_event(event)
-
-    def _add(self, node: str, task: int, *, ok: bool) -> None:
-        self.answered[node] = self.answered.get(node, 0) + 1
+    def _add(self, node: str, task: int | None, answer: Answer) -> Answer:
+        self.answered[node] += 1
         done = self._done.setdefault(node, set())
-        done.add(task)
+        done.add(task or 0)
         if len(done) >= self._tasks:
             self._open.pop(node, None)
-        if not ok:
+        if not answer.ok:
             self.bad.add(node)
+            if not (isinstance(answer, LaunchAnswer) and answer.stopped):
+                self.failed.append(node)
         elif self._first_end is None and self.answered[node] >= self._tasks:
             self._first_end = time.monotonic()
+        return replace(answer, task=task)
 
 
 SECONDS: dict[str, float] = {
@@ -210,22 +186,28 @@ class PhaseRun:
         """Return how many seconds to wait for agents that are not ready for a file yet."""
         return FIRST_SECONDS if first or self.starts_slowly else NEXT_SECONDS
 
+    def take_news(self, awaited: set[str]) -> list[str]:
+        """Return the nodes that have sent an event; await none that is lost, none at the end."""
+        self.step.pump(self.answers.take)
+        awaited.difference_update(awaited if self.step.has_ended else self.lost_nodes())
+        return self.answers.take_news()
+
     def await_ready(self, deadline: float) -> set[str]:
         """Wait until the agents are ready for a file, have failed, or are lost; return the others.
 
         These are late: only a while after the last of the ready ones is waited for them.
         """
-        awaited = Awaited(self, self.answers.nodes)
+        awaited = set(self.answers.nodes)
         until = min(deadline, time.monotonic() + self.patience(first=True))
-        while awaited.nodes and not self.step.ended:
+        while awaited:
             is_late = time.monotonic() >= until
-            heard = awaited.take_news()
-            if heard:
-                awaited.nodes.difference_update(heard)
+            news = self.take_news(awaited)
+            if news:
+                awaited.difference_update(news)
                 until = min(deadline, time.monotonic() + self.patience())
             elif is_late:  # and nothing has come while this process itself stood still
                 break
-        return set() if self.step.ended else awaited.nodes
+        return awaited
 
     def lose_late(self, nodes: Collection[str]) -> None:
         """Give up those nodes that are still neither ready nor done."""
@@ -233,43 +215,24 @@ class PhaseRun:
             if node not in self.lost_nodes():
                 self.liveness.lose_silent(node, self.patience())
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return whether every task has answered, or is known to have ended without an answer."""
         gone = self.step.gone
         lost = {*self.liveness.lost, *(self.step.faults.keys() - gone.keys())}
-        return self.answers.complete(lost, gone)
+        return self.answers.is_complete(lost, gone)
 
     def finish(self, grace: float) -> None:
         """End the step; where ranks run, only once all of their output has come."""
-        complete = self.settled if self.answers.phase == PhaseName.LAUNCH else None
+        complete = self.is_settled if self.answers.phase == PhaseName.LAUNCH else None
         self.step.finish(self.answers.take, grace, complete)
 
     def report_losses(self, on_event: OnEvent) -> None:
         """Report messages that were lost on their way, and the stray lines of srun."""
-        self.answers.report_losses(self.step.losses())
+        self.answers.report_losses(self.step.take_losses())
         lines = self.step.take_stray_lines()
         if lines:
             shown = tuple(line[:_STRAY_CHARACTERS] for line in lines[:_STRAY_LINES])
             on_event(StrayLines(len(lines), shown))
-
-
-class Awaited:
-    """The nodes still awaited; the caller removes those that are done."""
-
-    def __init__(self, run: PhaseRun, nodes: Iterable[str]) -> None:
-        self._run = run
-        self.nodes = set(nodes)
-        self._lost: Collection[str] = ()
-
-    def take_news(self) -> list[str]:
-        """Take what comes, remove the nodes that are lost; return those that have sent an event."""
-        run = self._run
-        run.step.pump(run.answers.take)
-        lost = run.lost_nodes()
-        if lost is not self._lost:  # not each time: there may be thousands of nodes
-            self.nodes.difference_update(lost)
-            self._lost = lost
-        return run.answers.heard()
 
 
 class PhaseLimit:
@@ -293,7 +256,7 @@ class PhaseLimit:
         if self._launches:
             if self._deadline is None and len({*run.answers.bad, *lost}) > self._spare:
                 self._deadline = time.monotonic() + self._grace
-            late = run.answers.late_nodes(self._patience)
+            late = run.answers.list_late_nodes(self._patience)
             if late:
                 run.liveness.take(NodesLate(tuple(late), self._patience))
             if late or (not complete and run.liveness.is_over(lost)):

@@ -11,7 +11,7 @@ import random
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ...channel import agent_channel
 from ...format.archive import compute_file_digest
@@ -31,7 +31,7 @@ from ...transfer.relay_process import RelayProcess
 from ..findings import shorten_names
 from ..plan import digest_of_all
 from .agent_program import pack_message
-from .phase_run import SECONDS, Awaited, PhaseAnswers, PhaseRun
+from .phase_run import SECONDS, PhaseAnswers, PhaseRun
 from .transport import OnEvent, Transfer
 
 # --- The places that each node of a relay must know, and the source's answers to those that ask
@@ -45,12 +45,9 @@ a connection for each. The source may be busy, so those further up come after it
 
 
 def order_candidates(position: int, nodes: int, tree: int) -> tuple[int, ...]:
-    """Return the positions that a node may take the chunks of a tree from, the best one first.
+    """Return the positions that a node, 1 to ``nodes``, may take a tree's chunks from, best first.
 
-    Args:
-        position: that of the node, 1 to ``nodes``.
-        nodes: the number of nodes.
-        tree: 0 or 1.
+    The tree is 0 or 1.
     """
     *above, source = relay_chunks.list_ancestors(position, nodes, tree)
     return (*above[:_BEFORE_SOURCE], source, *above[_BEFORE_SOURCE:])
@@ -107,6 +104,13 @@ class Reachability:
         """The nodes that cannot connect to a node above them."""
         self.why = ""
 
+    def take(self, node: str, answers: PhaseAnswers, awaited: set[str]) -> None:
+        """Look at what a node has sent; one that is done is no longer awaited."""
+        if node in answers.relayed or node in answers.answered:
+            awaited.discard(node)
+        if node in answers.out_of_reach:
+            self.add(node, answers.out_of_reach[node])
+
     def add(self, node: str, unreachable: Mapping[str, str]) -> None:
         """Count a node; one that no longer reports the source has reached it since."""
         self._without_source.discard(node)
@@ -135,14 +139,11 @@ _SENDERS = 2
 
 def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
     """Return a line for each node that damages what it receives, or has sent damaged bytes."""
-    senders = {
-        node: tuple(dict.fromkeys(report.corrupt))
-        for node, report in relayed.items()
-        if report.corrupt
-    }
+    senders = {node: tuple(dict.fromkeys(report.corrupt)) for node, report in relayed.items()}
     # A node that several senders failed may be at fault itself: it is no witness against them.
     blamed = {sender for failed in senders.values() if len(failed) < _SENDERS for sender in failed}
-    receivers, lines = [], []
+    receivers: list[str] = []
+    lines: list[str] = []
     for node, failed in senders.items():
         sound = [sender for sender in failed if sender not in blamed]
         if len(sound) >= _SENDERS:
@@ -175,49 +176,32 @@ def describe_transfer(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
         for other, why in others.items()
         if node in answers.relayed and not answers.relayed[node].failure
     ]
-    damage = describe_damage(answers.relayed)
-    return (
-        *_limit_lines(_describe_slow_nodes(answers.relayed, size)),
-        *_limit_lines(damage),
-        *_limit_lines(apart),
-    )
+    slow, damage = _describe_slow_nodes(answers.relayed, size), describe_damage(answers.relayed)
+    return tuple(line for lines in (slow, damage, apart) for line in _limit_lines(lines))
 
 
 def _describe_slow_nodes(relayed: Mapping[str, Relayed], size: int) -> list[str]:
-    lines = []
     seconds = {node: report.seconds for node, report in relayed.items() if not report.failure}
+    others = len(seconds) - 1
+    if others < 1:
+        return []
     ordered = sorted(seconds.values())
-    for node, taken in seconds.items():
-        usual = _compute_median_of_others(ordered, taken)
-        if usual is not None and taken > max(_SLOW_SHARE * usual, usual + _SLOW_SECONDS):
-            rate, others = (
-                format_size(int(size / taken)),
-                format_size(int(size / max(usual, 0.001))),
-            )
-            lines.append(
-                f"{node} is slow: it received {rate}/s, the median of the others is {others}/s"
-            )
-    return lines
-
-
-def _compute_median_of_others(ordered: Sequence[float], own: float) -> float | None:
-    """Return the other values' median, ``own`` if that is not above it; None for no others."""
-    count = len(ordered) - 1
-    if not count:
-        return None
-    middle = count // 2
-    if own <= ordered[middle]:
-        return own
-    return ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    # The median of the others, for a node that is slower than it.
+    usual = (ordered[(others - 1) // 2] + ordered[others // 2]) / 2
+    limit = max(_SLOW_SHARE * usual, usual + _SLOW_SECONDS)
+    rate = format_size(int(size / max(usual, 0.001)))
+    return [
+        f"{node} is slow: it received {format_size(int(size / taken))}/s, the median of the others "
+        f"is {rate}/s"
+        for node, taken in seconds.items()
+        if taken > limit
+    ]
 
 
 def _limit_lines(lines: list[str]) -> list[str]:
     more = len(lines) - _MOST_REMARKS
-    return (
-        lines
-        if more <= 0
-        else [*lines[:_MOST_REMARKS], f"... and {format_count(more, 'more line')}"]
-    )
+    end = [f"... and {format_count(more, 'more line')}"] if more > 0 else []
+    return [*lines[:_MOST_REMARKS], *end]
 
 
 # --- Waiting for the nodes of a relay: one is looked at only when something has come from it -----
@@ -226,54 +210,24 @@ def _limit_lines(lines: list[str]) -> list[str]:
 # its network may be gone, which Slurm notices minutes later. A node that is merely slow says so.
 
 
-class SourceEnded(Exception):
-    """The source of a relay has ended, and nodes still lack the file; its text says why."""
+def await_relay(
+    run: PhaseRun, nodes: Collection[str], check_source: Callable[[], object], deadline: float
+) -> dict[str, str]:
+    """Wait until every node has the file, has failed, or is lost; return why nodes failed.
 
-
-class RelayWait:
-    """The wait for a relay that has begun."""
-
-    def __init__(
-        self, run: PhaseRun, nodes: tuple[str, ...], source_failure: Callable[[], str]
-    ) -> None:
-        """Wait for nodes in order of place; ``source_failure`` is empty while the source runs."""
-        self._source_failure = source_failure
-        self._run = run
-        self._awaited = Awaited(run, nodes)
-        self._reachability = Reachability(len(nodes))
-
-    def failures(self, deadline: float) -> dict[str, str]:
-        """Wait until every node has the file, has failed, or is lost; return why nodes failed.
-
-        The wait ends at once where most nodes cannot connect to the others: this host would have
-        to send to all of them.
-
-        Raises:
-            SourceEnded: the source has ended, and nodes still lack the file.
-        """
-        awaited, reached = self._awaited, self._reachability
-        while self._must_wait() and time.monotonic() < deadline:
-            heard = awaited.take_news()
-            for node in heard:
-                self._take(node)
-            if not heard and awaited.nodes:  # else an answer may be among what is still to be read
-                why = self._source_failure()
-                if why:
-                    raise SourceEnded(why)
-        reports = self._run.answers.relayed.items()
-        failed = {node: report.failure for node, report in reports if report.failure}
-        late = set() if self._run.step.ended else awaited.nodes
-        return {**failed, **dict.fromkeys(late, reached.why or "it did not finish in time")}
-
-    def _must_wait(self) -> bool:
-        return bool(self._awaited.nodes) and not (self._reachability.why or self._run.step.ended)
-
-    def _take(self, node: str) -> None:
-        answers = self._run.answers
-        if node in answers.relayed or node in answers.answered:
-            self._awaited.nodes.discard(node)
-        if node in answers.out_of_reach:
-            self._reachability.add(node, answers.out_of_reach[node])
+    The wait ends at once where most nodes cannot connect to the others: this host would have to
+    send to all of them. ``check_source`` raises an error where the source has ended.
+    """
+    awaited, reachability = set(nodes), Reachability(len(nodes))
+    while awaited and not reachability.why and time.monotonic() < deadline:
+        news = run.take_news(awaited)
+        for node in news:
+            reachability.take(node, run.answers, awaited)
+        if awaited and not news:  # else an answer may be among what is still to be read
+            check_source()
+    reports = run.answers.relayed.items()
+    failed = {node: report.failure for node, report in reports if report.failure}
+    return {**failed, **dict.fromkeys(awaited, reachability.why or "it did not finish in time")}
 
 
 # --- The look at a relay's source, a process on this host: whether it makes progress -------------
@@ -286,20 +240,16 @@ STILL_SECONDS = 10.0
 which the nodes wait: the reason should be known before they give up."""
 
 
-class SourceWatch:
+class _SourceWatch:
     """A source, while nodes wait for its bytes."""
 
-    def __init__(self, source: RelayProcess, on_event: OnEvent) -> None:
-        self._source, self._on_event = source, on_event
+    def __init__(self, source: RelayProcess, on_event: OnEvent, transfer: Transfer) -> None:
+        self._source, self._on_event, self._transfer = source, on_event, transfer
         self._told = False
 
-    def failure(self) -> str:
-        """Return why the source serves no longer; empty while it does, or may do so again.
-
-        To be called every second or so.
-        """
-        still = self._source.measure_stillness() >= STILL_SECONDS
-        task = processes.read_task_state(self._source.pid) if still and not self._told else None
+    def check(self) -> None:
+        """Refuse a source that serves no longer; to be called every second or so."""
+        task = None if self._told else self._read_still_task()
         if task is not None:
             self._told = True
             text = (
@@ -307,14 +257,18 @@ class SourceWatch:
                 f"{STILL_SECONDS:g} s: {task}; the nodes wait for it, for a minute at most"
             )
             self._on_event(Remark(text, warning=True))
-        return self._source.find_source_failure()
+        why = self._source.find_source_failure()
+        if why:
+            raise _source_error(ProblemCode.RELAY_SOURCE_ENDED, self._transfer, why)
 
-    def hung(self) -> str:
+    def find_hang(self) -> str:
         """Return what the source hangs in; empty if it makes progress, or was merely stopped."""
-        if self._source.measure_stillness() < STILL_SECONDS:
-            return ""
-        task = processes.read_task_state(self._source.pid)
+        task = self._read_still_task()
         return "" if task is None or task.is_stopped else str(task)
+
+    def _read_still_task(self) -> processes.TaskState | None:
+        still = self._source.measure_stillness() >= STILL_SECONDS
+        return processes.read_task_state(self._source.pid) if still else None
 
 
 def send(
@@ -351,11 +305,7 @@ def order_by_switches(nodes: Iterable[str], listening: Mapping[str, Ready]) -> t
 
 
 def _relay(
-    transfer: Transfer,
-    run: PhaseRun,
-    nodes: tuple[str, ...],
-    ports: range | None,
-    deadline: float,
+    transfer: Transfer, run: PhaseRun, nodes: tuple[str, ...], ports: range | None, deadline: float
 ) -> dict[str, str]:
     with contextlib.ExitStack() as resources:
         file = resources.enter_context(_open_file(transfer))
@@ -373,18 +323,14 @@ def _relay(
         left_out = tuple(sorted(run.answers.nodes - set(nodes)))
         start = RelayStart(port, len(nodes), left_out)
         run.step.tell(agent_channel.RELAY + pack_message(start))
-        resources.enter_context(run.step.wake_for(source))
-        watch = SourceWatch(source, run.liveness.take)
-        try:
-            failed = RelayWait(run, nodes, watch.failure).failures(deadline)
-        except SourceEnded as exc:
-            code = ProblemCode.RELAY_SOURCE_ENDED
-            raise NodeError(_source_problem(code, transfer, str(exc))) from exc
-        hung = watch.hung()
+        resources.enter_context(run.step.wake_too(source))
+        watch = _SourceWatch(source, run.liveness.take, transfer)
+        failed = await_relay(run, nodes, watch.check, deadline)
+        hang = watch.find_hang()
     reports = run.answers.relayed
     if reports and all(report.failure for report in reports.values()):
-        if hung:  # to read the file here, or to send it by sbcast, would hang as well
-            raise NodeError(_source_problem(ProblemCode.RELAY_SOURCE_HANGS, transfer, hung))
+        if hang:  # to read the file here, or to send it by sbcast, would hang as well
+            raise _source_error(ProblemCode.RELAY_SOURCE_HANGS, transfer, hang)
         _refuse_unreadable(transfer)
     return failed
 
@@ -405,10 +351,9 @@ def _open_file(transfer: Transfer) -> Iterator[ChunkFile]:
         os.close(handle)
 
 
-def _source_problem(code: ProblemCode, transfer: Transfer, why: str) -> Problem:
+def _source_error(code: ProblemCode, transfer: Transfer, why: str) -> NodeError:
     """Describe a problem of this host; no node is at fault."""
-    values = {"host": os.uname().nodename, "why": why}
-    return Problem(code, transfer.source, values)
+    return NodeError(Problem(code, transfer.source, {"host": os.uname().nodename, "why": why}))
 
 
 def _refuse_unreadable(transfer: Transfer) -> None:
@@ -424,10 +369,7 @@ def _refuse_unreadable(transfer: Transfer) -> None:
 
 
 def listen(ports: range | None) -> socket.socket:
-    """Listen on all addresses of this host, of IPv4 and of IPv6 where it has both.
-
-    Args:
-        ports: those to choose from; None for any.
+    """Listen on all addresses of this host, IPv4 and IPv6, on any port or one of these.
 
     Raises:
         OSError: none of the ports is free.
@@ -450,11 +392,7 @@ def listen(ports: range | None) -> socket.socket:
 
 
 def _places(nodes: Iterable[str], listening: Mapping[str, Ready], port: int) -> list[RelayPlace]:
-    source = RelayPlace(relay_chunks.SOURCE, RELAY_SOURCE, "", port)
-    return [
-        source,
-        *(
-            RelayPlace(position, node, listening[node].address, listening[node].port)
-            for position, node in enumerate(nodes, 1)
-        ),
-    ]
+    places = [RelayPlace(relay_chunks.SOURCE, RELAY_SOURCE, "", port)]
+    for position, node in enumerate(nodes, 1):
+        places.append(RelayPlace(position, node, listening[node].address, listening[node].port))
+    return places

@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import IO
 
 from ...channel.bootstrap import make_memory_file
@@ -16,11 +15,10 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system import processes
 from . import apptainer, slurm_text
-from .agent_program import can_carry
-from .file_sender import SendCommand
+from .agent_program import can_carry, make_start_command
 from .phase_run import PhaseAnswers
-from .step_transport import StepTransport
-from .transport import Ended, OnEvent, Retry, Step, StepErrors, Transfer
+from .step_transport import SendCommand, StepCluster, StepTransport
+from .transport import Ended, OnEvent, Retry, Step, StepErrors, StepFault, Transfer
 
 # --- The wait for a controller that does not answer --------------------------------------------
 
@@ -43,7 +41,7 @@ class ControllerWait:
         seconds: float = CONTROLLER_SECONDS,
         fault: Callable[[str], str] = slurm_text.controller_fault,
     ) -> None:
-        """Wait for a controller that does not answer: ``fault`` returns such a reason, or empty."""
+        """Take ``fault``, which returns why the controller did not answer; empty if it did."""
         self._on_event, self._seconds, self._fault = on_event, seconds, fault
         self._until = 0.0
         """The time at which the controller is given up; 0 before it has failed to answer."""
@@ -97,7 +95,7 @@ echo "{_DESERTED}$SLURMD_NODENAME" >&2
 """Says so where no process of another step of the job runs; nothing where that cannot be known."""
 
 
-class SlurmLook:
+class _SlurmLook:
     """A step on some nodes that looks whether the job is still there."""
 
     def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
@@ -108,8 +106,8 @@ class SlurmLook:
         self._processes: list[processes.Process] = []
         step = Step(phase="look", nodes=tuple(nodes), cpus=1)
         commands = (
-            (slurm_text.step_argv(step, ["sh", "-c", _LOOK]), processes.DEVNULL, self._errors),
-            (slurm_text.states_argv(nodes), self._states, processes.DEVNULL),
+            (slurm_text.make_step_argv(step, ["sh", "-c", _LOOK]), processes.DEVNULL, self._errors),
+            (slurm_text.make_states_argv(nodes), self._states, processes.DEVNULL),
         )
         with contextlib.suppress(processes.ProcessError):  # nothing is found out
             for argv, stdout, stderr in commands:
@@ -117,32 +115,25 @@ class SlurmLook:
                 self._processes.append(started)
 
     @property
-    def ended(self) -> bool:
-        """True once it has ended, or has taken too long."""
+    def has_ended(self) -> bool:
         running = any(process.poll() is None for process in self._processes)
         return not running or time.monotonic() > self._until
 
-    def unreachable(self) -> dict[str, str]:
-        """Return the nodes on which Slurm could start nothing, and why."""
+    def findings(self) -> tuple[dict[str, str], frozenset[str]]:
+        errors = _read(self._errors)
+        states = slurm_text.parse_down_nodes(_read(self._states)).items()
+        ends: list[tuple[str, Ended | StepFault]] = [
+            (node, _end_down_node(state)) for node, state in states if node in self._nodes
+        ]
         unreachable = {
-            node: Problem(fault.problem, node, fault.values).why
-            for node, fault in slurm_text.parse_step_faults(_read(self._errors)).items()
-            if fault.problem.row.is_unreachable
+            node: Problem(end.problem, node, {"phase": "", **end.values}).why
+            for node, end in (*ends, *slurm_text.parse_step_faults(errors).items())
+            if end.problem.row.is_unreachable
         }
-        for node, state in slurm_text.down_nodes(_read(self._states)).items():
-            if node in self._nodes:
-                values = {"phase": "", "why": f"it is {state}"}
-                no_start = Problem(ProblemCode.NO_ANSWER_NO_START, node, values)
-                unreachable.setdefault(node, no_start.why)
-        return unreachable
-
-    def deserted_nodes(self) -> frozenset[str]:
-        """Return the nodes on which it has found nothing of the job."""
-        lines = [line for line in _read(self._errors).splitlines() if line.startswith(_DESERTED)]
-        return frozenset(line[len(_DESERTED) :].strip() for line in lines)
+        lines = [line for line in errors.splitlines() if line.startswith(_DESERTED)]
+        return unreachable, frozenset(line[len(_DESERTED) :].strip() for line in lines)
 
     def close(self) -> None:
-        """End it."""
         for process in self._processes:
             processes.stop(process, 1.0)
         self._errors.close()
@@ -152,6 +143,10 @@ class SlurmLook:
 def _read(written: IO[bytes]) -> str:
     written.seek(0)
     return written.read().decode(errors="replace")
+
+
+def _end_down_node(state: str) -> Ended:
+    return Ended(1, ProblemCode.NO_ANSWER_NO_START, {"why": f"it is {state}"})
 
 
 _ASK_SECONDS = 30.0
@@ -165,7 +160,7 @@ def slurm_transport(job: Job) -> StepTransport:
     Raises:
         NodeError: a command of Slurm's is missing here.
     """
-    return StepTransport(job, SlurmCluster(job))
+    return StepTransport(job, _SlurmCluster(job))
 
 
 def find_job_ending(
@@ -183,89 +178,66 @@ def find_job_ending(
     return slurm_text.parse_job_ending(shown, job.attempt, errors) or ""
 
 
-class SlurmCluster:
+class _SlurmCluster(StepCluster):
     """The allocation that this process runs in."""
 
-    def __init__(self, job: Job) -> None:
-        """Look at the allocation once.
+    errors: StepErrors = slurm_text
+    not_started = ProblemCode.SRUN_NOT_STARTED
 
-        Raises:
-            NodeError: a command of Slurm's is missing here.
-        """
-        self.errors: StepErrors = slurm_text
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
-        credentials = slurm_text.CREDENTIALS
-        self.variables: Mapping[str, str] = slurm_text.step_environment(
-            remove_secret_variables(os.environ, credentials)
-        )
         # What the ranks get besides is for their own step alone.
-        self.rank_variables: Mapping[str, str] = slurm_text.step_environment(
-            remove_secret_variables(os.environ, (*credentials, *job.launch.pass_env))
+        self.variables, self.rank_variables = (
+            slurm_text.make_step_environment(
+                remove_secret_variables(os.environ, (*slurm_text.CREDENTIALS, *allowed))
+            )
+            for allowed in ((), job.launch.pass_env)
         )
         # A container's plugin may not pass on so long a variable.
         self.carries = job.launch.container_image is None and can_carry(os.environ)
-        counts = slurm_text.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        counts = slurm_text.parse_cpu_counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self.cpus = job.cpus_per_task or min(counts, default=1)
-        self.patience = slurm_text.patience(os.environ)
-        self._version = slurm_text.version(self._ask("srun", "--version"))
+        self.patience = slurm_text.read_patience(os.environ)
+        self._version = slurm_text.parse_version(self._ask("srun", "--version"))
 
-    def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
-        """Return the ``srun`` of a step."""
-        program = slurm_text.make_starter(bootstrap, command, self._job.python_hints)
+    def make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
+        words = ("-c", bootstrap, "agent", command)
+        program = make_start_command(self._job.python_hints, command, words)
         if self._job.launch.is_run_by_apptainer:
             program = apptainer.make_container_command(self._job, command, program)
-            step = replace(step, image=None)
-        return slurm_text.step_argv(step, program)
+            step = step._replace(image=None)
+        return slurm_text.make_step_argv(step, program)
 
-    def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
-        """Return none: ``srun`` passes its own on."""
-        return {}
-
-    def retries(self, on_event: OnEvent) -> Retry:
-        """Return what waits for a controller that does not answer."""
+    def make_retry(self, on_event: OnEvent) -> Retry:
         return ControllerWait(on_event, self._controller_seconds).may_retry
 
-    def look_at(self, nodes: Sequence[str]) -> SlurmLook:
-        """Start a step that looks whether nodes can be reached."""
-        return SlurmLook(nodes, self.variables)
+    def begin_look(self, nodes: Sequence[str]) -> _SlurmLook:
+        return _SlurmLook(nodes, self.variables)
 
-    def down(self, nodes: Collection[str]) -> dict[str, Ended]:
-        """Return those of an allocation's nodes that Slurm lost before anything ran on them."""
+    def find_down_nodes(self, nodes: Collection[str]) -> dict[str, Ended]:
         try:
-            states = slurm_text.down_nodes(self._ask(*slurm_text.states_argv(nodes)))
+            states = slurm_text.parse_down_nodes(self._ask(*slurm_text.make_states_argv(nodes)))
         except NodeError:
             return {}
-        no_start = ProblemCode.NO_ANSWER_NO_START
-        return {
-            node: Ended(1, no_start, {"why": f"it is {state}"}) for node, state in states.items()
-        }
+        return {node: _end_down_node(state) for node, state in states.items()}
 
-    def send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
-        """Return the ``sbcast`` that sends a file to agents that wait for it."""
+    def make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
         width = slurm_text.choose_fanout(len(answers.nodes), self._version)
-        argv = slurm_text.broadcast_argv(transfer.source, transfer.target, answers.step_id, width)
+        source, target, step = transfer.source, transfer.target, answers.step_id
+        argv = slurm_text.make_broadcast_argv(source, target, step, width)
         return SendCommand(argv, slurm_text.parse_broadcast_faults)
 
-    def relay_ports(self) -> range | None:
-        """Return the ports of this host that a cluster's firewall lets nodes connect to.
-
-        It is where ``srun`` listens, too. None where Slurm names none.
-        """
+    def find_relay_ports(self) -> range | None:
+        """Return the ports that a cluster's firewall opens for ``srun``."""
         with contextlib.suppress(NodeError):
-            return slurm_text.srun_ports(self._ask("scontrol", "show", "config"))
+            return slurm_text.parse_srun_ports(self._ask("scontrol", "show", "config"))
         return None
 
-    def not_started(self, why: str) -> Problem:
-        """Return the problem of an ``srun`` that cannot be started."""
-        return Problem(ProblemCode.SRUN_NOT_STARTED, "", {"why": why})
-
-    def ended_by(self, errors: str) -> str:
-        """Return the controller's reason for the end; empty where it cannot be asked."""
+    def find_ending(self, errors: str) -> str:
         return find_job_ending(self._job, errors, self._ask_seconds, self.variables)
 
     def hurry(self) -> None:
-        """Wait for an absent controller for some seconds only."""
         self._controller_seconds, self._ask_seconds = _HURRIED_SECONDS, _HURRIED_ASK_SECONDS
 
     def _ask(self, *argv: str) -> str:

@@ -118,15 +118,10 @@ def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
     do not say which task is whose, none is returned.
     """
     ended: dict[str, set[int]] = {}
-    for line in stderr.splitlines():
-        task = _TASK.match(line)
-        if task is None:
-            continue
+    for task in filter(None, map(_TASK.match, stderr.splitlines())):
         nodes, numbers = _hosts(task[1]), _hosts(f"[{task[2]}]")
         each, rest = divmod(len(numbers), max(1, len(nodes)))
-        if rest:
-            continue
-        for position, node in enumerate(nodes):
+        for position, node in enumerate([] if rest else nodes):
             own = map(int, numbers[position * each : (position + 1) * each])
             ended.setdefault(node, set()).update(own)
     return ended
@@ -134,13 +129,9 @@ def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
 
 def parse_broadcast_faults(stderr: str) -> dict[str, str]:
     """Return the nodes that ``sbcast`` failed on, and how, as it wrote to standard error."""
-    faults: dict[str, str] = {}
-    for line in stderr.splitlines():
-        match = _BROADCAST.search(line)
-        if match:
-            for node in _hosts(match[1]):
-                faults.setdefault(node, match[2].strip())
-    return faults
+    found = filter(None, map(_BROADCAST.search, stderr.splitlines()))
+    faults = [(node, match[2].strip()) for match in found for node in _hosts(match[1])]
+    return dict(reversed(faults))  # the first of a node counts
 
 
 def controller_fault(stderr: str) -> str:
@@ -163,7 +154,7 @@ def is_controller_new(stderr: str) -> bool:
     return is_step_refused(stderr) and "Memory required by task is not available" in stderr
 
 
-def network_fault(fault: str) -> bool:
+def is_network_fault(fault: str) -> bool:
     """Return whether a fault that Slurm reports of a node is about the network, not its disk."""
     return bool(_NETWORK.search(fault))
 
@@ -187,31 +178,8 @@ driver counts, as ``srun --wait`` would kill without a word of which rank it was
 _BACKSTOP = 30
 """Seconds after which ``srun`` kills them all the same, should an agent not answer any more."""
 
-STARTER = """\
-boot=$1 phase=$2; shift 2
-for python in "$@"; do
-    if "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-        exec "$python" -I -S -c "$boot" agent "$phase"
-    fi
-done
-printf '\\036%s 0 0 - . ' "$SLURMD_NODENAME:${SLURM_PROCID:-0}"
-printf '{"v": 1, "event": "%s", "node": "%s", "ok": false, "seconds": 0, "problems": [{' \\
-    "$phase" "$SLURMD_NODENAME"
-printf '"code": "NO_PYTHON", "where": "%s", "values": {"count": "%s"}}]}\\n' \\
-    "$SLURMD_NODENAME" "$#"
-cat >/dev/null
-exit 3
-""".replace("NO_PYTHON", str(ProblemCode.NO_PYTHON))
-"""The shell's part on a node: the first Python that is new enough gets the bootstrap program.
-
-Where there is none the task reads its input to the end like any agent: ``srun`` ends a whole step
-if a node hangs up while it still sends to it (``step_launch_notify_io_failure`` in Slurm).
-"""
-
 CREDENTIALS = ("SLURM_JWT",)
 """Secrets that Slurm's own commands need where munge is not used; ranks do not get them."""
-
-PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10")
 
 _OWN_OPTIONS = re.compile(
     r"SLURM_(LABELIO|UNBUFFEREDIO|STD(IN|OUT|ERR)MODE|OPEN_MODE|EXPORT_ENV|MPI_TYPE|WAIT"
@@ -268,7 +236,7 @@ def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
 
 def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
     """Refuse an allocation with too few CPUs per node: Slurm would create no step there."""
-    counts = cpus_per_node(env.get("SLURM_JOB_CPUS_PER_NODE", ""))[: len(job.nodes)]
+    counts = parse_cpu_counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""))[: len(job.nodes)]
     ranks = job.launch.nproc_per_node or 1
     by_slurm = job.action is Action.RUN and job.launch.launcher is Launcher.SRUN
     asked = max(job.cpus_per_task or 1, ranks if by_slurm else 1)
@@ -288,25 +256,21 @@ def _chosen_nodes(job: Job, job_id: str, nodes: list[str]) -> tuple[str, ...]:
     return tuple(nodes[:most])
 
 
-def patience(env: Mapping[str, str]) -> int:
+def read_patience(env: Mapping[str, str]) -> int:
     """Return the seconds that nodes may go on after the first has ended well; 0 for any time."""
     seconds = env.get("SLURM_WAIT", "")
     return int(seconds) if seconds.isascii() and seconds.isdigit() else PATIENCE
 
 
-def cpus_per_node(text: str) -> list[int]:
+def parse_cpu_counts(text: str) -> list[int]:
     """Read ``SLURM_JOB_CPUS_PER_NODE``: ``4(x3),8`` stands for 4, 4, 4 and 8; [] if it cannot."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = _COUNTS.fullmatch(part)
-        if match is None:
-            return []
-        count, repeats = int(match[1]), int(match[2] or 1)
-        counts += [count] * repeats
-    return counts
+    parts = [_COUNTS.fullmatch(part) for part in text.split(",")]
+    known = [part for part in parts if part is not None]
+    counts = [int(part[1]) for part in known for _ in range(int(part[2] or 1))]
+    return counts if len(known) == len(parts) else []
 
 
-def step_argv(step: Step, program: Sequence[str]) -> list[str]:
+def make_step_argv(step: Step, program: Sequence[str]) -> list[str]:
     """Return the command that runs a program on each node of a step.
 
     ``--overlap`` lets it run beside other steps of the allocation; ``-c`` is given because some
@@ -338,26 +302,13 @@ def step_argv(step: Step, program: Sequence[str]) -> list[str]:
     return [*argv, *program]
 
 
-def make_starter(bootstrap: str, phase: str, pythons: Sequence[str]) -> list[str]:
-    """Return the program of a step: any Python that is new enough, then the bootstrap program."""
-    names = list(dict.fromkeys([*pythons, *PYTHONS]))
-    return ["/bin/sh", "-c", STARTER, "stager", bootstrap, phase, *names]
+def make_broadcast_argv(source: str, target: str, step_id: str, fanout: int) -> list[str]:
+    """Return the command that copies a file, which is compressed, to the nodes of a step.
 
-
-def broadcast_argv(source: str, target: str, step_id: str, fanout: int) -> list[str]:
-    """Return the command that copies a file to the nodes of a step.
-
-    The file is compressed already; and an existing one is replaced, as names are the job's own.
+    An existing one is replaced, as names are the job's own.
     """
-    return [
-        "sbcast",
-        "--force",
-        "--compress=none",
-        f"-F{fanout}",
-        f"--jobid={step_id}",
-        source,
-        target,
-    ]
+    options = ("--force", "--compress=none", f"-F{fanout}", f"--jobid={step_id}")
+    return ["sbcast", *options, source, target]
 
 
 def choose_fanout(nodes: int, version: tuple[int, int]) -> int:
@@ -368,25 +319,25 @@ def choose_fanout(nodes: int, version: tuple[int, int]) -> int:
     return forecast.best_width(nodes, 64 if version >= (23, 11) else forecast.WIDEST)
 
 
-def version(text: str) -> tuple[int, int]:
+def parse_version(text: str) -> tuple[int, int]:
     """Parse ``srun --version``: ``slurm-wlm 22.05.8`` is (22, 5); (0, 0) if unknown."""
     match = _VERSION.search(text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def srun_ports(shown: str) -> range | None:
+def parse_srun_ports(shown: str) -> range | None:
     """Return the ports that ``srun`` may use, by ``scontrol show config``; None for any."""
     match = _SRUN_PORTS.search(shown)
     first, last = map(int, match.groups()) if match else (0, 0)
     return range(first, last + 1) if 0 < first <= last else None
 
 
-def states_argv(nodes: Iterable[str]) -> list[str]:
-    """Return the command that lists the states of nodes, for :func:`down_nodes`."""
+def make_states_argv(nodes: Iterable[str]) -> list[str]:
+    """Return the command that lists the states of nodes, for :func:`parse_down_nodes`."""
     return ["sinfo", "--Node", "--noheader", "--format=%N %T", f"--nodes={','.join(nodes)}"]
 
 
-def down_nodes(listed: str) -> dict[str, str]:
+def parse_down_nodes(listed: str) -> dict[str, str]:
     """Return unusable nodes and their states, from ``sinfo``; it repeats one per partition."""
     rows = [line.split() for line in listed.splitlines()]
     states = {row[0]: row[1] for row in rows if len(row) > 1}
@@ -397,7 +348,7 @@ def down_nodes(listed: str) -> dict[str, str]:
     }
 
 
-def submit_time(shown: str) -> float | None:
+def parse_submit_time(shown: str) -> float | None:
     """Parse ``scontrol show job`` or ``sacct -P -o State,Submit``; seconds since the epoch."""
     found = _SUBMITTED.search(shown)
     return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
@@ -420,6 +371,6 @@ def parse_job_ending(shown: str, attempt: int = 0, stderr: str = "") -> Ending |
     return Ending.REQUEUED if requeued else Ending.CANCELLED
 
 
-def step_environment(env: Mapping[str, str]) -> dict[str, str]:
+def make_step_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for a command of ours, without options for the user's own commands."""
     return {name: value for name, value in env.items() if not _OWN_OPTIONS.match(name)}

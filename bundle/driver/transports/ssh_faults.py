@@ -13,8 +13,6 @@ from . import ssh_fanout
 from .ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX
 from .transport import StepFault
 
-NO_PYTHON_STATUS = 91
-"""Exit status of the shell on a host that has no Python which is new enough."""
 _NO_SSH = 127
 _SSH_FAILED = 255
 _KILLED = 128 + 9
@@ -27,7 +25,6 @@ class HostEnd:
     """The end of a host, as the fan-out reports it."""
 
     host: str
-    """Its name."""
     status: int
     """The exit status of its ``ssh``."""
     begun: bool
@@ -58,7 +55,7 @@ def general_fault(code: int, stderr: str) -> StepFault:
     return StepFault(ProblemCode.NO_ANSWER, {"why": "; ".join([describe_exit(code), *others[-3:]])})
 
 
-def send_faults(stderr: str) -> dict[str, str]:
+def parse_send_faults(stderr: str) -> dict[str, str]:
     """Return the hosts that a file could not be sent to, and why."""
     return {end.host: _words(end) for end in _ends(stderr)}
 
@@ -76,8 +73,6 @@ def _fault(end: HostEnd) -> StepFault:
     why = {"why": _words(end)}
     if not end.begun:
         return StepFault(_reason(end), why)
-    if end.status == NO_PYTHON_STATUS:
-        return StepFault(ProblemCode.NO_PYTHON, {"count": end.said[-1] if end.said else "0"}, 3)
     if end.status == _SSH_FAILED:
         return StepFault(ProblemCode.SSH_CONNECTION_LOST, why)
     if end.status == _KILLED:

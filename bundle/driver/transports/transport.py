@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Protocol, Union
+from typing import IO, NamedTuple, Protocol, Union
 
 from ...format.archive import BundleFile
 from ...node.node_root import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
@@ -21,34 +21,34 @@ Event = Union[AgentEvent, DriverEvent]
 OnEvent = Callable[[Event], None]
 Requests = Mapping[str, AgentRequest]
 """The request of each node's agent."""
+Take = Callable[[IO[bytes]], None]
+TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
+"""Exit statuses of an agent that was ended for a rank of another node."""
+Retry = Callable[[str], bool]
+"""Returns whether to try a command again, by what it wrote to standard error; pauses before."""
 
 
 def make_saving_note(job: Job) -> Remark:
     """Return the event that says how long ranks told to end have to save their work."""
-    seconds = job.launch.grace_seconds
-    text = f"stopping the ranks: they have {seconds} s to save their work"
-    return Remark(text)
+    return Remark(f"stopping the ranks: they have {job.launch.grace_seconds} s to save their work")
 
 
-def list_mounts(job: Job) -> tuple[str, ...]:
-    """Return the mounts of a container: the place of the node root, and those the user named."""
+def list_root_places(job: Job, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where node roots may be, ``usual`` for ``auto``; none if that differs by node."""
     base = os.environ.get(ROOT_VARIABLE) or job.node_root
     if base in (AUTO, AUTO_WITH_MEMORY):
-        base = "/tmp"  # noqa: S108 - its usual place
-    if "$" in base:  # it differs from node to node
-        return job.launch.container_mounts
-    return (f"{base}:{base}", *job.launch.container_mounts)
+        return usual
+    return () if "$" in base else (base,)
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """The end of a node's part of a phase, for the case that it gave no answer."""
 
     code: int
     """Exit status; negative for a signal."""
     problem: ProblemCode
-    """The problem of a node that has ended so: one of the ``NO_ANSWER`` codes."""
-    values: Mapping[str, str] = field(hash=False)
+    """One of the ``NO_ANSWER`` codes."""
+    values: Mapping[str, str]
     """The values of that problem, besides the phase and the log directory."""
     unreachable: bool = False
     """True if no rank has begun anywhere because none could begin here."""
@@ -70,8 +70,7 @@ class Transfer:
     """The bundle to send, where it is thin: ``source`` then is not all of it."""
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """The outcome of a transfer, and of the unpacking that goes with it."""
 
     failed: dict[str, str]
@@ -90,16 +89,17 @@ class Delivery:
     """What a person should know about nodes that were slow or sent damaged bytes."""
 
 
-class Transport(Protocol):
+class Transport:
     """Runs agents, and brings them files."""
 
-    nodes_here: int
+    nodes_here = 1
     """The number of nodes that share one machine."""
-    lost_node: str
-    """The node that was lost before the job was told to end, as far as is known; else empty."""
+    lost_node = ""
+    """The node that was lost before the job was told to end, as far as is known."""
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on all given nodes at once; ``on_event`` is called in this thread."""
+        raise NotImplementedError
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.
@@ -107,16 +107,19 @@ class Transport(Protocol):
         Where ``sbcast`` did not reach some node, no node has unpacked anything, nor kept a part of
         the file.
         """
+        raise NotImplementedError
 
-    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+    def fetch(self, phase: str, requests: Requests, take: Take) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes.
 
         Raises:
             NodeError: the agent cannot be started, or ``take`` raised it.
         """
+        raise NotImplementedError
 
-    def ended_by(self) -> str:
+    def find_ending(self) -> str:
         """Return why the allocation ended, ``time-limit`` for example; empty while it stands."""
+        return ""
 
     def hurry(self) -> None:
         """Keep every further wait short: the user wants the job to stop."""
@@ -128,14 +131,12 @@ class Transport(Protocol):
 # --- A step: one command that runs a program on some nodes, and its faults by node ---------------
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One command that runs a program on some nodes."""
 
     phase: str
     """The phase of the agents; also the name of the step."""
     nodes: tuple[str, ...]
-    """The nodes on which it runs."""
     cpus: int
     """CPUs of each task."""
     tasks_per_node: int = 1
@@ -150,8 +151,7 @@ class Step:
     """Paths of the node that the container sees, as pyxis takes them."""
 
 
-@dataclass(frozen=True)
-class StepFault:
+class StepFault(NamedTuple):
     """A fault of a step on one node."""
 
     problem: ProblemCode
@@ -173,9 +173,3 @@ class StepErrors(Protocol):
 
     def general_fault(self, code: int, stderr: str) -> StepFault:
         """Return the fault of a node of which nothing was said: that of its whole step."""
-
-
-TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
-"""Exit statuses of an agent that was ended for a rank of another node."""
-Retry = Callable[[str], bool]
-"""Returns whether to try a command again, by what it wrote to standard error; pauses before."""

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from bundle.channel.frames import FrameReader
-from bundle.driver.transports import slurm_text
-from bundle.driver.transports.agent_program import MAIN, compress_modules
+from bundle.driver.transports.agent_program import MAIN, compress_modules, make_start_command
 from bundle.protocol.problem import Problem
 from bundle.system.own_program import read_source
 
@@ -50,7 +49,7 @@ def start(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the starter on a node with this standard input."""
     return subprocess.run(
-        slurm_text.make_starter(BOOT, "probe", pythons),
+        make_start_command(pythons, "probe", ("-c", BOOT, "agent", "probe")),
         input=data,
         env={"PATH": os.defpath, "SLURMD_NODENAME": node, "SLURM_PROCID": "1"},
         capture_output=True,
@@ -154,7 +153,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
     old.write_text("#!/bin/sh\nexit 1\n")  # one that is too old ends like this
     old.chmod(0o755)
     (tmp_path / "cat").symlink_to(shutil.which("cat") or "/bin/cat")  # it reads the input
-    argv = slurm_text.make_starter("print(1)", "preflight", ["/no/python"])
+    argv = make_start_command(["/no/python"], "preflight", ["-c", "print(1)"])
     env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
     done = subprocess.run(argv, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (3, b"")

@@ -218,7 +218,7 @@ def test_a_step_of_slurms_brings_what_its_agents_check_with(
     job = job_for(single, tmp_path, allocation=Allocation.SLURM, trust=alice.trusted(signed_id))
     program = AgentProgram(make_node_program())
     requests = {"local1": PreflightRequest(job, "local1", 0, 1)}
-    sent = program.step_input(factor_requests(requests))
+    sent = program.make_step_input(factor_requests(requests))
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", program.bootstrap, "agent", PhaseName.SESSION],
         env={**os.environ, "STAGER_NODE": "local1"},

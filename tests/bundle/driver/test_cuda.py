@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from bundle.driver import cuda
-from bundle.driver.cuda import CudaNeed, driver_problem, find_cuda_need, parse_version
-from bundle.driver.phases import describe_gpus, format_gpu_line, list_driver_notes
+from bundle.driver.cuda import (
+    CudaNeed,
+    describe_gpus,
+    find_cuda_need,
+    find_driver_problem,
+    format_gpu_line,
+    list_driver_notes,
+    parse_version,
+)
 from bundle.protocol.messages import Gpu, GpuFacts
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -64,14 +71,14 @@ SIX_NODES = {
 )
 def test_the_table_against_six_nodes(version: tuple[int, int], too_old: set[str]) -> None:
     need = CudaNeed(version, "torch 9")
-    problems = {node: driver_problem(node, facts, need) for node, facts in SIX_NODES.items()}
+    problems = {node: find_driver_problem(node, facts, need) for node, facts in SIX_NODES.items()}
     assert {node for node, problem in problems.items() if problem} == too_old
-    assert not any(driver_problem(node, facts, None) for node, facts in SIX_NODES.items())
+    assert not any(find_driver_problem(node, facts, None) for node, facts in SIX_NODES.items())
 
 
 def test_the_words() -> None:
     need = CudaNeed((13, 0), "torch 2.11.0+cu130")
-    problem = driver_problem("node07", SIX_NODES["node07"], need)
+    problem = find_driver_problem("node07", SIX_NODES["node07"], need)
     assert str(problem) == (
         "node07: has driver 525.60.13, the bundle's CUDA 13.0 needs 580.65.06 or newer; torch "
         "2.11.0+cu130 is built for it; build for the driver with [environment] torch-backend in "
@@ -82,7 +89,8 @@ def test_the_words() -> None:
 def test_the_table_is_in_order() -> None:
     own = [parse_version(cuda.OWN[version]) for version in sorted(cuda.OWN)]
     assert own == sorted(own)
-    assert [cuda.minimal_driver(version) for version in ((11, 0), (11, 8), (12, 9), (13, 7))] == [
+    versions = (11, 0), (11, 8), (12, 9), (13, 7)
+    assert [cuda.find_minimal_driver(version) for version in versions] == [
         *("450.51.05", "450.80.02", "525.60.13", "580.65.06"),
     ]
 

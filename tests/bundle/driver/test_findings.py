@@ -16,7 +16,7 @@ from bundle.driver import findings
 from bundle.driver.findings import (
     ClockReading,
     Offset,
-    disagreements,
+    find_disagreements,
     find_skewed_clocks,
     measure_clock_offset,
 )
@@ -201,7 +201,7 @@ AGREED = {"n1": ONE, "n2": TWO, "n3": THREE}
 def said(**changes: dict[str, list[str]]) -> dict[str, str]:
     """The problems of three nodes that agree but for these changes, as text by node."""
     answers = {node: {**AGREED, **changes.get(node, {})} for node in AGREED}
-    found = disagreements(answers)
+    found = find_disagreements(answers)
     assert {problem.where for node in found for problem in found[node]} == set(found)
     return {node: "\n".join(map(str, found[node])) for node in found}
 
@@ -210,8 +210,8 @@ def test_agreement_is_no_problem() -> None:
     assert said() == {}
     assert said(n1={"n1": ["10.0.0.1", "192.168.7.1"]}) == {}
     assert said(n1={"n1": ["10.0.0.1", "127.0.1.1", "fe80::1%eth0", "fe80::2"]}) == {}
-    assert disagreements({}) == {}
-    assert disagreements({"n1": {"n1": ONE}}) == {}
+    assert find_disagreements({}) == {}
+    assert find_disagreements({"n1": {"n1": ONE}}) == {}
 
 
 def test_a_name_that_one_node_does_not_find() -> None:
@@ -244,7 +244,7 @@ def test_of_two_nodes_the_one_that_has_the_name_is_right(stale: str) -> None:
     other = {"n1": "n2", "n2": "n1"}[stale]
     answers = {"n1": {"n1": ONE, "n2": TWO}, "n2": {"n1": ONE, "n2": TWO}}
     answers[stale] = {**answers[stale], other: ["10.9.9.9"]}
-    assert list(disagreements(answers)) == [stale]
+    assert list(find_disagreements(answers)) == [stale]
 
 
 def test_addresses_that_only_overlap_are_not_the_same() -> None:
@@ -256,7 +256,7 @@ def test_addresses_that_only_overlap_are_not_the_same() -> None:
 def test_a_whole_file_of_wrong_hosts_is_one_problem() -> None:
     names = {f"n{number}": [f"10.0.0.{number}"] for number in range(1, 41)}
     stale = {name: [f"10.1.0.{name[1:]}"] for name in names}
-    found = disagreements({node: stale if node == "n7" else names for node in names})
+    found = find_disagreements({node: stale if node == "n7" else names for node in names})
     assert list(found) == ["n7"]
     assert len(found["n7"]) == 1
     assert "and 36 more" in found["n7"][0].why
@@ -275,7 +275,7 @@ def test_real_hosts_files_that_differ() -> None:
         return namespace("-mn", mounted, code)
 
     good = "10.0.0.1 hpc-a; 10.0.0.2 hpc-b"
-    found = disagreements(
+    found = find_disagreements(
         {
             "hpc-a": answer("127.0.1.1 hpc-a; 10.0.0.2 hpc-b; 10.0.0.3 hpc-c"),
             "hpc-b": answer(good + "; 10.0.0.3 hpc-c"),

@@ -156,7 +156,7 @@ def test_the_phases_by_hand() -> None:
     together = forecast([staged], nodes, ROUND)  # in the step that looked at the nodes
     assert together.stage == pytest.approx(staged.seconds)
     told = made.to_json()
-    assert list(told) == [*asdict(made), "total"]
+    assert list(told) == [*made._fields, "total"]
     assert told["send"] == round(2 * staged.send, 3)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.logs import Logs
-from bundle.driver.phases import PreflightPhase, ProbePhase
+from bundle.driver.phases import PREFLIGHT, PROBE
 from bundle.driver.state import NodesFailed, State
 from bundle.protocol.messages import PreflightAnswer, ProbeAnswer
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
@@ -38,7 +38,7 @@ def test_an_interface_of_no_node_is_the_settings_fault(state: State) -> None:
         assert isinstance(answer, PreflightAnswer)
         state.answers[node] = replace(answer, no_head=LACKING)
     with pytest.raises(NodeError) as caught:
-        PreflightPhase().use(state)
+        PREFLIGHT.use(state)
     problem = caught.value.problem
     assert (problem.code, problem.where) == (
         ProblemCode.INTERFACE_OF_NO_NODE,
@@ -49,7 +49,7 @@ def test_an_interface_of_no_node_is_the_settings_fault(state: State) -> None:
 
 def test_an_interface_that_one_node_lacks_is_that_nodes(state: State) -> None:
     with pytest.raises(NodesFailed, match=r"^n1$"):
-        PreflightPhase().use(state)
+        PREFLIGHT.use(state)
 
 
 def test_a_host_that_is_the_machine_ssh_came_from_is_named(
@@ -58,11 +58,11 @@ def test_a_host_that_is_the_machine_ssh_came_from_is_named(
     """Unless it is the only one: then nobody has to reach it."""
     inward = PreflightAnswer("n1", root="/r", python="/p", address="10.0.0.1", loopback="127.0.1.1")
     state.answers["n1"] = inward
-    PreflightPhase().use(state)
+    PREFLIGHT.use(state)
     said = "n1: ssh reaches it at 127.0.1.1, so it is this machine (or the jump host before it)"
     assert said in displayed(state, capfd)
     state.job, state.answers = replace(state.job, nodes=("n1",)), {"n1": inward}
-    PreflightPhase().use(state)
+    PREFLIGHT.use(state)
     assert "127.0.1.1" not in displayed(state, capfd)
 
 
@@ -73,7 +73,7 @@ def test_what_nodes_lack_is_said_once_for_all_of_them(
     lacking = Problem(ProblemCode.LIBRARY_UNUSABLE, "libffi.so.8", values)
     for node, warnings in zip(NODES, [(lacking,), (), (lacking,)], strict=True):
         state.answers[node] = ProbeAnswer(node, warnings=warnings)
-    ProbePhase().use(state)
+    PROBE.use(state)
     shown = displayed(state, capfd)
     assert "n1, n3: libffi.so.8: the node has no usable copy of this shared library" in shown
     assert shown.count("libffi.so.8") == 1

@@ -8,7 +8,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from bundle.driver import driver, placement
 from bundle.driver.logs import Logs
-from bundle.driver.phases import PlacePhase
+from bundle.driver.phases import PLACE
 from bundle.driver.placement import convert_disk_errors, make_scratch_dir
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
@@ -92,7 +91,7 @@ class Sending:
             on_event(UnpackAnswer(node, ok=False, problems=(problem,)))
         return Delivery(
             failed,
-            {node: replace(ENDED, code=3) for node in requests},
+            {node: ENDED._replace(code=3) for node in requests},
         )
 
     def _unpacked(self, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
@@ -383,9 +382,8 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
     ],
 )
 def test_an_error_of_a_file_system_in_a_phase_is_the_hosts(number: int, code: ProblemCode) -> None:
-    class Failing(PlacePhase):
-        def use(self, state: Any) -> None:
-            raise OSError(number, os.strerror(number), "/var/tmp/x")
+    def fail(state: State) -> None:
+        raise OSError(number, os.strerror(number), "/var/tmp/x")
 
     class Said:
         seconds: dict[PhaseName, float] = {}  # noqa: RUF012 - of this test only
@@ -394,7 +392,7 @@ def test_an_error_of_a_file_system_in_a_phase_is_the_hosts(number: int, code: Pr
             pass
 
     with pytest.raises(NodeError) as caught:
-        driver._do(Failing(), Said())  # type: ignore[arg-type]
+        driver._do(PLACE._replace(use=fail), Said())  # type: ignore[arg-type]
     assert caught.value.problem.code is code
     assert caught.value.problem.where == "/var/tmp/x"
     assert os.strerror(number) in caught.value.problem.why

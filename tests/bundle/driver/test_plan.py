@@ -24,7 +24,6 @@ from bundle.driver.plan import (
 )
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
-from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.job import ASSUMED
 from bundle.protocol.messages import HostFacts, PreflightAnswer
@@ -228,23 +227,6 @@ def test_the_size_is_that_of_the_file_that_is_written(
     with BundleFile(str(standard.path)) as bundle:
         written = write_excerpt(bundle, group.members, str(path))
     assert group.bytes == written == path.stat().st_size
-
-
-def test_as_json(manifest: Manifest) -> None:
-    group = sent(manifest, {"lacks": (1,), "has_wheel": True})
-    assert encode(group.planned()) == {
-        "nodes": ["n0"],
-        "how": "relay",
-        "bytes": group.bytes,
-        "layers": [manifest.layers[1].name],
-        "work": {
-            "sent": group.bytes,
-            "bytes": manifest.layers[1].unpacked_size,
-            "files": manifest.layers[1].files,
-            "linked": manifest.files - manifest.layers[1].files,
-        },
-    }
-    assert NodeGroup(nodes=("n0",), how="present").planned().work is None
 
 
 # --- how long it takes ---------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_the_answers_of_several_tasks_are_one(job: Job) -> None:
     )
     assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": 7}
     assert state.answers["n1"].ok
-    answer = state.answers_of(LaunchAnswer)["n2"]
+    answer = state.get_answers(LaunchAnswer)["n2"]
     assert (answer.ok, answer.exit_code, answer.tasks) == (False, 7, 2)
     assert (answer.failures, answer.tail) == ((failure,), ("raised",))
     assert not answer.lost

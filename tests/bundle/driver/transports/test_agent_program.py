@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bundle.channel import bootstrap
-from bundle.driver.transports import agent_program, slurm_text
+from bundle.driver.transports import agent_program
 from bundle.environment.unpack import list_hook_files
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import (
@@ -73,7 +73,7 @@ def started(phase: str, *, compiled: bool = False) -> tuple[bytes, str]:
     """What a step is sent, and its bootstrap program."""
     made = agent_program.AgentProgram(compiled_program() if compiled else PROGRAM)
     asked = StepMessage(phase, {"job": PLAIN.to_json()}, {})
-    return made.step_input(asked), made.bootstrap
+    return made.make_step_input(asked), made.bootstrap
 
 
 def program_of(sent: bytes) -> bytes:
@@ -186,13 +186,13 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -
     variables = made.variables()
     assert len(variables) > 1
     assert all(len(f"{name}={value}") < 1 << 17 for name, value in variables.items())
-    sent = made.step_input(StepMessage("tidy", {"job": PLAIN.to_json()}, {}), carried=True)
+    sent = made.make_step_input(StepMessage("tidy", {"job": PLAIN.to_json()}, {}), carried=True)
     assert len(sent) < 1500
     code = made.bootstrap.replace("return binascii", "print(*names); return binascii")
     code = code.replace("    status", "    print(names_left()); status")
     code = "import os\nnames_left = lambda: [n for n in os.environ if 'PROGRAM' in n]\n" + code
     done = subprocess.run(
-        slurm_text.make_starter(code, "tidy", [sys.executable]),
+        agent_program.make_start_command([sys.executable], "tidy", ("-c", code, "agent", "tidy")),
         input=sent,
         capture_output=True,
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n2", **variables},
@@ -205,7 +205,7 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     sent, boot = started("tidy")
     done = subprocess.run(
-        slurm_text.make_starter(boot, "tidy", [sys.executable]),
+        agent_program.make_start_command([sys.executable], "tidy", ("-c", boot, "agent", "tidy")),
         input=sent,
         capture_output=True,
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n2"},

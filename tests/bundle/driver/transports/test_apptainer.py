@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.transports import apptainer
+from bundle.driver.transports.agent_program import make_start_command
 from bundle.protocol.job import Job
 from tests.support.jobs import LAUNCH, PLAIN
 from tests.support.namespaces import entering
@@ -118,20 +119,13 @@ def asked_and_refused(argv: Sequence[str], framed: bool) -> dict[str, object]:
 
 
 def test_no_python_in_the_image(node: Path) -> None:
-    argv = apptainer.make_local_agent_command(
-        "local1", "session", "/node.pyz", ["absent-python", "false"]
-    )
-    assert asked_and_refused_locally(argv) == {"code": "no-python", "values": {"count": "2"}}
-
-
-def asked_and_refused_locally(argv: Sequence[str]) -> dict[str, object]:
-    """The problem in the answer of the shell in a container of a local job."""
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    [problem] = json.loads(done.stdout)["problems"]
-    assert problem.pop("where") == "local1"
-    return dict(problem)
+    argv = make_start_command((), "session", ["/node.pyz"], node="n1", framed=False)
+    node.joinpath("bin", "cat").symlink_to("/usr/bin/cat")
+    os.environ["PATH"] = f"{node}/bin"
+    assert asked_and_refused(["/usr/bin/sh", *argv[1:]], framed=False) == {
+        "code": "no-python",
+        "values": {"count": "6"},
+    }
 
 
 def test_over_ssh_it_is_one_line_and_never_ends_as_ssh_does(node: Path) -> None:

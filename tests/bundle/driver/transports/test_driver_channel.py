@@ -38,9 +38,9 @@ class Heard:
 
     def to_the_end(self, step: DriverChannel, seconds: float = 300) -> None:
         end = time.monotonic() + seconds
-        while not step.ended and time.monotonic() < end:
+        while not step.has_ended and time.monotonic() < end:
             step.pump(self)
-        assert step.ended
+        assert step.has_ended
 
 
 def started(code: str, opening: bytes = b"") -> DriverChannel:
@@ -64,12 +64,12 @@ def test_a_talk_from_beginning_to_end() -> None:
     with started(code, b"opening\n") as step:
         assert (step.code, step.errors, step.faults) == (0, "", {})
         heard.until(step, 1)
-        assert not step.ended
+        assert not step.has_ended
         step.tell("go")
         heard.to_the_end(step)
         assert step.code == 3
         assert step.faults["n1"].values == {"why": "task 0: Exited with exit code 3"}
-        assert (step.take_stray_lines(), step.losses()) == (["odd"], {})
+        assert (step.take_stray_lines(), step.take_losses()) == (["odd"], {})
     assert heard.lines == [("n1:0", "opening"), ("n1:0", "go")]
 
 
@@ -122,7 +122,7 @@ def test_the_end_of_its_standard_input_ends_it() -> None:
         began = time.monotonic()
         step.finish(heard, 600)
         assert time.monotonic() - began < 300
-        assert (step.ended, step.code) == (True, 7)
+        assert (step.has_ended, step.code) == (True, 7)
     assert heard.lines == [("n1:0", "goodbye")]
 
 
@@ -139,7 +139,7 @@ def test_one_that_ignores_all_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
         began = time.monotonic()
         step.finish(heard, 0.5)
         assert time.monotonic() - began < 300
-        assert (step.ended, step.code) == (True, -9)
+        assert (step.has_ended, step.code) == (True, -9)
     assert living("sleep(605)") == []
 
 
@@ -191,11 +191,11 @@ def test_a_pipe_that_another_keeps_open_does_not_keep_us(monkeypatch: pytest.Mon
         with started(code) as step:
             heard.until(step, 1)
             time.sleep(0.5)
-            assert not step.ended  # something might still come
+            assert not step.has_ended  # something might still come
             began = time.monotonic()
             step.finish(heard, 0.5)
             assert time.monotonic() - began < 120
-            assert step.ended
+            assert step.has_ended
     finally:
         for line in living("time.sleep(240.4)"):
             assert "sleep" in line  # it ends by itself in a while

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from bundle.driver.transports import phase_run
-from bundle.driver.transports.file_sender import NOT_READY, SendCommand, send_file
 from bundle.driver.transports.phase_run import PhaseRun
 from bundle.driver.transports.slurm import ControllerWait
+from bundle.driver.transports.step_transport import NOT_READY, SendCommand, send_file
 from bundle.driver.transports.transport import Transfer
 from bundle.protocol.problem import ProblemCode
 from tests.support.relay_step import MUTE, WELL, relay_run

@@ -21,16 +21,13 @@ from bundle.protocol.problem import ProblemCode
 class Look:
     """A look at some nodes that has ended."""
 
-    ended = True
+    has_ended = True
 
     def __init__(self, unreachable: Mapping[str, str], deserted: frozenset[str]) -> None:
         self._found = unreachable, deserted
 
-    def unreachable(self) -> Mapping[str, str]:
-        return self._found[0]
-
-    def deserted_nodes(self) -> frozenset[str]:
-        return self._found[1]
+    def findings(self) -> tuple[Mapping[str, str], frozenset[str]]:
+        return self._found
 
     def close(self) -> None:
         """Nothing is left to end."""

@@ -79,7 +79,7 @@ def test_one_agent_a_node_does_one_phase_after_the_other(
     transport._agents["local1"].kill()
     transport._agents["local1"].wait()
     ended = transport.run("tidy", asked, events.append)
-    assert set(ended.values()) == {ENDED}
+    assert [*ended.values()] == [ENDED, ENDED]
     assert transport._agents["local1"].pid != agents["local1"]
     assert [event.event for event in events] == ["preflight"] * 2 + ["tidy"] * 4
 
@@ -90,7 +90,7 @@ def test_nothing_is_sent_or_fetched_on_one_machine(transport: LocalTransport, jo
         transport.deliver(transfer, requests(job), lambda event: None)
     with pytest.raises(NodeError, match="nothing is fetched"):
         transport.fetch("collect", requests(job), lambda stream: None)
-    assert transport.ended_by() == ""
+    assert transport.find_ending() == ""
 
 
 def test_every_nodes_answer_arrives_though_one_fails(transport: LocalTransport, job: Job) -> None:

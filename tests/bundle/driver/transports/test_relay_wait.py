@@ -194,7 +194,7 @@ class Name(str):
 class Step:
     """A step of which one message comes each time; no process could be so regular."""
 
-    ended = False
+    has_ended = False
     heartbeats = Heartbeats()
     faults: dict[str, object] = {}  # noqa: RUF012 - as in the real one, the same object each time
 
@@ -222,7 +222,7 @@ def looks_per_node(number: int) -> float:
     run = PhaseRun(cast("Any", step), answers, liveness)
     LOOKS.clear()
     assert run.await_ready(float("inf")) == set()
-    assert relay_source.RelayWait(run, nodes, str).failures(float("inf")) == {}
+    assert relay_source.await_relay(run, nodes, str, float("inf")) == {}
     return LOOKS["all"] / number
 
 

@@ -11,9 +11,9 @@ from bundle.driver.transports import slurm_text
 from bundle.driver.transports.slurm_text import (
     PATIENCE,
     general_fault,
+    make_step_argv,
     parse_step_faults,
-    patience,
-    step_argv,
+    read_patience,
 )
 from bundle.driver.transports.transport import Step, StepFault
 from bundle.protocol.digest import Digest
@@ -34,7 +34,7 @@ def sample(name: str) -> str:
 
 
 def test_the_command_of_a_step() -> None:
-    assert slurm_text.step_argv(STEP, ["true", "x y"]) == [
+    assert slurm_text.make_step_argv(STEP, ["true", "x y"]) == [
         "srun",
         "--job-name=stager-preflight",
         "--nodes=3",
@@ -56,8 +56,8 @@ def test_the_command_of_a_step() -> None:
 
 
 def test_the_command_of_ranks_that_slurm_starts() -> None:
-    step = replace(STEP, phase="launch", nodes=("n07",), tasks_per_node=8, together=True)
-    assert slurm_text.step_argv(replace(step, patience=60), ["true"]) == [
+    step = STEP._replace(phase="launch", nodes=("n07",), tasks_per_node=8, together=True)
+    assert slurm_text.make_step_argv(step._replace(patience=60), ["true"]) == [
         "srun",
         "--job-name=stager-launch",
         "--nodes=1",
@@ -78,42 +78,25 @@ def test_the_command_of_ranks_that_slurm_starts() -> None:
 
 
 def test_the_command_of_a_step_in_a_container() -> None:
-    step = replace(STEP, image="/images/a.sqsh", mounts=("/tmp:/tmp", "/data:/d"))
-    plain = slurm_text.step_argv(STEP, [])
-    assert slurm_text.step_argv(step, ["true"]) == [
+    step = STEP._replace(image="/images/a.sqsh", mounts=("/tmp:/tmp", "/data:/d"))
+    plain = slurm_text.make_step_argv(STEP, [])
+    assert slurm_text.make_step_argv(step, ["true"]) == [
         *plain,
         "--container-image=/images/a.sqsh",
         "--container-mounts=/tmp:/tmp,/data:/d",
         "--no-container-mount-home",
         "true",
     ]
-    assert slurm_text.step_argv(replace(step, mounts=()), []) == [
+    assert slurm_text.make_step_argv(step._replace(mounts=()), []) == [
         *plain,
         "--container-image=/images/a.sqsh",
         "--no-container-mount-home",
     ]
 
 
-def test_the_program_of_a_step() -> None:
-    assert slurm_text.make_starter("print(1)", "probe", ["/opt/py", "python3.11"]) == [
-        "/bin/sh",
-        "-c",
-        slurm_text.STARTER,
-        "stager",
-        "print(1)",
-        "probe",
-        "/opt/py",
-        "python3.11",
-        "python3",
-        "python3.14",
-        "python3.13",
-        "python3.12",
-        "python3.10",
-    ]
-
-
 def test_the_command_of_a_broadcast() -> None:
-    assert slurm_text.broadcast_argv("/a/b.tar", "/tmp/stager-7/incoming/b.tar", "42.3", 8) == [
+    argv = slurm_text.make_broadcast_argv("/a/b.tar", "/tmp/stager-7/incoming/b.tar", "42.3", 8)
+    assert argv == [
         "sbcast",
         "--force",
         "--compress=none",
@@ -144,7 +127,7 @@ def test_a_broadcast_is_wide_enough_and_no_wider_than_slurm_can(version: tuple[i
     ],
 )
 def test_the_version(text: str, found: tuple[int, int]) -> None:
-    assert slurm_text.version(text) == found
+    assert slurm_text.parse_version(text) == found
 
 
 @pytest.mark.parametrize(
@@ -159,7 +142,7 @@ def test_the_version(text: str, found: tuple[int, int]) -> None:
     ],
 )
 def test_cpus(text: str, counts: list[int]) -> None:
-    assert slurm_text.cpus_per_node(text) == counts
+    assert slurm_text.parse_cpu_counts(text) == counts
 
 
 @pytest.mark.parametrize(
@@ -186,7 +169,7 @@ def test_cpus(text: str, counts: list[int]) -> None:
     ],
 )
 def test_options_for_other_commands_are_dropped(name: str) -> None:
-    assert slurm_text.step_environment({"PATH": "/bin", name: "1"}) == {"PATH": "/bin"}
+    assert slurm_text.make_step_environment({"PATH": "/bin", name: "1"}) == {"PATH": "/bin"}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +177,7 @@ def test_options_for_other_commands_are_dropped(name: str) -> None:
     ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CONF", "SLURM_JOB_CPUS_PER_NODE", "NCCL_DEBUG"],
 )
 def test_what_steps_need_is_kept(name: str) -> None:
-    assert slurm_text.step_environment({name: "1"}) == {name: "1"}
+    assert slurm_text.make_step_environment({name: "1"}) == {name: "1"}
 
 
 # --- an allocation -------------------------------------------------------------------------------
@@ -330,7 +313,7 @@ def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
 def test_a_node_that_is_down_or_does_not_respond_can_start_nothing() -> None:
     listed = "n1 mixed\nn2 down*\nn3 mixed*\nn4 draining\nn2 down*\nn5 unknown\n"
     down = {"n2": "down*", "n3": "mixed*", "n5": "unknown"}
-    assert slurm_text.down_nodes(listed) == down
+    assert slurm_text.parse_down_nodes(listed) == down
 
 
 @pytest.mark.parametrize("name", ["limit", "scancel", "wait"])
@@ -427,7 +410,7 @@ def test_names_that_are_no_names_do_no_harm() -> None:
 )
 def test_the_ports_that_srun_may_listen_on(line: str, ports: range | None) -> None:
     shown = f"Configuration data as of now\nSlurmctldPort = 6817\n{line}\nTmpFS = /tmp\n"
-    assert slurm_text.srun_ports(shown) == ports
+    assert slurm_text.parse_srun_ports(shown) == ports
 
 
 # --- What srun says went wrong: on which node, whose fault it was, and what to do about it -------
@@ -533,12 +516,12 @@ def test_a_node_of_which_nothing_is_said(stderr: str, code: ProblemCode) -> None
 
 
 def test_how_long_others_may_go_on() -> None:
-    assert [patience({"SLURM_WAIT": text}) for text in ("0", "90", "soon", "")] == [
+    assert [read_patience({"SLURM_WAIT": text}) for text in ("0", "90", "soon", "")] == [
         0,
         90,
         PATIENCE,
         PATIENCE,
     ]
     step = {"phase": "launch", "nodes": ("n1", "n2"), "cpus": 1}
-    assert "--wait=0" in step_argv(Step(**step), [])
-    assert f"--wait={PATIENCE + 30}" in step_argv(Step(**step, patience=PATIENCE), [])
+    assert "--wait=0" in make_step_argv(Step(**step), [])
+    assert f"--wait={PATIENCE + 30}" in make_step_argv(Step(**step, patience=PATIENCE), [])

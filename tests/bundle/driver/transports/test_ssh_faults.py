@@ -76,7 +76,6 @@ def report(said: str = "", *, status: int = 255, begun: bool = False, slow: bool
                 "Timeout, server n2 not responding.; exit status 255",
             ],
         ),
-        (report("6", status=91, begun=True), ProblemCode.NO_PYTHON, None),
         (report(status=137, begun=True), ProblemCode.NO_ANSWER_KILLED, "exit status 137"),
         (report("no", status=2, begun=True), ProblemCode.NO_ANSWER_EXITED, "no; exit status 2"),
     ],
