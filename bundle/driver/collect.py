@@ -123,7 +123,6 @@ def _remove_work_dirs(
 
 
 def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
-    """Report where files are left in the ranks' working directories."""
     left = [node for node, answer in answers.items() if answer.left]
     if left:
         state.note(
@@ -300,7 +299,6 @@ def _note_not_sent(state: State, what: str) -> None:
 
 
 def _find_refusal(state: State, size: Sizes) -> str:
-    """Return why results are not sent; empty if they are."""
     limit = state.job.resume_limit
     if not limit:
         return "project.resume-limit is 0"

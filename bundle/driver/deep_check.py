@@ -70,7 +70,6 @@ def names_to_compare(job: Job) -> dict[str, tuple[str, ...]]:
 def _ask_nodes(
     state: State, head: tuple[str, int] | None, names: dict[str, tuple[str, ...]] | None
 ) -> dict[str, ClockReading]:
-    """Ask every node; return the clock readings that came with the answers."""
     clocks: dict[str, ClockReading] = {}
     sent = time.time()
 
@@ -140,7 +139,6 @@ def all_reduce(state: State) -> None:
 
 
 def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
-    """Return why no all-reduce is possible; empty if it is."""
     if not nodes:
         return "every node has a problem"
     answers = state.get_answers(DeepAnswer)

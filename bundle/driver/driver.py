@@ -166,9 +166,7 @@ def _conclude(state: State) -> int:
         seconds=state.seconds,
     )
     state.emit(result)
-    if interrupted:
-        return EXIT_INTERRUPTED
-    return 0 if result.ok else EXIT_JOB
+    return EXIT_INTERRUPTED if interrupted else EXIT_JOB if problems else 0
 
 
 def _add_ending(state: State, ended_by: str, problems: dict[str, tuple[Problem, ...]]) -> None:
@@ -178,7 +176,6 @@ def _add_ending(state: State, ended_by: str, problems: dict[str, tuple[Problem, 
 
 
 def _find_ending(state: State) -> str:
-    """Return the reason why the allocation ended; empty while it stands."""
     interrupted = state.result.interrupted
     if state.has_transport:
         if interrupted:

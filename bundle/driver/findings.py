@@ -208,8 +208,6 @@ _LOST = re.compile(r"rank \d+ on \S+ lost the others: ")
 
 
 class _Report(NamedTuple):
-    """An error that a rank has printed."""
-
     node: str
     text: str
     """The text behind ``error: ``."""
@@ -280,7 +278,6 @@ def _select_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_R
 
 
 def _read_reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
-    """Yield each line of a rank's errors, up to their hints."""
     for_all: bool | None = None
     for line in lines:
         error = _ERROR.match(line)
@@ -314,7 +311,6 @@ def _pick_faulty_ranks(
 
 
 def _find_named_nodes(text: str, nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that the text of an error begins with."""
     silent = _SILENT.match(text)
     if silent:
         return [node for node in silent[1].split(", ") if node in nodes]

@@ -43,14 +43,7 @@ def cluster_name(job: Job) -> str:
 
 
 def move_older_files(job: Job) -> str:
-    """Move the files that another job of this number has left to a folder of their own.
-
-    Returns:
-        The folder; empty where there are none.
-
-    Raises:
-        OSError: they cannot be moved.
-    """
+    """Move the files of another job of this number to a folder; return it, empty for none."""
     if job.allocation is not Allocation.SLURM or job.attempt:
         return ""
     last = _last_begin(os.path.join(job.log_dir, log_names.make_events_name(job.id)))
@@ -60,21 +53,22 @@ def move_older_files(job: Job) -> str:
     folder = os.path.join(job.log_dir, f"older-{job.id}-{begun}")
     permissions.make_folder(folder, job.log_mode)
     own = [os.fstat(descriptor) for descriptor in (1, 2)]  # Slurm has begun the batch log
-    for name in filter(_names_of(job.id).fullmatch, os.listdir(job.log_dir)):
+    for name in filter(_match_names(job.id).fullmatch, os.listdir(job.log_dir)):
         path = os.path.join(job.log_dir, name)
         if not any(os.path.samestat(os.lstat(path), one) for one in own):
             os.rename(path, os.path.join(folder, name))
     return folder
 
 
-def _names_of(job_id: str) -> re.Pattern[str]:
+def _match_names(job_id: str) -> re.Pattern[str]:
     names = (
         log_names.make_events_name,
         log_names.make_order_name,
         log_names.make_preflight_name,
         log_names.make_job_name,
+        log_names.make_wrapper_name,
     )
-    fixed = [re.escape(name(job_id)) for name in (*names, log_names.make_wrapper_name)]
+    fixed = [re.escape(name(job_id)) for name in names]
     return re.compile("|".join((*fixed, rf".+\.{re.escape(job_id)}\.(?:batch|.+\.\d+)\.out")))
 
 
@@ -143,13 +137,9 @@ class Logs:
             self.older = move_older_files(job)
             self._open(log_names.make_events_name(job.id))
         except OSError as exc:
-            raise NodeError(
-                Problem(
-                    ProblemCode.LOG_DIR_UNWRITABLE,
-                    job.log_dir,
-                    {"why": files.error_text(exc)},
-                )
-            ) from exc
+            values = {"why": files.error_text(exc)}
+            problem = Problem(ProblemCode.LOG_DIR_UNWRITABLE, job.log_dir, values)
+            raise NodeError(problem) from exc
         self._copy(log_names.make_wrapper_name(job.id), read_source("launch.wrapper"))
         text = json.dumps(redact_job(job).to_json(), indent=1)
         self._copy(log_names.make_job_name(job.id), text.encode() + b"\n")

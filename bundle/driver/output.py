@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..protocol.events import FramesLost, OutputLoss, OutputShown, RankOutput
 from ..protocol.messages import LaunchAnswer, split_lines
@@ -19,11 +19,9 @@ from ..protocol.problem import Problem, ProblemCode
 from ..system import signals
 from .logs import Logs
 
-# --- The line of an event, as it is printed and kept ---------------------------------------------
 
-
-def line(job_id: str, time: float, event: Mapping[str, object]) -> str:
-    """Return an event as a line of JSON."""
+def format_line(job_id: str, time: float, event: Mapping[str, object]) -> str:
+    """Return an event as a line of JSON, as it is printed and kept."""
     return json.dumps({"v": 1, "job_id": job_id, "time": round(time, 3), **event})
 
 
@@ -48,8 +46,7 @@ _AT_ONCE = 1 << 17
 _STDOUT = 1
 
 
-@dataclass(frozen=True)
-class _Output:
+class _Output(NamedTuple):
     time: float
     phase: str
     event: RankOutput
@@ -167,7 +164,7 @@ class Display:
             "head": shown.head,
             "skipped": skipped,
         }
-        return line(self._job_id, shown.time, fields).encode() + b"\n"
+        return format_line(self._job_id, shown.time, fields).encode() + b"\n"
 
     def _write(self, data: bytes) -> None:
         """Write all of it, even if another process has made the descriptor non-blocking."""
@@ -222,9 +219,8 @@ class OutputLogs:
     def compare(self, event: object) -> None:
         """Compare what an event says was sent or lost with what has come."""
         if isinstance(event, FramesLost) and (event.node, event.task) not in self._counted:
-            source, frames = (event.node, None), event.frames + event.unknown
-            if source in self._missing:
-                frames += self._missing[source].frames or 0
+            source, before = (event.node, None), self._missing.get((event.node, None))
+            frames = event.frames + event.unknown + (before.frames or 0 if before else 0)
             self._missing[source] = OutputLoss(*source, _LOST_ON_THE_WAY, frames=frames)
         elif isinstance(event, LaunchAnswer) and event.sent is not None:
             # Its bytes are compared, which is more exact than frames.

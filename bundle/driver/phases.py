@@ -192,7 +192,6 @@ def _ask_preflight(state: State) -> None:
 
 
 def _use_preflight(state: State) -> None:
-    """Keep the facts, log them, and decide how many ranks each node gets."""
     _check_drivers(state)
     state.facts = state.get_answers(PreflightAnswer)
     lines: list[str] = []
@@ -212,32 +211,30 @@ def _use_preflight(state: State) -> None:
 def _use_unpack(state: State) -> None:
     """Log where each environment is, and report those that were repaired."""
     answers = state.get_answers(UnpackAnswer)
-    times = (answer.unpack_seconds for answer in answers.values())
-    own = [seconds for seconds in times if seconds is not None]
+    seconds = [one.unpack_seconds for one in answers.values() if one.unpack_seconds is not None]
     repaired = {node: one.mended for node, one in answers.items() if one.mended is not None}
     state.result = replace(
         state.result,
         send_seconds=state.send_seconds,
-        unpack_seconds=max(own, default=None),
-        repaired={**(state.result.repaired or {}), **repaired} or None,
+        unpack_seconds=max(seconds, default=None),
+        repaired=repaired or None,
     )
     for node, answer in answers.items():
         if answer.ok:
             action = "reused" if answer.reused else "staged"
             state.log_line(node, f"{node} {action} -> {answer.path}")
-        if answer.mended is not None and state.facts[node].damage is None:
-            _warn_of_damage(state, node, answer.mended)
+    for node, damage in repaired.items():
+        if state.facts[node].damage is None:
+            _warn_of_damage(state, node, damage)
     state.leave_out_or_fail()
 
 
 def _ask_probe(state: State) -> None:
-    """Check on every node that the environment is what was built, and runs."""
     head = state.facts[state.job.nodes[0]].address
     state.ask(PhaseName.PROBE, lambda node: ProbeRequest(**state.place(node), head=head))
 
 
 def _use_probe(state: State) -> None:
-    """Log the answers, and each warning once with the nodes that have it."""
     answers = state.get_answers(ProbeAnswer)
     for node, answer in answers.items():
         if answer.line:
@@ -318,7 +315,6 @@ def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[st
 
 
 def _refuse_interface_of_none(state: State) -> None:
-    """Refuse a setting that names an interface of no node; no node is at fault."""
     lacking = [
         problem
         for facts in state.facts.values()
@@ -345,7 +341,6 @@ def _add_same_host_problems(state: State) -> None:
 
 
 def _note_addresses(state: State) -> None:
-    """Report nodes that have an unexpected address, once for each reason."""
     of_way = "in the transfer, the address of the way to the driver's host is used"
     state.note_nodes(
         (node, f"{facts.no_head.what}; {of_way}")
@@ -361,7 +356,6 @@ def _note_addresses(state: State) -> None:
 
 
 def _warn_of_unchecked_and_memory(state: State) -> None:
-    """Name the nodes that could not check the signature, and those with a root in memory."""
     unchecked = (
         "the bundle's signature was not checked there, only its id, whose signature was good where "
         "the job was prepared"

@@ -225,12 +225,10 @@ def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...
         unreached = _find_unreached_nodes(state, nodes, _deliver_once(state, shipment, nodes))
         if not unreached:
             return
-        by_reason: dict[str, list[str]] = {}
-        for node, why in unreached.items():
-            by_reason.setdefault(why, []).append(node)
-        for why, named in by_reason.items():
-            said = f"the relay did not reach {shorten_names(named)} ({why})"
-            state.note(f"{said}: using {_other_way(state.job)}", warning=True)
+        for why in dict.fromkeys(unreached.values()):
+            named = shorten_names([node for node in unreached if unreached[node] == why])
+            said = f"the relay did not reach {named} ({why}): using {_other_way(state.job)}"
+            state.note(said, warning=True)
         nodes, shipment = tuple(unreached), shipment._replace(relayed=False)
     with make_scratch_dir() if shipment.thin else contextlib.nullcontext("") as folder:
         if shipment.thin is not None:  # sbcast and ssh need one file
@@ -264,7 +262,6 @@ def _is_silent(state: State, node: str) -> bool:
 
 
 def _other_way(job: Job) -> str:
-    """Return the transfer (``sbcast``, ``ssh``) that replaces a failed relay."""
     return SSH if job.allocation is Allocation.SSH else SBCAST
 
 
@@ -277,14 +274,14 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
         faults = delivery.failed
         if not faults:
             break
-        nodes = tuple(node for node in nodes if node not in delivery.settled)
-        named = [node for node in nodes if node in faults]
+        left = [node for node in nodes if node not in delivery.settled]
+        named = [node for node in left if node in faults]
         unexplained += not (named or delivery.settled)
         if unexplained > 1:
-            _note_not_sent(state, nodes, faults)
+            _note_not_sent(state, left, faults)
             break
         failed_nodes += named
-        nodes = tuple(node for node in nodes if node not in faults)
+        nodes = tuple(node for node in left if node not in named)
         if nodes and named:
             state.note(f"sending again, without {', '.join(failed_nodes)}")
     return failed_nodes
@@ -339,12 +336,11 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
     return delivery
 
 
-def _note_not_sent(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None:
+def _note_not_sent(state: State, nodes: Iterable[str], faults: dict[str, str]) -> None:
     """Note a failed transfer; a node's agent sees a full disk, which Slurm hides."""
     for node in nodes:
         fault = faults.get(node) or faults.get("") or "it failed on another node, see there"
-        answer = state.answers.get(node)
-        answered = answer.problems[:1] if answer is not None else ()
+        answered = state.answers.get(node, Answer()).problems[:1]
         code = ProblemCode.BUNDLE_NOT_SENT
         if slurm_text.is_network_fault(fault):
             code = ProblemCode.BUNDLE_NOT_SENT_NETWORK

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..format.archive import END, BundleFile
-from ..format.manifest import BLOCK, Manifest, count_padding, member_header
+from ..format.manifest import BLOCK, Layer, Manifest, count_padding, member_header
 from ..protocol.counts import format_count, format_size
 from ..protocol.enumerations import Stage, TransferWay
 from ..protocol.events import StagingWork
@@ -139,8 +139,12 @@ def make_plan(
         (ready if answer.ready else waiting).append(node)
     how, no_relay = _choose_way(rule, waiting, facts)
     # One file each for nodes with one path; nodes of a relay may have any.
-    same = group_by_root(waiting, facts) if how != RELAY else [tuple(waiting)] if waiting else []
-    groups = [_find_missing_layers(NodeGroup(one, how), facts, manifest, size) for one in same]
+    same = [tuple(waiting)] if how == RELAY else group_by_root(waiting, facts)
+    groups = [
+        _find_missing_layers(NodeGroup(nodes, how), facts, manifest, size)
+        for nodes in same
+        if nodes
+    ]
     forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
     is_sent, why = _choose(waiting, rule.stage, groups, facts, forecast)
     problems = _refuse_unserved(waiting, rule.stage, facts, nothing=is_sent and manifest is None)
@@ -148,12 +152,11 @@ def make_plan(
         why = f"{how} to {format_count(len(waiting), 'node')}: {why}{no_relay}"
     if not is_sent or manifest is None:
         groups = _read_in_place(groups, problems)
-    present = [NodeGroup(tuple(ready), PRESENT)] if ready else []
+    present = [NodeGroup(tuple(ready), PRESENT)][: len(ready)]
     return Plan((*present, *groups), why, tuple(map(forecast, groups))), problems
 
 
 def _list_blind_nodes(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[str]:
-    """Return the nodes that cannot read the bundle where it lies."""
     return [node for node in nodes if facts[node].rate is None]
 
 
@@ -190,7 +193,6 @@ def is_relayed(rule: TransferRule, facts: Mapping[str, PreflightAnswer]) -> bool
 def _choose_way(
     rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
 ) -> tuple[str, str]:
-    """Return how a file is sent, and why not by a relay where that is neither forbidden nor so."""
     if rule.way is TransferWay.SBCAST:
         return SBCAST, ""
     nowhere = [node for node in nodes if not facts[node].address]
@@ -204,7 +206,6 @@ def _choose_way(
 def _slowest_reader(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
 ) -> tuple[str, float]:
-    """Return the node that reads the bundle most slowly, and its bytes/s."""
     slowest = min(nodes, key=lambda node: facts[node].rate or 0.0)
     return slowest, facts[slowest].rate or 1.0
 
@@ -228,7 +229,6 @@ def _choose(
     facts: Mapping[str, PreflightAnswer],
     forecast: Callable[[NodeGroup], Staging],
 ) -> tuple[bool, str]:
-    """Return whether the bundle is sent, rather than read in place, and why."""
     count, blind = format_count(len(waiting), "node"), _list_blind_nodes(waiting, facts)
     if not waiting:
         return False, "nothing to send: every node has the environment"
@@ -270,10 +270,19 @@ def _read_in_place(groups: Sequence[NodeGroup], left_out: Collection[str]) -> li
     ]
 
 
+def _choose_members(
+    manifest: Manifest, layers: Sequence[Layer], has_wheel: bool
+) -> tuple[tuple[str, ...], int]:
+    sent = {name for layer in layers for name, _ in layer.members}
+    if manifest.decompressor is not None and not has_wheel:
+        sent.add(manifest.decompressor.name)
+    excerpt = [member for member in manifest.members() if member[0] in sent]
+    return tuple(name for name, _ in excerpt), excerpt_size(excerpt)
+
+
 def _find_missing_layers(
     group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest | None, size: int
 ) -> NodeGroup:
-    """Add the layers that at least one node of the group is missing."""
     if manifest is None:
         return group
     answers, every = [facts[node] for node in group.nodes], range(len(manifest.layers))
@@ -281,12 +290,7 @@ def _find_missing_layers(
     layers = [manifest.layers[number] for number in sorted(missing)]
     members: tuple[str, ...] | None = None
     if len(layers) < len(every):
-        sent = {name for layer in layers for name, _ in layer.members}
-        if manifest.decompressor is not None and not all(one.has_wheel for one in answers):
-            sent.add(manifest.decompressor.name)
-        excerpt = [member for member in manifest.members() if member[0] in sent]
-        members = tuple(name for name, _ in excerpt)
-        size = excerpt_size(excerpt)
+        members, size = _choose_members(manifest, layers, all(one.has_wheel for one in answers))
     return group._replace(
         members=members,
         layers=tuple(layer.name for layer in layers),

@@ -75,7 +75,6 @@ def _add_task(first: Answer, second: Answer) -> Answer:
 
 
 def _describe_silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
-    """Return the answer of a node, or of one of its tasks, that has not answered."""
     values = {**end.values, "phase": phase, "log_dir": log_dir}
     return find_answer_class(phase)(
         node=node,
@@ -237,7 +236,7 @@ class State:
                 self.display.output(phase, event, head=head)
 
     def _keep(self, event: Mapping[str, object]) -> None:
-        line = output.line(self.job.id, time.time(), self._mask.hide_secrets(event))
+        line = output.format_line(self.job.id, time.time(), self._mask.hide_secrets(event))
         with signals.defer_signals():
             self.logs.event(line)
             self.display.event(line)

@@ -189,7 +189,6 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
 
 
 def _count_missing(job: Job) -> int:
-    """Return how many nodes have no environment yet, in the first base directory that fits."""
     base, root = choose_base(job.node_root, os.environ), node_root_name()
     roots = (os.path.join(base, root, "nodes", node, root) for node in job.nodes)
     return sum(not os.path.isdir(env_path(root, job.bundle_id)) for root in roots)

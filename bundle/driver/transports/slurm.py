@@ -179,8 +179,6 @@ def find_job_ending(
 
 
 class _SlurmCluster(StepCluster):
-    """The allocation that this process runs in."""
-
     errors: StepErrors = slurm_text
     not_started = ProblemCode.SRUN_NOT_STARTED
 

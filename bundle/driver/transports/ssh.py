@@ -42,8 +42,6 @@ def ssh_transport(job: Job) -> StepTransport:
 
 
 class _SshCluster(StepCluster):
-    """The hosts of a job."""
-
     errors: StepErrors = ssh_faults
     not_started = ProblemCode.SSH_NOT_STARTED
     patience = PATIENCE

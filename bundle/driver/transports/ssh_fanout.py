@@ -160,7 +160,7 @@ def ssh_argv(host: str, script: str) -> list[str]:
     return ["ssh", *SSH_OPTIONS, "--", host, f"exec /bin/sh -c {shlex.quote(named)}"]
 
 
-class Host:
+class _Host:
     """A host, from its login to its end.
 
     Attributes:
@@ -192,14 +192,12 @@ class Host:
             os.set_blocking(stream.fileno(), False)
 
     def streams(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        """Return its standard input, output and error."""
         process = cast("processes.Process", self.process)
         return tuple(  # type: ignore[return-value]
             cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout, process.stderr)
         )
 
     def read(self, *, whole_lines: bool) -> bytes | None:
-        """Return new output, only whole lines if asked for; None at the end."""
         chunk = _read(self.streams()[1])
         return None if chunk is None else self._take(chunk, whole_lines=whole_lines)
 
@@ -236,11 +234,9 @@ class Host:
         return chunk
 
     def is_late(self) -> bool:
-        """Return whether its login takes too long."""
         return not (self.begun or self.ended) and time.monotonic() > self._until
 
     def end_late(self) -> None:
-        """End a login that takes too long."""
         self._slow = True
         if self.process is not None:
             self.process.kill()
@@ -277,7 +273,6 @@ class Host:
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """Return what can be read now; None at the end of the stream."""
     try:
         return os.read(stream.fileno(), _READ_BYTES) or None
     except BlockingIOError:
@@ -313,7 +308,7 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
     """
     signals.end_on_signals()
     processes.raise_open_files()  # three for each host
-    fanout = Fanout(names, script, attached=attached)
+    fanout = _Fanout(names, script, attached=attached)
     try:
         while fanout.runs():
             fanout.run_once()
@@ -326,7 +321,7 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
         fanout.close()
 
 
-class Fanout:
+class _Fanout:
     """Hosts that run one command.
 
     Attributes:
@@ -337,9 +332,9 @@ class Fanout:
         self.status = 0
         self._waiting, self._script = LoginQueue(names), script
         self._mixes = len(names) > 1
-        self._hosts: list[Host] = []
+        self._hosts: list[_Host] = []
         """Those that have been started, and have not ended."""
-        self._ending: list[Host] = []
+        self._ending: list[_Host] = []
         """Those whose output has ended, so that their process is about to."""
         self._next_look = 0.0
         """The time at which all hosts are looked at."""
@@ -355,11 +350,9 @@ class Fanout:
         os.set_blocking(0, self._from_file)
 
     def runs(self) -> bool:
-        """Return whether some host is still to end."""
         return bool(self._hosts or self._waiting)
 
     def run_once(self) -> None:
-        """Do what can be done now, or wait a moment for something to do."""
         self._start_more()
         self._take_input()
         for key, _ in self._selector.select(self._pause()):
@@ -400,7 +393,7 @@ class Fanout:
             name = self._waiting.next(self._count_logins())
             if not name:
                 return
-            host = Host(name, self._script)
+            host = _Host(name, self._script)
             if host.ended:
                 self._report(host)
                 continue
@@ -413,7 +406,7 @@ class Fanout:
         return sum(not host.begun for host in self._hosts)
 
     def _serve(self, key: selectors.SelectorKey) -> None:
-        host: Host = key.data
+        host: _Host = key.data
         stdin, output, _ = host.streams()
         if key.fileobj is stdin:
             self._send(host)
@@ -429,7 +422,7 @@ class Fanout:
         elif host.read_errors() is None:
             self._selector.unregister(key.fileobj)
 
-    def _send(self, host: Host) -> None:
+    def _send(self, host: _Host) -> None:
         stdin = host.streams()[0]
         if stdin.closed:
             return
@@ -450,7 +443,6 @@ class Fanout:
                 stdin.close()
 
     def _take_input(self) -> None:
-        """Forget what all hosts have, and read on while the slowest one keeps up."""
         if self._input and not self._waiting:
             reached = min((host.offset for host in self._hosts), default=self._passed)
             del self._input[: reached - self._passed]
@@ -490,7 +482,7 @@ class Fanout:
                 with contextlib.suppress(OSError):
                     host.process.terminate()
 
-    def _end(self, host: Host) -> None:
+    def _end(self, host: _Host) -> None:
         _write(host.rest(whole_lines=self._mixes))
         while host.read_errors():
             pass
@@ -507,10 +499,9 @@ class Fanout:
             self._report(host)
 
     def _driver_has_ended(self) -> bool:
-        """Return whether the driver has: nobody is to be logged in to any more."""
         return self._attached and self._input_ended
 
-    def _report(self, host: Host) -> None:
+    def _report(self, host: _Host) -> None:
         line = host.report(max(1, self._waiting.tries(host.name)))
         if line:
             self.status = self.status or max(1, host.status)

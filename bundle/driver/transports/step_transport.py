@@ -289,7 +289,6 @@ class StepTransport(Transport):
     def _run_until_begun(
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
-        """Run a phase; repeat while Slurm's controller does not answer."""
         may_retry = self._cluster.make_retry(on_event)
         while True:
             run = self._run_once(phase, requests, on_event, joins=joins)
@@ -353,7 +352,6 @@ class StepTransport(Transport):
         return set(down)
 
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
-        """Ask the session's agents, or start a step; return it and its tasks per node."""
         if not joins:
             tasks = self._count_tasks(phase, requests)
             step = self._open_steps.enter_context(self._start(phase, requests, tasks))
@@ -375,7 +373,6 @@ class StepTransport(Transport):
     def _make_phase_run(
         self, step: DriverChannel, phase: str, requests: Requests, tasks: int, on_event: OnEvent
     ) -> PhaseRun:
-        """Begin to follow a phase that a step's agents have been asked for."""
         liveness = Liveness(phase, requests, on_event, step.heartbeats, self._cluster.begin_look)
         answers = PhaseAnswers(requests, tasks, liveness.take, phase)
         answers.held = self._holds(phase)
@@ -392,7 +389,6 @@ class StepTransport(Transport):
     def _describe_step(
         self, phase: str, requests: Requests, tasks: int, command: str = ""
     ) -> tuple[list[str], dict[str, str], bytes]:
-        """Return a step's command, its variables, and what its tasks are sent at once."""
         launches = phase == PhaseName.LAUNCH
         settings, cluster = self._job.launch, self._cluster
         step = Step(

@@ -16,7 +16,7 @@ import pytest
 from bundle.driver.collect import collect_outputs, run_dir_marker
 from bundle.driver.logs import Logs
 from bundle.driver.state import State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
+from bundle.driver.transports.transport import Ended, OnEvent, Requests, Transport
 from bundle.launch.staged_files import has_outputs_besides
 from bundle.protocol.messages import LaunchAnswer, PreflightAnswer, TidyAnswer
 from bundle.protocol.problem import ProblemCode
@@ -82,14 +82,12 @@ class CutWhileSent(io.BytesIO):
         return super().write(data)
 
 
-class OneNode:
+class OneNode(Transport):
     """A transport to a node whose directory is here.
 
     Attributes:
         asked: the phases that the node was asked for.
     """
-
-    nodes_here = 1
 
     def __init__(self, work: Path, stream: io.BytesIO) -> None:
         self.asked: list[str] = []
@@ -100,18 +98,9 @@ class OneNode:
         self.asked.append(phase)
         return {node: Ended(0, ProblemCode.NO_ANSWER, {"why": "it is a test"}) for node in requests}
 
-    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
-        raise NotImplementedError
-
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         send_outputs(str(self._work), self._outputs, self._stream)
         take(io.BytesIO(self._stream.getvalue()))
-
-    def ended_by(self) -> str:
-        return ""
-
-    def hurry(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bundle.driver.deep_check import names_to_compare
-from bundle.protocol.enumerations import Action, Allocation
+from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.bundles import rot
@@ -96,11 +96,6 @@ def test_nodes_with_a_problem_are_left_out(single: Packed, program: Path, tmp_pa
     job = job_for(single, tmp_path, deep=True, min_nodes=1)
     code, result, _ = verify(program, job)
     assert (code, result["left_out"], result["problems"]) == (0, ["local2"], {})
-
-
-def test_a_run_is_not_slowed_down_by_it(single: Packed, program: Path, tmp_path: Path) -> None:
-    _, _, events = verify(program, job_for(single, tmp_path, action=Action.RUN, deep=True))
-    assert "deep" not in [event.get("phase") for event in events]
 
 
 def test_an_agent_that_is_the_head_waits_for_the_others(

@@ -85,15 +85,9 @@ def test_where_messages_take_long_the_tree_is_flat() -> None:
 
 
 def test_sending_by_hand() -> None:
-    assert forecast_broadcast(10 * BLOCK, Nodes(3), ROUND) == pytest.approx(
-        0.5 + 10 * (3 * 0.02 + 0.01)
-    )
-    assert forecast_broadcast(10 * BLOCK, Nodes(6), ROUND) == pytest.approx(
-        0.5 + 10 * (4 * 0.02 + 0.02)
-    )
-    assert forecast_broadcast(10 * BLOCK, Nodes(6, sharing=6), ROUND) == pytest.approx(
-        0.5 + 10 * (0.12 + 0.02)
-    )
+    for nodes, block in ((Nodes(3), 0.07), (Nodes(6), 0.1), (Nodes(6, sharing=6), 0.14)):
+        made = forecast_broadcast(10 * BLOCK, nodes, ROUND)
+        assert made == pytest.approx(0.5 + 10 * block)
     assert forecast_broadcast(0, Nodes(6), ROUND) == 0.0
     # A part of a block takes its part of the link, and is acknowledged as well.
     assert forecast_broadcast(BLOCK // 2, Nodes(1), ROUND) == pytest.approx(0.5 + 0.01 + 0.01)
@@ -161,12 +155,10 @@ def test_the_phases_by_hand() -> None:
 
 
 def test_nothing_to_stage_takes_no_time() -> None:
+    """And torchrun begins while nodes that are ready are probed."""
     made = forecast([], Nodes(2), ROUND, launcher=Launcher.SRUN)
     assert (made.send, made.unpack, made.stage) == (0, 0, 0)
     assert made.preflight == made.launch == pytest.approx(0.42)
-
-
-def test_torchrun_begins_while_nodes_that_are_ready_are_probed() -> None:
     assert forecast([], Nodes(2), ROUND).launch == pytest.approx(2.0 - 0.4)
 
 
@@ -217,15 +209,12 @@ def test_rates_that_are_scaled() -> None:
 
 def test_rates_travel_as_json() -> None:
     assert decode(Rates, encode(ROUND)) == ROUND
+    for raw in ([], {**asdict(ASSUMED), "colour": 1.0}, "fast"):
+        with pytest.raises(DecodeError):
+            decode(Rates, raw)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "1", None, True])
 def test_a_rate_that_no_clock_has_shown_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"byte"):
         decode(Rates, {**asdict(ASSUMED), "byte": value})
-
-
-@pytest.mark.parametrize("raw", [[], {**asdict(ASSUMED), "colour": 1.0}, "fast"])
-def test_what_are_no_rates_is_refused(raw: object) -> None:
-    with pytest.raises(DecodeError):
-        decode(Rates, raw)

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,17 +42,22 @@ print(json.dumps({"open": most, "fault": logs.fault, "lost": len(output.losses()
 """
 
 
-def test_8192_ranks_have_their_logs_with_1024_open_files(tmp_path: Path) -> None:
-    job = replace(PLAIN, log_dir=str(tmp_path / "logs"))
+def run(program: str, logs: Path, *arguments: str) -> Any:
+    """Run a program with a job whose logs are in a folder; return what it prints."""
+    job = replace(PLAIN, log_dir=str(logs))
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(NODES), str(EACH)],
+        [sys.executable, "-c", program, *arguments],
         input=json.dumps(job.to_json()),
         capture_output=True,
         text=True,
         check=True,
         cwd=REPO,
     )
-    said = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_8192_ranks_have_their_logs_with_1024_open_files(tmp_path: Path) -> None:
+    said = run(PROGRAM, tmp_path / "logs", str(NODES), str(EACH))
     assert (said["fault"], said["lost"]) == ("", 0)
     assert 8 < said["open"] < 1024
     for rank in range(NODES * EACH):
@@ -86,16 +92,7 @@ print(json.dumps([logs.fault, *(loss.bytes for loss in output.losses())]))
 
 def test_what_follows_a_line_that_a_full_disk_cut_is_a_line_of_its_own(tmp_path: Path) -> None:
     """Here it is the limit of a file's size: 10 bytes of the line fit."""
-    job = replace(PLAIN, log_dir=str(tmp_path / "logs"))
-    done = subprocess.run(
-        [sys.executable, "-c", CUT],
-        input=json.dumps(job.to_json()),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPO,
-    )
-    fault, lost = json.loads(done.stdout)
+    fault, lost = run(CUT, tmp_path / "logs")
     assert fault.startswith("demo.4711.n0.0.out: ")
     log = (tmp_path / "logs" / "demo.4711.n0.0.out").read_text()
     assert log == f"{'x' * 199}\nthe first \na line\nanother\n"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.logs import Logs
-from bundle.driver.phases import PREFLIGHT, PROBE
+from bundle.driver.phases import PREFLIGHT, PROBE, phases_of
 from bundle.driver.state import NodesFailed, State
+from bundle.protocol.enumerations import Action, PhaseName
 from bundle.protocol.messages import PreflightAnswer, ProbeAnswer
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from stager.pack.bundle import Packed
@@ -77,3 +78,8 @@ def test_what_nodes_lack_is_said_once_for_all_of_them(
     shown = displayed(state, capfd)
     assert "n1, n3: libffi.so.8: the node has no usable copy of this shared library" in shown
     assert shown.count("libffi.so.8") == 1
+
+
+def test_only_a_verification_is_deep(single: Packed, tmp_path: Path) -> None:
+    job = job_for(single, tmp_path, action=Action.RUN, deep=True)
+    assert PhaseName.DEEP not in [phase.name for phase in phases_of(job)]

@@ -7,9 +7,9 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,14 @@ from bundle.driver.logs import Logs
 from bundle.driver.phases import PLACE
 from bundle.driver.placement import convert_disk_errors, make_scratch_dir
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
+from bundle.driver.transports.transport import (
+    Delivery,
+    Ended,
+    OnEvent,
+    Requests,
+    Transfer,
+    Transport,
+)
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
@@ -45,10 +52,8 @@ NODES = ("n1", "n2", "n3", "n4")
 FULL = "No space left on device"
 
 
-class Sending:
+class Sending(Transport):
     """Sends nothing; each time it fails on the nodes that are next in its list."""
-
-    nodes_here = 1
 
     def __init__(self, *fails: dict[str, str]) -> None:
         self.fails = list(fails)
@@ -106,15 +111,6 @@ class Sending:
                 answer = UnpackAnswer(node, ok=False, lacking=True)
             on_event(answer)
         return dict.fromkeys(requests, ENDED)
-
-    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
-        raise NotImplementedError
-
-    def ended_by(self) -> str:
-        return ""
-
-    def hurry(self) -> None:
-        pass
 
 
 @contextlib.contextmanager

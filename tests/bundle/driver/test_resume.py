@@ -16,7 +16,14 @@ from bundle.driver import collect
 from bundle.driver.collect import send_earlier_results
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
+from bundle.driver.transports.transport import (
+    Delivery,
+    Ended,
+    OnEvent,
+    Requests,
+    Transfer,
+    Transport,
+)
 from bundle.node.machine import host_facts
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.messages import PreflightAnswer, UnpackAnswer
@@ -28,10 +35,8 @@ from tests.support.displayed import displayed
 from tests.support.jobs import job_for
 
 
-class Nodes:
+class Nodes(Transport):
     """A transport to nodes whose working directories are here; some of them have no room."""
-
-    nodes_here = 1
 
     def __init__(self, place: Path, full: tuple[str, ...] = ()) -> None:
         self.place = place

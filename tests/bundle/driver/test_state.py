@@ -7,10 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,7 @@ from bundle.driver import driver
 from bundle.driver.logs import Logs
 from bundle.driver.output import describe_losses
 from bundle.driver.state import NodesFailed, State, drop_known_command
-from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
+from bundle.driver.transports.transport import Ended, Event, OnEvent, Requests, Transport
 from bundle.launch import commands
 from bundle.launch.program_variables import JobDirectories
 from bundle.protocol.enumerations import Launcher
@@ -45,10 +45,8 @@ ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
 NODES = ("n1", "n2", "n3")
 
 
-class Scripted:
+class Scripted(Transport):
     """A transport whose nodes say what the test wants."""
-
-    nodes_here = 1
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -60,18 +58,6 @@ class Scripted:
         for event in self.events:
             on_event(event)
         return {node: self.ended.get(node, ENDED) for node in requests}
-
-    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
-        raise NotImplementedError
-
-    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
-        raise NotImplementedError
-
-    def ended_by(self) -> str:
-        return ""
-
-    def hurry(self) -> None:
-        pass
 
 
 def state_of(job: Job) -> State:

@@ -98,15 +98,6 @@ def test_one_that_reads_nothing_and_ends() -> None:
         assert step.code == 4
 
 
-def test_a_word_to_one_that_has_ended_does_not_keep_us() -> None:
-    heard = Heard()
-    with started("print('\\x1en1:0 0 0 - . done')") as step:
-        heard.until(step, 1)
-        time.sleep(0.3)
-        step.tell("go")
-        heard.to_the_end(step)
-
-
 def test_its_standard_error_is_kept_up_to_a_length() -> None:
     code = "import sys\nsys.stderr.write('a' * 300_000 + 'the last word')\n"
     with started(code) as step:

@@ -46,6 +46,15 @@ from bundle.transfer.relay_process import RelayProcess
 from tests.support.relay_places import at_addresses
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 
+
+@pytest.fixture
+def transfer(tmp_path: Path) -> Transfer:
+    """A file to send."""
+    (tmp_path / "file").write_bytes(bytes(1000))
+    (tmp_path / "file").write_bytes(bytes(1000))
+    return Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+
+
 # --- their order ---------------------------------------------------------------------------------
 
 
@@ -92,9 +101,9 @@ def test_nodes_may_come_by_either_protocol(address: str) -> None:
 # --- what it reads -------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_gone_is_nobodys_fault(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_nobodys_fault(transfer: Transfer) -> None:
     """It had been there when the job began."""
-    transfer = Transfer(str(tmp_path / "gone"), "", 1000, "00" * 32)
+    os.unlink(transfer.source)
     with relay_run({"node01": FAILING}) as run, pytest.raises(NodeError) as caught:
         send(transfer, run)
     problem = caught.value.problem
@@ -115,20 +124,17 @@ def test_a_file_that_its_disk_does_not_give_is_no_nodes_fault() -> None:
     assert (problem.where, problem.why) == (transfer.source, "Input/output error")
 
 
-def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(400))
-    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+def test_a_file_that_has_become_shorter(transfer: Transfer) -> None:
+    os.truncate(transfer.source, 400)
     with relay_run({"node01": FAILING}) as run, pytest.raises(NodeError) as caught:
         send(transfer, run)
     assert caught.value.problem.why == "it has become shorter: 400 of 1000 bytes are left"
 
 
 def test_a_source_that_is_killed_is_heard_of_at_once_and_is_no_nodes_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without that, each node would give up by itself, and each would be named."""
-    (tmp_path / "file").write_bytes(bytes(1000))
-    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
     begin = RelayProcess.begin
 
     def begin_and_die(source: RelayProcess, candidates: RelayCandidates | None) -> None:
@@ -162,11 +168,9 @@ class GivingUpAt(list[Event]):
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "hanging"])
 def test_a_source_that_stands_still_is_named_while_the_nodes_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+    transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     """They can say only that it is silent. One that was stopped is no reason not to use sbcast."""
-    (tmp_path / "file").write_bytes(bytes(1000))
-    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
     begin = RelayProcess.begin
 
     def begin_and_stop(source: RelayProcess, candidates: RelayCandidates | None) -> None:
@@ -193,17 +197,13 @@ def test_a_source_that_stands_still_is_named_while_the_nodes_wait(
     assert ("stopped, state T" in remark.text) == stopped
 
 
-def test_a_node_that_has_no_file_though_it_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(1000))
-    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+def test_a_node_that_has_no_file_though_it_can_be_read(transfer: Transfer) -> None:
     with relay_run({"node01": FAILING}) as run:
         failed, _ = send(transfer, run)
     assert failed == {"node01": "no other node can be reached"}
 
 
-def test_where_this_host_cannot_listen_another_way_is_left(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(1000))
-    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+def test_where_this_host_cannot_listen_another_way_is_left(transfer: Transfer) -> None:
     with contextlib.closing(listen(None)) as one, relay_run({"node01": FAILING}) as run:
         taken = one.getsockname()[1]
         failed, _ = send(transfer, run, range(taken, taken + 1))
@@ -385,7 +385,6 @@ def test_where_a_node_has_the_file_all_the_same_that_is_said() -> None:
 
 
 SIZE = 40_000_000
-HERE = "the source"
 
 
 def remarks(
@@ -400,18 +399,31 @@ def remarks(
     return remarks_of(answers, size)
 
 
-def test_a_slow_node_is_named_with_its_rate() -> None:
-    seconds = {"node01": 2.0, "node02": 2.2, "node03": 10.0, "node04": 2.1}
-    relayed = {node: Relayed(node, seconds=taken) for node, taken in seconds.items()}
-    assert remarks(relayed, SIZE) == (
-        "node03 is slow: it received 4.0 MB/s, the median of the others is 19.0 MB/s",
-    )
-
-
-def test_a_node_that_has_waited_for_a_silent_parent_is_not() -> None:
-    waited = {"node01": 1.0, "node02": 1.0, "node03": 1.0 + SILENT_SECONDS + 0.5}
-    relayed = {node: Relayed(node, seconds=taken) for node, taken in waited.items()}
-    assert remarks(relayed, SIZE) == ()
+@pytest.mark.parametrize(
+    ("seconds", "failed", "said"),
+    [
+        ((2.0, 2.2, 10.0, 2.1), (), "node03 is slow: it received 4.0 MB/s, the median {}19.0 MB/s"),
+        # One that has waited for a silent parent is not.
+        ((1.0, 1.0, 1.0 + SILENT_SECONDS + 0.5), (), ""),
+        # It is compared with the other, and not with the mean of both.
+        ((2.0, 10.0), (), "node02 is slow: it received 4.0 MB/s, the median {}20.0 MB/s"),
+        # Those that failed at once, or after long, count for nothing.
+        (
+            (2.0, 10.0, 2.0),
+            (0.1, 0.1, 0.1, 90.0),
+            "node02 is slow: it received 4.0 MB/s, the median {}20.0 MB/s",
+        ),
+    ],
+)
+def test_a_slow_node_is_named_with_its_rate(
+    seconds: tuple[float, ...], failed: tuple[float, ...], said: str
+) -> None:
+    relayed = {}
+    for number, taken in enumerate((*seconds, *failed), 1):
+        name, failure = f"node{number:02}", "its relay ended" if number > len(seconds) else ""
+        relayed[name] = Relayed(name, seconds=taken, failure=failure)
+    expected = (said.format("of the others is "),) if said else ()
+    assert remarks(relayed, SIZE) == expected
 
 
 def test_a_node_that_could_not_connect_to_another_is_named() -> None:
@@ -432,23 +444,3 @@ def test_no_more_lines_than_a_person_reads() -> None:
     lines = remarks(relayed, SIZE, {name: {"node00": "no answer"} for name in names})
     assert len(lines) == 9
     assert lines[-1] == "... and 92 more lines"
-
-
-def test_one_of_two_nodes_is_slow() -> None:
-    """The other is what it is compared with, and not the mean of both."""
-    relayed = {"node01": Relayed("node01", seconds=2.0), "node02": Relayed("node02", seconds=10.0)}
-    assert remarks(relayed, SIZE) == (
-        "node02 is slow: it received 4.0 MB/s, the median of the others is 20.0 MB/s",
-    )
-
-
-def test_a_slow_node_is_named_where_others_have_failed() -> None:
-    """Those that failed at once, or after long, count for nothing."""
-    seconds = {"node01": 2.0, "node02": 10.0, "node03": 2.0}
-    relayed = {node: Relayed(node, seconds=taken) for node, taken in seconds.items()}
-    for number, taken in enumerate((0.1, 0.1, 0.1, 90.0), 4):
-        name = f"node{number:02}"
-        relayed[name] = Relayed(name, seconds=taken, failure="its relay ended")
-    assert remarks(relayed, SIZE) == (
-        "node02 is slow: it received 4.0 MB/s, the median of the others is 20.0 MB/s",
-    )
