@@ -27,12 +27,9 @@ from .state import NodesFailed, State
 
 @contextlib.contextmanager
 def run_dir_marker(job: Job) -> Iterator[str]:
-    """Keep a file in the run directory for as long as the block runs.
+    """Keep a file in the run directory while the block runs; yield its name, empty for none.
 
     A node that sees it sees this directory, and not one of its own under the same name.
-
-    Yields:
-        The name of the file; empty if there is none.
     """
     name = f".stager-{job.id}-{secrets.token_hex(4)}"
     path = os.path.join(job.run_dir, name)
@@ -57,12 +54,10 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     if not state.separate_run_dirs:
         return
     job, node = state.job, _find_first_rank(state)
-    work_dir = _locate_work_dir(state, node)
-    if not standing:
-        state.note(f"the allocation has ended; what the ranks wrote is on {node} in {work_dir}")
-        return
-    if not os.path.isdir(job.run_dir):
-        state.note(f"{job.run_dir} is not here; what the ranks wrote stays on {node} in {work_dir}")
+    if not (standing and os.path.isdir(job.run_dir)):
+        why = f"{job.run_dir} is not here" if standing else "the allocation has ended"
+        where = f"{node} in {_locate_work_dir(state, node)}"
+        state.note(f"{why}; what the ranks wrote is still on {where}")
         return
     note_unnamed(state)
     if not job.outputs:
@@ -71,15 +66,13 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     received, asked, pending = _fetch_outputs(state, node), [node], [node]
     answers: dict[str, TidyAnswer] = {}
     try:
-        while received.complete and not received.gaps:
-            del pending[0]
-            if len(asked) == 1:
-                answers = _remove_work_dirs(state, job.nodes, received)
-                pending = [name for name, answer in answers.items() if answer.unsent]
-            if not pending:
-                break
+        if _is_whole(received):
+            answers = _remove_work_dirs(state, job.nodes, received)
+            pending = [name for name, answer in answers.items() if answer.unsent]
+        while pending and _is_whole(received):
             asked.append(pending[0])
             received = _fetch_outputs(state, pending[0], received)
+            pending = pending[_is_whole(received) :]
     finally:
         _emit_collected(state, asked, received)
     if pending:
@@ -87,9 +80,12 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"some outputs were not brought back; they are still on {names} in {where}")
         return
     if asked[1:]:
-        left = tuple(name for name, answer in answers.items() if answer.left)
-        answers = _remove_work_dirs(state, left, received)
+        answers = _remove_work_dirs(state, _list_left(answers), received)
     _report_left(state, answers)
+
+
+def _is_whole(received: Received) -> bool:
+    return received.complete and not received.gaps
 
 
 def _locate_work_dir(state: State, node: str) -> str:
@@ -122,8 +118,12 @@ def _remove_work_dirs(
     return state.get_answers(TidyAnswer)
 
 
+def _list_left(answers: dict[str, TidyAnswer]) -> tuple[str, ...]:
+    return tuple(node for node, answer in answers.items() if answer.left)
+
+
 def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
-    left = [node for node, answer in answers.items() if answer.left]
+    left = _list_left(answers)
     if left:
         state.note(
             f"what the ranks wrote is still on {shorten_names(left)} in "

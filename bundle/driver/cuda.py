@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 
 from ..protocol.messages import Gpu, GpuFacts
 from ..protocol.problem import Problem, ProblemCode
-from .findings import shorten_names
+from .findings import group_nodes, shorten_names
 
 Version = tuple[int, ...]
 GpusByNode = Mapping[str, Optional[GpuFacts]]
@@ -141,15 +141,11 @@ def _is_older(facts: GpuFacts | None, own: str) -> bool:
 
 
 def _note_differing_gpus(nodes: GpusByNode) -> list[str]:
-    groups: dict[str, list[str]] = {}
-    kinds = set()
-    for node, facts in nodes.items():
-        gpus = () if facts is None else facts.gpus
-        groups.setdefault(describe_gpus(gpus) or "no NVIDIA GPU", []).append(node)
-        kinds.add(frozenset(map(_describe_gpu, gpus)))
-    if len(kinds) < 2:
+    gpus = {node: () if facts is None else facts.gpus for node, facts in nodes.items()}
+    if len({frozenset(map(_describe_gpu, own)) for own in gpus.values()}) < 2:
         return []
-    parts = [f"{shorten_names(named)}: {kind}" for kind, named in groups.items()]
+    kinds = {node: describe_gpus(own) or "no NVIDIA GPU" for node, own in gpus.items()}
+    parts = [f"{shorten_names(named)}: {kind}" for kind, named in group_nodes(kinds).items()]
     return [f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"]
 
 

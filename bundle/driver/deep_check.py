@@ -106,9 +106,13 @@ def _compare_networks(
     answers = state.get_answers(DeepAnswer).items()
     reports = {node: answer.network for node, answer in answers if answer.network is not None}
     seconds = {node: report.seconds for node, report in reports.items()}
+    offsets = {node: findings.measure_clock_offset(clock) for node, clock in clocks.items()}
     deep = DeepReport(
         connect_seconds={node: taken for node, taken in seconds.items() if taken is not None},
-        clocks={node: _clock_offset(clock) for node, clock in clocks.items()},
+        clocks={
+            node: ClockOffset(round(offset.seconds, 3), round(offset.uncertainty, 3))
+            for node, offset in offsets.items()
+        },
     )
     state.result = replace(state.result, deep=deep)
     return [
@@ -116,11 +120,6 @@ def _compare_networks(
         findings.find_differing_names(names, reports),
         findings.find_skewed_clocks(clocks),
     ]
-
-
-def _clock_offset(clock: ClockReading) -> ClockOffset:
-    offset = findings.measure_clock_offset(clock)
-    return ClockOffset(round(offset.seconds, 3), round(offset.uncertainty, 3))
 
 
 def all_reduce(state: State) -> None:

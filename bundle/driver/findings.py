@@ -13,7 +13,6 @@ from ..protocol.codec import decode
 from ..protocol.counts import format_size
 from ..protocol.events import AllReduceMeasured
 from ..protocol.messages import (
-    FailureRecord,
     LaunchAnswer,
     NetworkReport,
     NodeRootFacts,
@@ -61,6 +60,14 @@ def format_probe_line(answer: ProbeAnswer) -> str:
         words = [f"{name} {version}" for name, version in list(installed.items())[:6]]
     python = ".".join(answer.python.split(".")[:2])
     return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])
+
+
+def group_nodes(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the nodes that have each of the texts."""
+    nodes: dict[str, list[str]] = {}
+    for node, text in texts.items():
+        nodes.setdefault(text, []).append(node)
+    return nodes
 
 
 def shorten_names(nodes: Sequence[str]) -> str:
@@ -117,23 +124,19 @@ def find_disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> Pr
 def _judge_names(
     node: str, resolved: Mapping[str, Sequence[str]], expected: Mapping[str, Collection[str]]
 ) -> list[Problem]:
-    usable = {name: _list_usable(addresses) for name, addresses in resolved.items()}
-    wrong = {
-        ProblemCode.NAMES_UNRESOLVED: [name for name, found in resolved.items() if not found],
-        ProblemCode.NAMES_LEAD_BACK: [
-            f"{name} is {found[0]}"
-            for name, found in resolved.items()
-            if found and network.is_loopback(found[0])
-        ],
-        ProblemCode.NAMES_DIFFER: [
-            f"{name} is {_name_some(found)}, not {_name_some(sorted(expected[name]))}"
-            for name, found in usable.items()
-            if not _agree(found, expected[name])
-        ],
-    }
-    return [
-        Problem(code, node, {"names": _name_some(named)}) for code, named in wrong.items() if named
-    ]
+    unknown, inward, differing = [], [], []
+    for name, addresses in resolved.items():
+        usable = _list_usable(addresses)
+        if not addresses:
+            unknown.append(name)
+        elif network.is_loopback(addresses[0]):
+            inward.append(f"{name} is {addresses[0]}")
+        if not _agree(usable, expected[name]):
+            right = _name_some(sorted(expected[name]))
+            differing.append(f"{name} is {_name_some(usable)}, not {right}")
+    codes = ProblemCode.NAMES_UNRESOLVED, ProblemCode.NAMES_LEAD_BACK, ProblemCode.NAMES_DIFFER
+    named = zip(codes, (unknown, inward, differing))
+    return [Problem(code, node, {"names": _name_some(names)}) for code, names in named if names]
 
 
 def measure_clock_offset(clock: ClockReading) -> Offset:
@@ -215,11 +218,6 @@ class _Report(NamedTuple):
     """True if the rank reports it for all ranks, which all know it."""
 
     @property
-    def is_consequence(self) -> bool:
-        """True if the rank has only lost its connection to the others."""
-        return _LOST.match(self.text) is not None
-
-    @property
     def pair(self) -> tuple[str, str] | None:
         between = _BETWEEN_TWO.match(self.text)
         return (between[1], between[2]) if between else None
@@ -264,16 +262,19 @@ def find_failed_ranks(
     if reports:
         return _group_by_node(reports, list(answers))
     records = [record for answer in answers.values() for record in answer.failures]
-    if records:
-        return _describe_first_failure(records)
-    return _describe_exits(answers)
+    if not records:
+        return _describe_exits(answers)
+    first = min(records, key=lambda record: record.time)
+    message = first.message or first.exception
+    why = f"rank {first.rank} ended first, with status {first.exit_code}: {message}"
+    return {first.node: [_problem(first.node, why.rstrip(": "))]}
 
 
 def _select_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_Report]:
     """Return the reported errors, each once; consequences only if there is nothing else."""
     reports = [one for (node, _), lines in printed.items() for one in _read_reports(node, lines)]
     for_all = [report for report in reports if report.for_all]
-    causes = [report for report in reports if not report.is_consequence]
+    causes = [report for report in reports if not _LOST.match(report.text)]
     return list(dict.fromkeys(for_all or causes or reports))
 
 
@@ -316,13 +317,6 @@ def _find_named_nodes(text: str, nodes: Sequence[str]) -> list[str]:
         return [node for node in silent[1].split(", ") if node in nodes]
     about = _ABOUT_ONE.match(text)
     return [about[1]] if about and about[1] in nodes else []
-
-
-def _describe_first_failure(records: Iterable[FailureRecord]) -> Problems:
-    record = min(records, key=lambda record: record.time)
-    message = record.message or record.exception
-    why = f"rank {record.rank} ended first, with status {record.exit_code}: {message}"
-    return {record.node: [_problem(record.node, why.rstrip(": "))]}
 
 
 def _describe_exits(answers: Mapping[str, LaunchAnswer]) -> Problems:

@@ -120,9 +120,6 @@ class Logs:
         """Create the directory, the event log, and copies of the job and of the wrapper.
 
         The copy of the job is for reading later: it has no secrets of its arguments.
-
-        Raises:
-            NodeError: they cannot be written.
         """
         self.fault = ""
         self.disk_full = False
@@ -147,10 +144,6 @@ class Logs:
     def event(self, line: str) -> None:
         """Keep one event."""
         self._append(log_names.make_events_name(self._job.id), line.encode() + b"\n")
-
-    def lines(self, node: str, task: int, lines: list[str]) -> None:
-        """Append lines of the driver's own to a task's log."""
-        self.output(node, task, "".join(f"{line}\n" for line in lines).encode(), DRIVER)
 
     def output(self, node: str, task: int, data: bytes, writer: PieceWriter) -> None:
         """Append to a task's log, ``<jobname>.<jobid>.<node>.<task>.out``, and to the order."""

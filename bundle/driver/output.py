@@ -206,6 +206,8 @@ class OutputLogs:
         """Bytes received from each rank of each node; the node's launcher has None for a rank."""
         self._missing: dict[tuple[str, int | None], OutputLoss] = {}
         """What agents have sent and has not come, as far as it is known."""
+        self._frames: collections.Counter[str] = collections.Counter()
+        """Frames that nodes have lost, where they have not said how many bytes that were."""
         self._counted: set[tuple[str, str]] = set()
         """The nodes and tasks that have said how much they have sent."""
 
@@ -219,9 +221,7 @@ class OutputLogs:
     def compare(self, event: object) -> None:
         """Compare what an event says was sent or lost with what has come."""
         if isinstance(event, FramesLost) and (event.node, event.task) not in self._counted:
-            source, before = (event.node, None), self._missing.get((event.node, None))
-            frames = event.frames + event.unknown + (before.frames or 0 if before else 0)
-            self._missing[source] = OutputLoss(*source, _LOST_ON_THE_WAY, frames=frames)
+            self._frames[event.node] += event.frames + event.unknown
         elif isinstance(event, LaunchAnswer) and event.sent is not None:
             # Its bytes are compared, which is more exact than frames.
             self._counted.add((event.node, "" if event.task is None else str(event.task)))
@@ -234,13 +234,18 @@ class OutputLogs:
     def losses(self) -> list[OutputLoss]:
         """Return the output that ranks have written and no log has."""
         logs = self._logs
+        frames = [
+            OutputLoss(node, None, _LOST_ON_THE_WAY, frames=count)
+            for node, count in self._frames.items()
+            if (node, None) not in self._missing
+        ]
         code = ProblemCode.OUTPUT_DISK_FULL if logs.disk_full else ProblemCode.OUTPUT_NOT_LOGGED
         unwritten = [
             OutputLoss(node, task, logs.fault, code, bytes=count)
             for (node, task), count in sorted(logs.lost.items())
             if count > 0
         ]
-        return [*self._missing.values(), *unwritten]
+        return [*self._missing.values(), *frames, *unwritten]
 
 
 def describe_losses(

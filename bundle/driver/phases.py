@@ -219,10 +219,10 @@ def _use_unpack(state: State) -> None:
         unpack_seconds=max(seconds, default=None),
         repaired=repaired or None,
     )
+    actions = {True: "reused", False: "staged"}
     for node, answer in answers.items():
         if answer.ok:
-            action = "reused" if answer.reused else "staged"
-            state.log_line(node, f"{node} {action} -> {answer.path}")
+            state.log_line(node, f"{node} {actions[answer.reused]} -> {answer.path}")
     for node, damage in repaired.items():
         if state.facts[node].damage is None:
             _warn_of_damage(state, node, damage)

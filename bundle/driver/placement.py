@@ -31,7 +31,7 @@ from ..protocol.messages import (
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import disk_problem
-from .findings import shorten_names
+from .findings import group_nodes, shorten_names
 from .forecast import forecast
 from .plan import (
     RELAY,
@@ -59,11 +59,7 @@ _FAULTS = frozenset((errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT))
 
 @contextlib.contextmanager
 def convert_disk_errors() -> Iterator[None]:
-    """Turn an error of a file system on this host into a problem of the host.
-
-    Raises:
-        NodeError: the block met one.
-    """
+    """Turn an error of a file system on this host into a problem of the host."""
     try:
         yield
     except OSError as exc:
@@ -74,11 +70,7 @@ def convert_disk_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def make_scratch_dir() -> Iterator[str]:
-    """Make a temporary directory, and remove it after the block; yield its path.
-
-    Raises:
-        NodeError: no directory for temporary files can be written to.
-    """
+    """Make a temporary directory, and remove it after the block; yield its path."""
     try:
         folder = tempfile.mkdtemp(prefix="stager-")
     except OSError as exc:
@@ -167,11 +159,7 @@ def _send_to_group(
 
 
 def send_results(state: State, source: str) -> None:
-    """Send earlier results to all nodes, which put them into the ranks' working directory.
-
-    Raises:
-        NodesFailed: some nodes do not have them, and the job cannot go on without these.
-    """
+    """Send earlier results to all nodes, which put them into the ranks' working directory."""
     nodes = state.job.nodes
     rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
     relayed = is_relayed(rule, {node: state.facts[node] for node in nodes})
@@ -222,14 +210,10 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
 def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Send to all nodes, then to failed ones singly; by ``sbcast`` or ``ssh`` if a relay failed."""
     if shipment.relayed:
-        unreached = _find_unreached_nodes(state, nodes, _deliver_once(state, shipment, nodes))
-        if not unreached:
-            return
-        for why in dict.fromkeys(unreached.values()):
-            named = shorten_names([node for node in unreached if unreached[node] == why])
-            said = f"the relay did not reach {named} ({why}): using {_other_way(state.job)}"
-            state.note(said, warning=True)
-        nodes, shipment = tuple(unreached), shipment._replace(relayed=False)
+        nodes = _relay(state, shipment, nodes)
+        shipment = shipment._replace(relayed=False)
+    if not nodes:
+        return
     with make_scratch_dir() if shipment.thin else contextlib.nullcontext("") as folder:
         if shipment.thin is not None:  # sbcast and ssh need one file
             source, members = os.path.join(folder, "bundle.tar"), shipment.thin.manifest.members()
@@ -242,19 +226,22 @@ def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...
                     _note_not_sent(state, (node,), delivery.failed)
 
 
-def _find_unreached_nodes(
-    state: State, nodes: tuple[str, ...], delivery: Delivery
-) -> dict[str, str]:
-    unreached = {}
+def _relay(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Send by a relay; return the nodes that it did not reach."""
+    delivery = _deliver_once(state, shipment, nodes)
+    unreached: dict[str, str] = {}
     for node in nodes:
-        problems = state.answers[node].problems if node in state.answers else ()
+        problems = state.answers.get(node, Answer()).problems
         if problems and problems[0].code is ProblemCode.RELAY_NOT_STARTED:
             unreached[node] = problems[0].why
         elif node in delivery.failed:
             unreached[node] = delivery.failed[node]
         elif "" in delivery.failed and node not in delivery.settled and _is_silent(state, node):
             unreached[node] = delivery.failed[""]
-    return unreached
+    for why, named in group_nodes(unreached).items():
+        said = f"the relay did not reach {shorten_names(named)} ({why})"
+        state.note(f"{said}: using {_other_way(state.job)}", warning=True)
+    return tuple(unreached)
 
 
 def _is_silent(state: State, node: str) -> bool:

@@ -17,7 +17,7 @@ from ..protocol.job import ASSUMED, Rates
 from ..protocol.messages import PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
-from .findings import shorten_names
+from .findings import group_nodes, shorten_names
 from .forecast import (
     Nodes,
     Staging,
@@ -32,11 +32,7 @@ _CHUNK = 8 << 20
 
 
 def digest_of_all(bundle: BundleFile) -> str:
-    """Return the SHA-256 of a bundle as one file, as hexadecimal digits.
-
-    Raises:
-        NodeError: it cannot be read.
-    """
+    """Return the SHA-256 of a bundle as one file, as hexadecimal digits."""
     state, size = hashlib.sha256(), bundle.manifest.size
     for offset in range(0, size, _CHUNK):
         state.update(bundle.read(offset, min(_CHUNK, size - offset)))
@@ -44,14 +40,7 @@ def digest_of_all(bundle: BundleFile) -> str:
 
 
 def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> int:
-    """Copy some members, in the bundle's order and as a tar of its own.
-
-    Returns:
-        Its length in bytes.
-
-    Raises:
-        NodeError: the file cannot be written, or the bundle cannot be read.
-    """
+    """Copy some members, in the bundle's order and as a tar of its own; return its bytes."""
     try:
         with open(path, "xb") as out:
             for name, size in bundle.manifest.members():
@@ -128,11 +117,7 @@ def make_plan(
     rates: Rates = ASSUMED,
     sharing: int = 1,
 ) -> tuple[Plan, dict[str, Problem]]:
-    """Decide for every node how it gets its environment.
-
-    Returns:
-        The plan, and the nodes that cannot be served.
-    """
+    """Return how each node gets its environment, and the problems of nodes without a way."""
     ready: list[str] = []
     waiting: list[str] = []
     for node, answer in facts.items():
@@ -257,10 +242,7 @@ def group_by_root(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
 ) -> list[tuple[str, ...]]:
     """Return the nodes that have the same node root, together."""
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        groups.setdefault(facts[node].root, []).append(node)
-    return [tuple(group) for group in groups.values()]
+    return [*map(tuple, group_nodes({node: facts[node].root for node in nodes}).values())]
 
 
 def _read_in_place(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[NodeGroup]:

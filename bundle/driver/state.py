@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -36,7 +37,7 @@ from ..results.selection import OutputEntry
 from ..system import signals
 from . import output
 from .findings import format_probe_line, shorten_names
-from .logs import Logs
+from .logs import DRIVER, Logs
 from .output import Display, OutputLogs
 from .plan import Plan
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
@@ -51,15 +52,14 @@ def _join_answers(first: Answer | None, second: Answer) -> Answer:
     """Return the answers of two tasks of one node as one; the first failure gives the status."""
     if first is None:
         return second
+    fields = filter(functools.partial(hasattr, first), _JOINED)
     lists: dict[str, Any] = {
-        name: (*getattr(first, name), *getattr(second, name, ()))
-        for name in _JOINED
-        if hasattr(first, name)
+        name: (*getattr(first, name), *getattr(second, name, ())) for name in fields
     }
     if isinstance(first, LaunchAnswer) and isinstance(second, LaunchAnswer):
         lists["stopped"] = second.stopped if first.lost else first.stopped
-        began = [one.first_rank for one in (first, second) if one.first_rank is not None]
-        lists["first_rank"] = began[-1] if began else None
+        if second.first_rank is not None:
+            lists["first_rank"] = second.first_rank
     exit_code = first.exit_code or second.exit_code or 0
     return replace(_add_task(first, second), exit_code=exit_code, **lists)
 
@@ -192,7 +192,6 @@ class State:
     """Nodes whose ranks did not end, and the seconds since others had ended."""
 
     def __post_init__(self) -> None:
-        """Write rank output to the job's logs, and mask its secrets in events."""
         self.output = OutputLogs(self.logs)
         self.display = Display(self.job.id)
         self._mask = SecretMask(os.environ, self.job.launch.pass_env)
@@ -250,7 +249,7 @@ class State:
 
     def log_line(self, node: str, line: str) -> None:
         """Write a line about a node to the node's log."""
-        self.logs.lines(node, self.first_task(node), [line])
+        self.logs.output(node, self.first_task(node), line.encode() + b"\n", DRIVER)
 
     def create_rank_logs(self, *nodes: str) -> None:
         """Create a log for every rank of some nodes, also for one that will write nothing."""
@@ -340,7 +339,9 @@ class State:
         if not failed:
             return
         good = tuple(node for node in self.job.nodes if node not in failed)
-        if len(good) < max(1, self._fewest_nodes()):
+        elastic = self.job.launch.elastic
+        fewest = self.job.min_nodes or (elastic[0] if elastic else len(self.job.nodes))
+        if len(good) < max(1, fewest):
             raise NodesFailed(failed)
         problems = {node: answer.problems for node, answer in failed.items()}
         reasons = {node: tuple(map(str, listed)) for node, listed in problems.items()}
@@ -351,11 +352,7 @@ class State:
         self.answers = {node: self.answers[node] for node in good}
 
     def leave_out_unreachable(self) -> bool:
-        """Leave out the nodes that kept the ranks of all others from beginning; False for none.
-
-        Raises:
-            NodesFailed: too few would be left; only those nodes are to blame.
-        """
+        """Leave out the nodes that kept the ranks of all others from beginning; False for none."""
         if not any(answer.unreachable for answer in self.answers.values()):
             return False
         self.answers = {
@@ -371,12 +368,6 @@ class State:
     def find_failed(self) -> dict[str, Answer]:
         """Return the answers of the nodes that have a problem."""
         return {node: answer for node, answer in self.answers.items() if not answer.ok}
-
-    def _fewest_nodes(self) -> int:
-        if self.job.min_nodes:
-            return self.job.min_nodes
-        elastic = self.job.launch.elastic
-        return elastic[0] if elastic else len(self.job.nodes)
 
     def _make_listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
         def listen(event: Event) -> None:
@@ -406,18 +397,21 @@ class State:
     def _add_missing_answers(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
         launches = phase == PhaseName.LAUNCH
-        by_slurm = launches and self.job.launch.launcher is Launcher.SRUN
-        tasks = self.nproc if by_slurm else 1
+        tasks = self.nproc if launches and self.job.launch.launcher is Launcher.SRUN else 1
         for node, end in ended.items():
             if node not in self.answers or self.answers[node].tasks < tasks:
                 silence = _describe_silence(phase, node, end, self.job.log_dir)
                 self.answers[node] = _join_answers(self.answers.get(node), silence)
-                first = self.node_rank(node) * tasks
-                for task in range(first, first + tasks) if launches else ():
-                    self.task_codes.setdefault(str(task), end.code)
+                if launches:
+                    self._add_task_codes(node, tasks, end.code)
         if launches:
             self._blame_late_nodes()
         self.answers = {node: self.answers[node] for node in self.job.nodes if node in self.answers}
+
+    def _add_task_codes(self, node: str, tasks: int, code: int) -> None:
+        first = self.node_rank(node) * tasks
+        for task in range(first, first + tasks):
+            self.task_codes.setdefault(str(task), code)
 
     def _blame_late_nodes(self) -> None:
         for node, seconds in self._late.items():

@@ -58,11 +58,7 @@ class DriverChannel:
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], first: bytes, reader: StepErrors
     ) -> None:
-        """Start it.
-
-        Raises:
-            ProcessError: it cannot be started.
-        """
+        """Start it."""
         self.heartbeats = Heartbeats()
         self.stopped = False
         self._process = processes.start(

@@ -65,11 +65,7 @@ class LocalTransport(Transport):
     """Starts agents as child processes."""
 
     def __init__(self, job: Job) -> None:
-        """Choose the directories; one is made for each node under this user's own node root.
-
-        Raises:
-            NodeError: no place on this machine fits.
-        """
+        """Choose the directories; one is made for each node under this user's own node root."""
         self.nodes_here = len(job.nodes)
         self._job = job
         self._variables = remove_secret_variables(os.environ, job.launch.pass_env)
@@ -118,19 +114,11 @@ class LocalTransport(Transport):
         _stop_all(self._agents, self._grace)
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
-        """Fail: the nodes are on this machine, and read the bundle where it lies.
-
-        Raises:
-            NodeError: always; a plan for this allocation has nothing to send.
-        """
+        """Fail: the nodes are on this machine, and read the bundle where it lies."""
         raise NodeError(Problem(ProblemCode.SENT_LOCALLY, ""))
 
     def fetch(self, phase: str, requests: Requests, take: Take) -> None:
-        """Fail: the nodes write into the run directory themselves.
-
-        Raises:
-            NodeError: always.
-        """
+        """Fail: the nodes write into the run directory themselves."""
         raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
 
     def begin(self, job: Job) -> None:

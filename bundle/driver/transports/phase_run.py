@@ -83,9 +83,8 @@ class PhaseAnswers:
 
     def list_late_nodes(self, patience: int) -> list[str]:
         """Return the nodes that still run so long after the first has ended; 0 for no limit."""
-        if not patience or self._first_end is None:
-            return []
-        if time.monotonic() < self._first_end + patience:
+        ended = self._first_end
+        if not patience or ended is None or time.monotonic() < ended + patience:
             return []
         return [node for node in self._requests if self.answered[node] < self._tasks]
 

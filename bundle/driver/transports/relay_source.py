@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import json
 import os
 import random
@@ -141,7 +142,8 @@ def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
     """Return a line for each node that damages what it receives, or has sent damaged bytes."""
     senders = {node: tuple(dict.fromkeys(report.corrupt)) for node, report in relayed.items()}
     # A node that several senders failed may be at fault itself: it is no witness against them.
-    blamed = {sender for failed in senders.values() if len(failed) < _SENDERS for sender in failed}
+    few = [failed for failed in senders.values() if len(failed) < _SENDERS]
+    blamed = {*itertools.chain.from_iterable(few)}
     receivers: list[str] = []
     lines: list[str] = []
     for node, failed in senders.items():
@@ -278,9 +280,6 @@ def send(
 
     Returns:
         The nodes that it did not reach, with the reasons, and the seconds that it took.
-
-    Raises:
-        NodeError: the file cannot be read here.
     """
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
     late = run.await_ready(deadline)
@@ -369,11 +368,7 @@ def _refuse_unreadable(transfer: Transfer) -> None:
 
 
 def listen(ports: range | None) -> socket.socket:
-    """Listen on all addresses of this host, IPv4 and IPv6, on any port or one of these.
-
-    Raises:
-        OSError: none of the ports is free.
-    """
+    """Listen on all addresses of this host, IPv4 and IPv6, on any port or one of these."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     candidates = random.sample(ports, len(ports)) if ports else [0]

@@ -155,11 +155,7 @@ _HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
 
 
 def slurm_transport(job: Job) -> StepTransport:
-    """Return the transport to the allocation that this process runs in.
-
-    Raises:
-        NodeError: a command of Slurm's is missing here.
-    """
+    """Return the transport to the allocation that this process runs in."""
     return StepTransport(job, _SlurmCluster(job))
 
 

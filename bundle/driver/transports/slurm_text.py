@@ -210,12 +210,7 @@ _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
-    """Return a job with its allocation: id, nodes, and how often it was started before.
-
-    Raises:
-        NodeError: there is no allocation, it has fewer nodes than the job needs, or its id or
-            its nodes' names cannot be part of a file's name.
-    """
+    """Return a job with its allocation: id, nodes, and how often it was started before."""
     job_id, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
     if not job_id or not listed:
         raise NodeError(Problem(ProblemCode.NO_ALLOCATION, ""))

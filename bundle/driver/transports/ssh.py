@@ -33,11 +33,7 @@ _OF_THIS_HOST = re.compile(
 
 
 def ssh_transport(job: Job) -> StepTransport:
-    """Return the transport to the hosts of a job.
-
-    Raises:
-        NodeError: a name cannot be a host's.
-    """
+    """Return the transport to the hosts of a job."""
     return StepTransport(job, _SshCluster(job))
 
 

@@ -161,21 +161,16 @@ def ssh_argv(host: str, script: str) -> list[str]:
 
 
 class _Host:
-    """A host, from its login to its end.
-
-    Attributes:
-        name: its name.
-        begun: True once it is logged in to.
-        ended: True once its command has ended, or its login has failed.
-        status: the exit status of its ``ssh``, which is that of its command, or 255.
-        offset: bytes of the input that it has been sent.
-    """
+    """A host, from its login to its end."""
 
     def __init__(self, name: str, script: str) -> None:
         self.name = name
         self.begun = self.ended = False
+        """True once it is logged in to; once its command has ended, or its login has failed."""
         self.status = 0
+        """The exit status of its ``ssh``, which is that of its command, or 255."""
         self.offset = 0
+        """Bytes of the input that it has been sent."""
         self._until = time.monotonic() + LOGIN_SECONDS
         self._errors = self._held = b""
         self._slow = False
@@ -198,16 +193,14 @@ class _Host:
         )
 
     def read(self, *, whole_lines: bool) -> bytes | None:
+        """Return new output, only whole lines if asked for; None at the end."""
         chunk = _read(self.streams()[1])
         return None if chunk is None else self._take(chunk, whole_lines=whole_lines)
 
     def rest(self, *, whole_lines: bool) -> bytes:
         """Return the rest of what its command has written, once it has ended."""
         ready = b""
-        while True:
-            chunk = _read(self.streams()[1])
-            if not chunk:
-                break
+        for chunk in iter(lambda: _read(self.streams()[1]) or b"", b""):
             ready += self._take(chunk, whole_lines=whole_lines)
         rest, self._held = self._held, b""
         if rest and self.begun:
@@ -233,13 +226,16 @@ class _Host:
         self._errors = (self._errors + (chunk or b""))[-_KEPT_ERRORS:]
         return chunk
 
-    def is_late(self) -> bool:
-        return not (self.begun or self.ended) and time.monotonic() > self._until
+    def end_if_late(self) -> None:
+        if not (self.begun or self.ended) and time.monotonic() > self._until:
+            self._slow = True
+            if self.process is not None:
+                self.process.kill()
 
-    def end_late(self) -> None:
-        self._slow = True
-        if self.process is not None:
-            self.process.kill()
+    def give_up_login(self) -> None:
+        if not self.begun and self.process is not None:
+            with contextlib.suppress(OSError):
+                self.process.terminate()
 
     def has_ended(self) -> bool:
         """Return whether its ``ssh`` has ended; take note of its exit status."""
@@ -250,7 +246,7 @@ class _Host:
 
     def was_turned_away(self) -> bool:
         """Return whether its connection was closed before anybody was asked who is there."""
-        away = find_reason(self._said()) is ProblemCode.SSH_TURNED_AWAY
+        away = find_reason(self._list_lines()) is ProblemCode.SSH_TURNED_AWAY
         return away and not (self.begun or self._slow)
 
     def report(self, tries: int = 1) -> str:
@@ -263,16 +259,17 @@ class _Host:
             "begun": self.begun,
             "slow": self._slow,
             "tries": tries,
-            "said": self._said(),
+            "said": self._list_lines(),
         }
         return REPORT_PREFIX + json.dumps(told)
 
-    def _said(self) -> list[str]:
-        lines = self._errors.decode(errors="replace").splitlines()
-        return [line.strip() for line in lines if line.strip()][-_KEPT_LINES:]
+    def _list_lines(self) -> list[str]:
+        lines = map(str.strip, self._errors.decode(errors="replace").splitlines())
+        return [*filter(None, lines)][-_KEPT_LINES:]
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
+    """Return what can be read now; None at the end of the stream."""
     try:
         return os.read(stream.fileno(), _READ_BYTES) or None
     except BlockingIOError:
@@ -298,13 +295,10 @@ _CHUNK = 1 << 18
 
 
 def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
-    """Run a shell script on all hosts; return 0, or the exit status of one that ended badly.
+    """Run a script of one line on all hosts; return 0, or the exit status of one that ended badly.
 
-    Args:
-        names: the hosts.
-        script: one line.
-        attached: True if nobody is to be logged in to any more once a pipe on standard input has
-            ended: whoever has started this has gone, or wants the end.
+    If ``attached``, nobody is logged in to any more once a pipe on standard input has ended:
+    whoever has started this has gone, or wants the end.
     """
     signals.end_on_signals()
     processes.raise_open_files()  # three for each host
@@ -322,14 +316,11 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
 
 
 class _Fanout:
-    """Hosts that run one command.
-
-    Attributes:
-        status: 0, or the exit status of a host that ended badly.
-    """
+    """Hosts that run one command."""
 
     def __init__(self, names: Sequence[str], script: str, *, attached: bool = False) -> None:
         self.status = 0
+        """0, or the exit status of a host that ended badly."""
         self._waiting, self._script = LoginQueue(names), script
         self._mixes = len(names) > 1
         self._hosts: list[_Host] = []
@@ -383,8 +374,7 @@ class _Fanout:
             self._next_look = now + _WAIT_SECONDS
             hosts = self._hosts
             for host in hosts:
-                if host.is_late():
-                    host.end_late()
+                host.end_if_late()
         for host in [host for host in hosts if host.has_ended()]:
             self._end(host)
 
@@ -470,17 +460,12 @@ class _Fanout:
         self._input += chunk
         self._input_ended = not chunk
         if self._driver_has_ended():
-            self._give_up_logins()
+            self._waiting = LoginQueue(())
         for host in self._hosts:
             if host.begun:
                 self._send(host)
-
-    def _give_up_logins(self) -> None:
-        self._waiting = LoginQueue(())
-        for host in self._hosts:
-            if not host.begun and host.process is not None:
-                with contextlib.suppress(OSError):
-                    host.process.terminate()
+            elif self._driver_has_ended():
+                host.give_up_login()
 
     def _end(self, host: _Host) -> None:
         _write(host.rest(whole_lines=self._mixes))

@@ -72,19 +72,15 @@ def _ends(stderr: str) -> Iterator[HostEnd]:
 def _fault(end: HostEnd) -> StepFault:
     why = {"why": _words(end)}
     if not end.begun:
-        return StepFault(_reason(end), why)
+        code = None if end.slow else ssh_fanout.find_reason(end.said)
+        if end.status == _NO_SSH:
+            code = ProblemCode.SSH_NOT_STARTED
+        return StepFault(code or ProblemCode.SSH_LOGIN_FAILED, why)
     if end.status == _SSH_FAILED:
         return StepFault(ProblemCode.SSH_CONNECTION_LOST, why)
     if end.status == _KILLED:
         return StepFault(ProblemCode.NO_ANSWER_KILLED, why, -9)
     return StepFault(ProblemCode.NO_ANSWER_EXITED, why, end.status)
-
-
-def _reason(end: HostEnd) -> ProblemCode:
-    if end.status == _NO_SSH:
-        return ProblemCode.SSH_NOT_STARTED
-    code = None if end.slow else ssh_fanout.find_reason(end.said)
-    return ProblemCode.SSH_LOGIN_FAILED if code is None else code
 
 
 def _words(end: HostEnd) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from bundle.driver import state
 from bundle.driver.output import Display
+from bundle.driver.transports.transport import Transfer
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +25,10 @@ def _no_line_is_late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for display in made:
         assert display.drain(300)
+
+
+@pytest.fixture
+def transfer(tmp_path: Path) -> Transfer:
+    """A file for a relay."""
+    (tmp_path / "file").write_bytes(bytes(1000))
+    return Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)

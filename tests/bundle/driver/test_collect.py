@@ -23,33 +23,25 @@ from bundle.protocol.problem import ProblemCode
 from bundle.results import stream as stream_format
 from bundle.results.stream import send_outputs
 from stager.pack.bundle import Packed
-from tests.support.displayed import displayed
+from tests.support.displayed import displayed, noted
 from tests.support.jobs import job_for
 from tests.support.namespaces import namespace
 
 
-def test_it_is_there_for_as_long_as_it_is_looked_for(single: Packed, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    job = job_for(single, tmp_path / "run")
+def test_the_mark_is_there_for_as_long_as_it_is_looked_for(single: Packed, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    job = job_for(single, run_dir)
     with run_dir_marker(job) as first, run_dir_marker(job) as second:
         assert first != second  # two jobs may look at the same time
-        assert sorted(os.listdir(tmp_path / "run")) == sorted([first, second])
+        assert sorted(os.listdir(run_dir)) == sorted([first, second])
         assert first.startswith(".stager-4711-")
-        assert stat.S_IMODE((tmp_path / "run" / first).stat().st_mode) == 0o600
-    assert os.listdir(tmp_path / "run") == []
-
-
-def test_it_goes_whatever_happens(single: Packed, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    job = job_for(single, tmp_path / "run")
+        assert stat.S_IMODE((run_dir / first).stat().st_mode) == 0o600
     with pytest.raises(RuntimeError), run_dir_marker(job):
         raise RuntimeError("in the middle")
-    assert os.listdir(tmp_path / "run") == []
+    assert os.listdir(run_dir) == []
     with run_dir_marker(job) as name:
-        (tmp_path / "run" / name).unlink()  # by somebody else
-
-
-def test_without_a_run_directory_here_there_is_none(single: Packed, tmp_path: Path) -> None:
+        (run_dir / name).unlink()  # by somebody else
     with run_dir_marker(job_for(single, tmp_path, run_dir=str(tmp_path / "absent"))) as name:
         assert name == ""
 
@@ -117,11 +109,6 @@ def state(single: Packed, tmp_path: Path) -> State:
     return state
 
 
-def said(state: State, capfd: pytest.CaptureFixture[str]) -> str:
-    lines = map(json.loads, displayed(state, capfd).splitlines())
-    return "".join(line.get("text", "") for line in lines)
-
-
 def test_what_has_come_whole_is_removed_from_the_node(
     state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +116,7 @@ def test_what_has_come_whole_is_removed_from_the_node(
     collect_outputs(state, standing=True)
     assert (tmp_path / "run" / "out" / "model").stat().st_size == 3 * stream_format.CHUNK
     assert node.asked == ["tidy"]
-    assert "still on" not in said(state, capfd)
+    assert "still on" not in noted(state, capfd)
 
 
 def test_what_has_gaps_stays_on_the_node(
@@ -141,7 +128,7 @@ def test_what_has_gaps_stays_on_the_node(
     collect_outputs(state, standing=True)
     assert (tmp_path / "run" / "out" / "model").exists()
     assert node.asked == []
-    assert "some outputs were not brought back; they are still on local1" in said(state, capfd)
+    assert "some outputs were not brought back; they are still on local1" in noted(state, capfd)
 
 
 def test_outputs_come_from_the_node_where_rank_0_ran_last(
@@ -235,7 +222,7 @@ def test_where_the_files_of_other_nodes_do_not_come_they_stay(
     collect_outputs(three, standing=True)
     assert os.listdir(tmp_path / "run" / "out") == ["same"]
     assert nodes.tidied == [("n1", "n2", "n3")]
-    assert "some outputs were not brought back; they are still on n2 in" in said(three, capfd)
+    assert "some outputs were not brought back; they are still on n2 in" in noted(three, capfd)
 
 
 def test_nobody_misses_what_a_tracker_has_not_written(

@@ -112,19 +112,11 @@ def test_staging_by_hand() -> None:
     assert made.tail == pytest.approx(content / 4 / 10 + 0.125)
     assert made.seconds == made.send + made.tail
     assert Staging(send=2.0, unpack=5.0, tail=0.5).seconds == 5.0  # hidden behind the unpacking
-
-
-def test_links_are_made_by_one_process() -> None:
-    made = forecast_staging(
-        StagingWork(sent=BLOCK, bytes=0, files=0, linked=30_000), Nodes(1, cpus=8), ROUND
-    )
+    links = StagingWork(sent=BLOCK, bytes=0, files=0, linked=30_000)  # are made by one process
+    made = forecast_staging(links, Nodes(1, cpus=8), ROUND)
     assert made.unpack == pytest.approx(0.25 + 0.3 + BLOCK * 1e-9 / 8)
-
-
-def test_a_bundle_that_is_read_where_it_lies() -> None:
     made = forecast_shared_staging(TEN_BLOCKS, Nodes(1000, cpus=4), BLOCK / 2, ROUND)
-    assert made.send == pytest.approx(20)
-    assert made.unpack == pytest.approx(0.25 + 1.0)
+    assert (made.send, made.unpack) == (pytest.approx(20), pytest.approx(0.25 + 1.0))
 
 
 def test_nodes_that_share_a_machine_share_its_cpus() -> None:

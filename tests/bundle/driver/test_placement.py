@@ -399,17 +399,14 @@ def test_other_errors_stay_as_they_are() -> None:
         raise ConnectionResetError(errno.ECONNRESET, "reset")
 
 
-def test_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_temporary_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_scratch_dir() as folder:
+        Path(folder, "part").write_bytes(b"x")
+    assert not os.path.exists(folder)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(NodeError) as caught, make_scratch_dir():
         pass
     assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
-
-
-def test_what_is_temporary_does_not_stay() -> None:
-    with make_scratch_dir() as folder:
-        Path(folder, "part").write_bytes(b"x")
-    assert not os.path.exists(folder)
 
 
 def test_all_temporary_directories_are_full(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from bundle.driver.plan import (
     NodeGroup,
     Plan,
     TransferRule,
-    excerpt_size,
     forecast_nodes,
     make_plan,
     write_excerpt,
@@ -92,12 +91,6 @@ def test_one_that_some_node_cannot_see_is_sent(manifest: Manifest) -> None:
     many = {f"n{number}": node(None) for number in range(5)}
     plan, _ = make_plan(many, AUTO, manifest, SIZE)
     assert plan.why == "relay to 5 nodes: n0, n1, n2 and 2 more cannot see the bundle"
-
-
-def test_sending_on_request(manifest: Manifest) -> None:
-    plan, problems = make_plan({"n1": node()}, ALWAYS, manifest, SIZE)
-    assert (ways(plan), problems) == ([("relay", ("n1",))], {})
-    assert plan.why == "relay to 1 node: sending is asked for"
 
 
 def test_the_users_way_of_sending(manifest: Manifest) -> None:
@@ -276,9 +269,3 @@ def test_the_nodes_as_the_model_sees_them() -> None:
     assert forecast_nodes(("n1", "n2"), facts) == Nodes(2, cpus=4)
     assert forecast_nodes(("n1", "n3"), facts, sharing=2) == Nodes(2, cpus=1, sharing=2)
     assert forecast_nodes((), facts) == Nodes(1, cpus=1)
-
-
-def test_the_size_of_a_file_of_members() -> None:
-    """Each has a header and is padded to a full block; two blocks of zeros are the end."""
-    assert excerpt_size([]) == 1024
-    assert excerpt_size([("a", 1), ("b", 512)]) == 1024 + 1024 + 1024

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +30,7 @@ from bundle.protocol.problem import Problem, ProblemCode
 from bundle.results.receive import receive_outputs
 from bundle.results.stream import CHUNK
 from stager.pack.bundle import Packed
-from tests.support.displayed import displayed
+from tests.support.displayed import noted
 from tests.support.jobs import job_for
 
 
@@ -79,11 +78,6 @@ def state(single: Packed, tmp_path: Path) -> State:
     return state
 
 
-def said(state: State, capfd: pytest.CaptureFixture[str]) -> str:
-    lines = map(json.loads, displayed(state, capfd).splitlines())
-    return "\n".join(line["text"] for line in lines if line["event"] == "note")
-
-
 def test_they_lie_on_each_node_and_the_job_says_so(
     state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +86,7 @@ def test_they_lie_on_each_node_and_the_job_says_so(
     for node in state.job.nodes:
         assert (tmp_path / node / "out" / "model").stat().st_size == 3000
     text = f"sending earlier results to the nodes: out (1 file, 3.0 kB) in {state.job.run_dir}"
-    assert said(state, capfd) == text
+    assert noted(state, capfd) == text
     assert [*(state.sent_results or {})] == ["out", "out/model"]
 
 
@@ -132,7 +126,7 @@ def test_what_is_not_sent_is_said_with_the_reason(
 ) -> None:
     change(state)
     send_earlier_results(state)
-    text = said(state, capfd)
+    text = noted(state, capfd)
     assert text.startswith(f"{state.job.run_dir}: not sent to the nodes: {why}"), text
     assert text.endswith("; a program that resumes from earlier results starts anew")
     assert state.sent_results == {}
@@ -148,7 +142,7 @@ def test_nothing_is_sent_that_is_not_named_as_a_result(
     (tmp_path / "run" / "wandb" / "log").write_text("log")
     state.job = replace(state.job, outputs=outputs, tracked=("wandb",))
     send_earlier_results(state)
-    assert said(state, capfd) == ""
+    assert noted(state, capfd) == ""
     assert not (tmp_path / "local1").exists()
 
 
@@ -168,7 +162,7 @@ def test_a_node_without_them_fails_the_job(
     with pytest.raises(NodesFailed) as caught:
         send_earlier_results(state)
     assert [*caught.value.answers] == ["local2"]
-    assert "with project.resume-limit = 0 a job starts without them" in said(state, capfd)
+    assert "with project.resume-limit = 0 a job starts without them" in noted(state, capfd)
 
 
 class Watched(io.FileIO):
@@ -208,7 +202,7 @@ def test_what_changes_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(collect, "open", opened, raising=False)
     send_earlier_results(state)
-    text = said(state, capfd)
+    text = noted(state, capfd)
     assert ("out/log: written to while it was read for the nodes" in text) == warned, text
     copy = (tmp_path / "local1" / "out" / "log").read_bytes()
     assert log.read_bytes().startswith(copy)
@@ -257,7 +251,7 @@ def test_a_checkpoint_that_is_half_written_does_not_keep_a_job_from_starting(
 
     monkeypatch.setattr(collect, "open", opened, raising=False)
     send_earlier_results(state)
-    text = said(state, capfd)
+    text = noted(state, capfd)
     where = tmp_path / "local1" / "out"
     assert (sorted(os.listdir(where)) if where.exists() else []) == sent, text
     assert ("out/half changed while it was read; a program that resumes" in text) == again, text

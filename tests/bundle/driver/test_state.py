@@ -320,13 +320,10 @@ def sent(node: str, counts: dict[str, int], task: int | None = None) -> Answer:
     return said(node, exit_code=0, sent=counts, task=task)
 
 
-def test_all_that_was_sent_has_come(job: Job) -> None:
+def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
     outputs = [RankOutput(node, 0, b"12345", of_ranks=True) for node in NODES]
     state = lose(job, *outputs, *(sent(node, {"0": 5}) for node in NODES))
     assert state.output.losses() == []
-
-
-def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
     state = lose(
         job,
         RankOutput("n2", 3, b"\0\1\2", of_ranks=True),
@@ -338,11 +335,7 @@ def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
     (first, second) = describe_losses(state.output.losses(), state.left_out)["n2"]
     assert "output of rank 3 (7 bytes) is lost" in str(first)
     assert "output of the node's ranks (4 bytes) is lost" in str(second)
-
-
-def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
-    state = lose(job, FramesLost("n3", "2", 5))
-    (loss,) = state.output.losses()
+    (loss,) = lose(job, FramesLost("n3", "2", 5)).output.losses()  # of one that never answered
     assert (loss.node, loss.rank, loss.frames) == ("n3", None, 5)
 
 

@@ -46,15 +46,6 @@ from bundle.transfer.relay_process import RelayProcess
 from tests.support.relay_places import at_addresses
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 
-
-@pytest.fixture
-def transfer(tmp_path: Path) -> Transfer:
-    """A file to send."""
-    (tmp_path / "file").write_bytes(bytes(1000))
-    (tmp_path / "file").write_bytes(bytes(1000))
-    return Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
-
-
 # --- their order ---------------------------------------------------------------------------------
 
 

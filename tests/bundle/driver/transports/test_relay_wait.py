@@ -32,13 +32,6 @@ from tests.support.relay_step import (
 )
 
 
-@pytest.fixture
-def transfer(tmp_path: Path) -> Transfer:
-    """A file to send."""
-    (tmp_path / "file").write_bytes(bytes(1000))
-    return Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
-
-
 def remarks(events: list[Event]) -> list[str]:
     return [event.text for event in events if isinstance(event, Remark)]
 
