@@ -55,33 +55,37 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         return
     job, node = state.job, _find_first_rank(state)
     if not (standing and os.path.isdir(job.run_dir)):
-        why = f"{job.run_dir} is not here" if standing else "the allocation has ended"
+        gone = "the allocation has ended; what the ranks wrote is"
+        absent = f"{job.run_dir} is not here; what the ranks wrote stays"
         where = f"{node} in {_locate_work_dir(state, node)}"
-        state.note(f"{why}; what the ranks wrote is still on {where}")
+        state.note(f"{absent if standing else gone} on {where}")
         return
     note_unnamed(state)
-    if not job.outputs:
-        _report_left(state, _remove_work_dirs(state, job.nodes))
-        return
+    answers = _collect(state, node) if job.outputs else _remove_work_dirs(state, job.nodes)
+    if answers is not None:
+        _report_left(state, answers)
+
+
+def _collect(state: State, node: str) -> dict[str, TidyAnswer] | None:
+    """Collect from rank 0's node, then from others; None where some still have outputs."""
     received, asked, pending = _fetch_outputs(state, node), [node], [node]
     answers: dict[str, TidyAnswer] = {}
     try:
         if _is_whole(received):
-            answers = _remove_work_dirs(state, job.nodes, received)
+            answers = _remove_work_dirs(state, state.job.nodes, received)
             pending = [name for name, answer in answers.items() if answer.unsent]
         while pending and _is_whole(received):
             asked.append(pending[0])
             received = _fetch_outputs(state, pending[0], received)
-            pending = pending[_is_whole(received) :]
+            if _is_whole(received):
+                del pending[0]
     finally:
         _emit_collected(state, asked, received)
     if pending:
         where, names = _locate_work_dir(state, pending[0]), shorten_names(pending)
         state.note(f"some outputs were not brought back; they are still on {names} in {where}")
-        return
-    if asked[1:]:
-        answers = _remove_work_dirs(state, _list_left(answers), received)
-    _report_left(state, answers)
+        return None
+    return _remove_work_dirs(state, _list_left(answers), received) if asked[1:] else answers
 
 
 def _is_whole(received: Received) -> bool:

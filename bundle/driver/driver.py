@@ -148,11 +148,11 @@ def _conclude(state: State) -> int:
     ended_by = _find_ending(state) if problems or interrupted else ""
     collect.collect_outputs(state, standing=not ended_by)
     if ended_by:  # its first problem; and it was no interruption by the user
+        interrupted = False
         _add_ending(state, ended_by, problems)
     losses = state.output.losses()
     if losses and not (problems or interrupted):
         problems = describe_losses(losses, state.left_out)
-    interrupted = interrupted and not ended_by
     result = replace(
         state.result,
         ok=not (problems or interrupted),
@@ -166,7 +166,9 @@ def _conclude(state: State) -> int:
         seconds=state.seconds,
     )
     state.emit(result)
-    return EXIT_INTERRUPTED if interrupted else EXIT_JOB if problems else 0
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_JOB if problems else 0
 
 
 def _add_ending(state: State, ended_by: str, problems: dict[str, tuple[Problem, ...]]) -> None:

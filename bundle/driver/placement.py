@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from ..protocol.job import ASSUMED, Job
 from ..protocol.messages import (
     Answer,
     Incoming,
+    PreflightAnswer,
     RelayTask,
     UnpackAnswer,
     UnpackRequest,
@@ -192,6 +193,11 @@ class _Shipment(NamedTuple):
     def target(self, root: str) -> str:
         return os.path.join(root, "incoming", self.folder, "bundle.tar")
 
+    def make_incoming(self, facts: PreflightAnswer, token: str) -> Incoming:
+        task = RelayTask(token, facts.address) if token else None
+        target = self.target(facts.root)
+        return Incoming(target, self.manifest, self.members, self.size, task, self.results)
+
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Send to all nodes; retry copies damaged in transit: one that arrived as sent fails again."""
@@ -261,17 +267,21 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
         faults = delivery.failed
         if not faults:
             break
-        left = [node for node in nodes if node not in delivery.settled]
+        left = _exclude(nodes, delivery.settled)
         named = [node for node in left if node in faults]
         unexplained += not (named or delivery.settled)
         if unexplained > 1:
             _note_not_sent(state, left, faults)
             break
         failed_nodes += named
-        nodes = tuple(node for node in left if node not in named)
+        nodes = _exclude(left, named)
         if nodes and named:
             state.note(f"sending again, without {', '.join(failed_nodes)}")
     return failed_nodes
+
+
+def _exclude(nodes: Iterable[str], gone: Collection[str]) -> tuple[str, ...]:
+    return tuple(node for node in nodes if node not in gone)
 
 
 def _find_damaged_copies(
@@ -299,15 +309,7 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
     transfer = Transfer(shipment.source, target, shipment.size, token, shipment.thin)
 
     def request(node: str) -> UnpackRequest:
-        facts = state.facts[node]
-        incoming = Incoming(
-            shipment.target(facts.root),
-            shipment.manifest,
-            shipment.members,
-            shipment.size,
-            RelayTask(token, facts.address) if token else None,
-            shipment.results,
-        )
+        incoming = shipment.make_incoming(state.facts[node], token)
         return UnpackRequest(**state.place(node), incoming=incoming)
 
     delivery = state.deliver(transfer, nodes, request)

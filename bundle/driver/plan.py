@@ -132,12 +132,13 @@ def make_plan(
     ]
     forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
     is_sent, why = _choose(waiting, rule.stage, groups, facts, forecast)
-    problems = _refuse_unserved(waiting, rule.stage, facts, nothing=is_sent and manifest is None)
+    can_send = is_sent and manifest is not None
+    problems = _refuse_unserved(waiting, rule.stage, facts, nothing=is_sent != can_send)
     if is_sent:
         why = f"{how} to {format_count(len(waiting), 'node')}: {why}{no_relay}"
-    if not is_sent or manifest is None:
+    if not can_send:
         groups = _read_in_place(groups, problems)
-    present = [NodeGroup(tuple(ready), PRESENT)][: len(ready)]
+    present = [NodeGroup(tuple(ready), PRESENT)] if ready else []
     return Plan((*present, *groups), why, tuple(map(forecast, groups))), problems
 
 

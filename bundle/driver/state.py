@@ -339,9 +339,8 @@ class State:
         if not failed:
             return
         good = tuple(node for node in self.job.nodes if node not in failed)
-        elastic = self.job.launch.elastic
-        fewest = self.job.min_nodes or (elastic[0] if elastic else len(self.job.nodes))
-        if len(good) < max(1, fewest):
+        elastic = self.job.launch.elastic or (len(self.job.nodes),)
+        if len(good) < max(1, self.job.min_nodes or elastic[0]):
             raise NodesFailed(failed)
         problems = {node: answer.problems for node, answer in failed.items()}
         reasons = {node: tuple(map(str, listed)) for node, listed in problems.items()}

@@ -230,47 +230,55 @@ def test_without_an_address_a_node_takes_part_in_no_relay(single: Packed, tmp_pa
     assert [transfer.token for transfer, _ in transport.transfers] == [""]
 
 
-def test_nodes_that_failed_are_left_aside_and_tried_alone(single: Packed, tmp_path: Path) -> None:
-    """A node that is full fails again; one that had a bad moment does not."""
-    transport = Sending({"n2": FULL, "n3": "Timed out"}, {}, {"n2": FULL}, {})
+ODD = {"": "sbcast: error: something odd"}
+
+
+@pytest.mark.parametrize(
+    ("fails", "sent", "failed"),
+    [
+        # A node that is full fails again; one that had a bad moment does not.
+        (
+            [{"n2": FULL, "n3": "Timed out"}, {}, {"n2": FULL}, {}],
+            [NODES, ("n1", "n4"), ("n2",), ("n3",)],
+            {"n2": f"sbcast says: {FULL}; 7 of 9 bytes had arrived"},
+        ),
+        # Where it fails everywhere each is tried alone.
+        (
+            [dict.fromkeys(NODES, FULL), {"n1": FULL}, {}, {"n3": FULL}, {}],
+            [NODES, *((node,) for node in NODES)],
+            dict.fromkeys(("n1", "n3"), f"sbcast says: {FULL}; 7 of 9 bytes had arrived"),
+        ),
+        # Where no node is named all are tried once more.
+        ([ODD], [NODES, NODES], {}),
+        (
+            [ODD, ODD],
+            [NODES, NODES],
+            dict.fromkeys(NODES, f"sbcast says: {ODD['']}; 7 of 9 bytes had arrived"),
+        ),
+        # One fails only the second time: the others get it in a third try.
+        (
+            [{"n2": FULL}, {"n3": FULL}, {}, {"n2": FULL}, {"n3": FULL}],
+            [NODES, ("n1", "n3", "n4"), ("n1", "n4"), ("n2",), ("n3",)],
+            dict.fromkeys(("n2", "n3"), f"sbcast says: {FULL}; 7 of 9 bytes had arrived"),
+        ),
+    ],
+)
+def test_nodes_that_failed_are_left_aside_and_tried_alone(
+    single: Packed,
+    tmp_path: Path,
+    fails: list[dict[str, str]],
+    sent: list[tuple[str, ...]],
+    failed: dict[str, str],
+) -> None:
+    transport = Sending(*fails)
     state = carried_out(single, tmp_path, transport)
-    assert transport.sent == [NODES, ("n1", "n4"), ("n2",), ("n3",)]
-    assert whys(state) == {"n2": f"sbcast says: {FULL}; 7 of 9 bytes had arrived"}
-    (problem,) = state.answers["n2"].problems
-    assert problem.what == "the bundle could not be sent to the node"
-    assert "/r/incoming" in problem.fix
-    assert "--exclude=n2" in problem.fix
-    assert state.bytes_sent == 2 * single.path.stat().st_size
-
-
-def test_when_it_fails_everywhere_each_is_tried_alone(single: Packed, tmp_path: Path) -> None:
-    transport = Sending(dict.fromkeys(NODES, FULL), {"n1": FULL}, {}, {"n3": FULL}, {})
-    state = carried_out(single, tmp_path, transport)
-    assert transport.sent == [NODES, *((node,) for node in NODES)]
-    assert set(whys(state)) == {"n1", "n3"}
-
-
-def test_when_no_node_is_named_all_are_tried_once_more(single: Packed, tmp_path: Path) -> None:
-    broken = {"": "sbcast: error: something odd"}
-    transport = Sending(broken)
-    assert whys(carried_out(single, tmp_path / "1", transport)) == {}
-    assert transport.sent == [NODES, NODES]
-    transport = Sending(broken, broken)
-    state = carried_out(single, tmp_path / "2", transport)
-    assert transport.sent == [NODES, NODES]
-    assert whys(state) == dict.fromkeys(
-        NODES, "sbcast says: sbcast: error: something odd; 7 of 9 bytes had arrived"
-    )
-
-
-def test_one_that_fails_only_the_second_time(single: Packed, tmp_path: Path) -> None:
-    """The others get it in a third try; nobody is left without an answer."""
-    transport = Sending({"n2": FULL}, {"n3": FULL}, {}, {"n2": FULL}, {"n3": FULL})
-    state = carried_out(single, tmp_path, transport)
-    assert set(state.answers) == set(NODES)
-    assert [node for node, answer in state.answers.items() if answer.ok] == ["n1", "n4"]
-    assert whys(state)["n3"].startswith(f"sbcast says: {FULL}")
-    assert whys(state)["n2"].startswith(f"sbcast says: {FULL}")
+    assert (transport.sent, whys(state)) == (sent, failed)
+    assert set(state.answers) == set(NODES)  # nobody is left without an answer
+    for node in failed:
+        (problem,) = state.answers[node].problems
+        assert problem.what == "the bundle could not be sent to the node"
+        assert "/r/incoming" in problem.fix
+        assert f"--exclude={node}" in problem.fix
 
 
 def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Path) -> None:
