@@ -34,8 +34,7 @@ from ...protocol.messages import AgentRequest, Answer, EarlyRequest, PlacedReque
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system import permissions, processes, signals
-from . import apptainer
-from .agent_program import make_start_command
+from .agent_program import make_container_command, make_start_command
 from .transport import (
     Delivery,
     Ended,
@@ -154,7 +153,7 @@ class LocalTransport(Transport):
         words = (program, "agent", PhaseName.SESSION)
         inside = make_start_command(hints, PhaseName.SESSION, words, node=node, framed=False)
         folders = (self._bases[node], os.path.dirname(program))
-        return apptainer.make_container_command(
+        return make_container_command(
             self._job, PhaseName.SESSION, inside, framed=False, folders=folders
         )
 

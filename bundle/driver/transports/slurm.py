@@ -14,8 +14,8 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system import processes
-from . import apptainer, slurm_text
-from .agent_program import can_carry, make_start_command
+from . import slurm_text
+from .agent_program import can_carry, make_container_command, make_start_command
 from .phase_run import PhaseAnswers
 from .step_transport import SendCommand, StepCluster, StepTransport
 from .transport import Ended, OnEvent, Retry, Step, StepErrors, StepFault, Transfer
@@ -199,7 +199,7 @@ class _SlurmCluster(StepCluster):
         words = ("-c", bootstrap, "agent", command)
         program = make_start_command(self._job.python_hints, command, words)
         if self._job.launch.is_run_by_apptainer:
-            program = apptainer.make_container_command(self._job, command, program)
+            program = make_container_command(self._job, command, program)
             step = step._replace(image=None)
         return slurm_text.make_step_argv(step, program)
 

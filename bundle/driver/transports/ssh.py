@@ -15,8 +15,8 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system.hostlist import find_invalid_hosts
-from . import apptainer, ssh_faults
-from .agent_program import make_start_command
+from . import ssh_faults
+from .agent_program import make_container_command, make_start_command
 from .phase_run import PhaseAnswers
 from .slurm_text import PATIENCE
 from .step_transport import SendCommand, StepCluster, StepTransport
@@ -55,7 +55,7 @@ class _SshCluster(StepCluster):
         words = ("-c", _LOADER, program, "agent", command)
         argv = make_start_command(self._job.python_hints, command, words)
         if self._job.launch.is_run_by_apptainer:
-            argv = apptainer.make_container_command(self._job, command, argv, stays=True)
+            argv = make_container_command(self._job, command, argv, stays=True)
         return _fanout("--attached", shlex.join(argv), *step.nodes)
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:

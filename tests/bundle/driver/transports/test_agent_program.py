@@ -232,16 +232,8 @@ def test_what_all_requests_have_travels_once() -> None:
     message = agent_program.factor_requests(requests)
     assert message.common.keys() == {"job", "nodes_here", "python", "head"}
     assert message.own == {node: {"root": f"/tmp/{node}"} for node in PLAIN.nodes}
-    assert agent_program.factor_requests(requests, PLAIN).common.keys() == {
-        "nodes_here",
-        "python",
-        "head",
-    }
-    for node, request in requests.items():
-        reader = RequestReader(node)
-        assert reader.first(json.loads(json.dumps(encode(message)))) == request
-        again = agent_program.factor_requests(requests, PLAIN)
-        assert reader.next(json.loads(json.dumps(encode(again)))) == request
+    known = agent_program.factor_requests(requests, PLAIN)
+    assert known.common.keys() == {"nodes_here", "python", "head"}
 
 
 def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports import apptainer
-from bundle.driver.transports.agent_program import make_start_command
+from bundle.driver.transports.agent_program import make_container_command, make_start_command
 from bundle.protocol.job import Job
 from tests.support.jobs import LAUNCH, PLAIN
 from tests.support.namespaces import entering
@@ -60,7 +59,7 @@ def test_what_is_started_and_bound(node: Path) -> None:
         (node / name).mkdir()
     folders = (str(node / "a,b"), str(node / "a:b"), "/", "relative", str(node / "absent"))
     job = job_at(node, mounts=("/data:/inside:ro", "/x:/y"), node_root=str(node / "scratch"))
-    argv = apptainer.make_container_command(job, "verify", ["say", "it's", "a b"], folders=folders)
+    argv = make_container_command(job, "verify", ["say", "it's", "a b"], folders=folders)
     assert asked(argv) == [
         *("exec", "--pwd", "/", "--bind"),
         f"{node}/scratch,{node},{node}/bin,/data:/inside:ro,/x:/y",
@@ -69,22 +68,22 @@ def test_what_is_started_and_bound(node: Path) -> None:
     # What only the node knows comes first; a directory is bound once.
     bound = asked(argv, TMPDIR=f"{node}/scratch", SLURM_TMPDIR="/var/tmp", STAGER_NODE_ROOT="")[4]
     assert bound == f"/var/tmp,{node}/scratch,{node},{node}/bin,/data:/inside:ro,/x:/y"
-    auto = apptainer.make_container_command(job_at(node, f"{node}/scratch/"), "verify", ["say"])
+    auto = make_container_command(job_at(node, f"{node}/scratch/"), "verify", ["say"])
     assert asked(auto)[4:6] == [f"/tmp,/dev/shm,{node},{node}/bin", f"{node}/scratch"]
     by_node = job_at(node, node_root="$SCRATCH/x")
-    assert asked(apptainer.make_container_command(by_node, "verify", []))[4] == f"{node},{node}/bin"
+    assert asked(make_container_command(by_node, "verify", []))[4] == f"{node},{node}/bin"
 
 
 def test_gpus_are_passed_on_where_there_are_any(node: Path) -> None:
     devices = "mount -t tmpfs none /dev; touch /dev/null /dev/nvidiactl"
-    argv = apptainer.make_container_command(job_at(node), "verify", ["say"])
+    argv = make_container_command(job_at(node), "verify", ["say"])
     assert asked(argv, entering("-m", devices))[:5] == ["exec", "--pwd", "/", "--nv", "--bind"]
 
 
 @pytest.mark.parametrize("framed", [True, False])
 def test_what_is_missing_is_the_answer(node: Path, framed: bool) -> None:
     image = f'{node}/an"odd\\name.sif'
-    argv = apptainer.make_container_command(job_at(node, image), "session", ["say"], framed=framed)
+    argv = make_container_command(job_at(node, image), "session", ["say"], framed=framed)
     assert asked_and_refused(argv, framed) == {
         "code": "image-unreadable",
         "values": {"image": image},
@@ -129,7 +128,7 @@ def test_no_python_in_the_image(node: Path) -> None:
 
 
 def test_over_ssh_it_is_one_line_and_never_ends_as_ssh_does(node: Path) -> None:
-    argv = apptainer.make_container_command(job_at(node), "verify", ["say"], stays=True)
+    argv = make_container_command(job_at(node), "verify", ["say"], stays=True)
     assert "\n" not in shlex.join(argv)  # of which csh takes none in quotes
     for code, expected in ((0, 0), (7, 7), (255, 1)):
         (node / "bin" / "apptainer").write_text(f"#!/bin/sh\nexit {code}\n")
