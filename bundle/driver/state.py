@@ -145,15 +145,12 @@ class State:
     job: Job
     """The job; its nodes get fewer when some are left out."""
     logs: Logs
-    """Its files."""
     transport: Transport = field(init=False)
-    """The way to the nodes."""
     bundle: BundleFile | None = None
     """The bundle, open; None where the driver cannot see it."""
     facts: dict[str, PreflightAnswer] = field(default_factory=dict)
     """The preflight's answer of each node."""
     plan: Plan | None = None
-    """The plan by which the nodes get their environments."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time taken by phase."""
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -177,13 +174,10 @@ class State:
     result: JobEnds = field(default_factory=lambda: JobEnds(ok=False))
     """The last event, as far as the phases have come; each replaces what it has found out."""
     output: OutputLogs = field(init=False)
-    """The way of the ranks' output into the logs."""
     display: Display = field(init=False)
-    """What is printed."""
     _commands: set[tuple[str, ...]] = field(default_factory=set)
     """The commands of ranks that events have had."""
     _mask: SecretMask = field(init=False)
-    """The secrets that no event may have."""
     _ranks: dict[str, int] = field(default_factory=dict)
     """The rank of each node ..."""
     _ranks_of: tuple[str, ...] = ()

@@ -10,16 +10,14 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 from ...channel.agent_channel import AGAIN, END
 from ...channel.frames import FrameReader, Gap
 from ...system import processes
+from ...transfer.relay_process import RelayProcess
 from .liveness import Heartbeats
 from .transport import StepErrors, StepFault
-
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
 
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
@@ -158,7 +156,7 @@ class DriverChannel:
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
 
     @contextlib.contextmanager
-    def wake_too(self, other: HasFileno) -> Iterator[None]:
+    def wake_too(self, other: RelayProcess) -> Iterator[None]:
         """Let :meth:`pump` return while the block runs when ``other`` can be read from, too."""
         self._selector.register(other, selectors.EVENT_READ, other)
         try:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple, Protocol, cast
 
 from ...channel import agent_channel
 from ...channel.bootstrap import make_memory_file
@@ -190,7 +190,7 @@ def _send_once(
 # --- All that differs between clusters on which one command starts an agent on each node ---------
 
 
-class StepCluster:
+class StepCluster(Protocol):
     """The nodes of a job, and the command that starts agents on them."""
 
     variables: Mapping[str, str]
@@ -210,11 +210,9 @@ class StepCluster:
 
     def make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         """Return the command that starts agents."""
-        raise NotImplementedError
 
     def make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
         """Return the command that sends a file, without a relay, to agents that wait for it."""
-        raise NotImplementedError
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         """Return the variables that are sent to agents, with those for ranks if they start some."""

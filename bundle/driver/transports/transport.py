@@ -89,7 +89,7 @@ class Delivery(NamedTuple):
     """What a person should know about nodes that were slow or sent damaged bytes."""
 
 
-class Transport:
+class Transport(Protocol):
     """Runs agents, and brings them files."""
 
     nodes_here = 1
@@ -99,7 +99,6 @@ class Transport:
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on all given nodes at once; ``on_event`` is called in this thread."""
-        raise NotImplementedError
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.
@@ -107,7 +106,6 @@ class Transport:
         Where ``sbcast`` did not reach some node, no node has unpacked anything, nor kept a part of
         the file.
         """
-        raise NotImplementedError
 
     def fetch(self, phase: str, requests: Requests, take: Take) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes.
@@ -115,7 +113,6 @@ class Transport:
         Raises:
             NodeError: the agent cannot be started, or ``take`` raised it.
         """
-        raise NotImplementedError
 
     def find_ending(self) -> str:
         """Return why the allocation ended, ``time-limit`` for example; empty while it stands."""
