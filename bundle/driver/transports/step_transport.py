@@ -197,9 +197,9 @@ class StepCluster(Protocol):
     """All variables for commands of ours, and for agents that start no ranks."""
     rank_variables: Mapping[str, str]
     """All variables for agents that start ranks in a step of their own."""
-    carries = False
+    carries: bool = False
     """True if variables may carry the program of the agents."""
-    cpus = 1
+    cpus: int = 1
     """CPUs of each node's part."""
     patience: int
     """Seconds that nodes may go on after the first has ended well; 0 for any time."""
@@ -240,6 +240,7 @@ class StepCluster(Protocol):
 
     def hurry(self) -> None:
         """Keep every further wait short: the user has asked for the end."""
+        return
 
 
 _LOST_SECONDS = 1.0

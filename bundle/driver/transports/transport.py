@@ -92,9 +92,9 @@ class Delivery(NamedTuple):
 class Transport(Protocol):
     """Runs agents, and brings them files."""
 
-    nodes_here = 1
+    nodes_here: int = 1
     """The number of nodes that share one machine."""
-    lost_node = ""
+    lost_node: str = ""
     """The node that was lost before the job was told to end, as far as is known."""
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
@@ -120,6 +120,7 @@ class Transport(Protocol):
 
     def hurry(self) -> None:
         """Keep every further wait short: the user wants the job to stop."""
+        return
 
     def close(self) -> None:
         """Release the nodes: nothing more is asked of them."""
