@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -72,30 +71,6 @@ def test_a_damaged_file_is_named_and_does_not_stay(
     assert len(environments("local1")) == 1
     code, result, _ = verify(program, job)
     assert (code, result["problems"]) == (0, {})
-
-
-def test_what_shows_without_reading_is_repaired_before(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    """A folder that is gone is a package that is not complete."""
-    job = job_for(single, tmp_path, deep=True, packages=("single",))
-    verify(program, job)
-    shutil.rmtree(module("local1").parent)
-    code, result, _ = verify(program, job)
-    assert (code, result["problems"]) == (0, {})
-    assert "__init__.py: it is missing" in result["repaired"]["local1"]["why"] or (
-        "single: it is missing" in result["repaired"]["local1"]["why"]
-    )
-    assert module("local1").is_file()
-
-
-def test_nodes_with_a_problem_are_left_out(single: Packed, program: Path, tmp_path: Path) -> None:
-    code, result, _ = verify(program, job_for(single, tmp_path, deep=True))
-    assert (code, result["problems"]) == (0, {})
-    rot(module("local2"))
-    job = job_for(single, tmp_path, deep=True, min_nodes=1)
-    code, result, _ = verify(program, job)
-    assert (code, result["left_out"], result["problems"]) == (0, ["local2"], {})
 
 
 def test_an_agent_that_is_the_head_waits_for_the_others(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -47,7 +47,6 @@ ROUND = Rates(
 )
 """Rates that one can reckon with by hand: a block takes 20 ms to one node."""
 TEN_BLOCKS = StagingWork(sent=10 * BLOCK, bytes=10**9, files=20_000)
-COUNTS = (1, 2, 3, 6, 8, 9, 64, 72, 73, 512, 584, 585, 4_000, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +75,6 @@ def test_the_width_that_takes_least_time(nodes: int, width: int) -> None:
     assert slurm_text.choose_fanout(nodes, (23, 11)) == best_width(nodes, 64)
     costs = [block_seconds(nodes, one, ROUND) for one in range(1, 65)]
     assert block_seconds(nodes, width, ROUND) == min(costs)
-
-
-def test_where_messages_take_long_the_tree_is_flat() -> None:
-    assert best_width(8, 64, replace(ROUND, exchange=1.0)) == 8
-    assert best_width(100, 64, replace(ROUND, exchange=1.0)) == 10
-    assert best_width(100, 8, replace(ROUND, exchange=1.0)) == 5
 
 
 def test_sending_by_hand() -> None:
@@ -152,27 +145,6 @@ def test_nothing_to_stage_takes_no_time() -> None:
     assert (made.send, made.unpack, made.stage) == (0, 0, 0)
     assert made.preflight == made.launch == pytest.approx(0.42)
     assert forecast([], Nodes(2), ROUND).launch == pytest.approx(2.0 - 0.4)
-
-
-def test_more_takes_longer() -> None:
-    def total(count: int, work: StagingWork = TEN_BLOCKS) -> float:
-        nodes = Nodes(count, cpus=4)
-        return forecast([forecast_staging(work, nodes)], nodes).total
-
-    totals = [total(count) for count in COUNTS]
-    assert totals == sorted(totals)
-    assert totals[0] < totals[-1]
-    for field in ("sent", "bytes", "files", "linked"):
-        grown = [
-            total(8, replace(TEN_BLOCKS, **{field: getattr(TEN_BLOCKS, field) + more}))
-            for more in (0, 10**6, 10**8, 10**9)
-        ]
-        assert grown == sorted(grown)
-        assert grown[0] < grown[-1]
-    with_more_cpus = [
-        forecast_staging(TEN_BLOCKS, Nodes(8, cpus=cpus)).unpack for cpus in (1, 2, 8, 64)
-    ]
-    assert with_more_cpus == sorted(with_more_cpus, reverse=True)
 
 
 def test_the_work_of_layers(standard: Packed) -> None:

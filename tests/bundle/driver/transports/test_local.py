@@ -20,9 +20,9 @@ import pytest
 from bundle.driver.transports import local
 from bundle.driver.transports.local import LocalTransport
 from bundle.driver.transports.transport import Ended, Transfer
-from bundle.protocol.events import RankOutput
+from bundle.protocol.events import RankOutput, read_agent_line
 from bundle.protocol.job import Job
-from bundle.protocol.messages import PreflightRequest, RanksEnded, Ready, TidyRequest
+from bundle.protocol.messages import PreflightRequest, TidyRequest
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.system import processes
 from stager.pack.bundle import Packed
@@ -138,37 +138,20 @@ def say(**event: Any) -> str:
     return f"print({json.dumps({'v': 1, 'node': 'a', **event})!r}, flush=True)\n"
 
 
-def test_what_is_no_event_is_output() -> None:
+@pytest.mark.parametrize("rank", ["1e999", "true", '"0"', "[]"])
+def test_what_is_no_event_is_output(rank: str) -> None:
     """A traceback of an agent, or what a library prints."""
-    events: list[Any] = []
-    odd = ["plain", "7", "[]", '{"v": 2, "event": "x"}', '{"v": 1}', "{", ""]
-    output = '{"v": 1, "event": "output", "node": "a", "text": "x", "rank": '
-    odd += [output + rank + "}" for rank in ("1e999", "true", '"0"', "[]")]
+    odd = ["plain", "7", "[]", '{"v": 2, "event": "x"}', '{"v": 1}', "{"]
     odd += ['{"v": 1, "event": "real"}', '{"v": 1, "event": "tidy", "node": "a", "ok": 1}']
-    code = "".join(f"print({line!r})\n" for line in odd) + say(event="ranks-ended")
-    codes = local._follow_agents({"a": agent(code)}, events.append)
-    assert codes == {"a": 0}
-    assert events.pop() == RanksEnded("a")
-    assert events == [RankOutput("a", data=f"{line}\n".encode()) for line in odd if line]
+    odd += [f'{{"v": 1, "event": "output", "node": "a", "text": "x", "rank": {rank}}}']
+    for line in map(str.encode, odd):
+        assert read_agent_line(line, "a", "") == RankOutput("a", data=line + b"\n")
 
 
 def test_a_last_line_without_an_end_counts() -> None:
     events: list[Any] = []
     local._follow_agents({"a": agent("import sys; sys.stdout.write('cut of')")}, events.append)
     assert [event.data for event in events] == [b"cut of\n"]
-
-
-def test_events_that_come_in_pieces_are_joined() -> None:
-    events: list[Any] = []
-    code = (
-        "import json, sys, time\n"
-        "text = json.dumps({'v': 1, 'node': 'a', 'event': 'ready', 'step': 'y' * 700_000})\n"
-        "for at in range(0, len(text), 100_000):\n"
-        "    sys.stdout.write(text[at:at + 100_000]); sys.stdout.flush(); time.sleep(0.02)\n"
-        "print()\n"
-    )
-    local._follow_agents({"a": agent(code)}, events.append)
-    assert events == [Ready("a", step="y" * 700_000)]
 
 
 def test_one_that_fails_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
