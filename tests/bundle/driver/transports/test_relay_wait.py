@@ -199,6 +199,14 @@ class Step:
         take(f"{node}:0", json.dumps({"v": 1, "node": node, **event}))
 
 
+def run_of(nodes: Sequence[str], lines: list[tuple[str, dict[str, Any]]]) -> PhaseRun:
+    """The phase in which these messages come."""
+    liveness = Liveness("unpack", nodes, print, Step.heartbeats)
+    requests = cast("Requests", dict.fromkeys(nodes))
+    answers = PhaseAnswers(requests, 1, liveness.take, "unpack")
+    return PhaseRun(cast("Any", Step(lines)), answers, liveness)
+
+
 def looks_per_node(number: int) -> float:
     """How often the name of each of so many nodes is looked up in the two waits together."""
     nodes = tuple(Name(f"node{place:04}") for place in range(number))
@@ -208,11 +216,7 @@ def looks_per_node(number: int) -> float:
         beyond = [("node0000", "no answer")] if node < nodes[number // 2] else []
         lines.append((str(node), {"event": "out-of-reach", "nodes": beyond}))
         lines.append((str(node), {"event": "relayed", "seconds": 1.0}))
-    requests = cast("Requests", dict.fromkeys(nodes))
-    liveness = Liveness("unpack", nodes, print, Step.heartbeats)
-    answers = PhaseAnswers(requests, 1, liveness.take, "unpack")
-    step = Step(lines)
-    run = PhaseRun(cast("Any", step), answers, liveness)
+    run = run_of(nodes, lines)
     LOOKS.clear()
     assert run.await_ready(float("inf")) == set()
     assert relay_source.await_relay(run, nodes, str, float("inf")) == {}
@@ -223,10 +227,7 @@ def test_what_came_while_the_driver_stood_still_counts(monkeypatch: pytest.Monke
     """All of its time is over when it first looks: nobody is late for that."""
     nodes = ("node01", "node02")
     lines = [(node, {"event": "ready", "address": "::1", "port": 1}) for node in nodes]
-    requests = cast("Requests", dict.fromkeys(nodes))
-    liveness = Liveness("unpack", nodes, print, Step.heartbeats)
-    answers = PhaseAnswers(requests, 1, liveness.take, "unpack")
-    run = PhaseRun(cast("Any", Step(lines)), answers, liveness)
+    run = run_of(nodes, lines)
     hours = count(0.0, 3600.0)
     monkeypatch.setattr(phase_run, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     assert run.await_ready(float("inf")) == set()
