@@ -218,7 +218,7 @@ def test_nodes_that_are_lost_before_anything_is_sent_cost_the_others_nothing(
     assert transport.sent == [NODES, ("n1", "n3", "n4")]
     assert [node for node, answer in state.answers.items() if not answer.ok] == ["n2"]
     assert state.answers["n2"].problems[0].code is ProblemCode.NO_ANSWER_SILENT
-    assert state.bytes_sent == single.size
+    assert state.bytes_sent == single.manifest.size
     assert "sending again" not in displayed(state, capfd)
 
 

@@ -72,7 +72,7 @@ def test_one_flipped_bit_anywhere_is_found(
     bare: Packed, copy: Path, decompress: Decompress
 ) -> None:
     places = list(interesting(bare))
-    assert places[-1] == bare.size - 1
+    assert places[-1] == bare.manifest.size - 1
     assert len(places) > 6000
     handle = os.open(copy, os.O_RDWR)
     survived = []

@@ -106,7 +106,7 @@ def unpacked(packed: Packed, path: Path, base: Path, arrival: Arrival) -> unpack
 
 def test_a_bundle_is_unpacked_as_it_comes(standard: Packed, tmp_path: Path, base: Path) -> None:
     sender = Sender(standard.path, tmp_path / "coming.tar")
-    sending = later(0.05, lambda: sender.send(standard.size // 20))
+    sending = later(0.05, lambda: sender.send(standard.manifest.size // 20))
     made = unpacked(standard, sender.target, base, sender.arrival)
     sending.join()
     assert (made.reused, made.written) == (False, standard.manifest.files)
