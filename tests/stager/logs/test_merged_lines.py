@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.logs import Logs
+from bundle.driver.logs import DRIVER, Logs
 from bundle.protocol.enumerations import Action, Allocation
 from stager.catalogue.catalogue import match_line
 from stager.core.errors import StagerError
@@ -90,7 +90,7 @@ class Written:
 
     def say(self, at: float, node: str, task: int, *lines: str) -> None:
         self.now = at
-        self.logs.lines(node, task, list(lines))
+        self.logs.output(node, task, "".join(f"{line}\n" for line in lines).encode(), DRIVER)
 
     def end(self) -> None:
         self.logs.event(json.dumps({"v": 1, "event": "job", "nodes": ["n1", "n2"]}))
