@@ -213,7 +213,7 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
         r'File "/proc/self/fd/\d+/bundle/protocol/messages.py", line (\d+), in next', said
     )
     source = (REPO / "bundle/protocol/messages.py").read_text().split("\n")
-    assert "job.nodes.index(self._node)" in source[int(line) - 1]
+    assert "nodes.index(self._node)" in source[int(line) - 1]
 
 
 def test_a_long_request_is_compressed() -> None:
