@@ -166,8 +166,8 @@ class Liveness:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
-        """Give a node up and say why, unless it is done."""
-        if node in self._nodes and node not in self._done:
+        """Give a node up and say why, unless it is done; the first reason stays."""
+        if node in self._nodes and node not in {*self._done, *self.lost}:
             self.lost[node] = Ended(1, problem, values)
             self._on_event(Remark(f"{node} is lost: {Problem(problem, node, values).why}"))
 

@@ -83,8 +83,9 @@ def test_a_silent_node_is_lost_and_a_slow_one_is_not(phase: str) -> None:
     done = ["n3"] if phase != "unpack" else []
     nodes.run(LOST_SECONDS - 1, "n2", *done)
     assert nodes.lost == {}
-    nodes.run(2, "n2", *done)
+    nodes.run(20, "n2", *done)
     assert nodes.lost == {"n1": ProblemCode.NO_ANSWER_SILENT}
+    assert sum("n1 is lost" in said for said in nodes.said) == 1
 
 
 def test_time_in_which_the_driver_itself_was_stopped_does_not_count() -> None:
