@@ -195,7 +195,7 @@ _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 _CERTIFICATE = re.compile(r"line (\d+): no valid principals found")
 """What ``ssh-keygen`` says of a certificate that a line's key has made, and that does not hold."""
 _LINE = re.compile(r"line (\d+): ")
-"""How :func:`bundle.checks.signature.lines_of` names a line of the file of signers."""
+"""How :func:`bundle.checks.signature.parse_keygen_lines` names a line of the file of signers."""
 _FAULT = re.compile(r"line \d+: (missing key|invalid (key|line|options)|(bad )?options\b)")
 """What ``ssh-keygen`` says of a line of that file that it cannot read, and leaves out."""
 _SIGN_AGAIN = "sign the bundle again (`stager sign --key KEY`), or get its own signature"

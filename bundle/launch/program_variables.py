@@ -179,7 +179,7 @@ def make_environment_variables(
 
     The virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
     ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept, and so are
-    models in the user's cache, see :func:`prepare`. No bytecode is written: a published
+    models in the user's cache, see :func:`prepare_hub_cache`. No bytecode is written: a published
     environment brings its own and is never modified. Secrets are removed: every program of an
     environment gets its variables here, however its node was reached.
     """

@@ -33,7 +33,7 @@ _PRINTED_AFTER = 10
 _SHOWN = 20
 
 CAUSE, LOST_PEER, ENDED = range(3)
-"""The weight of a failure among the others, see :func:`weight`."""
+"""The weight of a failure among the others, see :func:`weigh_exit`."""
 
 _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|BrokenPipeError|EOFError"
@@ -194,7 +194,7 @@ def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None
     A rank that loses the connection to a failed one raises, too (``LOST_PEER``), often before the
     first failure has been noticed; and torchrun ends with SIGTERM the ranks that still run
     (``ENDED``). A rank that a signal from elsewhere has ended failed by itself, see
-    :func:`settled`.
+    :func:`complete_records`.
 
     Args:
         code: exit status of the rank.

@@ -2,8 +2,8 @@
 
 ``job.json``, version 5, has the fields of :class:`Job`. The driver reads it from a file; an agent
 gets it as ``{"job": ..., ...}`` together with what its phase needs. A job for Slurm has neither an
-id nor nodes until an allocation stands: ``bind`` of :mod:`bundle.driver.transports.slurm_text`
-fills them in.
+id nor nodes until an allocation stands: :func:`bundle.driver.transports.slurm_text.bind_allocation` fills
+them in.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def check_job(job: Job) -> None:
         ValueError: a field cannot be used; the message names it.
     """
     if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
-        # To be bound to an allocation first; slurm_text.bind then checks it again.
+        # To be bound to an allocation first; slurm_text.bind_allocation then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",))
     _check_file_names("id", job.id)
     _check_file_names("name", job.name)

@@ -81,7 +81,7 @@ def receive_outputs(
     sent: SentEntries | None = None,
     joined: Mapping[str, str] | None = None,
 ) -> Received:
-    """Unpack the stream that :func:`.stream.pack` sends.
+    """Unpack the stream that :func:`.stream.send_outputs` sends.
 
     Where the stream ends early, is damaged, or the disk fills up, the files that arrived in full
     are kept, and the result says so; the caller then closes the stream, which may hold more.

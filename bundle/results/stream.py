@@ -141,7 +141,7 @@ def send_outputs(
     deleted: Sequence[str] = (),
     brought: Sequence[str] | None = None,
 ) -> None:
-    """Send the outputs in a directory, only those besides ``brought`` if given; see :func:`send`.
+    """Send the outputs in a directory, only those besides ``brought`` if given.
 
     Raises:
         NodeError: the directory cannot be read, or nobody reads the stream any more.

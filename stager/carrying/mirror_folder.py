@@ -198,7 +198,7 @@ _SUM = re.compile(r"([0-9a-f]{64}) [ *]([^/]+)")
 
 
 class MirrorFolder:
-    """The folder of a mirror, which this process holds alone; see :func:`held`."""
+    """The folder of a mirror, which this process holds alone; see :func:`lock_mirror`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -126,7 +126,7 @@ def apply_carriage_returns(line: str) -> str:
 
 
 def escape_line_feeds(text: str) -> str:
-    r"""Return a text like :func:`visible`, with line feeds, too, as ``\n``: for names of files."""
+    r"""Escape what is invisible, and line feeds, too, as ``\n``: for names of files."""
     return escape_invisible(text).replace("\n", r"\n")
 
 

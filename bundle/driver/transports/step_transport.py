@@ -382,8 +382,14 @@ class StepTransport(Transport):
         self, phase: str, requests: Requests, tasks: int, command: str = ""
     ) -> DriverChannel:
         described = self._describe_step(phase, requests, tasks, command)
-        self._latest = DriverChannel(*described, self._cluster.errors)
+        try:
+            self._latest = DriverChannel(*described, self._cluster.errors)
+        except processes.ProcessError as exc:
+            raise self._refuse_start(exc) from exc
         return self._latest
+
+    def _refuse_start(self, exc: processes.ProcessError) -> NodeError:
+        return NodeError(Problem(self._cluster.not_started, "", {"why": exc.reason}))
 
     def _describe_step(
         self, phase: str, requests: Requests, tasks: int, command: str = ""
@@ -532,8 +538,7 @@ class StepTransport(Transport):
                     argv, env=variables, stdin=stdin, stdout=processes.PIPE, stderr=stderr
                 )
             except processes.ProcessError as exc:
-                problem = Problem(self._cluster.not_started, "", {"why": exc.reason})
-                raise NodeError(problem) from exc
+                raise self._refuse_start(exc) from exc
             grace, until = _LOST_SECONDS, 0.0
             try:
                 with read_until_signal(cast("IO[bytes]", running.stdout)) as output:
