@@ -207,9 +207,12 @@ def remove_stale_files(root: str, now: float) -> None:
             with contextlib.suppress(OSError):
                 if now - removal.get_last_change(path) > _STALE_SECONDS:
                     removal.delete(path)
-    with contextlib.suppress(NodeError):
-        if files.find_mount(root).is_shared:
-            return  # another node's lock may be invisible from here
+    try:
+        is_shared = files.find_mount(root).is_shared
+    except NodeError:
+        return
+    if is_shared:
+        return  # another node's lock may be invisible from here
     jobs = os.path.join(root, "jobs")
     for name in filter(_OF_TASK.fullmatch, os.listdir(jobs)):
         path = os.path.join(jobs, name)

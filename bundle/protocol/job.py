@@ -2,8 +2,8 @@
 
 ``job.json``, version 5, has the fields of :class:`Job`. The driver reads it from a file; an agent
 gets it as ``{"job": ..., ...}`` together with what its phase needs. A job for Slurm has neither an
-id nor nodes until an allocation stands: :func:`bundle.driver.transports.slurm_text.bind_allocation` fills
-them in.
+id nor nodes until an allocation stands: ``bind_allocation`` of
+:mod:`bundle.driver.transports.slurm_text` fills them in.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def _split_compound(word: str) -> list[str]:
 def _judge_ending(rule: _Rule, last: str, before: Sequence[str]) -> Meaning | None:
     previous = ("", *before)[-1]
     has_secret_word = rule is not _ID and not _KIND_OF_WORD.keys().isdisjoint(before)
-    if rule is _PWD and previous not in ("", "old"):  # alone, it is often the working directory
+    if rule is _PWD and before not in ([], ["old"]):  # alone, it is often the working directory
         return Meaning(rule.kind)
     if previous in rule.sure or has_secret_word:
         return Meaning(_PAIRED_KINDS.get(previous + last.rstrip("s"), rule.kind))

@@ -380,11 +380,11 @@ def _write_file(path: str, info: tarfile.TarInfo, content: Iterator[memoryview])
             for piece in content:
                 file.write(piece)
             file.flush()
+            os.fchmod(file.fileno(), info.mode & 0o777)
+            _set_time(file.fileno(), info)
         except BaseException:
             os.unlink(path)
             raise
-        os.fchmod(file.fileno(), info.mode & 0o777)
-        _set_time(file.fileno(), info)
 
 
 def _finish(directories: Iterable[tuple[str, tarfile.TarInfo]]) -> None:

@@ -113,7 +113,11 @@ class RelayProcess:
         return report.failure if isinstance(report, RelayOutcome) else ""
 
     def _has_report(self, seconds: float) -> bool:
-        return bool(self._lines or select.select([self._report], [], [], seconds)[0])
+        if self._lines:
+            return True
+        poll = select.poll()  # select() takes no descriptor above 1023, of which a driver has many
+        poll.register(self._report, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def _next_report(self) -> dict[int, str] | RelayOutcome:
         while not self._lines:

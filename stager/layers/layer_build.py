@@ -7,6 +7,7 @@ import io
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -83,6 +84,7 @@ def make_layers(
         spools = sorted(map(_estimate_spool, missing.values()), reverse=True)[:jobs]
         room = sum(source.size for source in missing.values()) * 3 // 2 + sum(spools)
         store.require_space(room, "the layers")
+        _require_open_files(min(jobs, len(missing)))
         with store.scratch("spool") as scratch:
             work = LayerWork(target=target, store=store, scratch=scratch, jobs=jobs)
             _build_all([*missing.values()], work, progress)
@@ -93,6 +95,17 @@ def make_layers(
         reused=len(ids) - len(missing),
         notes=() if is_compiled else (_explain_no_bytecode(target),),
     )
+
+
+def _require_open_files(processes: int) -> None:
+    """Refuse a limit of open files at which the fork server of multiprocessing would crash."""
+    needed, limit = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < needed:
+        raise StagerError(
+            f"the limit of open files is too low to make the layers: it is {limit}, and "
+            f"{needed} are needed",
+            hint="raise it in this shell: ulimit -n 1024",
+        )
 
 
 def _estimate_spool(source: LayerSource) -> int:

@@ -52,7 +52,7 @@ def is_made_here(store: Store, path: Path, key: str) -> bool:
 
     The id covers every byte, so it does not matter what happened to the file since.
     """
-    note = _find_seal(store.root / "bundles" / path.name)
+    note = _find_seal(store.root, path)
     try:
         return read_text(note).partition("\n")[0].split()[-1:] == [key]
     except (OSError, UnicodeDecodeError):
@@ -287,12 +287,12 @@ def clear_away(path: Path) -> bool:
     except OSError:
         return False
     with suppress(OSError):
-        _find_seal(path).unlink()
+        _find_seal(path.parents[1], path).unlink()
     return True
 
 
-def _find_seal(bundle: Path) -> Path:
-    return bundle.parents[1] / "seals" / f"{bundle.name}.txt"
+def _find_seal(root: Path, bundle: Path) -> Path:
+    return root / "seals" / f"{bundle.name}.txt"
 
 
 def _note(store: Store, project: Path) -> Path:
@@ -314,7 +314,8 @@ def is_sealed(store: Store, path: Path, manifest: Manifest) -> bool:
         size = path.stat().st_size
         thin = size == manifest.thin_size
         lines = _lines(store, path, manifest, thin=thin)
-        sealed = read_text(_find_seal(path)).splitlines()
+        # In this store: who owns another folder decides what lies beside its bundles.
+        sealed = read_text(_find_seal(store.root, path)).splitlines()
         return (thin or size == manifest.size) and lines == sealed
     except (OSError, UnicodeDecodeError):
         return False
@@ -323,7 +324,7 @@ def is_sealed(store: Store, path: Path, manifest: Manifest) -> bool:
 def seal(store: Store, path: Path, manifest: Manifest, *, thin: bool = False) -> None:
     """Note that a bundle is as it was written; all of it, and all it refers to, was checked."""
     text = "\n".join(_lines(store, path, manifest, thin=thin))
-    with store.publish(store.seals / _find_seal(path).name) as partial:
+    with store.publish(store.seals / _find_seal(store.root, path).name) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
 
 

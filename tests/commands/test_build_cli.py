@@ -345,10 +345,9 @@ def test_a_pipe_in_place_of_a_file_of_the_store_keeps_nobody_waiting(project: Pr
         path.write_bytes(before)
 
 
-@pytest.mark.full
 def test_too_few_files_may_be_open(project: Project) -> None:
     """Wherever it is that one too many is opened."""
-    for most in range(11, 40, 2):
+    for most in range(11, 40, 7):
         shutil.rmtree(project.store.root / "layers", ignore_errors=True)
         shutil.rmtree(project.store.root / "bundles", ignore_errors=True)
         done = subprocess.run(

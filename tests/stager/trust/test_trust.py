@@ -16,7 +16,8 @@ from bundle.protocol.problem import NodeError
 from stager import trust
 from stager.config.load import load
 from stager.core.errors import BundleError, StagerError
-from stager.pack.bundle_file import read_manifest
+from stager.core.store import Store
+from stager.pack.bundle_file import read_manifest, seal
 from stager.pack.members import copy_to
 from stager.trust import (
     SignatureVerdict,
@@ -278,6 +279,20 @@ def test_an_altered_bundle_in_the_store_is_noticed(asking: Asking, alice: Key) -
     layer = asking.store.layer(asking.built.made.layers[-1].id)
     flip(layer, layer.stat().st_size - 30)  # whatever is read of the rest
     asking.refuse("is not what was signed")
+
+
+def test_a_note_of_another_store_counts_for_nothing(
+    asking: Asking, alice: Key, tmp_path: Path
+) -> None:
+    """Whoever owns the folder of a bundle can write it there, for a bundle that is altered."""
+    bundle = asking.sign(alice)
+    other = Store(tmp_path / "other")
+    copy = copy_to(bundle, other.bundles / bundle.name)
+    shutil.copy(locate_signature(bundle), locate_signature(copy))
+    flip(copy, copy.stat().st_size - 3000)
+    seal(other, copy, read_manifest(bundle))
+    with pytest.raises(BundleError, match="is not what was signed"):
+        asking.find_signer(copy)
 
 
 def test_an_altered_signature_is_refused_or_means_the_same(alice: Key) -> None:
