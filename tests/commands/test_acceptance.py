@@ -110,6 +110,7 @@ def test_the_bundles_torch_is_the_one_imported(torch_project: TorchProject, tmp_
         assert facts["found"] == dict.fromkeys(("rank", "child", "spawned", "by name"), own)
 
 
+@pytest.mark.full
 def test_training_learns_with_no_network(
     torch_project: TorchProject, tmp_path: Path, data_dir: Path
 ) -> None:

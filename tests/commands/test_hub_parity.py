@@ -291,6 +291,7 @@ def _ask(top: Path, place: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SHAPES)
 def test_offline_is_as_online_or_names_what_is_missing(
     name: str, answers: dict[str, tuple[Any, Any]]

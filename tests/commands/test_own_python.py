@@ -25,6 +25,7 @@ print("FACTS", json.dumps(facts), flush=True)
 """
 
 
+@pytest.mark.full
 def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
     project: Project, pip_settings: Mapping[str, str], tmp_path: Path
 ) -> None:

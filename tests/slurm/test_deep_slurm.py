@@ -182,6 +182,7 @@ def test_a_head_that_no_node_reaches_is_the_one_at_fault(cluster: Cluster, small
     assert "no other node can reach the head node" in problems(report)["node01"][0]
 
 
+@pytest.mark.full
 def test_all_ranks_talk_and_each_pair_is_measured(slurm_torch: SlurmTorch) -> None:
     ran = slurm_torch.job("verify", "--deep", "--nproc-per-node", "2")
     assert (ran.code, problems(ran.report)) == (0, {}), ran.stderr

@@ -140,8 +140,11 @@ def test_a_rank_that_dies(slurm_torch: SlurmTorch, hurt: Callable[[int], None], 
     ("command", "data", "least"),
     [
         ((*TRAINING, "--epochs", "1"), nothing, 0.9),
-        (("-m", "trainer", "mnist", *PICTURES), digits, 0.0),
-        (("-m", "trainer", "cifar10", "--width", "8", *PICTURES), things, 0.0),
+        pytest.param(("-m", "trainer", "mnist", *PICTURES), digits, 0.0, marks=pytest.mark.full),
+        pytest.param(
+            *(("-m", "trainer", "cifar10", "--width", "8", *PICTURES), things, 0.0),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_ranks_that_slurm_starts_train_too(
@@ -231,6 +234,7 @@ def test_a_time_limit_that_comes_near(slurm_torch: SlurmTorch) -> None:
         goes_on(job, number, said)
 
 
+@pytest.mark.full
 def test_a_job_whose_nodes_another_one_takes(slurm_torch: SlurmTorch) -> None:
     """It is told by SIGTERM alone, and it is Slurm that puts it back into the queue."""
     job = slurm_torch

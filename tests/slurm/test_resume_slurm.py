@@ -198,7 +198,8 @@ def test_a_checkpoint_that_each_node_has_written_a_part_of(
     assert others == ([["node02"]] if home == "at_home" else [])
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.full), "srun"])
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_our_trainer_goes_on_and_keeps_its_newest_checkpoints_only(
     at_home: AtHome, launcher: str
 ) -> None:

@@ -70,6 +70,7 @@ def training(
     made.clean()
 
 
+@pytest.mark.full
 def test_ag_news_trained_on_four_hosts_comes_home(training: Training) -> None:
     hosts, root = training.hosts, training.root
     ran = hosts.end(hosts.start(*training.command(), *SHORT, folder=root), timeout=600)
