@@ -92,7 +92,8 @@ def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt() -> None:
-        until(lambda: any((tmp_path / "run").rglob("first")))
+        # The second begins once the first is whole.
+        until(lambda: any((tmp_path / "run").rglob("second")))
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
 
