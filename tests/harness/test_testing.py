@@ -1,4 +1,4 @@
-"""scripts/test: where it refuses to start, and which signals the tests begin with."""
+"""scripts/test: where it refuses to start, which signals the tests begin with, how it ends."""
 
 import os
 import shutil
@@ -18,10 +18,11 @@ fill_venv() { :; }
 extras() { :; }
 say() { :; }
 """
-# In place of the environment's Python: notes which signals are ignored.
+# In place of the environment's Python: notes which signals are ignored; fails with the named part.
 SHOW = """#!/bin/sh
 case $1 in tests/support/requirements.py) exit ;; esac
-exec grep SigIgn /proc/self/status >>"$TRACE"
+grep SigIgn /proc/self/status >>"$TRACE"
+case " $* " in *" ${FAILING:-nothing} "*) exit 1 ;; esac
 """
 CTRL_C = 0b110
 """SIGINT and SIGQUIT, as bits of a signal mask."""
@@ -101,3 +102,14 @@ def test_a_package_that_cannot_be_had_does_not_keep_out_the_others(folder: Path)
     assert asked[1:] == [f"{options} {names}" for names in ("strace no-such", "strace", "no-such")]
     assert said.startswith("installing with apt-get: strace no-such\n")
     assert "the tests that need them are skipped" in said
+
+
+@pytest.mark.parametrize("part", ["tests", "tests/slurm"])
+def test_one_part_that_fails_is_enough(
+    part: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if folder.is_relative_to("/tmp"):
+        return  # it is refused there
+    monkeypatch.setenv("FAILING", part)
+    code, _, started = run(folder)
+    assert (code, len(started)) == (1, 2)

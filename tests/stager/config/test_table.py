@@ -206,3 +206,29 @@ def test_a_site_file_that_cannot_be_trusted_or_read_is_refused(
             PROJECT, root=tmp_path, source=tmp_path / "stager.toml", defaults=[load_site_source()]
         )
     assert wrong in "\n".join([str(caught.value), *caught.value.context])
+
+
+def test_a_key_that_is_fixed_without_a_value_keeps_its_default() -> None:
+    with pytest.raises(ConfigError, match="2 problems"):
+        of_site({}, ("cluster.partition",), {"STAGER_CLUSTER_PARTITION": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("env", "user", "begin"),
+    [
+        ({"STAGER_CLUSTER_NODES": "many"}, USER, "STAGER_CLUSTER_NODES: 1 problem"),
+        ({"STAGER_CLUSTR_NODES": "2"}, USER, "STAGER_CLUSTR_NODES: 1 problem"),
+        ({}, {"launch": {"bakend": "x"}}, "/home/u/config.toml: 1 problem"),
+        (
+            {"STAGER_CLUSTER_NODES": "many"},
+            {"launch": {"backend": "mpi"}},
+            "STAGER_CLUSTER_NODES, /home/u/config.toml: 2 problems",
+        ),
+    ],
+)
+def test_the_place_that_is_at_fault_comes_first(
+    env: dict[str, str], user: dict[str, Any], begin: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(begin)} in the settings") as caught:
+        parsed(env, user)
+    assert "stager.toml" not in caught.value.message

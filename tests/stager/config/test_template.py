@@ -133,3 +133,10 @@ def test_the_command_says_what_to_do_next(project: Project) -> None:
     assert (again.returncode, again.stdout) == (1, "")
     assert "exists already" in again.stderr
     assert "hint: " in again.stderr
+
+
+def test_the_source_comes_before_what_was_compiled_from_it(tmp_path: Path) -> None:
+    for name in ("requirements.txt", "requirements.in"):
+        (tmp_path / name).write_text("")
+    write_settings(tmp_path, None)
+    assert load(tmp_path).environment.requirements == ("requirements.in",)

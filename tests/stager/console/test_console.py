@@ -532,3 +532,19 @@ def test_an_interrupted_command_has_one_json_object(capsys: pytest.CaptureFixtur
     assert (result["schema"], result["ok"]) == (1, False)
     assert result["error"]["message"] == "interrupted"
     assert said.err == "interrupted\n"
+
+
+def test_an_interruption_adds_nothing_to_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(as_json=True)
+    console.emit(PhaseBegins(PhaseName.LAUNCH))
+    with pytest.raises(KeyboardInterrupt), boundary(console):
+        raise KeyboardInterrupt
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "phase": "launch"}
+
+
+def test_no_color_is_respected() -> None:
+    shown = on_terminal(NO_COLOR="1")
+    assert "Making the layers\r\n" in shown
+    assert "error: what [red]\r\n" in shown
+    assert f"{ESCAPE}[1m" not in shown
+    assert f"{ESCAPE}[3" not in shown

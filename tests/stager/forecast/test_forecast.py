@@ -374,3 +374,14 @@ def test_an_import_of_torch_on_2048_nodes() -> None:
     files, size = int(FILES * share), int(SIZE * share)
     waiting = estimate_shared_reads(files, size, Nodes(2048, ranks=12), LUSTRE)
     assert waiting + 1.7 == pytest.approx(120, rel=0.1)
+
+
+def test_a_small_delivery_says_nothing_of_rates() -> None:
+    small = StagingWork(sent=200_000, bytes=500_000, files=80, linked=34_000)
+    found = estimate_rates([as_expected(work=small, send=9.0, unpack=9.0)]).rates
+    assert asdict(found) == pytest.approx(asdict(ASSUMED))
+
+
+def test_one_job_that_was_disturbed_does_not_count() -> None:
+    jobs = [as_expected(), as_expected(factor=50.0), as_expected()]
+    assert asdict(estimate_rates(jobs).rates) == pytest.approx(asdict(ASSUMED))

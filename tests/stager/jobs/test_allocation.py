@@ -189,3 +189,12 @@ def test_what_nothing_tells_is_said_to_have_no_effect() -> None:
     assert note.startswith("no effect in job 17")
     for option in ("--time", "--constraint", "--salloc-arg", "--reservation"):
         assert option in note
+
+
+def test_a_host_file_that_is_not_there(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        find_hosts(JobOptions(host_file=tmp_path / "none"), config, {})
+
+
+def test_one_host_may_be_this_machine(config: Config) -> None:
+    assert of_list(config, "localhost") is not None

@@ -58,6 +58,9 @@ def test_the_script_is_handed_over(
     program(commands, "sbatch", f"cat >{tmp_path}/got\necho '{printed}'")
     assert submit(submission(), unheard, commands) == Submitted(job_id=job_id, cluster=cluster)
     assert (tmp_path / "got").read_text() == "#!/bin/bash\ntrue\n"
+    program(commands, "squeue", f'echo "$@" >{tmp_path}/asked')
+    Submitted(job_id=job_id, cluster=cluster).ask("squeue", "--jobs=12")
+    assert ("--clusters=east" in (tmp_path / "asked").read_text()) == bool(cluster)
 
 
 def test_sbatch_says_no(commands: Path) -> None:
@@ -135,15 +138,21 @@ def test_what_an_older_job_of_the_number_wrote_is_not_believed(
     assert (ended.ok, ended.job.nodes) == (True, ("n1",))
 
 
-def test_slurm_has_the_last_word_on_how_it_ended(commands: Path, tmp_path: Path) -> None:
-    """While the job is ending, a time limit looks like scancel to its driver."""
+@pytest.mark.parametrize(
+    ("state", "of_driver", "reason"),
+    [("TIMEOUT", "cancelled", "time-limit"), ("CANCELLED", "preempted", "preempted")],
+)
+def test_slurm_has_the_last_word_on_how_it_ended(
+    state: str, of_driver: str, reason: str, commands: Path, tmp_path: Path
+) -> None:
+    """A time limit looks like scancel to a driver; Slurm also cancels to make room for a job."""
     program(commands, "squeue", "exit 0")
-    program(commands, "scontrol", "echo JobId=12 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0")
-    event = {"event": "result", "ok": False, "ended_by": "cancelled", "problems": {}}
+    program(commands, "scontrol", f"echo JobId=12 JobState={state} Reason=None ExitCode=0:0")
+    event = {"event": "result", "ok": False, "ended_by": of_driver, "problems": {}}
     (tmp_path / "events.12.jsonl").write_text(json.dumps(event) + "\n")
     ended = outcome(tmp_path)
     follow(Submitted(job_id="12"), ended, lambda _: None, print)
-    assert ended.end_reason == "time-limit"
+    assert ended.end_reason == reason
 
 
 def test_a_result_just_before_the_job_leaves_the_queue_is_read(
@@ -216,3 +225,17 @@ def test_the_output_of_the_first_node_is_shown_without_the_head_of_its_log(tmp_p
         (0, ("step 1",)),
         (0, ("unfinis",)),
     ]
+
+
+def test_sbatch_says_something_else(commands: Path) -> None:
+    program(commands, "sbatch", "cat >/dev/null; echo who knows")
+    with pytest.raises(StagerError, match="did not report the job's number: 'who knows'"):
+        submit(submission(), unheard, commands)
+
+
+def test_sbatch_finds_no_cluster(commands: Path) -> None:
+    said = "sbatch: fatal: Could not establish a configuration source"
+    program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
+    with pytest.raises(StagerError, match="installed here, but no cluster answers") as caught:
+        submit(submission(), unheard, commands)
+    assert caught.value.context == (said,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,32 @@ def test_an_option_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> No
     make_request(fixed, {"SALLOC_OPTS": "--mem=1G"})
     with pytest.raises(ConfigError, match=r"-p mine: cluster.partition is fixed by your site"):
         make_request(fixed, {"SALLOC_OPTS": "-p mine"})
+
+
+def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
+    for transfer, stage in (("relay", "never"), ("shared", "always")):
+        cluster = {"transfer": transfer, "stage": stage}
+        with pytest.raises(ConfigError, match="contradicts stage") as caught:
+            make(tmp_path, JobOptions(command=("a.py",), allocation="slurm"), cluster=cluster)
+        assert caught.value.hint == "leave one of them out"
+
+
+def test_ids_differ_at_one_moment_in_different_log_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a node root, and there a directory of that name."""
+    ids = []
+    for moment in range(1795406000123000000, 1795406000126000000, 1000000):
+        monkeypatch.setattr(time, "time_ns", lambda now=moment: now)
+        for number in range(3):
+            options = JobOptions(log_dir=tmp_path / f"logs{number}", command=("a",))
+            ids.append(assign_number(make(tmp_path, options)).id)
+    assert len(set(ids)) == 9
+    assert [one[:10] for one in ids] == ["5406000123"] * 3 + ["5406000124"] * 3 + ["5406000125"] * 3
+
+
+def test_more_nodes_must_do_than_there_are(tmp_path: Path) -> None:
+    options = JobOptions(nodes=(2, 2), min_nodes=3, command=("a.py",), log_dir=tmp_path / "logs")
+    with pytest.raises(ConfigError, match="3 must work, and the job asks for 2 nodes"):
+        make(tmp_path, options)
+    assert not (tmp_path / "logs").exists()

@@ -315,3 +315,9 @@ def test_a_script_of_this_folder_is_not_another_one_of_the_project(
         assert prefer_local_script(name, root) == place
     monkeypatch.chdir(root)
     assert prefer_local_script("train.py", root) == "train.py"
+
+
+def test_a_rendezvous_of_the_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    made = make(tmp_path, "train.py")
+    assert made.notes == ("MASTER_PORT of this shell not used: each job has its own",)

@@ -549,3 +549,14 @@ def test_asset_excludes_take_assets_out_of_the_project(tmp_path):
     assert patterns == ("/!x", "/a\\\\b", "/data", "/odd \\[name]\\*", "/tail\\ ")
     assert paths(project_files(root, patterns)) == ["odd nam", "sub/data/a.csv", "train.py"]
     assert asset_excludes(["*.csv", "data/*.csv"], root) == ("/data/a.csv",)
+
+
+def test_unusable_files_in_assets(open_dir):
+    write(open_dir, "project/data/secret", "project/data/tab\t.csv", "project/data/ok")
+    (open_dir / "project/data/secret").chmod(0)
+    with as_ordinary_user(), pytest.raises(StagerError) as caught:
+        asset_files(open_dir / "project", ["data"])
+    assert caught.value.context == (
+        "'data/tab\\t.csv': its name holds unprintable characters, or is not UTF-8",
+        "data/secret: Permission denied",
+    )

@@ -160,3 +160,11 @@ def test_a_machine_that_belongs_to_no_cluster() -> None:
 )
 def test_hints(text: str, word: str) -> None:
     assert word in find_hint(text)
+
+
+def test_what_is_not_slurms_is_context() -> None:
+    found = make_failure(DIED.splitlines(), 1, "/logs")
+    assert found.context == (
+        "Traceback (most recent call last):",
+        "ValueError: what the driver did not expect",
+    )
