@@ -477,7 +477,7 @@ def _remove(item: CleanedItem) -> str:
         return "" if remove_it(item.path) else obstacle
     try:
         item.path.unlink(missing_ok=True)
-        if item.path.parents[1].name == "wheels-built":
+        if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
             item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
             item.path.parent.rmdir()
     except OSError as exc:

@@ -66,7 +66,9 @@ def find_base_python(
     """
     env = os.environ if env is None else env
     refused: dict[str, str] = {}
-    for candidate in dict.fromkeys(_candidates(version, hints, env)):
+    for candidate in _candidates(version, hints, env):  # lazily: a folder of PATH may be slow
+        if candidate in refused:
+            continue
         try:
             facts = describe_interpreter(candidate, env)
             misfit = facts.explain_misfit(version)

@@ -51,7 +51,7 @@ def count_new_bytes(path: str, counted: set[tuple[int, int]]) -> int:
 def delete(path: str) -> int:
     """Delete a file, a link or a tree, links not followed; return the bytes that became free.
 
-    A failure does not keep the rest from being deleted.
+    A failure does not keep the rest from being deleted, unless a directory is moved meanwhile.
 
     Raises:
         OSError: it could not be deleted, or not all of it.

@@ -29,9 +29,11 @@ def expand_hostlist(text: str) -> list[str]:
     """Return every host name in a compressed list, in its order, with zero padding kept."""
     hosts: list[str] = []
     for term in _split_terms(text):
-        choices = list(_list_choices(text, term))
-        if len(hosts) + math.prod(map(len, choices)) > MAX_HOSTS:
-            raise _error(text, f"it stands for more than {MAX_HOSTS} hosts")
+        choices: list[Sequence[str]] = []
+        for choice in _list_choices(text, term):
+            choices.append(choice)
+            if len(hosts) + math.prod(map(len, choices)) > MAX_HOSTS:
+                raise _error(text, f"it stands for more than {MAX_HOSTS} hosts")
         hosts += map("".join, itertools.product(*choices))
     return hosts
 

@@ -252,9 +252,12 @@ def _check_transfer(
         return cluster
     if allocation is Allocation.LOCAL:
         # The settings may be a cluster's; pyxis is refused where the command line asks for it.
-        _refuse_pyxis(options.container_image and cluster.container_image, "this job is local")
+        if options.container_image:
+            asked = f"--container-image {options.container_image}"
+            _refuse_pyxis(cluster, asked, "this job runs on this machine, without Slurm")
         return _check_local_transfer(cluster, options)
-    _refuse_pyxis(cluster.container_image, "these hosts are reached over ssh")
+    asked = f"container-image {cluster.container_image}"
+    _refuse_pyxis(cluster, asked, "these hosts are reached over ssh")
     if cluster.transfer is not TransferWay.SBCAST:
         return cluster
     if options.transfer is TransferWay.SBCAST:
@@ -265,10 +268,11 @@ def _check_transfer(
     return replace(cluster, transfer=TransferWay.AUTO)
 
 
-def _refuse_pyxis(image: str | None, why: str) -> None:
+def _refuse_pyxis(cluster: ClusterConfig, asked: str, why: str) -> None:
+    image = cluster.container_image
     if image and not image.endswith((".sif", "/")):
         raise ConfigError(
-            f"container-image {image}: Slurm's pyxis plugin starts such containers, and {why}",
+            f"{asked}: Slurm's pyxis plugin starts such containers, and {why}",
             hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
             "starts",
         )

@@ -230,7 +230,8 @@ def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
     job_id = _find_newest_job(log_dir, jobs) if wanted is None and jobs else wanted
     if job_id in jobs:
         return list_job_files(log_dir, job_id)
-    logs = [] if jobs else [log for log in _list_foreign_logs(log_dir) if log.job == wanted]
+    is_foreign = wanted is not None and not jobs
+    logs = [log for log in _list_foreign_logs(log_dir) if log.job == wanted] if is_foreign else []
     if logs:
         return JobFiles(folder=log_dir, job_id="", logs=tuple(_fill_in_ranks(logs)))
     raise _explain_missing_job(wanted, log_dir, jobs)

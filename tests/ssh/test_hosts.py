@@ -131,6 +131,19 @@ def test_a_host_that_is_lost_while_ranks_run(hosts: SshHosts, project: Path) -> 
     assert until(lambda: not hosts.agents("node01"))
 
 
+def test_an_agent_that_is_killed(hosts: SshHosts, project: Path) -> None:
+    """Usually by the kernel, for memory: the connection is sound."""
+    started = start_sleeping(hosts, project)
+    lines = hosts.on("node03", "ps", "-ww", "-eo", "pid,args").splitlines()
+    shown = [line.split(maxsplit=2) for line in lines if "agent " in line]
+    [agent] = [number for number, program, _ in shown if "python" in program]
+    hosts.on("node03", "kill", "-KILL", agent)
+    done = hosts.end(started)
+    assert (done.code, done.report["first_failure"]["node"]) == (3, "node03"), done.talk
+    assert "connection" not in done.talk
+    assert done.report["first_failure"]["class"] == "killed"
+
+
 def test_ctrl_c(hosts: SshHosts, project: Path) -> None:
     started = start_sleeping(hosts, project)
     os.killpg(started.pid, signal.SIGINT)

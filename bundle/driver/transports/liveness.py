@@ -167,7 +167,7 @@ class Liveness:
 
     def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
         """Give a node up and say why, unless it is done; the first reason stays."""
-        if node in self._nodes and node not in {*self._done, *self.lost}:
+        if node in self._nodes and node not in self._done and node not in self.lost:
             self.lost[node] = Ended(1, problem, values)
             self._on_event(Remark(f"{node} is lost: {Problem(problem, node, values).why}"))
 

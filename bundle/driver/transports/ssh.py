@@ -56,7 +56,10 @@ class _SshCluster(StepCluster):
         argv = make_start_command(self._job.python_hints, command, words)
         if self._job.launch.is_run_by_apptainer:
             argv = make_container_command(self._job, command, argv, stays=True)
-        return _fanout("--attached", shlex.join(argv), *step.nodes)
+        # A shell stays, whose status tells how the agent has ended: where a signal ends the process
+        # that sshd has started, OpenSSH's client ends with 255, as after a broken connection; and
+        # bash runs the last command of `-c` in its own place.
+        return _fanout("--attached", f"{shlex.join(argv)}; exit", *step.nodes)
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         allowed = self._job.launch.pass_env if ranks else ()

@@ -325,11 +325,8 @@ class StepTransport(Transport):
         blocking = self._find_blocking_nodes(requests, answers, ended)
         if launch:  # the others must learn how many they are: the driver asks again
             return {**ended, **{node: ended[node]._replace(unreachable=True) for node in blocking}}
-        rest = {
-            node: request
-            for node, request in requests.items()
-            if node not in {*blocking, *answers.answered}
-        }
+        known = {*blocking, *answers.answered}
+        rest = {node: request for node, request in requests.items() if node not in known}
         if not blocking or not rest:
             return ended
         self.close()  # it may not have ended yet, but has told all tasks to
