@@ -11,7 +11,16 @@ from . import messages
 from .codec import AnyText, DecodeError, decode, encode
 from .counts import format_count
 from .enumerations import PhaseName
-from .messages import VERSION, AgentEvent, Answer, Departure, FailureRecord, Lingering, Vanished
+from .messages import (
+    VERSION,
+    AgentEvent,
+    Answer,
+    Departure,
+    FailureRecord,
+    Lingering,
+    Message,
+    Vanished,
+)
 from .problem import Problem, ProblemCode
 
 # --- Output of ranks that is in no log -----------------------------------------------------------
@@ -158,23 +167,18 @@ class DeepReport:
 # has all of them but the output of ranks, which has logs of its own; ``docs/events.md`` lists them.
 
 
-@dataclass(frozen=True)
-class DriverEvent:
+class DriverEvent(Message):
     """An event of the driver's own."""
 
     event: ClassVar[str]
-    """Its name in a line."""
 
     def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object."""
         return {"event": self.event, **encode(self)}
 
 
-@dataclass(frozen=True)
-class JobBegins(DriverEvent):
+class JobBegins(DriverEvent, event="job"):
     """The job has its nodes; the first event, also of each further attempt after a requeue."""
-
-    event: ClassVar[str] = "job"
 
     nodes: tuple[str, ...] = ()
     """Its nodes, in order; the first one is the head."""
@@ -186,21 +190,15 @@ class JobBegins(DriverEvent):
     """The id of its bundle; empty in lines of older versions."""
 
 
-@dataclass(frozen=True)
-class PhaseBegins(DriverEvent):
+class PhaseBegins(DriverEvent, event="begin"):
     """A phase begins on all nodes."""
-
-    event: ClassVar[str] = "begin"
 
     phase: PhaseName
     """The phase."""
 
 
-@dataclass(frozen=True)
-class PhaseEnds(DriverEvent):
+class PhaseEnds(DriverEvent, event="end"):
     """A phase has ended on all nodes."""
-
-    event: ClassVar[str] = "end"
 
     phase: PhaseName
     """The phase."""
@@ -208,11 +206,8 @@ class PhaseEnds(DriverEvent):
     """Time that it took."""
 
 
-@dataclass(frozen=True)
-class TransferPlan(DriverEvent):
+class TransferPlan(DriverEvent, event="plan"):
     """The decision how each node gets its environment."""
-
-    event: ClassVar[str] = "plan"
 
     why: str = ""
     """The reason, in one line."""
@@ -226,11 +221,8 @@ class TransferPlan(DriverEvent):
     """The expected time; null in lines of older versions."""
 
 
-@dataclass(frozen=True)
-class FileSent(DriverEvent):
+class FileSent(DriverEvent, event="sent"):
     """A file has reached nodes."""
-
-    event: ClassVar[str] = "sent"
 
     bytes: int = 0
     """Its size."""
@@ -240,11 +232,8 @@ class FileSent(DriverEvent):
     """True if the nodes passed it on to each other."""
 
 
-@dataclass(frozen=True)
-class NodesLeftOut(DriverEvent):
+class NodesLeftOut(DriverEvent, event="left-out"):
     """The job goes on without some nodes."""
-
-    event: ClassVar[str] = "left-out"
 
     nodes: dict[str, tuple[AnyText, ...]] = field(default_factory=dict)
     """The problems of each of them, in words."""
@@ -252,11 +241,8 @@ class NodesLeftOut(DriverEvent):
     """The same problems; none in lines of older versions."""
 
 
-@dataclass(frozen=True)
-class Remark(DriverEvent):
+class Remark(DriverEvent, event="note"):
     """A remark for the user."""
-
-    event: ClassVar[str] = "note"
 
     text: AnyText = ""
     """The remark."""
@@ -264,11 +250,8 @@ class Remark(DriverEvent):
     """True if it matters also to those who want to read results only."""
 
 
-@dataclass(frozen=True)
-class StrayLines(DriverEvent):
+class StrayLines(DriverEvent, event="stray"):
     """Lines came through srun that no agent has written."""
-
-    event: ClassVar[str] = "stray"
 
     count: int = 0
     """Their number."""
@@ -276,11 +259,8 @@ class StrayLines(DriverEvent):
     """The first of them."""
 
 
-@dataclass(frozen=True)
-class FramesLost(DriverEvent):
+class FramesLost(DriverEvent, event="lost"):
     """Messages of an agent did not arrive, and were given up."""
-
-    event: ClassVar[str] = "lost"
 
     node: str = ""
     """The agent's node."""
@@ -292,11 +272,8 @@ class FramesLost(DriverEvent):
     """Messages that came from a node that the phase does not have."""
 
 
-@dataclass(frozen=True)
-class NodesLate(DriverEvent):
+class NodesLate(DriverEvent, event="late"):
     """Nodes go on though others have ended well long ago; their step is ended."""
-
-    event: ClassVar[str] = "late"
 
     nodes: tuple[str, ...] = ()
     """The nodes."""
@@ -304,11 +281,8 @@ class NodesLate(DriverEvent):
     """Seconds since the first node had ended."""
 
 
-@dataclass(frozen=True)
-class OutputsCollected(DriverEvent):
+class OutputsCollected(DriverEvent, event="collected"):
     """The outputs of a run directory that the nodes do not share have come back."""
-
-    event: ClassVar[str] = "collected"
 
     node: str = ""
     """The node that they come from: that of rank 0."""
@@ -334,11 +308,8 @@ class OutputsCollected(DriverEvent):
     """The reasons why something went wrong."""
 
 
-@dataclass(frozen=True)
-class JobEnds(DriverEvent):
+class JobEnds(DriverEvent, event="result"):
     """The end of the job: the last event."""
-
-    event: ClassVar[str] = "result"
 
     ok: bool
     """True if the job did all that it was to do."""
@@ -396,11 +367,8 @@ class JobEnds(DriverEvent):
     """Remarks for the user though nothing has failed."""
 
 
-@dataclass(frozen=True)
-class OutputShown(AgentEvent):
+class OutputShown(AgentEvent, event="output"):
     """Output of ranks, as it is printed while the job runs."""
-
-    event: ClassVar[str] = "output"
 
     rank: int | None = None
     """The rank; null for the launcher, or the agent itself."""
@@ -509,11 +477,8 @@ def _get_time(raw: Mapping[str, object]) -> float | None:
 _OF_AGENTS = {kind.event: kind for kind in OF_AGENTS if kind is not OutputShown}
 
 
-@dataclass(frozen=True)
-class RankOutput(AgentEvent):
+class RankOutput(AgentEvent, event="output"):
     """Output of a rank, of the launcher, or of an agent itself."""
-
-    event: ClassVar[str] = "output"
 
     rank: int | None = None
     """The rank; None for the launcher, or the agent itself."""

@@ -6,14 +6,40 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from .codec import AnyText, DecodeError, decode, encode
 from .digest import Digest
 from .job import Job
 from .problem import NodeError, Problem, ProblemCode
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: object) -> Callable[[type], type]:
+        """Do nothing: only type checkers need what Python 3.11 has of this name."""
+        return lambda kind: kind
+
+
+VERSION = 1
+"""Version of the protocol between a driver and its agents."""
+
+
+@dataclass_transform(frozen_default=True)
+class Message:
+    """A message on the wire. Each class of messages is a frozen dataclass.
+
+    It gives its name as an argument: ``class Relayed(AgentEvent, event="relayed")``.
+    """
+
+    def __init_subclass__(cls, **name: str) -> None:
+        for key, value in name.items():
+            setattr(cls, key, value)
+        dataclass(frozen=True)(cls)
+
 
 # --- Output of ranks in JSON events, which hold any bytes exactly and are readable if it is text
 
@@ -174,12 +200,9 @@ class HostFacts:
 # travel as one :class:`StepMessage`. :class:`RequestReader` is an agent's side of it.
 
 _T = TypeVar("_T")
-VERSION = 1
-"""Version of the protocol between a driver and its agents."""
 
 
-@dataclass(frozen=True)
-class AgentRequest:
+class AgentRequest(Message):
     """The part that all requests have."""
 
     phase: ClassVar[str]
@@ -196,7 +219,6 @@ class AgentRequest:
         return {"v": VERSION, "phase": self.phase, **encode(self)}
 
 
-@dataclass(frozen=True)
 class PlacedRequest(AgentRequest):
     """A request to a node whose node root and interpreter the preflight has found."""
 
@@ -205,17 +227,12 @@ class PlacedRequest(AgentRequest):
     """The interpreter for the environment; empty for the bundle's own."""
 
 
-class EarlyRequest(AgentRequest):
+class EarlyRequest(AgentRequest, phase="early"):
     """Start the launcher before all other phases; there is no answer."""
 
-    phase: ClassVar[str] = "early"
 
-
-@dataclass(frozen=True)
-class PreflightRequest(AgentRequest):
+class PreflightRequest(AgentRequest, phase="preflight"):
     """Report everything that could stop the job. Without a bundle only ``marker`` is known."""
-
-    phase: ClassVar[str] = "preflight"
 
     marker: str = ""
     """The name of a file in the run directory, by which a node sees that it is the same one."""
@@ -258,11 +275,8 @@ class Incoming:
     """True for earlier results, for the ranks' working directory, instead of a bundle."""
 
 
-@dataclass(frozen=True)
-class UnpackRequest(PlacedRequest):
+class UnpackRequest(PlacedRequest, phase="unpack"):
     """Make the environment, from a bundle that the node sees or a file that is sent to it."""
-
-    phase: ClassVar[str] = "unpack"
 
     bundle: str = ""
     """The bundle's path, unless a file is sent."""
@@ -272,21 +286,15 @@ class UnpackRequest(PlacedRequest):
     """The file that is sent."""
 
 
-@dataclass(frozen=True)
-class ProbeRequest(PlacedRequest):
+class ProbeRequest(PlacedRequest, phase="probe"):
     """Let the environment describe itself."""
-
-    phase: ClassVar[str] = "probe"
 
     head: str
     """Address of the head node."""
 
 
-@dataclass(frozen=True)
-class DeepRequest(PlacedRequest):
+class DeepRequest(PlacedRequest, phase="deep"):
     """Check the node thoroughly."""
-
-    phase: ClassVar[str] = "deep"
 
     head: tuple[str, int] | None = None
     """Address and port of the head node; None where all nodes are one machine."""
@@ -309,11 +317,8 @@ class GroupSettings:
     """True if ranks must not use GPUs, since some node has none."""
 
 
-@dataclass(frozen=True)
-class LaunchRequest(PlacedRequest):
+class LaunchRequest(PlacedRequest, phase="launch"):
     """Start the ranks, and follow them to their end."""
-
-    phase: ClassVar[str] = "launch"
 
     group: GroupSettings
     shared: bool
@@ -326,11 +331,8 @@ class LaunchRequest(PlacedRequest):
     """True to report ``ready``, and wait for a word before a rank begins."""
 
 
-@dataclass(frozen=True)
-class CollectRequest(PlacedRequest):
+class CollectRequest(PlacedRequest, phase="collect"):
     """Send the job's outputs, as a stream of bytes."""
-
-    phase: ClassVar[str] = "collect"
 
     directory: str
     """The directory that they are in."""
@@ -338,11 +340,8 @@ class CollectRequest(PlacedRequest):
     """Files that other nodes have sent: only others are, with their directories. None: send all."""
 
 
-@dataclass(frozen=True)
-class TidyRequest(PlacedRequest):
+class TidyRequest(PlacedRequest, phase="tidy"):
     """Remove the ranks' working directory on a node that does not share the run directory."""
-
-    phase: ClassVar[str] = "tidy"
 
     keep_files: bool = False
     """True to leave it where there are files in it."""
@@ -350,10 +349,8 @@ class TidyRequest(PlacedRequest):
     """Outputs that have been sent by other nodes: a directory that has more is left. None: any."""
 
 
-class CleanRequest(AgentRequest):
+class CleanRequest(AgentRequest, phase="clean"):
     """Remove the environments that nobody uses."""
-
-    phase: ClassVar[str] = "clean"
 
 
 REQUESTS: dict[str, type[AgentRequest]] = {
@@ -366,8 +363,7 @@ REQUESTS: dict[str, type[AgentRequest]] = {
 """The class of a request by its phase."""
 
 
-@dataclass(frozen=True)
-class StepMessage:
+class StepMessage(Message):
     """The requests of the nodes of a step as one, with what all of them have written once."""
 
     phase: str
@@ -380,8 +376,7 @@ class StepMessage:
     v: int = VERSION
 
 
-@dataclass(frozen=True)
-class Handover:
+class Handover(Message):
     """A request that an agent passes on to itself under another interpreter."""
 
     request: dict[str, object]
@@ -395,8 +390,7 @@ RELAY_SOURCE = "the source"
 """What the driver's host is called in a relay, beside the names of nodes."""
 
 
-@dataclass(frozen=True)
-class RelayStart:
+class RelayStart(Message):
     """The beginning of a relay. Each node asks its source for the places that it must know."""
 
     port: int
@@ -407,8 +401,7 @@ class RelayStart:
     """The names of those that take no part: they listened too late, or were lost."""
 
 
-@dataclass(frozen=True)
-class FramesAgain:
+class FramesAgain(Message):
     """A question of the driver's for frames that it has not received."""
 
     again: dict[str, tuple[tuple[int, int], ...]]
@@ -502,12 +495,10 @@ def _make_error(where: str, why: str) -> NodeError:
 # class, and all its fields. :mod:`bundle.protocol.events` reads them.
 
 
-@dataclass(frozen=True)
-class AgentEvent:
+class AgentEvent(Message):
     """An event of a node's agent."""
 
     event: ClassVar[str] = ""
-    """Its name on the wire."""
 
     node: str = ""
     """The node's name."""
@@ -517,7 +508,6 @@ class AgentEvent:
         return {"v": VERSION, "event": self.event, **encode(self)}
 
 
-@dataclass(frozen=True)
 class Answer(AgentEvent):
     """A node's answer to a phase."""
 
@@ -539,11 +529,8 @@ class Answer(AgentEvent):
     """True if no rank has begun anywhere because none could begin here."""
 
 
-@dataclass(frozen=True)
-class PreflightAnswer(Answer):
+class PreflightAnswer(Answer, event="preflight"):
     """Everything about a node that matters before anything is sent to it."""
-
-    event: ClassVar[str] = "preflight"
 
     root: str = ""
     """The node root; empty if no directory fits."""
@@ -581,11 +568,8 @@ class PreflightAnswer(Answer):
     """Why it could not check the bundle's signature; empty if it has, or none is required."""
 
 
-@dataclass(frozen=True)
-class UnpackAnswer(Answer):
+class UnpackAnswer(Answer, event="unpack"):
     """The environment that a node has made, or had already."""
-
-    event: ClassVar[str] = "unpack"
 
     path: str = ""
     """The environment's directory."""
@@ -605,11 +589,8 @@ class UnpackAnswer(Answer):
     """Of a damaged file that was sent, the digest of the bytes that arrived."""
 
 
-@dataclass(frozen=True)
-class ProbeAnswer(Answer):
+class ProbeAnswer(Answer, event="probe"):
     """An environment, as its own Python describes it."""
-
-    event: ClassVar[str] = "probe"
 
     python: str = ""
     """Its full version."""
@@ -631,22 +612,17 @@ class ProbeAnswer(Answer):
     """What its Python lacks there, and no module of the job's ``imports`` needs."""
 
 
-@dataclass(frozen=True)
-class TidyAnswer(Answer):
+class TidyAnswer(Answer, event="tidy"):
     """The ranks' working directory on the node has been looked after."""
 
-    event: ClassVar[str] = "tidy"
     left: bool = False
     """True if it is still there, with files in it."""
     unsent: bool = False
     """True if outputs are among them that no other node has sent."""
 
 
-@dataclass(frozen=True)
-class Ready(AgentEvent):
+class Ready(AgentEvent, event="ready"):
     """An agent waits for a file, or for permission to start its ranks."""
-
-    event: ClassVar[str] = "ready"
 
     step: str = ""
     """The Slurm step that a file is to be sent to."""
@@ -658,21 +634,15 @@ class Ready(AgentEvent):
     """The switches above the node from the top down, with dots between, where Slurm knows them."""
 
 
-@dataclass(frozen=True)
-class OutOfReach(AgentEvent):
+class OutOfReach(AgentEvent, event="out-of-reach"):
     """A node cannot connect to some of those that it would take a file from."""
-
-    event: ClassVar[str] = "out-of-reach"
 
     nodes: tuple[tuple[str, str], ...] = ()
     """Their names, with the reasons."""
 
 
-@dataclass(frozen=True)
-class Heartbeat(AgentEvent):
+class Heartbeat(AgentEvent, event="heartbeat"):
     """A node is alive, but what it does hangs; a heartbeat of any other node is empty."""
-
-    event: ClassVar[str] = "heartbeat"
 
     hung: str = ""
     """The processes that hang, and what in."""
@@ -680,11 +650,8 @@ class Heartbeat(AgentEvent):
     """Time since their last progress."""
 
 
-@dataclass(frozen=True)
-class Relayed(AgentEvent):
+class Relayed(AgentEvent, event="relayed"):
     """A relay has brought the file to a node, or has not."""
-
-    event: ClassVar[str] = "relayed"
 
     seconds: float = 0.0
     """Time until the last byte had come."""
@@ -697,11 +664,8 @@ class Relayed(AgentEvent):
 # --- A node's report on its ranks ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Started(AgentEvent):
+class Started(AgentEvent, event="started"):
     """The ranks of a node are about to begin."""
-
-    event: ClassVar[str] = "started"
 
     argv: tuple[AnyText, ...] = ()
     """The command that starts them, without secrets; empty where it is that of a node before, but
@@ -710,11 +674,8 @@ class Started(AgentEvent):
     """The network interface by which they reach the head."""
 
 
-@dataclass(frozen=True)
-class Lingering(AgentEvent):
+class Lingering(AgentEvent, event="lingering"):
     """A rank whose process goes on for too long; times are in seconds since the epoch."""
-
-    event: ClassVar[str] = "lingering"
 
     rank: int = 0
     """The rank."""
@@ -726,10 +687,8 @@ class Lingering(AgentEvent):
     """Names of the threads and processes that keep it."""
 
 
-class RanksEnded(AgentEvent):
+class RanksEnded(AgentEvent, event="ranks-ended"):
     """The ranks of a node have ended well, and their launcher still waits for other nodes."""
-
-    event: ClassVar[str] = "ranks-ended"
 
 
 @dataclass(frozen=True)
@@ -786,11 +745,8 @@ class Vanished:
     """The time when it ended."""
 
 
-@dataclass(frozen=True)
-class LaunchAnswer(Answer):
+class LaunchAnswer(Answer, event="launch"):
     """The ranks of a node, or of one task of it, after their end."""
-
-    event: ClassVar[str] = "launch"
 
     failures: tuple[FailureRecord, ...] = ()
     """The ranks that failed."""
@@ -837,11 +793,8 @@ class NodeCleanup:
     """Bytes that became free, without files that other environments share."""
 
 
-@dataclass(frozen=True)
-class CleanAnswer(Answer):
+class CleanAnswer(Answer, event="clean"):
     """The node roots of one node after a cleaning."""
-
-    event: ClassVar[str] = "clean"
 
     roots: tuple[NodeCleanup, ...] = ()
     """Each node root of this user."""
@@ -850,11 +803,8 @@ class CleanAnswer(Answer):
 # --- A node's report in ``verify --deep`` --------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NodeClock(AgentEvent):
+class NodeClock(AgentEvent, event="clock"):
     """A node's clock, as soon as it is asked."""
-
-    event: ClassVar[str] = "clock"
 
     clock: float = 0.0
     """Seconds since the epoch."""
@@ -874,11 +824,8 @@ class NetworkReport:
     """The reason why there is neither."""
 
 
-@dataclass(frozen=True)
-class DeepAnswer(Answer):
+class DeepAnswer(Answer, event="deep"):
     """A node after the thorough check."""
-
-    event: ClassVar[str] = "deep"
 
     torch: bool = False
     """True if ranks can be started in its environment."""
