@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
-from stager.forecast import Seen
+from stager.forecast import MeasuredJob
 
 from . import broadcasts, building, forecasts, ours, peers
 from .place import GIB, available_memory, read_once, settle
@@ -73,7 +73,7 @@ def measure(session: Session) -> None:
     if not fitting:
         return
     project = _packed_project(session)
-    seen: dict[int, list[Seen]] = {}
+    seen: dict[int, list[MeasuredJob]] = {}
     with running(max(fitting), session.say) as cluster:
         for nodes in fitting:
             job = _Jobs(session, cluster, nodes, project)
@@ -94,7 +94,7 @@ class _Jobs:
         self.cluster = cluster
         self.nodes = nodes
         self.project = project
-        self.seen: list[Seen] = []
+        self.seen: list[MeasuredJob] = []
         """What the jobs showed that found nothing on the nodes."""
 
     def steps(self) -> list[Step]:

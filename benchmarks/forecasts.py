@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bundle.driver.forecast import Nodes, forecast_staging
 from stager import forecast
-from stager.forecast import Seen
+from stager.forecast import MeasuredJob
 from stager.logs.job_record import read_records
 
 from .rounds import Samples, Value
@@ -16,14 +16,14 @@ FITTED = 2
 """The number of nodes whose jobs the rates are taken from; the others are predicted."""
 
 
-def seen(logs: Path) -> Seen | None:
+def seen(logs: Path) -> MeasuredJob | None:
     """Return what a job showed, from the events in the log directory that it had for itself."""
     files = logs.glob("events.*.jsonl")
     return forecast.measure_job(record for file in files for record in read_records(file))
 
 
 def compare(
-    jobs: Mapping[int, Sequence[Seen]], samples: Samples, say: Callable[[str], None]
+    jobs: Mapping[int, Sequence[MeasuredJob]], samples: Samples, say: Callable[[str], None]
 ) -> None:
     """Predict the staging on nodes that had nothing; nothing where no rates can be taken.
 

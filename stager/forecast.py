@@ -168,7 +168,7 @@ _ENOUGH_FILES = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class MeasuredJob:
     """The times of one job."""
 
     nodes: int
@@ -186,8 +186,8 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Basis:
-    """The basis of a forecast."""
+class KnownRates:
+    """The rates that a forecast uses, and how many jobs measured them."""
 
     rates: Rates = ASSUMED
     jobs: int = 0
@@ -210,7 +210,7 @@ _TIMED = (TransferPlan, PhaseEnds, FileSent, UnpackAnswer)
 """The events that say how long a job's staging took."""
 
 
-def measure_job(records: Iterable[Record]) -> Seen | None:
+def measure_job(records: Iterable[Record]) -> MeasuredJob | None:
     """Return the times to keep; None where nothing was sent, or not without trouble."""
     events = [record.event for record in records]
     sent, plan = _pick(events, FileSent), [TransferPlan(), *_pick(events, TransferPlan)][-1]
@@ -221,7 +221,7 @@ def measure_job(records: Iterable[Record]) -> Seen | None:
     is_clean = len(sent) < 2 and all(answer.ok for answer in answers)
     if sent_to is None or not (has_ended and is_clean):
         return None
-    return Seen(
+    return MeasuredJob(
         nodes=sent_to[0],
         cpus=plan.cpus,
         work=sent_to[1],
@@ -260,7 +260,7 @@ def keep_times(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
         record_times(store, seen)
 
 
-def record_times(store: Store, seen: Seen) -> bool:
+def record_times(store: Store, seen: MeasuredJob) -> bool:
     """Keep the times of a job beside those of the last few, and return whether that was possible.
 
     Of two jobs that end at the same moment one may be lost. A root that cannot be written is no
@@ -276,21 +276,21 @@ def record_times(store: Store, seen: Seen) -> bool:
     return True
 
 
-def read_history(store: Store) -> tuple[Seen, ...]:
+def read_history(store: Store) -> tuple[MeasuredJob, ...]:
     """Return the jobs that are kept, the newest last; none where they cannot be read."""
     try:
         raw = json.loads(read_text(store.root / FILE))
         if raw["version"] != VERSION:
             return ()
-        return tuple(_seen(job) for job in raw["jobs"][-KEPT:])
+        return tuple(_decode_measured_job(job) for job in raw["jobs"][-KEPT:])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
 
 
-def estimate_rates(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
+def estimate_rates(jobs: Sequence[MeasuredJob], *, one_machine: bool = False) -> KnownRates:
     """Return the jobs' median rates, or assumed ones; ``one_machine``: all nodes share its CPUs."""
     if not jobs:
-        return Basis()
+        return KnownRates()
     send, unpack, step = [], [], []
     for job in jobs:
         nodes = Nodes(job.nodes, cpus=job.cpus, sharing=job.nodes if one_machine else 1)
@@ -304,10 +304,10 @@ def estimate_rates(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
     factors = {"send": send, "unpack": unpack, "step": step}
     rates = ASSUMED.scale_rates(**{name: _median_in_bounds(x) for name, x in factors.items()})
     most = max(job.nodes for job in jobs)
-    return Basis(rates=rates, jobs=len(jobs), nodes=most)
+    return KnownRates(rates=rates, jobs=len(jobs), nodes=most)
 
 
-def find_known_rates(store: Store) -> Basis:
+def find_known_rates(store: Store) -> KnownRates:
     """Return what is known about this cluster from earlier jobs."""
     return estimate_rates(read_history(store))
 
@@ -317,9 +317,9 @@ def _median_in_bounds(factors: Sequence[float]) -> float:
     return min(max(median(factors), 0.01), 100.0) if factors else 1.0
 
 
-def _seen(raw: object) -> Seen:
+def _decode_measured_job(raw: object) -> MeasuredJob:
     """Return the times of a job; ValueError if a field or a value is invalid."""
-    job = decode(Seen, raw)
+    job = decode(MeasuredJob, raw)
     if not (job.nodes > 0 and job.cpus > 0 and job.work.sent):
         raise ValueError("nothing was sent")
     for time in (job.step, job.stage, job.send, job.unpack):
@@ -396,7 +396,7 @@ class Setting:
     """True if the nodes pass the bundle on to each other; False if ``sbcast`` sends it."""
     read: bool = False
     """True if nothing is sent: each node reads the bundle where it lies."""
-    basis: Basis
+    basis: KnownRates
 
     def nodes(self, count: int) -> Nodes:
         """Return so many nodes."""
@@ -409,7 +409,7 @@ class Setting:
         return ordered[len(ordered) // 2] if ordered else None
 
 
-def make_setting(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -> Setting:
+def make_setting(config: Config, bundle: Path, manifest: Manifest, basis: KnownRates) -> Setting:
     """Return how settings, with the command line's options in them, use a bundle."""
     ranks = config.launch.nproc_per_node or 1
     return Setting(

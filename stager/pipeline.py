@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .building.project_lock import LockResult
     from .cleanup import CleanedItem, CleanResult
     from .config.job_settings import JobOptions
-    from .forecast import Basis, PlannedJob
+    from .forecast import KnownRates, PlannedJob
     from .jobs.driver import JobListener, OnEvent
     from .jobs.outcome import Outcome, SubmittedJob
     from .jobs.preparation import Prepared
@@ -161,7 +161,7 @@ def _avoid_failed_nodes(
     return prepared, point_out_bad_nodes(listener.event, nodes, prepared, listener)
 
 
-def _announce(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
+def _announce(prepared: Prepared, basis: KnownRates, listener: JobListener) -> Prepared:
     from .jobs.job_description import assign_number
 
     for note in prepared.notes:

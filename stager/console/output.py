@@ -20,7 +20,7 @@ from ..core.errors import (
     StagerError,
     escape_invisible,
     escape_line_feeds,
-    json_object,
+    format_result,
 )
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Output:
         """Print a result, a dataclass, as one JSON object; its escapes keep a terminal safe."""
         self.stop()
         self._has_result = True
-        print(json_object(result), end="", flush=True)
+        print(format_result(result), end="", flush=True)
 
     def show(self, result: T, render: Callable[[T], object]) -> None:
         """Print a command's result: as one JSON object with ``--json``, else for a person."""

@@ -130,7 +130,7 @@ def escape_line_feeds(text: str) -> str:
     return escape_invisible(text).replace("\n", r"\n")
 
 
-def json_object(result: object) -> str:
+def format_result(result: object) -> str:
     """Return a command's result as JSON for scripts; its escapes keep a terminal safe."""
     text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
     return text.replace("\x7f", "\\u007f") + "\n"

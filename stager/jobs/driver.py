@@ -21,7 +21,7 @@ from bundle.system import permissions
 
 from ..building.current_bundle import Listener, offline_root
 from ..config.load import Config
-from ..core.errors import JobError, StagerError, json_object
+from ..core.errors import JobError, StagerError, format_result
 from ..core.processes import Streamed, feed_command, follow_command, replace_process
 from ..core.store import Store
 from ..logs.job_record import parse_event, read_records
@@ -77,7 +77,7 @@ def run_hook(
 ) -> None:
     """Run a command without a shell, with ``--json``'s result; its failure is only a warning."""
     try:
-        feed_command(argv, json_object(result), timeout=seconds)
+        feed_command(argv, format_result(result), timeout=seconds)
     except StagerError as exc:
         hint = f"; {exc.hint}" if exc.hint else ""
         warn(f"the on-failure command failed: {exc.message}{hint}")

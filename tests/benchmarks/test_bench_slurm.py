@@ -15,7 +15,7 @@ from benchmarks.errors import BenchError
 from benchmarks.rounds import Samples
 from bundle.driver.forecast import Nodes, forecast_staging
 from bundle.protocol.events import StagingWork
-from stager.forecast import Seen
+from stager.forecast import MeasuredJob
 
 WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 
@@ -33,10 +33,10 @@ def test_the_pieces_are_the_whole(size: int, count: int, tmp_path: Path) -> None
     assert max(part.stat().st_size for part in parts) == -(-size // count)
 
 
-def shown(nodes: int, slower: float) -> Seen:
+def shown(nodes: int, slower: float) -> MeasuredJob:
     """A job on nodes of one machine that took so many times as long as is assumed."""
     made = forecast_staging(WORK, Nodes(nodes, cpus=2, sharing=nodes))
-    return Seen(
+    return MeasuredJob(
         nodes=nodes,
         cpus=2,
         work=WORK,
@@ -82,7 +82,7 @@ def test_what_a_job_showed_is_in_its_events(tmp_path: Path) -> None:
     lines = "".join(json.dumps(event) + "\n" for event in events)
     (tmp_path / "events.7.jsonl").write_text(lines)
     found = forecasts.seen(tmp_path)
-    assert found == Seen(
+    assert found == MeasuredJob(
         nodes=2, cpus=2, work=StagingWork(**work), step=0.5, stage=2.5, send=1.5, unpack=2.0
     )
 

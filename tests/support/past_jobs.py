@@ -7,13 +7,13 @@ from typing import Any
 
 from bundle.driver.forecast import Nodes, a_step, forecast_staging
 from bundle.protocol.events import StagingWork
-from stager.forecast import Seen
+from stager.forecast import MeasuredJob
 
 WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)
-SEEN = Seen(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, unpack=4.0)
+SEEN = MeasuredJob(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, unpack=4.0)
 
 
-def as_expected(nodes: int = 3, factor: float = 1.0, **changed: Any) -> Seen:
+def as_expected(nodes: int = 3, factor: float = 1.0, **changed: Any) -> MeasuredJob:
     """A job on a cluster that takes so many times as long as is assumed."""
     where = Nodes(nodes, cpus=4)
     made = forecast_staging(WORK, where, relayed=changed.get("relayed", SEEN.relayed))

@@ -28,8 +28,8 @@ from stager.forecast import (
     LUSTRE,
     NFS,
     VERSION,
-    Basis,
-    Seen,
+    KnownRates,
+    MeasuredJob,
     Setting,
     estimate,
     estimate_from_files,
@@ -79,7 +79,7 @@ SETTING = Setting(
     cpus=4,
     launcher=Launcher.TORCHRUN,
     relayed=True,
-    basis=Basis(),
+    basis=KnownRates(),
 )
 
 
@@ -230,7 +230,7 @@ def test_a_damaged_file_counts_as_none_and_is_begun_anew(tmp_path: Path, content
     store = Store(tmp_path)
     (tmp_path / FILE).write_text(content)
     assert read_history(store) == ()
-    assert find_known_rates(store) == Basis()
+    assert find_known_rates(store) == KnownRates()
     assert record_times(store, SEEN)
     assert read_history(store) == (SEEN,)
 
@@ -297,7 +297,7 @@ def unpacked(*seconds: float, ok: bool = True) -> list[dict[str, Any]]:
     ]
 
 
-def seen(*events: dict[str, Any]) -> Seen | None:
+def seen(*events: dict[str, Any]) -> MeasuredJob | None:
     return measure_job(event_record(**event) for event in events)
 
 
