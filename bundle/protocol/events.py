@@ -18,8 +18,8 @@ from .messages import (
     Departure,
     FailureRecord,
     Lingering,
-    Message,
     Vanished,
+    WireMessage,
 )
 from .problem import Problem, ProblemCode
 
@@ -167,7 +167,7 @@ class DeepReport:
 # has all of them but the output of ranks, which has logs of its own; ``docs/events.md`` lists them.
 
 
-class DriverEvent(Message):
+class DriverEvent(WireMessage):
     """An event of the driver's own."""
 
     event: ClassVar[str]

@@ -29,7 +29,7 @@ VERSION = 1
 
 
 @dataclass_transform(frozen_default=True)
-class Message:
+class WireMessage:
     """A message on the wire. Each class of messages is a frozen dataclass.
 
     It gives its name as an argument: ``class Relayed(AgentEvent, event="relayed")``.
@@ -202,7 +202,7 @@ class HostFacts:
 _T = TypeVar("_T")
 
 
-class AgentRequest(Message):
+class AgentRequest(WireMessage):
     """The part that all requests have."""
 
     phase: ClassVar[str]
@@ -363,7 +363,7 @@ REQUESTS: dict[str, type[AgentRequest]] = {
 """The class of a request by its phase."""
 
 
-class StepMessage(Message):
+class StepMessage(WireMessage):
     """The requests of the nodes of a step as one, with what all of them have written once."""
 
     phase: str
@@ -376,7 +376,7 @@ class StepMessage(Message):
     v: int = VERSION
 
 
-class Handover(Message):
+class Handover(WireMessage):
     """A request that an agent passes on to itself under another interpreter."""
 
     request: dict[str, object]
@@ -390,7 +390,7 @@ RELAY_SOURCE = "the source"
 """What the driver's host is called in a relay, beside the names of nodes."""
 
 
-class RelayStart(Message):
+class RelayStart(WireMessage):
     """The beginning of a relay. Each node asks its source for the places that it must know."""
 
     port: int
@@ -401,7 +401,7 @@ class RelayStart(Message):
     """The names of those that take no part: they listened too late, or were lost."""
 
 
-class FramesAgain(Message):
+class FramesAgain(WireMessage):
     """A question of the driver's for frames that it has not received."""
 
     again: dict[str, tuple[tuple[int, int], ...]]
@@ -495,7 +495,7 @@ def _make_error(where: str, why: str) -> NodeError:
 # class, and all its fields. :mod:`bundle.protocol.events` reads them.
 
 
-class AgentEvent(Message):
+class AgentEvent(WireMessage):
     """An event of a node's agent."""
 
     event: ClassVar[str] = ""

@@ -77,6 +77,7 @@ FAR_SIDE_EXCEPTIONS = {
     # The decompressor: in the standard library from Python 3.14, before that in the bundle itself.
     "compression",
     "zstandard",
+    "typing_extensions",  # read by type checkers alone
 }
 PROCESS_STARTERS = (
     "bundle.system.processes",
