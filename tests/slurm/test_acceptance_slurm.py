@@ -50,12 +50,17 @@ def assert_trained(ran: SlurmRan, work: Path, accuracy: float) -> None:
     ]
 
 
-def test_training_from_the_nodes_own_disks(slurm_torch: SlurmTorch, data_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("short", "accuracy"), [(SHORT, 0.0), pytest.param((), ACCURACY, marks=pytest.mark.full)]
+)
+def test_training_from_the_nodes_own_disks(
+    short: tuple[str, ...], accuracy: float, slurm_torch: SlurmTorch, data_dir: Path
+) -> None:
     """Once it is staged, no node can see the offline root any more."""
     slurm_torch.clean()
     cluster, logs = slurm_torch.cluster, slurm_torch.work / "logs"
     offline = slurm_torch.env["OFFLINE_ROOT"]
-    started = slurm_torch.start("run", "--nproc-per-node", "2", "--", *training(data_dir))
+    started = slurm_torch.start("run", "--nproc-per-node", "2", "--", *training(data_dir), *short)
     hidden = []
     try:
         assert until(lambda: started.poll() is not None or unpacked(logs), 600)
@@ -71,7 +76,7 @@ def test_training_from_the_nodes_own_disks(slurm_torch: SlurmTorch, data_dir: Pa
     report = json.loads(out)
     ran = SlurmRan(code=started.returncode, report=report, stderr=err, logs=logs)
     assert (ran.code, ran.report["ok"], ran.report["world_size"]) == (0, True, 6), err
-    assert_trained(ran, slurm_torch.work, ACCURACY)
+    assert_trained(ran, slurm_torch.work, accuracy)
     answers = ran.events("unpack")
     assert [answer["reused"] for answer in answers] == [False] * 3
     for answer in answers:
@@ -116,6 +121,7 @@ def test_the_printed_script_does_the_same(
     here.clean()  # gigabytes of memory, which other tests need
 
 
+@pytest.mark.full
 def test_a_rank_touches_nothing_that_is_shared(
     slurm_torch: SlurmTorch, tmp_path: Path, data_dir: Path
 ) -> None:

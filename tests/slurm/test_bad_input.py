@@ -115,6 +115,7 @@ def test_a_file_that_is_there_already(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_node_lost_before_the_launch(bench: Bench) -> None:
     gate = bench.gate("srun", "--job-name=stager-launch")
     started = bench.start("run", "--nodes", "3", "--", "train.py", "all=sleep")

@@ -103,6 +103,7 @@ def path(ran: SlurmRan, node: str) -> str:
     return next(str(one["path"]) for one in ran.events("unpack") if one["node"] == node)
 
 
+@pytest.mark.full
 def test_only_what_is_new_is_sent(
     slurm_torch: SlurmTorch, versions: tuple[Path, Path], noting: tuple[dict[str, str], Path]
 ) -> None:

@@ -93,6 +93,7 @@ def named(cluster: Cluster, node: str, address: str, name: str) -> Iterator[None
         cluster.on(node, ["umount", "--lazy", "/etc/hosts"])
 
 
+@pytest.mark.full
 def test_all_is_well(cluster: Cluster, small: Project) -> None:
     code, report, said = deep(small)
     assert (code, problems(report)) == (0, {}), said

@@ -94,12 +94,17 @@ def scene(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("3=raises", Told("node02", 3, "python-error")),
         ("4=is_killed", Told("node03", 4, "killed")),
-        ("2=asks_for_too_much", Told("node02", 2, "out-of-memory")),
-        ("5=lacks_a_module", Told("node03", 5, "missing-module")),
         ("1=fetches_data", Told("node01", 1, "missing-asset")),
-        ("2=does_not_copy", Told("node02", 2, "environment")),
+        *(
+            pytest.param(*row, marks=pytest.mark.full)
+            for row in (
+                ("3=raises", Told("node02", 3, "python-error")),
+                ("2=asks_for_too_much", Told("node02", 2, "out-of-memory")),
+                ("5=lacks_a_module", Told("node03", 5, "missing-module")),
+                ("2=does_not_copy", Told("node02", 2, "environment")),
+            )
+        ),
     ],
 )
 def test_a_rank(scene: Scene, words: str, expected: Told) -> None:
@@ -143,6 +148,7 @@ def test_a_disk_that_is_full_when_the_bundle_comes(scene: Scene) -> None:
     scene.assert_told(said, Told("node02", None, "disk-full"))
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs(scene: Scene) -> None:
     """The others time out in a collective that it does not come to."""
     said = scene.run("1=does_not_come", "all=meets", options=("--nproc-per-node", "1"))

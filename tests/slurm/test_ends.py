@@ -51,6 +51,7 @@ def test_ctrl_c(large_bench: Bench, moment: Callable[[Bench], bool]) -> None:
     assert "interrupted; nothing is left running" in said.talk
 
 
+@pytest.mark.full
 def test_ctrl_c_at_a_rank_that_does_not_listen(bench: Bench) -> None:
     started = bench.start("run", "--nodes", "3", "--", "train.py", "1=deaf", "all=sleep")
     bench.at_work(started, 3)
@@ -144,6 +145,7 @@ def test_an_agent_that_is_killed_over_torchrun(slurm_torch: SlurmTorch) -> None:
     assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
 
 
+@pytest.mark.full
 def test_a_node_that_is_lost(bench: Bench) -> None:
     started = bench.start(*SLEEP)
     bench.at_work(started, 3)
@@ -158,7 +160,7 @@ def test_a_node_that_is_lost(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("what", "code", "kind", "cause"),
     [
-        ("kill", -9, "killed", "it was killed by SIGKILL"),
+        pytest.param(*("kill", -9, "killed", "it was killed by SIGKILL"), marks=pytest.mark.full),
         ("raise", 1, "python-error", "ValueError: this rank is unhappy"),
     ],
 )
@@ -177,6 +179,7 @@ def test_a_rank_that_fails(bench: Bench, what: str, code: int, kind: str, cause:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_ranks_that_are_plain_processes(bench: Bench) -> None:
     """There is no torch: agents start them, with what torchrun would set; one failure ends all."""
     launch = ("--launcher", "processes", "--nodes", "3", "--nproc-per-node", "2")
@@ -207,6 +210,7 @@ def test_ranks_that_hang_at_their_end(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_the_time_limit(bench: Bench) -> None:
     """Slurm's shortest is a minute; an end that is moved nearer is the same to it."""
     started = bench.start("run", "--nodes", "1", "--time", "5", "--", "train.py", "all=sleep")

@@ -116,6 +116,7 @@ def starved(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("hurt", "node"), [(killed, "node02"), pytest.param(starved, "node01", marks=pytest.mark.full)]
 )

@@ -62,6 +62,7 @@ def test_ctrl_c_at_a_rank_that_does_not_end(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_ctrl_c_after_a_failure(bench: Bench) -> None:
     """The driver gives the others some seconds to end by themselves, and somebody will not wait."""
     bench.env["STAGER_LAUNCH_GRACE_SECONDS"] = "300"  # until "enough" is there

@@ -244,6 +244,7 @@ def test_ctrl_c_again_while_results_come_home(veiled: Cluster, at_home: Project)
     bench.assert_clean(killed=True)
 
 
+@pytest.mark.full
 def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:
     """Nothing is written there, what lacks is said, and the results stay on the node."""
     tiny = at_home.root.parent / "tiny"

@@ -107,6 +107,7 @@ def test_nodes_pass_the_bundle_on(
         assert left == ""
 
 
+@pytest.mark.full
 def test_nodes_that_cannot_reach_each_other_take_another_way(
     slurm_project: Project, without_sbcast: Path, torn: tuple[str, str]
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_node_that_does_not_begin_keeps_the_others_from_nothing(
     assert not without_sbcast.exists()
 
 
+@pytest.mark.full
 def test_the_relay_is_what_is_usual(slurm_project: Project, without_sbcast: Path) -> None:
     """And it is remembered how fast it was, for the next forecast."""
     renew(slurm_project)

@@ -178,7 +178,8 @@ def test_hugging_faces_trainer_goes_on_at_the_step_of_its_checkpoint(
     assert (at_home.root / "out" / "checkpoint-8" / "rng_state_1.pth").is_file(), collected
 
 
-@pytest.mark.parametrize("home", ["at_home", pytest.param("shared_home", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("home", ["at_home", "shared_home"])
 def test_a_checkpoint_that_each_node_has_written_a_part_of(
     home: str, request: pytest.FixtureRequest
 ) -> None:

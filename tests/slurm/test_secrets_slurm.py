@@ -26,6 +26,7 @@ Path(f"seen.{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "batch",
     [(), pytest.param(("--batch", "--wait"), marks=pytest.mark.full)],

@@ -83,6 +83,7 @@ def empty(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.mark.full
 def test_only_what_is_signed_gets_nodes(cluster: Cluster, asking: Project, alice: Key) -> None:
     newest = known_jobs(cluster)
     for command in (("verify",), ("run",), ("run", "--batch"), ("script",)):

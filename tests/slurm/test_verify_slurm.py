@@ -66,7 +66,8 @@ def full(cluster: Cluster) -> Iterator[str]:
         yield node
 
 
-@pytest.mark.parametrize("stage", ["auto", pytest.param("always", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["auto", "always"])
 def test_a_full_node(cluster: Cluster, fresh: Project, full: str, stage: str) -> None:
     code, report, said = verify(fresh, "--stage", stage, env=THERE)
     assert code == 3, said
@@ -114,7 +115,8 @@ def test_a_bad_node_is_left_out(cluster: Cluster, fresh: Project, full: str) -> 
     assert good == {"node01", "node03"}
 
 
-@pytest.mark.parametrize("stage", ["auto", pytest.param("never", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["auto", "never"])
 def test_a_damaged_copy_of_the_bundle(cluster: Cluster, fresh: Project, stage: str) -> None:
     """One node sees other bytes than the rest."""
     bundle = max((fresh.store.root / "bundles").iterdir(), key=lambda path: path.stat().st_mtime)

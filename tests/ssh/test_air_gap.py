@@ -120,6 +120,7 @@ def outside(
         shutil.rmtree(folder)
 
 
+@pytest.mark.full
 def test_from_nothing_to_two_nodes(outside: Outside, inside: Inside, wheelhouse: Path) -> None:
     """Install, import, verify, train; edit and build there; then only what is new."""
     assert inside.run("python3", "-c", NOT_THERE).stdout == "[] []\n"

@@ -31,6 +31,7 @@ def user(hosts: SshHosts, node: str, name: str) -> Iterator[None]:
         hosts.on(node, "sh", "-c", f"umount /etc/passwd; rm -rf /tmp/passwd /tmp/{name}")
 
 
+@pytest.mark.full
 def test_another_user(hosts: SshHosts, project: Path) -> None:
     listed = "node01,ann@node02"
     with user(hosts, "node02", "ann"):

@@ -40,6 +40,7 @@ def sited(hosts: SshHosts) -> Iterator[SshHosts]:
             hosts.on(node, "umount", PLACE, check=False)
 
 
+@pytest.mark.full
 def test_agents_and_ranks_run_inside(sited: SshHosts, project: Path) -> None:
     script = project / "inside.py"
     script.write_text(RANK)

@@ -86,6 +86,7 @@ def test_two_names_of_one_host(hosts: SshHosts, project: Path) -> None:
     assert "it is the same host as node01" in words(bad["problems"])
 
 
+@pytest.mark.full
 def test_a_host_without_python(hosts: SshHosts, project: Path) -> None:
     found = hosts.on("node02", "sh", "-c", "ls /usr/bin/python3* /usr/local/bin/python3* || true")
     script = 'for file; do mount --bind /bin/false "$file"; done'
@@ -152,6 +153,7 @@ def test_ctrl_c(hosts: SshHosts, project: Path) -> None:
     assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
 
 
+@pytest.mark.full
 def test_a_signal_for_the_ranks_reaches_them(hosts: SshHosts, project: Path) -> None:
     """These have no use for it, so it ends them, as it does without stager."""
     started = start_sleeping(hosts, project)

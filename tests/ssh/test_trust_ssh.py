@@ -63,6 +63,7 @@ def gate(hosts: SshHosts, node: str) -> Iterator[None]:
             hosts.on(node, "rm", "-f", "/tmp/opened", "/tmp/waits")
 
 
+@pytest.mark.full
 def test_only_what_is_signed_runs(
     hosts: SshHosts, project: Path, trusted: Path, alice: Key, mallory: Key
 ) -> None:
