@@ -11,7 +11,8 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was stopped by a signal and has saved a checkpoint."""
 DEFAULT_TOKENIZER = "google/bert_uncased_L-2_H-128_A-2"
 _WIDTH_STEP = 8
+_PLACE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 
 
 class TrainerError(Exception):
@@ -46,6 +48,24 @@ class TrainerError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}"
+
+
+@contextmanager
+def explain_errors(
+    message: str, hint: str, kinds: type[Exception] | tuple[type[Exception], ...] = OSError
+) -> Iterator[None]:
+    """Turn errors of the block into a TrainerError: the message, and what the error says."""
+    try:
+        yield
+    except kinds as error:
+        why = getattr(error, "strerror", "") or shorten_error(error)
+        raise TrainerError(f"{message}: {why}", hint=hint) from error
+
+
+def shorten_error(error: Exception) -> str:
+    """Return the first line of an error, without the place in PyTorch's source."""
+    first = str(error).strip().partition("\n")[0]
+    return _PLACE.sub("", first)[:300]
 
 
 class TrainingStopped(Exception):

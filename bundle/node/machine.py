@@ -202,23 +202,19 @@ def oom_kills() -> int | None:
 
 
 def directory_facts(path: str) -> NodeRootFacts | NodeRootProblem:
-    """Return a directory's :class:`files.DirectoryFacts`, owner and mode, or the problem."""
+    """Return a directory's facts, owner and mode, or the problem."""
     try:
         facts = files.examine_directory(path)
         state = Path(path).lstat()
     except (NodeError, OSError) as exc:
         return NodeRootProblem(path, str(exc))
-    return NodeRootFacts(
-        path=path,
-        fstype=facts.fstype,
-        free_bytes=min(facts.free_bytes, _NO_LIMIT),  # some network file systems have no end
-        free_inodes=None if facts.free_inodes is None else min(facts.free_inodes, _NO_LIMIT),
-        noexec=facts.noexec,
-        read_only=facts.read_only,
-        shared=facts.shared,
-        owner=state.st_uid,
-        mode=f"{state.st_mode & 0o7777:04o}",
-    )
+    # Some network file systems have no end.
+    room = {
+        "free_bytes": min(facts.free_bytes, _NO_LIMIT),
+        "free_inodes": facts.free_inodes and min(facts.free_inodes, _NO_LIMIT),
+    }
+    mode = f"{state.st_mode & 0o7777:04o}"
+    return NodeRootFacts(**{**vars(facts), **room}, owner=state.st_uid, mode=mode)
 
 
 def c_library() -> tuple[str, str]:

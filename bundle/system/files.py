@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.counts import format_size
+from ..protocol.messages import DirectoryFacts
 from ..protocol.problem import NodeError, Problem, ProblemCode
 
 _SHARED = """9p acfs afs beegfs ceph cifs cvmfs2 exafs fhgfs gfs2 glusterfs gpfs lustre ncpfs nfs
@@ -115,23 +116,6 @@ def find_mount(path: str) -> Mount:
         raise NodeError(problem) from exc
     mount = choose_mount(os.path.realpath(path), parse_mounts(text))
     return mount or Mount(id=0, parent=0, point="/", fstype="unknown", options=frozenset())
-
-
-@dataclass(frozen=True)
-class DirectoryFacts:
-    """The properties of a directory that matter before writing to it."""
-
-    path: str
-    fstype: str
-    free_bytes: int
-    """Bytes that this user may still write."""
-    free_inodes: int | None
-    """Files that may still be made; None where the file system does not count them."""
-    noexec: bool
-    """True if programs and libraries there cannot be run."""
-    read_only: bool
-    shared: bool
-    """True if it is on a network file system."""
 
 
 def examine_directory(path: str) -> DirectoryFacts:

@@ -84,15 +84,10 @@ def held(folder, last):
 
 def launched(folder, *arguments, options=(), **more):
     """Three ranks that torchrun has started, in a session of their own."""
-    return subprocess.Popen(
-        command(3, folder, *arguments, options=options, program=held(folder, 31)),
-        cwd=folder,
-        env=variables(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    argv = command(3, folder, *arguments, options=options, program=held(folder, 31))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    env = variables(**more)
+    return subprocess.Popen(argv, cwd=folder, env=env, start_new_session=True, **pipes)
 
 
 def wait_for_step(folder, step, has_ended):
@@ -178,12 +173,8 @@ def test_torchrun_that_is_told_to_stop_lets_all_ranks_save(undisturbed, tmp_path
 def test_a_rank_that_is_killed_is_started_again_with_all_others(undisturbed, tmp_path):
     """Torchrun starts the group anew, which goes on by itself."""
     # As `stager run` sets it: else the new ranks read the addresses of those that have ended.
-    process = launched(
-        tmp_path,
-        *MLP,
-        options=["--max-restarts", "2"],
-        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-    )
+    apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    process = launched(tmp_path, *MLP, options=["--max-restarts", "2"], **apart)
     wait_for_step(tmp_path, 10, lambda: process.poll() is not None)
     os.kill(rank_of(process, 1), signal.SIGKILL)
     (tmp_path / "go").touch()

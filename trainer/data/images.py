@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Options, TrainerError, format_count
+from ..config import Options, TrainerError, explain_errors, format_count
 from .rows import Rows, choose_rows
 
 CLASSES = 10
@@ -94,12 +94,10 @@ def _find_idx_file(folder: Path, split: str, kind: str) -> Path | None:
 
 def read_idx(path: Path, axes: int) -> Tensor:
     """Return the array in an IDX file: bytes, with ``axes`` axes."""
-    try:
+    with explain_errors(f"{path} cannot be read", _SOUND, (OSError, EOFError, zlib.error)):
         data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TrainerError(f"{path} cannot be read: {error}", hint=_SOUND) from error
     head = 4 + 4 * axes
     if len(data) < head or data[:4] != bytes((0, 0, _UNSIGNED_BYTES, axes)):
         raise TrainerError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import DEFAULT_TOKENIZER, Options, TrainerError, format_count
+from ..config import DEFAULT_TOKENIZER, Options, TrainerError, explain_errors, format_count
 from .rows import choose_rows
 
 if TYPE_CHECKING:
@@ -77,18 +77,17 @@ def _read(data: Path | None) -> tuple[Texts, Texts | None]:
 def read_csv(path: Path) -> Texts:
     """Return the rows of a csv file, with or without a header line."""
     rows, problems = [], []
-    try:
+    with explain_errors(
+        f"{path} cannot be read as csv",
+        "it must be a text file in UTF-8 with the columns class, title, description",
+        (OSError, UnicodeDecodeError, csv.Error),
+    ):
         for line, cells in _read_cells(path):
             row = _parse_row(cells)
             if isinstance(row, LabelledText):
                 rows.append(row)
             else:
                 problems.append(f"line {line}: {row}")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TrainerError(
-            f"{path} cannot be read as csv: {error}",
-            hint="it must be a text file in UTF-8 with the columns class, title, description",
-        ) from error
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         shown = "".join(f"\n  {problem}" for problem in problems[:_SHOWN])
@@ -188,16 +187,14 @@ def load_tokenizer(options: Options) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     name = options.tokenizer or DEFAULT_TOKENIZER
-    try:
+    with explain_errors(
+        f"the tokenizer {name} is neither a folder nor in the Hugging Face cache",
+        f'name a vocabulary file with --vocab; or list models = ["{name}"] under [assets] '
+        "in stager.toml and build again; or fetch it once where there is a network, with "
+        "HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 before this command",
+        (OSError, ValueError, KeyError, ImportError),
+    ):
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise TrainerError(
-            f"the tokenizer {name} is neither a folder nor in the Hugging Face cache: "
-            f"{str(error).strip().splitlines()[0]}",
-            hint=f'name a vocabulary file with --vocab; or list models = ["{name}"] under [assets] '
-            "in stager.toml and build again; or fetch it once where there is a network, with "
-            "HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 before this command",
-        ) from error
     if tokenizer.pad_token_id is None:
         raise TrainerError(
             f"the tokenizer {name} has no padding token, so it cannot make batches",
@@ -230,13 +227,12 @@ def from_vocabulary(path: Path) -> PreTrainedTokenizerBase:
 
 def read_vocabulary(path: Path) -> dict[str, int]:
     """Return the number of each token of a vocabulary file."""
-    try:
+    with explain_errors(
+        f"--vocab {path} cannot be read",
+        "it must be a text file in UTF-8 with one token a line",
+        (OSError, UnicodeDecodeError),
+    ):
         tokens = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainerError(
-            f"--vocab {path} cannot be read: {error}",
-            hint="it must be a text file in UTF-8 with one token a line",
-        ) from error
     vocabulary = {token: number for number, token in enumerate(tokens)}
     problems = [f"it lacks {token}" for token in SPECIAL.values() if token not in vocabulary]
     if len(vocabulary) < len(tokens):

@@ -6,15 +6,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..config import Options, TrainerError, format_count
+from ..config import Options, TrainerError, explain_errors, format_count
 
 METRICS = "metrics.json"
 
@@ -48,16 +48,10 @@ def write_metrics(out: Path, metrics: Mapping[str, float], device: str = "cpu") 
     write_whole(out / METRICS, (json.dumps({**metrics, **peak}, indent=2) + "\n").encode())
 
 
-@contextmanager
-def guard_output_folder(out: Path) -> Iterator[None]:
+def guard_output_folder(out: Path) -> AbstractContextManager[None]:
     """Turn an error of the block's into one about the output folder."""
-    try:
-        yield
-    except OSError as error:
-        raise TrainerError(
-            f"--out {out} cannot be used: {error.strerror or error}",
-            hint="name a folder that can be written to, with room for the model",
-        ) from error
+    hint = "name a folder that can be written to, with room for the model"
+    return explain_errors(f"--out {out} cannot be used", hint)
 
 
 def require_finished_run(out: Path, checkpoints: list[str], pattern: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ..config import TrainerError
+from ..config import explain_errors
 from ..network import dist
 
 LOG = "metrics.jsonl"
@@ -135,13 +135,9 @@ def remove_later_steps(out: Path, step: int) -> int:
 
 
 def _open_log(out: Path) -> IO[str]:
-    try:
+    hint = "name a folder that can be written to with --out"
+    with explain_errors(f"{out / LOG} cannot be written", hint):
         return (out / LOG).open("a", encoding="utf-8")
-    except OSError as error:
-        raise TrainerError(
-            f"{out / LOG} cannot be written: {error.strerror or error}",
-            hint="name a folder that can be written to with --out",
-        ) from error
 
 
 def _open_board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need not be there

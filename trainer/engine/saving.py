@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..config import Options, TrainerError, format_count
+from ..config import Options, TrainerError, explain_errors, format_count
 from ..network import dist
 from ..network.dist import World
 from . import progress
@@ -57,16 +57,13 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
 def write_checkpoint(path: Path, data: bytes, step: int) -> None:
     """Write a checkpoint and its note; a crash at any moment leaves all of it or nothing."""
     note = {"step": step, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    try:
+    with explain_errors(
+        f"the checkpoint {path} cannot be written",
+        "check the free space and the permissions there; --resume continues from the last one",
+    ):
         _locate_note(path).unlink(missing_ok=True)  # of another state than what comes now
         write_whole(path, data)
         write_whole(_locate_note(path), (json.dumps(note) + "\n").encode())
-    except OSError as error:
-        raise TrainerError(
-            f"the checkpoint {path} cannot be written: {error.strerror or error}",
-            hint="check the free space and the permissions there; --resume continues from the "
-            "last one",
-        ) from error
 
 
 def list_complete(out: Path) -> list[Note]:

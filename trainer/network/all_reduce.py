@@ -30,13 +30,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..config import TrainerError, whole_number
+from ..config import TrainerError, explain_errors, shorten_error, whole_number
 from . import dist
 from .dist import (
     MARGIN,
     RendezvousStore,
     World,
-    brief,
     exchange_faults,
     join_rendezvous,
     require_no_faults,
@@ -74,18 +73,15 @@ def find_own_address(environ: Mapping[str, str]) -> str:
                 ) from error
             # It may have an IPv6 address alone.
     head = environ.get("MASTER_ADDR", "")
-    try:
+    with explain_errors(
+        f"{os.uname().nodename} has no route to the head node, {head}",
+        "check that the nodes share a network, and what the head's name resolves to",
+    ):
         kind = socket.SOCK_DGRAM  # connecting it chooses a route, and sends nothing
         family, _, _, _, target = socket.getaddrinfo(head, 9, type=kind)[0]
         with socket.socket(family, kind) as handle:
             handle.connect(target)
             return str(handle.getsockname()[0])
-    except OSError as error:
-        raise TrainerError(
-            f"{os.uname().nodename} has no route to the head node, {head}: "
-            f"{error.strerror or error}",
-            hint="check that the nodes share a network, and what the head's name resolves to",
-        ) from error
 
 
 def open_listener(address: str) -> socket.socket:
@@ -158,17 +154,16 @@ def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os
     size = options.size_mb * _MIB
     rendezvous = join_rendezvous(world, options.timeout, environ)
     backend, fault = _choose_backend(world, environ)
-    try:
+    with explain_errors(
+        f"rank {world.rank} on {rendezvous.nodes[world.rank]} lost the others",
+        "see the log of rank 0, and which rank ended first",
+        RuntimeError,
+    ):
         require_no_faults(rendezvous, "backend", fault, range(world.size))
         _reach_all(rendezvous, environ)
         _form_group(rendezvous)
         pairs = _measure_pairs(rendezvous, size)
         seconds = _measure_sum(rendezvous, size, backend)
-    except RuntimeError as error:
-        raise TrainerError(
-            f"rank {world.rank} on {rendezvous.nodes[world.rank]} lost the others: {brief(error)}",
-            hint="see the log of rank 0, and which rank ended first",
-        ) from error
     if world.is_first:
         result = {
             "world_size": world.size,
@@ -262,7 +257,7 @@ def _form_group(rendezvous: RendezvousStore) -> None:
         )
     except RuntimeError as error:
         fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank} has no connection to the other "
-        fault += f"ranks: {brief(error)}"
+        fault += f"ranks: {shorten_error(error)}"
     require_no_faults(rendezvous, "group", fault, range(world.size))
 
 
@@ -305,7 +300,7 @@ def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int
         latency = _measure_round_trip(other, first, 8, _SMALL, until) / 2
         seconds = _measure_round_trip(other, first, size, _LARGE, until) / 2
     except RuntimeError as error:
-        return f"{a} and {b}: {size // _MIB} MiB did not get through: {brief(error)}"
+        return f"{a} and {b}: {size // _MIB} MiB did not get through: {shorten_error(error)}"
     if first:
         speed = {"gb_per_s": _rate(size, seconds), "latency_us": round(latency * 1e6, 1)}
         rendezvous.store.set(f"pair/{ranks[0]}/{ranks[1]}", json.dumps({"a": a, "b": b, **speed}))
@@ -356,7 +351,7 @@ def _measure_sum(rendezvous: RendezvousStore, size: int, backend: str) -> float:
             took.append(time.monotonic() - started)
             fault = fault or _describe_wrong_element(tensor, expected)
     except RuntimeError as error:
-        fault = f"the all-reduce did not end: {brief(error)}"
+        fault = f"the all-reduce did not end: {shorten_error(error)}"
     if fault:
         fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank}: {fault}"
     require_no_faults(rendezvous, "sum", fault, range(world.size), 2 * _ROUNDS * rendezvous.timeout)

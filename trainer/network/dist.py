@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ..config import TrainerError, format_count
+from ..config import TrainerError, explain_errors, format_count, shorten_error
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -128,16 +127,14 @@ def describe_missing_gpus(world: World, node: str, gpus: int) -> str:
 def _join(world: World, environ: Mapping[str, str], backend: str) -> None:
     import torch
 
-    try:
+    head = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    with explain_errors(
+        f"rank {world.rank} of {world.size} did not join the others at {head}",
+        "check that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
+        "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface of this node",
+        (RuntimeError, ValueError),
+    ):
         torch.distributed.init_process_group(backend)
-    except (RuntimeError, ValueError) as error:
-        head = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-        why = str(error).strip().partition("\n")[0]
-        raise TrainerError(
-            f"rank {world.rank} of {world.size} did not join the others at {head}: {why}",
-            hint="check that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
-            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface of this node",
-        ) from error
 
 
 def stop(world: World) -> None:
@@ -233,7 +230,6 @@ _AT_ONCE = 1.0
 """Seconds in which further faults of the same step are collected before all ranks end."""
 _LINGER = 20.0
 """Seconds that ranks stay after a fault at most, so that all can read it: a node may be busy."""
-_PLACE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 NETWORK_HINT = (
     "look at the network between these nodes (cable, MTU, firewall), name the interface with "
 )
@@ -264,15 +260,14 @@ def join_rendezvous(world: World, timeout: float, environ: Mapping[str, str]) ->
     node = environ.get("STAGER_NODE") or environ.get("SLURMD_NODENAME") or os.uname().nodename
     limit = timedelta(seconds=timeout)
     head = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-    try:
+    with explain_errors(
+        f"{node} (rank {world.rank} of {world.size}) did not meet the others at {head} "
+        f"within {timeout:g} s",
+        "check that the head node's port can be reached, and that each rank has started",
+        (RuntimeError, ValueError),
+    ):
         store, _, _ = next(rendezvous("env://", timeout=limit))
         store.set_timeout(limit)
-    except (RuntimeError, ValueError) as error:
-        raise TrainerError(
-            f"{node} (rank {world.rank} of {world.size}) did not meet the others at {head} within "
-            f"{timeout:g} s: {brief(error)}",
-            hint="check that the head node's port can be reached, and that each rank has started",
-        ) from error
     store = PrefixStore("meeting", store)
     store.set(f"node/{world.rank}", node)
     nodes = []
@@ -356,13 +351,7 @@ def _make_silence_error(
         silent = [0]  # the store itself, which is rank 0's or its launcher's
     nodes = ", ".join(dict.fromkeys(rendezvous.nodes[rank] for rank in silent))
     return TrainerError(
-        f"no word from {nodes} (rank {', '.join(map(str, silent))}): {brief(error)}",
+        f"no word from {nodes} (rank {', '.join(map(str, silent))}): {shorten_error(error)}",
         hint="see the logs of these ranks: one of them has ended, or hangs",
         everywhere=0 not in silent,
     )
-
-
-def brief(error: Exception) -> str:
-    """Return the first line of PyTorch's message, without the place in its source."""
-    first = str(error).strip().partition("\n")[0]
-    return _PLACE.sub("", first)[:300]

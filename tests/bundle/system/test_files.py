@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bundle.protocol.messages import DirectoryFacts
 from bundle.protocol.problem import NodeError
 from bundle.system import files
 from tests.support.namespaces import REPO, namespace
@@ -113,7 +114,7 @@ def test_facts_of_a_real_directory(tmp_path: Path) -> None:
 
 
 def test_room_is_refused_by_its_facts() -> None:
-    facts = files.DirectoryFacts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
+    facts = DirectoryFacts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
     assert len(files.list_refusals(facts, 1000, 5)) == 3
     assert len(files.list_refusals(facts, 999, 5)) == 2
 

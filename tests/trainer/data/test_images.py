@@ -43,27 +43,19 @@ def test_pixels_come_out_around_zero(tmp_path):
     assert float(rows.inputs[0, 0, 0, 2]) == pytest.approx((2 / 255 - 0.5) / 0.25)
 
 
-def damaged(folder, change):
-    path = folder / "t10k-images-idx3-ubyte"
-    mnist(folder, "t10k", 4, ending="")
-    path.write_bytes(change(path.read_bytes()))
-    return path
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda data: data[:-1], "byte 3151: its header says 4 x 28 x 28, which is 3152 bytes"),
         (lambda data: data + b"x", "byte 3152: its header says 4 x 28 x 28"),
-        (
-            lambda data: b"\x1f\x8b" + data[2:],
-            "byte 0: not an IDX file .* begins with 1f 8b 08",
-        ),
+        (lambda data: b"\x1f\x8b" + data[2:], "byte 0: not an IDX file .* begins with 1f 8b 08"),
         (lambda _: b"", "byte 0: not an IDX file of bytes with 3 axes .*begins with nothing"),
     ],
 )
 def test_a_damaged_idx_file_is_named_with_the_place(tmp_path, change, said):
-    path = damaged(tmp_path, change)
+    mnist(tmp_path, "t10k", 4, ending="")
+    path = tmp_path / "t10k-images-idx3-ubyte"
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(TrainerError, match=said) as caught:
         images.read_mnist(tmp_path)
     assert str(path) in caught.value.message

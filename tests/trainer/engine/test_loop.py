@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.launching import losses, metrics, same_bits, train, weights
+from trainer.network.dist import World
 
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 GLOBAL_BATCH = 24
@@ -65,3 +67,21 @@ def test_it_learns_and_the_same_run_gives_the_same_bits(alone, tmp_path):
     assert curve[STEPS] < 0.7 * curve[1]
     assert metrics(alone)["accuracy"] > 0.8
     assert same_bits(weights(alone), weights(run(tmp_path, 1)))
+
+
+def test_a_rank_without_rows_to_score_adds_nothing_to_the_accuracy(monkeypatch):
+    """Three ranks share two rows: the third has an empty share, and takes part in the sum."""
+    from trainer.engine.loop import measure_accuracy
+
+    found, add_up = [], "trainer.network.dist.sum_over_ranks"
+    monkeypatch.setattr(add_up, lambda _, sums: found.append(sums) or sums)
+
+    def score(numbers):
+        assert len(numbers) == 1
+        return torch.tensor([[9.0, 0.0]]), torch.tensor([0])
+
+    for rank in range(3):
+        measure_accuracy(torch.nn.Identity(), 2, 8, World(rank=rank, size=3), score)
+    (first, loss), (second, _), empty = found
+    assert (first, second, empty) == (1, 1, [0, 0])
+    assert 0 < loss < 1e-3

@@ -33,28 +33,26 @@ def test_values_that_make_no_sense_name_their_option(wrong, capsys):
     assert wrong[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 2, 7, 8, MOST_NODES])
-def test_every_pair_meets_once_in_as_few_rounds_as_there_can_be(nodes):
-    rounds = schedule(nodes)
-    pairs = [pair for pairs in rounds for pair in pairs]
-    assert sorted(pairs) == list(itertools.combinations(range(nodes), 2))
+def pairs_of(rounds):
+    """All pairs, in order; no node is in two of a round."""
     for pairs in rounds:
         busy = [node for pair in pairs for node in pair]
         assert len(set(busy)) == len(busy)
+    return sorted(itertools.chain.from_iterable(rounds))
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 7, 8, MOST_NODES])
+def test_every_pair_meets_once_in_as_few_rounds_as_there_can_be(nodes):
+    rounds = schedule(nodes)
+    assert pairs_of(rounds) == list(itertools.combinations(range(nodes), 2))
     assert len(rounds) == (0 if nodes < 2 else nodes - 1 + nodes % 2)
 
 
 def test_of_many_nodes_each_meets_its_neighbours_and_the_head():
-    nodes = 100
-    rounds = schedule(nodes)
-    pairs = [pair for pairs in rounds for pair in pairs]
-    assert len(set(pairs)) == len(pairs) == 2 * nodes - 3
-    ring = {(n, n + 1) for n in range(nodes - 1)}
-    assert set(pairs) == ring | {(0, n) for n in range(1, nodes)}
-    for pairs in rounds:
-        busy = [node for pair in pairs for node in pair]
-        assert len(set(busy)) == len(busy)
-    assert len(rounds) <= nodes + 1
+    rounds = schedule(100)
+    line = {(n, n + 1) for n in range(99)}
+    assert pairs_of(rounds) == sorted(line | {(0, n) for n in range(1, 100)})
+    assert len(rounds) <= 101
 
 
 # --- plain TCP -----------------------------------------------------------------------------------
@@ -147,7 +145,8 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     assert "Traceback" not in err
 
 
-LIMITED = """from dataclasses import replace
+LIMITED = """\
+from dataclasses import replace
 import sys
 from trainer.network import all_reduce, dist as rendezvous_store
 from trainer.__main__ import _exit_without_finalizing, main
@@ -158,7 +157,8 @@ _exit_without_finalizing(main())
 """
 """One step of it has little time, and not all: a rank may come late on a busy machine."""
 
-HANGS = """import os, socket, time
+HANGS = """\
+import os, socket, time
 from trainer.network import all_reduce
 from trainer.__main__ import main
 def hang(*asked):
@@ -181,23 +181,28 @@ def limited(folder, step, seconds, linger=20.0):
     return str(program)
 
 
+def pair(folder, *arguments, second="", program="", **setting):
+    """Two nodes of one rank; the second one runs another program, or has another setting."""
+    port = held_port()
+    if second:
+        (folder / "second.py").write_text(second)
+        second = str(folder / "second.py")
+    ranks = [Rank(env=single(0, 2, port), program=program)]
+    ranks.append(Rank(env=single(1, 2, port, **setting), program=second))
+    return together(ranks, folder, *arguments)
+
+
 @pytest.mark.slow
 def test_a_node_that_hangs_is_named_with_its_partner(tmp_path):
-    port = held_port()
-    program = tmp_path / "hangs.py"
-    program.write_text(HANGS)
     patient = limited(tmp_path, "_measure_pairs", 2, linger=1.0)
-    ranks = [
-        Rank(env=single(0, 2, port), program=patient),
-        Rank(env=single(1, 2, port), program=str(program)),
-    ]
-    codes, out, err = together(ranks, tmp_path)
+    codes, out, err = pair(tmp_path, program=patient, second=HANGS)
     assert (codes[0], out) == (1, "")
     assert "error: n1 and n2: 16 MiB did not get through: " in err
     assert "Traceback" not in err
 
 
-WRONG = """import sys
+WRONG = """\
+import sys
 import torch
 from trainer.network import all_reduce
 from trainer.__main__ import main
@@ -212,11 +217,7 @@ sys.exit(main())
 
 @pytest.mark.slow
 def test_a_wrong_sum_is_told_by_every_rank_and_written_once(tmp_path):
-    port = held_port()
-    program = tmp_path / "wrong.py"
-    program.write_text(WRONG)
-    ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port), program=str(program))]
-    codes, out, err = together(ranks, tmp_path, "--size-mb", "1")
+    codes, out, err = pair(tmp_path, "--size-mb", "1", second=WRONG)
     assert (codes, out) == ([1, 1], "")
     assert err.count("error: n2: rank 1: element 5 of the sum is 19, not 18") == 1
     assert err.count("error: ") == 1
@@ -232,9 +233,7 @@ def test_a_wrong_sum_is_told_by_every_rank_and_written_once(tmp_path):
     ],
 )
 def test_a_setting_that_one_node_cannot_follow_ends_all(tmp_path, setting, named):
-    port = held_port()
-    ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port, **setting))]
-    codes, out, err = together(ranks, tmp_path)
+    codes, out, err = pair(tmp_path, **setting)
     assert (codes, out) == ([1, 1], "")
     assert err.count("error: ") == err.count(named) == 1
     assert "Traceback" not in err
@@ -286,14 +285,10 @@ def across(network, folder, *arguments, program=""):
     """A rank on each node, as ``srun`` starts them."""
     (head, _), port = next(iter(network.values())), held_port()
     more = {"head": head, "GLOO_SOCKET_IFNAME": "eth0"}
-    ranks = [
-        Rank(
-            env=single(rank, 3, port, STAGER_NODE=node, **more),
-            network=f"/run/netns/{node}",
-            program=program,
-        )
-        for rank, node in enumerate(network)
-    ]
+    ranks = []
+    for rank, node in enumerate(network):
+        env = single(rank, 3, port, STAGER_NODE=node, **more)
+        ranks.append(Rank(env=env, network=f"/run/netns/{node}", program=program))
     return together(ranks, folder, *arguments)
 
 

@@ -44,18 +44,15 @@ def test_an_incomplete_description_is_refused(change, named):
 
 
 def test_alone_the_collectives_need_no_process_group():
+    def fail():
+        raise TrainerError("no such thing", hint="bring it")
+
     alone = World()
     assert run_on_all_ranks(alone, lambda: 5) == 5
     assert run_on_first_rank(alone, lambda: "done") == "done"
     assert sum_over_ranks(alone, [1.0, 2.5]) == [1.0, 2.5]
-
-
-def test_a_failure_comes_out_of_together_with_its_hint():
-    def fail():
-        raise TrainerError("no such thing", hint="bring it")
-
     with pytest.raises(TrainerError, match="no such thing") as error:
-        run_on_all_ranks(World(), fail)
+        run_on_all_ranks(alone, fail)
     assert error.value.hint == "bring it"
     assert error.value.everywhere
 

@@ -87,38 +87,31 @@ def test_an_image_is_changed_by_its_row_and_not_by_its_rank():
     assert bool((all_at_once != cifar10.shift_and_mirror(pictures, numbers, 6, seed=4)).any())
 
 
-def by_hand(folders, *arguments, **more):
-    """One torchrun a node, each started in a terminal of its own."""
+def by_hand(tmp_path, *arguments, files=lambda node, folder: None, **more):
+    """One torchrun on each of two nodes, started in a terminal of its own; also what they said."""
     port = str(held_port())
-    terminals = []
+    terminals, folders = [], [tmp_path / name for name in ("hpc01", "hpc02")]
     for node, folder in enumerate(folders):
-        launch = ["--nnodes", str(len(folders)), "--nproc-per-node", "1", "--node-rank", str(node)]
+        folder.mkdir()
+        files(node, folder)
+        launch = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)]
         launch += ["--master-addr", "127.0.0.1", "--master-port", port]
         launch += ["--log-dir", str(folder / "torchrun")]
         argv = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "trainer", *arguments]
-        terminals.append(
-            subprocess.Popen(
-                argv,
-                cwd=folder,
-                env=variables(STAGER_NODE=folder.name, **more),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    return terminals, [terminal.communicate(timeout=300)[0] for terminal in terminals]
+        env = variables(STAGER_NODE=folder.name, **more)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        terminals.append(subprocess.Popen(argv, cwd=folder, env=env, **pipes))
+    said = [terminal.communicate(timeout=300)[0] for terminal in terminals]
+    return [terminal.returncode for terminal in terminals], said
 
 
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_two_terminal_way(tmp_path):
-    folders = [tmp_path / name for name in ("first", "second")]
-    for folder in folders:
-        folder.mkdir()
-    terminals, said = by_hand(folders, "mlp", "--epochs", "1", "--subset", "640")
-    assert [terminal.returncode for terminal in terminals] == [0, 0], said
-    assert metrics(folders[0] / "mlp_out")["world_size"] == 2
-    assert not (folders[1] / "mlp_out" / "model.pt").exists()
+    codes, said = by_hand(tmp_path, "mlp", "--epochs", "1", "--subset", "640")
+    assert codes == [0, 0], said
+    assert metrics(tmp_path / "hpc01" / "mlp_out")["world_size"] == 2
+    assert not (tmp_path / "hpc02" / "mlp_out" / "model.pt").exists()
 
 
 @pytest.mark.slow
@@ -126,11 +119,8 @@ def test_nccl_without_gpus_names_the_nodes(tmp_path):
     """Before any of them waits for the others in NCCL."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    folders = [tmp_path / name for name in ("hpc01", "hpc02")]
-    for folder in folders:
-        folder.mkdir()
-    terminals, said = by_hand(folders, "mlp", PYTORCH_DIST_BACKEND="nccl")
-    assert all(terminal.returncode for terminal in terminals)
+    codes, said = by_hand(tmp_path, "mlp", PYTORCH_DIST_BACKEND="nccl")
+    assert 0 not in codes
     for node in ("hpc01", "hpc02"):
         wanted = f"{node} has 0 GPUs for 1 rank, and PYTORCH_DIST_BACKEND is nccl"
         assert wanted in said[0], said
@@ -140,12 +130,14 @@ def test_nccl_without_gpus_names_the_nodes(tmp_path):
 @pytest.mark.slow
 def test_a_file_that_one_node_lacks(tmp_path):
     """Rank 0 says which rank, and the others end with it instead of waiting for ever."""
-    folders = [tmp_path / name for name in ("first", "second")]
-    for folder in folders:
-        (folder / "data").mkdir(parents=True)
-    mnist(folders[0] / "data", "t10k", 50)
-    terminals, said = by_hand(folders, "mnist", "--data", "data")
-    assert all(terminal.returncode for terminal in terminals)
+
+    def files(node, folder):
+        (folder / "data").mkdir()
+        if node == 0:
+            mnist(folder / "data", "t10k", 50)
+
+    codes, said = by_hand(tmp_path, "mnist", "--data", "data", files=files)
+    assert 0 not in codes
     assert "error: on rank 1 of 2: --data data has no IDX files of MNIST" in said[0]
 
 
@@ -153,15 +145,13 @@ def test_a_file_that_one_node_lacks(tmp_path):
 def test_a_step_of_all_ranks_may_be_larger_than_the_data_but_not_that_of_one(tmp_path):
     train(2, tmp_path, "mlp", "--subset", "10", "--batch-size", "8", "--epochs", "2")
     assert sorted(losses(tmp_path / "mlp_out")) == [1, 2]
-    done = train(2, tmp_path, "mlp", "--subset", "10", "--batch-size", "11", code=1)
-    assert done.stderr.count("--batch-size 11: only 10 rows to train on") == 1
-
-
-@pytest.mark.slow
-def test_an_output_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    done = train(2, tmp_path, "mlp", "--out", "file/out", code=1)
-    assert done.stderr.count("--out file/out cannot be used: Not a directory") == 1
+    for more, said in [
+        (("--batch-size", "11"), "--batch-size 11: only 10 rows to train on"),
+        (("--out", "file/out"), "--out file/out cannot be used: Not a directory"),
+    ]:
+        done = train(2, tmp_path, "mlp", "--subset", "10", *more, code=1)
+        assert done.stderr.count(said) == 1
 
 
 @pytest.mark.slow
