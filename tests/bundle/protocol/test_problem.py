@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,10 @@ def test_every_ending_is_a_problem_also_one_of_another_version() -> None:
 # --- the codes and their uses --------------------------------------------------------------------
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted((REPO / "bundle").rglob("*.py")):
-        yield path.relative_to(REPO).as_posix(), ast.parse(path.read_text())
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    paths = sorted((REPO / "bundle").rglob("*.py"))
+    return {path.relative_to(REPO).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
 def code_of(node: ast.AST) -> str:
@@ -102,7 +103,7 @@ def keys_of(node: ast.AST) -> set[str] | None:
 
 
 def test_each_code_is_used() -> None:
-    used = {code_of(node) for _, tree in sources() for node in ast.walk(tree)}
+    used = {code_of(node) for tree in sources().values() for node in ast.walk(tree)}
     probed = (REPO / "bundle/checks/description.py").read_text()  # it runs by itself, without codes
     used |= {code.name for code in ProblemCode if f'"{code}"' in probed}
     used |= {f"JOB_{ending.name}" for ending in Ending}  # see make_ending_problem
@@ -112,7 +113,7 @@ def test_each_code_is_used() -> None:
 def test_each_place_gives_the_values_that_its_words_need() -> None:
     """Where code and values are written out, or the values one line before."""
     places: dict[str, int] = defaultdict(int)
-    for path, tree in sources():
+    for path, tree in sources().items():
         for function in ast.walk(tree):
             if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue

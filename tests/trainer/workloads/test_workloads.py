@@ -148,7 +148,10 @@ def test_a_step_of_all_ranks_may_be_larger_than_the_data_but_not_that_of_one(tmp
     (tmp_path / "file").touch()
     for more, said in [
         (("--batch-size", "11"), "--batch-size 11: only 10 rows to train on"),
-        (("--out", "file/out"), "--out file/out cannot be used: Not a directory"),
+        (
+            ("--batch-size", "8", "--out", "file/out"),
+            "--out file/out cannot be used: Not a directory",
+        ),
     ]:
         done = train(2, tmp_path, "mlp", "--subset", "10", *more, code=1)
         assert done.stderr.count(said) == 1
