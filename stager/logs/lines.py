@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 from ..catalogue.catalogue import Prefilter, catalogue
 from ..core.files import open_regular
@@ -83,28 +83,23 @@ def _to_seconds(date: re.Match[bytes], clock: re.Match[bytes], year: int) -> flo
             int(found["hour"]),
             int(found["minute"]),
             int(found["second"]),
-            tzinfo=timezone.utc if found["utc"] else _read_zone(found["zone"]),
+            tzinfo=_read_zone(b"Z" if found["utc"] else found["zone"]),
         ).timestamp()
     except (OverflowError, ValueError):
         return None
     return whole + float(b"0." + (found["part"] or b"0"))
 
 
-def _read_zone(zone: bytes) -> timezone | None:
-    if zone == b"Z":
-        return timezone.utc
-    if not zone:
-        return None
-    minutes = int(zone[1:3]) * 60 + int(zone[-2:])
-    return timezone(timedelta(minutes=-minutes if zone.startswith(b"-") else minutes))
+@functools.cache
+def _read_zone(zone: bytes) -> tzinfo | None:
+    return datetime.strptime(zone.decode(), "%z").tzinfo if zone else None
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """The growth of a log: the end of each piece, and its time."""
 
-    ends: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
+    ends: list[int]
+    times: list[float]
 
     def find_time(self, offset: int) -> float | None:
         """Return when the byte at an offset was written; None behind the last piece."""
@@ -113,12 +108,22 @@ class Pieces:
 
 
 def read_order(files: JobFiles) -> Mapping[tuple[str, int | None], Pieces]:
-    """Return the pieces of the logs of ranks, by node and rank, where the driver kept them."""
-    by_author: dict[tuple[str, int | None], Pieces] = defaultdict(Pieces)
-    for at, author, size in _read_order_lines(files.order) if files.job_id else ():
-        pieces = by_author[author]
-        pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
-        pieces.times.append(at)
+    """Return the pieces of the logs of ranks, by node and rank, where the driver kept them.
+
+    A line that cannot be true ends them: a driver that was killed may have left half a line.
+    """
+    by_author: dict[tuple[str, int | None], Pieces] = defaultdict(lambda: Pieces([], []))
+    if not files.job_id:
+        return by_author
+    with suppress(OSError, ValueError), open_regular(files.order) as handle:
+        for line in handle:
+            time, node, task, length = line.decode().split("\t")
+            at, size = float(time), int(length)
+            if not 0 <= at < _LATEST or not 0 <= size < 1 << 62:
+                break
+            pieces = by_author[node, int(task)]
+            pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
+            pieces.times.append(at)
     return by_author
 
 
@@ -204,15 +209,12 @@ _MARK = re.compile(r"^(?:.{0,160}it/s.{0,60}?)?\[rank(\d{1,7})\]: ?")
 _PARTS_OF_MARKS = (": ", "]:", ":[", "<std", "pid=", "[rank", "[pod/", "] ", '{"')
 _LONGEST_PREFIX = 120
 _EVENT = b'{"v": '
-_OPEN = 200
-"""Files that are kept open at a time: fewer than any limit of open files."""
 _BLOCK = 1 << 16
 _STAMP_LINES = 400
 """Lines among which a time is looked for, above one that has none."""
 
 
-@dataclass(frozen=True, order=True)
-class Line:
+class Line(NamedTuple):
     """One line of a job's logs, in order by time, then by file; 0, empty or None: unknown."""
 
     time: float
@@ -220,9 +222,9 @@ class Line:
     path: Path
     number: int
     """Its number there, from 1."""
-    text: str = field(compare=False)
-    node: str = field(compare=False)
-    rank: int | None = field(compare=False)
+    text: str
+    node: str
+    rank: int | None
 
     @property
     def writer(self) -> str:
@@ -232,43 +234,62 @@ class Line:
 
 
 class LogReader:
-    """One log, read further and further.
+    """One log, read further and further; ``suspects`` selects lines, None all.
 
     Attributes:
         log: the file.
         time: the time of its last line, as far as it is known; it never goes back.
     """
 
-    def __init__(self, log: LogFile, suspects: Suspects | None = None) -> None:
-        """Start at the beginning; ``suspects`` selects lines, None all."""
+    def __init__(
+        self, log: LogFile, suspects: Suspects | None = None, pieces: Pieces | None = None
+    ) -> None:
+        """Start at the beginning."""
         self.log = log
         self.time = 0.0
-        self._suspects = suspects
+        self._suspects, self._pieces = suspects, pieces
         self._open: list[OpenTrace] = []
-        self._number = 0
-        self._offset = 0
-        self._held = b""
+        self._number = self._offset = 0
         self._year = read_year(log.path)
 
-    def take(self, raws: Sequence[bytes], time: float | None = None) -> Iterator[Line]:
-        """Yield the file's next lines; all get the time, None uses their own stamps."""
-        wanted: Collection[int] = range(len(raws))
-        if self._suspects is not None:
-            wanted, self._open = self._suspects.pick(raws, self._open)
-        skipped = 0
-        for at, raw in enumerate(raws):
-            self._number += 1
-            if at not in wanted:
-                skipped += 1
-                continue
-            if raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have what it tells
-                self.time = max(self.time, _read_event_time(raw))
-                continue
-            # Of lines that are skipped, the last one with a time tells it.
-            above = raws[at - min(skipped, _STAMP_LINES) : at + 1]
+    def read_rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
+        """Yield the remaining lines; ``whole`` keeps an unfinished last one for the next call.
+
+        All get the time; None uses that of their pieces, else their own stamps.
+        """
+        while raws := self._read_block(whole):
+            wanted: Collection[int] = range(len(raws))
+            if self._suspects is not None:
+                wanted, self._open = self._suspects.pick(raws, self._open)
             skipped = 0
-            self.time = max(self.time, self._read_time(above) if time is None else time)
-            yield self._make_line(raw)
+            for at, raw in enumerate(raws):
+                self._number += 1
+                self._offset += len(raw)
+                if at not in wanted:
+                    skipped += 1
+                elif raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have it, too
+                    self.time = max(self.time, _read_event_time(raw))
+                else:
+                    # Of lines that are skipped, the last one with a time tells it.
+                    above = raws[at - min(skipped, _STAMP_LINES) : at + 1]
+                    skipped = 0
+                    self.time = max(self.time, self._find_time(above) if time is None else time)
+                    yield self._make_line(raw)
+
+    def _read_block(self, whole: bool) -> list[bytes]:
+        try:  # opened for each block: there may be more files than may be open
+            with open_regular(self.log.path) as handle:
+                handle.seek(self._offset)
+                raws = handle.readlines(_BLOCK)
+        except OSError:
+            return []
+        return raws[:-1] if whole and raws and not raws[-1].endswith(b"\n") else raws
+
+    def _find_time(self, raws: Sequence[bytes]) -> float:
+        if self._pieces and (time := self._pieces.find_time(self._offset - 1)) is not None:
+            return time
+        times = (read_stamp(raw, self._year) for raw in reversed(raws))
+        return next((time for time in times if time is not None), 0.0)
 
     def _make_line(self, raw: bytes) -> Line:
         text = show_as_terminal(_get_last_state(raw).decode(errors="replace"))
@@ -278,43 +299,6 @@ class LogReader:
         if marked := _MARK.match(text):
             rank, text = int(marked[1]), text[marked.end() :]
         return Line(self.time, self.log.path, self._number, text, node, rank)
-
-    def _read_time(self, raws: Sequence[bytes]) -> float:
-        times = (read_stamp(raw, self._year) for raw in reversed(raws))
-        return next((time for time in times if time is not None), 0.0)
-
-    def read_rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
-        """Yield the remaining lines; ``whole`` keeps an unfinished last one for the next call."""
-        while True:
-            try:  # opened for each block: there may be more files than may be open
-                with open_regular(self.log.path) as handle:
-                    handle.seek(self._offset)
-                    raws = handle.readlines(_BLOCK)
-            except OSError:
-                return
-            if whole and raws and not raws[-1].endswith(b"\n"):
-                raws.pop()
-            if not raws:
-                if self._held and not whole:
-                    raws, self._held = [self._held], b""
-                    yield from self.take(raws, time)
-                return
-            self._offset += sum(map(len, raws))
-            raws[0], self._held = self._held + raws[0], b""
-            yield from self.take(raws, time)
-
-    def read_piece(self, handle: BinaryIO, size: int, time: float) -> Iterator[Line]:
-        """Yield the lines that the next bytes end; these were all written at one time.
-
-        A progress bar grows by many pieces and has no end of a line: its last state is kept.
-        """
-        handle.seek(self._offset)
-        *whole, rest = handle.read(size).split(b"\n")
-        self._offset += sum(map(len, whole)) + len(whole) + len(rest)
-        if whole:
-            whole[0], self._held = self._held + whole[0], b""
-        self._held = _get_last_state(self._held + rest)
-        yield from self.take([raw + b"\n" for raw in whole], time)
 
 
 def _get_last_state(raw: bytes) -> bytes:
@@ -332,44 +316,6 @@ def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:
     if rank is None and line.local_rank is None:
         rank = line.task
     return rank, line.node or log.node
-
-
-def read_pieces(files: JobFiles, readers: Iterable[LogReader]) -> Iterator[Line]:
-    """Yield the lines of all pieces of which the driver has kept the order so far."""
-    known = {(each.log.node, each.log.rank): each for each in readers if each.log.own}
-    handles: dict[Path, BinaryIO] = {}
-    try:
-        for time, who, size in _read_order_lines(files.order):
-            if who not in known:
-                continue
-            path = known[who].log.path
-            if path not in handles:
-                if len(handles) >= _OPEN:
-                    _close(handles)
-                with suppress(OSError):
-                    handles[path] = open_regular(path)
-            if path in handles:
-                yield from known[who].read_piece(handles[path], size, time)
-    finally:
-        _close(handles)
-
-
-def _close(handles: dict[Path, BinaryIO]) -> None:
-    for handle in handles.values():
-        handle.close()
-    handles.clear()
-
-
-def _read_order_lines(order: Path) -> Iterator[tuple[float, tuple[str, int], int]]:
-    """Yield time, node and task, and bytes; up to a line that cannot be true."""
-    # A driver that was killed may have left half a line.
-    with suppress(OSError, ValueError), open_regular(order) as handle:
-        for line in handle:
-            time, node, task, length = line.decode().split("\t")
-            at, size = float(time), int(length)
-            if not 0 <= at < _LATEST or not 0 <= size < 1 << 62:
-                return
-            yield at, (node, int(task)), size
 
 
 def _read_event_time(raw: bytes) -> float:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import collections
 import functools
 import heapq
-import itertools
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.protocol.enumerations import Action
@@ -18,7 +17,7 @@ from ..catalogue.catalogue import CatalogueEntry, LineRole, catalogue, match_lin
 from ..core.errors import StagerError
 from . import job_record
 from .job_files import JobFiles, LogFile
-from .lines import Line, LogReader, Suspects, read_pieces
+from .lines import Line, LogReader, Suspects, read_order
 from .prefixes import TRACEBACK, TracebackPrefix, parse_line
 
 # --- The lines of a job that belong to errors: each once, without noise --------------------------
@@ -100,7 +99,7 @@ def _skip_repeated(group: list[Line], seen: collections.Counter[str]) -> Iterato
         yield from group
     elif seen[shape] == 2 and len(group) > 1:
         last = group[-1]
-        yield replace(last, text=f"{last.text}  (the same traceback as above, here as well)")
+        yield last._replace(text=f"{last.text}  (the same traceback as above, here as well)")
 
 
 # --- The logs of a job as one stream: by time, each line with its node and rank ------------------
@@ -154,15 +153,18 @@ def merge_logs(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     # A file of no rank may contain lines of several.
     if not any(log.rank is not None or not wanted.ranks or not log.own for log in logs):
         raise _explain_missing_log(files)
+    readers = _make_readers(files, logs, wanted)
+    return wanted.select(heapq.merge(*map(LogReader.read_rest, readers)))
+
+
+def _make_readers(
+    files: JobFiles, logs: Iterable[LogFile], wanted: LineFilter
+) -> Iterator[LogReader]:
     pick = Suspects() if wanted.errors else None
-    has_order = files.order.exists()
-    readers: dict[bool, list[LogReader]] = {True: [], False: []}
-    for log in logs:
-        readers[has_order and log.own].append(LogReader(log, pick))
-    # The rest of each log, beyond the pieces of the order, follows at the end.
-    rests = itertools.chain.from_iterable(map(LogReader.read_rest, readers[True]))
-    ordered = itertools.chain(read_pieces(files, readers[True]), rests)
-    return wanted.select(heapq.merge(ordered, *map(LogReader.read_rest, readers[False])))
+    order = read_order(files)
+    return (
+        LogReader(log, pick, order.get((log.node, log.rank)) if log.own else None) for log in logs
+    )
 
 
 def follow_logs(
@@ -180,15 +182,12 @@ def _read_growing_logs(
     files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None]
 ) -> Iterator[Line]:
     readers: dict[Path, LogReader] = {}
-    pick = Suspects() if wanted.errors else None
-    added_at: float | None = None
+    added_at: float | None = None  # lines that exist already have their times
     while True:
         now = files()
         ended = bool(now.job_id) and job_record.read_events(now.events).result is not None
-        for log in wanted.select_logs(now):
-            readers.setdefault(log.path, LogReader(log, pick))
-        if added_at is None:  # lines that exist already have their times
-            yield from read_pieces(now, readers.values())
+        if new := [log for log in wanted.select_logs(now) if log.path not in readers]:
+            readers |= {reader.log.path: reader for reader in _make_readers(now, new, wanted)}
         # New lines of ranks count as just written.
         yield from heapq.merge(
             *(
@@ -229,26 +228,13 @@ def _explain_missing_log(files: JobFiles) -> StagerError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergedLine:
-    """A line of a job's logs; None or empty: unknown."""
-
-    time: float | None
-    """The time, in seconds since the epoch; None if unknown."""
-    node: str
-    rank: int | None
-    file: Path
-    line: int
-    """The line's number there, from 1."""
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class MergedLines:
     """The result of ``stager logs``."""
 
     job_id: str
     """The job; empty where files have no number."""
-    lines: tuple[MergedLine, ...]
+    lines: tuple[Mapping[str, object], ...]
+    """Each with ``time``, ``node``, ``rank``, ``file``, ``line`` and ``text``; null: unknown."""
 
 
 def make_merged_lines(job_id: str, lines: Iterable[Line]) -> MergedLines:
@@ -256,14 +242,14 @@ def make_merged_lines(job_id: str, lines: Iterable[Line]) -> MergedLines:
     return MergedLines(
         job_id=job_id,
         lines=tuple(
-            MergedLine(
-                time=line.time or None,
-                node=line.node,
-                rank=line.rank,
-                file=line.path,
-                line=line.number,
-                text=line.text,
-            )
+            {
+                "time": line.time or None,
+                "node": line.node,
+                "rank": line.rank,
+                "file": line.path,
+                "line": line.number,
+                "text": line.text,
+            }
             for line in lines
         ),
     )
