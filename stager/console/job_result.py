@@ -16,8 +16,9 @@ from bundle.protocol.enumerations import Allocation, PhaseName
 from bundle.protocol.problem import ProblemCode, format_problem
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK, escape_line_feeds
-from ..diagnosis.failure import format_ranks, format_time
+from ..diagnosis.failure import format_ranks
 from ..jobs import outcome as metrics
+from ..logs.job_files import format_time
 from .events import Events
 from .output import Output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,7 +82,7 @@ class Diagnosis:
     """The command that failed before it had a job; empty where there was one."""
 
 
-# --- The wording of ranks, times, and ranks that run for too long --------------------------------
+# --- The wording of ranks, and of ranks that run for too long --------------------------------
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -98,14 +97,6 @@ def format_ranks(ranks: Iterable[int]) -> str:
         return ""
     shown = ",".join("-".join(map(str, ends)) for ends in ranges)
     return f"rank {shown}" if shown.isdigit() else f"ranks {shown}"
-
-
-def format_time(seconds: float) -> str:
-    """Return a time in this machine's zone, to the second; empty for one that cannot be."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return ""
 
 
 def describe_lingering(

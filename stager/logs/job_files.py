@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,9 +73,10 @@ def parse_kept_job(content: bytes) -> KeptJob:
         return KeptJob()
 
 
-def _minute(seconds: float) -> str:
+def format_time(seconds: float) -> str:
+    """Return a time in this machine's zone, to the second; empty for one that cannot be."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
         return ""
 
@@ -179,9 +180,10 @@ class JobFiles:
         job = self.read_job()
         what = job.action.value if job.action else ""
         of_project = f" of {job.name}" if job.name and with_project else ""
-        dry_run = "dry run" if job.dry_run else ""
-        when = _minute(_get_mtime(self.job) or _get_mtime(self.events))
-        return ", ".join(part for part in (self.job_id, what + of_project, dry_run, when) if part)
+        changed = _get_mtime(self.job) or _get_mtime(self.events)
+        when = format_time(changed)[: len("2026-11-22 05:21")] if changed else ""
+        parts = (self.job_id, what + of_project, "dry run" if job.dry_run else "", when)
+        return ", ".join(filter(None, parts))
 
     @property
     def events(self) -> Path:
@@ -227,61 +229,59 @@ def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
     if wanted and (files := _find_at_path(expand_home(wanted))):
         return files
     jobs = _list_jobs(log_dir)
-    job_id = _find_newest_job(log_dir, jobs) if wanted is None and jobs else wanted
+    job_id = _find_newest_job(log_dir, jobs) if wanted is None else wanted
     if job_id in jobs:
         return list_job_files(log_dir, job_id)
-    is_foreign = wanted is not None and not jobs
-    logs = [log for log in _list_foreign_logs(log_dir) if log.job == wanted] if is_foreign else []
-    if logs:
+    foreign = [] if wanted is None or jobs else _list_foreign_logs(log_dir)
+    if logs := [log for log in foreign if log.job == wanted]:
         return JobFiles(folder=log_dir, job_id="", logs=tuple(_fill_in_ranks(logs)))
     raise _explain_missing_job(wanted, log_dir, jobs)
 
 
 def _find_newest_job(folder: Path, jobs: Sequence[str]) -> str:
     """Return the last job that verified or ran something; the last one of all where none did."""
-    every = (JobFiles(folder=folder, job_id=job_id) for job_id in reversed(jobs))
-    return next((files.job_id for files in every if not files.read_job().is_plan), jobs[-1])
+    active = (files.job_id for files, job in _list_last_jobs(folder, jobs) if not job.is_plan)
+    return next(active, jobs[-1] if jobs else "")
 
 
 def find_last_job(project: str, folder: Path) -> JobFiles | None:
     """Return the last job of a project that verified or ran something, without its logs."""
-    for job_id in reversed(_list_jobs(folder)):
+    last = _list_last_jobs(folder, _list_jobs(folder))
+    own = (files for files, job in last if job.name == project and not job.is_plan)
+    return next(own, None)
+
+
+def _list_last_jobs(folder: Path, jobs: Sequence[str]) -> Iterator[tuple[JobFiles, KeptJob]]:
+    for job_id in reversed(jobs):
         files = JobFiles(folder=folder, job_id=job_id)
-        job = files.read_job()
-        if job.name == project and not job.is_plan:
-            return files
-    return None
+        yield files, files.read_job()
 
 
 def _explain_missing_job(wanted: str | None, log_dir: Path, jobs: Sequence[str]) -> StagerError:
     listed = [JobFiles(folder=log_dir, job_id=job_id) for job_id in reversed(jobs[-_LISTED:])]
-    context = [f"  {files.describe()}" for files in listed]
-    if context:
-        context.insert(0, f"the jobs in {log_dir}, the last active first:")
+    context = [f"the jobs in {log_dir}, the last active first:"] if listed else []
+    context += [f"  {files.describe()}" for files in listed]
     if wanted is None or _NUMBER.fullmatch(wanted):
-        of_job = "any job" if wanted is None else f"job {wanted}"
-        hint = "--log-dir names another place, and a directory of logs can be given too"
-        none = "" if jobs else "no job has left any there; "
-        return StagerError(
-            f"there are no logs of {of_job} in {log_dir}", hint=none + hint, context=context
+        what = (
+            f"there are no logs of {'any job' if wanted is None else f'job {wanted}'} in {log_dir}"
         )
-    is_there = _stat(expand_home(wanted)) is not None
-    return StagerError(
-        f"{wanted} is neither a directory nor a log"
-        if is_there
-        else f"there is no directory {wanted}",
-        hint="give a job's number, a directory of logs, or a log",
-        context=context,
-    )
+        hint = "--log-dir names another place, and a directory of logs can be given too"
+        hint = hint if jobs else f"no job has left any there; {hint}"
+    else:
+        what = f"there is no directory {wanted}"
+        if _stat(expand_home(wanted)) is not None:
+            what = f"{wanted} is neither a directory nor a log"
+        hint = "give a job's number, a directory of logs, or a log"
+    return StagerError(what, hint=hint, context=context)
 
 
 def _find_at_path(path: Path) -> JobFiles | None:
-    found = _stat(path)
-    if found is None or not stat.S_ISDIR(found.st_mode):
-        if not _is_regular(path):
-            return None
+    if _is_regular(path):
         _refuse_unreadable([path])
         return JobFiles(folder=path.parent, job_id="", logs=(parse_log_name(path, path.parent),))
+    found = _stat(path)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        return None
     if jobs := _list_jobs(path):
         return list_job_files(path, _find_newest_job(path, jobs))
     logs = _list_foreign_logs(path)
@@ -290,9 +290,8 @@ def _find_at_path(path: Path) -> JobFiles | None:
             f"there are no logs in {path}", hint="give the directory that holds what ranks wrote"
         )
     others, newest = _select_newest_job(logs)
-    return JobFiles(
-        folder=path, job_id="", logs=tuple(_fill_in_ranks(newest)), other_jobs=tuple(others)
-    )
+    logs = _fill_in_ranks(newest)
+    return JobFiles(folder=path, job_id="", logs=tuple(logs), other_jobs=tuple(others))
 
 
 def _list_foreign_logs(folder: Path) -> list[LogFile]:
@@ -331,8 +330,7 @@ def _list_jobs(folder: Path) -> list[str]:
     """Return the jobs that have left files, the last one to write at the end."""
     changed: dict[str, float] = {}
     for path in _list_entries(folder):
-        name = _find_job_name(path)
-        if name and _is_regular(path):
+        if (name := _find_job_name(path)) and _is_regular(path):
             changed[name] = max(changed.get(name, 0.0), _get_mtime(path))
     return sorted(changed, key=lambda job: (changed[job], len(job), job))
 
@@ -354,16 +352,15 @@ def find_newest_change(folder: Path) -> float:
 def list_job_files(folder: Path, job_id: str) -> JobFiles:
     """Return the files of a job of stager's; it may have left none."""
     # Greedy: a job's name may have its number in it, and so may a task be called.
-    of_rank = re.compile(rf".+\.{re.escape(job_id)}\.(?P<node>.+?)\.(?P<task>\d+)\.out")
-    batch = re.compile(rf".+\.{re.escape(job_id)}\.batch\.out")
+    name = re.compile(rf".+\.{re.escape(job_id)}\.(?:batch|(?P<node>.+?)\.(?P<task>\d+))\.out")
     logs = []
     for path in _list_entries(folder):
-        if not _is_regular(path):
-            continue  # a pipe or a device would never end
-        if named := of_rank.fullmatch(path.name):
-            logs.append(LogFile(path=path, node=named["node"], rank=int(named["task"]), own=True))
-        elif batch.fullmatch(path.name):
-            logs.append(LogFile(path=path))
+        named = name.fullmatch(path.name)
+        if named is None or not _is_regular(path):  # a pipe or a device would never end
+            continue
+        node, task = named.groups()
+        log = LogFile(path=path)
+        logs.append(replace(log, node=node, rank=int(task), own=True) if task else log)
     _refuse_unreadable([log.path for log in logs])
     logs.sort(key=lambda log: (-1 if log.rank is None else log.rank, log.path.name))
     return JobFiles(folder=folder, job_id=job_id, logs=tuple(logs))
@@ -376,15 +373,14 @@ def parse_log_name(path: Path, folder: Path) -> LogFile:
     behind the job's number, or if nothing but hosts is called so.
     """
     shown = path.relative_to(folder).as_posix()
-    log = LogFile(path=path, job="" if _OF_TORCHRUN.search(shown) else _find_job_number(path.name))
+    if named := _NODE_AND_TASK.fullmatch(path.name):
+        job, node, task = named.groups()[:3] if named["job"] else named.groups()[3:]
+        return LogFile(path=path, job=job, node=node, rank=int(task))
+    job = "" if _OF_TORCHRUN.search(shown) else _find_job_number(path.name)
+    log = LogFile(path=path, job=job, node=_find_host(shown, job))
     if of_torchrun := _OF_TORCHRUN.search(path.as_posix()):
         attempt, local_rank = map(int, of_torchrun.groups())
-        return replace(log, node=_find_host(shown, log.job), attempt=attempt, local_rank=local_rank)
-    if named := _NODE_AND_TASK.fullmatch(path.name):
-        number = named["job"] or named["number"]
-        node, task = named["node"] or named["host"], named["task"] or named["rank"]
-        return replace(log, job=number, node=node, rank=int(task))
-    log = replace(log, node=_find_host(shown, log.job))
+        return replace(log, attempt=attempt, local_rank=local_rank)
     for rank in _RANK.finditer(shown):
         if rank["of"] is None:
             return replace(log, rank=int(rank["number"]))

@@ -23,8 +23,8 @@ from .. import __version__
 from ..core.errors import TURNING, BundleError
 from ..core.files import read_bytes, write_output
 from ..diagnosis.diagnosis import diagnose
-from ..diagnosis.failure import Diagnosis, format_ranks, format_time
-from ..logs.job_files import JobFiles, KeptJob, parse_kept_job, resolve_output
+from ..diagnosis.failure import Diagnosis, format_ranks
+from ..logs.job_files import JobFiles, KeptJob, format_time, parse_kept_job, resolve_output
 from ..logs.job_record import JobRecord, read_events
 from ..pack.bundle_file import read_manifest
 from ..redaction.redactor import Redactor
