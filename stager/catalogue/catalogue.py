@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.protocol.codec import decode
 from bundle.protocol.enumerations import FailureClass, TextEnum
@@ -22,15 +23,6 @@ _WORDS = 200_000
 """Words that are remembered, so that memory stays small."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefilterMatches:
-    """The result of a search."""
-
-    texts: tuple[bytes, ...]
-    at: tuple[int, ...]
-    """The places of the lines that have any of them."""
-
-
 class Prefilter:
     """Finds which of some texts are in lines; remembers the words that have none of them."""
 
@@ -44,8 +36,11 @@ class Prefilter:
         self._without_part: set[bytes] = set()
         self._parts_of: dict[bytes, frozenset[bytes]] = {}
 
-    def find(self, lines: Sequence[bytes]) -> PrefilterMatches:
-        """Find the texts in these lines, from which digits were removed."""
+    def find(self, lines: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+        """Return the texts that are in these lines, and the places of the lines that have any.
+
+        Digits were removed from the lines.
+        """
         unique = set(lines)
         joined = b"\n".join(unique)
         # Not "-=", which would go through all words that are remembered.
@@ -53,11 +48,10 @@ class Prefilter:
         self._learn(words.difference(self._parts_of))
         texts = self._present(words, joined)
         if not texts:
-            return PrefilterMatches(texts=(), at=())
+            return [], []
         any_of = re.compile(b"|".join(map(re.escape, texts))).search
         having = {line for line in unique if any_of(line)}
-        at = tuple(place for place, line in enumerate(lines) if line in having)
-        return PrefilterMatches(texts=tuple(texts), at=at)
+        return texts, [place for place, line in enumerate(lines) if line in having]
 
     def _present(self, words: Collection[bytes], joined: bytes) -> list[bytes]:
         parts: set[bytes] = set()
@@ -129,9 +123,6 @@ class LineTells(TextEnum):
     """That Slurm ended the job; what had failed before counts more."""
 
 
-_ROLES = tuple(LineRole)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CatalogueEntry:
     """One kind of line, and its meaning."""
@@ -175,8 +166,7 @@ class _Groups(dict[str, str]):
         return f"({name} unknown)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CatalogueMatch:
+class CatalogueMatch(NamedTuple):
     """An entry of the catalogue, and the parts of a line that it has found."""
 
     entry: CatalogueEntry
@@ -200,7 +190,7 @@ def match_line(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Ca
         return None
     searched = _find_by_needle(_DIGITS.sub("", line)) if entries is None else entries
     matches = filter(None, (_match_entry(candidate, line) for candidate in searched))
-    return min(matches, key=_weight, default=None)  # of equal ones the first
+    return min(matches, key=_weigh, default=None)  # of equal ones the first
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -210,17 +200,11 @@ def _find_by_needle(shape: str) -> tuple[CatalogueEntry, ...]:
 
 
 def _match_entry(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
-    if entry.needle not in line:
-        return None
-    found = entry.pattern.search(line)
-    if found is None:
-        return None
-    return CatalogueMatch(entry=entry, groups=found.groupdict(default=""))
+    found = entry.pattern.search(line) if entry.needle in line else None
+    return CatalogueMatch(entry, found.groupdict(default="")) if found else None
 
 
-_WITHOUT_CAUSE = (LineTells.EXIT, LineTells.SYMPTOM)
-
-
-def _weight(known: CatalogueMatch) -> tuple[int, bool]:
+def _weigh(known: CatalogueMatch) -> tuple[int, bool]:
     """Rank causes first, then reports of an end, then consequences."""
-    return _ROLES.index(known.entry.role), known.entry.tells in _WITHOUT_CAUSE
+    is_no_cause = known.entry.tells in (LineTells.EXIT, LineTells.SYMPTOM)
+    return list(LineRole).index(known.entry.role), is_no_cause

@@ -18,30 +18,29 @@ from bundle.format.manifest import Manifest
 from bundle.launch.rank_results import CAUSE
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, FailureClass
-from bundle.protocol.events import Event, JobEnds
-from bundle.protocol.messages import (
-    Answer,
-    Departure,
-    FailureRecord,
-    LaunchAnswer,
-    Lingering,
-    Vanished,
-)
-from bundle.protocol.problem import Problem
+from bundle.protocol.events import JobEnds
+from bundle.protocol.messages import FailureRecord
 from bundle.redaction.secret_names import is_secret
 
-from ..catalogue.catalogue import LineRole, LineTells
+from ..catalogue.catalogue import CatalogueMatch, LineRole, LineTells
 from ..config import load as settings
 from ..core.errors import StagerError
 from ..logs.job_files import JobFiles, KeptJob, LogFile
-from ..logs.job_record import JobRecord, Refused, parse_event, read_events
+from ..logs.job_record import JobRecord, Refused, read_events
 from ..logs.lines import number_lines, read_last_lines
 from ..slurm import messages
 from . import verdict
 from .failure import Diagnosis, Evidence, FirstFailure
-from .hits import Hit, Scanned, scan_logs
-from .log_verdict import LOG_TELLS, LogVerdict, describe_hang, find_absent_ranks, judge_logs
-from .process_exits import Exit, Torchruns, find_torchruns, has_waited_in_vain, weigh_failure
+from .hits import Hit, scan_logs
+from .log_verdict import (
+    LOG_TELLS,
+    LogVerdict,
+    describe_hang,
+    find_absent_ranks,
+    judge_logs,
+    select_last_attempts,
+)
+from .process_exits import Exit, find_torchruns, has_waited_in_vain, weigh_failure
 
 # --- Failures of several ranks compared, without what only tells one place from another ----------
 
@@ -199,34 +198,39 @@ def _explain_missing_package(module: str, manifest: Manifest, root: Path) -> tup
 _MOST = 5
 
 
-def _find_evidence(
-    first: FirstFailure, verdict: LogVerdict, seen: Scanned, files: JobFiles
-) -> tuple[Evidence, ...]:
-    if hits := _find_in_logs(first, verdict, seen):
+def _find_evidence(case: _Case, first: FirstFailure, in_logs: LogVerdict) -> tuple[Evidence, ...]:
+    if hits := _find_in_logs(first, in_logs, case.hits):
         return tuple(map(_make_evidence, hits))
-    if not files.job_id:
-        return ()
-    of_driver = _find_in_preflight(first, files) or _find_in_events(first, files)
-    return () if of_driver is None else (of_driver,)
+    shown = str(first.problem).partition("\n")[0]
+    texts = list(_list_signs(first, case.result))
+    files = case.files
+    for number, line in number_lines(files.preflight) if first.problem and files.job_id else ():
+        if line == f"{first.node} problem: {shown}":
+            return (Evidence(path=files.preflight, number=number, text=line),)
+    for number, line in number_lines(files.events) if texts and files.job_id else ():
+        if first.node and json.dumps(first.node) not in line:
+            continue
+        for text in texts:
+            if re.search(re.escape(text) + r"(?![\d.])", line):
+                return (Evidence(path=files.events, number=number, text=text),)
+    return ()
 
 
 def _make_evidence(hit: Hit | Exit) -> Evidence:
     return Evidence(path=hit.log.path, number=hit.number, text=hit.text)
 
 
-def _find_in_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequence[Hit | Exit]:
+def _find_in_logs(
+    first: FirstFailure, in_logs: LogVerdict, hits: Sequence[Hit]
+) -> Sequence[Hit | Exit]:
     """Return the failure's own line, else the first of its entry and those of the verdict."""
-    if own := [hit for hit in seen.hits if _is_own(hit, first)]:
+    if own := [hit for hit in hits if _is_own(hit, first)]:
         return own[-1:]
-    of_entry = [
-        hit
-        for hit in seen.hits
-        if first.entry == hit.entry.name != "" and hit.log.node in ("", first.node)
-    ][:1]
-    if not _agrees(verdict, first):
+    named = (hit for hit in hits if first.entry == hit.entry.name != "")
+    of_entry = [hit for hit in named if hit.log.node in ("", first.node)][:1]
+    if not _agrees(in_logs, first):
         return of_entry
-    others = [hit for hit in verdict.shown if hit not in of_entry]
-    return [*of_entry, *others][:_MOST]
+    return [*of_entry, *(hit for hit in in_logs.shown if hit not in of_entry)][:_MOST]
 
 
 def _is_own(hit: Hit, first: FirstFailure) -> bool:
@@ -237,63 +241,28 @@ def _is_own(hit: Hit, first: FirstFailure) -> bool:
     return hit.entry.role == LineRole.PRIMARY or hit.entry.name == first.entry
 
 
-def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
+def _agrees(in_logs: LogVerdict, first: FirstFailure) -> bool:
     """Return whether the logs alone show the same failure, and of the same rank."""
     if first.kind == FailureClass.HANG:
         return True
-    if verdict.first is None or verdict.first.kind != first.kind:
+    if in_logs.first is None or in_logs.first.kind != first.kind:
         return False
-    return first.exit_code is None or verdict.first.rank in (None, first.rank)
+    return first.exit_code is None or in_logs.first.rank in (None, first.rank)
 
 
-def _find_in_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
-    shown = str(first.problem).partition("\n")[0]
-    for number, line in number_lines(files.preflight) if first.problem else ():
-        if line == f"{first.node} problem: {shown}":
-            return Evidence(path=files.preflight, number=number, text=line)
-    return None
-
-
-def _find_in_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
-    """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
-    for number, line in number_lines(files.events):
-        record = parse_event(line)
-        for part in () if record is None else _list_parts(record.event, first):
-            text = json.dumps(part)[1:-1]  # as it appears in the line, without its braces
-            if text in line:
-                return Evidence(path=files.events, number=number, text=text)
-    return None
-
-
-def _list_parts(event: Event, first: FirstFailure) -> Iterator[Mapping[str, object]]:
-    """Yield parts of an event that may show a failure, the most telling first."""
-    if isinstance(event, JobEnds) and event.ended_by and first.exit_code is None:
-        yield {"ended_by": event.ended_by}
-    if isinstance(event, (LaunchAnswer, JobEnds)):
-        yield from _list_ends(event, first)
-    status = (first.node, first.exit_code)
-    if isinstance(event, Answer) and first.exit_code and (event.node, event.exit_code) == status:
-        yield {"exit_code": first.exit_code}
-    if first.problem is not None and first.problem in _get_problems(event, first.node):
-        yield first.problem.to_json()
-
-
-def _list_ends(
-    event: LaunchAnswer | JobEnds, first: FirstFailure
-) -> Iterator[Mapping[str, object]]:
-    ends: list[Departure | Vanished | Lingering]
-    ends = [*(event.left or ()), *(event.vanished or ()), *(event.lingering or ())]
-    if not first.exit_code:
-        yield from (encode(process) for process in ends if process.rank == first.rank)
-    for record in event.failures or ():
-        if (record.rank, record.exit_code) == (first.rank, first.exit_code):
-            yield {"exit_code": record.exit_code}
-
-
-def _get_problems(event: Event, node: str) -> Sequence[Problem]:
-    if isinstance(event, JobEnds):
-        return event.problems.get(node, ())
-    return event.problems if isinstance(event, Answer) and event.node == node else ()
+def _list_signs(first: FirstFailure, result: JobEnds) -> Iterator[str]:
+    """Yield the parts of the driver's events that show what no log does: a kill, a lost node."""
+    signs: list[Mapping[str, object]] = []
+    if result.ended_by and first.exit_code is None:
+        signs.append({"ended_by": result.ended_by})
+    elif first.exit_code:
+        signs.append({"exit_code": first.exit_code})
+    else:
+        for ends in (result.left, result.vanished, result.lingering):
+            signs += [encode(process) for process in ends or () if process.rank == first.rank]
+    if first.problem is not None:
+        signs.append(first.problem.to_json())
+    return (json.dumps(sign)[1:-1] for sign in signs)  # without braces, as it is in a line
 
 
 # --- The diagnosis of a job: its first failure, the reason, and advice, from the files it has left
@@ -304,7 +273,6 @@ _SILENT = (
     "it has printed nothing: let it say how far it is, or have it dump its stack with "
     "faulthandler.dump_traceback_later(60); look for code that only some ranks run"
 )
-
 _AFTER_SLURM = (FailureClass.UNKNOWN, FailureClass.KILLED, FailureClass.HANG)
 """The classes of failures that may follow from Slurm's end of a job."""
 
@@ -314,8 +282,9 @@ class _Case(NamedTuple):
     record: JobRecord
     result: JobEnds
     """What of its result can be used; an empty one of a job without a result."""
-    launched: Torchruns
-    seen: Scanned
+    has_torchruns: bool
+    """Whether logs are of whole torchruns, so that a task is no rank."""
+    hits: Sequence[Hit]
     nodes: dict[int, str]
     """The node of each rank, as far as it is known."""
 
@@ -332,15 +301,15 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
     """
     if record is None:
         record = read_events(files.events) if files.job_id else JobRecord()
-    case = _gather(files, record)
-    restarts = max((log.attempt or 0 for log in files.logs), default=0)
-    in_logs = judge_logs(case.seen, case.nodes, restarts)
+    case, in_logs = _read_logs(files, record)
     ok = None if record.result is None else record.result.ok
     first = verdict.judge_result(case.result, files.job_id)
     if first is not None:
         first, in_logs = _explain_failure(case, first, in_logs)
     elif ok is None:
         ok, first = _judge_without_result(case, in_logs)
+    job = files.read_job()
+    has_begun = record.begun is not None and not record.has_launched
     diagnosis = Diagnosis(
         job_id=files.job_id,
         folder=files.folder,
@@ -348,32 +317,19 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         first=first,
         interrupted=case.result.interrupted,
         read=len(files.logs),
-        before_launch=_has_failed_before_launch(case),
+        before_launch=has_begun and job.action is Action.RUN,
     )
-    if first is not None:
-        return _complete_diagnosis(diagnosis, case, first, in_logs)
-    return replace(diagnosis, evidence=() if ok else tuple(map(_make_evidence, in_logs.weak)))
-
-
-def _has_failed_before_launch(case: _Case) -> bool:
-    if case.record.begun is None or case.record.has_launched:
-        return False
-    return case.files.read_job().action is Action.RUN
-
-
-def _complete_diagnosis(
-    diagnosis: Diagnosis, case: _Case, first: FirstFailure, in_logs: LogVerdict
-) -> Diagnosis:
-    if case.files.ours:
-        job = case.files.read_job()
+    if first is None:
+        return replace(diagnosis, evidence=() if ok else tuple(map(_make_evidence, in_logs.weak)))
+    if files.ours:
         first = explain_missing_module(explain_withheld_variable(first, job), job)
     same_failure = _find_same_failure(first, case.result)
-    failed = {record.rank for record in case.result.failures or ()} | set(in_logs.failed)
+    failed = {each.rank for each in case.result.failures or ()} | set(in_logs.failed)
     return replace(
         diagnosis,
         first=_add_last_lines(first, case.files),
         entry=first.entry,
-        evidence=_find_evidence(first, in_logs, case.seen, case.files),
+        evidence=_find_evidence(case, first, in_logs),
         same_failure=same_failure,
         consequences=tuple(sorted(failed - {first.rank, *in_logs.missing, *same_failure})),
         missing=in_logs.missing if first.kind == FailureClass.HANG else (),
@@ -400,25 +356,29 @@ def diagnose_refused(refused: Refused, log_dir: Path) -> Diagnosis:
     )
 
 
-def _gather(files: JobFiles, record: JobRecord) -> _Case:
-    result = verdict.select_usable_result(record.result or JobEnds(ok=False))
+def _read_logs(files: JobFiles, record: JobRecord) -> tuple[_Case, LogVerdict]:
+    restarts = max((log.attempt or 0 for log in files.logs), default=0)
     files = replace(files, logs=_select_last_attempt(files.logs))
     launched = find_torchruns(files.logs)
     logs = [launched.drop_task(log) for log in files.logs]
     if files.job_id and files.preflight.exists() and not files.events.exists():
         logs.append(LogFile(path=files.preflight))
+    result = verdict.select_usable_result(record.result or JobEnds(ok=False))
     # The names of logs win over the order of the nodes.
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
     nodes = _deal_ranks(result.world_size or 0, record.nodes) | named | launched.nodes(files.logs)
-    seen = launched.add_ranks(scan_logs(logs, files))
-    return _Case(files, record, result, launched, seen, nodes)
+    hits, heads = scan_logs(logs, files)
+    hits = launched.add_ranks(hits)
+    case = _Case(files, record, result, bool(launched.first), hits, nodes)
+    return case, judge_logs(select_last_attempts(hits, heads, restarts), nodes)
 
 
 def _select_last_attempt(logs: Sequence[LogFile]) -> tuple[LogFile, ...]:
-    of_attempts = [log for log in logs if log.attempt is not None]
-    last: dict[Path, int | None] = {}
-    for log in sorted(of_attempts, key=lambda log: log.attempt or 0):
-        last[log.path.parents[2]] = log.attempt
+    last: dict[Path, int] = {}
+    for log in logs:
+        if log.attempt is not None:
+            run = log.path.parents[2]
+            last[run] = max(log.attempt, last.get(run, 0))
     return tuple(
         log for log in logs if log.attempt is None or log.attempt == last[log.path.parents[2]]
     )
@@ -442,30 +402,23 @@ def _judge_without_result(
     has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
     if ended_by and not has_cause:
         return False, verdict.convert_ending(ended_by, job_id, "")
-    first = _place_failure(case, in_logs)
-    if first is not None:
-        return False, first
+    if in_logs.first is not None:
+        return False, _place_failure(case, in_logs.first, next(iter(in_logs.shown), None))
     return (True if state == "COMPLETED" else None), None
 
 
-def _place_failure(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
-    first, hit = in_logs.first, next(iter(in_logs.shown), None)
-    if first is None or not isinstance(hit, Hit):
+def _place_failure(case: _Case, first: FirstFailure, hit: Hit | Exit | None) -> FirstFailure:
+    if not isinstance(hit, Hit):
         return first
-    if hit.entry.tells == LineTells.END:
-        # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
-        if first.kind != FailureClass.NODE_FAILURE:
-            return replace(first, node="", rank=None)
-        lost = (
-            each.groups.get("node")
-            for each in (hit, *case.seen.hits)
-            if each.entry.kind == FailureClass.NODE_FAILURE
-        )
-        return replace(first, node=next(filter(None, lost), ""), rank=None)
-    task = hit.groups.get("tasks", "")
-    if first.rank is not None or case.launched.first or not task.isdigit():
-        return first
-    return replace(first, rank=int(task))
+    if hit.entry.tells != LineTells.END:
+        task = hit.groups.get("tasks", "")
+        is_rank = first.rank is None and not case.has_torchruns and task.isdigit()
+        return replace(first, rank=int(task)) if is_rank else first
+    # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
+    is_lost = first.kind == FailureClass.NODE_FAILURE
+    lost = (each for each in (hit, *case.hits) if is_lost and each.entry.kind == first.kind)
+    nodes = filter(None, (each.groups.get("node") for each in lost))
+    return replace(first, node=next(nodes, ""), rank=None)
 
 
 def _explain_failure(
@@ -476,11 +429,13 @@ def _explain_failure(
         return first, replace(in_logs, missing=())
     if first.kind == FailureClass.HANG:
         return _explain_hang(case, first, in_logs)
-    killer = case.seen.find_out_of_memory(first.node)
-    if first.kind != FailureClass.KILLED or first.exit_code not in (-9, 137) or killer is None:
-        return first, in_logs
-    first = first.explain(killer.known)
-    return first, replace(in_logs, shown=(killer,))
+    if first.kind == FailureClass.KILLED and first.exit_code in (-9, 137):
+        for hit in case.hits:
+            if hit.entry.kind == FailureClass.OUT_OF_MEMORY and hit.node in ("", first.node):
+                return first.explain(CatalogueMatch(hit.entry, hit.groups)), replace(
+                    in_logs, shown=(hit,)
+                )
+    return first, in_logs
 
 
 def _explain_hang(
@@ -488,7 +443,8 @@ def _explain_hang(
 ) -> tuple[FirstFailure, LogVerdict]:
     """Name the ranks missing in a collective, if the blamed rank itself timed out in it."""
     waited = {record.rank for record in case.result.failures or () if has_waited_in_vain(record)}
-    waiting = case.seen.find_waiting()
+    waiting = [hit for hit in case.hits if hit.entry.tells == LineTells.STUCK]
+    waiting.sort(key=lambda hit: (hit.time is None, hit.time or 0.0))
     if first.rank not in waited or not waiting:
         return first, in_logs
     missing = find_absent_ranks(waiting, case.nodes) or tuple(sorted(set(case.nodes) - waited))
@@ -502,15 +458,14 @@ def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
         return first
     own = [log.path for log in files.logs if log.rank == first.rank]
     lines = tuple(line for path in own for line in read_last_lines(path, _LAST_WORDS))
-    if lines or first.rank is None or first.hint != LOG_TELLS:
-        return replace(first, lines=lines)
-    return replace(first, lines=(), hint=_SILENT)
+    is_silent = not lines and first.rank is not None and first.hint == LOG_TELLS
+    return replace(first, lines=lines, hint=_SILENT if is_silent else first.hint)
 
 
 def _find_same_failure(first: FirstFailure, result: JobEnds) -> tuple[int, ...]:
-    records = {record.rank: record for record in result.failures or ()}
-    record = None if first.rank is None else records.pop(first.rank, None)
-    if record is None or not record.exception or weigh_failure(record) != CAUSE:
+    errors = {record.rank: make_comparable(record) for record in result.failures or ()}
+    own = [record for record in result.failures or () if record.rank == first.rank]
+    if not own or not own[-1].exception or weigh_failure(own[-1]) != CAUSE:
         return ()
-    error = make_comparable(record)
-    return tuple(sorted(rank for rank, other in records.items() if make_comparable(other) == error))
+    same = (rank for rank, error in errors.items() if error == errors[own[-1].rank])
+    return tuple(sorted(rank for rank in same if rank != first.rank))

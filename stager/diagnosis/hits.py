@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol.enumerations import FailureClass
@@ -17,7 +17,6 @@ from ..catalogue.catalogue import (
     LineRole,
     LineTells,
     Prefilter,
-    PrefilterMatches,
     catalogue,
     match_line,
 )
@@ -187,14 +186,12 @@ class Trace:
             return
         self.at.append(place)
         self.texts.append(text)
-        last = len(self.texts) - 1
         if not self._inside:
             self._look_for_another(text)
-        elif _is_exception(self.texts, last):
+        elif _is_exception(self.texts):
             self._inside = False
-            self.closing.append(last)
-        if last + 1 >= _LINES:
-            self.is_open = False
+            self.closing.append(len(self.texts) - 1)
+        self.is_open = self.is_open and len(self.texts) < _LINES
 
     def skip(self, place: int) -> None:
         """Skip a line of another process; many of them below an exception end the search."""
@@ -251,13 +248,13 @@ def show_line(line: bytes, longest: int = _LINE_CHARACTERS) -> str:
     return show_as_terminal(text)[:longest]
 
 
-def _is_exception(texts: Sequence[str], at: int) -> bool:
-    text = texts[at]
-    if at == 0 or not text or text[0].isspace() or _CHAINED.match(text):
+def _is_exception(texts: Sequence[str]) -> bool:
+    *before, text = texts
+    if not before or not text or text[0].isspace() or _CHAINED.match(text):
         return False
-    above = texts[at - 1]
-    if not above and texts[1:2] == [""]:  # loguru puts empty lines between frames
-        above = next((line for line in reversed(texts[:at]) if line), "")
+    above = before[-1]
+    if not above and texts[1] == "":  # loguru puts empty lines between frames
+        above = next(filter(None, reversed(before)), "")
     return bool(_EXCEPTION_LINE.match(text)) and above.startswith(tuple(_FRAMED))
 
 
@@ -302,7 +299,6 @@ EXCEPTION = CatalogueEntry(
     source="Python",
 )
 """The meaning of a traceback that the catalogue does not know: its exception is the cause."""
-_UNKNOWN = CatalogueMatch(entry=EXCEPTION, groups={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,8 +311,10 @@ class Hit:
     text: str
     rank: int | None
     time: float | None
-    known: CatalogueMatch
-    """Its meaning; of ``EXCEPTION`` for a traceback that the catalogue does not know."""
+    entry: CatalogueEntry
+    """Its meaning; ``EXCEPTION`` for a traceback that the catalogue does not know."""
+    groups: Mapping[str, str]
+    """The groups of the entry's pattern."""
     trace: tuple[str, ...] = ()
     """The traceback that it ends; empty for a single line."""
     last: int
@@ -330,16 +328,6 @@ class Hit:
     """True if programs print such a line and continue: alone, it does not show a failure."""
 
     @property
-    def entry(self) -> CatalogueEntry:
-        """Return the catalogue's entry."""
-        return self.known.entry
-
-    @property
-    def groups(self) -> Mapping[str, str]:
-        """Return the groups of the entry's pattern."""
-        return self.known.groups
-
-    @property
     def node(self) -> str:
         """Return the node that it is about, else the one that wrote it; empty if unknown."""
         return self.groups.get("node") or self.prefix_node or self.log.node
@@ -350,27 +338,15 @@ class Hit:
         return self.entry.role == LineRole.PRIMARY and not self.entry.tells
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scanned:
-    """The hits of logs."""
+def scan_logs(
+    logs: Iterable[LogFile], files: JobFiles
+) -> tuple[list[Hit], dict[Path, tuple[int, ...]]]:
+    """Scan a job's logs; one that cannot be read has no hits.
 
-    hits: tuple[Hit, ...]
-    heads: dict[Path, tuple[int, ...]] = field(default_factory=dict)
-    """The numbers of the lines that begin as the first line of their log does, by its path."""
-
-    def find_waiting(self) -> list[Hit]:
-        """Return the hits of ranks that waited for others in vain, the earliest first."""
-        waiting = [hit for hit in self.hits if hit.entry.tells == LineTells.STUCK]
-        return sorted(waiting, key=lambda hit: (hit.time is None, hit.time or 0.0))
-
-    def find_out_of_memory(self, node: str) -> Hit | None:
-        """Return a hit that tells that memory ran out on that node, or on one that is not named."""
-        out_of_memory = (hit for hit in self.hits if hit.entry.kind == FailureClass.OUT_OF_MEMORY)
-        return next((hit for hit in out_of_memory if hit.node in ("", node)), None)
-
-
-def scan_logs(logs: Iterable[LogFile], files: JobFiles) -> Scanned:
-    """Return the hits of a job's logs in order; a log that cannot be read has none."""
+    Returns:
+        the hits in order, and the numbers of the lines that begin as the first line of their log
+        does, by its path.
+    """
     order = read_order(files)
     texts = {text for entry in catalogue() for text in (entry.needle, entry.over) if text}
     prefilter = Prefilter({TRACEBACK, *texts})
@@ -390,9 +366,8 @@ def scan_logs(logs: Iterable[LogFile], files: JobFiles) -> Scanned:
                     rest = rest[-_LINE_CHARACTERS:]
             scanner.look(rest, last=True)
         hits += scanner.select_hits()
-        if scanner.heads:
-            heads[log.path] = tuple(scanner.heads)
-    return Scanned(hits=tuple(hits), heads=heads)
+        heads[log.path] = tuple(scanner.heads)
+    return hits, heads
 
 
 class _Scanner:
@@ -422,10 +397,13 @@ class _Scanner:
         """Scan whole lines; return those to scan again with the next block."""
         shown_text = show_block_as_terminal(block)
         shapes = shown_text.translate(None, _DIGITS).split(b"\n")
-        matches = self._texts.find(shapes)
+        texts, places = self._texts.find(shapes)
+        entries = [entry for entry in catalogue() if entry.needle.encode() in texts]
         lines = block.split(b"\n")
         self._look_for_heads(lines, shown_text)
-        done = self._look_at_lines(lines, shapes, matches, last=last) if matches.at else len(lines)
+        suspected = [at for at in places if not shapes[at].startswith(_EVENT)]
+        traces = {at for at in suspected if TRACEBACK.encode() in shapes[at]}
+        done = self._look_at_lines(lines, suspected, traces, entries, last=last)
         self._stamped = self._find_stamp(lines, done) or self._stamped
         self.line += done
         self._above = lines[done - 1] if done else self._above
@@ -448,16 +426,20 @@ class _Scanner:
                     self.heads.append(number)
 
     def _look_at_lines(
-        self, lines: list[bytes], shapes: list[bytes], matches: PrefilterMatches, *, last: bool
+        self,
+        lines: list[bytes],
+        suspected: Iterable[int],
+        traces: Collection[int],
+        entries: Sequence[CatalogueEntry],
+        *,
+        last: bool,
     ) -> int:
-        """Scan the lines that match a text; return the number of lines that are done."""
-        entries = [entry for entry in catalogue() if entry.needle.encode() in matches.texts]
+        """Scan lines, some of which begin tracebacks; return the number of lines that are done."""
         taken: set[int] = set()
-        for at in matches.at:
-            shape = shapes[at]
-            if at in taken or shape.startswith(_EVENT):
+        for at in suspected:
+            if at in taken:
                 continue
-            if TRACEBACK.encode() not in shape:
+            if at not in traces:
                 self._look_at_line(lines, at, entries)
                 continue
             trace = read_trace(lines, at)
@@ -485,7 +467,7 @@ class _Scanner:
     ) -> None:
         """Keep a traceback, with its chain, under its most informative exception."""
         last = trace.closing[-1]
-        at, known = _choose_exception(trace, entries) or (last, _UNKNOWN)
+        at, known = _choose_exception(trace, entries) or (last, CatalogueMatch(EXCEPTION, {}))
         if self._is_enough(f"traceback {trace.texts[last].partition(':')[0]}"):
             return
         line = trace.at[at]
@@ -521,7 +503,8 @@ class _Scanner:
                 text=text.strip(),
                 rank=rank,
                 time=time,
-                known=known,
+                entry=known.entry,
+                groups=known.groups,
                 trace=trace,
                 last=self.line + last + 1,
                 below=self._find_offset(lines, last + 1),

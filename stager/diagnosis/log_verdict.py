@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.enumerations import FailureClass
@@ -22,7 +22,6 @@ from .failure import FirstFailure, format_ranks
 from .hits import (
     EXCEPTION,
     Hit,
-    Scanned,
     is_of_an_end,
     says_ended_well,
     says_recovered,
@@ -69,8 +68,7 @@ _OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
 counts where several processes may have written them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Aftermath:
+class Aftermath(NamedTuple):
     """What the writer of a hit printed after it."""
 
     ordinary: int
@@ -80,8 +78,6 @@ class Aftermath:
     restarted: bool
     ended_well: bool
     """Whether the last of the lines say that all ended well."""
-    trained: bool
-    """Whether the output of the same process, in a file of its own, ends with a trained model."""
 
     def shows_survival(self, hit: Hit, *, shared: bool) -> bool:
         """Return whether the writer survived the hit; ``shared``: others may have written here."""
@@ -90,7 +86,7 @@ class Aftermath:
         enough = _OF_TRACE if hit.trace else _OF_LINE
         if shared and not hit.marks:
             enough = _OF_OTHERS
-        if self.ordinary >= enough or self.recovered or self.trained:
+        if self.ordinary >= enough or self.recovered or _has_trained(hit.log.path):
             return True
         return self.ended_well and self.ordinary >= _NEAR
 
@@ -102,10 +98,10 @@ def read_aftermath(hit: Hit, until: int | None = None) -> Aftermath:
     last: collections.deque[str] = collections.deque(maxlen=_NEAR)
     for text in _list_own_lines(hit, until):
         last.append(text)
-        known = match_line(text) is not None
-        if not known and len(first) < _FIRST:
-            first.append(text)
-        if not known and not is_of_an_end(text):
+        if match_line(text) is not None:
+            continue
+        first += [text] * (len(first) < _FIRST)
+        if not is_of_an_end(text):
             ordinary.append(text)
         if len(ordinary) >= _ENOUGH:
             break
@@ -114,7 +110,6 @@ def read_aftermath(hit: Hit, until: int | None = None) -> Aftermath:
         recovered=any(map(says_recovered, ordinary[:_NEAR])),
         restarted=any(map(says_restarted, first)),
         ended_well=any(map(says_ended_well, last)),
-        trained=any(map(says_trained, _read_last_output(hit.log.path))),
     )
 
 
@@ -135,12 +130,13 @@ def _list_own_lines(hit: Hit, until: int | None) -> Iterator[str]:
             yield line.logged
 
 
-def _read_last_output(errors: Path) -> tuple[str, ...]:
+def _has_trained(errors: Path) -> bool:
+    """Return whether the output of the same process, in its own file, ends with a trained model."""
     for of_errors, of_output in _STREAMS:
         name = of_errors.sub(of_output, errors.name)
         if name != errors.name:
-            return read_last_lines(errors.with_name(name), _LAST_OUTPUT)
-    return ()
+            return any(map(says_trained, read_last_lines(errors.with_name(name), _LAST_OUTPUT)))
+    return False
 
 
 def _is_same_process(hit: Hit, line: ParsedLine) -> bool:
@@ -192,10 +188,9 @@ def _find_last_start(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -
 
 def _find_last_restart(hits: Sequence[Hit], restarts: int) -> int:
     """Return torchrun's last restart: one report for each attempt, a table only after the last."""
-    names = [(hit.entry.name, bool(hit.trace)) for hit in hits]
     reports = [hit.number for hit in hits if hit.entry.name == "torchrun-report"]
-    tables = names.count(("child-failed", True))
-    if reports and not tables and len(reports) <= restarts:
+    tables = sum(hit.entry.name == "child-failed" and bool(hit.trace) for hit in hits)
+    if not tables and 0 < len(reports) <= restarts:
         return reports[-1]
     return reports[-2] if tables == 1 and len(reports) > 1 else 0
 
@@ -255,27 +250,22 @@ def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
     Collectives are counted for each group of ranks. A rank with several numbers has several groups,
     and where groups are not named nothing can be said of them.
     """
-    for numbers in _group_collectives(waiting).values():
-        lowest = min(numbers.values())
-        if lowest < max(numbers.values()):
-            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
-    return ()
-
-
-def _group_collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
     by_group: dict[str, dict[int, int]] = {}
     is_ambiguous = False
     for hit in waiting:
         at, number = hit.groups.get("at"), hit.groups.get("seq")
         rank = int(at) if hit.rank is None and at else hit.rank
-        if rank is None or not number:
-            continue
-        group = hit.groups.get("group", "")
-        known = by_group.setdefault(group, {}).setdefault(rank, int(number))
-        is_ambiguous |= not group and known != int(number)
+        if rank is not None and number:
+            group = hit.groups.get("group", "")
+            known = by_group.setdefault(group, {}).setdefault(rank, int(number))
+            is_ambiguous |= not group and known != int(number)
     if is_ambiguous:
         del by_group[""]
-    return by_group
+    for numbers in by_group.values():
+        lowest = min(numbers.values())
+        if lowest < max(numbers.values()):
+            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
+    return ()
 
 
 # --- The first failure as logs alone tell it, whoever's launcher wrote them ----------------------
@@ -301,8 +291,6 @@ _LOST_PEER = re.compile(
     r"(?:[\w.]*\.)?(?:RuntimeError|\w*(?:Backend|Network|Store|Connection\w*|EOF)Error)\b"
 )
 
-Report = TypeVar("Report", Hit, Exit)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LogVerdict:
@@ -317,15 +305,15 @@ class LogVerdict:
     """Where nothing shows an end: errors that programs have printed and survived."""
 
 
-def judge_logs(seen: Scanned, nodes: dict[int, str], restarts: int = 0) -> LogVerdict:
+def judge_logs(hits: Sequence[Hit], nodes: dict[int, str]) -> LogVerdict:
     """Return the first failure that logs show; its class may be unknown.
 
     Two questions, in this order: does anything show that something ended badly? Then why?
     """
-    logs = _Logs(select_last_attempts(seen.hits, seen.heads, restarts), nodes)
+    logs = _Logs(hits, nodes)
     first = pick_first_failure(logs.list_candidates()) if logs.has_bad_end() else None
     if first is None:
-        return LogVerdict(first=None, weak=logs.list_weak())
+        return LogVerdict(first=None, weak=tuple(_sort_by_place(hits)[:_SHOWN]))
     return LogVerdict(
         first=first.failure(),
         shown=first.shown,
@@ -349,16 +337,13 @@ class _Logs:
         self._ends = [
             self._make_candidate(Role.SLURM_END, hit) for hit in self._list(LineTells.END)
         ]
+        self._end = pick_first_failure(self._ends)
 
     def has_bad_end(self) -> bool:
         """Return whether it ended badly: a status, a signal, Slurm's end, or a last error."""
-        errors = (hit for hit in self._hits if not hit.is_weak)
-        return bool(self._ended or self._ends) or not all(
-            self._is_survived(hit, shared=False) for hit in errors
+        return bool(self._ended or self._ends) or any(
+            not hit.is_weak and not self._is_survived(hit, shared=False) for hit in self._hits
         )
-
-    def list_weak(self) -> tuple[Hit, ...]:
-        return tuple(_sort_by_place(self._hits)[:_SHOWN])
 
     def _list(self, tells: LineTells) -> list[Hit]:
         return _sort_by_place([hit for hit in self._hits if hit.entry.tells == tells])
@@ -371,10 +356,10 @@ class _Logs:
     def list_candidates(self) -> Iterator[Candidate]:
         """Yield all that may have failed first; skip what came after Slurm ended the job."""
         yield from self._list_causes()
-        for report in self._select_before_end(self._ended):
+        for report in filter(self._is_before_end, self._ended):
             if report.is_own_end:
                 yield _make_exit_candidate(Role.KILLED, report)
-        for hit in self._select_before_end(self._list(LineTells.SYMPTOM)):
+        for hit in filter(self._is_before_end, self._list(LineTells.SYMPTOM)):
             if not self._is_explained(hit):
                 yield self._make_candidate(Role.SYMPTOM, hit)
         yield from self._list_absent()
@@ -387,13 +372,9 @@ class _Logs:
     def _list_causes(self) -> Iterator[Candidate]:
         """Yield the causes; only the last traceback of a rank, which survived the others."""
         last = {_find_writer(hit): hit.number for hit in self._hits}
-        causes = [
-            hit
-            for hit in self._hits
-            if _is_own_failure(hit) and last[_find_writer(hit)] == hit.number
-        ]
-        for hit in self._select_before_end(_sort_by_place(causes)):
-            if self._is_explained(hit):
+        for hit in _sort_by_place(self._hits):
+            is_cause = _is_own_failure(hit) and last[_find_writer(hit)] == hit.number
+            if not is_cause or not self._is_before_end(hit) or self._is_explained(hit):
                 continue
             candidate = self._make_candidate(Role.CAUSE, hit)
             if not candidate.survived:
@@ -404,26 +385,34 @@ class _Logs:
     def _is_explained(self, hit: Hit) -> bool:
         return hit.entry.name in self._explained[hit.log.path]
 
+    def _is_before_end(self, report: Hit | Exit) -> bool:
+        """Return whether it came before Slurm ended the job, by place or by time."""
+        if self._end is None:
+            return True
+        end = self._end.shown[0]
+        if report.log.path == end.log.path:
+            return report.number <= end.number
+        return report.time is None or end.time is None or report.time <= end.time
+
     def list_failed_ranks(self) -> tuple[int, ...]:
-        of_hits = [hit for hit in self._hits if hit.trace or hit.entry.tells == LineTells.STUCK]
-        failed: list[Hit | Exit] = [*self._ended, *of_hits]
-        ranks = {report.rank for report in failed}
+        failed = (hit for hit in self._hits if hit.trace or hit.entry.tells == LineTells.STUCK)
+        ranks = {end.rank for end in self._ended} | {hit.rank for hit in failed}
         return tuple(sorted(rank for rank in ranks if rank is not None))
 
     def _make_candidate(self, role: Role, hit: Hit) -> Candidate:
         """Return a hit; a cause without a rank yields to a rank's hit of its entry and file."""
-        silent = role is Role.CAUSE and hit.rank is None and hit.entry is not EXCEPTION
         # Of a log without marks of ranks, other ranks may have written what follows.
         shared = hit.log.rank is None and bool(self._ended)
+        placed = self._find_place(hit)
         return Candidate(
             role=role,
-            failure=partial(_convert_hit, self._find_place(hit), self._ended, self._nodes),
+            failure=partial(_convert_hit, placed, self._ended, self._nodes),
             time=hit.time,
             survived=self._is_survived(hit, shared=shared),
-            silent=silent,
+            silent=role is Role.CAUSE and hit.rank is None and hit.entry is not EXCEPTION,
             same=(hit.log, hit.entry),
             passed_over=self._root is not None and hit.rank not in (None, self._root.rank),
-            shown=(self._find_place(hit),),
+            shown=(placed,),
         )
 
     def _find_place(self, hit: Hit) -> Hit:
@@ -433,44 +422,33 @@ class _Logs:
 
     def _add_root_cause(self, hit: Hit) -> Hit:
         """Give an unmarked traceback the rank of the root cause in the first table below it."""
-        below = [
-            report
-            for report in self._ended
-            if report.log == hit.log and report.number > hit.number and report.has_raised
-        ]
-        root = min(below, key=lambda report: (report.followed, report.number), default=None)
-        if root is None or any(map(_OF_LAUNCHER.search, hit.trace)):
+        of_log = [report for report in self._ended if report.log == hit.log and report.has_raised]
+        below = [report for report in of_log if report.number > hit.number]
+        if not below or any(map(_OF_LAUNCHER.search, hit.trace)):
             return hit
+        root = min(below, key=lambda report: (report.followed, report.number))
         return replace(hit, rank=root.rank)
 
     def _add_near_rank(self, hit: Hit) -> Hit:
         """Give a line the rank of the traceback near below it, if there is only one rank."""
         below = (other for other in self._hits if other.log == hit.log and other.trace)
-        near = (other for other in below if 0 < other.last - hit.number <= _NEAR_LINES)
-        ranks = {other.rank for other in near}
+        ranks = {other.rank for other in below if 0 < other.last - hit.number <= _NEAR_LINES}
         return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
 
     def _add_task(self, hit: Hit) -> Hit:
         """Add the rank that a launcher prints below a line about memory or a crash."""
         if hit.entry.kind not in _ENDED_BY_KERNEL or _has_writer(hit):
             return hit
-        below = (other for other in self._hits if other.log == hit.log)
-        later = (other for other in below if other.number > hit.number)
-        for other in later:
-            if other.entry.kind == hit.entry.kind and {"tasks", "rank"} & other.groups.keys():
-                groups = {**hit.groups, **other.groups}
-                return replace(hit, known=replace(hit.known, groups=groups))
+        for other in self._hits:
+            is_below = other.log == hit.log and other.number > hit.number
+            has_rank = not other.groups.keys().isdisjoint(("tasks", "rank"))
+            if is_below and has_rank and other.entry.kind == hit.entry.kind:
+                return replace(hit, groups={**hit.groups, **other.groups})
         return hit
 
-    def _select_before_end(self, reports: Sequence[Report]) -> Iterator[Report]:
-        end = pick_first_failure(self._ends)
-        for report in reports:
-            if end is None or not _is_after(report, end.shown[0]):
-                yield report
-
     def _list_absent(self) -> Iterator[Candidate]:
-        stuck = [hit for hit in self._hits if hit.entry.tells == LineTells.STUCK]
-        waiting = tuple(self._select_before_end(stuck))
+        stuck = (hit for hit in self._hits if hit.entry.tells == LineTells.STUCK)
+        waiting = tuple(filter(self._is_before_end, stuck))
         if waiting:
             missing = find_absent_ranks(waiting, self._nodes)
             yield Candidate(
@@ -481,14 +459,14 @@ class _Logs:
             )
 
     def _list_consequences(self) -> Iterator[Candidate]:
-        can_follow = (
+        following = [
             hit
             for hit in self._hits
             if hit.entry is EXCEPTION or hit.entry.role == LineRole.CASCADE
-        )
-        shown = tuple(can_follow)[:_SHOWN]
-        for hit in shown[:1]:
+        ]
+        for hit in following[:1]:
             failure = partial(_describe_unknown, hit, hit.prefix_node or hit.log.node)
+            shown = tuple(following[:_SHOWN])
             yield Candidate(role=Role.LOST_PEER, failure=failure, shown=shown)
         for report in self._ended[:1]:
             failure = partial(_describe_unknown, report, report.node)
@@ -510,12 +488,6 @@ def _sort_by_place(hits: Sequence[Hit]) -> list[Hit]:
     return sorted(hits, key=lambda hit: (str(hit.log.path), hit.number))
 
 
-def _is_after(report: Hit | Exit, end: Hit | Exit) -> bool:
-    if report.log.path == end.log.path:
-        return report.number > end.number
-    return report.time is not None and end.time is not None and report.time > end.time
-
-
 def _find_writer(hit: Hit) -> tuple[Path, int | None, int]:
     """Return a key: one for all tracebacks of a rank in a file, a separate one for other hits."""
     by_rank = hit.trace and hit.rank is not None
@@ -531,14 +503,20 @@ def _is_own_failure(hit: Hit) -> bool:
 
 
 def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
-    rank = _find_failed_rank(hit)
+    named, rank = hit.groups.get("rank", ""), hit.rank
+    if rank is None and named.isdigit():
+        rank = int(named)
     node = hit.node or ("" if rank is None else nodes.get(rank, ""))
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    own = [end for end in ended if end.rank == rank is not None]
+    own = next((end for end in ended if end.rank == rank is not None), None)
+    if own is None and hit.rank is None and not node:
+        # The one node of all failed processes in its log.
+        others = {end.node for end in ended if end.log == hit.log}
+        node = others.pop() if len(others) == 1 else ""
     return FirstFailure(
-        node=node or (own[0].node if own else _find_only_node(hit, ended)),
+        node=node or (own.node if own else ""),
         rank=rank,
-        exit_code=own[0].code if own else None,
+        exit_code=own.code if own else None,
         kind=hit.entry.kind,
         cause=hit.text if hit.trace else meaning,
         hint=hint,
@@ -547,17 +525,6 @@ def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> F
         meaning=meaning,
         entry=hit.entry.name,
     )
-
-
-def _find_failed_rank(hit: Hit) -> int | None:
-    named = hit.groups.get("rank", "")
-    return int(named) if hit.rank is None and named.isdigit() else hit.rank
-
-
-def _find_only_node(hit: Hit, ended: Sequence[Exit]) -> str:
-    """Return the one node of all failed processes in an unranked hit's log; else empty."""
-    nodes = {end.node for end in ended if end.log == hit.log}
-    return nodes.pop() if len(nodes) == 1 and hit.rank is None else ""
 
 
 def _convert_exit(report: Exit) -> FirstFailure:

@@ -18,7 +18,7 @@ from ..logs.job_files import LogFile
 from ..logs.lines import number_lines, read_stamp, read_tail, read_year
 from ..logs.prefixes import parse_line
 from .failure import FirstFailure
-from .hits import LAUNCHER_FRAME, Hit, Scanned
+from .hits import LAUNCHER_FRAME, Hit
 
 # --- The failure of one rank, as its record tells it: its exception, its words, its exit status
 
@@ -324,8 +324,7 @@ def _join_openmpi_lines(reports: Iterable[Hit]) -> list[Hit]:
         above = joined[-1] if joined else hit
         is_below = (hit.log, hit.number) == (above.log, above.number + 1)
         if is_below and above.entry.name == "openmpi-process":
-            groups = {**above.groups, **hit.groups}
-            joined[-1] = replace(hit, known=replace(hit.known, groups=groups))
+            joined[-1] = replace(hit, groups={**above.groups, **hit.groups})
         else:
             joined.append(hit)
     return joined
@@ -378,15 +377,14 @@ class Torchruns:
                 nodes.update(dict.fromkeys(range(first, first + self.each), log.node))
         return nodes
 
-    def add_ranks(self, seen: Scanned) -> Scanned:
+    def add_ranks(self, hits: Iterable[Hit]) -> list[Hit]:
         """Return the hits, with the ranks of tracebacks that no mark says the rank of."""
-        hits = (
+        return [
             replace(hit, rank=self.blamed.get(hit.log.path))
             if hit.rank is None and hit.trace and not any(map(LAUNCHER_FRAME.search, hit.trace))
             else hit
-            for hit in seen.hits
-        )
-        return replace(seen, hits=tuple(hits))
+            for hit in hits
+        ]
 
 
 def find_torchruns(logs: Sequence[LogFile]) -> Torchruns:

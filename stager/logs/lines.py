@@ -162,7 +162,7 @@ class Suspects:
         """Return the places of the lines to look at, and the tracebacks that they leave open."""
         lines = _show_as_terminal(raws)
         shapes = b"\n".join(lines).lower().translate(None, _DIGITS).split(b"\n") if lines else []
-        suspected = self._prefilter.find(shapes).at
+        _, suspected = self._prefilter.find(shapes)
         places, still_open = set(suspected), []
         ends: dict[object, int] = {}
         traces = [(0, prefix, left) for prefix, left in before]

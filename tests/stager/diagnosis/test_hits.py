@@ -10,10 +10,10 @@ from stager.diagnosis.hits import BLOCK, Hit, read_trace, scan_logs
 from stager.logs.job_files import find_job_files
 
 
-def hits(tmp_path: Path, text: str) -> tuple[Hit, ...]:
+def hits(tmp_path: Path, text: str) -> list[Hit]:
     (tmp_path / "slurm.out").write_text(text)
     files = find_job_files(str(tmp_path), tmp_path)
-    return scan_logs(files.logs[:1], files).hits
+    return scan_logs(files.logs[:1], files)[0]
 
 
 def test_the_place_of_a_line_behind_one_that_never_ends(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_progress_bars_are_written_over(tmp_path: Path) -> None:
     bar = "".join(f"Epoch 0: {n}%|###| {n}/100\r" for n in range(100)) * 30
     (hit,) = hits(tmp_path, f"{bar}OSError: [Errno 28] No space left on device\r\n")
     assert hit.text == "OSError: [Errno 28] No space left on device"
-    assert hits(tmp_path, f"No space left on device\r{bar}done\n") == ()
+    assert hits(tmp_path, f"No space left on device\r{bar}done\n") == []
 
 
 def test_the_label_of_a_task_that_is_a_torchrun_is_no_rank(tmp_path: Path) -> None:
