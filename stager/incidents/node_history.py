@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import fcntl
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
-from bundle.protocol.problem import Problem
+from bundle.protocol.events import JobEnds
 
 from ..core.errors import StagerError
 from ..core.files import open_regular
@@ -67,8 +68,7 @@ def find_incidents(
     for node, fault, code, cause in _list_suspicions(record, first):
         if node in nodes:
             found.setdefault((node, fault), (code, cause))
-    faults = [fault for _, fault in found]
-    most = max(len(nodes) / 2, 1)
+    counts = collections.Counter(fault for _, fault in found)
     return [
         Incident(
             node=node,
@@ -81,7 +81,7 @@ def find_incidents(
             cluster=record.cluster,
         )
         for (node, fault), (code, cause) in found.items()
-        if faults.count(fault) <= most
+        if counts[fault] <= max(len(nodes) / 2, 1)
     ]
 
 
@@ -89,27 +89,23 @@ def _list_suspicions(
     record: JobRecord, first: FirstFailure | None
 ) -> Iterator[tuple[str, NodeFault, str, str]]:
     """Yield the faults of nodes, which may be the job's after all: node, fault, code, cause."""
-    yield from _list_node_problems(record, record.left_out)
-    result = record.result
-    if result is None or result.interrupted or result.ended_by not in ("", Ending.NODE_FAILURE):
-        return  # what went wrong at last may follow from that
-    if not result.of_driver:
-        yield from _list_node_problems(record, result.problems)
-    # Of the failures of ranks only this one is a node's (a faulty GPU or memory): no program can
-    # cause it. A full disk may be a file system that all nodes share.
-    if first is not None and first.problem is None and first.kind is FailureClass.NODE_FAILURE:
-        yield first.node, NodeFault.NODE_FAILURE, "", first.meaning or "node failure"
-
-
-def _list_node_problems(
-    record: JobRecord, problems: Mapping[str, Sequence[Problem]]
-) -> Iterator[tuple[str, NodeFault, str, str]]:
-    for node, listed in problems.items():
+    result = record.result or JobEnds(ok=False, interrupted=True)
+    # What went wrong at last may follow from the end of the job.
+    is_over = not result.interrupted and result.ended_by in ("", Ending.NODE_FAILURE)
+    problems = [*record.left_out.items()]
+    if is_over and not result.of_driver:
+        problems += result.problems.items()
+    for node, listed in problems:
         for problem in listed:
             row = problem.code.row
             if row.fault is not None and row.least_nodes <= len(record.nodes):
                 cause = "; ".join(filter(None, (problem.what, problem.why)))
                 yield node, row.fault, str(problem.code), cause
+    # Of the failures of ranks only this one is a node's (a faulty GPU or memory): no program can
+    # cause it. A full disk may be a file system that all nodes share.
+    is_ranks = is_over and first is not None and first.problem is None
+    if first and is_ranks and first.kind is FailureClass.NODE_FAILURE:
+        yield first.node, NodeFault.NODE_FAILURE, "", first.meaning or "node failure"
 
 
 # --- The incidents in the offline root: one file of JSON lines -----------------------------------
@@ -158,7 +154,7 @@ def read_incidents(store: Store, days: int, now: float) -> list[Incident]:
     every = (incident for path in _find_files(store) for incident in _read_file(path))
     # A clock may be wrong, but not by more than a day.
     possible = [one for one in every if since <= one.time <= now + DAY]
-    return sorted(possible, key=lambda one: one.time)[-MAX_INCIDENTS:]
+    return sorted(possible, key=_get_time)[-MAX_INCIDENTS:]
 
 
 def forget_nodes(store: Store, nodes: Collection[str], now: float) -> int:
@@ -283,12 +279,12 @@ def list_histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
     A job that Slurm has put back into the queue counts once, however often it began.
     """
     of_jobs: dict[tuple[str, str, NodeFault, str], Incident] = {}
-    for incident in sorted(incidents, key=lambda incident: incident.time):
+    for incident in sorted(incidents, key=_get_time):
         of_jobs[incident.cluster, incident.node, incident.fault, incident.job_id] = incident
-    by_node: dict[tuple[str, str], list[Incident]] = {}
+    by_node: dict[tuple[str, str], list[Incident]] = collections.defaultdict(list)
     for incident in of_jobs.values():
-        by_node.setdefault((incident.cluster, incident.node), []).append(incident)
-    nodes = map(_history, by_node.values())
+        by_node[incident.cluster, incident.node].append(incident)
+    nodes = map(_make_history, by_node.values())
     return tuple(sorted(nodes, key=lambda node: (-node.times, -node.last, node.node)))
 
 
@@ -297,31 +293,35 @@ def select_cluster(nodes: Iterable[NodeHistory], cluster: str) -> tuple[NodeHist
     return tuple(node for node in nodes if not cluster or node.cluster in ("", cluster))
 
 
-def _history(incidents: Sequence[Incident]) -> NodeHistory:
-    by_fault: dict[NodeFault, list[Incident]] = {}
+def _make_history(incidents: Sequence[Incident]) -> NodeHistory:
+    by_fault: dict[NodeFault, list[Incident]] = collections.defaultdict(list)
     for incident in incidents:
-        by_fault.setdefault(incident.fault, []).append(incident)
-    faults = [_fault_history(listed) for listed in by_fault.values()]
+        by_fault[incident.fault].append(incident)
+    faults = []
+    for fault, listed in by_fault.items():
+        last = max(listed, key=_get_time)
+        faults.append(
+            FaultHistory(
+                fault=fault,
+                times=len(listed),
+                last=last.time,
+                job_id=last.job_id,
+                project=last.project,
+                code=last.code,
+                cause=last.cause,
+            )
+        )
     return NodeHistory(
         node=incidents[0].node,
         cluster=incidents[0].cluster,
         times=len(incidents),
-        last=max(incident.time for incident in incidents),
+        last=max(map(_get_time, incidents)),
         faults=tuple(sorted(faults, key=lambda fault: (-fault.times, -fault.last, fault.fault))),
     )
 
 
-def _fault_history(incidents: Sequence[Incident]) -> FaultHistory:
-    last = max(incidents, key=lambda incident: incident.time)
-    return FaultHistory(
-        fault=last.fault,
-        times=len(incidents),
-        last=last.time,
-        job_id=last.job_id,
-        project=last.project,
-        code=last.code,
-        cause=last.cause,
-    )
+def _get_time(incident: Incident) -> float:
+    return incident.time
 
 
 def name_first(lines: Collection[str]) -> list[str]:
