@@ -103,11 +103,9 @@ class LineRole(TextEnum):
     """The account of a line in a verdict; the first one counts most."""
 
     PRIMARY = "primary"
-    """A cause."""
     CASCADE = "cascade"
     """A consequence: look for an earlier line."""
     NOISE = "noise"
-    """Of no account."""
 
 
 class LineTells(TextEnum):
@@ -132,12 +130,10 @@ class CatalogueEntry:
     """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.hits`."""
     expression: str = field(metadata={"json": "pattern"})
     role: LineRole
-    """Its account in a verdict."""
     kind: FailureClass = field(metadata={"json": "class"})
     cause: str
     """One sentence; groups of the pattern in braces."""
     remedy: str
-    """The remedy: a command or a setting."""
     source: str
     tells: LineTells | None = None
     """The part of a story that a line tells; None for one that tells a cause."""

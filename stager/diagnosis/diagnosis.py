@@ -268,7 +268,6 @@ def _list_signs(first: FirstFailure, result: JobEnds) -> Iterator[str]:
 # --- The diagnosis of a job: its first failure, the reason, and advice, from the files it has left
 
 _LAST_WORDS = 6
-"""Lines that are shown of a rank that hangs."""
 _SILENT = (
     "it has printed nothing: let it say how far it is, or have it dump its stack with "
     "faulthandler.dump_traceback_later(60); look for code that only some ranks run"
@@ -286,7 +285,6 @@ class _Case(NamedTuple):
     """Whether logs are of whole torchruns, so that a task is no rank."""
     hits: Sequence[Hit]
     nodes: dict[int, str]
-    """The node of each rank, as far as it is known."""
 
 
 def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:

@@ -65,13 +65,11 @@ class Diagnosis:
     """The job; empty where files have no number."""
     folder: Path = field(metadata={"json": "log_dir"})
     first: FirstFailure | None = field(metadata={"json": "first_failure"})
-    """The first failure; None where nothing failed."""
     entry: str = ""
     evidence: tuple[Evidence, ...] = ()
     same_failure: tuple[int, ...] = field(default=(), metadata={"json": "alike"})
     """Ranks that failed by themselves with the same error."""
     consequences: tuple[int, ...] = ()
-    """Ranks that failed because of it."""
     missing: tuple[int, ...] = field(default=(), metadata={"json": "missing_ranks"})
     """For a hang: ranks that did not reach the collective that the others waited in."""
     read: int = field(default=0, metadata={"json": "files_read"})

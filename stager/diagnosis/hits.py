@@ -137,9 +137,7 @@ def is_of_an_end(text: str) -> bool:
 # --- Tracebacks in logs that several ranks write to ----------------------------------------------
 
 _LINE_CHARACTERS = 2_000
-"""Characters of a line that are looked at."""
 _LINES = 200
-"""Lines of a traceback that are kept."""
 _WINDOW = 1_000
 """Lines among which those of one traceback are looked for, where several ranks' are mixed."""
 _CHAIN = 4
@@ -261,7 +259,6 @@ def _is_exception(texts: Sequence[str]) -> bool:
 # --- The hits of a log: the lines that the catalogue knows, and tracebacks -----------------------
 
 BLOCK = 4 << 20
-"""Bytes that are read at a time."""
 _DIGITS = b"0123456789"
 _EVENT = b'{"v": , "'
 """The beginning of the driver's events in a batch log: they repeat lines of other logs."""

@@ -43,7 +43,6 @@ from .verdict import Candidate, Role, pick_first_failure
 # an optional import. Only what follows such a line tells it from the one that ended the process.
 
 _BYTES = 1 << 16
-"""Bytes below a hit that are read."""
 _ENOUGH = 200
 """Ordinary lines after which nothing more is counted."""
 _NEAR = 3
@@ -62,7 +61,6 @@ _RULE = re.compile(r"-{60,}")
 _FIRST = 20
 """Lines below an end in which another attempt says that it begins."""
 _CHARACTERS = 500
-"""Characters of a line that are looked at."""
 _OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
 """Ordinary lines from which on the writer of a traceback, or of a line, has survived it; the last
 counts where several processes may have written them."""

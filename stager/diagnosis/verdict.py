@@ -103,7 +103,6 @@ class Candidate:
     """One thing that may have failed first."""
 
     role: Role
-    """Its part in the failure."""
     failure: Callable[[], FirstFailure]
     node: str = ""
     """The node of a rank; empty for any other candidate."""
@@ -119,7 +118,6 @@ class Candidate:
     """Equal for candidates of the same failure; only looked at if one of them is silent."""
     shown: tuple[Hit | Exit, ...] = ()
     missing: tuple[int, ...] = ()
-    """Ranks that did not come, for ``ABSENT``."""
 
 
 def pick_first_failure(candidates: Iterable[Candidate]) -> Candidate | None:

@@ -25,7 +25,6 @@ from ..logs.job_record import JobRecord
 # --- An incident: what failed on one node in one job, taken from the end of that job -------------
 
 MAX_CAUSE = 300
-"""Characters of a cause that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,6 @@ class Incident:
     """When the job ended, in seconds since the epoch."""
     job_id: str
     project: AnyText
-    """The job's name, which is the project's."""
     cluster: AnyText = ""
     """The node's cluster; empty where that is unknown, or it is not Slurm's."""
 
@@ -115,11 +113,9 @@ def _list_suspicions(
 
 DAY = 24 * 3600.0
 KEPT_DAYS = 90
-"""Days after which an incident is removed."""
 MAX_INCIDENTS = 5_000
 """Incidents that are kept, the newest of all."""
 MAX_OF_JOB = 500
-"""Incidents of one job that are kept."""
 MAX_BYTES = 1 << 24
 """A larger file is none of ours, and is not read."""
 _FILE = "history.jsonl"
@@ -223,7 +219,6 @@ def _read_file(path: Path) -> Iterator[Incident]:
 # --- The incidents of each node, counted and in words --------------------------------------------
 
 DAYS = 7
-"""Days that count where nothing else is asked for."""
 MAX_NAMED = 5
 """Nodes that a command names before it refers to ``stager nodes``."""
 

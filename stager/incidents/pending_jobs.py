@@ -93,7 +93,6 @@ class PendingJob:
     log_dir: AnyText
     project: AnyText
     submitted: float
-    """When it was submitted, in seconds since the epoch."""
     bundle: AnyText = ""
     """Its bundle, which has a mark until the job is over."""
 

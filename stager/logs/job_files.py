@@ -39,16 +39,13 @@ class KeptJob:
 
     id: str = ""
     name: str = ""
-    """The project's name."""
     action: Action | None = None
     dry_run: bool = False
-    """True if it was to stop after the plan."""
     bundle: str = ""
     bundle_id: str = ""
     nodes: tuple[str, ...] = ()
     run_dir: str = ""
     outputs: tuple[str, ...] = ()
-    """Patterns of its results."""
     log_mode: LogMode = LogMode.PRIVATE
     launch: KeptLaunch = field(default_factory=KeptLaunch)
 
@@ -101,7 +98,6 @@ _NODE_AND_TASK = re.compile(
 _BEHIND_JOB = re.compile(
     rf"(?:.*[._-])?\d{{2,}}(?:_\d+)?[._-](?P<node>{_HOST})\.(?:out|err|log|txt)"
 )
-"""Slurm's ``slurm-%j-%N.out``."""
 _HOST_WORD = r"(?:node|nid|host|compute|cn|gpu|cpu|dgx|hgx|hpc|algo)"
 _KNOWN_HOST = re.compile(
     rf"(?:^|[._/-])((?:(?:worker|{_HOST_WORD})-?)*{_HOST_WORD}(?:-?0\d+|\d+|-\d{{1,2}})|ip(?:-\d{{1,3}}){{4}})(?=[._/]|$)"

@@ -218,7 +218,6 @@ class Line(NamedTuple):
     """One line of a job's logs, in order by time, then by file; 0, empty or None: unknown."""
 
     time: float
-    """The time, in seconds since the epoch; 0 if unknown."""
     path: Path
     number: int
     """Its number there, from 1."""

@@ -106,7 +106,6 @@ def _skip_repeated(group: list[Line], seen: collections.Counter[str]) -> Iterato
 
 _POLL_SECONDS = 0.5
 _NAMED = 8
-"""Nodes that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)

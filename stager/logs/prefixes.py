@@ -170,7 +170,6 @@ class ParsedLine:
     marks: tuple[tuple[str, str], ...] = ()
     """What names its writer: each group of the patterns above, and its text."""
     rank: int | None = None
-    """The rank, of the whole job."""
     local_rank: int | None = None
     """The rank on its node: torchrun's ``[default3]:``."""
     task: int | None = None

@@ -28,7 +28,6 @@ from ..logs.job_record import JobRecord
 NAME = "metrics.jsonl"
 _FIGURES = ("step", "loss", "samples_per_second", "epoch", "avg_loss", "accuracy")
 _LONGEST = 1 << 26
-"""Bytes that are read of a file."""
 _LINE = 1 << 16
 _FILES = 8
 _LARGEST = 1e15
@@ -46,7 +45,6 @@ class Epoch(NamedTuple):
     step: float
     epoch: float
     loss: float | None
-    """The mean loss while training."""
     accuracy: float | None
 
 
@@ -191,14 +189,11 @@ class LineChart:
 
     title: str
     unit: str
-    """The unit of the vertical axis."""
     across: str
-    """The unit of the horizontal axis."""
     points: Sequence[Point]
     dots: Sequence[tuple[Point, str]] = ()
     """Single points on top of it, each with its text."""
     dots_are: str = ""
-    """The meaning of the dots."""
     above: int = _ABOVE
     plot_height: int = _HEIGHT
     height: int = _ABOVE + _HEIGHT + _BELOW

@@ -104,7 +104,6 @@ class ReportData:
     other_curves: Sequence[Path]
     contents: BundleContents | None
     written: float
-    """The time of writing, in seconds since the epoch."""
 
     @property
     def title(self) -> str:
@@ -321,7 +320,6 @@ _COLUMNS = {
     "interface": "interface",
     "address": "address",
 }
-"""The columns about a node, by its fields."""
 
 
 def render_page(data: ReportData) -> str:

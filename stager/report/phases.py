@@ -58,14 +58,11 @@ class Node(NamedTuple):
     exit_status: str
     """The exit status of the ranks there, with a signal's name."""
     problems: tuple[str, ...]
-    """Its problems, a line each."""
     python: str
     packages: Mapping[str, str]
-    """Versions by name, of the packages it has."""
     interface: str
     """The network interface by which it reaches the first node."""
     address: str
-    """Its address on it."""
 
 
 def describe_nodes(job: JobRecord) -> tuple[Node, ...]:
@@ -144,7 +141,6 @@ def find_differences(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]
 
 PLACE, LAUNCH, TRAIN = "place", "launch", "train"
 STAGING = ("preflight", PLACE, "unpack", "probe", "deep", LAUNCH)
-"""The phases before the ranks run, in order."""
 PHASES = {
     "preflight": ("preflight", "until the node had reported what it has and what it lacks"),
     PLACE: ("plan", "planning what to send"),
@@ -159,14 +155,12 @@ PHASES = {
 """The phases in order, each with its title and its meaning."""
 ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
 STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
-"""The states that are no good end, in words."""
 
 
 class PhaseSpan(NamedTuple):
     """A node in a phase."""
 
     phase: str
-    """One of :data:`PHASES`."""
     begin: float
     """The moment of its beginning, as :func:`_list_moments` counts."""
     end: float
