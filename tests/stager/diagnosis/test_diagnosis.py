@@ -20,18 +20,10 @@ from stager.diagnosis.failure import Diagnosis, Evidence, FirstFailure, format_r
 from stager.logs.job_files import find_job_files, list_job_files, parse_kept_job
 from stager.slurm import messages
 from tests.support.building import Project
+from tests.support.failed_logs import IN_TORCH, PEER, WAITED, trace
 from tests.support.jobs import job_for
 
 # --- A diagnosis from files: what the driver told, what only the logs tell, what Slurm remembers.
-
-
-PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"
-WAITED = "RuntimeError: [/x/gloo/unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation"
-
-
-def trace(closing: str, frame: str = "/home/you/train.py") -> str:
-    frames = f'  File "{frame}", line 1, in main\n    go()\n'
-    return f"Traceback (most recent call last):\n{frames}{closing}\n"
 
 
 @pytest.fixture
@@ -81,7 +73,7 @@ def test_a_job_that_ended_well_or_still_runs(job: Callable[..., Diagnosis]) -> N
 
 
 def test_the_rank_that_did_not_come_is_blamed_for_a_hang(job: Callable[..., Diagnosis]) -> None:
-    others = {rank: trace(WAITED, "/x/torch/distributed/c10d_logger.py") for rank in (0, 1, 3)}
+    others = {rank: trace(WAITED, IN_TORCH) for rank in (0, 1, 3)}
     failures = [record(rank, WAITED) for rank in (0, 1, 3)]
     found = job({**others, 2: "step 41\nabout to load\n"}, {"failures": failures})
     assert (found.first.kind, found.first.node, found.first.rank) == ("hang", "n2", 2)
@@ -249,7 +241,7 @@ def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., 
 def test_the_last_words_of_a_rank_that_hangs(
     job: Callable[..., Diagnosis], said: str, lines: tuple[str, ...]
 ) -> None:
-    others = {rank: trace(WAITED, "/x/torch/distributed/c10d_logger.py") for rank in (0, 1, 3)}
+    others = {rank: trace(WAITED, IN_TORCH) for rank in (0, 1, 3)}
     found = job({**others, 2: said}, {"failures": [record(rank, WAITED) for rank in (0, 1, 3)]})
     assert (found.first.rank, found.first.lines) == (2, lines)
     assert ("printed nothing" in found.first.hint) == (not lines)
@@ -317,9 +309,7 @@ def test_how_a_rank_ended_that_left_no_word(tmp_path: Path) -> None:
 
 def test_a_line_of_another_failure_proves_nothing(tmp_path: Path) -> None:
     """A rank that Slurm ended with the job may have complained; that is not why it ended."""
-    (tmp_path / "demo.17.n2.1.out").write_text(
-        'Traceback (most recent call last):\n  File "t.py", line 1\n    go()\nKeyError: 7\n'
-    )
+    (tmp_path / "demo.17.n2.1.out").write_text(trace("KeyError: 7"))
     _, proof = made(tmp_path, result(ended_by="time-limit"))
     assert proof.path.name == "events.17.jsonl"
 

@@ -8,6 +8,7 @@ import pytest
 
 from stager.diagnosis.hits import BLOCK, Hit, read_trace, scan_logs
 from stager.logs.job_files import find_job_files
+from tests.support.failed_logs import trace
 
 
 def hits(tmp_path: Path, text: str) -> list[Hit]:
@@ -24,8 +25,7 @@ def test_the_place_of_a_line_behind_one_that_never_ends(tmp_path: Path) -> None:
 
 
 def of(rank: int, closing: str) -> list[str]:
-    text = f'Traceback (most recent call last):\n  File "t.py", line {rank}\n    go()\n{closing}'
-    return [f"[rank{rank}]: {line}" for line in text.split("\n")]
+    return trace(closing, before=f"[rank{rank}]: ").splitlines()
 
 
 def test_ranks_that_write_at_the_same_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The first failure out of logs alone: what counts before what."""
+"""The first failure out of logs alone: what counts before what, what is survived, whose it is."""
 
 from __future__ import annotations
 
@@ -8,152 +8,377 @@ from pathlib import Path
 import pytest
 
 from stager.diagnosis.diagnosis import diagnose
-from stager.diagnosis.failure import FirstFailure
+from stager.diagnosis.failure import Diagnosis, FirstFailure
+from stager.diagnosis.process_exits import find_torchruns
 from stager.logs.job_files import find_job_files
+from tests.support.failed_logs import EXITED, PEER, WAITED, mark, report, table, trace
 
 AT = "2026-11-22 05:{:02}:00 INFO step\n"
-PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:47"
 FAR = "torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying "
 FAR += "to connect to (node01, 29500)."
-WAITED = "RuntimeError: [/x/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"
-LIMIT = (
-    "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-22T06:00:00 DUE TO TIME LIMIT ***\n"
-)
-KILLED = (
-    "E1122 05:30:00.1 99 torch/distributed/elastic/x.py:1] failed (exitcode: -9) local_rank: 1\n"
-)
+PREEMPTED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-22T06:00:00 DUE TO {} ***\n"
+LIMIT = PREEMPTED.format("TIME LIMIT")
+STEPS = "".join(f"iter {number} | loss 2.{number}\n" for number in range(40))
+KEY_ERROR = trace("KeyError: 'cat'")
 
-Judge = Callable[..., FirstFailure | None]
-
-
-def trace(closing: str, frame: str = "/home/you/train.py", mark: str = "") -> str:
-    text = (
-        f'Traceback (most recent call last):\n  File "{frame}", line 1, in f\n    go()\n{closing}\n'
-    )
-    return "".join(f"{mark}{line}\n" for line in text.splitlines())
+Judge = Callable[..., Diagnosis]
+Blame = Callable[..., FirstFailure | None]
 
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Judge:
     """Diagnoses a directory with these files, or with one file of this text."""
 
-    def judge(text: str = "", **files: str) -> FirstFailure | None:
-        for name, content in {**files, **({"slurm": text} if text else {})}.items():
-            (tmp_path / f"{name}.out").write_text(content)
-        return diagnose(find_job_files(str(tmp_path), tmp_path)).first
+    def judge(text: str = "", **files: str) -> Diagnosis:
+        for name, content in {**files, **({"slurm-17.out": text} if text else {})}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+        return diagnose(find_job_files(str(tmp_path), tmp_path))
 
     return judge
+
+
+@pytest.fixture
+def blamed(judged: Judge) -> Blame:
+    """The first failure in such a directory."""
+    return lambda text="", **files: judged(text, **files).first
 
 
 def kind(first: FirstFailure | None) -> str:
     return first.kind
 
 
-def test_a_cause_counts_before_what_often_follows(judged: Judge) -> None:
+# --- what counts before what ---------------------------------------------------------------------
+
+
+def test_a_cause_counts_before_what_often_follows(blamed: Blame) -> None:
     """Whatever the order: a rank that cannot reach the head, and why there is no head."""
     far = trace(FAR, "/x/torch/distributed/rendezvous.py", "[rank1]: ")
-    first = judged(far + trace("ModuleNotFoundError: No module named 'x'", mark="[rank0]: "))
+    first = blamed(far + trace("ModuleNotFoundError: No module named 'x'", before="[rank0]: "))
     assert (first.kind, first.rank) == ("missing-module", 0)
 
 
-def test_a_signal_counts_before_a_symptom_and_a_symptom_before_a_hang(judged: Judge) -> None:
+def test_a_signal_counts_before_a_symptom_and_a_symptom_before_a_hang(blamed: Blame) -> None:
     waited = trace(WAITED, "/x/torch/distributed/c10d.py")
     far = trace(FAR, "/x/torch/distributed/rendezvous.py")
-    assert kind(judged(waited)) == "hang"
-    assert kind(judged(waited + far)) == "rendezvous"
-    assert kind(judged(waited + far + KILLED)) == "killed"
+    assert kind(blamed(waited)) == "hang"
+    assert kind(blamed(waited + far)) == "rendezvous"
+    assert kind(blamed(waited + far + report(-9))) == "killed"
 
 
-@pytest.mark.parametrize("before", [trace("KeyError: 'cat'"), KILLED, trace(WAITED), trace(FAR)])
-def test_what_failed_before_the_time_limit_counts(judged: Judge, before: str) -> None:
+@pytest.mark.parametrize("before", [KEY_ERROR, report(-9), trace(WAITED), trace(FAR)])
+def test_what_failed_before_the_time_limit_counts(blamed: Blame, before: str) -> None:
     """The job hangs on until its limit; a traceback has no time of its own."""
-    assert kind(judged(before + LIMIT)) != "time-limit"
-    assert kind(judged(LIMIT + before)) == "time-limit"
+    assert kind(blamed(before + LIMIT)) != "time-limit"
+    assert kind(blamed(LIMIT + before)) == "time-limit"
 
 
-def test_the_time_limit_in_another_file(judged: Judge) -> None:
-    early, late = AT.format(10) + trace("KeyError: 'cat'"), "2026-11-22 06:00:09 INFO\n"
-    assert kind(judged(rank_1=early, batch=LIMIT)) == "python-error"
-    assert kind(judged(rank_1=late + trace("KeyError: 'cat'"), batch=LIMIT)) == "time-limit"
+def test_the_time_limit_in_another_file(blamed: Blame) -> None:
+    early, late = AT.format(10) + KEY_ERROR, "2026-11-22 06:00:09 INFO\n"
+    assert kind(blamed(**{"rank_1.out": early, "batch.out": LIMIT})) == "python-error"
+    assert kind(blamed(**{"rank_1.out": late + KEY_ERROR, "batch.out": LIMIT})) == "time-limit"
 
 
-def table(*processes: tuple[int, int]) -> str:
-    """Torchrun's table of ranks and exit statuses, its root cause last."""
-    *others, root = [
-        f"[{rank}]:\n  time      : 2026-11-22_05:30:00\n  host      : n1\n"
-        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 7{rank})\n"
-        for rank, code in processes
-    ]
-    head = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
-    return f"{head}Failures:\n{''.join(others)}Root Cause (first observed failure):\n{root}"
-
-
-def test_torchrun_kills_the_others(judged: Judge) -> None:
+def test_torchrun_kills_the_others(blamed: Blame) -> None:
     """A rank that torchrun had to kill, as it waited for the one that failed, is not the first."""
-    first = judged(table((0, -9), (1, 3)))
+    first = blamed(table((0, -9), (1, 3)))
     assert (first.kind, first.rank, first.exit_code) == ("unknown", 1, 3)
-    assert kind(judged(table((0, 1), (1, -9)))) == "killed"
+    assert kind(blamed(table((0, 1), (1, -9)))) == "killed"
 
 
-def test_srun_kills_the_others(judged: Judge) -> None:
+def test_srun_kills_the_others(blamed: Blame) -> None:
     killed = "srun: error: n2: task 1: Killed\n"
     ended = "srun: launch/slurm: _step_signal: Terminating StepId=17.0\n"
-    assert kind(judged(killed + ended)) == "killed"
-    assert kind(judged(ended + killed)) == "unknown"
+    assert kind(blamed(killed + ended)) == "killed"
+    assert kind(blamed(ended + killed)) == "unknown"
 
 
-def test_a_lost_connection_is_a_consequence_by_its_long_name_too(judged: Judge) -> None:
+def test_a_lost_connection_is_a_consequence_by_its_long_name_too(blamed: Blame) -> None:
     closing = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, internal error"
     lost = trace(closing, "/x/torch/distributed/utils.py", "[rank1]: ")
-    assert kind(judged(lost)) == "unknown"
+    assert kind(blamed(lost)) == "unknown"
     told = "[rank1]: Last error:\n[rank1]: Duplicate GPU detected : rank 1 and rank 0 both on\n"
-    assert kind(judged(lost + told)) == "environment"
+    assert kind(blamed(lost + told)) == "environment"
 
 
-def test_a_checkpoint_that_does_not_fit_is_no_lost_connection(judged: Judge) -> None:
+def test_a_checkpoint_that_does_not_fit_is_no_lost_connection(blamed: Blame) -> None:
     frame = "/x/torch/distributed/checkpoint/default_planner.py"
-    assert kind(judged(trace("RuntimeError: Missing key in checkpoint", frame))) == "python-error"
+    assert kind(blamed(trace("RuntimeError: Missing key in checkpoint", frame))) == "python-error"
 
 
-def test_a_line_that_is_taken_back_or_lacks_another(judged: Judge) -> None:
+def test_a_line_that_is_taken_back_or_lacks_another(blamed: Blame) -> None:
     blocked = (
         "srun: Job 17 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
     )
-    ended = "srun: error: n1: task 1: Exited with exit code 1\n"
-    assert kind(judged(blocked + ended)) == "environment"
-    assert judged(blocked + "srun: Step created for StepId=17.1\n") is None
+    assert kind(blamed(blocked + EXITED)) == "environment"
+    assert blamed(blocked + "srun: Step created for StepId=17.1\n") is None
     name = "[W socket.cpp:601] [c10d] The IPv6 network addresses of (node01, 29500) cannot be "
     name += "retrieved (gai error: -2 - Name or service not known).\n"
-    assert judged(name) is None
-    assert kind(judged(name + trace(FAR))) == "name-resolution"
+    assert blamed(name) is None
+    assert kind(blamed(name + trace(FAR))) == "name-resolution"
 
 
-def test_a_rank_that_says_the_same_is_named(judged: Judge) -> None:
+def test_a_rank_that_says_the_same_is_named(blamed: Blame) -> None:
     line = (
         "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
     )
     line += "shared memory (shm).\n\0"  # PyTorch ends it with its zero byte
     closing = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is "
     closing += "possible that dataloader's workers are out of shared memory."
-    first = judged(line + trace(closing, mark="[rank5]: "))
+    first = blamed(line + trace(closing, before="[rank5]: "))
     assert (first.kind, first.rank) == ("out-of-memory", 5)
 
 
-def test_the_rank_that_is_behind_in_its_group(judged: Judge) -> None:
+def test_the_rank_that_is_behind_in_its_group(blamed: Blame) -> None:
     line = "[rank{}]:[E1122 05:30:00.1 X.cpp:1] [PG ID {} PG GUID {}(a) Rank {}]  failure detected "
     line += "by watchdog at work sequence id: {} PG status: last enqueued work: {}, last completed "
     line += "work: 3\n"
     ahead = line.format(0, 0, 0, 0, 9, 11) + line.format(1, 0, 0, 1, 9, 9)
-    first = judged(ahead)  # both wait at the same one
+    first = blamed(ahead)  # both wait at the same one
     assert (first.kind, first.rank) == ("hang", None)
-    first = judged(ahead + line.format(2, 0, 0, 2, 8, 8))
+    first = blamed(ahead + line.format(2, 0, 0, 2, 8, 8))
     assert (first.kind, first.rank) == ("hang", 2)
-    other = judged(ahead + line.format(2, 5, 5, 2, 4, 4))  # another group has its own numbers
+    other = blamed(ahead + line.format(2, 5, 5, 2, 4, 4))  # another group has its own numbers
     assert other.rank is None
 
 
-def test_consequences_alone_are_unknown(judged: Judge) -> None:
-    first = judged(trace(PEER, "/x/torch/distributed/c10d.py", "[rank0]: "))
+def test_consequences_alone_are_unknown(blamed: Blame) -> None:
+    first = blamed(trace(PEER, "/x/torch/distributed/c10d.py", "[rank0]: "))
     assert (first.kind, first.rank) == ("unknown", None)
-    assert kind(judged(trace("KeyboardInterrupt"))) == "unknown"
-    assert judged("step 1\n") is None
+    assert kind(blamed(trace("KeyboardInterrupt"))) == "unknown"
+    assert blamed("step 1\n") is None
+
+
+# --- what shows that something ended badly: what was printed afterwards, and later attempts -------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING:accelerate.utils.memory:CUDA out of memory. Tried to allocate 2.00 GiB. "
+        "Decreasing batch size to: 32.\n",
+        "WARNING step 41: loss is nan, skipping this batch\n",
+        "node1:7:9 [0] NCCL INFO Call to connect returned Connection refused, retrying\n",
+        "[W304 10:09:01.1 TCPStore.cpp:106] [c10d] sendBytes failed: Broken pipe\n",
+        "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + KEY_ERROR,
+        "--- Logging error ---\n" + KEY_ERROR,
+        "Failed to send a request. It is safe to ignore this once.\n" + KEY_ERROR,
+        trace(
+            "OSError: [Errno 39] Directory not empty: '/tmp/x'", "/py/multiprocessing/util.py"
+        ).replace("in main", "in _run_finalizers"),
+        "2026-03-04 10:00:00 [WARNING] data: cannot read the index, using the slow path\n"
+        + trace("FileNotFoundError: [Errno 2] No such file or directory: 'index.json'"),
+        "Exception in thread Thread-1 (watch):\n" + KEY_ERROR,
+        trace("ConnectionError: reset by peer") + "retrying in 5 s\n" + STEPS,
+        trace("ModuleNotFoundError: No module named 'apex'") + "apex is optional\n" + STEPS,
+        "OSError: [Errno 28] No space left on device\nwriting to /scratch instead\n" + STEPS,
+    ],
+)
+def test_what_programs_print_and_survive_is_no_failure(judged: Judge, line: str) -> None:
+    found = judged(STEPS + line)
+    assert found.first is None
+    assert found.ok is None
+
+
+@pytest.mark.parametrize("name", ["train-17.{}", "train.{}17", "none_x/attempt_0/1/std{}.log"])
+def test_errors_in_a_file_of_their_own_are_survived_by_a_trained_model(
+    judged: Judge, name: str
+) -> None:
+    streams = ("o", "e") if name.startswith("train.") else ("out", "err")
+    out, err = map(name.format, streams)
+    assert judged(**{out: STEPS + "Training completed.\n", err: KEY_ERROR}).first is None
+    first = judged(**{out: STEPS + "Job finished\n", err: KEY_ERROR}).first
+    assert first.cause == "KeyError: 'cat'"
+
+
+def test_a_program_that_says_that_it_gives_up_has_failed(judged: Judge) -> None:
+    assert judged(STEPS + "Loss is nan, stopping training\n").first.kind == "python-error"
+
+
+def test_what_was_survived_is_listed(judged: Judge) -> None:
+    found = judged(KEY_ERROR + STEPS)
+    assert found.first is None
+    assert [line.text for line in found.evidence] == ["KeyError: 'cat'"]
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "",
+        "wandb: Synced 5 files\nJob finished at Wed Mar  4\nreal\t0m3.1s\n",
+        "terminate called without an active exception\nframe #0: f + 0x1 (0x7 in l.so)\nAborted\n",
+        trace("torch.distributed.DistBackendError: NCCL error: remote process exited"),
+    ],
+)
+def test_what_is_printed_as_a_process_ends_is_not_survival(judged: Judge, below: str) -> None:
+    assert judged(STEPS + KEY_ERROR + below).first.cause == "KeyError: 'cat'"
+
+
+def test_the_line_that_ended_the_job_counts_before_one_that_was_survived(judged: Judge) -> None:
+    retried = trace("OSError: [Errno 28] No space left on device") + "trying again\n"
+    assert judged(retried + STEPS * 3 + KEY_ERROR + EXITED).first.cause == "KeyError: 'cat'"
+    assert judged(retried + STEPS * 3 + PREEMPTED.format("TIME LIMIT")).first.kind == "time-limit"
+    alone = judged(retried + STEPS * 3 + EXITED).first  # a bare status says less than it
+    assert alone.kind == "disk-full"
+
+
+def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
+    """Where a log has marks, only the same process counts; without, a few lines do not."""
+    first = judged(mark("[rank3]: ", KEY_ERROR) + STEPS).first
+    assert (first.rank, first.cause) == (3, "KeyError: 'cat'")
+    teed = mark("[default2]:", KEY_ERROR)
+    assert judged(teed + mark("[default0]:", STEPS)).first is not None
+    assert judged(teed + mark("[default2]:", STEPS)).first is None
+    assert judged(KEY_ERROR + STEPS + EXITED).first.cause == "KeyError: 'cat'"
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        PREEMPTED.format("PREEMPTION"),
+        EXITED + "=== attempt 2 ===\n",
+        EXITED + "training failed, restarting\n",
+        report(-9) + STEPS,
+    ],
+)
+def test_the_last_attempt_of_a_log_is_judged(judged: Judge, earlier: str) -> None:
+    assert judged(STEPS + earlier + STEPS + KEY_ERROR + EXITED).first.cause == "KeyError: 'cat'"
+    assert judged(STEPS + KEY_ERROR + earlier + STEPS).first is None
+
+
+def test_a_script_that_begins_again_is_another_attempt(judged: Judge) -> None:
+    begin = "jobstart Wed Mar  4 01:00:00 UTC 2026 on n1\n"
+    again = "jobstart Thu Mar  5 01:00:00 UTC 2026 on n1\n"
+    killed = "srun: error: n1: task 0: Killed\n"
+    assert judged(begin + STEPS + killed + again + KEY_ERROR + EXITED).first.kind == "python-error"
+
+
+def ended(*rows: tuple[int, int]) -> str:
+    """What a torchrun prints that ends with a traceback of its own."""
+    frame = trace("", "/x/torch/distributed/run.py").rstrip("\n") + "\n"
+    return report() + frame + table(*rows, host="gpu02")
+
+
+def test_the_root_cause_of_torchrun_counts_before_other_ranks(judged: Judge) -> None:
+    later = mark("[rank3]: ", KEY_ERROR)
+    earlier = later.replace("rank3", "rank1").replace("cat", "dog")
+    first = judged(earlier + later + ended((1, 1), (3, 1))).first
+    assert (first.rank, first.node, first.cause) == (3, "gpu02", "KeyError: 'cat'")
+    unmarked = judged(KEY_ERROR + STEPS + ended((4, -15), (6, 1))).first
+    assert (unmarked.rank, unmarked.node) == (6, "gpu02")
+
+
+def test_a_rank_that_only_the_table_names_did_not_come(judged: Judge) -> None:
+    waited = trace("RuntimeError: Timed out waiting 6000ms for recv operation to complete")
+    found = judged(mark("[rank0]: ", waited) + ended((1, -15), (0, 1)))
+    assert (found.first.kind, found.first.rank, found.missing) == ("hang", 1, (1,))
+
+
+@pytest.mark.parametrize(("last", "cause"), [("", ""), (KEY_ERROR, "KeyError: 'cat'")])
+def test_the_last_of_torchruns_folders_is_judged(judged: Judge, last: str, cause: str) -> None:
+    found = judged(
+        **{
+            "main.txt": report(),
+            "none_x/attempt_0/1/stderr.log": KEY_ERROR.replace("cat", "dog"),
+            "none_x/attempt_1/1/stderr.log": last,
+            "none_x/attempt_1/1/stdout.log": STEPS,
+        }
+    )
+    assert (found.first.cause if found.first else "") == cause
+
+
+def test_a_line_replaces_those_that_follow_from_it(judged: Judge) -> None:
+    timed_out = (
+        "[rank{0}]:[E304 10:32:31.4 X.cpp:607] [Rank {0}] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=7, OpType=ALLGATHER, Timeout(ms)=9) ran for 9 milliseconds\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    )
+    assert judged(timed_out.format(0) + timed_out.format(1)).first.kind == "hang"
+
+
+def test_the_line_of_a_launcher_places_a_crash_above_it(judged: Judge) -> None:
+    crash = "[c1:23] *** Process received signal ***\n[c1:23] Signal: Segmentation fault (11)\n"
+    told = "mpirun noticed that process rank 1 with PID 23 on node c1 exited on signal 11 "
+    first = judged(crash + told + "(Segmentation fault).\n").first
+    assert (first.kind, first.rank, first.node) == ("killed", 1, "c1")
+    started = trace(FAR, "/x/torch/distributed/run.py")
+    first = judged(started + EXITED).first
+    assert (first.kind, first.rank, first.node) == ("rendezvous", None, "n1")
+
+
+def test_torchrun_that_failed_at_last_had_one_table(judged: Judge) -> None:
+    earlier = KEY_ERROR.replace("cat", "dog") + report()
+    assert judged(earlier + KEY_ERROR + ended((1, -15), (0, 1))).first.cause == "KeyError: 'cat'"
+
+
+def test_ranks_that_go_on_until_they_are_killed_are_no_other_attempt(judged: Judge) -> None:
+    assert judged(STEPS + PREEMPTED.format("TIME LIMIT") + STEPS).first.kind == "time-limit"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (255, "unknown"), (139, "killed")])
+def test_only_statuses_of_signals_are_signals(judged: Judge, code: int, kind: str) -> None:
+    first = judged(f"srun: error: n1: task 1: Exited with exit code {code}\n").first
+    assert (first.kind, first.exit_code) == (kind, code)
+
+
+def test_srun_adds_the_node_to_a_line_about_memory(judged: Judge) -> None:
+    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks\n"
+    first = judged(line + "srun: error: n7: task 2: Out Of Memory\n").first
+    assert (first.kind, first.node, first.rank) == ("out-of-memory", "n7", 2)
+
+
+# --- logs that are whole torchruns', named by Slurm's tasks --------------------------------------
+
+
+@pytest.fixture
+def ran(judged: Judge) -> Judge:
+    """Diagnoses one log a node."""
+
+    def judge(*texts: str) -> Diagnosis:
+        logs = {
+            f"train.9.node0{task + 1}.{task}.out": f"step 1\n{t}" for task, t in enumerate(texts)
+        }
+        return judged(**logs)
+
+    return judge
+
+
+TOLD = "W1122 06:40:55.3 9 torch/distributed/elastic/agent/server/api.py:753] Received 15 death\n"
+RAISED = trace("ValueError: the labels are wrong")
+
+
+def of_node(rank: int, each: int) -> str:
+    return report() + table((rank, 1), host=f"node0{rank // each + 1}", each=each)
+
+
+@pytest.mark.parametrize(
+    ("texts", "node", "rank"),
+    [
+        ((TOLD, RAISED + of_node(3, 2), TOLD), "node02", 3),
+        ((TOLD, TOLD, RAISED + of_node(2, 1)), "node03", 2),  # a torchrun of one rank is its task
+        ((TOLD, TOLD, RAISED + of_node(8, 4)), "node03", 8),  # only a node's first rank has failed
+        (("step 2\n", RAISED), "node02", 1),  # tasks are ranks
+    ],
+)
+def test_the_table_names_the_rank_of_a_traceback(
+    ran: Judge, texts: tuple[str, ...], node: str, rank: int
+) -> None:
+    found = ran(*texts)
+    assert (found.first.node, found.first.rank, found.first.kind) == (node, rank, "python-error")
+    assert found.consequences == ()
+
+
+def test_a_rank_that_nobody_has_heard_of_is_missed(ran: Judge) -> None:
+    """Its torchrun has two ranks, as the others' tables tell, and one of them has waited."""
+    waited = {rank: trace(WAITED, before=f"[rank{rank}]: ") for rank in (0, 1, 2, 4, 5)}
+    nodes = [waited[1] + waited[0], waited[2], waited[4] + waited[5]]
+    found = ran(*(text + of_node(rank, 2) for text, rank in zip(nodes, (0, 2, 5), strict=True)))
+    assert (found.first.node, found.first.rank, found.first.kind) == ("node02", 3, "hang")
+    assert (found.missing, found.consequences) == ((3,), (0, 1, 2, 4, 5))
+
+
+def test_a_log_that_is_gone_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.9.node01.0.out").write_text(RAISED + of_node(1, 2))
+    names = find_job_files(str(tmp_path), tmp_path).logs
+    (tmp_path / "train.9.node01.0.out").unlink()
+    assert find_torchruns(names).blamed == {}
