@@ -48,7 +48,7 @@ def logs(
 ) -> None:
     """Show a job's logs as one, by time, with node and rank in front."""
     from ..logs.job_files import choose_log_dir, find_job_files
-    from ..logs.merged_lines import LineFilter, follow_logs, merge_logs
+    from ..logs.lines import LineFilter, follow_logs, merge_logs
 
     try:
         pattern = None if grep is None else re.compile(grep)

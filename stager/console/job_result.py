@@ -53,7 +53,7 @@ class JobLogs(Output):
     ) -> None:
         """Show lines of logs, each with its source; as one JSON object with ``--json``."""
         if self.as_json:
-            from ..logs.merged_lines import make_merged_lines
+            from ..logs.lines import make_merged_lines
 
             self.emit(make_merged_lines(files.job_id if files else "", lines))
             return

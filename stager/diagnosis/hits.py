@@ -26,8 +26,8 @@ from ..logs.prefixes import (
     TRACEBACK,
     TracebackPrefix,
     parse_line,
-    show_as_terminal,
     show_block_as_terminal,
+    show_line,
 )
 
 # --- The words by which programs say that they go on after an error, begin again, or end ---------
@@ -210,11 +210,11 @@ def read_trace(lines: Sequence[bytes], start: int) -> Trace:
     """Return the traceback that begins in a line."""
     trace = Trace()
     end = min(start + 1 + _WINDOW, len(lines))
-    below = show_line(lines[start + 1]) if start + 1 < end else ""
-    prefix = TracebackPrefix(show_line(lines[start]), below)
+    below = _show_line(lines[start + 1]) if start + 1 < end else ""
+    prefix = TracebackPrefix(_show_line(lines[start]), below)
     trace.take(start, prefix.first)
     for place in range(start + 1, end):
-        text = prefix.strip(show_line(lines[place]))
+        text = prefix.strip(_show_line(lines[place]))
         if text is not None:
             trace.take(place, text)
         else:
@@ -229,9 +229,9 @@ def read_trace(lines: Sequence[bytes], start: int) -> Trace:
 
 def _find_frame(lines: Sequence[bytes], at: int) -> tuple[str, ...]:
     """Return an exception with the place above it: all that Python shows of an unreadable file."""
-    frame = [parse_line(show_line(lines[at])).text]
+    frame = [parse_line(_show_line(lines[at])).text]
     for line in reversed(lines[max(0, at - _FRAME) : at]):
-        text = parse_line(show_line(line)).text
+        text = parse_line(_show_line(line)).text
         if not text.startswith("  "):
             break
         frame.insert(0, text)
@@ -240,10 +240,8 @@ def _find_frame(lines: Sequence[bytes], at: int) -> tuple[str, ...]:
     return ()
 
 
-def show_line(line: bytes, longest: int = _LINE_CHARACTERS) -> str:
-    """Return a line as a terminal shows it: overwritten text is left out."""
-    text = line.rstrip(b"\r").rpartition(b"\r")[2][: 2 * longest].decode(errors="replace")
-    return show_as_terminal(text)[:longest]
+def _show_line(raw: bytes) -> str:
+    return show_line(raw, _LINE_CHARACTERS)
 
 
 def _is_exception(texts: Sequence[str]) -> bool:
@@ -448,7 +446,7 @@ class _Scanner:
         return len(lines)
 
     def _look_at_line(self, lines: list[bytes], at: int, entries: Sequence[CatalogueEntry]) -> None:
-        text = show_line(lines[at])
+        text = _show_line(lines[at])
         # Patterns begin at the text; a few need what a logger puts before it.
         known = match_line(parse_line(text).text, entries) or match_line(text, entries)
         if known is None:
@@ -469,10 +467,10 @@ class _Scanner:
             return
         line = trace.at[at]
         line_above = lines[trace.at[0] - 1] if trace.at[0] else self._above
-        above = parse_line(show_line(line_above)).logged
+        above = parse_line(_show_line(line_above)).logged
         if _IGNORED.search(above) or _FINALIZER.search("".join(trace.texts[:2])):
             return
-        rank, _ = self._find_author(show_line(lines[line]), self.line + line + 1)
+        rank, _ = self._find_author(_show_line(lines[line]), self.line + line + 1)
         author = None if any(map(LAUNCHER_FRAME.search, trace.texts)) else rank, trace.texts[at]
         self._keep(lines, (line, trace.at[last]), author, known, tuple(trace.texts))
         if _LOGGED.search(above) or _IN_THREAD.match(above) or says_recovered(above):
@@ -488,7 +486,7 @@ class _Scanner:
     ) -> None:
         """Keep a hit; ``places`` is its main and its last line, ``author`` rank and bare text."""
         (at, last), (rank, text) = places, author
-        line = parse_line(show_line(lines[at]))
+        line = parse_line(_show_line(lines[at]))
         if self._pieces is None:
             time = self._find_stamp(lines, at + 1) or self._stamped
         else:

@@ -17,7 +17,7 @@ from bundle.protocol.enumerations import FailureClass
 
 from ..catalogue.catalogue import LineRole, LineTells, match_line
 from ..logs.lines import read_last_lines
-from ..logs.prefixes import ParsedLine, parse_line
+from ..logs.prefixes import ParsedLine, parse_line, show_line
 from .failure import FirstFailure, format_ranks
 from .hits import (
     EXCEPTION,
@@ -27,7 +27,6 @@ from .hits import (
     says_recovered,
     says_restarted,
     says_trained,
-    show_line,
 )
 from .process_exits import (
     LINES,

@@ -12,28 +12,27 @@ import re
 from dataclasses import dataclass
 
 TRACEBACK = "Traceback (most recent call last)"
-_ESCAPES = (
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
-    r"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles, links
-    r"|[ -/]*[0-Z\\-~])"
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
+    rb"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles, links
+    rb"|[ -/]*[0-Z\\-~])"
 )
-_ESCAPE = re.compile(_ESCAPES)
-_ESCAPE_BYTES = re.compile(_ESCAPES.encode())
-_REWRITTEN_BYTES = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
+_REWRITTEN = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
 """Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
 _TAG = (
-    r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
-    r"\[[^\]\s,]{0,40}\d,\d+\]<std(?:out|err|diag)>:"
+    rb"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
+    rb"\[[^\]\s,]{0,40}\d,\d+\]<std(?:out|err|diag)>:"
 )
-_TAGS = re.compile(rf"^([^\n]*?{_TAG})|{_TAG}", re.M)
-_TAGS_BYTES = re.compile(_TAGS.pattern.encode(), re.M)
+_TAGS = re.compile(rb"^([^\n]*?" + _TAG + rb")|" + _TAG, re.M)
 _REPEATED = re.compile(rb"<std\w+>:[^\n<]*<std")
 """Open MPI 4 tags what a process writes, not its lines: Python writes an exception in pieces."""
-_CUT_TITLE = r"(╭(?:─){1,400} Traceback )(?!\(most recent call last\))[^\n]{0,400}?╮"
-_WHOLE_TITLE = r"\1(most recent call last) ╮"
+_BOX = "╭".encode()
+_CUT_TITLE = re.compile(
+    "(╭(?:─){1,400} Traceback )(?!\\(most recent call last\\))[^\n]{0,400}?╮".encode()
+)
+_WHOLE_TITLE = r"\1(most recent call last) ╮".encode()
 """The title of a box that is narrow, as that of rich's logger is where no terminal is."""
 _NUMBER = re.compile(r"\d+")
-_BOX_BYTES = "╭".encode()
 _BOX_TOP = re.compile(r"( *)[╭┌]")
 """The top of a box, which rich's logger draws behind its columns."""
 _BOX_TITLES = ("╭╮", "┌┐")
@@ -253,13 +252,13 @@ class TracebackPrefix:
 def show_block_as_terminal(block: bytes) -> bytes:
     """Return lines as a terminal shows them; there are as many, and the last may be cut."""
     if b"\r" in block:
-        block = _REWRITTEN_BYTES.sub(b"", block)
+        block = _REWRITTEN.sub(b"", block)
     if b"\x1b" in block:
-        block = _ESCAPE_BYTES.sub(b"", block)
-    if not block.isascii() and _BOX_BYTES in block:
-        block = re.sub(_CUT_TITLE.encode(), _WHOLE_TITLE.encode(), block)
+        block = _ESCAPES.sub(b"", block)
+    if not block.isascii() and _BOX in block:
+        block = _CUT_TITLE.sub(_WHOLE_TITLE, block)
     if b"<" in block and b"<std" in block and _REPEATED.search(block):
-        block = _TAGS_BYTES.sub(rb"\1", block)
+        block = _TAGS.sub(rb"\1", block)
     return block
 
 
@@ -268,13 +267,18 @@ def show_as_terminal(line: str) -> str:
     line = line.rstrip("\r\n")
     if "\r" in line:
         line = line.rpartition("\r")[2]
-    if "\x1b" in line:
-        line = _ESCAPE.sub("", line)
-    if "╭" in line:
-        line = re.sub(_CUT_TITLE, _WHOLE_TITLE, line)
-    if "<std" in line:
-        line = _TAGS.sub(r"\1", line)
+    if "\x1b" in line or "╭" in line or "<std" in line:
+        block = line.encode("utf-8", "surrogatepass")
+        line = show_block_as_terminal(block).decode("utf-8", "surrogatepass")
     return line.replace("\0", "") if "\0" in line else line
+
+
+def show_line(raw: bytes, longest: int | None = None) -> str:
+    """Return a line, as it is in a file, as a terminal shows it; no more than its beginning."""
+    last = raw.rstrip(b"\r\n").rpartition(b"\r")[2]
+    if longest is None:
+        return show_as_terminal(last.decode(errors="replace"))
+    return show_as_terminal(last[: 2 * longest].decode(errors="replace"))[:longest]
 
 
 def _is_plain(text: str) -> bool:

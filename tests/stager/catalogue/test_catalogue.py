@@ -25,8 +25,7 @@ from stager.catalogue.catalogue import (
 from stager.cli import app, load_commands
 from stager.diagnosis.diagnosis import diagnose
 from stager.logs.job_files import LogFile, find_job_files
-from stager.logs.lines import Line, LogReader, Suspects
-from stager.logs.merged_lines import select_errors
+from stager.logs.lines import Line, LogReader, Suspects, select_errors
 
 REPO = Path(__file__).resolve().parents[3]
 TABLES = sorted((REPO / "stager/catalogue").glob("*.toml"))

@@ -19,8 +19,16 @@ from stager.catalogue.catalogue import match_line
 from stager.core.errors import StagerError
 from stager.diagnosis.diagnosis import diagnose
 from stager.logs.job_files import LogFile, find_job_files, list_job_files
-from stager.logs.lines import Line, number_lines, read_last_lines, read_stamp
-from stager.logs.merged_lines import LineFilter, follow_logs, merge_logs, select_errors
+from stager.logs.lines import (
+    Line,
+    LineFilter,
+    follow_logs,
+    merge_logs,
+    number_lines,
+    read_last_lines,
+    read_stamp,
+    select_errors,
+)
 
 TRACE = """\
 Traceback (most recent call last):
