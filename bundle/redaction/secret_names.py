@@ -183,24 +183,16 @@ class _Rule(NamedTuple):
 _KEY = _Rule("key", _SECRET_KEY_PREFIXES, _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES)
 _TOKENS = _Rule("token", _SECRET_TOKEN_PREFIXES, _SECRET_TOKEN_PREFIXES)
 _ID = _Rule("key", _word_set("session key"))
-_PWD = _Rule("password", frozenset(), unsure=True, harmless=_word_set("old"))
+_PWD = _Rule("password", frozenset(), unsure=True, harmless=frozenset({"old"}))
+_PASS = _Rule("password", _PASSWORD_PREFIXES, _KEY.prefixes, True, _PASSAGE_PREFIXES | {""})
 _RULES = {
-    **{
-        "id": _ID,
-        "ids": _ID,
-        "key": _KEY,
-        "keys": _KEY,
-        "pat": _TOKENS._replace(prefixes=frozenset()),
-    },
-    **{"pw": _PWD, "pwd": _PWD, "tokens": _TOKENS},
+    **dict.fromkeys(("id", "ids"), _ID),
+    **dict.fromkeys(("key", "keys"), _KEY),
+    "pat": _TOKENS._replace(prefixes=frozenset()),
+    **dict.fromkeys(("pw", "pwd"), _PWD),
+    "tokens": _TOKENS,
     "token": _TOKENS._replace(unsure=True, harmless=_TEXT_TOKEN_PREFIXES),
-    "pass": _Rule(
-        "password",
-        _PASSWORD_PREFIXES,
-        _KEY.prefixes,
-        unsure=True,
-        harmless=_PASSAGE_PREFIXES | {""},
-    ),
+    "pass": _PASS,
 }
 
 

@@ -691,6 +691,7 @@ _TOKEN_VALUE = re.compile(
     r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I
 )
 """Letters and digits mixed as in a secret token, not a number, a path or a file name."""
+_VALUES_OF_OPTIONS = ((_TOKENS_OPTION, _TOKEN_VALUE), (_USER_OPTION, _LOGIN_VALUE))
 _REGISTRY = frozenset(_REGISTRY_PROGRAMS.split())
 
 
@@ -756,10 +757,8 @@ def _hides_next(word: str, following: str) -> bool:
     option = _ANY_OPTION.fullmatch(word)
     if option is None or _LONG_OPTION.fullmatch(following):
         return False
-    if _TOKENS_OPTION.fullmatch(word):
-        return _TOKEN_VALUE.fullmatch(following) is not None
-    is_user = _USER_OPTION.fullmatch(word) and _LOGIN_VALUE.fullmatch(following)
-    return is_secret(option[1]) or bool(is_user)
+    value = next((value for name, value in _VALUES_OF_OPTIONS if name.fullmatch(word)), None)
+    return is_secret(option[1]) if value is None else value.fullmatch(following) is not None
 
 
 def _mask_argument(word: str) -> str:
@@ -768,7 +767,7 @@ def _mask_argument(word: str) -> str:
     assigned = _ASSIGNED.fullmatch(word)
     if assigned and is_secret(assigned[2]):
         return f"{assigned[1]}{HIDDEN}"
-    for option, value in ((_TOKENS_OPTION, _TOKEN_VALUE), (_USER_OPTION, _LOGIN_VALUE)):
+    for option, value in _VALUES_OF_OPTIONS:
         given = option.fullmatch(word)  # a value has no other end
         if given and value.fullmatch(given[3] or ""):
             return f"{given[1]}{given[2]}{HIDDEN}"

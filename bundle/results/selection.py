@@ -13,6 +13,8 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
 from .patterns import expand_pattern, list_parents, split_pattern
 
+_SPECIAL_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+
 
 class OutputEntry(NamedTuple):
     """One directory, file or link to send."""
@@ -64,7 +66,10 @@ def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
     Raises:
         NodeError: the directory cannot be read.
     """
-    base = _real_directory(directory)
+    base = os.path.realpath(directory)
+    if not os.path.isdir(base):
+        why = "it is not a directory" if os.path.exists(base) else "it does not exist"
+        raise NodeError(Problem(ProblemCode.RUN_DIR_MISSING, directory, {"why": why}))
     sources: dict[str, str] = {}
     missing: list[str] = []
     left_out: dict[str, str] = {}
@@ -77,11 +82,9 @@ def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
         names = sorted(expand_pattern(base, pattern))
         missing += [] if names else [output]
         sources.update((name, os.path.realpath(os.path.join(base, name))) for name in names)
-    for name, source in list(sources.items()):
-        reason = _refuse_root(base, source)
-        if reason:
-            left_out[name] = reason
-            del sources[name]
+    refused = {name: _refuse_root(base, source) for name, source in sources.items()}
+    left_out.update((name, reason) for name, reason in refused.items() if reason)
+    sources = {name: source for name, source in sources.items() if not refused[name]}
     roots = [name for name in sorted(sources) if sources.keys().isdisjoint(list_parents(name))]
     walks = (_walk(root, sources[root], left_out, unread) for root in roots)
     entries = tuple(itertools.chain.from_iterable(walks))
@@ -116,22 +119,10 @@ def measure_entries(entries: Sequence[OutputEntry]) -> Sizes:
     return Sizes(files=len(file_sizes), bytes=sum(file_sizes), entries=len(entries))
 
 
-def _real_directory(directory: str) -> str:
-    base = os.path.realpath(directory)
-    if os.path.isdir(base):
-        return base
-    why = "it is not a directory" if os.path.exists(base) else "it does not exist"
-    raise NodeError(Problem(ProblemCode.RUN_DIR_MISSING, directory, {"why": why}))
-
-
 def _refuse_root(base: str, source: str) -> str:
     if not source.startswith(base + "/"):
         return f"it leads out of the run directory, to {source}"
     return "" if os.path.lexists(source) else f"it is a link to {source}, which does not exist"
-
-
-class _NotSendable(Exception):
-    """A path is nothing to send; the text is the reason."""
 
 
 def _walk(
@@ -141,36 +132,35 @@ def _walk(
     pending = [(root, top)]
     while pending:
         name, path = pending.pop()
-        children: list[str] = []
         try:
-            entry = _entry(name, path, root, top)
-            if stat.S_ISDIR(entry.mode):
-                children = sorted(os.listdir(path), reverse=True)
-        except _NotSendable as exc:
-            left_out[name] = str(exc)
-            continue
+            entry = _describe_entry(name, path, root, top)
+            is_directory = isinstance(entry, OutputEntry) and stat.S_ISDIR(entry.mode)
+            children = sorted(os.listdir(path), reverse=True) if is_directory else []
         except OSError as exc:
-            left_out[name] = error_text(exc)
+            entry = error_text(exc)
             unread.append(name)
+        if isinstance(entry, str):
+            left_out[name] = entry
             continue
         pending += [(f"{name}/{child}", f"{path}/{child}") for child in children]
         yield entry
 
 
-def _entry(name: str, path: str, root: str, top: str) -> OutputEntry:
-    """Describe one path; _NotSendable if it leads out, or is no directory, file or link."""
+def _describe_entry(name: str, path: str, root: str, top: str) -> OutputEntry | str:
+    """Describe one path, or return the reason why it is not sent."""
     state = os.lstat(path)
     size, link = 0, ""
-    if stat.S_ISREG(state.st_mode):
+    kind = stat.S_IFMT(state.st_mode)
+    if kind == stat.S_IFREG:
         if not os.access(path, os.R_OK):
             raise PermissionError(errno.EACCES, "this user may not read it")
         size = state.st_size
-    elif stat.S_ISLNK(state.st_mode):
+    elif kind == stat.S_IFLNK:
         link = _link_target(path, top)
         if not link:
-            raise _NotSendable(f"it is a link out of {root}, to {os.readlink(path)}")
-    elif not stat.S_ISDIR(state.st_mode):
-        raise _NotSendable(f"it is a {_special_kind(state.st_mode)}")
+            return f"it is a link out of {root}, to {os.readlink(path)}"
+    elif kind != stat.S_IFDIR:
+        return f"it is a {_SPECIAL_KINDS.get(kind, 'device')}"
     return OutputEntry(name, path, size, state.st_mode, state.st_mtime_ns, link)
 
 
@@ -186,9 +176,3 @@ def _link_target(path: str, top: str) -> str:
     else:
         target = os.path.join(os.path.realpath(os.path.dirname(target)), last)
     return os.path.relpath(target, folder) if f"{target}/".startswith(f"{top}/") else ""
-
-
-def _special_kind(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "named pipe"
-    return "socket" if stat.S_ISSOCK(mode) else "device"

@@ -134,7 +134,7 @@ def _read_escape(first: bytes, body: bytes) -> bytes:
 
 _HOME = re.compile(rb"(?<![\w.])/(?:home|Users|export/home|data/home|u)/([A-Za-z_][\w.-]{0,63})")
 _MAIL = re.compile(
-    rb"(?<![\w.+-])[A-Za-z0-9_][\w.+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,6}"
+    rb"(?<![\w.+-])(?!git@)[A-Za-z0-9_][\w.+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,6}"
 )
 _IP4 = re.compile(rb"(?<![\w.+-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
 _IP6 = re.compile(
@@ -164,6 +164,7 @@ _NOBODY = frozenset(
     b"root user users admin home shared data public nobody lost+found all local test ubuntu "
     b"runner node login none slurm work main".split()
 )
+_FORMS = {"user": b"USER-%d", "email": b"person-%d@example.org"}
 _MIN_NAME = 3
 """Letters of a user's name that is hidden."""
 
@@ -184,12 +185,7 @@ class Pseudonyms:
         for kind, names in (("user", self._users), ("node", self._hosts)):
             for name in names:
                 self._pseudonym(kind, name)
-        self._user_pattern = _compile_names(self._users, _EDGE)
-        stems = {host.rstrip(b"0123456789") for host in self._hosts} - {*self._hosts, b""}
-        self._host_patterns = [
-            _compile_names(self._hosts, _EDGE + _DOMAIN),
-            _compile_names(stems, _RANGE),
-        ]
+        self._patterns = self._compile_patterns()
 
     def find(self, text: bytes) -> Iterator[Span]:
         """Find all names in a text, each with its pseudonym."""
@@ -209,11 +205,9 @@ class Pseudonyms:
             self._meet(home[1])
             if home[1] in self._users:
                 yield "user", *home.span(1)
-        yield from _find_matches(text, "user", self._user_pattern)
-        for pattern in self._host_patterns:
-            yield from _find_matches(text, "node", pattern)
-        if b"@" in text:
-            yield from _find_matches(text, "email", _MAIL)
+        mail = [("email", _MAIL)] if b"@" in text else []
+        for kind, pattern in (*self._patterns, *mail):
+            yield from ((kind, *match.span()) for match in pattern.finditer(text))
         for match in _URL_HOST.finditer(text) if b"://" in text else ():
             host = match[1].rstrip(b".").lower()
             known = host.endswith(_PUBLIC) or host.partition(b".")[0] in self._hosts
@@ -225,8 +219,14 @@ class Pseudonyms:
         """Learn a name from a home directory: it is hidden from then on, wherever it stands."""
         if user not in self._users and _is_name(user):
             self._users.append(user)
-            self._user_pattern = _compile_names(self._users, _EDGE)
+            self._patterns = self._compile_patterns()
             self.learned += 1
+
+    def _compile_patterns(self) -> list[tuple[str, re.Pattern[bytes]]]:
+        stems = {host.rstrip(b"0123456789") for host in self._hosts} - {*self._hosts, b""}
+        of_hosts = ("node", self._hosts, _EDGE + _DOMAIN), ("node", stems, _RANGE)
+        of_all = (("user", self._users, _EDGE), *of_hosts)
+        return [(kind, _compile_names(names, behind)) for kind, names, behind in of_all if names]
 
     def _pseudonym(self, kind: str, name: bytes) -> bytes:
         if b"[" in name:
@@ -234,26 +234,9 @@ class Pseudonyms:
         key = kind, name
         if key not in self._given:
             number = 1 + sum(given == kind for given, _ in self._given)
-            self._given[key] = _make_pseudonym(kind, number)
+            form = _FORMS.get(kind, kind.encode() + b"-%d")
+            self._given[key] = b"USER" if (kind, number) == ("user", 1) else form % number
         return self._given[key]
-
-
-def _make_pseudonym(kind: str, number: int) -> bytes:
-    if kind == "user":
-        return b"USER" if number == 1 else b"USER-%d" % number
-    if kind == "email":
-        return b"person-%d@example.org" % number
-    return kind.encode() + b"-%d" % number
-
-
-def _find_matches(
-    text: bytes, kind: str, pattern: re.Pattern[bytes] | None
-) -> Iterator[tuple[str, int, int]]:
-    if pattern is None:
-        return
-    for match in pattern.finditer(text):
-        if not match[0].startswith(b"git@"):
-            yield kind, *match.span()
 
 
 def _find_addresses(text: bytes) -> Iterator[tuple[str, int, int]]:
@@ -271,11 +254,10 @@ def _is_name(user: bytes) -> bool:
     return len(user) >= _MIN_NAME and user.lower() not in _NOBODY
 
 
-def _compile_names(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes] | None:
-    """Return a pattern for the names, longer ones first, and what follows; None for no names."""
-    listed = sorted(names, key=lambda name: (-len(name), name))
-    any_of = b"|".join(map(re.escape, listed))
-    return re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind) if listed else None
+def _compile_names(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes]:
+    """Return a pattern for the names, longer ones first, and what follows."""
+    any_of = b"|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
+    return re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind)
 
 
 def _is_address(text: bytes) -> bool:
