@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,17 +120,10 @@ class Workload(NamedTuple):
 
 def _add_tiny_bert_options(parser: argparse.ArgumentParser) -> None:
     words = parser.add_mutually_exclusive_group()
-    words.add_argument(
-        "--vocab",
-        type=_input,
-        metavar="FILE",
-        help="WordPiece vocabulary, one token a line",
-    )
-    words.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help=f"tokenizer from the Hugging Face cache, or a folder (default: {DEFAULT_TOKENIZER})",
-    )
+    add = words.add_argument
+    add("--vocab", type=_input, metavar="FILE", help="WordPiece vocabulary, one token a line")
+    text = f"tokenizer from the Hugging Face cache, or a folder (default: {DEFAULT_TOKENIZER})"
+    add("--tokenizer", metavar="NAME", help=text)
 
 
 def _add_loop_options(parser: argparse.ArgumentParser) -> None:
@@ -146,9 +140,9 @@ def _add_loop_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: bfloat16 where the hardware has it (default: auto)",
     )
-    count = whole_number(1)
-    add("--save-every", type=count, metavar="N", help="a checkpoint every N steps, too")
-    add("--keep", type=count, default=3, metavar="N", help="checkpoints to keep (default: 3)")
+    count = partial(add, type=whole_number(1), metavar="N")
+    count("--save-every", help="a checkpoint every N steps, too")
+    count("--keep", default=3, help="checkpoints to keep (default: 3)")
 
 
 def _add_cifar10_options(parser: argparse.ArgumentParser) -> None:
@@ -245,37 +239,30 @@ def check_paths(options: Options) -> None:
     if options.out.exists() and not options.out.is_dir():
         problems.append(f"--out {options.out}: this is a file, and must be a folder")
     if problems:
-        raise TrainerError(
-            "\n".join(problems),
-            hint=f"correct the path; relative ones are taken from {_describe_search_places()}",
-        )
+        places = ", or ".join(map(str, (Path.cwd(), *_list_staged_places())))
+        hint = f"correct the path; relative ones are taken from {places}"
+        raise TrainerError("\n".join(problems), hint=hint)
 
 
 def _add_shared_options(parser: argparse.ArgumentParser, name: str) -> None:
     _, data_help, _, epochs, batch_size, _ = WORKLOADS[name]
     out = f"{name.partition('-')[0]}_out"
     lr = "grows with the rows of a step" if name == "tiny-bert" else "one that suits the workload"
-    add, count = parser.add_argument, whole_number(1)
+    add = parser.add_argument
+    count = partial(add, type=whole_number(1), metavar="N")
     if data_help:
         add("--data", type=_input, metavar="PATH", help=data_help)
     else:
         parser.set_defaults(data=None)
-    add("--epochs", type=count, default=epochs, metavar="N", help=f"default: {epochs}")
-    add("--subset", type=count, metavar="N", help="train on N rows only, chosen by the seed")
-    add(
+    count("--epochs", default=epochs, help=f"default: {epochs}")
+    count("--subset", help="train on N rows only, chosen by the seed")
+    count(
         "--held-out",
-        type=count,
-        metavar="N",
         help="rows kept back for the final accuracy: the last N of a file (default: one in seven, "
         "at most 1000; mlp: 512), the first N of a test split (default: all)",
     )
-    add(
-        "--batch-size",
-        type=count,
-        default=batch_size,
-        metavar="N",
-        help=f"rows a step, on each rank (default: {batch_size})",
-    )
+    text = f"rows a step, on each rank (default: {batch_size})"
+    count("--batch-size", default=batch_size, help=text)
     add("--lr", type=_rate, metavar="RATE", help=f"default: {lr}")
     add("--seed", type=_seed, default=42, metavar="N", help="default: 42")
     add("--out", type=_path, default=Path(out), metavar="DIR", help=f"default: {out}")
@@ -285,10 +272,6 @@ def _add_shared_options(parser: argparse.ArgumentParser, name: str) -> None:
 def _list_staged_places() -> list[Path]:
     places = [os.environ.get(name) for name in ("STAGER_PROJECT", "STAGER_ASSETS")]
     return [Path(place) for place in places if place]
-
-
-def _describe_search_places() -> str:
-    return ", or ".join(map(str, (Path.cwd(), *_list_staged_places())))
 
 
 def _input(text: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import socket
@@ -31,11 +32,9 @@ from .evidence import (
     ArchiveContents,
     ArchiveItem,
     Describe,
-    Listed,
     UnfitError,
     collect_contents,
     collect_versions,
-    encode_json_file,
     get_size,
     open_regular_file,
     read_small_file,
@@ -106,15 +105,10 @@ class ArchiveWriter:
     def write(self, target: Path, top: str) -> int:
         """Write the archive, and return its size in bytes."""
         with write_output(target, permissions.make_opener(LogMode.PRIVATE)) as out:
-            packed = gzip.GzipFile(
-                filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0
-            )
-            with (
-                packed,
-                tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
-            ):
-                for name in sorted(self.members):
-                    start, size = self.members[name]
+            packed = gzip.GzipFile("", "wb", compresslevel=_LEVEL, fileobj=out, mtime=0)
+            form = tarfile.GNU_FORMAT
+            with packed, tarfile.open(fileobj=packed, mode="w", format=form) as archive:
+                for name, (start, size) in sorted(self.members.items()):
                     self._file.seek(start)
                     member = tarfile.TarInfo(f"{top}/{name}")
                     member.size, member.mode, member.mtime = size, 0o644, 0
@@ -215,9 +209,7 @@ def list_support_files(files: JobFiles, log_bytes: int) -> SupportListing:
     items = sorted(found.items, key=lambda item: item.name)
     return SupportListing(
         files=tuple(
-            ListedFile(
-                name=item.name, bytes=item.size, cut=item.may_be_cut and item.size > log_bytes
-            )
+            ListedFile(name=item.name, bytes=item.size, cut=item.is_cut(log_bytes))
             for item in items
         ),
         left_out=found.left_out,
@@ -232,16 +224,18 @@ class _Gathering:
         step: Step,
         environment: Mapping[str, str],
     ) -> None:
-        self._found = found
-        self._options = options
-        self._step = step
+        self._found, self._options, self._step = found, options, step
         self.redactor = Redactor()
         self._pseudonyms: Pseudonyms | None = None
         self.top = ""
-        settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
-        jobs = [item for item in found.items if item.path == found.files.job]
-        passed = {*found.job.launch.pass_env, *_read_passed_variables(settings)}
-        texts = [_read_item(item) for item in (*settings, *jobs)]
+        passed, texts = set(found.job.launch.pass_env), []
+        for item in found.items:
+            is_settings = item.path is not None and item.path.suffix == ".toml"
+            if is_settings or item.path == found.files.job:
+                texts.append(_read_item(item))
+            with suppress(StagerError, OSError):
+                if item.path is not None and is_settings:
+                    passed.update(load(item.path).launch.pass_env)
         self._known = list(_find_known(environment, passed, texts))
         names = [environment.get("USER"), environment.get("LOGNAME")]
         names.append(Path(environment.get("HOME", "")).name)
@@ -256,7 +250,7 @@ class _Gathering:
         self.redactor = self._renew_redactor()
         folder = files.job_id or self._make_safe_name(files.folder.resolve().name) or "logs"
         self.top = _NAME + folder
-        left_out, members = list(self._found.left_out), list[Listed]()
+        left_out, members = list(self._found.left_out), dict[str, tuple[int, str]]()
         for number, item in enumerate(self._found.items):
             try:
                 name = self._choose_name(item.name, archive)
@@ -265,12 +259,10 @@ class _Gathering:
             except UnfitError as exc:  # it has changed since it was looked at
                 left_out.append(exc.message)
                 continue
-            cut = item.may_be_cut and item.size > self._options.log_bytes
-            members.append(Listed(name=name, size=size, original=item.size, cut=cut))
+            note = f" (of {item.size:,}; the middle was left out)"
+            members[name] = size, note if item.is_cut(self._options.log_bytes) else ""
         for name, data in self._list_pages(describe, left_out):
-            size = archive.add(name, [data])
-            members.append(Listed(name=name, size=size, original=size, cut=False))
-        members.sort(key=lambda member: member.name)
+            members[name] = archive.add(name, [data]), ""
         reasons = tuple(self.redactor.words(line) for line in left_out)
         what = f"job {files.job_id}" if files.job_id else "a job"
         archive.add("README.txt", [write_readme(what, members, reasons, self.redactor.counts)])
@@ -321,20 +313,12 @@ class _Gathering:
             except StagerError as exc:
                 left_out.append(f"diagnosis: {exc.message}")
             else:
-                report = encode_json_file({"schema": 1, **encode(clean)})
-                yield "diagnosis.json", self.redactor.text(report)
+                yield "diagnosis.json", self._encode_page({"schema": 1, **encode(clean)})
                 yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
-        report = encode_json_file(collect_versions(files if is_readable else None))
-        yield "versions.json", self.redactor.text(report)
+        yield "versions.json", self._encode_page(collect_versions(files if is_readable else None))
 
-
-def _read_passed_variables(settings: Iterable[ArchiveItem]) -> set[str]:
-    names: set[str] = set()
-    for item in settings:
-        with suppress(StagerError, OSError):
-            if item.path is not None:
-                names |= set(load(item.path).launch.pass_env)
-    return names
+    def _encode_page(self, value: Mapping[str, object]) -> bytes:
+        return self.redactor.text(json.dumps(value, indent=2).encode() + b"\n")
 
 
 def _read_item(item: ArchiveItem) -> bytes:

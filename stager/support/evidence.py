@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -147,6 +146,10 @@ class ArchiveItem(NamedTuple):
     may_be_cut: bool = False
     """True where its middle may be left out."""
 
+    def is_cut(self, limit: int) -> bool:
+        """Return whether its middle is left out where logs may have so many bytes."""
+        return self.may_be_cut and self.size > limit
+
 
 class ArchiveContents(NamedTuple):
     """Everything that goes into the archive."""
@@ -242,22 +245,6 @@ _SLURM_SECONDS = 10.0
 """Time that Slurm may take to tell its version."""
 
 
-class Listed(NamedTuple):
-    """A member of the archive, for the list in it."""
-
-    name: str
-    size: int
-    """Its bytes, as they are in the archive."""
-    original: int
-    cut: bool
-    """True where its middle was left out."""
-
-    @property
-    def note(self) -> str:
-        """Its original size, where its middle was left out; else empty."""
-        return f" (of {self.original:,}; the middle was left out)" if self.cut else ""
-
-
 def collect_versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
     """Return the versions of software here and, unless ``files`` is None, on the job's nodes."""
     nodes = _list_packages(files) if files is not None and files.job_id else {}
@@ -309,15 +296,16 @@ def redact_diagnosis(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
     return replace(diagnosis, first=first, evidence=evidence)
 
 
-def encode_json_file(value: Mapping[str, object]) -> bytes:
-    """Return an object as the content of a file."""
-    return json.dumps(value, indent=2).encode() + b"\n"
-
-
 def write_readme(
-    what: str, listed: Sequence[Listed], left_out: Sequence[str], counts: Mapping[str, int]
+    what: str,
+    members: Mapping[str, tuple[int, str]],
+    left_out: Sequence[str],
+    counts: Mapping[str, int],
 ) -> bytes:
-    """Return the page that lists what is in the archive and what is not."""
+    """Return the page that lists what is in the archive and what is not.
+
+    ``members`` has the bytes of each file in the archive, and a remark.
+    """
     total = sum(counts.values())
     lines = [
         f"The evidence of {what}, gathered by stager {__version__}",
@@ -326,7 +314,7 @@ def write_readme(
         "out, but a secret without either cannot be told from any other word.",
         "",
         "What is in it:",
-        *(f"  {member.size:>12,} bytes  {member.name}{member.note}" for member in listed),
+        *(f"  {size:>12,} bytes  {name}{note}" for name, (size, note) in sorted(members.items())),
         "",
         f"What was taken out: {total or 'nothing'}",
         *(f"  {count:>12,} x {kind}" for kind, count in sorted(counts.items())),

@@ -6,7 +6,7 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +68,9 @@ def read_mnist(folder: Path) -> Splits:
         paths = {kind: _find_idx_file(folder, split, kind) for kind in _KINDS}
         names = {kind: path for kind, path in paths.items() if path is not None}
         if len(names) == len(_KINDS):
-            images, labels = (read_idx(names[kind], axes) for kind, axes in _KINDS.items())
-            splits.append(_join_images_and_labels(images, labels, names, DIGIT))
+            images, labels = names.values()
+            inputs, numbers = (read_idx(path, _KINDS[kind]) for kind, path in names.items())
+            splits.append(_join_images_and_labels(inputs, numbers, images, labels, DIGIT))
         elif names:
             (kind,), (path,) = set(_KINDS) - set(names), names.values()
             raise TrainerError(
@@ -134,15 +135,12 @@ def read_npz(path: Path) -> Splits:
         raise
     except Exception as error:  # numpy's, zip's and zlib's own, some of them undocumented
         raise TrainerError(f"{path} cannot be read as npz: {error}", hint=_SOUND) from error
-    return [
-        _join_images_and_labels(
-            arrays[f"x_{split}"],
-            arrays[f"y_{split}"],
-            {"images": path / f"x_{split}", "labels": path / f"y_{split}"},
-            THING,
-        )
-        for split in ("train", "test")
-    ]
+    splits = []
+    for split in ("train", "test"):
+        x, y = f"x_{split}", f"y_{split}"
+        rows = _join_images_and_labels(arrays[x], arrays[y], path / x, path / y, THING)
+        splits.append(rows)
+    return splits
 
 
 def choose_images(splits: Splits, options: Options) -> tuple[Rows, Rows]:
@@ -171,24 +169,26 @@ def normalize_images(rows: Rows, mean: float, spread: float) -> Rows:
 
 
 def _join_images_and_labels(
-    inputs: Tensor, labels: Tensor, names: Mapping[str, Path], shape: tuple[int, ...]
+    inputs: Tensor, labels: Tensor, images: Path, where: Path, shape: tuple[int, ...]
 ) -> Rows:
-    """Return images with their labels; TrainerError if they or ``shape`` do not match."""
+    """Return images with their labels; TrainerError if they or ``shape`` do not match.
+
+    ``images`` and ``where`` name the places of images and labels in messages.
+    """
     if inputs.dtype != torch.uint8 or labels.is_floating_point() or labels.is_complex():
         raise TrainerError(
-            f"{names['images']} has numbers of type {inputs.dtype}, and {names['labels']} of type "
-            f"{labels.dtype}",
+            f"{images} has numbers of type {inputs.dtype}, and {where} of type {labels.dtype}",
             hint="images are bytes (uint8, 0 to 255), and labels are whole numbers",
         )
     if tuple(inputs.shape[1:]) != shape:
         raise TrainerError(
-            f"{names['images']} has the shape {tuple(inputs.shape)}, and an image has to be "
+            f"{images} has the shape {tuple(inputs.shape)}, and an image has to be "
             f"{' x '.join(map(str, shape))}",
             hint="with the channels last, bring them to the front: x.transpose(0, 3, 1, 2)",
         )
     if len(inputs) != labels.numel():
         raise TrainerError(
-            f"{names['images']} has the shape {tuple(inputs.shape)}, and {names['labels']} has "
+            f"{images} has the shape {tuple(inputs.shape)}, and {where} has "
             f"{labels.numel()} labels",
             hint="both have to be of the same data set, an image for each label",
         )
@@ -197,7 +197,7 @@ def _join_images_and_labels(
     if len(wrong):
         place = int(wrong[0])
         raise TrainerError(
-            f"{names['labels']}: label {place} is {int(labels[place])}, and {len(wrong)} of "
+            f"{where}: label {place} is {int(labels[place])}, and {len(wrong)} of "
             f"{len(labels)} are not from 0 to {CLASSES - 1}",
             hint=_SOUND,
         )

@@ -86,11 +86,6 @@ class Reduction:
         """Position, rate and rows of the steps whose losses are not known yet."""
         self._total, self._rows = 0.0, 0
 
-    @property
-    def mean_loss(self) -> float:
-        """The mean loss of the rows whose results have come."""
-        return self._total / max(1, self._rows)
-
     def add(self, part: Tensor, at: Position, lr: float, rows: int) -> None:
         """Add this rank's part of a step's loss; record earlier results when they are due."""
         self._parts.append(part)
@@ -99,12 +94,13 @@ class Reduction:
             self._receive()
             self._send()
 
-    def finish(self) -> None:
-        """Wait for all results that are still missing, and record them."""
+    def finish(self) -> float:
+        """Record all results that are still missing; return the mean loss of all rows."""
         for _ in range(2):
             self._receive()
             if self._parts:
                 self._send()
+        return self._total / max(1, self._rows)
 
     def _send(self) -> None:
         now, world = time.perf_counter(), self._run.world
@@ -187,9 +183,9 @@ def _train_epoch(run: Run, reduction: Reduction) -> float:
             saving.save_step(run)
             if run.stopping:
                 raise TrainingStopped(run.at.step)
-    reduction.finish()
+    mean_loss = reduction.finish()
     run.sync.share()
-    return reduction.mean_loss
+    return mean_loss
 
 
 def _warm_up(run: Run) -> None:

@@ -277,13 +277,17 @@ def _clear(out: Path) -> None:
     (out / progress.LOG).unlink(missing_ok=True)
 
 
+_RESTORED = ("model", "optimizer", "epoch", "row", "step", "best")
+
+
 def _restore(run: Run, state: dict[str, Any], name: str) -> None:
     try:
         _require_same_run(run, state, name)
-        run.task.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        at = Position(epoch=int(state["epoch"]), row=int(state["row"]), step=int(state["step"]))
-        run.best = float(state["best"])
+        model, optimizer, epoch, row, step, best = map(state.__getitem__, _RESTORED)
+        run.task.model.load_state_dict(model)
+        run.optimizer.load_state_dict(optimizer)
+        at = Position(epoch=int(epoch), row=int(row), step=int(step))
+        run.best = float(best)
         if not 0 <= at.row < run.order.rows or min(at.epoch, at.step) < 0:
             raise ValueError(f"epoch {at.epoch}, row {at.row}, step {at.step}")
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -294,12 +298,16 @@ def _restore(run: Run, state: dict[str, Any], name: str) -> None:
     run.at = at
 
 
-def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
+def _describe_run(run: Run) -> dict[str, object]:
+    """Return what must be the same where a run resumes."""
     options = run.options
-    expected = {"workload": options.workload, "rows": len(run.task.train), "seed": options.seed}
+    return {"workload": options.workload, "rows": len(run.task.train), "seed": options.seed}
+
+
+def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
     differences = [
         f"{key} {state.get(key)}, not {value}"
-        for key, value in expected.items()
+        for key, value in _describe_run(run).items()
         if state.get(key) != value
     ]
     shapes = _shapes(run.task.model.state_dict())
@@ -321,18 +329,10 @@ def _save(run: Run, name: str, *, is_best: bool) -> None:
     options = run.options
 
     def save() -> None:
-        state = {
-            "workload": options.workload,
-            "rows": len(run.task.train),
-            "seed": options.seed,
-            "model": run.task.model.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "epoch": run.at.epoch,
-            "row": run.at.row,
-            "step": run.at.step,
-            "best": run.best,
-        }
-        data = pack_state(state)
+        states = run.task.model.state_dict(), run.optimizer.state_dict()
+        at = run.at.epoch, run.at.row, run.at.step
+        restored = zip(_RESTORED, (*states, *at, run.best), strict=True)
+        data = pack_state({**_describe_run(run), **dict(restored)})
         if is_best:  # first: the epoch's checkpoint records its accuracy
             write_checkpoint(options.out / BEST, data, run.at.step)
         write_checkpoint(options.out / name, data, run.at.step)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -62,22 +62,18 @@ def read_world(environ: Mapping[str, str]) -> World:
     if not any(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return World()
     texts = {name: environ.get(name) or default for name, default in _NUMBERS.items()}
+    wrong = [name for name, text in texts.items() if not text.isdecimal()]
     problems = [f"{name} is not set" for name in _REQUIRED if not environ.get(name)]
-    problems += list(_describe_wrong_numbers(texts))
+    problems += [f"{name}={texts[name]} is not a number" for name in wrong]
+    rank, size, local_rank, local_size = (0,) * 4 if wrong else map(int, texts.values())
+    if not wrong and rank >= size:
+        problems.append(f"RANK={rank} is not below WORLD_SIZE={size}")
     if problems:
         raise TrainerError(
             "the environment does not describe a distributed job: " + ", ".join(problems),
             hint="start it with torchrun, or unset RANK and WORLD_SIZE to train in one process",
         )
-    rank, size, local_rank, local_size = map(int, texts.values())
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launched=True)
-
-
-def _describe_wrong_numbers(texts: Mapping[str, str]) -> Iterator[str]:
-    wrong = [name for name, text in texts.items() if not text.isdecimal()]
-    yield from (f"{name}={texts[name]} is not a number" for name in wrong)
-    if not wrong and int(texts["RANK"]) >= int(texts["WORLD_SIZE"] or 0):
-        yield f"RANK={texts['RANK']} is not below WORLD_SIZE={texts['WORLD_SIZE']}"
 
 
 def start(
@@ -127,7 +123,7 @@ def describe_missing_gpus(world: World, node: str, gpus: int) -> str:
 def _join(world: World, environ: Mapping[str, str], backend: str) -> None:
     import torch
 
-    head = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    head = get_head(environ)
     with explain_errors(
         f"rank {world.rank} of {world.size} did not join the others at {head}",
         "check that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
@@ -146,6 +142,11 @@ def stop(world: World) -> None:
             group.destroy_process_group()
 
 
+def get_head(environ: Mapping[str, str]) -> str:
+    """Return address and port of the rendezvous."""
+    return ":".join(environ[name] for name in _REQUIRED[2:])
+
+
 def write_line(line: str) -> None:
     """Write one whole line in one call, so that the lines of different ranks do not mix."""
     sys.stdout.write(line + "\n")
@@ -157,13 +158,23 @@ def run_on_all_ranks(world: World, work: Callable[[], T]) -> T:
 
     A rank that gave up alone would leave the others waiting for it in the next collective.
     """
-    problem = None
+    mine = None
     result = None
     try:
         result = work()
     except TrainerError as error:
-        problem = error
-    _raise_anywhere(world, problem)
+        mine = error.message, error.hint
+    texts = [mine] * world.size
+    if world.size > 1:
+        import torch.distributed as group
+
+        group.all_gather_object(texts, mine)
+    failed = {rank: text for rank, text in enumerate(texts) if text is not None}
+    if failed:
+        message, hint = next(iter(failed.values()))
+        if len(failed) < world.size:
+            message = f"on rank {', '.join(map(str, failed))} of {world.size}: {message}"
+        raise TrainerError(message, hint=hint, everywhere=True)
     return cast("T", result)
 
 
@@ -189,22 +200,6 @@ def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64, device=world.device)
     group.all_reduce(total)
     return [float(value) for value in total.tolist()]
-
-
-def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
-    mine = None if problem is None else (problem.message, problem.hint)
-    texts: list[tuple[str, str] | None] = [mine] * world.size
-    if world.size > 1:
-        import torch.distributed as group
-
-        group.all_gather_object(texts, mine)
-    failed = [rank for rank, text in enumerate(texts) if text is not None]
-    if not failed:
-        return
-    message, hint = texts[failed[0]] or ("", "")
-    if len(failed) < world.size:
-        message = f"on rank {', '.join(map(str, failed))} of {world.size}: {message}"
-    raise TrainerError(message, hint=hint, everywhere=True)
 
 
 def choose_backend(world: World, environ: Mapping[str, str], gpus: int) -> str:
@@ -258,8 +253,7 @@ def join_rendezvous(world: World, timeout: float, environ: Mapping[str, str]) ->
     from torch.distributed.rendezvous import rendezvous
 
     node = environ.get("STAGER_NODE") or environ.get("SLURMD_NODENAME") or os.uname().nodename
-    limit = timedelta(seconds=timeout)
-    head = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    limit, head = timedelta(seconds=timeout), get_head(environ)
     with explain_errors(
         f"{node} (rank {world.rank} of {world.size}) did not meet the others at {head} "
         f"within {timeout:g} s",

@@ -83,8 +83,7 @@ class Residual(nn.Module):  # type: ignore[misc]  # torch may be missing where t
         self.around: nn.Module = nn.Identity()
         if stride != 1 or before != width:
             self.around = nn.Sequential(
-                nn.Conv2d(before, width, 1, stride=stride, bias=False),
-                nn.GroupNorm(_GROUPS, width),
+                nn.Conv2d(before, width, 1, stride=stride, bias=False), nn.GroupNorm(_GROUPS, width)
             )
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,18 +41,23 @@ def work(home: Path, tmp_path: Path) -> Path:
     return work
 
 
-DELETED = ["out/checkpoint-1"]
-
-
 def sent_from(home: Path) -> dict[str, OutputEntry]:
     return {entry.name: entry for entry in select_outputs(str(home), ["out"]).entries}
 
 
-def bring(work: Path, home: Path, sent: dict[str, OutputEntry]) -> Received:
+def bring(
+    work: Path,
+    home: Path,
+    sent: dict[str, OutputEntry],
+    deleted: Sequence[str] = ("out/checkpoint-1",),
+    first: Received | None = None,
+) -> Received:
+    """Bring results home, those besides what a first node has sent."""
     stream = io.BytesIO()
-    send_outputs(str(work), ["out"], stream, DELETED)
+    send_outputs(str(work), ["out"], stream, deleted, brought=first and tuple(first.names))
     stream.seek(0)
-    return receive_outputs(stream, str(home), ["out"], sent=sent)
+    joined = first.renamed if first else None
+    return receive_outputs(stream, str(home), ["out"], sent=sent, joined=joined)
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -122,10 +128,7 @@ def test_what_other_nodes_have_besides_joins_what_the_first_has_sent(
     first = bring(work, home, entries)
     name = "out" if sent else "out.1"
     assert first.renamed == ({} if sent else {"out": name})
-    stream = io.BytesIO()
-    send_outputs(str(other), ["out"], stream, brought=tuple(first.names))
-    stream.seek(0)
-    more = receive_outputs(stream, str(home), ["out"], sent=entries, joined=first.renamed)
+    more = bring(other, home, entries, (), first)
     assert (more.names, more.placed) == ({"out/checkpoint-2/shard"}, (name,))
     shard = {"checkpoint-2/shard": "other"}
     assert content(home / name) == {**content(work / "out"), **shard}
@@ -145,11 +148,8 @@ def test_a_file_that_has_changed_is_not_removed_although_the_job_has_deleted_it(
 
 def test_an_output_that_is_gone_as_a_whole_stays_at_home(home: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    stream = io.BytesIO()
-    send_outputs(str(tmp_path / "work"), ["out"], stream, ["out"])
-    stream.seek(0)
     before = content(home)
-    got = receive_outputs(stream, str(home), ["out"], sent=sent_from(home))
+    got = bring(tmp_path / "work", home, sent_from(home), ["out"])
     assert (got.missing, got.removed, content(home)) == (("out",), 0, before)
 
 

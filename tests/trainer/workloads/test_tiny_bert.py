@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
 
 import pytest
 
@@ -144,41 +141,10 @@ def test_two_ranks_train_on_real_news(tmp_path):
     assert found["loss"] < 1.5
 
 
-# --- The example's corpus: made by its generator, and as hard as it claims to be -----------------
-
-
 DATA = EXAMPLE / "data"
-
-
-@pytest.fixture(scope="module")
-def rows():
-    with (DATA / "sentences.csv").open(encoding="utf-8", newline="") as file:
-        return [
-            (int(label), set(re.findall("[a-z]+", f"{title} {text}".lower())))
-            for label, title, text in csv.reader(file)
-        ]
-
-
-@pytest.fixture(scope="module")
-def uses(rows):
-    """For each word, in how many rows of each class it stands."""
-    found = defaultdict(Counter)
-    for label, words in rows:
-        for word in words:
-            found[word][label] += 1
-    return found
 
 
 def test_the_generator_makes_these_very_bytes(tmp_path):
     subprocess.run([sys.executable, str(EXAMPLE / "generate.py"), str(tmp_path)], check=True)
     for name in ("sentences.csv", "vocab.txt"):
         assert (tmp_path / name).read_bytes() == (DATA / name).read_bytes()
-
-
-def test_the_best_single_word_of_a_row_is_not_enough(rows, uses):
-    right = 0
-    for label, words in rows:
-        sure = [uses[word] for word in words if uses[word].total() >= 20]
-        best = max(sure, key=lambda count: max(count.values()) / count.total())
-        right += max(best, key=best.__getitem__) == label
-    assert right / len(rows) < 0.6
