@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Writes the last part of ``docs/troubleshooting.md``, from the problems and the catalogue.
 
+``docs/problems.toml`` says what a problem means where its own words do not say it all.
+
 Usage: python scripts/troubleshooting.py
 
 What stands above the marker is kept as it is. A test keeps the page in step.
@@ -8,8 +10,6 @@ What stands above the marker is kept as it is. A test keeps the page in step.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -21,8 +21,10 @@ sys.path.insert(0, str(HERE.parent))
 from bundle.protocol.enumerations import FailureClass  # noqa: E402
 from bundle.protocol.problem import ProblemCode  # noqa: E402
 from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, catalogue  # noqa: E402
+from stager.core.toml import read  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "troubleshooting.md"
+MEANINGS = PAGE.with_name("problems.toml")
 SAMPLES = HERE.parent / "tests" / "samples" / "failures"
 _LONGEST = 90
 MARKER = (
@@ -56,21 +58,18 @@ def _problems() -> Iterator[str]:
         if own:
             yield from ("", f"**{kind}**", "", "| problem | means | what to do | code |")
             yield "| --- | --- | --- | --- |"
-            yield from (_problem_row(code, meanings.get(code.name, "")) for code in own)
+            yield from (_problem_row(code, meanings.get(code, "")) for code in own)
     yield from ("", "## What logs say", "")
     yield from ("Each class of failure, with the log lines by which it is recognised.", "")
 
 
-def _meanings() -> dict[str, str]:
-    """Return the text below each row of the table that has one, as a cell of a table has it."""
-    table = ast.parse(inspect.getsource(ProblemCode)).body[0]
-    assert isinstance(table, ast.ClassDef)
+def _meanings() -> dict[ProblemCode, str]:
+    """Return the longer text about each problem that has one, as a cell of a table has it."""
     meanings = {}
-    for row, below in zip(table.body, table.body[1:], strict=False):
-        if isinstance(row, ast.Assign) and isinstance(below, ast.Expr):
-            text = " ".join(str(ast.literal_eval(below.value)).split()).removesuffix(".")
-            keep = text.startswith("Slurm ")
-            meanings[ast.unparse(row.targets[0])] = text if keep else text[:1].lower() + text[1:]
+    for code, text in read(MEANINGS).items():
+        cell = text.removesuffix(".")
+        keep = cell.startswith("Slurm ")
+        meanings[ProblemCode.from_json(code)] = cell if keep else cell[:1].lower() + cell[1:]
     return meanings
 
 

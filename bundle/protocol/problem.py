@@ -88,7 +88,7 @@ class Row:
 class ProblemCode(enum.Enum):
     """The kinds of problems, a row each; its code in JSON is ``no-room`` for ``NO_ROOM``.
 
-    The text below a row is for ``docs/troubleshooting.md``.
+    What the words of a row do not say about it is in ``docs/problems.toml``.
     """
 
     @property
@@ -122,10 +122,7 @@ class ProblemCode(enum.Enum):
         fix=_MEND_OR_MOVE,
         fault=NodeFault.NO_DIRECTORY,
     )
-    """Each candidate is listed with what is wrong with it: no inodes, noexec, shared, not
-    writable."""
     NO_PLACE_WITH_ROOM = replace(NO_PLACE, fault=NodeFault.DISK_FULL)
-    """Each candidate is listed with what is wrong with it; at least one lacks space."""
     UNSET_VARIABLE = Row(
         "no directory can be chosen for the environment",
         "the variable ${name} is not set on this node",
@@ -134,8 +131,6 @@ class ProblemCode(enum.Enum):
     NODE_ROOT_REFUSED = Row(
         "cannot be used as node root", fix=_MOVE_IT, fault=NodeFault.NO_DIRECTORY
     )
-    """The directory existed already, and is a link or belongs to someone else. Remove it, or set
-    `$STAGER_NODE_ROOT`."""
     NODE_ROOT_BASE_REFUSED = Row(
         "cannot hold the node root", fix=_MOVE_IT, fault=NodeFault.NO_DIRECTORY
     )
@@ -155,7 +150,6 @@ class ProblemCode(enum.Enum):
         "install Python there, or leave the node out with --exclude={where}",
         fault=NodeFault.NO_INTERPRETER,
     )
-    """The agent needs any Python 3.9 or newer under one of the usual names on `PATH`."""
     NO_CPYTHON = Row(
         "there is no CPython {version}, which the bundle was built for",
         "found {listed}",
@@ -164,7 +158,6 @@ class ProblemCode(enum.Enum):
         'Python: interpreter = "bundled" there',
         fault=NodeFault.NO_INTERPRETER,
     )
-    """The message lists every interpreter that was found."""
     NO_CONTAINER_PROGRAM = Row(
         "it has neither apptainer nor singularity",
         "--container-image needs one of them",
@@ -172,7 +165,6 @@ class ProblemCode(enum.Enum):
         "--exclude={where}",
         fault=NodeFault.NO_INTERPRETER,
     )
-    """A `.sif` or a directory of `--container-image` needs one of them on each node."""
     IMAGE_UNREADABLE = Row(
         "the container image cannot be read",
         "{image} does not exist, or this user cannot read it",
@@ -189,24 +181,17 @@ class ProblemCode(enum.Enum):
         "the node's is {libc}, and the bundle's packages are for {needed}",
         _EXCLUDE_WRONG,
     )
-    """A node with musl, such as Alpine Linux, cannot load what was built for glibc. Build for it
-    with `environment.platform = "musllinux_1_2_x86_64"`, from wheels for musl."""
     OLD_LIBC = Row(
         "the node's C library is too old",
         "{package} needs {needed} or newer, the node has {version}",
         _EXCLUDE_WRONG,
     )
-    """A package needs a newer glibc than the node has; in brackets is the file that needs it, or
-    the tag of its wheel. Build with a lower `environment.platform`, which takes other wheels; where
-    the tag of a wheel promises too much, pin another version."""
     OLD_GPU_DRIVER = Row(
         "has driver {driver}, the bundle's CUDA {cuda} needs {needed} or newer",
         "{package} is built for it",
         "build for the driver with [environment] torch-backend in stager.toml (cu126, cu118), or "
         "leave the node out with --exclude={where}",
     )
-    """No program of the bundle could use the GPUs there: each CUDA version needs a minimal version
-    of NVIDIA's driver. Nothing has been sent yet."""
     # Its network, names and clock.
     NAME_UNRESOLVED = Row(
         "the name cannot be resolved",
@@ -227,8 +212,6 @@ class ProblemCode(enum.Enum):
         _LINK_SETTING,
         fault=NodeFault.INTERFACE,
     )
-    """`launch.interface` names an interface that only other nodes have. The line lists those of
-    this node; with a table, each group of nodes can have another one."""
     INTERFACE_OF_NO_NODE = Row(
         "no node of the job has the interface that the setting names",
         "none has {names}; on {host} there are: {listed}",
@@ -236,7 +219,6 @@ class ProblemCode(enum.Enum):
         "between them",
         failure=FailureClass.INTERFACE,
     )
-    """The setting is wrong; no node failed."""
     NO_INTERFACE_WITH_ADDRESS = replace(
         NO_INTERFACE, what="no interface has this address", failure=FailureClass.ENVIRONMENT
     )
@@ -245,16 +227,12 @@ class ProblemCode(enum.Enum):
         what="this host has no address that other nodes can be given",
         failure=FailureClass.ENVIRONMENT,
     )
-    """On the head node its own name resolves to itself (`127.0.1.1` in `/etc/hosts`), and it has
-    several addresses, or none."""
     NO_FREE_PORT = Row(
         "none of the {span} ports from {preferred} up can be used",
         "the last error was: {why}",
         "end the processes that earlier jobs left on this node",
         fault=NodeFault.PORT,
     )
-    """The job's port and the next 63 are in use on the head node, by processes that earlier jobs
-    left there."""
     NAMES_UNRESOLVED = Row(
         "names of nodes cannot be resolved",
         "no address for {names}",
@@ -324,14 +302,9 @@ class ProblemCode(enum.Enum):
     )
     # Its answers to the driver.
     NO_ANSWER = Row(_NO_ANSWER, fix=_SEE_LOG, failure=FailureClass.NODE_FAILURE)
-    """The node's agent ended without an answer; the rest is what Slurm, or the exit status, says
-    about it."""
     NO_ANSWER_KILLED = replace(NO_ANSWER, failure=FailureClass.KILLED)
-    """The node's agent was killed, usually because the node ran out of memory."""
     NO_ANSWER_EXITED = replace(NO_ANSWER, failure=FailureClass.ENVIRONMENT)
-    """The node's agent ended by itself; its log says why."""
     NO_ANSWER_FOLLOWED = replace(NO_ANSWER, why="it was ended, as {first} had failed", follows=True)
-    """Nothing is wrong with this node; see the other one."""
     NO_ANSWER_NO_STEP = Row(_NO_ANSWER, fix=_SEE_SINFO, failure=FailureClass.NODE_FAILURE)
     NO_ANSWER_NO_START = Row(
         _NO_ANSWER,
@@ -340,13 +313,9 @@ class ProblemCode(enum.Enum):
         fault=NodeFault.NODE_FAILURE,
         is_unreachable=True,
     )
-    """The node does not answer Slurm: it went down after the job got it, or `slurmd` died. `sinfo`
-    takes up to a minute to notice. With `--min-nodes` the other nodes go on without it, even if
-    this shows only when the ranks are started."""
     NO_ANSWER_NODE_FAILURE = replace(
         NO_ANSWER_NO_START, why="Slurm lost the node (node failure)", least_nodes=1
     )
-    """The node stopped answering Slurm while a step was running there."""
     NO_ANSWER_UNREACHABLE = Row(
         _NO_ANSWER,
         "it can no longer be reached: {why}",
@@ -354,8 +323,6 @@ class ProblemCode(enum.Enum):
         "leave it out with --exclude={where}",
         fault=NodeFault.NODE_FAILURE,
     )
-    """The node or its network is gone, and `srun` has not noticed: the node sends no heartbeats, or
-    the other nodes are done, and no step can be started on it."""
     NO_ANSWER_DESERTED = replace(
         NO_ANSWER,
         why="nothing of the job runs there any more",
@@ -369,17 +336,12 @@ class ProblemCode(enum.Enum):
         "is stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
         "--exclude={where}",
     )
-    """The node's agent did not take part in the transfer of the bundle, or stopped answering; the
-    other nodes did not wait for it."""
     NO_ANSWER_HANGS = replace(
         NO_ANSWER_UNREACHABLE,
         why="its processes have made no progress for {seconds} s: {why}",
         fix="look on {where} for a disk or a file server that does not answer (`dmesg`), and leave "
         "the node out with --exclude={where}",
     )
-    """While the node unpacked, none of its processes ran for a minute, and some were in a state in
-    which no signal reaches them (D), or stopped (T). The line has the kernel's name of what they
-    wait for. A slow node is given more time."""
     # A host that is reached over ssh.
     SSH_UNREACHED = Row(
         "the host cannot be reached over ssh",
@@ -387,8 +349,6 @@ class ProblemCode(enum.Enum):
         fault=NodeFault.NODE_FAILURE,
         is_unreachable=True,
     )
-    """The host is down, its sshd does not run or listens on another port (a `Port` line for it
-    belongs into `~/.ssh/config`), or a firewall is in between."""
     SSH_NAME_UNKNOWN = Row(
         "no host has this name",
         fix="correct it in --hosts, the host file or [cluster] hosts; a name that only ssh knows "
@@ -402,45 +362,32 @@ class ProblemCode(enum.Enum):
         "write user@host where your user name there is another one",
         is_unreachable=True,
     )
-    """Nobody is there to type a password when a job starts, so `ssh` must get in with a key, a
-    ticket or host-based trust. Try it: `ssh -o BatchMode=yes HOST true`."""
     SSH_KEY_UNKNOWN = Row(
         "the host's key is not known here, so ssh does not trust it",
         fix="connect to it once by hand and compare the key (ssh {where} true); or let your "
         "administrators publish the keys in /etc/ssh/ssh_known_hosts",
         is_unreachable=True,
     )
-    """With `StrictHostKeyChecking accept-new` in `~/.ssh/config`, keys of hosts that are new are
-    accepted by themselves."""
     SSH_KEY_CHANGED = Row(
         "the host has another key than it had before",
         fix="ask your administrators whether {where} was installed anew; if so, forget the old "
         "key: ssh-keygen -R {where}",
         is_unreachable=True,
     )
-    """Either the host was installed anew, or another machine answers in its name."""
     SSH_TURNED_AWAY = replace(
         SSH_UNREACHED,
         what="the connection was closed before the login",
         fix="see the log of the host's sshd, or of a jump host's in front of it: it takes too few "
         f"logins at a time (MaxStartups), or none of yours (AllowUsers, PAM); {_LEAVE_OUT}",
     )
-    """Sshd takes ten logins at a time as a rule, and closes more and more of any further
-    connections at once. A host that was turned away is tried again a few times, and fewer are
-    logged in to at a time; with `ControlMaster auto` for a jump host in `~/.ssh/config` all logins
-    through it are one."""
     SSH_LOGIN_FAILED = replace(
         SSH_UNREACHED, what="the login failed", fix=f"{_TRY_IT}; {_LEAVE_OUT}"
     )
-    """`ssh` or the host's login has ended, or did nothing for too long: a home directory that is
-    not served, a full table of processes, an account that has expired."""
     SSH_CONNECTION_LOST = Row(
         "the ssh connection to the host broke",
         fix=f"check whether it is up (ssh {{where}} uptime), {_LEAVE_OUT}",
         fault=NodeFault.NODE_FAILURE,
     )
-    """The host went down or its network did, or its sshd was killed. What runs there is told to end
-    as soon as the host notices, too."""
     SSH_NOT_STARTED = Row(
         "ssh cannot be started here", fix="install OpenSSH's client, and put ssh on PATH"
     )
@@ -463,7 +410,6 @@ class ProblemCode(enum.Enum):
         fix="copy it again, or build it again with `stager build`",
         failure=FailureClass.DAMAGED_COPY,
     )
-    """The file changed after it was built. Copy it again."""
     STORED_LAYER_UNUSABLE = Row(
         "the bundle refers to a layer in the offline root that cannot be used",
         "{layer}: {why}",
@@ -482,8 +428,6 @@ class ProblemCode(enum.Enum):
         fix="see whether the signer's key has expired since the job was submitted, and whether the "
         "node's clock is right; then start the job again",
     )
-    """`[trust] require` is set, and what the login side has accepted does not hold on the node:
-    nothing of the bundle has run there."""
     BUNDLE_OF_OTHER_VERSION = Row(
         "the bundle was made by another version of stager",
         fix="build it again with `stager build`, or use the version that made it",
@@ -518,15 +462,11 @@ class ProblemCode(enum.Enum):
         fix="free some space in {where} on that host, or set TMPDIR to another place",
         failure=FailureClass.DISK_FULL,
     )
-    """The driver runs where `stager` asked for the nodes, or on the first node of a batch job; no
-    other node failed."""
     HOST_DISK_UNWRITABLE = Row(
         "a disk of the host where the job is driven from cannot be used",
         fix="look at {where} on that host (full, read-only, failing?), or set TMPDIR to another "
         "place",
     )
-    """The driver runs where `stager` asked for the nodes, or on the first node of a batch job; no
-    other node failed."""
     EXCERPT_UNWRITABLE = Row(
         "the part of the bundle that is to be sent cannot be written",
         fix="free some space there, or set TMPDIR to another place",
@@ -560,16 +500,12 @@ class ProblemCode(enum.Enum):
         "{why}",
         "look at the file system of {where} on that host: it may not answer at present",
     )
-    """The nodes waited for a minute; none of them failed."""
     BUNDLE_NOT_SENT = Row(
         "the bundle could not be sent to the node",
         "{way} says: {why}",
         "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
     )
-    """Sending to it failed, and failed again when tried with this node alone."""
     BUNDLE_NOT_SENT_NO_ROOM = replace(BUNDLE_NOT_SENT, fault=NodeFault.DISK_FULL)
-    """The disk there is full, of which Slurm says only `Unspecified error`. The line shows how much
-    had arrived and how much is free."""
     BUNDLE_NOT_SENT_NETWORK = Row(
         "the bundle could not be sent to the node",
         "sbcast says: {why}",
@@ -582,8 +518,6 @@ class ProblemCode(enum.Enum):
         "disk, or leave the node out with --exclude={where}",
         fault=NodeFault.DAMAGED_COPY,
     )
-    """The node received different bytes from those sent, and received them once more. That node's
-    network or memory is at fault, not the bundle."""
     # The environment as it is made.
     NO_ROOM = Row(
         "the environment does not fit",
@@ -669,9 +603,6 @@ class ProblemCode(enum.Enum):
         'libraries (uv python install, then [environment] interpreter = "bundled"); or exclude the '
         "node",
     )
-    """A Python that was compiled on the build machine, such as pyenv's, needs libraries of its
-    distribution (`libffi` for `ctypes`, `libssl` for `ssl`, ...). It is a warning where the modules
-    of `environment.imports` can be imported without it."""
     PACKAGE_MISSING = Row("the package is missing", "not in {root}", _REBUILD)
     PACKAGE_INCOMPLETE = Row("the package is incomplete", "there is no module {module}", _REBUILD)
     PACKAGE_FOREIGN = Row(
@@ -681,7 +612,6 @@ class ProblemCode(enum.Enum):
     MODULE_FOREIGN = Row(
         "the module does not come from the environment", "found in {found}", _SEE_PTH
     )
-    """Something puts another directory first on `sys.path`: a `.pth` file, or `sitecustomize`."""
     MODULE_NOT_IMPORTED = Row(
         "the module cannot be imported",
         fix="run stager exec -- python -c 'import {where}' there to see the whole error",
@@ -719,7 +649,6 @@ class ProblemCode(enum.Enum):
         "job {job} has {cpus} on a node, and {setting} = {asked} needs {asked}",
         "ask Slurm for more (--cpus-per-task={asked}), or make {setting} smaller in stager.toml",
     )
-    """The allocation that `stager` runs in has less; no node failed."""
     NODE_LIST_UNREADABLE = Row(
         "the node list cannot be read", fix="write it as Slurm does, for example n[01-03,07],login1"
     )
@@ -755,9 +684,6 @@ class ProblemCode(enum.Enum):
         "end them before the program ends, or give them longer with SLURM_WAIT=SECONDS",
         failure=FailureClass.HANG,
     )
-    """Some nodes had ended well, and ten minutes later these had not. If they are really working,
-    for example on a very long save at the end, set `SLURM_WAIT` to another number of seconds, or to
-    0 for no limit."""
     RANKS_CANNOT_TALK = Row(
         "the ranks cannot talk",
         fix="check the network between the nodes (cable, MTU, firewall), name the interface with "
@@ -814,7 +740,6 @@ class ProblemCode(enum.Enum):
         "be requeued: stager script --requeue",
         failure=FailureClass.TIME_LIMIT,
     )
-    """Slurm checks every half minute, so the end may come a little late."""
     JOB_CANCELLED = Row(
         "the job was cancelled from outside (scancel)",
         "",
