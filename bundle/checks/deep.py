@@ -21,20 +21,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ..channel.agent_channel import AgentChannel
-from ..environment import damage, hard_links
-from ..environment.damage import RENEWED, Fault, compare_interpreter_link, format_path
+from ..environment import damage, hard_links, listing
+from ..environment.damage import RENEWED, Fault, find_interpreter_faults, format_path
 from ..environment.listing import STATE, Merged, merge, own_files
 from ..environment.process_pool import run_tasks
 from ..environment.unpack import (
     hold_during,
     list_hook_files,
-    list_own_links,
     lock_for_making,
     lock_path,
     write_problem,
 )
 from ..format.layer import Entry, LayerError, decode_head
-from ..format.manifest import Manifest, ManifestError, Part, parse
+from ..format.manifest import Manifest, ManifestError, parse
 from ..format.zstd import load_decompressor
 from ..node import machine, node_root, removal
 from ..node.node_root import env_path
@@ -242,8 +241,11 @@ def _read_manifest(env_dir: str) -> Manifest:
 
 
 def _read_expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
-    part = manifest.decompressor
-    wheel = None if part is None else _decompressor_wheel(env_dir, part)
+    part, wheel = manifest.decompressor, None
+    if part is not None:
+        wheel = hard_links.read_kept_file([env_dir], f"decompressor/{part.name}", part.sha256)
+        if wheel is None:
+            raise LayerError(f"{part.name} is missing, or does not have the digest in the manifest")
     heads = _read_heads(env_dir, manifest)
     with tempfile.TemporaryDirectory(prefix=f"{manifest.id}.", dir=scratch) as folder:
         decompress = load_decompressor(part.name if part else "", wheel, folder)
@@ -251,18 +253,11 @@ def _read_expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Me
     return merge(manifest.layers, indexes, manifest.requires.python)
 
 
-def _decompressor_wheel(env_dir: str, part: Part) -> bytes:
-    try:
-        wheel = read_file(hard_links.decompressor_path(env_dir, part))
-    except OSError as exc:
-        raise LayerError(f"{part.name} cannot be read: {exc.strerror or exc}") from exc
-    if Digest.of(wheel) != part.sha256:
-        raise LayerError(f"{part.name} does not have the digest in the manifest")
-    return wheel
-
-
 def _read_heads(env_dir: str, manifest: Manifest) -> list[bytes]:
-    heads = [hard_links.read_head_from_environments((env_dir,), layer) for layer in manifest.layers]
+    heads = [
+        hard_links.read_kept_file([env_dir], f"layers/{layer.id}", layer.head)
+        for layer in manifest.layers
+    ]
     lost = [layer.name for layer, head in zip(manifest.layers, heads) if head is None]
     if lost:
         more = f" and {format_count(len(lost) - 1, 'more layer')}" if lost[1:] else ""
@@ -332,14 +327,15 @@ def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
         why = _compare_file(env_dir, entry)
         if why:
             yield Fault(path, why)
-    yield from compare_interpreter_link(env_dir)
-    fault = damage.find_listing_fault(env_dir)
-    if fault is not None:
-        yield fault
+    yield from find_interpreter_faults(env_dir)
+    try:
+        listing.read(env_dir)
+    except listing.ListingError as exc:
+        yield Fault(listing.PATH, str(exc))
 
 
 def _find_tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[Fault]:
-    links = {**merged.links, **list_own_links(manifest.requires.python)}
+    links = {**merged.links, **listing.own_links(manifest.requires.python)}
     files = _list_expected_files(env_dir, manifest, merged)
     seen = set()
     for path, target in _walk_environment(env_dir, merged.directories):
@@ -371,8 +367,7 @@ def _list_expected_files(env_dir: str, manifest: Manifest, merged: Merged) -> se
     files.update(own_files(manifest.requires.python))
     files.update(f"{STATE}/layers/{layer.id}" for layer in manifest.layers)
     if manifest.decompressor is not None:
-        path = hard_links.decompressor_path(env_dir, manifest.decompressor)
-        files.add(os.path.relpath(path, env_dir))
+        files.add(f"{STATE}/decompressor/{manifest.decompressor.name}")
     return files
 
 

@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..node import node_root, removal
 from ..node.node_root import ROOT_LOCK, SUBDIRECTORIES, hold_lock, make_secure_root
@@ -31,7 +32,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.counts import format_count, format_size
 from ..protocol.messages import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import signals
+from ..system.processes import fork_child
 from .unpack import lock_path
 
 IDLE_SECONDS = 3600.0
@@ -45,16 +46,10 @@ _OF_JOB = "job-"
 
 def list_node_roots(setting: str, env: Mapping[str, str]) -> list[str]:
     """Return every node root of this user in the places where one may have been made."""
-    named = env.get(node_root.ROOT_VARIABLE) or setting
-    automatic = named in (node_root.AUTO, node_root.AUTO_WITH_MEMORY)
-    bases = (
-        node_root.list_automatic_bases(env)
-        if automatic
-        else node_root.list_named_bases(setting, env)
-    )
+    bases, is_named = node_root.list_bases(setting, env)
     roots = [os.path.join(path, node_root.node_root_name()) for _, path in bases]
     found = [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
-    return [root for root in found if not (automatic and node_root.find_foreign_root(root))]
+    return [root for root in found if is_named or not node_root.find_foreign_root(root)]
 
 
 def clean(
@@ -72,7 +67,6 @@ def clean(
             made for its nodes below it are cleaned as well.
         keep: ids of the bundles whose environments stay.
         dry_run: True to list only, and remove nothing.
-
         idle_since: when a job's directory must have been written to last to be removed, in seconds
             since the epoch; None for an hour ago.
         nodes: True to clean the node roots of a local allocation, too.
@@ -279,8 +273,7 @@ _MOST_ANSWER = 16 << 20
 """Bytes that are read of a report on a user's files: the user chooses their names."""
 
 
-@dataclass(frozen=True)
-class Retention:
+class Retention(NamedTuple):
     """What may stay on a node."""
 
     days: float = DAYS
@@ -314,17 +307,13 @@ def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
         names = sorted(os.listdir(base))
     except OSError:
         return
-    for name in names:
-        match = _NODE_ROOT.fullmatch(name)
-        if match is None or os.geteuid() not in (0, int(match[1])):
-            continue
-        path = os.path.join(base, name)
-        try:
+    for match in filter(None, map(_NODE_ROOT.fullmatch, names)):
+        owner, path = int(match[1]), os.path.join(base, match[0])
+        with contextlib.suppress(OSError):
             status = os.lstat(path)
-        except OSError:
-            continue
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == int(match[1]):
-            yield path, status
+            is_owners = stat.S_ISDIR(status.st_mode) and status.st_uid == owner
+            if is_owners and os.geteuid() in (0, owner):
+                yield path, status
 
 
 def _clean_as_owner(
@@ -333,10 +322,17 @@ def _clean_as_owner(
     if owner.st_uid == os.geteuid():
         return _clean(root, limits, dry_run)
     readable, writable = os.pipe()
-    with signals.defer_signals():
-        child = os.fork()
-        if not child:
-            _run_as_owner(root, owner, limits, dry_run, writable)
+
+    def run() -> None:
+        """Drop to the owner's rights and clean."""
+        os.setgroups([])
+        os.setgid(owner.st_gid)
+        os.setuid(owner.st_uid)
+        os.chdir("/")
+        with open(writable, "w", encoding="utf-8") as answer:
+            json.dump(encode(_clean(root, limits, dry_run)), answer)
+
+    child = fork_child(run)
     os.close(writable)
     try:
         data = _read_answer(readable)
@@ -351,22 +347,6 @@ def _clean_as_owner(
         return decode(NodeCleanup, json.loads(data or b""))
     except (ValueError, RecursionError):
         return NodeCleanup(root, problems=(_make_problem(root, why),))
-
-
-def _run_as_owner(
-    root: str, owner: os.stat_result, limits: Retention, dry_run: bool, writable: int
-) -> None:
-    """Drop to the owner's rights and clean a node root; never return."""
-    try:
-        signals.restore_default_signals()
-        os.setgroups([])
-        os.setgid(owner.st_gid)
-        os.setuid(owner.st_uid)
-        os.chdir("/")
-        with open(writable, "w", encoding="utf-8") as answer:
-            json.dump(encode(_clean(root, limits, dry_run)), answer)
-    finally:
-        os._exit(0)  # without the parent's clean-up
 
 
 def _read_answer(handle: int) -> bytes | None:

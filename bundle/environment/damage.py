@@ -27,10 +27,8 @@ from .listing import (
     PATH,
     STATE,
     Folder,
+    Listing,
     ListingError,
-    Window,
-    Written,
-    map_layers,
     parse_folders,
     read,
 )
@@ -53,8 +51,7 @@ def format_path(path: str) -> str:
     return path if path.isprintable() else ascii(path)
 
 
-def describe_read_error(exc: Exception) -> str:
-    """Return why a file of an environment cannot be read."""
+def _describe_read_error(exc: Exception) -> str:
     if isinstance(exc, FileNotFoundError):
         return "it is missing"
     return str(getattr(exc, "strerror", None) or exc)
@@ -67,30 +64,26 @@ RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
 _RENEWAL_SECONDS = 0.05
 
 
-def compare_interpreter_link(env_dir: str) -> Iterator[Fault]:
-    """Compare ``pyvenv.cfg`` with the link to the interpreter, as they are now."""
+def find_interpreter_faults(env_dir: str) -> list[Fault]:
+    """Compare ``pyvenv.cfg`` with the link to the interpreter; another job may just change both."""
+    if _compare_interpreter_link(env_dir):
+        time.sleep(_RENEWAL_SECONDS)
+    return _compare_interpreter_link(env_dir)
+
+
+def _compare_interpreter_link(env_dir: str) -> list[Fault]:
     try:
         target = os.readlink(os.path.join(env_dir, "bin", "python"))
     except OSError as exc:
-        yield Fault("bin/python", f"it is missing or no link: {exc.strerror or exc}")
-        return
+        return [Fault("bin/python", f"it is missing or no link: {exc.strerror or exc}")]
     wanted = pyvenv_cfg(target)
     try:
         data = read_file(os.path.join(env_dir, "pyvenv.cfg"), len(wanted) + 1)
     except OSError as exc:
-        yield Fault("pyvenv.cfg", describe_read_error(exc))
-        return
+        return [Fault("pyvenv.cfg", _describe_read_error(exc))]
     if data != wanted:
-        yield Fault("pyvenv.cfg", f"it does not say what it must for {target}")
-
-
-def find_interpreter_faults(env_dir: str) -> list[Fault]:
-    """Do as :func:`compare_interpreter_link`, twice if need be: another job may change both."""
-    found = list(compare_interpreter_link(env_dir))
-    if found:
-        time.sleep(_RENEWAL_SECONDS)
-        found = list(compare_interpreter_link(env_dir))
-    return found
+        return [Fault("pyvenv.cfg", f"it does not say what it must for {target}")]
+    return []
 
 
 def pyvenv_cfg(python: str) -> bytes:
@@ -135,8 +128,8 @@ def find_strays(env_dir: str, other: str) -> list[str]:
     return strays
 
 
-def is_allowed_stray(path: str) -> bool:
-    """Return True for a stray that is harmless: bytecode of Python, or a file of the user's."""
+def _is_allowed_stray(path: str) -> bool:
+    """Return True for what is harmless: bytecode of Python, or a file of the user's."""
     *folders, name = path.split("/")
     return (
         name == "__pycache__"
@@ -183,17 +176,14 @@ def compare_with_listing(env_dir: str, processes: int) -> list[Fault]:
 
         def work(run: int) -> None:
             start = run * _RUN
-            folders = parse_folders(lines[start : start + _RUN], listing.written)
-            for number, (folder, names, window) in enumerate(folders, start):
-                if window is not None and _is_untouched(env_dir, folder, names, window):
-                    continue
-                if any(_compare_folder(env_dir, lines[number], listing.written)):
+            for number, folder in enumerate(parse_folders(lines[start : start + _RUN]), start):
+                if any(_compare_folder(env_dir, folder, listing)):
                     marks[number] = 1
 
         run_tasks(-(-len(lines) // _RUN), work, processes)
-        for number, line in enumerate(lines):
-            if marks[number]:
-                found += _compare_folder(env_dir, line, listing.written)
+        marked = [line for line, mark in zip(lines, marks[:]) if mark]
+    for folder in parse_folders(marked):
+        found += _compare_folder(env_dir, folder, listing)
     return sorted(found, key=lambda fault: (fault.path, fault.why))
 
 
@@ -218,75 +208,50 @@ def list_damaged_layers(manifest: Manifest, found: Sequence[Fault]) -> set[int]:
     return damaged
 
 
-def find_listing_fault(env_dir: str) -> Fault | None:
-    """Return the fault of the listing itself; None if it is sound."""
-    try:
-        read(env_dir)
-    except ListingError as exc:
-        return Fault(PATH, str(exc))
-    return None
-
-
-def _find_manifest_faults(env_dir: str) -> Iterator[Fault]:
+def _find_manifest_faults(env_dir: str) -> list[Fault]:
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
     except (OSError, ManifestError) as exc:
-        yield Fault(MANIFEST, describe_read_error(exc), None)
-        return
+        return [Fault(MANIFEST, _describe_read_error(exc), None)]
     if bundle_id != os.path.basename(env_dir):
-        yield Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}", None)
+        return [Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}", None)]
+    return []
 
 
-def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: Window) -> bool:
-    """Quick check, true for nearly all directories; the others are compared more closely."""
-    first, last = window
-    try:
-        handle = os.open(f"{env_dir}/{folder}", _FOLDER)
-    except OSError:
-        return False
-    try:
-        with os.scandir(handle) as items:
-            for item in items:
-                code = expected.pop(item.name, _STRAY)
-                if code < 0:
-                    if code == FOLDER and item.is_dir(follow_symlinks=False):
-                        continue
-                    return False
-                status = item.stat(follow_symlinks=False)
-                mode = status.st_mode
-                # In place: a call for each of tens of thousands of files would show.
-                if (
-                    status.st_size * 2 + (mode >> 6 & 1) != code
-                    or not first <= status.st_mtime_ns <= last
-                    or mode & 0o170400 != 0o100400
-                ):
-                    return False
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return not expected
-
-
-def _compare_folder(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
-    folder, content = Folder.parse(line)
-    missing, layers = dict(content.names), map_layers(content)
-    prefix = f"{folder}/" if folder else ""
+def _compare_folder(env_dir: str, folder: Folder, listing: Listing) -> Iterator[Fault]:
+    missing, window = dict(folder.names), folder.find_window(listing)
+    layers = {} if window is not None else folder.map_layers()
+    prefix = f"{folder.path}/" if folder.path else ""
     try:
         with ExitStack() as opened:
-            handle = os.open(f"{env_dir}/{folder}", _FOLDER)
+            handle = os.open(f"{env_dir}/{folder.path}", _FOLDER)
             opened.callback(os.close, handle)
             for item in opened.enter_context(os.scandir(handle)):
                 name, code = item.name, missing.pop(item.name, _STRAY)
-                window, target = written.get_window(layers.get(name)), content.links.get(name)
-                why = _compare_item(item, handle, prefix + name, code, window, target)
+                if code < 0:
+                    why = _compare_other(item, handle, prefix + name, code, folder.links.get(name))
+                else:
+                    own = listing.layers[layers[name]] if name in layers else listing.own
+                    first, last = window or own
+                    status = item.stat(follow_symlinks=False)
+                    mode = status.st_mode
+                    # In place: a call for each of tens of thousands of files would show.
+                    if (
+                        status.st_size * 2 + (mode >> 6 & 1) == code
+                        and first <= status.st_mtime_ns <= last
+                        and mode & 0o170400 == 0o100400
+                    ):
+                        continue
+                    why = _explain_file_fault(status, code, last)
                 if why:
+                    layers = layers or folder.map_layers()
                     yield _make_fault(prefix, name, why, layers)
     except OSError as exc:
-        every = tuple(number for number, _ in content.layers)
+        every = tuple(number for number, _ in folder.layers)
         why = f"the directory cannot be read: {exc.strerror or exc}"
-        yield Fault(folder or ".", why, every)
+        yield Fault(folder.path or ".", why, every)
         return
+    layers = layers or folder.map_layers()
     for name, code in missing.items():
         if code != OWN:
             yield _make_fault(prefix, name, "it is missing", layers)
@@ -296,21 +261,19 @@ def _make_fault(prefix: str, name: str, why: str, layers: Mapping[str, int]) -> 
     return Fault(prefix + name, why, (layers[name],) if name in layers else ())
 
 
-def _compare_item(
-    item: os.DirEntry[str], folder: int, path: str, code: int, window: Window, target: str | None
+def _compare_other(
+    item: os.DirEntry[str], folder: int, path: str, code: int, target: str | None
 ) -> str:
+    """Return what is wrong with a path that is no file of known length."""
     if code == LINK:
         is_same = item.is_symlink() and os.readlink(item.name, dir_fd=folder) == target
         return "" if is_same else "it is not the symbolic link that it was"
-    status = item.stat(follow_symlinks=False)
-    if code >= 0:
-        return _compare_file(status, code, window)
-    if code == FOLDER and not stat.S_ISDIR(status.st_mode):
+    if code == FOLDER and not item.is_dir(follow_symlinks=False):
         return "it is not a directory any more"
-    return "it does not belong there" if code == _STRAY and not is_allowed_stray(path) else ""
+    return "it does not belong there" if code == _STRAY and not _is_allowed_stray(path) else ""
 
 
-def _compare_file(status: os.stat_result, code: int, window: Window) -> str:
+def _explain_file_fault(status: os.stat_result, code: int, last: int) -> str:
     size, executable = divmod(code, 2)
     mode = status.st_mode
     if not stat.S_ISREG(mode):
@@ -319,6 +282,6 @@ def _compare_file(status: os.stat_result, code: int, window: Window) -> str:
         return f"it has {format_count(status.st_size, 'byte')}, not {size:,}"
     if mode >> 6 & 1 != executable or not mode & stat.S_IRUSR:
         return f"its mode is {stat.S_IMODE(mode):04o}"
-    if status.st_mtime_ns > window.last:
+    if status.st_mtime_ns > last:
         return "it was written to after it was published"
-    return "another, older file is in its place" if status.st_mtime_ns < window.first else ""
+    return "another, older file is in its place"

@@ -11,16 +11,17 @@ is marked as written to just now, so that each of them notices when it is used n
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import mmap
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from ..format.layer import Entry
-from ..format.manifest import Layer, Manifest, ManifestError, Part, parse
+from ..format.manifest import Manifest, ManifestError, parse
 from ..protocol.digest import Digest
 from ..system.files import compute_digest, read_file
 from . import damage, listing
@@ -76,7 +77,11 @@ def link_layers(
         is left out if a file of it is missing or damaged in all of its environments, or cannot be
         linked; the caller then writes the layer.
     """
-    windows = _list_windows([head for head, _ in layers], older)
+    written = {source: listing.layers_written(source) for source in {*chain(*older.values())}}
+    windows = {
+        head: {env: written[env][head] for env in older.get(head, ()) if head in written[env]}
+        for head, _ in layers
+    }
     tasks = [
         (number, entries[start : start + _RUN])
         for number, (head, entries) in enumerate(layers)
@@ -95,73 +100,60 @@ def link_layers(
         run_tasks(len(tasks), work, processes)
         linked: dict[str, Window] = {}
         for mark, (head, entries) in zip(incomplete[:], layers):
-            if mark:
-                _unlink(staging, entries)
+            if mark:  # else the writer would write to the shared files
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(f"{staging}/{entry.path}")
             elif windows[head]:
                 linked[head] = functools.reduce(Window.around, windows[head].values())
     return linked
 
 
-def _list_windows(
-    heads: Sequence[str], older: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, Window]]:
-    written = {source: listing.layers_written(source) for source in {*chain(*older.values())}}
-    return {
-        head: {env: written[env][head] for env in older.get(head, ()) if head in written[env]}
-        for head in heads
-    }
-
-
-def _unlink(staging: str, entries: Sequence[Entry]) -> None:
-    """Remove links, so that the writer does not write to the shared files."""
-    for entry in entries:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{staging}/{entry.path}")
-
-
 def _link_files(
     source: str, staging: str, files: Sequence[Entry], window: Window, verify: bool
 ) -> list[Entry]:
+    """Link what is sound in one environment; return the rest."""
     folders: dict[str, list[Entry]] = {}
     for entry in files:
         folders.setdefault(entry.path.rpartition("/")[0], []).append(entry)
     missing = []
     for folder, entries in folders.items():
-        try:
-            missing += _link_folder(
-                f"{source}/{folder}", f"{staging}/{folder}", entries, window, verify
-            )
-        except OSError:
-            missing += entries  # files that are linked already are replaced later
+        left = entries  # after an error, too: files that are linked already are replaced later
+        here, there = f"{source}/{folder}", f"{staging}/{folder}"
+        with contextlib.suppress(OSError), _open_folder(here) as old, _open_folder(there) as new:
+            left = [entry for entry in entries if not _link_file(old, new, entry, window, verify)]
+        missing += left
     return missing
 
 
-def _link_folder(
-    source: str, target: str, entries: Sequence[Entry], window: Window, verify: bool
-) -> list[Entry]:
-    """Link the files of one directory by relative names, which is 20 % faster."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    missing = []
-    with contextlib.ExitStack() as opened:
-        old = os.open(source, flags)
-        opened.callback(os.close, old)
-        new = os.open(target, flags)
-        opened.callback(os.close, new)
-        if os.readlink(f"/proc/self/fd/{old}") != source.rstrip("/"):
-            return list(entries)  # a link on the way leads elsewhere
-        for entry in entries:
-            name = entry.path.rpartition("/")[2]
-            if _is_sound(old, name, entry, window) and (
-                not verify or _has_digest(old, name, entry.sha256)
-            ):
-                os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
-            else:
-                missing.append(entry)
-    return missing
+@contextlib.contextmanager
+def _open_folder(path: str) -> Iterator[int]:
+    """Open a directory; OSError if a link on the way leads elsewhere."""
+    handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if os.readlink(f"/proc/self/fd/{handle}") != path.rstrip("/"):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        yield handle
+    finally:
+        os.close(handle)
 
 
-def _is_sound(folder: int, name: str, entry: Entry, window: Window) -> bool:
-    """Tell whether a file is as published, without reading it."""
+def _link_file(old: int, new: int, entry: Entry, window: Window, verify: bool) -> bool:
+    """Link a file that is as published; relative names are 20 % faster."""
+    name = entry.path.rpartition("/")[2]
+    is_sound = _is_untouched(old, name, entry, window)
+    if is_sound and verify:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=old)
+        with open(handle, "rb"):
+            is_sound = compute_digest(handle) == entry.sha256
+            if not is_sound:
+                mark_as_damaged(handle)
+    if is_sound:
+        os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+    return is_sound
+
+
+def _is_untouched(folder: int, name: str, entry: Entry, window: Window) -> bool:
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -174,36 +166,20 @@ def _is_sound(folder: int, name: str, entry: Entry, window: Window) -> bool:
     )
 
 
-def _has_digest(folder: int, name: str, sha256: str) -> bool:
-    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    with open(handle, "rb"):
-        if compute_digest(handle) == sha256:
-            return True
-        mark_as_damaged(handle)
-    return False
-
-
 def mark_as_damaged(handle: int) -> None:
     """Mark a damaged file as written to just now, in every environment that shares it."""
     now = time.time_ns()
     os.utime(handle, ns=(now, now))
 
 
-def read_head_from_environments(envs: Sequence[str], layer: Layer) -> bytes | None:
-    """Return the head of a layer from an environment that has it; None if none does."""
-    paths = (os.path.join(env, STATE, "layers", layer.id) for env in envs)
-    return next(filter(None, (_read_checked(path, layer.head) for path in paths)), None)
-
-
-def decompressor_path(env: str, part: Part) -> str:
-    """Return where an environment keeps the zstandard wheel that it was unpacked with."""
-    return os.path.join(env, STATE, "decompressor", part.name)
-
-
-def older_decompressor(envs: str, part: Part) -> bytes | None:
-    """Return the zstandard wheel from any environment that has it; None if none does."""
-    paths = (decompressor_path(env, part) for env in _list_newest_first(envs))
-    return next(filter(None, (_read_checked(path, part.sha256) for path in paths)), None)
+def read_kept_file(envs: Iterable[str], path: str, sha256: str) -> bytes | None:
+    """Return a file that environments keep, such as a layer's head; None if none has it whole."""
+    for env in envs:
+        with contextlib.suppress(OSError):
+            data = read_file(f"{env}/{STATE}/{path}")
+            if Digest.of(data) == sha256:
+                return data
+    return None
 
 
 def has_decompressor(envs: str, name: str, size: int) -> bool:
@@ -211,28 +187,21 @@ def has_decompressor(envs: str, name: str, size: int) -> bool:
 
     Its digest is checked later.
     """
-    for env in _list_newest_first(envs):
+    for env in list_newest_first(envs):
         with contextlib.suppress(OSError):
-            if os.stat(os.path.join(env, STATE, "decompressor", name)).st_size == size:
+            if os.stat(f"{env}/{STATE}/decompressor/{name}").st_size == size:
                 return True
     return False
 
 
-def _read_checked(path: str, sha256: str) -> bytes | None:
-    try:
-        data = read_file(path)
-    except OSError:
-        return None
-    return data if Digest.of(data) == sha256 else None
-
-
 def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
-    for path in _list_newest_first(envs):
+    for path in list_newest_first(envs):
         with contextlib.suppress(OSError, ManifestError):
             yield path, parse(read_file(os.path.join(path, damage.MANIFEST)))
 
 
-def _list_newest_first(envs: str) -> list[str]:
+def list_newest_first(envs: str) -> list[str]:
+    """Return the environments in a directory; none if it cannot be read."""
     try:
         with os.scandir(envs) as items:
             folders = [item for item in items if item.is_dir(follow_symlinks=False)]

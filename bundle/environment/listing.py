@@ -67,16 +67,23 @@ def own_directories(python: str) -> tuple[str, ...]:
     return ("bin", site_packages(python), "project", "assets", *state)
 
 
+def own_links(python: str) -> dict[str, str]:
+    """Return the targets of an environment's own links, except the interpreter, by their paths."""
+    return {
+        "pkgs": site_packages(python),
+        "lib64": "lib",  # the name on Fedora and its kin
+        "bin/python3": "python",
+        f"bin/python{python}": "python",
+    }
+
+
 def own_files(python: str) -> tuple[str, ...]:
     """Return the files of an environment that come from no layer."""
     site = site_packages(python)
     return (
         "pyvenv.cfg",
-        "pkgs",
-        "lib64",
         "bin/python",
-        "bin/python3",
-        f"bin/python{python}",
+        *own_links(python),
         *(f"{site}/{HOOK}{name}.{ending}" for name in HOOKS for ending in ("pth", "py")),
         *(f"{site}/{HOOK}{name}.py" for name in HOOK_MODULES),
         f"{STATE}/manifest.json",
@@ -169,25 +176,15 @@ class Window(NamedTuple):
         return Window(min(self.first, other.first), max(self.last, other.last))
 
 
-class Written(NamedTuple):
-    """The times at which the files of an environment were written."""
-
-    layers: list[Window]
-    """Those of each layer: linked files were written for an older environment."""
-    own: Window
-    """Those of all other files."""
-
-    def get_window(self, layer: int | None) -> Window:
-        """Return the times of the files of a layer, or of those of none."""
-        return self.own if layer is None else self.layers[layer]
-
-
 class Listing(NamedTuple):
     """A listing that has been read, its digest checked."""
 
     heads: list[str]
     """The digest of each layer's head."""
-    written: Written
+    layers: list[Window]
+    """When the files of each layer were written: linked ones for an older environment."""
+    own: Window
+    """The same of all other files."""
     folders: Sequence[bytes]
     """A line for each directory."""
 
@@ -195,62 +192,48 @@ class Listing(NamedTuple):
 class Folder(NamedTuple):
     """The content of one directory."""
 
+    path: str
     names: dict[str, int]
     """The code of each name; files of layers come first, in the layers' order."""
     links: dict[str, str]
     layers: list[list[int]]
     """Numbers of layers, each with the count of its files among the names."""
 
-    def line(self, path: str) -> bytes:
+    def to_line(self) -> bytes:
         """Return its line in the listing."""
         codes = ",".join(map(str, self.names.values()))
-        fields = [path, "/".join(self.names), codes, self.links, self.layers]
+        fields = [self.path, "/".join(self.names), codes, self.links, self.layers]
         return json.dumps(fields, separators=(",", ":")).encode()
 
-    @classmethod
-    def parse(cls, line: bytes) -> tuple[str, Folder]:
-        """Return the path and the content of a directory from its line."""
-        path, names, codes, links, layers = json.loads(line)
-        return path, cls(_parse_codes(names, codes), links, layers)
+    def map_layers(self) -> dict[str, int]:
+        """Return the layer of each name that is a file of one."""
+        numbers = chain.from_iterable(repeat(number, count) for number, count in self.layers)
+        return dict(zip(self.names, numbers))
+
+    def find_window(self, listing: Listing) -> Window | None:
+        """Return when all of its files were written; None if some belong to other times."""
+        windows = {listing.layers[number] for number, _ in self.layers}
+        others = [*self.names.values()][sum(count for _, count in self.layers) :]
+        if any(code >= 0 for code in others):
+            windows.add(listing.own)
+        return windows.pop() if len(windows) == 1 else None
 
 
-def parse_folders(
-    lines: Sequence[bytes], written: Written
-) -> Iterator[tuple[str, dict[str, int], Window | None]]:
-    """Yield the path of each directory, its names, and when its files were written.
-
-    The time is None if it is not the same for all of them. Lines that are read together, and
-    without the rest, take half the time.
-    """
-    for path, names, codes, _, layers in json.loads(b"[%s]" % b",".join(lines)):
-        coded = _parse_codes(names, codes)
-        windows = {written.layers[number] for number, _ in layers}
-        files = len(coded) - codes.count("-")
-        if sum(count for _, count in layers) < files or not windows:
-            windows.add(written.own)
-        yield path, coded, windows.pop() if len(windows) == 1 else None
+def parse_folders(lines: Sequence[bytes]) -> Iterator[Folder]:
+    """Read the lines of directories; those that are read together take half the time."""
+    for path, names, codes, links, layers in json.loads(b"[%s]" % b",".join(lines)):
+        coded = zip(names.split("/"), map(int, codes.split(","))) if names else ()
+        yield Folder(path, dict(coded), links, layers)
 
 
-def map_layers(content: Folder) -> dict[str, int]:
-    """Return the layer of each name of a directory that is a file of one."""
-    numbers = chain.from_iterable(repeat(number, count) for number, count in content.layers)
-    return dict(zip(content.names, numbers))
-
-
-def _parse_codes(names: str, codes: str) -> dict[str, int]:
-    if not names:
-        return {}
-    return dict(zip(names.split("/"), map(int, codes.split(","))))
-
-
-def contents(
+def list_folders(
     entries: Sequence[Sequence[Entry]],
     links: Mapping[str, str],
     own: Mapping[str, bytes],
     directories: Sequence[str],
-) -> dict[str, Folder]:
+) -> list[Folder]:
     """Return the content of each directory."""
-    folders = {path: Folder({}, {}, []) for path in ("", *directories)}
+    folders = {path: Folder(path, {}, {}, []) for path in ("", *directories)}
     for number, layer in enumerate(entries):
         for path, files in groupby(layer, lambda entry: entry.path.rpartition("/")[0]):
             folder = folders[path]
@@ -268,13 +251,13 @@ def contents(
         folders[parent].names[name] = code
         if code == LINK:
             folders[parent].links[name] = links[path]
-    return folders
+    return list(folders.values())
 
 
 def write(
     env_dir: str,
     bundle_id: str,
-    folders: Mapping[str, Folder],
+    folders: Sequence[Folder],
     layers: Sequence[tuple[str, Window | None]],
     started: int,
 ) -> None:
@@ -284,7 +267,7 @@ def write(
         own = Window(started, os.fstat(handle.fileno()).st_mtime_ns)
         written = [[head, *(window or own)] for head, window in layers]
         lines = [canonical_json({"bundle": bundle_id, "layers": written, "own": own})]
-        lines += (folder.line(path) for path, folder in folders.items())
+        lines += (folder.to_line() for folder in folders)
         body = b"\n".join(lines)
         handle.write(Digest.of(body).encode() + b"\n" + body)
         handle.flush()
@@ -297,7 +280,7 @@ def layers_written(env_dir: str) -> dict[str, Window]:
         listing = read(env_dir)
     except ListingError:
         return {}
-    return dict(zip(listing.heads, listing.written.layers))
+    return dict(zip(listing.heads, listing.layers))
 
 
 def read(env_dir: str) -> Listing:
@@ -319,4 +302,4 @@ def read(env_dir: str) -> Listing:
         raise ListingError(f"it is that of bundle {about['bundle'][:12]}")
     heads = [head for head, _, _ in about["layers"]]
     layers = [Window(first, last) for _, first, last in about["layers"]]
-    return Listing(heads, Written(layers, Window(*about["own"])), lines)
+    return Listing(heads, layers, Window(*about["own"]), lines)

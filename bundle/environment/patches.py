@@ -117,35 +117,15 @@ def _allow_copies(formatting: types.ModuleType) -> None:
     formatting.np = view  # type: ignore[attr-defined]
 
 
-def _hub_datasets() -> types.ModuleType:
-    """Import the module about data sets in the hub's cache: beside this one, here or as a copy."""
-    if __package__:
-        return import_module(f"{__package__}.hub_datasets")
-    return import_module("_stager_hub_datasets")
+def _in_hub_datasets(name: str) -> Callable[[types.ModuleType], Any]:
+    """Return a function of the module about the hub's cache, which is imported at the call."""
 
+    def call(module: types.ModuleType) -> Any:  # noqa: ANN401 - passed on
+        # It lies beside this one, here or as a copy.
+        beside = f"{__package__}.hub_datasets" if __package__ else "_stager_hub_datasets"
+        return getattr(import_module(beside), name)(module)
 
-def _hub_cache_is_ignored(load: types.ModuleType) -> bool:
-    return bool(_hub_datasets().is_needed(load))
-
-
-def _read_hub_cache(load: types.ModuleType) -> None:
-    _hub_datasets().read_snapshots(load)
-
-
-def _spaces_are_ignored(loading: types.ModuleType) -> bool:
-    return bool(_hub_datasets().has_hub_spaces(loading))
-
-
-def _read_spaces(loading: types.ModuleType) -> None:
-    _hub_datasets().read_spaces(loading)
-
-
-def _left_out_is_absent(file_download: types.ModuleType) -> bool:
-    return bool(_hub_datasets().has_missing_files(file_download))
-
-
-def _refuse_left_out(file_download: types.ModuleType) -> None:
-    _hub_datasets().refuse_missing_files(file_download)
+    return call
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -170,24 +150,24 @@ PATCHES: tuple[Patch, ...] = (
         reason="datasets, when offline, does not look into the hub's cache for a data set's name.",
         link="https://github.com/huggingface/datasets/issues/4760",
         module="datasets.load",
-        applies=_hub_cache_is_ignored,
-        apply=_read_hub_cache,
+        applies=_in_hub_datasets("is_needed"),
+        apply=_in_hub_datasets("read_snapshots"),
     ),
     Patch(
         name="hub-files",
         reason="transformers, when offline, goes on without a file that the cache does not have.",
         link="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/utils/hub.py",
         module="huggingface_hub.file_download",
-        applies=_left_out_is_absent,
-        apply=_refuse_left_out,
+        applies=_in_hub_datasets("has_missing_files"),
+        apply=_in_hub_datasets("refuse_missing_files"),
     ),
     Patch(
         name="hub-spaces",
         reason="evaluate, when offline, does not look into the hub's cache for a metric's name.",
         link="https://github.com/huggingface/evaluate/issues/456",
         module="evaluate.loading",
-        applies=_spaces_are_ignored,
-        apply=_read_spaces,
+        applies=_in_hub_datasets("has_hub_spaces"),
+        apply=_in_hub_datasets("read_spaces"),
     ),
 )
 """Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""
@@ -252,17 +232,18 @@ class _PatchFinder:
             return None
         self._searching.add(search)
         try:
-            spec = self._find_elsewhere(fullname, path, target)
+            finders: list[Any] = [finder for finder in sys.meta_path if finder is not self]
+            found = (
+                finder.find_spec(fullname, path, target)
+                for finder in finders
+                if hasattr(finder, "find_spec")
+            )
+            spec = next((spec for spec in found if spec is not None), None)
         finally:
             self._searching.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             _patch_after_exec(spec, patches)
         return spec
-
-    def _find_elsewhere(self, *asked: Any) -> Optional[ModuleSpec]:  # noqa: ANN401 - passed on
-        others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
-        specs = (other.find_spec(*asked) for other in others if hasattr(other, "find_spec"))
-        return next((spec for spec in specs if spec is not None), None)
 
 
 def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:

@@ -22,7 +22,7 @@ import re
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -202,40 +202,29 @@ def write_own_files(
             the first new file, in nanoseconds by the file system's clock.
     """
     version = manifest.requires.python
-    links = list_own_links(version)
+    links = listing.own_links(version)
     for path, target in links.items():
         os.symlink(target, os.path.join(staging, path))
     _link_interpreter(staging, python)
     own = {**list_hook_files(version), MANIFEST: manifest.to_bytes(), **kept}
     for path, data in own.items():
-        _write(os.path.join(staging, path), data)
-    _sync(os.path.join(staging, MANIFEST))
+        _write(os.path.join(staging, path), data, sync=path == MANIFEST)
     links = {**merged.links, **links}
-    folders = listing.contents(merged.entries, links, own, merged.directories)
+    folders = listing.list_folders(merged.entries, links, own, merged.directories)
     linked, started = written
     layers = [(layer.head, linked.get(layer.head)) for layer in manifest.layers]
     # Last of all, as its time is the environment's.
     listing.write(staging, manifest.id, folders, layers, started)
 
 
-def list_own_links(python: str) -> dict[str, str]:
-    """Return the targets of an environment's own links, except the interpreter, by their paths."""
-    return {
-        "pkgs": site_packages(python),
-        "lib64": "lib",  # the name on Fedora and its kin
-        "bin/python3": "python",
-        f"bin/python{python}": "python",
-    }
-
-
 def list_hook_files(python: str) -> dict[str, bytes]:
     """Return the files that every interpreter of an environment runs at start, by their paths."""
     start = f"{site_packages(python)}/{HOOK}"
     lines = {"imports": imports.PTH_LINE, "patches": patches.PTH_LINE}
+    modules = (*lines, *HOOK_MODULES)
     return {
         **{f"{start}{name}.pth": line.encode() + b"\n" for name, line in lines.items()},
-        **{f"{start}{name}.py": read_source(f"environment.{name}") for name in lines},
-        **{f"{start}{name}.py": read_source(f"environment.{name}") for name in HOOK_MODULES},
+        **{f"{start}{name}.py": read_source(f"environment.{name}") for name in modules},
     }
 
 
@@ -250,16 +239,13 @@ def _link_interpreter(path: str, python: str) -> None:
     os.rename(link + mark, link)
 
 
-def _sync(path: str) -> None:
-    """Fsync a file with the journal (some ms); after a crash, the listing shows missing files."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write(path: str, data: bytes) -> None:
+def _write(path: str, data: bytes, *, sync: bool = False) -> None:
     # "x": never through a link, and never into a file that older environments share.
     with open(path, "xb") as handle:
         handle.write(data)
+        if sync:  # some ms, with the journal; after a crash, the listing shows missing files
+            handle.flush()
+            os.fsync(handle.fileno())
 
 
 # --- Assembly of an environment in private: files of older ones are linked, the rest is written
@@ -273,12 +259,7 @@ class MissingLayer(NodeError):
 
 
 def assemble(
-    bundle: BundleFile,
-    root: str,
-    python: str,
-    processes: int,
-    compare: bool,
-    publish: Callable[[str, str], None],
+    bundle: BundleFile, root: str, python: str, processes: int, compare: bool
 ) -> tuple[int, int]:
     """Build the environment of a bundle and publish it; return the files linked and written.
 
@@ -319,7 +300,7 @@ def assemble(
             os.symlink(target, os.path.join(staging, path))
         bundle.check_frame()  # possible only now if the file was still arriving
         write_own_files(staging, manifest, python, merged, kept, (linked, started))
-        publish(staging, final)
+        _publish(staging, final)
     finally:
         removal.delete_as_far_as_possible(private)
     written = sum(len(entries) for _, _, entries in fresh)
@@ -345,31 +326,35 @@ def _read_kept_files(
     """Return what an environment keeps, by its path: the heads of layers, and the decompressor."""
     kept: dict[str, bytes] = {}
 
-    def keep(path: str, name: str, data: bytes | None) -> None:
+    def find(name: str, path: str, envs: Sequence[str], sha256: str) -> None:
+        data = hard_links.read_kept_file(envs, path, sha256)
         if data is None:
             raise MissingLayer(name, bundle.path)
         kept[f"{STATE}/{path}"] = data
 
     for layer in bundle.manifest.layers:
-        head: bytes | None = None
+        path = f"layers/{layer.id}"
         if bundle.holds(layer.head_member):
-            head = bundle.head(layer)
+            kept[f"{STATE}/{path}"] = bundle.head(layer)
         else:
-            head = hard_links.read_head_from_environments(older.get(layer.head, ()), layer)
-        keep(f"layers/{layer.id}", layer.name, head)
+            find(layer.name, path, older.get(layer.head, ()), layer.head)
     part = bundle.manifest.decompressor
     if part is not None:
-        envs, is_here = os.path.join(root, "envs"), bundle.holds(part.name)
-        wheel = bundle.read_part(part) if is_here else hard_links.older_decompressor(envs, part)
-        keep(f"decompressor/{part.name}", part.name, wheel)
+        path = f"decompressor/{part.name}"
+        if bundle.holds(part.name):
+            kept[f"{STATE}/{path}"] = bundle.read_part(part)
+        else:
+            envs = hard_links.list_newest_first(os.path.join(root, "envs"))
+            find(part.name, path, envs, part.sha256)
     return kept
 
 
 def _merge_layers(
     bundle: BundleFile, kept: Mapping[str, bytes], decompress: Decompress, checked: Container[str]
 ) -> tuple[list[Index], Merged]:
-    layers = bundle.manifest.layers
-    with _pause_collector():
+    layers, is_enabled = bundle.manifest.layers, gc.isenabled()
+    gc.disable()  # many objects come that stay
+    try:
         indexes = []
         for layer in layers:
             head = kept[f"{STATE}/layers/{layer.id}"]
@@ -377,6 +362,9 @@ def _merge_layers(
             indexes.append(bundle.index(layer, head, decompress, checked=is_checked))
         with bundle.turn_into_damage(LayerError):
             return indexes, merge(layers, indexes, bundle.manifest.requires.python)
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def _find_sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
@@ -388,17 +376,6 @@ def _find_sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
         for head in heads:
             older[head] = tuple(dict.fromkeys((*older.get(head, ()), final)))
     return older
-
-
-@contextlib.contextmanager
-def _pause_collector() -> Iterator[None]:
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def _require_room(path: str, manifest: Manifest, older: Container[str]) -> None:
@@ -506,9 +483,8 @@ def unpack(
                 if faults != []:
                     _remove_leftovers(root, expected)
                     with BundleFile(path, expected, source.excerpt, source.arrival) as bundle:
-                        linked, written = assemble(
-                            bundle, root, python, processes, not source.trusted, _publish
-                        )
+                        compare = not source.trusted
+                        linked, written = assemble(bundle, root, python, processes, compare)
                 if faults:
                     mended = damage.describe(final, faults)
         point_at_interpreter(final, python)

@@ -57,13 +57,12 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
         env: the node's variables.
         room: bytes and inodes of new files; by default nothing is to be written.
     """
-    asked = env.get(ROOT_VARIABLE) or setting
-    named = asked not in (AUTO, AUTO_WITH_MEMORY)
-    candidates = list_named_bases(setting, env) if named else list_automatic_bases(env)
+    candidates, named = list_bases(setting, env)
+    allows_memory = named or (env.get(ROOT_VARIABLE) or setting) == AUTO_WITH_MEMORY
     refused, code = [], ProblemCode.NO_PLACE
     for source, path in candidates:
         reasons, room_reasons = _find_base_faults(path, room, shared_ok=named)
-        if asked == AUTO and os.path.join(os.path.realpath(path), "").startswith(MEMORY):
+        if not allows_memory and os.path.join(os.path.realpath(path), "").startswith(MEMORY):
             reasons.append(f'it takes memory, which node-root = "{AUTO_WITH_MEMORY}" allows')
         if not reasons and not room_reasons:
             return path
@@ -71,6 +70,12 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
             code = ProblemCode.NO_PLACE_WITH_ROOM
         refused.append(f"{source}{path}: {', '.join([*reasons, *room_reasons])}")
     raise NodeError(Problem(code, os.uname().nodename, {"why": "; ".join(refused)}))
+
+
+def list_bases(setting: str, env: Mapping[str, str]) -> tuple[Iterator[tuple[str, str]], bool]:
+    """Return the candidates in order, with the source of each; and whether the user named one."""
+    is_named = (env.get(ROOT_VARIABLE) or setting) not in (AUTO, AUTO_WITH_MEMORY)
+    return _list_named_bases(setting, env) if is_named else list_automatic_bases(env), is_named
 
 
 def list_automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -88,7 +93,7 @@ def list_automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield source, path
 
 
-def list_named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _list_named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the one candidate that the user named, with the node's variables filled in."""
     named = env.get(ROOT_VARIABLE)
     if named:

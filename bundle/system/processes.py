@@ -17,6 +17,7 @@ import shlex
 import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, Union
 
 from ..redaction.secrets import mask_arguments
+from . import signals
 
 # --- The end of a process with its parent: the kernel sends it a signal then ---------------------
 
@@ -46,8 +48,8 @@ def signal_at_parent_death(number: int) -> None:
         call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def make_parent_death_hook() -> Callable[[], None]:
-    """Return what a child does between fork and exec, to get SIGTERM when its parent ends.
+def make_parent_death_hook(number: int = signal.SIGTERM) -> Callable[[], None]:
+    """Return what a child does after its fork, to get a signal when its parent ends.
 
     libc is loaded now, as that is unsafe after a fork.
     """
@@ -56,11 +58,36 @@ def make_parent_death_hook() -> Callable[[], None]:
 
     def request() -> None:
         if call is not None:
-            call(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
             if os.getppid() != parent:  # it ended before the request was made
                 os._exit(1)
 
     return request
+
+
+def fork_child(run: Callable[[], object]) -> int:
+    """Start a copy of this process that calls a function and ends; return its id.
+
+    It does none of its parent's clean-up, and is killed when the thread that started it ends.
+
+    Raises:
+        OSError: the limit on processes is reached.
+    """
+    die_with_parent = make_parent_death_hook(signal.SIGKILL)
+    with signals.defer_signals():  # else the child might do its parent's clean-up
+        child = os.fork()
+        if child:
+            return child
+        status = 1
+        try:
+            signals.restore_default_signals()
+            die_with_parent()
+            run()
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
 
 
 # --- The descendants of a process: those with its mark, and orphans that are adopted -------------

@@ -198,7 +198,7 @@ def listed(source: Path, head: str) -> None:
     (source / ".stager").mkdir(exist_ok=True)
     (source / ".stager" / "listing").unlink(missing_ok=True)
     started = min(path.lstat().st_mtime_ns for path in source.iterdir())
-    listing.write(str(source), source.name, {}, [(head, None)], started)
+    listing.write(str(source), source.name, [], [(head, None)], started)
 
 
 def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
