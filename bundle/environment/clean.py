@@ -63,13 +63,12 @@ def clean(
     """Remove everything from a node root that is neither to be kept nor in use.
 
     Args:
-        root: the node root; a missing one is clean already. Those that a local allocation has
-            made for its nodes below it are cleaned as well.
+        root: the node root; a missing one is clean already.
         keep: ids of the bundles whose environments stay.
         dry_run: True to list only, and remove nothing.
         idle_since: when a job's directory must have been written to last to be removed, in seconds
             since the epoch; None for an hour ago.
-        nodes: True to clean the node roots of a local allocation, too.
+        nodes: True to clean the node roots that a local allocation made below it, too.
     """
     if os.path.basename(root) != node_root.node_root_name():
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))

@@ -160,10 +160,9 @@ def find_faults(env_dir: str, processes: int) -> list[Fault] | None:
 
 
 def compare_with_listing(env_dir: str, processes: int) -> list[Fault]:
-    """Compare a published environment with its listing, without reading its files.
+    """Return what is not as the listing of a published environment says, sorted by path.
 
-    Returns:
-        Everything that is not as it was published, sorted by path; empty if there is no damage.
+    No file is read.
     """
     try:
         listing = read(env_dir)
@@ -221,18 +220,22 @@ def _find_manifest_faults(env_dir: str) -> list[Fault]:
 def _compare_folder(env_dir: str, folder: Folder, listing: Listing) -> Iterator[Fault]:
     missing, window = dict(folder.names), folder.find_window(listing)
     layers = {} if window is not None else folder.map_layers()
+    first, last = window or (0, 0)
     prefix = f"{folder.path}/" if folder.path else ""
     try:
         with ExitStack() as opened:
             handle = os.open(f"{env_dir}/{folder.path}", _FOLDER)
             opened.callback(os.close, handle)
             for item in opened.enter_context(os.scandir(handle)):
-                name, code = item.name, missing.pop(item.name, _STRAY)
+                name = item.name
+                code = missing.pop(name, _STRAY)
                 if code < 0:
                     why = _compare_other(item, handle, prefix + name, code, folder.links.get(name))
                 else:
-                    own = listing.layers[layers[name]] if name in layers else listing.own
-                    first, last = window or own
+                    if window is None:
+                        first, last = (
+                            listing.layers[layers[name]] if name in layers else listing.own
+                        )
                     status = item.stat(follow_symlinks=False)
                     mode = status.st_mode
                     # In place: a call for each of tens of thousands of files would show.
@@ -251,9 +254,9 @@ def _compare_folder(env_dir: str, folder: Folder, listing: Listing) -> Iterator[
         why = f"the directory cannot be read: {exc.strerror or exc}"
         yield Fault(folder.path or ".", why, every)
         return
-    layers = layers or folder.map_layers()
     for name, code in missing.items():
         if code != OWN:
+            layers = layers or folder.map_layers()
             yield _make_fault(prefix, name, "it is missing", layers)
 
 

@@ -65,17 +65,13 @@ def link_layers(
 ) -> dict[str, Window]:
     """Link every file of each layer, or none that counts; in several processes.
 
-    Args:
-        layers: the digest of the head of each layer, and its files.
-        older: environments that may have a layer, by the digest of its head.
-        staging: the environment that is being made.
-        processes: number of processes.
-        verify: True to read every file first, as when some are known to be damaged.
+    Layers, and the environments that may have them, go by the digest of the layer's head. With
+    ``verify``, every file is read first, as when some are known to be damaged.
 
     Returns:
-        For the head of each linked layer, the times between which its files were written. A layer
-        is left out if a file of it is missing or damaged in all of its environments, or cannot be
-        linked; the caller then writes the layer.
+        For each linked layer, the times between which its files were written. A layer is left out
+        if a file of it is missing or damaged in all of its environments, or cannot be linked; the
+        caller then writes the layer.
     """
     written = {source: listing.layers_written(source) for source in {*chain(*older.values())}}
     windows = {

@@ -34,15 +34,8 @@ def run_tasks(
     """Call ``work`` once for each number below ``count``, in up to ``processes`` children.
 
     Numbers are handed out in order, and a child that is free takes the next. The first failure ends
-    all children. If no process can be started, this one does the work.
-
-    Args:
-        count: number of tasks.
-        work: does one task; raises NodeError if it cannot.
-        processes: children to fork; with 1, or one task, this process does the work, unless it is
-            to have another niceness.
-        niceness: what is added to the children's, so that others get the processors first; see
-            nice(2). A process cannot take it back.
+    all children. If no process can be started, this one does the work; with one process or task,
+    too, unless that is to have another niceness, which no process can take back (nice(2)).
     """
     children: dict[int, io.FileIO] = {}
     stride = max(-(-count // _RUNS), 1)

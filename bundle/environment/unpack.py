@@ -192,24 +192,17 @@ def write_own_files(
 ) -> None:
     """Make a virtual environment of the tree (PEP 405), and record its sources.
 
-    Args:
-        staging: the tree.
-        manifest: the bundle's.
-        python: the interpreter.
-        merged: the files of all layers.
-        kept: the heads of layers and the decompressor, by their paths.
-        written: when the files of linked layers were written, by the layers' heads; and the time of
-            the first new file, in nanoseconds by the file system's clock.
+    ``kept`` has the heads of layers and the decompressor, by their paths; ``written`` when the
+    files of linked layers were written, by the layers' heads, and the time of the first new file.
     """
     version = manifest.requires.python
-    links = listing.own_links(version)
+    links = {**merged.links, **listing.own_links(version)}
     for path, target in links.items():
         os.symlink(target, os.path.join(staging, path))
     _link_interpreter(staging, python)
     own = {**list_hook_files(version), MANIFEST: manifest.to_bytes(), **kept}
     for path, data in own.items():
         _write(os.path.join(staging, path), data, sync=path == MANIFEST)
-    links = {**merged.links, **links}
     folders = listing.list_folders(merged.entries, links, own, merged.directories)
     linked, started = written
     layers = [(layer.head, linked.get(layer.head)) for layer in manifest.layers]
@@ -261,14 +254,7 @@ class MissingLayer(NodeError):
 def assemble(
     bundle: BundleFile, root: str, python: str, processes: int, compare: bool
 ) -> tuple[int, int]:
-    """Build the environment of a bundle and publish it; return the files linked and written.
-
-    With ``compare``, each file is compared with its digest in the index, as for a bundle of
-    somebody else.
-
-    Raises:
-        MissingLayer: a layer is neither in the file nor in an older environment.
-    """
+    """Build the environment of a bundle and publish it; return the files linked and written."""
     manifest = bundle.manifest
     incoming, final = os.path.join(root, "incoming"), env_path(root, manifest.id)
     older = _find_sources(root, manifest)
@@ -296,8 +282,6 @@ def assemble(
         linked = hard_links.link_layers(files, older, staging, processes, verify=verify)
         fresh = _list_layers_to_write(bundle, indexes, merged, linked)
         write_layers(bundle, staging, fresh, decompress, processes, compare)
-        for path, target in merged.links.items():
-            os.symlink(target, os.path.join(staging, path))
         bundle.check_frame()  # possible only now if the file was still arriving
         write_own_files(staging, manifest, python, merged, kept, (linked, started))
         _publish(staging, final)
@@ -438,15 +422,15 @@ def hold_environment(root: str, bundle_id: str) -> int:
         GoneError: the environment is not there.
         NodeError: the file cannot be made or locked.
     """
-    path = lock_path(root, bundle_id)
+    path, final = lock_path(root, bundle_id), env_path(root, bundle_id)
     with turn_into_problem(path):
         handle = node_root.take_lock(path, fcntl.LOCK_SH)
         os.set_inheritable(handle, True)
         with contextlib.suppress(OSError):
             os.utime(handle)  # the time of its last use, for clean_node
-    if not is_directory(env_path(root, bundle_id)):
+    if not is_directory(final):
         os.close(handle)
-        raise GoneError(Problem(ProblemCode.ENVIRONMENT_GONE, env_path(root, bundle_id)))
+        raise GoneError(Problem(ProblemCode.ENVIRONMENT_GONE, final))
     return handle
 
 

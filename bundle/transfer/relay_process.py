@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 
 from ..channel.frames import Lines
 from ..protocol.codec import decode, encode
-from ..system import processes, signals
-from ..system.processes import prctl, signal_at_parent_death
+from ..system import processes
+from ..system.processes import fork_child
 from .relay import Relay, RelayOutcome
 from .relay_chunks import ChunkFile, UnwritableFile
 from .relay_peers import Directory, RelayCandidates
@@ -42,23 +42,26 @@ class RelayProcess:
         directory: Directory | None = None,
     ) -> None:
         """Start it, to wait for :meth:`begin`; close the listener here. OSError if fork fails."""
-        prctl()  # loads libc, which is unsafe after a fork
         self._ending = threading.Lock()
         self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")
         """One number, shared with the child: the rounds of its loop, 20 in a second at least."""
         self._seen_rounds, self._seen_at, self._still = 0, time.monotonic(), 0.0
         self._reading, self._lines = Lines(), list[bytes]()
-        parent = os.getpid()
         with contextlib.ExitStack() as opened:
-            control, self._control = _open_pipe(opened)
-            self._report, report = _open_pipe(opened)
-            with signals.defer_signals():  # else the child might do its parent's clean-up
-                self._child = os.fork()
-                if not self._child:
-                    os.close(self._control)
-                    os.close(self._report)
-                    make = functools.partial(Relay, file, token, listener, self._rounds, directory)
-                    _run_child(make, control, report, parent)
+            ends: list[int] = []
+            for _ in range(2):
+                for end in os.pipe():
+                    opened.callback(os.close, end)
+                    ends.append(end)
+            control, self._control, self._report, report = ends
+
+            def run() -> None:
+                os.close(self._control)
+                os.close(self._report)
+                make = functools.partial(Relay, file, token, listener, self._rounds, directory)
+                _run_relay(make, control, report)
+
+            self._child = fork_child(run)
             opened.pop_all()
         os.close(control)
         os.close(report)
@@ -167,13 +170,6 @@ class RelayProcess:
         os.close(self._report)
 
 
-def _open_pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        opened.callback(os.close, end)
-    return ends
-
-
 def _await_end(child: int) -> int | None:
     until = time.monotonic() + _END_SECONDS
     pause = 0.001
@@ -186,18 +182,14 @@ def _await_end(child: int) -> int | None:
     return None
 
 
-def _run_child(make: Callable[[], Relay], control: int, report: int, parent: int) -> None:
-    """Run the child; clean up whatever happens, and never return."""
-
+def _run_relay(make: Callable[[], Relay], control: int, report: int) -> None:
     def send(message: dict[int, str] | RelayOutcome) -> None:
         raw = encode(message) if isinstance(message, RelayOutcome) else [*message.items()]
         _write_line(report, raw)
 
     failure = ""
     try:
-        signals.restore_default_signals()
-        signal_at_parent_death(signal.SIGKILL)
-        raw = _read_line(control) if os.getppid() == parent else b""
+        raw = _read_line(control)
         if raw:
             start = json.loads(raw)
             candidates = None if start is None else decode(RelayCandidates, start)
@@ -208,11 +200,9 @@ def _run_child(make: Callable[[], Relay], control: int, report: int, parent: int
     except Exception as exc:
         traceback.print_exc()
         failure = f"{type(exc).__name__}: {exc}"
-    finally:
-        with contextlib.suppress(OSError):
-            if failure:
-                send(RelayOutcome(failure=failure))
-        os._exit(0)
+    with contextlib.suppress(OSError):
+        if failure:
+            send(RelayOutcome(failure=failure))
 
 
 def _write_line(handle: int, message: object) -> None:
