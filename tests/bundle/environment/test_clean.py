@@ -428,10 +428,7 @@ def test_a_root_that_somebody_is_about_to_fill_stays(root: Path) -> None:
     assert clean(str(root), [], False).gone
     with hold_root(str(root)):
         assert {"envs", "incoming", "jobs", "locks"} <= set(os.listdir(root))
-
-
-def test_a_root_half_removed_is_made_whole(root: Path) -> None:
-    (root / "envs").rmdir()
+    (root / "envs").rmdir()  # a process that failed to remove it may have removed a part
     with hold_root(str(root)):
         assert (root / "envs").is_dir()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
 from tests.support.bundles import (
-    CLEAN,
     HERE,
     left_over,
     make_bundle,
@@ -123,18 +119,6 @@ def test_damage_is_named_and_repaired(
     assert left_over(env.parents[2]) == [f"envs/{env.name}"]
 
 
-def written(env: Path) -> dict[Path, tuple[int, int]]:
-    """Each path's inode and when it was changed; reading changes neither."""
-    return {path: (path.lstat().st_ino, path.lstat().st_ctime_ns) for path in env.rglob("*")}
-
-
-def test_what_is_as_it_was_is_not_made_again(single: Packed, env: Path) -> None:
-    before = written(env)
-    made = stage(single, env.parents[2])
-    assert (made.reused, made.mended) == (True, None)
-    assert written(env) == before
-
-
 @pytest.mark.parametrize("lost", [MODULE, ".stager/listing"])
 def test_bytecode_and_the_users_own_files_may_stay(single: Packed, env: Path, lost: str) -> None:
     """Python writes the one where it can; a program may leave the other beside itself."""
@@ -145,16 +129,6 @@ def test_bytecode_and_the_users_own_files_may_stay(single: Packed, env: Path, lo
     (env / lost).unlink()
     assert stage(single, env.parents[2]).mended is not None
     assert (env / "project" / "out" / "model.pt").read_text() == "weights"
-
-
-def test_a_file_that_was_only_touched_is_written_anew(single: Packed, env: Path) -> None:
-    """Its content may be another: that its time is not the one it was written at is all we know."""
-    os.utime(env / MODULE, (4_000_000_000, 4_000_000_000))
-    inode = (env / MODULE).stat().st_ino
-    made = stage(single, env.parents[2])
-    assert made.mended is not None
-    assert (env / MODULE).stat().st_ino != inode
-    assert stage(single, env.parents[2]).reused
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "file", "planted"])
@@ -260,38 +234,3 @@ def test_exec_names_it_and_goes_on(single: Packed, program: Path, env: Path) -> 
     assert "stager repairs the environment before using it" in done.stderr
     again = run_node(program, "exec", single.path, env.parents[2], "--", "python", "-c", code)
     assert (again.stdout, again.stderr) == ("1.0\n", "")
-
-
-def test_a_job_names_it_and_goes_on(single: Packed, program: Path, tmp_path: Path) -> None:
-    job = job_for(single, tmp_path, packages=("single",), imports=("single",))
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(job.to_json()))
-    argv = [sys.executable, "-I", "-S", str(program), "drive", str(file)]
-
-    def drive() -> list[dict[str, Any]]:
-        env = {**CLEAN, "STAGER_NODE_ROOT": os.environ["STAGER_NODE_ROOT"]}
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    def unpacked(events: list[dict[str, Any]]) -> dict[str, bool]:
-        said = [event for event in events if event["event"] == "unpack"]
-        return {event["node"]: event["reused"] for event in said}
-
-    drive()
-    path, act, why = DAMAGE["module-emptied"]
-    pattern = f"*/nodes/local2/*/envs/*/{path}"
-    (victim,) = Path(os.environ["STAGER_NODE_ROOT"]).glob(pattern)
-    act(victim)
-    events = drive()
-    (note,) = [event for event in events if event["event"] == "note"]
-    assert note["warning"]
-    assert note["text"].startswith("local2: ")
-    assert path in note["text"]
-    assert why in note["text"]
-    assert unpacked(events) == {"local1": True, "local2": False}
-    assert list(events[-1]["repaired"]) == ["local2"]
-    events = drive()
-    assert unpacked(events) == {"local1": True, "local2": True}
-    assert events[-1]["repaired"] is None
-    assert events[-1]["bytes_broadcast"] == 0

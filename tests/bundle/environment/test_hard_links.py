@@ -76,15 +76,6 @@ def test_unchanged_layers_are_linked_and_only_the_others_are_written(
     assert (one / SITE / "moving" / "__init__.py").read_text() == "VERSION = '1.0'\n"
 
 
-def test_the_linked_environment_is_the_one_unpacked_afresh(
-    pair: tuple[Packed, Packed], root: Path, afresh: object
-) -> None:
-    made(pair[0], root)
-    linked = made(pair[1], root)
-    assert linked.linked > 0
-    assert tree(Path(linked.path)) == afresh
-
-
 Damage = Callable[[Path], Any]
 
 
@@ -113,15 +104,13 @@ def turn_into_a_link(path: Path) -> None:
 
 DAMAGE: dict[str, Damage] = {
     "missing": Path.unlink,
-    "longer": rewrite("N = 77777\n"),
-    "empty": rewrite(""),
     "same-length": rewrite("N = 8\n"),
     "replaced": replace,
     "older": put_back,
     "a-link": turn_into_a_link,
-    "a-directory": lambda path: (path.unlink(), path.mkdir()),
     "mode": lambda path: path.chmod(0o755),
     "no-manifest": lambda path: (path.parents[4] / ".stager" / "manifest.json").unlink(),
+    "no-listing": lambda path: (path.parents[4] / ".stager" / "listing").write_text(""),
     "no-site": lambda path: shutil.rmtree(path.parent),
 }
 
@@ -217,18 +206,6 @@ def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
     listed(source, "one")
     assert link_layers(layers, older, str(staging), 2).keys() == {"one"}
     assert sorted(os.listdir(staging)) == ["a", "b", "c"]
-
-
-def test_nothing_is_taken_from_one_whose_listing_is_lost(tmp_path: Path) -> None:
-    source, staging = tmp_path / "source", tmp_path / "staging"
-    source.mkdir()
-    staging.mkdir()
-    (source / "a").write_text("1234")
-    listed(source, "one")
-    (source / ".stager" / "listing").write_text("")
-    layers, older = [("one", [Entry("a", 4, 0o644, Digest.of(b"1234"), 0)])], {"one": [str(source)]}
-    assert link_layers(layers, older, str(staging), 1) == {}
-    assert os.listdir(staging) == []
 
 
 def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:

@@ -284,10 +284,6 @@ objects [[1, 2], [3], [], [4]] ['p', 'q', None, 'r']
 child [3]
 map [2, 4, 6, 8] 3 0
 """
-FIRST_ROW = """
-from datasets import Dataset
-print(Dataset.from_dict({"a": [[1, 2]]}).with_format("numpy")[0]["a"].tolist())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -300,11 +296,6 @@ def numpy_2(tmp_path_factory):
 def numpy_1(tmp_path_factory):
     root = tmp_path_factory.mktemp("numpy1")
     return make_env(root / "env", "datasets==2.19.0", "numpy==1.26.4", "pyarrow==16.1.0")
-
-
-@pytest.fixture(scope="module")
-def repaired(tmp_path_factory):
-    return make_env(tmp_path_factory.mktemp("repaired") / "env", "datasets>=3.0", "numpy>=2")
 
 
 def start_rank(env: Path, root: Path, rank: int, **variables: str) -> subprocess.Popen[str]:
@@ -388,12 +379,3 @@ def test_only_datasets_gets_the_lenient_numpy(numpy_2):
 def test_datasets_with_numpy_1_is_left_alone(numpy_1, tmp_path):
     assert finish(start_rank(numpy_1, tmp_path, 0)) == (SHOWN, "")
     assert not list((tmp_path / "job").glob("patch.*"))
-
-
-@pytest.mark.full
-@pytest.mark.network
-@pytest.mark.slow
-def test_repaired_datasets_is_left_alone(repaired):
-    done = run_python(repaired, FIRST_ROW, STAGER_PATCHES="1")
-    assert done.stdout == "[1, 2]\n", done.stderr
-    assert "patch" not in done.stderr

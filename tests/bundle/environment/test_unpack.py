@@ -32,7 +32,6 @@ from tests.support.bundles import (
 )
 from tests.support.gated_program import gated
 from tests.support.namespaces import namespace
-from tests.support.needs import needs
 from tests.support.processes import until
 
 PYTHON = f"python{HERE.python}"
@@ -212,14 +211,6 @@ def test_decoys_outside_are_not_reached(env: Path, tmp_path: Path) -> None:
     assert ask(env, code, HOME=home) == "None None"
 
 
-def test_nothing_of_the_machine_is_in_it(env: Path, tmp_path: Path) -> None:
-    """Only the link to the interpreter and pyvenv.cfg name a place outside."""
-    for name, (kind, data) in tree(env).items():
-        if name not in ("bin/python", "pyvenv.cfg"):
-            assert not (kind == "link" and str(data).startswith("/")), name
-            assert str(env).encode() not in (data if isinstance(data, bytes) else b""), name
-
-
 def test_the_second_time_it_is_there(env: Path, standard: Packed, tmp_path: Path) -> None:
     base = env.parents[2]
     before = {path: path.stat().st_ctime_ns for path in env.rglob("*") if not path.is_symlink()}
@@ -263,15 +254,6 @@ def test_with_an_unusual_umask_it_is_the_same(
         name: data for name, (_, data) in tree(env).items() if name != "bin/python"
     }
     assert run(place / "bin" / "cli-tool") == "cli-tool ran"
-
-
-def test_somebody_else_cannot_look_into_it(env: Path) -> None:
-    needs("root")
-    done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--clear-groups", "ls", env], capture_output=True, check=False
-    )
-    assert done.returncode != 0
-    assert b"Permission denied" in done.stderr
 
 
 # --- Unpacking that is interrupted, refused or out of room leaves nothing, and the ne ------------
@@ -426,35 +408,14 @@ HOSTILE = {
     "parent": {"files": [file("../escaped")]},
     "absolute": {"files": [file("/tmp/escaped")]},
     "setuid": {"files": [["bin/sh", 0, 0o4755, Digest.of(b""), 512]]},
-    "claims-100-gb": {"files": [["lib/large", 100 << 30, 0o644, Digest.of(b""), 512]]},
     "link-outside": {"files": [], "links": [["project/out", "../../../../escaped"]]},
     "link-then-file": {"files": [file("lib/l/escaped")], "links": [["lib/l", "x"]]},
-    "chained-links": {
-        "files": [],
-        "links": [["lib/x/a", ".."], ["lib/x/y/b", "../a/.."], ["lib/x/y/z/c", "../b/../.."]],
-    },
-    "pyvenv.cfg": {"files": [file("pyvenv.cfg")]},
-    "interpreter": {"files": [file("bin/python")]},
-    "interpreter-link": {"files": [], "links": [["bin/python3", "../../bin/sh"]]},
     "lib-is-a-link": {"files": [], "links": [["lib", "project"]]},
-    "pkgs": {"files": [file("pkgs/escaped")]},
+    "interpreter": {"files": [file("bin/python")]},
     "manifest": {"files": [file(".stager/manifest.json")]},
-    "manifest-link": {"files": [], "links": [[".stager/manifest.json", "site/x"]]},
-    "head": {"files": [file(".stager/layers/" + "0" * 64)]},
-    "state-is-a-file": {"files": [file(".stager")]},
-    "site-is-a-file": {"files": [file(f"lib/{Path(BASE_PYTHON).name}/site-packages")]},
-    "patches": {"files": [file(f"lib/{Path(BASE_PYTHON).name}/site-packages/_stager_patches.py")]},
     "long-name": {"files": [file("lib/" + "x" * 300)]},
-    "deep": {"files": [file("lib/" + "/".join(["d" * 50] * 100))]},
 }
-
-
-def test_a_forged_layer_that_is_harmless_is_taken(
-    single: Packed, base: Path, tmp_path: Path
-) -> None:
-    harmless = {"files": [file("lib/fine")], "links": [["lib/link", "fine"]]}
-    path = forge(single.path, tmp_path / "forged.tar", index=lambda raw: raw.update(harmless))
-    assert Path(stage(path, base).path, "lib", "link").read_bytes() == b""
+"""Some of what test_layer.py and test_listing.py have; nothing of it may be left."""
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -463,16 +424,6 @@ def test_hostile_layers_are_refused(single: Packed, base: Path, tmp_path: Path, 
     refuses(path, base)
     assert sorted(path.name for path in tmp_path.rglob("*escaped*")) == []
     assert not Path("/tmp/escaped").exists()
-
-
-def test_a_bundle_that_claims_100_gb_is_refused_for_lack_of_room(
-    single: Packed, base: Path, tmp_path: Path
-) -> None:
-    def claim(raw: dict[str, Any]) -> None:
-        raw["layers"][0]["unpacked_size"] = 100 << 40
-
-    path = forge(single.path, tmp_path / "forged.tar", manifest=claim)
-    assert "needs 109951.2 GB" in refuses(path, base)
 
 
 # --- Where an environment cannot be put: file systems, owners, links, and how it is s ------------
@@ -499,27 +450,23 @@ print(json.dumps([done.returncode, done.stderr, left]))
 @pytest.mark.parametrize(
     ("mount", "says"),
     [
+        ("-o size=80m", ""),  # enough
         ("-o size=20m", "are free"),  # refused before anything is written
         ("-o nr_inodes=1000", "inodes, 9"),
         ("-o noexec", "mounted noexec"),
         ("-o ro", "mounted read-only"),
     ],
 )
-def test_a_file_system_without_room_is_refused(
+def test_a_file_system_with_too_little_is_refused(
     many: Packed, program: Path, base: Path, mount: str, says: str
 ) -> None:
     code, said, left = in_namespace(f"mount -t tmpfs {mount} none {base}", program, many.path, base)
+    if not says:
+        assert (code, said, left) == (0, "", [f"envs/{many.manifest.id}"])
+        return
     assert (code, left) == (1, [])
-    assert says in said
-    assert "node-root" in said
-    assert str(base) in said
-
-
-def test_with_room_in_the_same_place_it_works(many: Packed, program: Path, base: Path) -> None:
-    code, said, left = in_namespace(
-        f"mount -t tmpfs -o size=80m none {base}", program, many.path, base
-    )
-    assert (code, said, left) == (0, "", [f"envs/{many.manifest.id}"])
+    for text in (says, "node-root", str(base)):
+        assert text in said
 
 
 def test_a_lock_that_is_a_link_is_not_followed(

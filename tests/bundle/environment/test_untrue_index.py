@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from bundle.format.layer import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT, LayerError, check_path
 from bundle.format.manifest import estimate_room
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
@@ -51,102 +50,47 @@ def entry(raw: Raw, ending: str) -> list[Any]:
     return found
 
 
-def other_digest(ending: str) -> Callable[[Raw], None]:
-    def change(raw: Raw) -> None:
-        entry(raw, ending)[3] = Digest.of(b"something else")
-
-    return change
-
-
-def shorter(raw: Raw) -> None:
-    entry(raw, "small.py")[1] -= 1
-
-
-def longer(raw: Raw) -> None:
-    entry(raw, "small.py")[1] += 1
-
-
-def moved(raw: Raw) -> None:
-    entry(raw, "small.py")[4] += 1
-
-
-def shorter_long(raw: Raw) -> None:
-    entry(raw, "data.bin")[1] -= 1
-
-
-INDEXES = {
-    "digest": other_digest("small.py"),
-    "digest-of-many-frames": other_digest("data.bin"),
-    "shorter": shorter,
-    "longer": longer,
-    "moved": moved,
-    "shorter-of-many-frames": shorter_long,
-}
-
-
-@pytest.mark.parametrize("what", INDEXES)
-def test_an_index_that_does_not_tell_the_truth_is_refused(
-    large: Packed, base: Path, tmp_path: Path, what: str
-) -> None:
-    path = forge(large.path, tmp_path / "forged.tar", index=INDEXES[what])
-    said = refuses(path, base)
-    assert "does not have the digest in the index of its layer" in said
-    assert "the bundle is damaged" in said
-
-
-@pytest.mark.parametrize("trusted", [False, True])
-def test_a_bundle_of_who_asks_is_not_compared(
-    large: Packed, program: Path, base: Path, tmp_path: Path, trusted: bool
-) -> None:
-    """Whoever made it knows what the index says; reading every file again would cost a second."""
-    forged = forge(large.path, tmp_path / "forged.tar", index=other_digest("small.py"))
-    words = ["--trusted"] if trusted else []
-    done = run_node(program, "unpack", forged, base, "--python", BASE_PYTHON, *words)
-    assert done.returncode == (0 if trusted else 1), done.stderr
-
-
-# --- paths ---------------------------------------------------------------------------------------
+OTHER = Digest.of(b"something else")
+SIZE, DIGEST, OFFSET = 1, 3, 4
+"""Places in an entry of an index."""
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("file", "place", "value", "trusted"),
     [
-        "lib/" + "x" * (NAME_LIMIT + 1),
-        "lib/" + "é" * (NAME_LIMIT // 2 + 1),
-        "lib/" + "/".join(["d"] * DEPTH_LIMIT),
-        "/".join(["y" * 200] * (PATH_LIMIT // 200 + 1)),
+        ("small.py", DIGEST, lambda digest: OTHER, True),
+        ("small.py", DIGEST, lambda digest: OTHER, False),
+        ("data.bin", DIGEST, lambda digest: OTHER, False),
+        ("small.py", SIZE, lambda size: size - 1, False),
+        ("small.py", SIZE, lambda size: size + 1, False),
+        ("small.py", OFFSET, lambda offset: offset + 1, False),
+        ("data.bin", SIZE, lambda size: size - 1, False),
     ],
-    ids=["name", "letters", "levels", "path"],
 )
-def test_a_path_that_no_node_can_hold_is_refused_in_the_index(
-    single: Packed, base: Path, tmp_path: Path, path: str
+def test_an_index_that_does_not_tell_the_truth_is_refused(
+    large: Packed,
+    program: Path,
+    base: Path,
+    tmp_path: Path,
+    file: str,
+    place: int,
+    value: Callable[[Any], Any],
+    trusted: bool,
 ) -> None:
-    with pytest.raises(LayerError, match="no node can hold"):
-        check_path(path)
-    files = {"files": [[path, 0, 0o644, Digest.of(b""), 512]]}
-    forged = forge(single.path, tmp_path / "forged.tar", index=lambda raw: raw.update(files))
-    assert "no node can hold" in refuses(forged, base)
+    """Unless it is that of who asks: to read every file again would cost a second."""
 
-
-def test_the_longest_that_is_taken() -> None:
-    for path in ("lib/" + "x" * NAME_LIMIT, "/".join(["d"] * DEPTH_LIMIT)):
-        assert check_path(path) == path
-
-
-# --- manifests -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", ["9" * 5000, "2." + "1" * 5000, "2.x", "two"])
-def test_a_version_that_is_none_is_refused(
-    single: Packed, base: Path, tmp_path: Path, version: str
-) -> None:
     def change(raw: Raw) -> None:
-        raw["requires"]["libc_version"] = version
+        entry = next(item for item in raw["files"] if item[0].endswith(file))
+        entry[place] = value(entry[place])
 
-    path = forge(single.path, tmp_path / "forged.tar", manifest=change)
+    path = forge(large.path, tmp_path / "forged.tar", index=change)
+    if trusted:
+        done = run_node(program, "unpack", path, base, "--python", BASE_PYTHON, "--trusted")
+        assert done.returncode == 0, done.stderr
+        return
     said = refuses(path, base)
-    assert "requires.libc_version" in said
-    assert len(said) < 1000
+    assert "does not have the digest in the index of its layer" in said
+    assert "the bundle is damaged" in said
 
 
 # --- room ----------------------------------------------------------------------------------------

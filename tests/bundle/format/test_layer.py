@@ -11,9 +11,11 @@ import pytest
 import zstandard
 
 from bundle.format.layer import (
+    DEPTH_LIMIT,
     FRAME_LIMIT,
     HEAD_PREFIX,
     LINK_LIMIT,
+    NAME_LIMIT,
     PATH_LIMIT,
     Entry,
     Frame,
@@ -151,7 +153,28 @@ def test_unsafe_paths_are_refused(path: Any) -> None:
     refused(links=[[path, "a"]])
 
 
-@pytest.mark.parametrize("path", ["a", "lib/a b/..c/...", "lib/données.txt", "-rf", "a\\b", "~"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "lib/" + "x" * (NAME_LIMIT + 1),
+        "lib/" + "é" * (NAME_LIMIT // 2 + 1),
+        "lib/" + "/".join(["d"] * DEPTH_LIMIT),
+        "/".join(["y" * 200] * (PATH_LIMIT // 200 + 1)),
+    ],
+    ids=["name", "letters", "levels", "path"],
+)
+def test_paths_that_no_node_can_hold_are_refused(path: str) -> None:
+    with pytest.raises(LayerError, match="no node can hold"):
+        check_path(path)
+    refused(files=[[path, 10, 0o644, D, 512]])
+
+
+LONGEST = ("lib/" + "x" * NAME_LIMIT, "/".join(["d"] * DEPTH_LIMIT))
+
+
+@pytest.mark.parametrize(
+    "path", ["a", "lib/a b/..c/...", "lib/données.txt", "-rf", "a\\b", "~", *LONGEST]
+)
 def test_unusual_paths_are_not(path: str) -> None:
     assert check_path(path) == path
     assert decode(files=[[path, 10, 0o644, D, 512]]).files[0].path == path
