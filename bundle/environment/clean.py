@@ -89,6 +89,10 @@ def clean(
     )
 
 
+class _Kept(Exception):
+    """Something is not removed; its text says why."""
+
+
 @dataclass
 class _Cleaning:
     root: str
@@ -106,88 +110,82 @@ class _Cleaning:
 
     def clean(self, nodes: bool = True) -> bool:
         """Clean parts in the order of their dependence; return whether the root is gone."""
-        self._each("envs", self._clean_environment)
-        self._each("incoming", self._clean_incoming)
-        self._each("jobs", self._remove_if_idle)
+        self._clean_each("envs", self._clean_environment)
+        self._clean_each("incoming", self._clean_incoming)
+        self._clean_each("jobs", self._remove_if_idle)
         if nodes:
-            self._each("nodes", self._clean_local_node)
+            self._clean_each("nodes", self._clean_local_node)
         if self.dry_run:
             return False
-        self._each("locks", self._clean_lock)
+        self._clean_each("locks", self._clean_lock)
         return self._remove_root()
 
     def _path(self, *names: str) -> str:
         return os.path.join(self.root, *names)
 
-    def _each(self, folder: str, act: Callable[[str, str], None]) -> None:
+    def _clean_each(self, folder: str, remove: Callable[[str], int | None]) -> None:
+        """Call a function with each path in a directory; it returns the bytes that it has freed."""
+        freed = self.removed if folder == "envs" else self.left_overs
         for name in list_names(self._path(folder)):
-            path, label = self._path(folder, name), name if folder == "envs" else f"{folder}/{name}"
+            path = self._path(folder, name)
+            label = self.prefix + (name if folder == "envs" else f"{folder}/{name}")
             try:
-                act(path, label)
+                size = remove(path)
+                if size is not None:
+                    freed.append((label, size))
             except FileNotFoundError:
                 continue  # removed by another clean, or at the end of a job
             except BlockingIOError:
-                self._keep(label, "in use")
+                self.kept.append((label, "in use"))
+            except _Kept as exc:
+                self.kept.append((label, str(exc)))
+            except NodeError as exc:
+                self.problems.append(exc.problem)
             except OSError as exc:
                 why = exc.strerror or str(exc) or type(exc).__name__
                 self.problems.append(_make_problem(str(exc.filename or path), why))
 
-    def _keep(self, label: str, why: str) -> None:
-        self.kept.append((self.prefix + label, why))
-
-    def _clean_environment(self, path: str, name: str) -> None:
+    def _clean_environment(self, path: str) -> int:
+        name = os.path.basename(path)
         if not _BUNDLE_ID.fullmatch(name):
-            self._keep(name, NOT_OURS)
-        elif name in self.keep:
-            self._keep(name, "to be kept")
-        else:
-            with self._hold_exclusively(lock_path(self.root, name)):
-                user = removal.find_user_process(path)
-                if user is not None:
-                    self._keep(name, f"process {user} uses it")
-                    return
-                size = self._remove(path, self._path("incoming", f"{name}.{time.monotonic_ns()}"))
-                if size is not None:
-                    self.removed.append((name, size))
+            raise _Kept(NOT_OURS)
+        if name in self.keep:
+            raise _Kept("to be kept")
+        with self._hold_exclusively(lock_path(self.root, name)):
+            _require_no_user(path)
+            return self._remove(path, self._path("incoming", f"{name}.{time.monotonic_ns()}"))
 
-    def _clean_incoming(self, path: str, label: str) -> None:
+    def _clean_incoming(self, path: str) -> int:
         """Remove leftovers of an unpack or a broadcast; one in progress holds a lock, or writes."""
         name = os.path.basename(path)
         of_bundle = _OF_BUNDLE.match(name)
         if of_bundle is not None:
             with self._hold_exclusively(lock_path(self.root, of_bundle[1])):
-                self._remove_leftover(path, label)
-        elif name.startswith(_OF_JOB):
-            self._remove_if_idle(path, label)
-        else:
-            self._keep(label, NOT_OURS)
+                return self._remove(path)
+        if not name.startswith(_OF_JOB):
+            raise _Kept(NOT_OURS)
+        return self._remove_if_idle(path)
 
-    def _remove_if_idle(self, path: str, label: str) -> None:
-        user = removal.find_user_process(path)
-        if user is not None:
-            self._keep(label, f"process {user} uses it")
-        elif not removal.is_unlocked(path):
-            self._keep(label, "in use")
-        elif removal.get_last_change(path) > self.idle_since:
+    def _remove_if_idle(self, path: str) -> int:
+        _require_no_user(path)
+        if not removal.is_unlocked(path):
+            raise _Kept("in use")
+        if removal.get_last_change(path) > self.idle_since:
             hours = max(1, round((time.time() - self.idle_since) / 3600))
-            self._keep(label, f"written to in the last {format_count(hours, 'hour')}")
-        else:
-            self._remove_leftover(path, label)
+            raise _Kept(f"written to in the last {format_count(hours, 'hour')}")
+        return self._remove(path)
 
-    def _clean_local_node(self, base: str, label: str) -> None:
+    def _clean_local_node(self, base: str) -> None:
         root = os.path.join(base, os.path.basename(self.root))
         if os.path.islink(base) or not os.path.isdir(root):
             return
-        try:
-            make_secure_root(base)
-        except NodeError as exc:
-            self.problems.append(exc.problem)
-            return
-        if replace(self, root=root, prefix=f"{label}: ").clean():
+        make_secure_root(base)
+        prefix = f"nodes/{os.path.basename(base)}: "
+        if replace(self, root=root, prefix=prefix).clean():
             with contextlib.suppress(OSError):  # another file has been put there
                 os.rmdir(base)
 
-    def _clean_lock(self, path: str, label: str) -> None:
+    def _clean_lock(self, path: str) -> None:
         """Remove a lock without an environment; a process that waits for it makes a new one."""
         bundle_id, _, ending = os.path.basename(path).partition(".")
         if ending not in ("lock", "making") or not _BUNDLE_ID.fullmatch(bundle_id):
@@ -208,17 +206,11 @@ class _Cleaning:
         with hold_lock(path, _ALONE, create=not self.dry_run):
             yield
 
-    def _remove_leftover(self, path: str, label: str) -> None:
-        size = self._remove(path)
-        if size is not None:
-            self.left_overs.append((self.prefix + label, size))
-
-    def _remove(self, path: str, aside: str = "") -> int | None:
+    def _remove(self, path: str, aside: str = "") -> int:
         mounts = removal.list_mounts(path)
         if mounts:
             values = {"mount": mounts[0]}
-            self.problems.append(Problem(ProblemCode.NOT_REMOVED_MOUNT, path, values))
-            return None
+            raise NodeError(Problem(ProblemCode.NOT_REMOVED_MOUNT, path, values))
         if self.dry_run:
             return removal.measure(path, self.links)
         if aside:
@@ -245,6 +237,12 @@ class _Cleaning:
         except OSError:
             return False  # another process came in between, and finds it or makes it again
         return True
+
+
+def _require_no_user(path: str) -> None:
+    user = removal.find_user_process(path)
+    if user is not None:
+        raise _Kept(f"process {user} uses it")
 
 
 def list_names(folder: str) -> list[str]:

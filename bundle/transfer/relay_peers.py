@@ -37,8 +37,8 @@ from .relay_chunks import ChunkFile
 #     reply             position of the parent that answers (4), accepted (1), chunks it has (8)
 #
 # A node also asks the source for the places that it must know, in the same way: the tree is PLACES,
-# the first chunk is the node's key, and "chunks it has" is the length of the answer, which follows
-# with an HMAC-SHA256("places", both nonces, request, answer).
+# the first chunk is the node's key, and "chunks it has" is the length of the places, which are a
+# part of the reply.
 #
 # All nodes of a transfer know its token. So both ends also say which position they mean, under the
 # proofs: where an address leads to another node of the same transfer (it was given to another host,
@@ -46,7 +46,7 @@ from .relay_chunks import ChunkFile
 # could wait for each other's chunks. All numbers are unsigned, in network byte order.
 
 NONCE_BYTES = 16
-SEAL_BYTES = _MAC_BYTES = 32
+_MAC_BYTES = 32
 _FIELDS = struct.Struct("!IBQ")
 PLACES = 255
 """What a question for places has in the place of a tree."""
@@ -95,27 +95,19 @@ class Handshake(NamedTuple):
             return None
         return ChunkRequest(*_FIELDS.unpack(asked[NONCE_BYTES:]))
 
-    def make_reply(self, hello: bytes, reply: ParentReply) -> bytes:
+    def make_reply(self, hello: bytes, reply: ParentReply, places: bytes = b"") -> bytes:
         """Return what a parent answers to a child's hello."""
-        answered = _FIELDS.pack(*reply)
+        answered = _FIELDS.pack(*reply) + places
         return answered + self._compute_proof(b"parent", hello[:_ASKED_BYTES], answered)
 
     def read_reply(self, hello: bytes, reply: bytes) -> ParentReply | None:
-        """Return a parent's answer in ``REPLY_BYTES`` bytes; None without the token."""
-        answered, proof = reply[: _FIELDS.size], reply[_FIELDS.size :]
+        """Return the parent's answer in a reply; None without the token."""
+        answered, proof = reply[:-_MAC_BYTES], reply[-_MAC_BYTES:]
         expected = self._compute_proof(b"parent", hello[:_ASKED_BYTES], answered)
         if not hmac.compare_digest(proof, expected):
             return None
-        parent, accepted, have = _FIELDS.unpack(answered)
+        parent, accepted, have = _FIELDS.unpack_from(answered)
         return ParentReply(parent, bool(accepted), have)
-
-    def make_seal(self, hello: bytes, places: bytes) -> bytes:
-        """Return the proof that follows the source's answer to a question for places."""
-        return self._compute_proof(b"places", hello[:_ASKED_BYTES], places)
-
-    def is_sealed(self, hello: bytes, places: bytes, seal: bytes) -> bool:
-        """Return whether an answer to a question for places is the source's."""
-        return hmac.compare_digest(seal, self.make_seal(hello, places))
 
     def _compute_proof(self, what: bytes, *parts: bytes) -> bytes:
         """Return a proof; all parts but the last have a fixed length, so no separator is needed."""
@@ -209,11 +201,9 @@ class RelayChild:
 
     def _answer(self, *, room: bool) -> None:
         request = self._handshake.read_hello(self._hello)
-        sealed = b""
+        places = None
         if request is not None and request.tree == PLACES:
             places = self._directory(request.first) if self._directory is not None else None
-            if places is not None:
-                sealed = places + self._handshake.make_seal(self._hello, places)
             answer = ParentReply(self._position, places is not None, len(places or b""))
         elif request is not None and request.tree < len(self._file.have):
             self.accepted = room and request.parent == self._position
@@ -222,7 +212,7 @@ class RelayChild:
         else:
             raise ConnectionOver("it does not know the token")
         self._asked = True
-        raw = self._handshake.make_reply(self._hello, answer) + sealed
+        raw = self._handshake.make_reply(self._hello, answer, places or b"")
         self._unsent = memoryview(bytes(self._unsent) + raw)
 
     def send(self, now: float) -> None:
@@ -235,18 +225,15 @@ class RelayChild:
             self._unsent = self._unsent[self._socket.send(self._unsent, flags) :]
         if self._unsent:
             return
-        if self._body[1]:
-            self._send_body()
+        offset, length = self._body
+        if length:
+            sent = os.sendfile(self._socket.fileno(), *self._file.locate(offset, length))
+            if not sent:
+                raise ConnectionOver("the file has become shorter")
+            self._body = offset + sent, length - sent
         elif self._asked and not self.accepted:
             raise ConnectionOver("it has its answer")
         self.blocked = self._body[1] > 0
-
-    def _send_body(self) -> None:
-        offset, length = self._body
-        sent = os.sendfile(self._socket.fileno(), *self._file.locate(offset, length))
-        if not sent:
-            raise ConnectionOver("the file has become shorter")
-        self._body = offset + sent, length - sent
 
     def _begin_chunk(self) -> None:
         self._body = self._file.place(self._tree, self._next)
@@ -296,6 +283,7 @@ class RelayParent:
 
     Attributes:
         position: its place in the trees.
+        is_connecting: True until the connection stands, which shows when it can be written to.
         have: the chunks of the tree that it has, as far as it has said.
         accepted: True once it has proved that it is the node that was asked, and serves this one.
         drained: True if all that had come has been taken.
@@ -310,10 +298,9 @@ class RelayParent:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.position, self.have, self.accepted = position, 0, False
-        self.drained = True
+        self.drained = self.is_connecting = True
         self._tree = tree
         self._until = now + CONNECT_SECONDS
-        self._connected = False
         self._handshake, self._hello = Handshake(token, b""), b""
         self._buffer = bytearray(REPLY_BYTES)
         self._filled, self._wanted = 0, NONCE_BYTES
@@ -326,17 +313,12 @@ class RelayParent:
         """Return the descriptor of the connection."""
         return self._socket.fileno()
 
-    @property
-    def is_connecting(self) -> bool:
-        """True until the connection stands, which shows when it can be written to."""
-        return not self._connected
-
     def connect(self, now: float) -> None:
         """Note that the connection stands."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise ConnectionOver(os.strerror(code).lower())
-        self._connected = True
+        self.is_connecting = False
         self._until = now + HANDSHAKE_SECONDS
 
     def receive(self, file: ChunkFile, now: float) -> None:
@@ -417,7 +399,7 @@ class RelayParent:
         """Look at the time."""
         if now <= self._until:
             return
-        if not self._connected:
+        if self.is_connecting:
             raise ConnectionOver(f"no answer within {CONNECT_SECONDS:g} s")
         raise ParentSilent("it fell silent" if self.accepted else "no answer")
 
@@ -535,15 +517,15 @@ def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
             question = ChunkRequest(relay_chunks.SOURCE, PLACES, compute_node_key(node))
             hello = handshake.make_hello(secrets.token_bytes(NONCE_BYTES), question)
             connection.sendall(hello)
-            answer = handshake.read_reply(hello, read(REPLY_BYTES))
-            if answer is None or not answer.accepted or answer.have > _MOST_BYTES:
-                raise _NoAnswer("it does not know this transfer, or this node")
-            body, seal = read(answer.have), read(SEAL_BYTES)
+            head = read(_FIELDS.size)
+            length = min(ParentReply(*_FIELDS.unpack(head)).have, _MOST_BYTES)
+            places = read(length)
+            answer = handshake.read_reply(hello, head + places + read(_MAC_BYTES))
         except OSError as exc:
             raise _NoAnswer(_describe_connection_error(exc, HANDSHAKE_SECONDS)) from exc
-    if not handshake.is_sealed(hello, body, seal):
-        raise _NoAnswer("its answer was changed on the way")
-    return decode(RelayCandidates, json.loads(zlib.decompress(body)))
+    if answer is None or not answer.accepted:
+        raise _NoAnswer("it does not know this transfer, or this node")
+    return decode(RelayCandidates, json.loads(zlib.decompress(places)))
 
 
 def _describe_connection_error(exc: OSError, seconds: float) -> str:

@@ -45,11 +45,6 @@ def large(
     return make_bundle(store, [wheel], decompressor=zstd_wheel, name="large")
 
 
-def entry(raw: Raw, ending: str) -> list[Any]:
-    found: list[Any] = next(item for item in raw["files"] if item[0].endswith(ending))
-    return found
-
-
 OTHER = Digest.of(b"something else")
 SIZE, DIGEST, OFFSET = 1, 3, 4
 """Places in an entry of an index."""

@@ -24,15 +24,6 @@ def later(seconds: float, then: object) -> threading.Thread:
     return thread
 
 
-def test_what_is_there_is_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"1234")
-    handle = Arrival().open(str(path), os.O_RDONLY)
-    Arrival().wait(handle, 4, str(path))
-    Arrival.over().wait(handle, 5, str(path))  # there is no more to come
-    os.close(handle)
-
-
 def test_whoever_waits_long_looks_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,12 +215,6 @@ def test_links_inside_are_kept(path: str, target: str) -> None:
     assert decode(links=[[path, target]]).links == (Link(path, target),)
 
 
-@pytest.mark.parametrize("key", ["files", "links", "frames"])
-@pytest.mark.parametrize("empty", [{}, ""])
-def test_what_is_no_list_is_refused_however_empty(key: str, empty: Any) -> None:
-    refused(**{key: empty})
-
-
 CHAINED = {"lib/x/l1": "..", "lib/x/y/l2": "../l1/..", "lib/x/y/z/l3": "../l2/../other"}
 """Each stays inside by its words; followed one after the other they climb above the environment."""
 
@@ -298,6 +292,8 @@ def test_impossible_files_are_refused(files: Any) -> None:
         [["lib/l"]],
         [7],
         7,
+        {},
+        "",
     ],
     ids=ascii,
 )
@@ -322,6 +318,8 @@ def test_impossible_links_are_refused(links: Any) -> None:
         [[100, 4096]],
         [],  # the files lie in none
         None,
+        {},
+        "",
     ],
     ids=lambda frames: ascii(frames).replace(D, "D"),
 )
@@ -336,7 +334,3 @@ def test_an_index_that_is_none_is_refused(body: bytes) -> None:
     head = forged_head(raw(), 150)
     with pytest.raises(LayerError):
         decode_head(head, lambda data: body)
-
-
-def test_an_empty_layer_is_possible() -> None:
-    assert decode(files=[], links=[], frames=[]) == Index((), (), ())

@@ -81,13 +81,6 @@ def test_it_is_a_tar_with_the_members_as_they_are(
             assert ours.read() == theirs.read()
 
 
-def test_one_without_members_is_an_empty_tar(single: Packed, tmp_path: Path) -> None:
-    excerpt = written(single, [], tmp_path / "parts.tar")
-    assert (tmp_path / "parts.tar").read_bytes() == bytes(1024)
-    with BundleFile(str(tmp_path / "parts.tar"), single.manifest.id, excerpt) as opened:
-        assert not any(opened.holds(name) for name, _ in single.manifest.members())
-
-
 def test_a_file_that_is_there_is_not_overwritten(single: Packed, tmp_path: Path) -> None:
     (tmp_path / "parts.tar").write_text("mine")
     with (

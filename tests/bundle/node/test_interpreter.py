@@ -46,16 +46,6 @@ def test_a_virtual_environment_leads_to_its_base(tmp_path: Path, how: str) -> No
     assert find_with(folder / "bin" / "python") == real_base()
 
 
-def test_the_answer_is_a_base_that_runs_alone() -> None:
-    found = interpreter.find_base_python(OWN)
-    said = subprocess.run(
-        [found, "-c", "import sys; print(sys.prefix == sys.base_prefix, *sys.version_info[:2])"],
-        env={}, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    assert said == ["True", *OWN.split(".")]
-    assert os.path.realpath(found) == found
-
-
 def another() -> tuple[str, Path]:
     """A version other than the running one, with its program, where this machine has one."""
     folders = [Path(folder) for folder in os.environ["PATH"].split(":")]
@@ -83,10 +73,10 @@ def test_takes_a_hint_and_passes_over_shims_that_fail(tmp_path: Path) -> None:
     )
     mute = script(tmp_path / "shims" / "python3", "echo hello")
     env = {"PATH": f"{tmp_path}/shims:/bin"}
-    found = interpreter.find_base_python(
-        version, hints=[str(broken), str(mute), str(program)], env=env
-    )
-    assert found == os.path.realpath(program)
+    hints = [str(broken), str(mute), str(program)]
+    assert interpreter.find_base_python(version, hints, env) == os.path.realpath(program)
+    script(mute, f'exec {program} "$@"')  # now it works
+    assert interpreter.find_base_python(version, [], env) == os.path.realpath(program)
 
 
 def test_a_shim_that_fails_is_quoted_from_its_beginning(tmp_path: Path) -> None:
@@ -97,13 +87,6 @@ def test_a_shim_that_fails_is_quoted_from_its_beginning(tmp_path: Path) -> None:
         interpreter.find_base_python("2.9", env={"PATH": f"{tmp_path}/shims"})
     named = f"{tmp_path}/shims/python2.9: exit status 127: pyenv: python2.9: command not found"
     assert named in caught.value.problem.values["listed"].split("; ")
-
-
-def test_goes_through_a_shim_that_works(tmp_path: Path) -> None:
-    version, program = another()
-    script(tmp_path / "shims" / "python3", f'exec {program} "$@"')
-    env = {"PATH": f"{tmp_path}/shims"}
-    assert interpreter.find_base_python(version, env=env) == os.path.realpath(program)
 
 
 def test_an_environment_of_another_version_leads_to_its_base(tmp_path: Path) -> None:
@@ -152,11 +135,3 @@ def test_an_environment_s_copy_is_never_taken_for_a_base(tmp_path: Path) -> None
     answer = interpreter.InterpreterFacts(f"{OWN}.0", "cpython", "", str(tmp_path / "gone"), copy)
     with pytest.raises(ProcessError, match="no program of its own"):
         interpreter.find_base_program(OWN, answer, os.environ)
-
-
-def test_without_a_path_the_usual_directories_are_looked_at() -> None:
-    listed = list(interpreter._candidates("3.99", [], {}))
-    usual = [
-        path for path in ("/usr/local/bin/python3", "/usr/bin/python3") if os.path.exists(path)
-    ]
-    assert set(usual) <= set(listed)

@@ -63,7 +63,10 @@ def test_refuses_a_symbolic_link(tmp_path: Path, inside: str) -> None:
     assert mode(elsewhere) == 0o755
 
 
-def test_refuses_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["absent", "/proc/self"])
+def test_refuses_a_base_that_cannot_hold_it(tmp_path: Path, base: str) -> None:
+    with pytest.raises(NodeError, match=r"No such file|stager-"):
+        make_secure_root(str(tmp_path / base))
     (tmp_path / f"stager-{os.geteuid()}").touch()
     with pytest.raises(NodeError, match="not a directory"):
         make_secure_root(str(tmp_path))
@@ -87,16 +90,6 @@ def test_refuses_a_base_in_which_anyone_can_replace_it(tmp_path: Path) -> None:
     assert not list(base.iterdir())
     base.chmod(0o1777)
     assert Path(make_secure_root(str(base))).is_dir()
-
-
-def test_refuses_a_base_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match="No such file"):
-        make_secure_root(str(tmp_path / "absent"))
-
-
-def test_refuses_a_base_that_cannot_be_written() -> None:
-    with pytest.raises(NodeError, match="stager-"):
-        make_secure_root("/proc/self")
 
 
 def test_refuses_a_base_that_this_user_may_not_write() -> None:
@@ -156,6 +149,9 @@ def test_the_setting_may_use_the_node_s_variables(tmp_path: Path) -> None:
     assert node_root.choose_base(str(odd), {}) == str(odd)
     with pytest.raises(NodeError, match=r"\$SCRATCH is not set on this node"):
         node_root.choose_base("$SCRATCH/x", {})
+    # A directory that was named is not replaced by another one.
+    with pytest.raises(NodeError, match=f"it does not exist .`mkdir -p {tmp_path}/absent` makes"):
+        node_root.choose_base(str(tmp_path / "absent"), {"TMPDIR": str(tmp_path)})
 
 
 def test_auto_takes_the_first_that_fits(tmp_path: Path) -> None:
@@ -207,11 +203,6 @@ def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:
     assert f"needs {10**15} inodes, " in text
     assert "[cluster] node-root" in text
     assert "$STAGER_NODE_ROOT" in text
-
-
-def test_a_named_directory_is_not_replaced_by_another(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match=f"it does not exist .`mkdir -p {tmp_path}/absent` makes"):
-        node_root.choose_base(str(tmp_path / "absent"), {"TMPDIR": str(tmp_path)})
 
 
 def test_an_environment_that_is_there_takes_no_room(tmp_path: Path) -> None:

@@ -36,12 +36,9 @@ class Link(RelayParent):
 
     def __init__(self, position: int, have: int) -> None:
         self.position, self.have, self.accepted = position, have, False
+        self.is_connecting = False
         self.fault: Exception | None = None
         """What ends it, the next time that it is read."""
-
-    @property
-    def is_connecting(self) -> bool:
-        return False
 
     def receive(self, file: ChunkFile, now: float) -> None:
         if self.fault is not None:
@@ -263,15 +260,6 @@ def test_a_parent_is_not_slow_for_what_another_has_missed(node: Node) -> None:
     assert len(node.tried) == tried
 
 
-def test_the_source_is_slow_and_nobody_is_above_it(node: Node) -> None:
-    node.dead = {5, 7, 9}
-    node.run(1, mine=20, other=20)
-    node.dead = set()
-    node.run(10, mine=4, other=20)
-    assert node.parent == 0
-    assert node.tried == [5, 7, 9, 0]
-
-
 # --- giving up ------------------------------------------------------------------------------------
 
 
@@ -324,12 +312,6 @@ def test_a_half_is_slow(tmp_path: Path, mine: list[int], other: list[int], slow:
         if pace.is_slow(float(second)):
             found.append(second)
     assert found == slow
-
-
-def test_a_file_of_one_chunk_has_no_other_half(tmp_path: Path) -> None:
-    handle = os.open(tmp_path / "small", os.O_RDWR | os.O_CREAT)
-    pace = Pace(ChunkFile(handle, 17), 0, 2.0, 0.0)
-    assert not any(pace.is_slow(float(second)) for second in range(100))
 
 
 # --- a node whose link is slow --------------------------------------------------------------------
