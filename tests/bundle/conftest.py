@@ -90,6 +90,21 @@ def single(
 
 
 @pytest.fixture(scope="session")
+def pair(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> tuple[Packed, Packed]:
+    """Two bundles that differ in one wheel of three."""
+    folder = tmp_path_factory.mktemp("pair")
+    files = {f"steady/f{number}.py": f"N = {number}\n" for number in range(40)}
+    kept = [make_wheel(folder, "steady", files=files), make_wheel(folder, "other")]
+    both = []
+    for version in ("1.0", "2.0"):
+        wheels = [*kept, make_wheel(folder, "moving", version)]
+        both.append(make_bundle(store, wheels, decompressor=zstd_wheel, name="pair"))
+    return both[0], both[1]
+
+
+@pytest.fixture(scope="session")
 def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Packed:
     """One wheel and no decompressor: small enough to be damaged at every byte."""
     wheel = make_wheel(tmp_path_factory.mktemp("bare"), "bare")

@@ -14,20 +14,16 @@ from bundle.checks.deep import find_damaged_files
 from bundle.environment.damage import compare_with_listing
 from bundle.environment.unpack import Environment
 from bundle.node.node_root import make_secure_root
-from stager.core.store import Store
-from stager.core.values import Wheel
 from stager.pack.bundle import Packed
 from tests.support.bundles import (
     HERE,
     left_over,
-    make_bundle,
     rot,
     run_node,
     stage,
     tree,
 )
 from tests.support.jobs import ask, job_for
-from tests.support.wheelhouse import make_wheel
 
 SITE = f"lib/python{HERE.python}/site-packages"
 MODULE = f"{SITE}/single/__init__.py"
@@ -159,26 +155,13 @@ def test_something_else_in_its_place_is_replaced(single: Packed, base: Path, kin
 # --- several environments ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pair(
-    store: Store, zstd_wheel: Wheel | None, tmp_path_factory: pytest.TempPathFactory
-) -> list[Packed]:
-    """Two bundles that share a wheel."""
-    folder = tmp_path_factory.mktemp("pair")
-    first, second = make_wheel(folder, "first"), make_wheel(folder, "second")
-    return [
-        make_bundle(store, [first], decompressor=zstd_wheel, name="older"),
-        make_bundle(store, [first, second], decompressor=zstd_wheel, name="newer"),
-    ]
-
-
 def shared(made: Environment) -> Path:
-    return Path(made.path, SITE, "first", "__init__.py")
+    return Path(made.path, SITE, "steady", "f7.py")
 
 
 @pytest.mark.parametrize("damage", [same_size, rewrite(""), rot], ids=["same", "empty", "rot"])
 def test_a_damaged_file_that_two_share_is_repaired_in_both(
-    pair: list[Packed], base: Path, damage: Callable[[Path], Any]
+    pair: tuple[Packed, Packed], base: Path, damage: Callable[[Path], Any]
 ) -> None:
     older, newer = (stage(packed, base) for packed in pair)
     whole = shared(older).read_bytes()
@@ -189,13 +172,15 @@ def test_a_damaged_file_that_two_share_is_repaired_in_both(
     for packed, before in zip(pair, (older, newer), strict=True):
         made = stage(packed, base)
         assert made.mended is not None
-        assert "first/__init__.py" in made.mended.why
+        assert "steady/f7.py" in made.mended.why
         assert shared(before).read_bytes() == whole
         assert find_damaged_files(made.path, 1) == []
         assert stage(packed, base).reused
 
 
-def test_a_sound_copy_of_another_environment_is_linked(pair: list[Packed], base: Path) -> None:
+def test_a_sound_copy_of_another_environment_is_linked(
+    pair: tuple[Packed, Packed], base: Path
+) -> None:
     older, newer = (stage(packed, base) for packed in pair)
     whole = shared(older).read_bytes()
     shared(newer).unlink()
@@ -206,20 +191,22 @@ def test_a_sound_copy_of_another_environment_is_linked(pair: list[Packed], base:
     assert shared(older).stat().st_ino == shared(newer).stat().st_ino
 
 
-def test_a_node_says_which_layers_it_lacks(pair: list[Packed], program: Path, base: Path) -> None:
+def test_a_node_says_which_layers_it_lacks(
+    pair: tuple[Packed, Packed], program: Path, base: Path
+) -> None:
     """So that only these are sent again: the one with the damage, and not the other one."""
     os.environ["STAGER_NODE_ROOT"] = str(base)
     made = stage(pair[1], base)
-    Path(made.path, SITE, "second", "__init__.py").unlink()
+    Path(made.path, SITE, "moving", "__init__.py").unlink()
     job = job_for(pair[1], base, bundle="/not/seen/here.tar")
     heads = [layer.head for layer in pair[1].manifest.layers]
     _, (answer,) = ask(program, "preflight", job, heads=heads, wheel=None)
     assert answer["ready"] is False
-    assert "second/__init__.py: it is missing" in answer["damage"]["why"]
-    assert [pair[1].manifest.layers[number].name for number in answer["lacks"]] == ["second"]
+    assert "moving/__init__.py: it is missing" in answer["damage"]["why"]
+    assert [pair[1].manifest.layers[number].name for number in answer["lacks"]] == ["moving"]
     Path(made.path, ".stager", "manifest.json").write_text("")
     _, (answer,) = ask(program, "preflight", job, heads=heads, wheel=None)
-    assert answer["lacks"] == [0, 1]
+    assert answer["lacks"] == [0, 1, 2]
 
 
 # --- every way to use it -------------------------------------------------------------------------

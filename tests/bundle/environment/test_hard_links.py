@@ -14,29 +14,11 @@ from bundle.environment.damage import compare_with_listing
 from bundle.environment.hard_links import find_older_layers, link_layers
 from bundle.format.layer import Entry
 from bundle.protocol.digest import Digest
-from stager.core.store import Store
-from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, stage, tree
+from tests.support.bundles import BASE_PYTHON, HERE, stage, tree
 from tests.support.namespaces import namespace
-from tests.support.wheelhouse import make_wheel
 
 SITE = f"lib/python{HERE.python}/site-packages"
-
-
-@pytest.fixture(scope="module")
-def pair(
-    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
-) -> tuple[Packed, Packed]:
-    """Two bundles that differ in one wheel of three."""
-    folder = tmp_path_factory.mktemp("pair")
-    files = {f"steady/f{number}.py": f"N = {number}\n" for number in range(40)}
-    kept = [make_wheel(folder, "steady", files=files), make_wheel(folder, "other")]
-    both = []
-    for version in ("1.0", "2.0"):
-        wheels = [*kept, make_wheel(folder, "moving", version)]
-        both.append(make_bundle(store, wheels, decompressor=zstd_wheel, name="pair"))
-    return both[0], both[1]
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -269,16 +267,3 @@ def test_patches_come_after_the_import(env: Path) -> None:
     done = python(env, "import torch; print(torch.cpu.set_device(1))", STAGER_PATCHES="1")
     assert done.stderr == "patch applied: torch-cpu-set-device\n"
     assert done.stdout.splitlines() == [f"torch {PATIENT}", f"torch.cpu {PATIENT}", "None"]
-
-
-def test_compiled_packages(tmp_path: Path) -> None:
-    env = make_env(tmp_path / "env")
-    files = importlib.metadata.files("zstandard") or []
-    for file in files:
-        if not file.is_absolute() and ".." not in file.parts:
-            target = env / "pkgs" / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(Path(str(file.locate())), target)
-    packed = "zstandard.ZstdCompressor().compress(b'')[:4]"
-    code = f"import zstandard; print(zstandard.backend, {packed})"
-    assert lines(env, code) == [r"cext b'(\xb5/\xfd'"]

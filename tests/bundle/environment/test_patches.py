@@ -111,42 +111,26 @@ def test_patched_after_import_and_the_module_stays_itself(env):
     assert done.stderr == "patch applied: own\n"
 
 
-def test_module_imported_before_is_patched_at_once(env):
-    done = own(env, "import colorsys\ntable()\nprint(colorsys.marked)")
-    assert (done.stdout, done.stderr) == ("True\n", "patch applied: own\n")
-
-
-def test_looking_for_a_module_does_not_spoil_its_import(env):
-    """Libraries ask ``find_spec`` whether torch is there before anybody imports it."""
-    done = own(
-        env,
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import colorsys; table()",
+        "table(); import colorsys",
+        # Libraries ask ``find_spec`` whether torch is there before anybody imports it.
+        "table(); import importlib.util as u; u.find_spec('colorsys'); import colorsys",
+        # A finder that asks all the others in turn.
         """
-        table()
-        import importlib.util
-        importlib.util.find_spec("colorsys"), importlib.util.find_spec("colorsys")
-        import colorsys
-        print(colorsys.marked)
-        """,
-    )
-    assert (done.stdout, done.stderr) == ("True\n", "patch applied: own\n")
-
-
-def test_finders_that_ask_all_finders_do_not_loop(env):
-    done = own(
-        env,
-        """
-        class Asking:
-            def find_spec(self, name, path, target=None):
-                others = [finder for finder in sys.meta_path if finder is not self]
-                found = (finder.find_spec(name, path, target) for finder in others)
-                return next(filter(None, found), None)
-
-        table()
-        sys.meta_path.insert(1, Asking())
-        import colorsys
-        print(colorsys.marked)
-        """,
-    )
+class Asking:
+    def find_spec(self, name, path, target=None):
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        return next(filter(None, found), None)
+table(); sys.meta_path.insert(1, Asking()); import colorsys""",
+    ],
+    ids=["before", "after", "looked-for", "asking"],
+)
+def test_the_module_is_patched_once_however_it_is_looked_for(env, code):
+    done = own(env, f"{code}; print(colorsys.marked)")
     assert (done.stdout, done.stderr) == ("True\n", "patch applied: own\n")
 
 

@@ -17,7 +17,6 @@ from bundle.format.zstd import Decompress
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import forge, refuses
-from tests.support.needs import needs
 
 
 def read_all(path: Path, decompress: Decompress) -> int:
@@ -150,26 +149,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path, decompress: Decompress) -> N
     loop = tmp_path / "loop"
     loop.symlink_to("loop")
     assert "symbolic links" in refused(loop, decompress)
-
-
-def test_a_file_that_may_not_be_read_is_refused(copy: Path) -> None:
-    needs("root")
-    copy.chmod(0o600)
-    said, say = os.pipe()
-    child = os.fork()
-    if not child:
-        os.setgroups([])
-        os.setresgid(65534, 65534, 65534)
-        os.setresuid(65534, 65534, 65534)  # root may read everything
-        try:
-            BundleFile(str(copy))
-        except NodeError as exc:
-            os.write(say, str(exc).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(say)
-    with os.fdopen(said) as answer:
-        assert "cannot be read; Permission denied" in answer.read()
 
 
 def test_failures_leave_no_descriptor_open(copy: Path, bare: Packed) -> None:

@@ -54,20 +54,6 @@ def test_a_file_that_never_comes(tmp_path: Path) -> None:
     ending.join()
 
 
-def test_the_end_is_seen_in_processes_that_were_forked_before() -> None:
-    arrival = Arrival()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        while arrival.may_grow(""):
-            arrival.pause()
-        os.write(write, b"seen")
-        os._exit(0)
-    arrival.end(whole=True)
-    os.waitpid(child, 0)
-    assert os.read(read, 10) == b"seen"
-
-
 class Sender:
     """Writes a copy of a bundle in pieces, as ``sbcast`` does."""
 

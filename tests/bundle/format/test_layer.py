@@ -121,28 +121,9 @@ def test_damage_to_the_head_is_refused() -> None:
 
 
 PATHS = [
-    "",
-    "/etc/passwd",
-    "../up",
-    "lib/../../up",
-    "lib/..",
-    "..",
-    ".",
-    "./a",
-    "a//b",
-    "a/",
-    "a/./b",
-    "a\0b",
-    "a\nb",
-    "a\x1b[2Jb",
-    "a\u202eb",
-    "\ud800",
-    7,
-    None,
-    ["a"],
-    {},
-    True,
-]
+    "", "/etc/passwd", "../up", "lib/../../up", "lib/..", "..", ".", "./a", "a//b", "a/", "a/./b",
+    "a\0b", "a\nb", "a\x1b[2Jb", "a\u202eb", "\ud800", 7, None, ["a"], {}, True,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PATHS, ids=ascii)
@@ -183,24 +164,13 @@ def test_unusual_paths_are_not(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "target"),
     [
-        ("lib/l", "/etc/passwd"),
-        ("lib/l", ""),
-        ("lib/l", ".."),
-        ("lib/l", "../project"),
-        ("lib/l", "../../up"),
-        ("lib/inner/l", "../../bin/tool"),
-        ("lib/inner/l", "x/../../.."),
-        ("l", ".."),
-        ("l", "."),
-        ("lib/l", "a\0b"),
-        ("lib/l", "a\nb"),
-        ("lib/l", 7),
-        ("lib/l", None),
-        ("lib/l", ["a"]),
-        ("lib/l", "b/" * PATH_LIMIT),
+        ("lib/l", "/etc/passwd"), ("lib/l", ""), ("lib/l", ".."), ("lib/l", "../project"),
+        ("lib/l", "../../up"), ("lib/inner/l", "../../bin/tool"), ("lib/inner/l", "x/../../.."),
+        ("l", ".."), ("l", "."), ("lib/l", "a\0b"), ("lib/l", "a\nb"), ("lib/l", 7),
+        ("lib/l", None), ("lib/l", ["a"]), ("lib/l", "b/" * PATH_LIMIT),
     ],
     ids=lambda value: ascii(value)[:40],
-)
+)  # fmt: skip
 def test_links_that_lead_outside_are_refused(path: str, target: Any) -> None:
     with pytest.raises(LayerError, match="link"):
         check_link(Link(path, target))
@@ -304,25 +274,13 @@ def test_impossible_links_are_refused(links: Any) -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        [[100, FRAME_LIMIT + 1, D]],
-        [[FRAME_LIMIT + 1, 4096, D]],
-        [[100, 0, D]],
-        [[0, 4096, D]],
-        [[-1, 4096, D]],
-        [[100, 100 << 30, D]],
-        [["100", 4096, D]],
-        [[100, 4096.0, D]],
-        [[True, 4096, D]],
-        [[100, 4096, "00"]],
-        [[100, 4096, None]],
-        [[100, 4096]],
-        [],  # the files lie in none
-        None,
-        {},
+        [[100, FRAME_LIMIT + 1, D]], [[FRAME_LIMIT + 1, 4096, D]], [[100, 0, D]], [[0, 4096, D]],
+        [[-1, 4096, D]], [[100, 100 << 30, D]], [["100", 4096, D]], [[100, 4096.0, D]],
+        [[True, 4096, D]], [[100, 4096, "00"]], [[100, 4096, None]], [[100, 4096]], [], None, {},
         "",
     ],
     ids=lambda frames: ascii(frames).replace(D, "D"),
-)
+)  # fmt: skip
 def test_impossible_frames_are_refused(frames: Any) -> None:
     refused(frames=frames)
 

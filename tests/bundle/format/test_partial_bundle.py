@@ -25,20 +25,6 @@ from tests.support.wheelhouse import make_wheel
 SITE = f"lib/python{HERE.python}/site-packages"
 
 
-@pytest.fixture(scope="module")
-def pair(
-    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
-) -> tuple[Packed, Packed]:
-    """Two bundles that differ in one wheel of three."""
-    folder = tmp_path_factory.mktemp("pair")
-    kept = [make_wheel(folder, "steady"), make_wheel(folder, "other")]
-    both = []
-    for version in ("1.0", "2.0"):
-        wheels = [*kept, make_wheel(folder, "moving", version)]
-        both.append(make_bundle(store, wheels, decompressor=zstd_wheel, name="pair"))
-    return both[0], both[1]
-
-
 def members(packed: Packed, *layers: str, wheel: bool = False) -> list[str]:
     part = packed.manifest.decompressor
     wanted = [layer for layer in packed.manifest.layers if layer.name in layers]

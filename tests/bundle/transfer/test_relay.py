@@ -18,7 +18,7 @@ import pytest
 from bundle.driver.transports.relay_source import describe_damage
 from bundle.protocol.messages import Relayed
 from bundle.transfer import relay, relay_peers, relay_process
-from bundle.transfer.relay import MOST_STRANGERS, RelayOutcome, listen
+from bundle.transfer.relay import MOST_CHILDREN, MOST_STRANGERS, RelayOutcome, listen
 from bundle.transfer.relay_chunks import TREES, ChunkFile, find_parent
 from bundle.transfer.relay_peers import (
     FRAME,
@@ -183,18 +183,6 @@ def test_a_file_that_becomes_shorter_ends_the_relay(
     nodes.begin()
     outcomes = [nodes.relays[place].outcome() for place in (1, 2, 3)]
     assert {outcome.failure for outcome in outcomes} == {"no other node can be reached"}
-
-
-def test_without_a_source_a_node_gives_up_and_says_why(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "_UNREACHED_SECONDS", 0.5)
-    nodes = make(1)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        nodes.places[0] = nobody.getsockname()
-        nodes.begin(1)
-        assert nodes.relays[1].outcome().unreached == ((0, "connection refused"),)
 
 
 def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
@@ -363,8 +351,10 @@ def challenged(place: tuple[str, int]) -> tuple[socket.socket, bytes]:
     raise AssertionError("nobody was challenged")
 
 
-def test_a_stranger_learns_nothing_and_keeps_nobody_out(make: Callable[..., Nodes]) -> None:
+def test_strangers_learn_nothing_and_keep_nobody_out(make: Callable[..., Nodes]) -> None:
     nodes = make(3)
+    source = Path(f"/proc/{nodes.relays[0].pid}/fd")
+    before = len(os.listdir(source))
     silent = strangers(nodes.places[0], 2 * MOST_STRANGERS)
     loud, nonce = challenged(nodes.places[0])
     loud.sendall(os.urandom(HELLO_BYTES))
@@ -373,6 +363,7 @@ def test_a_stranger_learns_nothing_and_keeps_nobody_out(make: Callable[..., Node
     nodes.begin()
     for place in (1, 2, 3):
         nodes.assert_whole(place)
+    assert len(os.listdir(source)) <= before + MOST_STRANGERS + MOST_CHILDREN + 16
     for connection in (*silent, loud):
         connection.close()
 

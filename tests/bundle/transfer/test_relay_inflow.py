@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports import relay_source
-from bundle.driver.transports.phase_run import PhaseAnswers
-from bundle.protocol.messages import Relayed
 from bundle.transfer import relay
 from bundle.transfer.relay import Inflow, Pace
-from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile, find_parent
+from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile
 from bundle.transfer.relay_peers import (
     ConnectionOver,
     CorruptChunk,
@@ -21,8 +18,6 @@ from bundle.transfer.relay_peers import (
     ParentSilent,
     RelayParent,
 )
-from tests.support.namespaces import namespace
-from tests.support.needs import needs
 
 TOTAL = 500
 """The chunks of each tree."""
@@ -315,51 +310,3 @@ def test_a_half_is_slow(tmp_path: Path, mine: list[int], other: list[int], slow:
 
 
 # --- a node whose link is slow --------------------------------------------------------------------
-
-_SLOW = find_parent(1, 7, 0)
-"""It has two children in one tree, which have children in the other."""
-_RELAY = f"""
-from pathlib import Path
-from random import Random
-from tests.torture.network import Network
-from tests.torture.relay_nodes import Swarm
-from tests.torture.rounds import NotHere
-
-try:
-    network = Network(8, "80mbit")
-    network.shape({_SLOW}, "3mbit")
-except NotHere as exc:
-    print(json.dumps(str(exc)))
-    sys.exit()
-swarm = Swarm(Path({{folder!r}}), network, 7, {{size}}, Random(7))
-swarm.start({{{{}}}})
-swarm.begin()
-swarm.await_outcomes(300)
-for place in swarm.outcomes:
-    swarm.assert_whole(place)
-print(json.dumps({{{{place: outcome.seconds for place, outcome in swarm.outcomes.items()}}}}))
-swarm.close()
-"""
-
-
-@pytest.mark.full
-def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Path) -> None:
-    """They go on above it, and it alone is named."""
-    needs("ip")
-    size = 6_000_000  # 0.6 s at the usual rate, 16 s at the low one
-    for attempt in range(3):  # a node that gets no processor for long is slow as well, and named
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        seconds = namespace("-n", "", _RELAY.format(folder=str(folder), size=size))
-        if isinstance(seconds, str):
-            pytest.skip(seconds)
-        assert isinstance(seconds, dict)
-        answers = PhaseAnswers({}, 7, print, "unpack")
-        answers.relayed.update(
-            {f"node{place}": Relayed(seconds=taken) for place, taken in seconds.items()}
-        )
-        said = relay_source.describe_transfer(answers, size)
-        if len(said) == 1:
-            break
-    [remark] = said
-    assert remark.startswith(f"node{_SLOW} is slow: it received "), (remark, seconds)
