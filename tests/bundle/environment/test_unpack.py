@@ -256,6 +256,15 @@ def test_with_an_unusual_umask_it_is_the_same(
     assert run(place / "bin" / "cli-tool") == "cli-tool ran"
 
 
+def test_somebody_else_cannot_look_into_it(env: Path) -> None:
+    needs("root")
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", "ls", env], capture_output=True, check=False
+    )
+    assert done.returncode != 0
+    assert b"Permission denied" in done.stderr
+
+
 # --- Unpacking that is interrupted, refused or out of room leaves nothing, and the ne ------------
 
 
