@@ -10,7 +10,7 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -77,19 +77,6 @@ class Arrival:
         if self.has_failed:
             raise NodeError(Problem(ProblemCode.BUNDLE_CUT_OFF, path))
         return self._state[0] == _RUNNING
-
-    def open(self, path: str, flags: int) -> int:
-        """Open the file as soon as it exists.
-
-        Raises:
-            NodeError: the transfer has failed.
-            OSError: it cannot be opened, or is missing after the transfer.
-        """
-        while self.may_grow(path):
-            with contextlib.suppress(FileNotFoundError):
-                return os.open(path, flags)
-            self.pause()
-        return os.open(path, flags)
 
     def wait(self, handle: int, end: int, path: str) -> None:
         """Wait until the open file has ``end`` bytes, or no more will come."""
@@ -164,7 +151,15 @@ class BundleFile:
     ) -> bool:
         """Open and check the file; return False if another one may still come into its place."""
         more_may_come = self._arrival.may_grow(self.path)
-        self._handle = self._open()
+        try:
+            self._handle = os.open(self.path, _FLAGS)
+        except OSError as exc:
+            if more_may_come and isinstance(exc, FileNotFoundError):
+                return False
+            raise self._problem(ProblemCode.BUNDLE_UNREADABLE, why=files.error_text(exc)) from exc
+        # An open bundle is not cleaned away; not every file system has locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._handle, fcntl.LOCK_SH)
         try:
             self._begin(excerpt)
             if not is_arriving:
@@ -311,12 +306,14 @@ class BundleFile:
         self._members = self.manifest.members()
         if excerpt is not None:
             self._members = [part for part in self._members if part[0] in excerpt.members]
-        self._offsets = dict(_iterate_offsets(self._members))
-        if not self._members:
-            return
-        name, size = self._members[0]
-        if self.read(0, BLOCK) != member_header(name, size):
-            raise ManifestError(f"the tar header of {name} is not what it must be")
+        self._offsets: dict[str, int] = {}
+        position = 0
+        for name, size in self._members:
+            self._offsets[name] = position + BLOCK
+            position += BLOCK + size + count_padding(size)
+        for name, size in self._members[:1]:
+            if self.read(0, BLOCK) != member_header(name, size):
+                raise ManifestError(f"the tar header of {name} is not what it must be")
 
     @property
     def is_thin(self) -> bool:
@@ -355,17 +352,6 @@ class BundleFile:
         if found != expected:
             raise self._make_layer_error(path, f"it has {found} bytes, not {expected}")
         return path
-
-    def _open(self) -> int:
-        try:
-            handle = self._arrival.open(self.path, _FLAGS)
-        except OSError as exc:
-            why = files.error_text(exc)
-            raise self._problem(ProblemCode.BUNDLE_UNREADABLE, why=why) from exc
-        # An open bundle is not cleaned away; not every file system has locks.
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        return handle
 
     def _make_layer_error(self, layer: str, why: str) -> NodeError:
         return self._problem(ProblemCode.STORED_LAYER_UNUSABLE, layer=layer, why=why)
@@ -414,10 +400,3 @@ def compute_file_digest(path: str) -> str:
     except OSError as exc:
         values = {"why": files.error_text(exc)}
         raise NodeError(Problem(ProblemCode.BUNDLE_DISK_FAULT, path, values)) from exc
-
-
-def _iterate_offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    position = 0
-    for name, length in members:
-        yield name, position + BLOCK
-        position += BLOCK + length + count_padding(length)

@@ -30,8 +30,12 @@ def find_parent(position: int, nodes: int, tree: int) -> int:
     """Return the parent of a position in one of the trees."""
     if tree == 0:
         return _find_in_order_parent(position, nodes)
-    above = _find_in_order_parent(_number_in_second_tree(position, nodes), nodes)
-    return above and _number_in_first_tree(above, nodes)
+    # The place of the node in the second tree: an odd position becomes an even one.
+    place = position % nodes + 1 if nodes % 2 else nodes + 1 - position
+    above = _find_in_order_parent(place, nodes)
+    if above == SOURCE:
+        return SOURCE
+    return (above - 2) % nodes + 1 if nodes % 2 else nodes + 1 - above
 
 
 def list_ancestors(position: int, nodes: int, tree: int) -> list[int]:
@@ -48,16 +52,6 @@ def _find_in_order_parent(position: int, nodes: int) -> int:
     above = (position ^ height) | (height << 1)
     # At the right end of the tree the parent may be beyond the last node: take the next one up.
     return above if above <= nodes else position ^ height
-
-
-def _number_in_second_tree(position: int, nodes: int) -> int:
-    """Return the place of a node in the second tree: an odd position becomes an even one."""
-    return position % nodes + 1 if nodes % 2 else nodes + 1 - position
-
-
-def _number_in_first_tree(place: int, nodes: int) -> int:
-    """Return the node at a place of the second tree."""
-    return (place - 2) % nodes + 1 if nodes % 2 else nodes + 1 - place
 
 
 # --- The chunks of a relayed file: those that have come, where they lie, and their checksums -----

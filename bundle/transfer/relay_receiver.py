@@ -31,7 +31,7 @@ from .relay_peers import (
     compute_first_pause,
 )
 from .relay_process import RelayProcess
-from .staging import BroadcastReceiver
+from .staging import BroadcastReceiver, report_unwritable
 
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 """The variable of a step with the switches above a node, see srun(1)."""
@@ -49,11 +49,8 @@ class RelayReceiver(BroadcastReceiver):
         """True once the driver has been told that the source cannot be connected to."""
         self._token = bytes.fromhex(task.token)
         path = incoming.target
-        try:
+        with report_unwritable(path):
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
-            raise NodeError(files.disk_problem(exc, path, full, unwritable)) from exc
         try:
             file = ChunkFile(self._handle, incoming.size)
             self.arrival = Arrival(file.prefix)

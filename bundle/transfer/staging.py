@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..channel.agent_channel import GO, AgentChannel
 from ..environment import unpack
@@ -67,7 +67,8 @@ def _receive(
         excerpt = Excerpt(incoming.manifest.encode(), frozenset(incoming.members))
     receiver = None
     try:
-        _make(folder)
+        with report_unwritable(folder):
+            os.makedirs(folder, 0o700, exist_ok=True)
         receiver = receiver_of(incoming)
         arrival = receiver.arrival
         listening = threading.Thread(target=receiver.follow, args=(channel,), daemon=True)
@@ -125,12 +126,14 @@ class BroadcastReceiver:
         """Give up what is left of the transfer; ``sbcast`` ends by itself."""
 
 
-def _make(folder: str) -> None:
+@contextlib.contextmanager
+def report_unwritable(path: str) -> Iterator[None]:
+    """Turn an OSError into the NodeError about what cannot be received."""
     try:
-        os.makedirs(folder, 0o700, exist_ok=True)
+        yield
     except OSError as exc:
         full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
-        raise NodeError(files.disk_problem(exc, folder, full, unwritable)) from exc
+        raise NodeError(files.disk_problem(exc, path, full, unwritable)) from exc
 
 
 def _remove(folder: str) -> None:

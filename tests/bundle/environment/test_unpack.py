@@ -32,6 +32,7 @@ from tests.support.bundles import (
 )
 from tests.support.gated_program import gated
 from tests.support.namespaces import namespace
+from tests.support.needs import needs
 from tests.support.processes import until
 
 PYTHON = f"python{HERE.python}"

@@ -37,7 +37,7 @@ def test_whoever_waits_long_looks_less_often(
             path.write_bytes(b"1234")
 
     monkeypatch.setattr("bundle.format.archive.time.sleep", sleep)
-    handle = arrival.open(str(path), os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     arrival.wait(handle, 4, str(path))
     os.close(handle)
     assert pauses[0] < 0.01
@@ -45,12 +45,12 @@ def test_whoever_waits_long_looks_less_often(
 
 
 def test_a_file_that_never_comes(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Arrival.over().open(str(tmp_path / "file"), os.O_RDONLY)
+    with pytest.raises(NodeError, match="No such file"):
+        BundleFile(str(tmp_path / "file"), arrival=Arrival.over())
     arrival = Arrival()
     ending = later(0.1, lambda: arrival.end(whole=False))
     with pytest.raises(NodeError, match="could not be sent"):
-        arrival.open(str(tmp_path / "file"), os.O_RDONLY)
+        BundleFile(str(tmp_path / "file"), arrival=arrival)
     ending.join()
 
 
