@@ -1,5 +1,6 @@
 """A second bundle takes what has not changed from the first one's environment, if it is sound."""
 
+import errno
 import os
 import shutil
 import time
@@ -15,8 +16,7 @@ from bundle.environment.hard_links import find_older_layers, link_layers
 from bundle.format.layer import Entry
 from bundle.protocol.digest import Digest
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, HERE, stage, tree
-from tests.support.namespaces import namespace
+from tests.support.bundles import HERE, stage, tree
 
 SITE = f"lib/python{HERE.python}/site-packages"
 
@@ -133,6 +133,21 @@ def test_a_linked_layer_keeps_the_time_it_was_written_at(
     assert found.path == f"{SITE}/steady/f7.py"
 
 
+def test_where_links_are_refused_files_are_written(
+    pair: tuple[Packed, Packed], root: Path, afresh: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with too many links to a file, or where the kernel protects them."""
+
+    def refuse(*names: object, **options: object) -> None:
+        raise OSError(errno.EMLINK, "Too many links")
+
+    made(pair[0], root)
+    monkeypatch.setattr(os, "link", refuse)
+    second = made(pair[1], root)
+    assert (second.linked, second.written) == (0, pair[1].manifest.files)
+    assert tree(Path(second.path)) == afresh
+
+
 def test_garbage_beside_the_environments_is_passed_over(
     pair: tuple[Packed, Packed], root: Path
 ) -> None:
@@ -172,24 +187,6 @@ def listed(source: Path, head: str) -> None:
     listing.write(str(source), source.name, [], [(head, None)], started)
 
 
-def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
-    source, staging = tmp_path / "source", tmp_path / "staging"
-    source.mkdir()
-    staging.mkdir()
-    for name in ("a", "c"):
-        (source / name).write_text("1234")
-    listed(source, "one")
-    entries = [Entry(name, 4, 0o644, Digest.of(b"1234"), 0) for name in "abc"]
-    layers, older = [("one", entries)], {"one": [str(source)]}
-    assert link_layers(layers, older, str(staging), 2) == {}
-    assert os.listdir(staging) == []
-    assert (source / "a").stat().st_nlink == 1
-    (source / "b").write_text("1234")
-    listed(source, "one")
-    assert link_layers(layers, older, str(staging), 2).keys() == {"one"}
-    assert sorted(os.listdir(staging)) == ["a", "b", "c"]
-
-
 def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:
     """As long as the program was, as old, and as executable as every link."""
     source, staging = tmp_path / "source", tmp_path / "staging"
@@ -205,21 +202,3 @@ def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:
     (source / "tool").chmod(0o755)
     listed(source, "one")
     assert link_layers(layers, older, str(staging), 1).keys() == {"one"}
-
-
-def test_another_file_system_has_nothing_to_link_from(
-    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
-) -> None:
-    made(pair[0], root)
-    other = tmp_path / "other"
-    other.mkdir()
-    code = f"""
-from bundle.environment import unpack
-from bundle.node.node_root import make_secure_root
-made = unpack.unpack({str(pair[1].path)!r}, root=make_secure_root({str(other)!r}),
-    expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
-print(json.dumps(made._asdict()))
-"""
-    answer = namespace("-m", f"mount -t tmpfs none {other}", code)
-    assert isinstance(answer, dict)
-    assert (answer["linked"], answer["written"]) == (0, pair[1].manifest.files)

@@ -29,6 +29,7 @@ from bundle.transfer.relay_peers import (
     PLACES,
     REPLY_BYTES,
     ChunkRequest,
+    ConnectionOver,
     CorruptChunk,
     Handshake,
     ParentReply,
@@ -102,31 +103,6 @@ def test_who_is_no_node_of_the_transfer_learns_nothing(
     assert why in ("it does not know this transfer, or this node", "it closed the connection")
 
 
-def test_an_answer_that_was_changed_on_the_way_is_not_taken(
-    source: tuple[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody between both, who does not know the token, passes on all but one bit."""
-    monkeypatch.setattr(relay_peers, "ASK_SECONDS", 0.0)  # one question
-    with socket.create_server(("127.0.0.1", 0)) as between:
-
-        def pass_on() -> None:
-            there, _ = between.accept()
-            with there, socket.create_connection(source) as here:
-                there.sendall(here.recv(NONCE_BYTES, socket.MSG_WAITALL))
-                here.sendall(there.recv(1 << 16))
-                answer = bytearray()
-                while piece := here.recv(1 << 16):
-                    answer += piece
-                answer[REPLY_BYTES + 20] ^= 1
-                there.sendall(answer)
-
-        passing = threading.Thread(target=pass_on)
-        passing.start()
-        answer, why, _ = asked(between.getsockname(), "node1")
-        passing.join()
-    assert (answer, why) == (None, "it does not know this transfer, or this node")
-
-
 def test_a_node_that_serves_no_places_refuses(tmp_path: Path) -> None:
     """Only the source has them."""
     handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
@@ -165,11 +141,12 @@ def test_both_ends_prove_that_they_know_the_token() -> None:
 
 def test_each_changed_byte_is_noticed() -> None:
     hello = HANDSHAKE.make_hello(OURS, REQUEST)
-    reply = HANDSHAKE.make_reply(hello, REPLY)
+    reply = HANDSHAKE.make_reply(hello, REPLY, b"places")
+    assert HANDSHAKE.read_reply(hello, reply) == REPLY
     for place in range(HELLO_BYTES):
         changed = hello[:place] + bytes([hello[place] ^ 1]) + hello[place + 1 :]
         assert HANDSHAKE.read_hello(changed) is None
-    for place in range(REPLY_BYTES):
+    for place in range(len(reply)):
         changed = reply[:place] + bytes([reply[place] ^ 1]) + reply[place + 1 :]
         assert HANDSHAKE.read_reply(hello, changed) is None
 
@@ -184,7 +161,9 @@ def await_bytes(link: RelayParent) -> None:
 
 
 @contextlib.contextmanager
-def connected(file: ChunkFile) -> Iterator[tuple[RelayParent, socket.socket]]:
+def connected(
+    file: ChunkFile, parent: int = 0, accepted: bool = True
+) -> Iterator[tuple[RelayParent, socket.socket]]:
     """Make a connection whose handshake is over; yield both ends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = RelayParent(0, server.getsockname(), TOKEN, TREE, time.monotonic())
@@ -197,7 +176,7 @@ def connected(file: ChunkFile) -> Iterator[tuple[RelayParent, socket.socket]]:
         await_bytes(link)
         link.receive(file, time.monotonic())
         hello = far.recv(HELLO_BYTES, socket.MSG_WAITALL)
-        answer = ParentReply(parent=0, accepted=True, have=0)
+        answer = ParentReply(parent, accepted, have=0)
         far.sendall(Handshake(TOKEN, nonce).make_reply(hello, answer))
         while not link.accepted:
             await_bytes(link)
@@ -211,6 +190,21 @@ def file(tmp_path: Path) -> Iterator[ChunkFile]:
     handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     yield ChunkFile(handle, SIZE)
     os.close(handle)
+
+
+@pytest.mark.parametrize(
+    ("parent", "accepted", "why"),
+    [
+        (1, True, "another node of this transfer has its address"),
+        (0, False, "it serves as many as it can"),
+    ],
+)
+def test_another_node_at_an_address_is_noticed(
+    file: ChunkFile, parent: int, accepted: bool, why: str
+) -> None:
+    """Two nodes that find each other where the source should be would wait for ever."""
+    with pytest.raises(ConnectionOver, match=why), connected(file, parent, accepted):
+        pass
 
 
 def frames(file: ChunkFile, content: bytes, rng: random.Random) -> bytes:
