@@ -62,13 +62,9 @@ def clean(
 ) -> NodeCleanup:
     """Remove everything from a node root that is neither to be kept nor in use.
 
-    Args:
-        root: the node root; a missing one is clean already.
-        keep: ids of the bundles whose environments stay.
-        dry_run: True to list only, and remove nothing.
-        idle_since: when a job's directory must have been written to last to be removed, in seconds
-            since the epoch; None for an hour ago.
-        nodes: True to clean the node roots that a local allocation made below it, too.
+    The environments of the bundles in ``keep`` stay, and so does a job's directory that was written
+    to after ``idle_since``, in seconds since the epoch; None for an hour ago. With ``nodes``, the
+    node roots that a local allocation made below it are cleaned, too.
     """
     if os.path.basename(root) != node_root.node_root_name():
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))

@@ -297,9 +297,9 @@ def read(env_dir: str) -> Listing:
     if Digest.of(body).encode() != digest:
         raise ListingError("it does not have the digest it begins with")
     head, *lines = body.split(b"\n")
-    about = json.loads(head)
-    if about["bundle"] != os.path.basename(env_dir):
-        raise ListingError(f"it is that of bundle {about['bundle'][:12]}")
-    heads = [head for head, _, _ in about["layers"]]
-    layers = [Window(first, last) for _, first, last in about["layers"]]
-    return Listing(heads, layers, Window(*about["own"]), lines)
+    bundle_id, layers, own = map(json.loads(head).get, ("bundle", "layers", "own"))
+    if bundle_id != os.path.basename(env_dir):
+        raise ListingError(f"it is that of bundle {bundle_id[:12]}")
+    heads = [head for head, _, _ in layers]
+    windows = [Window(first, last) for _, first, last in layers]
+    return Listing(heads, windows, Window(*own), lines)

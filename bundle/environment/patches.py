@@ -14,12 +14,11 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 PTH_LINE = (
     'import os; os.environ.get("STAGER_PATCHES") and __import__("_stager_patches").activate()'
@@ -32,8 +31,7 @@ GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _SAID = "STAGER_PATCHES_SAID"
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """One repair: its module, its condition and its action."""
 
     name: str

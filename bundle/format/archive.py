@@ -127,14 +127,10 @@ class BundleFile:
         excerpt: Excerpt | None = None,
         arrival: Arrival | None = None,
     ) -> None:
-        """Open ``path`` and check all of it except the content of the parts and layers.
+        """Open a bundle and check all of it except the content of the parts and layers.
 
-        Args:
-            path: the bundle.
-            expected: the id it must have; None accepts any.
-            excerpt: the content of the file, if it has only some members of a bundle.
-            arrival: the progress of a file that is still being sent: reading then waits, and
-                :meth:`check_frame` is left to the caller.
+        With ``arrival``, the progress of a file that is still being sent, reading waits, and
+        :meth:`check_frame` is left to the caller.
         """
         self.path = path
         self._arrival = arrival or Arrival.over()

@@ -93,8 +93,7 @@ class Frame(NamedTuple):
     sha256: str
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(NamedTuple):
     """The content of a layer."""
 
     files: tuple[Entry, ...]
@@ -377,10 +376,7 @@ def decode_head(
 ) -> Index:
     """Read a head whose digest has been checked, and refuse paths that leave the environment.
 
-    Args:
-        head: the first ``head_size`` bytes of a layer.
-        decompress: turns one zstd frame into its content.
-        checked: True if these very bytes have been read, and not refused, before.
+    ``checked`` is True if these very bytes have been read, and not refused, before.
     """
     summary = head_summary(head)
     if summary.head_size != len(head):

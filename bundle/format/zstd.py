@@ -31,13 +31,8 @@ def strip_unmapped_tail(library: IO[bytes]) -> bytes:
     """Return a shared library without its tail of debug information and section headers.
 
     Loaders use the segments alone (elf(5): sections are for linking and for debuggers). Most of a
-    library that was not stripped lies behind its last segment, and none of that is read here.
-
-    Args:
-        library: at its beginning; read in order, and no further than needed.
-
-    Returns:
-        All of it if it is not of the usual shape: 64 bits, little-endian, segments first.
+    library that was not stripped lies behind its last segment, and none of that is read here. One
+    that is not of the usual shape, 64 bits, little-endian, segments first, is returned as it is.
     """
     head = library.read(_HEADER.size)
     is_usual = len(head) == _HEADER.size and (
@@ -75,12 +70,9 @@ _INDEX_LIMIT = 512 << 20
 
 
 def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress:
-    """Return a zstd decompressor: the one that travels in a bundle, or this Python's own.
+    """Return a zstd decompressor: that of a wheel, its digest checked, or this Python's own.
 
-    Args:
-        name: the zstandard wheel's name.
-        data: the wheel, its digest checked; None for this Python's own.
-        scratch: a private directory for the library; it must exist while that is used.
+    ``scratch`` is a private directory for the library; it must exist while that is used.
     """
     if data is None:
         return _standard_library_zstd()

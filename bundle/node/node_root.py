@@ -48,14 +48,9 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
 
     ``$STAGER_NODE_ROOT`` wins over the setting. ``auto`` takes the first of ``$SLURM_TMPDIR``,
     ``$TMPDIR`` and ``/tmp`` that is local, writable, executable and has room; ``auto-memory`` takes
-    ``/dev/shm`` as well, whose files take the node's memory. A directory that was named must meet
-    the same conditions, but may be shared: the user chose it.
-
-    Args:
-        setting: ``auto``, ``auto-memory``, or an absolute path in which ``$NAME`` stands for the
-            node's variable.
-        env: the node's variables.
-        room: bytes and inodes of new files; by default nothing is to be written.
+    ``/dev/shm`` as well, whose files take the node's memory. A directory that was named, in which
+    ``$NAME`` stands for the node's variable, must meet the same conditions, but may be shared: the
+    user chose it. ``room`` is the bytes and inodes of new files.
     """
     candidates, named = list_bases(setting, env)
     allows_memory = named or (env.get(ROOT_VARIABLE) or setting) == AUTO_WITH_MEMORY
@@ -257,12 +252,7 @@ ROOT_LOCK = ".lock"
 
 
 def take_lock(path: str, operation: int, *, create: bool = True) -> int:
-    """Open a lock file and lock it; the lock lasts until the descriptor's last copy is closed.
-
-    Args:
-        path: the file; a symbolic link is refused.
-        operation: as for ``fcntl.flock``.
-        create: True to make the file if it is missing.
+    """Open a lock file, no link, and lock it until the descriptor's last copy is closed.
 
     Raises:
         BlockingIOError: another process holds it, and ``LOCK_NB`` was given.
