@@ -121,14 +121,16 @@ class _Cleaning:
 
     def _clean_each(self, folder: str, remove: Callable[[str], int | None]) -> None:
         """Call a function with each path in a directory; it returns the bytes that it has freed."""
-        freed = self.removed if folder == "envs" else self.left_overs
+        is_environment = folder == "envs"
         for name in list_names(self._path(folder)):
             path = self._path(folder, name)
-            label = self.prefix + (name if folder == "envs" else f"{folder}/{name}")
+            label = self.prefix + (name if is_environment else f"{folder}/{name}")
             try:
                 size = remove(path)
-                if size is not None:
-                    freed.append((label, size))
+                if size is not None and is_environment:
+                    self.removed.append((name, size))
+                elif size is not None:
+                    self.left_overs.append((label, size))
             except FileNotFoundError:
                 continue  # removed by another clean, or at the end of a job
             except BlockingIOError:

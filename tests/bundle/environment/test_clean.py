@@ -20,7 +20,6 @@ import pytest
 
 import bundle.environment.clean as clean_node_module
 from bundle.environment.clean import (
-    IDLE_SECONDS,
     NOT_OURS,
     Retention,
     clean,
@@ -42,8 +41,6 @@ from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, run_node, stage, tree
 from tests.support.namespaces import REPO, namespace
 from tests.support.needs import needs
 from tests.support.processes import until
-
-LATER = IDLE_SECONDS + 60
 
 
 def unpack(bundle: Packed, base: Path) -> Path:

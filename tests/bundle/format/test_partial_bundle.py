@@ -211,7 +211,7 @@ def test_an_older_environment_that_has_changed_since(
         (tmp_path / "q.tar").replace(tmp_path / "p.tar")
         shutil.rmtree(older)
     elif change == "file":
-        (older / SITE / "steady" / "__init__.py").write_text("VERSION = 'mine'\n")
+        (older / SITE / "steady" / "f7.py").write_text("N = 'mine'\n")
     else:
         shutil.rmtree(older / ".stager" / change)
     with pytest.raises(unpack.MissingLayer) as caught:
