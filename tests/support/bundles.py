@@ -124,14 +124,19 @@ def run_node(
     return done
 
 
-def stage(bundle: Packed | Path, base: Path, source: unpack.Source | None = None) -> Environment:
-    """Unpack a bundle in this process, as its command does."""
+def stage(
+    bundle: Packed | Path,
+    base: Path,
+    source: unpack.Source | None = None,
+    file: Path | None = None,
+) -> Environment:
+    """Unpack a bundle, from another file if one is named, in this process as its command does."""
     path = str(bundle if isinstance(bundle, Path) else bundle.path)
     with BundleFile(path) as opened:
         manifest = opened.manifest
     node_root.choose_base(str(base), {}, estimate_room(manifest.layers, manifest))
     return unpack.unpack(
-        path,
+        str(file or path),
         root=node_root.make_secure_root(str(base)),
         expected=manifest.id,
         python=BASE_PYTHON,

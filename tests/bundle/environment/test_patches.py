@@ -318,14 +318,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.mark.network
 @pytest.mark.slow
-def test_datasets_with_numpy_2_fails_without_the_patch(numpy_2, tmp_path):
-    rank = start_rank(numpy_2, tmp_path, 0, STAGER_PATCHES="torch-cpu-set-device")
-    assert "ValueError: Unable to avoid copy" in rank.communicate(timeout=300)[1]
-    assert rank.returncode == 1
-
-
-@pytest.mark.network
-@pytest.mark.slow
 def test_datasets_with_numpy_2_works_in_every_process(numpy_2, tmp_path):
     first, second = tmp_path / "node1", tmp_path / "node2"
     for node in (first, second):

@@ -12,10 +12,9 @@ import pytest
 
 from bundle.environment import unpack
 from bundle.format.archive import END, Arrival, BundleFile
-from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, left_over
+from tests.support.bundles import left_over, stage
 
 
 def later(seconds: float, then: object) -> threading.Thread:
@@ -71,14 +70,7 @@ class Sender:
 
 
 def unpacked(packed: Packed, path: Path, base: Path, arrival: Arrival) -> unpack.Environment:
-    return unpack.unpack(
-        str(path),
-        root=make_secure_root(str(base)),
-        expected=packed.manifest.id,
-        python=BASE_PYTHON,
-        processes=2,
-        source=unpack.Source(arrival=arrival),
-    )
+    return stage(packed, base, unpack.Source(arrival=arrival), path)
 
 
 def test_a_bundle_is_unpacked_as_it_comes(standard: Packed, tmp_path: Path, base: Path) -> None:

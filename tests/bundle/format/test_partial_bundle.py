@@ -19,7 +19,7 @@ from bundle.protocol.problem import NodeError
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, tree
+from tests.support.bundles import HERE, make_bundle, stage, tree
 from tests.support.wheelhouse import make_wheel
 
 SITE = f"lib/python{HERE.python}/site-packages"
@@ -39,14 +39,7 @@ def written(packed: Packed, names: list[str], path: Path) -> Excerpt:
 
 
 def made(packed: Packed, root: Path, path: Path, excerpt: Excerpt | None) -> unpack.Environment:
-    return unpack.unpack(
-        str(path),
-        root=str(root),
-        expected=packed.manifest.id,
-        python=BASE_PYTHON,
-        processes=2,
-        source=unpack.Source(excerpt),
-    )
+    return stage(packed, root.parent, unpack.Source(excerpt), path)
 
 
 # --- the file ------------------------------------------------------------------------------------
