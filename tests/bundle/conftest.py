@@ -15,6 +15,7 @@ from stager.core.values import Wheel
 from stager.pack.bundle import Packed
 from tests.support.bundles import (
     BASE_PYTHON,
+    Pair,
     fetch_decompressor,
     make_bundle,
     node_program,
@@ -90,9 +91,7 @@ def single(
 
 
 @pytest.fixture(scope="session")
-def pair(
-    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
-) -> tuple[Packed, Packed]:
+def pair(store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None) -> Pair:
     """Two bundles that differ in one wheel of three."""
     folder = tmp_path_factory.mktemp("pair")
     files = {f"steady/f{number}.py": f"N = {number}\n" for number in range(40)}

@@ -51,6 +51,10 @@ _HEAD = struct.Struct("<IIQQQI")
 _SKIPPABLE = 0x184D2A50
 
 
+Pair = tuple[Packed, Packed]
+"""Two bundles that differ in one layer."""
+
+
 def wheel(path: Path) -> Wheel:
     """A wheel file as the build knows it."""
     name, version, _, _ = parse_wheel_filename(path.name)

@@ -37,7 +37,7 @@ from bundle.protocol.codec import encode
 from bundle.protocol.messages import NodeCleanup
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, run_node, stage, tree
+from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, Pair, run_node, stage, tree
 from tests.support.namespaces import REPO, namespace
 from tests.support.needs import needs
 from tests.support.processes import until
@@ -76,9 +76,7 @@ def open_folder() -> Iterator[Path]:
 # --- environments --------------------------------------------------------------------------------
 
 
-def test_only_what_is_to_be_kept_stays(
-    single: Packed, pair: tuple[Packed, Packed], base: Path
-) -> None:
+def test_only_what_is_to_be_kept_stays(single: Packed, pair: Pair, base: Path) -> None:
     first, second = unpack(single, base), unpack(pair[0], base)
     before, size = tree(second), size_of(first)
     root = base / OWN
@@ -108,9 +106,7 @@ def test_when_nothing_is_left_the_root_goes_too_and_can_be_made_again(
     assert tree(unpack(single, base)) == before
 
 
-def test_bytes_of_shared_files_count_once_they_are_free(
-    pair: tuple[Packed, Packed], base: Path
-) -> None:
+def test_bytes_of_shared_files_count_once_they_are_free(pair: Pair, base: Path) -> None:
     old, new = (unpack(bundle, base) for bundle in pair)
     both, root = size_of(old, new), str(base / OWN)
     assert next(old.rglob("f7.py")).stat().st_nlink == 2

@@ -17,6 +17,7 @@ from bundle.node.node_root import make_secure_root
 from stager.pack.bundle import Packed
 from tests.support.bundles import (
     HERE,
+    Pair,
     left_over,
     rot,
     run_node,
@@ -161,7 +162,7 @@ def shared(made: Environment) -> Path:
 
 @pytest.mark.parametrize("damage", [same_size, rewrite(""), rot], ids=["same", "empty", "rot"])
 def test_a_damaged_file_that_two_share_is_repaired_in_both(
-    pair: tuple[Packed, Packed], base: Path, damage: Callable[[Path], Any]
+    pair: Pair, base: Path, damage: Callable[[Path], Any]
 ) -> None:
     older, newer = (stage(packed, base) for packed in pair)
     whole = shared(older).read_bytes()
@@ -178,9 +179,7 @@ def test_a_damaged_file_that_two_share_is_repaired_in_both(
         assert stage(packed, base).reused
 
 
-def test_a_sound_copy_of_another_environment_is_linked(
-    pair: tuple[Packed, Packed], base: Path
-) -> None:
+def test_a_sound_copy_of_another_environment_is_linked(pair: Pair, base: Path) -> None:
     older, newer = (stage(packed, base) for packed in pair)
     whole = shared(older).read_bytes()
     shared(newer).unlink()
@@ -191,9 +190,7 @@ def test_a_sound_copy_of_another_environment_is_linked(
     assert shared(older).stat().st_ino == shared(newer).stat().st_ino
 
 
-def test_a_node_says_which_layers_it_lacks(
-    pair: tuple[Packed, Packed], program: Path, base: Path
-) -> None:
+def test_a_node_says_which_layers_it_lacks(pair: Pair, program: Path, base: Path) -> None:
     """So that only these are sent again: the one with the damage, and not the other one."""
     os.environ["STAGER_NODE_ROOT"] = str(base)
     made = stage(pair[1], base)

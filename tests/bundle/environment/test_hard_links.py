@@ -16,13 +16,13 @@ from bundle.environment.hard_links import find_older_layers, link_layers
 from bundle.format.layer import Entry
 from bundle.protocol.digest import Digest
 from stager.pack.bundle import Packed
-from tests.support.bundles import HERE, stage, tree
+from tests.support.bundles import HERE, Pair, stage, tree
 
 SITE = f"lib/python{HERE.python}/site-packages"
 
 
 @pytest.fixture(scope="module")
-def afresh(pair: tuple[Packed, Packed], tmp_path_factory: pytest.TempPathFactory) -> object:
+def afresh(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> object:
     """The tree of the second one where there is no other."""
     return tree(Path(stage(pair[1], tmp_path_factory.mktemp("afresh")).path))
 
@@ -44,7 +44,7 @@ def inodes(folder: Path, below: str) -> dict[str, int]:
 
 
 def test_unchanged_layers_are_linked_and_only_the_others_are_written(
-    pair: tuple[Packed, Packed], root: Path
+    pair: Pair, root: Path
 ) -> None:
     first, second = (made(packed, root) for packed in pair)
     assert (first.linked, first.written) == (0, pair[0].manifest.files)
@@ -99,7 +99,7 @@ DAMAGE: dict[str, Damage] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_written_afresh_and_never_shared(
-    pair: tuple[Packed, Packed], root: Path, afresh: object, damage: str
+    pair: Pair, root: Path, afresh: object, damage: str
 ) -> None:
     first = made(pair[0], root)
     victim = Path(first.path, SITE, "steady", "f7.py")
@@ -117,9 +117,7 @@ def test_a_damaged_file_is_written_afresh_and_never_shared(
     assert os.listdir(root / "incoming") == []
 
 
-def test_a_linked_layer_keeps_the_time_it_was_written_at(
-    pair: tuple[Packed, Packed], root: Path
-) -> None:
+def test_a_linked_layer_keeps_the_time_it_was_written_at(pair: Pair, root: Path) -> None:
     """So a file from between its environment and an older one is found, too."""
     first = Path(made(pair[0], root).path)
     time.sleep(0.02)  # the clock of files ticks every few milliseconds
@@ -134,7 +132,7 @@ def test_a_linked_layer_keeps_the_time_it_was_written_at(
 
 
 def test_where_links_are_refused_files_are_written(
-    pair: tuple[Packed, Packed], root: Path, afresh: object, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, root: Path, afresh: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with too many links to a file, or where the kernel protects them."""
 
@@ -148,9 +146,7 @@ def test_where_links_are_refused_files_are_written(
     assert tree(Path(second.path)) == afresh
 
 
-def test_garbage_beside_the_environments_is_passed_over(
-    pair: tuple[Packed, Packed], root: Path
-) -> None:
+def test_garbage_beside_the_environments_is_passed_over(pair: Pair, root: Path) -> None:
     envs = root / "envs"
     (envs / "empty").mkdir()
     (envs / "a-file").touch()
@@ -169,7 +165,7 @@ def test_garbage_beside_the_environments_is_passed_over(
     )
 
 
-def test_the_newest_environment_is_asked_first(pair: tuple[Packed, Packed], root: Path) -> None:
+def test_the_newest_environment_is_asked_first(pair: Pair, root: Path) -> None:
     first, second = (made(packed, root) for packed in pair)
     for path, age in ((first.path, 1000), (second.path, 2000)):
         os.utime(path, (age, age))

@@ -19,7 +19,7 @@ from bundle.protocol.problem import NodeError
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import HERE, make_bundle, stage, tree
+from tests.support.bundles import HERE, Pair, make_bundle, stage, tree
 from tests.support.wheelhouse import make_wheel
 
 SITE = f"lib/python{HERE.python}/site-packages"
@@ -45,9 +45,7 @@ def made(packed: Packed, root: Path, path: Path, excerpt: Excerpt | None) -> unp
 # --- the file ------------------------------------------------------------------------------------
 
 
-def test_it_is_a_tar_with_the_members_as_they_are(
-    pair: tuple[Packed, Packed], tmp_path: Path
-) -> None:
+def test_it_is_a_tar_with_the_members_as_they_are(pair: Pair, tmp_path: Path) -> None:
     packed = pair[1]
     names = members(packed, "steady", "moving", wheel=True)
     written(packed, names[::-1], tmp_path / "parts.tar")  # in whatever order they are named
@@ -100,9 +98,7 @@ def refusal(packed: Packed, path: Path, excerpt: Excerpt) -> str:
     return str(caught.value)
 
 
-def test_other_members_than_announced_are_refused(
-    pair: tuple[Packed, Packed], tmp_path: Path
-) -> None:
+def test_other_members_than_announced_are_refused(pair: Pair, tmp_path: Path) -> None:
     packed, path = pair[1], tmp_path / "parts.tar"
     sent = written(packed, members(packed, "steady", "other"), path)
     for names in ([], ["steady"], ["steady", "moving"], ["steady", "other", "moving"]):
@@ -112,9 +108,7 @@ def test_other_members_than_announced_are_refused(
         pass
 
 
-def test_the_manifest_of_another_bundle_is_refused(
-    pair: tuple[Packed, Packed], tmp_path: Path
-) -> None:
+def test_the_manifest_of_another_bundle_is_refused(pair: Pair, tmp_path: Path) -> None:
     first, second = pair
     sent = written(second, members(second, "steady"), tmp_path / "parts.tar")
     assert "another bundle" in refusal(first, tmp_path / "parts.tar", sent)
@@ -122,7 +116,7 @@ def test_the_manifest_of_another_bundle_is_refused(
     assert "damaged" in refusal(second, tmp_path / "parts.tar", garbage)
 
 
-def test_a_cut_at_any_block_is_refused(pair: tuple[Packed, Packed], tmp_path: Path) -> None:
+def test_a_cut_at_any_block_is_refused(pair: Pair, tmp_path: Path) -> None:
     packed, path = pair[1], tmp_path / "parts.tar"
     sent = written(packed, members(packed, "moving"), path)
     data = path.read_bytes()
@@ -134,9 +128,7 @@ def test_a_cut_at_any_block_is_refused(pair: tuple[Packed, Packed], tmp_path: Pa
     assert "damaged or not a bundle" in refusal(packed, path, sent)
 
 
-def test_a_flipped_bit_never_becomes_an_environment(
-    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
-) -> None:
+def test_a_flipped_bit_never_becomes_an_environment(pair: Pair, root: Path, tmp_path: Path) -> None:
     first, second = pair
     made(first, root, first.path, None)
     path = tmp_path / "parts.tar"
@@ -154,7 +146,7 @@ def test_a_flipped_bit_never_becomes_an_environment(
 
 
 def test_with_the_older_environment_it_is_as_good_as_the_whole(
-    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
+    pair: Pair, root: Path, tmp_path: Path
 ) -> None:
     first, second = pair
     made(first, root, first.path, None)
@@ -191,7 +183,7 @@ def test_nothing_but_the_list_of_a_smaller_bundle(
     ],
 )
 def test_an_older_environment_that_has_changed_since(
-    pair: tuple[Packed, Packed], root: Path, tmp_path: Path, change: str, named: str
+    pair: Pair, root: Path, tmp_path: Path, change: str, named: str
 ) -> None:
     """The node is asked for what it has, and only later unpacks: it then says what it lacks."""
     first, second = pair

@@ -28,6 +28,7 @@ from bundle.transfer.relay_process import RelayProcess
 from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes
 
+Make = Callable[..., Nodes]
 LARGE = 20 * MIB
 """Bytes of a file with some hundred chunks."""
 
@@ -68,7 +69,7 @@ def place_of(file: ChunkFile) -> int:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+def make(tmp_path: Path) -> Iterator[Make]:
     """Make a source with some nodes."""
     with contextlib.ExitStack() as made:
 
@@ -91,9 +92,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
         (3, 65_537, "::1"),
     ],
 )
-def test_every_node_gets_the_file(
-    make: Callable[..., Nodes], count: int, size: int, address: str
-) -> None:
+def test_every_node_gets_the_file(make: Make, count: int, size: int, address: str) -> None:
     nodes = make(0, size)
     for _ in range(count):
         nodes.add(address=address)
@@ -104,7 +103,7 @@ def test_every_node_gets_the_file(
 
 
 def test_a_node_that_dies_costs_the_others_nothing_but_a_connection(
-    make: Callable[..., Nodes], signalled: Callable[[int, int], None]
+    make: Make, signalled: Callable[[int, int], None]
 ) -> None:
     dying = find_parent(1, 7, 0)
     signalled(dying, signal.SIGKILL)
@@ -116,7 +115,7 @@ def test_a_node_that_dies_costs_the_others_nothing_but_a_connection(
 
 
 def test_a_node_that_stands_still_is_left(
-    make: Callable[..., Nodes],
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
     signalled: Callable[[int, int], None],
 ) -> None:
@@ -134,7 +133,7 @@ def test_a_node_that_stands_still_is_left(
 
 
 def test_a_file_that_becomes_shorter_ends_the_relay(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 1.0)
     monkeypatch.setattr(relay, "_SEARCH_SECONDS", 0.5)
@@ -146,7 +145,7 @@ def test_a_file_that_becomes_shorter_ends_the_relay(
 
 
 def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     liar = find_parent(1, 7, 0)
     real, forked = ChunkFile.compute_checksum, os.getpid()
@@ -166,7 +165,7 @@ def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
 
 
 def test_a_parent_is_not_silent_while_this_node_stands_still(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its disk holds it for longer than a parent may be silent; so nobody is left for that.
 
@@ -197,7 +196,7 @@ def test_a_parent_is_not_silent_while_this_node_stands_still(
     assert notes.read_text() == "x" * TREES
 
 
-def test_a_full_disk_fails_one_node_and_no_other(make: Callable[..., Nodes]) -> None:
+def test_a_full_disk_fails_one_node_and_no_other(make: Make) -> None:
     nodes = make(3)
     nodes.relays[2].end()
     handle = os.open("/dev/full", os.O_RDWR)  # pwrite: no space left on device
@@ -212,7 +211,7 @@ def test_a_full_disk_fails_one_node_and_no_other(make: Callable[..., Nodes]) -> 
 
 
 def test_a_relay_that_stands_still_is_given_up_and_can_be_ended(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_process, "STILL_SECONDS", 2)
     nodes = make(1)
@@ -222,7 +221,7 @@ def test_a_relay_that_stands_still_is_given_up_and_can_be_ended(
 
 
 def test_without_the_source_everybody_gives_up_although_all_others_live(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that waits for one that waits in vain learns of it."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 1.0)
@@ -242,7 +241,7 @@ def test_without_the_source_everybody_gives_up_although_all_others_live(
     assert min(nodes.has(place) for place in range(1, 8)) > 0
 
 
-def test_whoever_waits_for_the_outcome_hears_of_the_end(make: Callable[..., Nodes]) -> None:
+def test_whoever_waits_for_the_outcome_hears_of_the_end(make: Make) -> None:
     """One thread waits, and two end the relay: one on the driver's word, one for a signal."""
     nodes = make(1)
     nodes.kill(0, signal.SIGSTOP)
@@ -275,7 +274,7 @@ def challenged(place: tuple[str, int]) -> tuple[socket.socket, bytes]:
     raise AssertionError("nobody was challenged")
 
 
-def test_strangers_learn_nothing_and_keep_nobody_out(make: Callable[..., Nodes]) -> None:
+def test_strangers_learn_nothing_and_keep_nobody_out(make: Make) -> None:
     nodes = make(3)
     source = Path(f"/proc/{nodes.relays[0].pid}/fd")
     before = len(os.listdir(source))
@@ -293,7 +292,7 @@ def test_strangers_learn_nothing_and_keep_nobody_out(make: Callable[..., Nodes])
 
 
 def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_peers, "HANDSHAKE_SECONDS", 1.0)
     nodes = make(1)
@@ -313,9 +312,7 @@ def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(
     slow.close()
 
 
-def test_a_stranger_can_feed_nothing(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stranger_can_feed_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who listens in a parent's place, and does not know the token."""
     monkeypatch.setattr(relay, "_UNREACHED_SECONDS", 0.5)
     nodes = make(1)
