@@ -361,7 +361,7 @@ sys.stdin.read()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
-        time.sleep(1)
+        time.sleep(0.3)
         path.unlink()
         os.close(first)
         assert other.stdout

@@ -63,7 +63,7 @@ class Agent:
     def end(self, *, by_itself: bool = True) -> int:
         """Its status, after which it has said nothing more; else its standard input is closed."""
         if by_itself:  # it stays until all that it has said is heard
-            time.sleep(0.3)
+            time.sleep(0.1)
             assert self.process.poll() is None
         out, err = self.process.communicate(timeout=300)
         assert (out.replace(heartbeat("n1:3"), b""), err) == (b"", b"")
