@@ -85,13 +85,8 @@ def delete_as_far_as_possible(path: str) -> None:
     A signal to end that comes meanwhile takes effect afterwards: what is swept is often the last
     that a job leaves, and nobody else would soon delete the rest of it.
     """
-    try:
-        with contextlib.suppress(OSError):
-            delete(path)
-    except signals.Stopped:  # it comes only once
-        with contextlib.suppress(OSError):
-            delete(path)
-        raise
+    with signals.defer_signals(), contextlib.suppress(OSError):
+        delete(path)
 
 
 @dataclass
