@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import re
-import select
 import signal
 import stat
 import time
@@ -32,7 +32,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.counts import format_count, format_size
 from ..protocol.messages import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.processes import fork_child
+from ..system.processes import fork_child, read_pipe
 from .unpack import lock_path
 
 IDLE_SECONDS = 3600.0
@@ -329,12 +329,9 @@ def _clean_as_owner(
 
     child = fork_child(run)
     os.close(writable)
-    try:
-        data = _read_answer(readable)
-    finally:
-        os.close(readable)
+    data = read_pipe(io.FileIO(readable), time.monotonic() + SECONDS_A_USER, _MOST_ANSWER)
     why = "the process that cleans it was ended"  # as its owner can do
-    if data is None:
+    if data is None or len(data) == _MOST_ANSWER:
         os.kill(child, signal.SIGKILL)
         why = "it took too long, or has too many files"
     os.waitpid(child, 0)
@@ -342,21 +339,6 @@ def _clean_as_owner(
         return decode(NodeCleanup, json.loads(data or b""))
     except (ValueError, RecursionError):
         return NodeCleanup(root, problems=(_make_problem(root, why),))
-
-
-def _read_answer(handle: int) -> bytes | None:
-    """Read until end of file; None if that is too much or too late."""
-    until = time.monotonic() + SECONDS_A_USER
-    data = bytearray()
-    while len(data) < _MOST_ANSWER:
-        left = max(0.0, until - time.monotonic())
-        if not select.select([handle], [], [], left)[0]:
-            break
-        part = os.read(handle, 1 << 16)
-        if not part:
-            return bytes(data)
-        data += part
-    return None
 
 
 def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:

@@ -378,7 +378,7 @@ def read_output(process: Process, timeout: float, limit: int = 1 << 20) -> bytes
     waited for: a driver of the kernel may hold it.
     """
     until = time.monotonic() + timeout
-    output = _read(process.stdout, until, limit)
+    output = read_pipe(process.stdout, until, limit)
     try:
         if output is not None and len(output) < limit:
             process.wait(max(0.0, until - time.monotonic()))
@@ -389,7 +389,8 @@ def read_output(process: Process, timeout: float, limit: int = 1 << 20) -> bytes
     return output
 
 
-def _read(pipe: IO[bytes] | None, until: float, limit: int) -> bytes | None:
+def read_pipe(pipe: IO[bytes] | None, until: float, limit: int) -> bytes | None:
+    """Read a pipe to its end, or so many bytes, and close it; None if that takes too long."""
     output = b""
     if pipe is None:
         return output
