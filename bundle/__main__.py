@@ -169,9 +169,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("base", help="the directory under which the node root is made")
         command.add_argument("--python", action="append", default=[], help="interpreter to try")
         command.add_argument("--id", help="the id that the bundle must have")
-        command.add_argument(
-            "--trusted", action="store_true", help="the caller made it: do not compare each file"
-        )
+        trusted = "the caller made it: do not compare each file"
+        command.add_argument("--trusted", action="store_true", help=trusted)
         command.add_argument("--json", action="store_true", help="problems as JSON, too")
         if name == "exec":
             command.add_argument("argv", nargs=argparse.REMAINDER)
@@ -217,8 +216,7 @@ def _unpack(
     """Unpack the bundle if need be; for ``exec``, hold the environment as well."""
     from .environment import unpack
 
-    attempt = 1
-    while True:
+    for attempt in range(_ATTEMPTS):
         environment = unpack.unpack(
             options.bundle,
             root=root,
@@ -230,11 +228,11 @@ def _unpack(
         try:
             if options.command == "exec":  # the command that this becomes inherits the lock
                 unpack.hold_environment(root, bundle_id)
-            return environment
+            break
         except unpack.GoneError:  # `stager clean` was faster than the lock
-            if attempt == _ATTEMPTS:
+            if attempt == _ATTEMPTS - 1:
                 raise
-        attempt += 1
+    return environment
 
 
 def _directories(environment: unpack.Environment) -> JobDirectories:

@@ -15,11 +15,11 @@ from bundle.driver.forecast import (
     WIDEST,
     Forecast,
     Nodes,
-    a_step,
     best_width,
     forecast,
     forecast_shared_staging,
     forecast_staging,
+    forecast_step,
     levels,
     measure_staging_work,
 )
@@ -295,7 +295,7 @@ def estimate_rates(jobs: Sequence[MeasuredJob], *, one_machine: bool = False) ->
     for job in jobs:
         nodes = Nodes(job.nodes, cpus=job.cpus, sharing=job.nodes if one_machine else 1)
         expected = forecast_staging(job.work, nodes, relayed=job.relayed)
-        step.append(job.step / a_step(nodes))
+        step.append(job.step / forecast_step(nodes))
         together = max(job.stage - job.step, 0.0) / expected.seconds
         if job.work.sent >= _ENOUGH_BYTES:
             send.append(together if job.send is None else job.send / expected.send)

@@ -105,12 +105,13 @@ def _serve_session(channel: AgentChannel) -> int:
         while True:
             _switch_python(channel)
             request = channel.request
-            if early is None and isinstance(request, _MAY_START_EARLY):
+            if early is None:
                 early = _start_early(request)
             if not isinstance(request, messages.EarlyRequest):
                 answer = _result(channel, phases)
                 channel.emit(answer, request.phase)
-                if early is not None and _is_damaged(answer):
+                is_damaged = isinstance(answer, PreflightAnswer) and answer.damage is not None
+                if early is not None and is_damaged:
                     early.close()  # it imports from what is damaged; another one is started later
                     early = None
             if not channel.await_request():
@@ -118,14 +119,6 @@ def _serve_session(channel: AgentChannel) -> int:
     finally:
         if early is not None:
             early.close()
-
-
-_MAY_START_EARLY = (messages.EarlyRequest, messages.PreflightRequest, messages.ProbeRequest)
-"""The requests on which a launcher is started, as far as the environment exists."""
-
-
-def _is_damaged(answer: Answer) -> bool:
-    return isinstance(answer, PreflightAnswer) and answer.damage is not None
 
 
 def _switch_python(channel: AgentChannel) -> None:
@@ -140,14 +133,16 @@ def _switch_python(channel: AgentChannel) -> None:
 
 
 def _start_early(request: messages.AgentRequest) -> EarlyLauncher | None:
+    """Start a launcher on the requests that allow it, as far as the environment exists."""
+    is_probe = isinstance(request, messages.ProbeRequest)
+    if not (is_probe or isinstance(request, (messages.EarlyRequest, messages.PreflightRequest))):
+        return None
     job = request.job
     own = job.requires.bundled_python or can_load_modules_for(job.requires.python)
-    if job.action is not Action.RUN or not own:
+    in_session = job.allocation is Allocation.LOCAL or job.can_launch_in_session_step
+    # Nothing runs before a signed environment has been compared with its listing.
+    if job.action is not Action.RUN or not (own and in_session) or (job.trust and not is_probe):
         return None
-    if job.allocation is not Allocation.LOCAL and not job.can_launch_in_session_step:
-        return None
-    if job.trust is not None and not isinstance(request, messages.ProbeRequest):
-        return None  # nothing runs before the environment has been compared with its listing
     from ..launch import commands as early
 
     try:
@@ -191,13 +186,12 @@ def _preflight(request: messages.PreflightRequest, channel: AgentChannel) -> Pre
 def _unpack(request: messages.UnpackRequest, channel: AgentChannel) -> messages.UnpackAnswer:
     from ..transfer.staging import stage
 
-    incoming = request.incoming
     receiver_of = place = None
-    if incoming is not None and incoming.relay is not None:
+    if request.incoming is not None and request.incoming.relay is not None:
         from ..transfer.relay_receiver import RelayReceiver
 
-        receiver_of = partial(RelayReceiver, task=incoming.relay)
-    if incoming is not None and incoming.results:
+        receiver_of = partial(RelayReceiver, task=request.incoming.relay)
+    if request.incoming is not None and request.incoming.results:
         from ..launch.staged_files import place_earlier_results
 
         place = place_earlier_results
@@ -211,10 +205,14 @@ def _probe(request: messages.ProbeRequest, channel: AgentChannel) -> messages.Pr
     from ..system import network
 
     job, directories = request.job, locate_directories(request)
-    variables = make_environment_variables(directories, os.environ)
-    deep = job.import_modules
-    path = directories.environment
-    facts = probe.probe_environment(path, job.packages, job.imports, variables, deep, PROBE_SECONDS)
+    facts = probe.probe_environment(
+        directories.environment,
+        job.packages,
+        job.imports,
+        make_environment_variables(directories, os.environ),
+        job.import_modules,
+        PROBE_SECONDS,
+    )
     link = network.choose_link(job.launch.interface, request.node, request.head)
     return replace(facts, interface=link.interface, address=link.address)
 

@@ -74,33 +74,24 @@ class AgentChannel:
     """
 
     def __init__(self, handle: int | None, phase: str = "", *, follow: bool = True) -> None:
-        """Read the first request.
+        """Read the first request from an open file, or standard input; NodeError if it cannot be.
 
-        Args:
-            handle: an open file that holds it; None for standard input.
-            phase: the phase of requests that do not name one.
-            follow: True if the end of standard input ends this process.
-
-        Raises:
-            NodeError: the request cannot be read.
+        ``phase`` is that of requests that do not name one; with ``follow`` the end of standard
+        input ends this process.
         """
         self._lines: queue.Queue[str] = queue.Queue()
         """The lines of the driver that were read in a step; an empty one is the end."""
         self._busy = True
         self.sent: dict[int | None, int] = {}
         self._requests = RequestReader(get_node_name(os.environ), phase)
-        self.request = self._requests.first(_first_message(handle))
+        self.request = self._requests.first(_read_first_message(handle))
         self._in_step = self._requests.in_step
         self.handed_over = self._requests.handed_over
         self.node = self.request.node
-        task = os.environ.get("SLURM_PROCID", "0")
-        self._source = f"{self.node}:{task}"
-        self._writer = (
-            FrameWriter(self._source, self._requests.frames_sent) if self._in_step else None
-        )
+        self._source = f"{self.node}:{os.environ.get('SLURM_PROCID', '0')}"
+        self._writer = FrameWriter(self._source, self._requests.frames_sent)
         self._writing = threading.Lock()
         self._progress: TaskProgress | None = None
-        """The progress of what this process does, while it is watched."""
         self._before_last = 0
         """The number of the frame before the last message."""
         if self._in_step and follow:
@@ -119,7 +110,7 @@ class AgentChannel:
 
     def _send(self, line: bytes) -> None:
         with signals.defer_signals(), self._writing:  # half of it would be lost
-            if self._writer is None:
+            if not self._in_step:
                 _write(line + b"\n")
                 return
             self._before_last = self._writer.number
@@ -150,7 +141,7 @@ class AgentChannel:
         What a task leaves behind when it ends, Slurm passes on in pieces. The arguments are those
         of :meth:`emit`.
         """
-        if self._writer is None:
+        if not self._in_step:
             self.emit(event, name)
             return
         signals.ignore_signals()  # Slurm ends all tasks when one has died: not from here on
@@ -164,7 +155,7 @@ class AgentChannel:
         """Return the current request as an open file, for the program that goes on with it."""
         from .bootstrap import make_memory_file
 
-        handover = Handover(self.request.to_json(), self._in_step, self._number)
+        handover = Handover(self.request.to_json(), self._in_step, self._writer.number)
         return make_memory_file(json.dumps({"handover": encode(handover)}).encode())
 
     def _next(self) -> str:
@@ -185,13 +176,9 @@ class AgentChannel:
             try:
                 return self._lines.get(timeout=pause)
             except queue.Empty:
-                self._send_again([(self._before_last + 1, self._number)])
+                self._send_again([(self._before_last + 1, self._writer.number)])
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return ""
-
-    @property
-    def _number(self) -> int:
-        return self._writer.number if self._writer is not None else 0
 
     def _listen(self) -> None:
         lines = Lines()
@@ -249,14 +236,12 @@ class AgentChannel:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _send_again(self, gaps: Sequence[tuple[int, int]]) -> None:
-        if self._writer is None:
-            return
         with contextlib.suppress(OSError), self._writing:  # the driver may have gone
             for first, last in gaps:
                 _write(self._writer.again(first, last))
 
 
-def _first_message(handle: int | None) -> object:
+def _read_first_message(handle: int | None) -> object:
     if handle is None:
         return json.loads(sys.stdin.readline())
     with open(handle, encoding="utf-8") as stream:

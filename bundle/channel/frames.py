@@ -120,15 +120,12 @@ class _Source:
     """The frames of one source that have come so far."""
 
     next: int = 1
-    """The number of the frame that is to come next."""
     pieces: list[bytes] = field(default_factory=list)
-    """The parts of a message that has begun."""
     broken: bool = False
     """True if frames are passed over until a message begins."""
     early: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Frames behind a gap, by number: mark and payload."""
     early_bytes: int = 0
-    """Bytes of their payloads."""
 
 
 class FrameReader:
@@ -145,7 +142,6 @@ class FrameReader:
         self._rest = b""
         """A frame that has begun."""
         self._stray = Lines()
-        """Lines outside any frame."""
         self._sources: dict[bytes, _Source] = {}
         self._incomplete: set[bytes] = set()
         """The sources with frames behind a gap."""
@@ -166,7 +162,7 @@ class FrameReader:
         elif parts:
             yield from self._part(parts[-1])
 
-    def gaps(self) -> dict[str, list[Gap]]:
+    def find_gaps(self) -> dict[str, list[Gap]]:
         """Return what is missing before frames that have come, by source."""
         return {name.decode(): _gaps(self._sources[name]) for name in self._incomplete}
 

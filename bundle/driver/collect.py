@@ -62,12 +62,17 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         return
     note_unnamed(state)
     answers = _collect(state, node) if job.outputs else _remove_work_dirs(state, job.nodes)
-    if answers is not None:
-        _report_left(state, answers)
+    left = _list_left(answers)
+    if left:
+        state.note(
+            f"what the ranks wrote is still on {shorten_names(left)} in "
+            f"{_locate_work_dir(state, left[0])}; "
+            "`stager clean` removes it once nothing has been written there for an hour"
+        )
 
 
-def _collect(state: State, node: str) -> dict[str, TidyAnswer] | None:
-    """Collect from rank 0's node, then from others; None where some still have outputs."""
+def _collect(state: State, node: str) -> dict[str, TidyAnswer]:
+    """Collect from rank 0's node, then from others; none answers where some still have outputs."""
     received, asked, pending = _fetch_outputs(state, node), [node], [node]
     answers: dict[str, TidyAnswer] = {}
     try:
@@ -84,7 +89,7 @@ def _collect(state: State, node: str) -> dict[str, TidyAnswer] | None:
     if pending:
         where, names = _locate_work_dir(state, pending[0]), shorten_names(pending)
         state.note(f"some outputs were not brought back; they are still on {names} in {where}")
-        return None
+        return {}
     return _remove_work_dirs(state, _list_left(answers), received) if asked[1:] else answers
 
 
@@ -124,16 +129,6 @@ def _remove_work_dirs(
 
 def _list_left(answers: dict[str, TidyAnswer]) -> tuple[str, ...]:
     return tuple(node for node, answer in answers.items() if answer.left)
-
-
-def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
-    left = _list_left(answers)
-    if left:
-        state.note(
-            f"what the ranks wrote is still on {shorten_names(left)} in "
-            f"{_locate_work_dir(state, left[0])}; "
-            "`stager clean` removes it once nothing has been written there for an hour"
-        )
 
 
 def note_unnamed(state: State) -> None:
@@ -181,15 +176,12 @@ def _fetch_outputs(state: State, node: str, before: Received | None = None) -> R
     except NodeError as exc:
         known = before or Received(complete=False)
         return replace(known, complete=False, problems=(*known.problems, exc.problem))
-    if before is not None:
-        return _join_received(before, came[0])
-    if came[0].removed:
-        files = format_count(came[0].removed, "file")
-        state.note(f"{job.run_dir}: {files} removed, which the job has deleted on {node}")
-    return came[0]
-
-
-def _join_received(before: Received, more: Received) -> Received:
+    [more] = came
+    if before is None:
+        if more.removed:
+            files = format_count(more.removed, "file")
+            state.note(f"{job.run_dir}: {files} removed, which the job has deleted on {node}")
+        return more
     return replace(
         more,
         files=before.files + more.files,
@@ -265,7 +257,15 @@ def send_earlier_results(state: State) -> None:
             _note_not_sent(state, f"{what}: {exc.problem.why or exc}")
             return
         state.note(f"sending earlier results to the nodes: {what} in {job.run_dir}")
-        _send_results(state, path)
+        try:
+            send_results(state, path)
+        except NodesFailed:
+            state.note(
+                "earlier results did not reach every node; with project.resume-limit = 0 a job "
+                "starts without them",
+                warning=True,
+            )
+            raise
         state.sent_results = {entry.name: entry for entry in selection.entries}
 
 
@@ -280,18 +280,6 @@ def _select_earlier(state: State, named: Sequence[str]) -> Selection:
         more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         _note_not_sent(state, f"{reasons[0]}{more}")
     return selection
-
-
-def _send_results(state: State, path: str) -> None:
-    try:
-        send_results(state, path)
-    except NodesFailed:
-        state.note(
-            "earlier results did not reach every node; with project.resume-limit = 0 a job "
-            "starts without them",
-            warning=True,
-        )
-        raise
 
 
 def _note_not_sent(state: State, what: str) -> None:

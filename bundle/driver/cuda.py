@@ -56,7 +56,6 @@ class CudaNeed(NamedTuple):
     """The CUDA version of a bundle."""
 
     version: tuple[int, int]
-    """Major and minor."""
     package: str
     """The package that it is known from: ``torch 2.9.0+cu128``."""
 
@@ -109,13 +108,19 @@ def find_newest_cuda(facts: GpuFacts) -> Version:
 
 def list_driver_notes(nodes: GpusByNode, need: CudaNeed | None) -> list[str]:
     """Return notes on the drivers and GPUs of nodes that can run the bundle."""
-    broken = [
+    notes = [
         f"{node}: the NVIDIA driver does not work: {facts.fault}"
         for node, facts in nodes.items()
         if facts is not None and facts.fault
     ]
-    for_need = [] if need is None else _note_unfit_drivers(nodes, need)
-    return [*broken, *for_need, *_note_differing_gpus(nodes)]
+    if need is not None:
+        notes += _note_unfit_drivers(nodes, need)
+    gpus = {node: () if facts is None else facts.gpus for node, facts in nodes.items()}
+    if len({frozenset(map(_describe_gpu, own)) for own in gpus.values()}) > 1:
+        kinds = {node: describe_gpus(own) or "no NVIDIA GPU" for node, own in gpus.items()}
+        parts = [f"{shorten_names(named)}: {kind}" for kind, named in group_nodes(kinds).items()]
+        notes.append(f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}")
+    return notes
 
 
 def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
@@ -127,26 +132,19 @@ def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
             f"{need.text}, cannot be used there"
         )
     own = OWN.get(need.version)
-    runs = [node for node, facts in nodes.items() if find_driver_problem(node, facts, need) is None]
-    older = [node for node in runs if own is not None and _is_older(nodes[node], own)]
+    if own is None:
+        return
+    older = [
+        node
+        for node, facts in nodes.items()
+        if facts is not None and facts.driver and find_newest_cuda(facts) < parse_version(own)
+        if find_driver_problem(node, facts, need) is None
+    ]
     if older:
         yield (
             f"{shorten_names(older)}: the driver is older than the one of CUDA {need.text} "
             f"({own}): built kernels run, what the driver must compile (PTX) does not"
         )
-
-
-def _is_older(facts: GpuFacts | None, own: str) -> bool:
-    return facts is not None and bool(facts.driver) and find_newest_cuda(facts) < parse_version(own)
-
-
-def _note_differing_gpus(nodes: GpusByNode) -> list[str]:
-    gpus = {node: () if facts is None else facts.gpus for node, facts in nodes.items()}
-    if len({frozenset(map(_describe_gpu, own)) for own in gpus.values()}) < 2:
-        return []
-    kinds = {node: describe_gpus(own) or "no NVIDIA GPU" for node, own in gpus.items()}
-    parts = [f"{shorten_names(named)}: {kind}" for kind, named in group_nodes(kinds).items()]
-    return [f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"]
 
 
 def format_gpu_line(node: str, facts: GpuFacts) -> str:

@@ -6,36 +6,36 @@ check and of the all-reduce are reported together.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import itertools
+import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..checks import deep
 from ..launch.commands import choose_backend
 from ..protocol import messages
+from ..protocol.codec import decode
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport, RankOutput
 from ..protocol.job import Job
-from ..protocol.messages import (
-    Answer,
-    DeepAnswer,
-    DeepRequest,
-    GroupSettings,
-    LaunchAnswer,
-    LaunchRequest,
-    NodeClock,
-)
+from ..protocol.messages import Answer, DeepAnswer, LaunchAnswer, NetworkReport
 from ..protocol.problem import Problem, ProblemCode
 from ..system import network
-from . import findings
-from .findings import ClockReading, Problems
+from ..system.signals import TERMINATED
 from .state import State
 from .transports.transport import Event
 
 COMMAND = ("-m", "trainer", "all-reduce")
 ALL_REDUCE_SECONDS = 1800
 """The time after which a launcher is ended that none of the ranks' own time limits has ended."""
+Problems = dict[str, list[Problem]]
+"""The problems of each node, by its name."""
 
 
 def check_nodes(state: State) -> None:
@@ -46,11 +46,26 @@ def check_nodes(state: State) -> None:
     if job.allocation is not Allocation.LOCAL:  # one machine has one clock and one resolver
         head = _find_address(state, job.nodes[0])
         names = names_to_compare(job)
-    clocks = _ask_nodes(state, head, names)
-    found = _list_damage(state)
+    clocks: dict[str, ClockOffset] = {}
+    sent = time.time()
+
+    def take(event: Event) -> None:
+        if isinstance(event, messages.NodeClock):
+            clocks[event.node] = measure_clock_offset(sent, event.clock, time.time())
+
+    def request(node: str) -> messages.DeepRequest:
+        return messages.DeepRequest(**state.place(node), head=head, names=names)
+
+    state.ask(PhaseName.DEEP, request, take)
+    checked = state.get_answers(DeepAnswer)
+    found: list[Problems] = []
+    for node, answer in checked.items():
+        if answer.damage is not None:
+            found.append({node: list(answer.damage)})
+            finding = "is damaged" if answer.damage else "is as it was built, every file"
+            state.log_line(node, f"{node} deep: the environment {finding}")
     if names is not None:
         found += _compare_networks(state, names, clocks)
-    checked = state.get_answers(DeepAnswer)
     state.answers = {
         node: _add_problems(checked.get(node, DeepAnswer(node)), found, probe)
         for node, probe in probed.items()
@@ -67,58 +82,29 @@ def names_to_compare(job: Job) -> dict[str, tuple[str, ...]]:
     return {name: tuple(places) for name, places in resolved.items() if places or not by_ssh}
 
 
-def _ask_nodes(
-    state: State, head: tuple[str, int] | None, names: dict[str, tuple[str, ...]] | None
-) -> dict[str, ClockReading]:
-    clocks: dict[str, ClockReading] = {}
-    sent = time.time()
-
-    def take(event: Event) -> None:
-        if isinstance(event, NodeClock):
-            clocks[event.node] = ClockReading(sent, event.clock, time.time())
-
-    def request(node: str) -> DeepRequest:
-        return DeepRequest(**state.place(node), head=head, names=names)
-
-    state.ask(PhaseName.DEEP, request, take)
-    return clocks
-
-
-def _list_damage(state: State) -> list[Problems]:
-    found: list[Problems] = []
-    for node, answer in state.get_answers(DeepAnswer).items():
-        if answer.damage is None:
-            continue
-        found.append({node: list(answer.damage)})
-        finding = "is damaged" if answer.damage else "is as it was built, every file"
-        state.log_line(node, f"{node} deep: the environment {finding}")
-    return found
-
-
 def _find_address(state: State, node: str) -> tuple[str, int]:
     facts = state.facts[node]
     return facts.address, facts.port or network.choose_port(state.job.id)
 
 
 def _compare_networks(
-    state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockReading]
+    state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockOffset]
 ) -> list[Problems]:
     answers = state.get_answers(DeepAnswer).items()
     reports = {node: answer.network for node, answer in answers if answer.network is not None}
     seconds = {node: report.seconds for node, report in reports.items()}
-    offsets = {node: findings.measure_clock_offset(clock) for node, clock in clocks.items()}
     deep = DeepReport(
         connect_seconds={node: taken for node, taken in seconds.items() if taken is not None},
         clocks={
-            node: ClockOffset(round(offset.seconds, 3), round(offset.uncertainty, 3))
-            for node, offset in offsets.items()
+            node: ClockOffset(round(offset.ahead, 3), round(offset.give_or_take, 3))
+            for node, offset in clocks.items()
         },
     )
     state.result = replace(state.result, deep=deep)
     return [
-        findings.find_unreachable_nodes(state.job.nodes[0], reports),
-        findings.find_differing_names(names, reports),
-        findings.find_skewed_clocks(clocks),
+        find_unreachable_nodes(state.job.nodes[0], reports),
+        find_disagreements({node: {**names, **one.differs} for node, one in reports.items()}),
+        find_skewed_clocks(clocks),
     ]
 
 
@@ -127,7 +113,7 @@ def all_reduce(state: State) -> None:
     before, result = state.answers, None
     problems: Problems = {}
     nodes = tuple(node for node, answer in before.items() if answer.ok)
-    why = _reason_to_skip(state, nodes)
+    why = _find_reason_to_skip(state, nodes)
     if why:
         state.note(f"the all-reduce is left out: {why}")
     else:
@@ -137,7 +123,7 @@ def all_reduce(state: State) -> None:
     state.answers = {node: _add_problems(answer, [problems]) for node, answer in before.items()}
 
 
-def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
+def _find_reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
     if not nodes:
         return "every node has a problem"
     answers = state.get_answers(DeepAnswer)
@@ -159,10 +145,10 @@ def _measure_all_reduce(
         problem = Problem(ProblemCode.BACKEND_UNUSABLE, "", {"why": str(exc)})
         return None, {node: [problem] for node in nodes if not gpus[node]}
     printed = _run_ranks(state, nodes, backend)
-    result = findings.read_measurement(itertools.chain.from_iterable(printed.values()))
+    result = read_measurement(itertools.chain.from_iterable(printed.values()))
     if result is None:
-        problems = findings.find_failed_ranks(printed, state.get_answers(LaunchAnswer))
-        values = {"prefix": findings.RESULT.strip(), "log_dir": state.job.log_dir}
+        problems = find_failed_ranks(printed, state.get_answers(LaunchAnswer))
+        values = {"prefix": RESULT.strip(), "log_dir": state.job.log_dir}
         nothing = Problem(ProblemCode.NOTHING_MEASURED, nodes[0], values)
         return None, problems or {nodes[0]: [nothing]}
     # Printed once every rank has the right sum: a later failure is only one of cleaning up.
@@ -181,7 +167,7 @@ def _run_ranks(
     launch = replace(state.job.launch, command=COMMAND, elastic=None, max_restarts=0)
     address, port = _find_address(state, nodes[0])
     job = replace(state.job, nodes=nodes, launch=launch)
-    group = GroupSettings(address, port, backend, state.nproc)
+    group = messages.GroupSettings(address, port, backend, state.nproc)
     printed: dict[tuple[str, int], list[str]] = {}
 
     def take(event: Event) -> None:
@@ -189,8 +175,9 @@ def _run_ranks(
             lines = messages.split_lines(event.data)
             printed.setdefault((event.node, event.rank), []).extend(lines)
 
-    def request(node: str) -> LaunchRequest:
-        asked = LaunchRequest(**state.place(node), group=group, shared=False, own=True)
+    def request(node: str) -> messages.LaunchRequest:
+        placed = state.place(node)
+        asked = messages.LaunchRequest(**placed, group=group, shared=False, own=True)
         return replace(asked, job=job, node_rank=nodes.index(node), limit=ALL_REDUCE_SECONDS)
 
     state.ask(PhaseName.LAUNCH, request, take, nodes)
@@ -212,3 +199,233 @@ def _add_problems(answer: Answer, found: list[Problems], before: Answer = _NO_AN
         lost=answer.lost or before.lost,
         problems=tuple(problems),
     )
+
+
+# --- Agreement of a job's nodes about names and the time. Pure functions, as all that follow -----
+
+SKEW_LIMIT = 2.0
+"""Seconds by which clocks may differ before it is a problem: time limits and logs rely on them."""
+
+
+def find_disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> Problems:
+    """Return the problems with the nodes' resolution of each other's names.
+
+    A node disagrees with the others if none of its addresses for a name, or only some of them
+    besides others, are among those that most nodes find; a node may find more of them, or fewer.
+    """
+    names = dict.fromkeys(name for resolved in answers.values() for name in resolved)
+    expected = {name: _find_expected_addresses(name, answers) for name in names}
+    found = {node: _judge_names(node, resolved, expected) for node, resolved in answers.items()}
+    return {node: problems for node, problems in found.items() if problems}
+
+
+def _judge_names(
+    node: str, resolved: Mapping[str, Sequence[str]], expected: Mapping[str, Collection[str]]
+) -> list[Problem]:
+    unknown, inward, differing = [], [], []
+    for name, addresses in resolved.items():
+        usable = _list_usable(addresses)
+        if not addresses:
+            unknown.append(name)
+        elif network.is_loopback(addresses[0]):
+            inward.append(f"{name} is {addresses[0]}")
+        if not _agree(usable, expected[name]):
+            right = _name_some(sorted(expected[name]))
+            differing.append(f"{name} is {_name_some(usable)}, not {right}")
+    codes = ProblemCode.NAMES_UNRESOLVED, ProblemCode.NAMES_LEAD_BACK, ProblemCode.NAMES_DIFFER
+    named = zip(codes, (unknown, inward, differing))
+    return [Problem(code, node, {"names": _name_some(names)}) for code, names in named if names]
+
+
+def measure_clock_offset(sent: float, clock: float, received: float) -> ClockOffset:
+    """Estimate how far a clock is ahead of the driver's: it was read between the driver's times."""
+    return ClockOffset(clock - (sent + received) / 2, abs(received - sent) / 2)
+
+
+def find_skewed_clocks(offsets: Mapping[str, ClockOffset]) -> Problems:
+    """Find the nodes whose clocks are certainly too many seconds from most clocks.
+
+    The driver's clock has one vote as well, and decides between two equal halves.
+    """
+    votes = sorted([ClockOffset(0.0, 0.0), *offsets.values()], key=lambda vote: vote.ahead)
+    middle = votes[(len(votes) - 1) // 2], votes[len(votes) // 2]
+    median = min(middle, key=lambda vote: abs(vote.ahead))
+    problems = {}
+    for node, offset in offsets.items():
+        skew = offset.ahead - median.ahead
+        uncertainty = offset.give_or_take + median.give_or_take
+        if abs(skew) - uncertainty > SKEW_LIMIT:
+            values = {
+                "seconds": f"{abs(skew):.1f}",
+                "side": "ahead of" if skew > 0 else "behind",
+                "uncertainty": f"{uncertainty:.1f}",
+            }
+            problems[node] = [Problem(ProblemCode.CLOCK_WRONG, node, values)]
+    return problems
+
+
+def _list_usable(addresses: Iterable[str]) -> list[str]:
+    """Leave out loopback and link-local addresses, which mean another host on each node."""
+    return [
+        address
+        for address in addresses
+        if not network.is_loopback(address)
+        and not ipaddress.ip_address(address.partition("%")[0]).is_link_local
+    ]
+
+
+def _find_expected_addresses(
+    name: str, answers: Mapping[str, Mapping[str, Sequence[str]]]
+) -> frozenset[str]:
+    """Return the addresses of a name that most nodes find; its own node decides a tie."""
+    lists = {node: _list_usable(names.get(name, ())) for node, names in answers.items()}
+    by_node = {node: frozenset(addresses) for node, addresses in lists.items()}
+    counts = Counter(addresses for addresses in by_node.values() if addresses)
+    if not counts:
+        return frozenset()
+    return max(counts, key=lambda addresses: (counts[addresses], by_node.get(name) == addresses))
+
+
+def _agree(mine: Collection[str], expected: Collection[str]) -> bool:
+    return not mine or set(mine) <= set(expected) or set(expected) <= set(mine)
+
+
+def _name_some(items: Iterable[str], most: int = 4) -> str:
+    listed = list(items)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
+# --- The way to the head, and what the ranks of an all-reduce have printed -----------------------
+
+RESULT = "ALL-REDUCE "
+"""Prefix of the line with the ranks' measurement (``trainer/network/all_reduce.py``)."""
+
+_ERROR = re.compile(r"(\[RANK \d+\] )?error: (.*)")
+_BETWEEN_TWO = re.compile(r"(\S+) and (\S+): (.*)", re.DOTALL)
+_ABOUT_ONE = re.compile(r"(\S+?)(?:: | \(rank )")
+_SILENT = re.compile(r"no word from (.+) \(rank ")
+_LOST = re.compile(r"rank \d+ on \S+ lost the others: ")
+
+
+def find_unreachable_nodes(head: str, reports: Mapping[str, NetworkReport]) -> Problems:
+    """Return what keeps nodes from reaching the head; if none can, the head itself is at fault."""
+    if head not in reports:
+        return {}  # the others may have waited for it in vain
+    problems = {node: [one.problem] for node, one in reports.items() if one.problem is not None}
+    if head in problems:
+        return {head: problems[head]}
+    if len(problems) > 1 and len(problems) == len(reports) - 1:
+        first = next(iter(problems.values()))[0]
+        values = {"why": first.why, "fix": first.fix}
+        return {head: [Problem(ProblemCode.HEAD_REACHED_BY_NONE, first.where, values)]}
+    return problems
+
+
+def read_measurement(lines: Iterable[str]) -> AllReduceMeasured | None:
+    """Return the result of the all-reduce from the output of the ranks; None if there is none."""
+    for line in lines:
+        if line.startswith(RESULT):
+            with contextlib.suppress(ValueError):
+                return decode(AllReduceMeasured, json.loads(line[len(RESULT) :]), strict=False)
+    return None
+
+
+class _Report(NamedTuple):
+    node: str
+    text: str
+    for_all: bool
+    """True if the rank reports it for all ranks, which all know it."""
+
+    @property
+    def pair(self) -> tuple[str, ...]:
+        between = _BETWEEN_TWO.match(self.text)
+        return between.group(1, 2) if between else ()
+
+
+def find_failed_ranks(
+    printed: Mapping[tuple[str, int], Sequence[str]], answers: Mapping[str, LaunchAnswer]
+) -> Problems:
+    """Return the nodes that are at fault when an all-reduce has failed.
+
+    A rank reports an error in a line ``error: ``; an error that all ranks know is reported by one
+    of them for all. A fault between two nodes is attributed to the one with more such faults, or to
+    both.
+    """
+    reports = _select_reports(printed)
+    if reports:
+        return _group_by_node(reports, list(answers))
+    records = [record for answer in answers.values() for record in answer.failures]
+    if not records:
+        return _describe_exits(answers)
+    first = min(records, key=lambda record: record.time)
+    message = first.message or first.exception
+    why = f"rank {first.rank} ended first, with status {first.exit_code}: {message}"
+    return {first.node: [_make_problem(first.node, why.rstrip(": "))]}
+
+
+def _select_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_Report]:
+    reports = [one for (node, _), lines in printed.items() for one in _read_reports(node, lines)]
+    for_all = [report for report in reports if report.for_all]
+    causes = [report for report in reports if not _LOST.match(report.text)]
+    return list(dict.fromkeys(for_all or causes or reports))
+
+
+def _read_reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
+    for_all: bool | None = None
+    for line in lines:
+        error = _ERROR.match(line)
+        if error:
+            for_all = not error[1]
+            yield _Report(node, error[2], for_all)
+        elif line.startswith("hint: "):
+            for_all = None
+        elif for_all is not None:
+            yield _Report(node, line, for_all)
+
+
+def _group_by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
+    frequency = Counter(node for report in reports for node in report.pair or ())
+    problems: Problems = {}
+    for report in reports:
+        for node in _pick_faulty_ranks(report, nodes, frequency):
+            why = report.text.removeprefix(f"{node}: ")
+            problems.setdefault(node, []).append(_make_problem(node, why))
+    return {node: problems[node] for node in nodes if node in problems}
+
+
+def _pick_faulty_ranks(
+    report: _Report, nodes: Sequence[str], frequency: Mapping[str, int]
+) -> list[str]:
+    pair = report.pair
+    if pair and set(pair) <= set(nodes):
+        most = max(frequency[node] for node in pair)
+        return [node for node in pair if frequency[node] == most]
+    return _find_named_nodes(report.text, nodes) or [report.node]
+
+
+def _find_named_nodes(text: str, nodes: Sequence[str]) -> list[str]:
+    silent = _SILENT.match(text)
+    if silent:
+        return [node for node in silent[1].split(", ") if node in nodes]
+    about = _ABOUT_ONE.match(text)
+    return [about[1]] if about and about[1] in nodes else []
+
+
+def _describe_exits(answers: Mapping[str, LaunchAnswer]) -> Problems:
+    """Attribute the failure by exit status; a node told to end may only have followed another."""
+    silent: Problems = {}
+    failed: Problems = {}
+    causes: Problems = {}
+    for node, answer in answers.items():
+        if answer.problems:
+            silent[node] = list(answer.problems)
+        elif answer.exit_code:
+            why = "; ".join([f"status {answer.exit_code}", *answer.tail[-1:]])
+            ended = failed if answer.exit_code == TERMINATED else causes
+            ended[node] = [_make_problem(node, why)]
+    return causes or silent or failed
+
+
+def _make_problem(node: str, why: str) -> Problem:
+    return Problem(ProblemCode.RANKS_CANNOT_TALK, node, {"why": why})

@@ -70,9 +70,9 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
 
 
 def _run_phases(state: State, transport: Callable[[Job], Transport]) -> None:
-    """Take the job through its phases; the problems that end it become its result's."""
     try:
-        _go_through_phases(state, transport)
+        with contextlib.ExitStack() as kept_open:
+            _go_through_phases(state, transport, kept_open)
     except NodesFailed as exc:
         problems = {node: answer.problems for node, answer in exc.answers.items()}
         state.result = replace(state.result, problems=problems)
@@ -96,38 +96,32 @@ def _choose_transport(job: Job) -> Callable[[Job], Transport]:
     if job.allocation is Allocation.LOCAL:
         return LocalTransport
     if job.allocation is Allocation.SSH:
-        from .transports.ssh import ssh_transport
+        from .transports.ssh import SshTransport
 
-        return ssh_transport
-    from .transports.slurm import slurm_transport
+        return SshTransport
+    from .transports.slurm import SlurmTransport
 
-    return slurm_transport
+    return SlurmTransport
 
 
-def _go_through_phases(state: State, transport: Callable[[Job], Transport]) -> None:
+def _go_through_phases(
+    state: State, transport: Callable[[Job], Transport], kept_open: contextlib.ExitStack
+) -> None:
     job = state.job
-    with contextlib.ExitStack() as kept_open:
-        try:
-            state.bundle = _open(job, kept_open)
-        finally:
-            state.emit(JobBegins(job.nodes, job.log_dir, cluster_name(job), job.bundle_id))
-            if state.logs.older:
-                state.note(f"files of another job {job.id} have been moved to {state.logs.older}")
-        state.transport = transport(job)
-        for phase in phases_of(job):
-            _do(phase, state)
-            if state.plan is not None and job.dry_run:
-                break
-
-
-def _open(job: Job, kept_open: contextlib.ExitStack) -> BundleFile | None:
-    """Open the bundle, in use until the job ends; None where only other nodes can see it."""
-    try:
-        return kept_open.enter_context(BundleFile(job.bundle, job.bundle_id))
-    except NodeError:
-        if job.allocation is Allocation.SLURM and not os.path.exists(job.bundle):
-            return None
-        raise
+    try:  # the bundle is in use until the job ends
+        state.bundle = kept_open.enter_context(BundleFile(job.bundle, job.bundle_id))
+    except NodeError:  # only nodes may see it
+        if job.allocation is not Allocation.SLURM or os.path.exists(job.bundle):
+            raise
+    finally:
+        state.emit(JobBegins(job.nodes, job.log_dir, cluster_name(job), job.bundle_id))
+        if state.logs.older:
+            state.note(f"files of another job {job.id} have been moved to {state.logs.older}")
+    state.transport = transport(job)
+    for phase in phases_of(job):
+        _do(phase, state)
+        if state.plan is not None and job.dry_run:
+            break
 
 
 def _do(phase: Phase, state: State) -> None:
@@ -143,13 +137,14 @@ def _do(phase: Phase, state: State) -> None:
 
 
 def _conclude(state: State) -> int:
-    """Bring the outputs home, and emit the result; return the exit status."""
     problems, interrupted = dict(state.result.problems), state.result.interrupted
     ended_by = _find_ending(state) if problems or interrupted else ""
     collect.collect_outputs(state, standing=not ended_by)
     if ended_by:  # its first problem; and it was no interruption by the user
         interrupted = False
-        _add_ending(state, ended_by, problems)
+        lost = state.transport.lost_node if state.has_transport else ""
+        node = lost or state.lost_node or state.job.nodes[0]
+        problems[node] = (make_ending_problem(ended_by, state.job.id), *problems.get(node, ()))
     losses = state.output.losses()
     if losses and not (problems or interrupted):
         problems = describe_losses(losses, state.left_out)
@@ -169,12 +164,6 @@ def _conclude(state: State) -> int:
     if interrupted:
         return EXIT_INTERRUPTED
     return EXIT_JOB if problems else 0
-
-
-def _add_ending(state: State, ended_by: str, problems: dict[str, tuple[Problem, ...]]) -> None:
-    lost = state.transport.lost_node if state.has_transport else ""
-    node = lost or state.lost_node or state.job.nodes[0]
-    problems[node] = (make_ending_problem(ended_by, state.job.id), *problems.get(node, ()))
 
 
 def _find_ending(state: State) -> str:

@@ -31,19 +31,17 @@ class Nodes:
     """The nodes of a job."""
 
     count: int
-    """The number of nodes, 1 or more."""
     cpus: int = 2
     """CPUs that unpack on each; if nodes share a machine, that machine's."""
     sharing: int = 1
     """The number of nodes that share one machine and its CPUs; 1 on a cluster of many machines."""
     ranks: int = 1
-    """Ranks on each node."""
 
-    def busy(self, cpu_seconds: float) -> float:
+    def spread(self, cpu_seconds: float) -> float:
         """Return the seconds for work that every node does on all of its CPUs."""
         return cpu_seconds * self.sharing / self.cpus
 
-    def alone(self, cpu_seconds: float) -> float:
+    def serialize(self, cpu_seconds: float) -> float:
         """Return the seconds for work that every node does on one CPU."""
         return cpu_seconds * max(1.0, self.sharing / self.cpus)
 
@@ -76,18 +74,13 @@ class Staging(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Seconds by phase until the ranks run."""
+    """Seconds by phase until the ranks run; ``send`` and ``unpack`` are parts of ``stage``."""
 
     preflight: float
-    """The check of the nodes before the transfer."""
     send: float
-    """See :class:`Staging`; a part of ``stage``."""
     unpack: float
-    """See :class:`Staging`; a part of ``stage``."""
     stage: float
-    """The environment on every node: sent and unpacked at the same time."""
     probe: float
-    """The check of the environment on every node."""
     launch: float
     """Until the launcher starts the ranks."""
 
@@ -147,51 +140,48 @@ def forecast_staging(
 ) -> Staging:
     """Return the seconds to stage the environment on all nodes, to which the bundle is sent."""
     send = (forecast_relay if relayed else forecast_broadcast)(work.sent, nodes, rates)
-    return _forecast_steps(work, nodes, rates, send, rates.received * work.sent)
+    return _add_unpacking(work, nodes, rates, send, rates.received * work.sent)
 
 
 def forecast_shared_staging(
     work: StagingWork, nodes: Nodes, speed: float, rates: Rates = ASSUMED
 ) -> Staging:
     """Return the same for nodes that read the bundle; ``speed`` is the slowest one, in bytes/s."""
-    return _forecast_steps(work, nodes, rates, work.sent / speed, 0.0)
+    return _add_unpacking(work, nodes, rates, work.sent / speed, 0.0)
 
 
-def _forecast_steps(
+def _add_unpacking(
     work: StagingWork, nodes: Nodes, rates: Rates, send: float, receiving: float
 ) -> Staging:
-    """Add ``send``, seconds until all nodes have it, and ``receiving``, CPU seconds of a node."""
+    """Add to ``send``, seconds until all nodes have it; ``receiving`` are CPU seconds of a node."""
     content = rates.file * work.files + rates.byte * work.bytes
-    fixed = nodes.alone(rates.environment + rates.link_file * work.linked)
+    fixed = nodes.serialize(rates.environment + rates.link_file * work.linked)
     share = min(1.0, BLOCK / work.sent) if work.sent else 0.0
-    return Staging(
-        send=send,
-        unpack=fixed + nodes.busy(content + receiving),
-        tail=nodes.busy(content) * share + rates.environment / 2,
-    )
+    unpack = fixed + nodes.spread(content + receiving)
+    return Staging(send, unpack, nodes.spread(content) * share + rates.environment / 2)
 
 
-def a_step(nodes: Nodes, rates: Rates = ASSUMED) -> float:
+def forecast_step(nodes: Nodes, rates: Rates = ASSUMED) -> float:
     """Return the seconds for a Slurm step on these nodes."""
     started = rates.step + rates.node * nodes.count
-    return started + nodes.alone(rates.agent)
+    return started + nodes.serialize(rates.agent)
 
 
 def forecast(
     staged: Sequence[Staging], nodes: Nodes, rates: Rates = ASSUMED, *, launcher: str = "torchrun"
 ) -> Forecast:
     """Return the seconds by phase; groups are staged in turn, none if all have the environment."""
-    step = a_step(nodes, rates)
-    probe = nodes.alone(rates.probe)
+    step = forecast_step(nodes, rates)
+    probe = nodes.serialize(rates.probe)
     # Several groups have a step each, and so have ranks that Slurm starts. Where nothing is staged,
     # torchrun starts while the nodes are probed.
-    extra_steps = len(staged) if len(staged) > 1 else 0
-    torchrun = max(0.0, nodes.alone(rates.torchrun) - (0.0 if staged else probe))
+    extrforecast_steps = len(staged) if len(staged) > 1 else 0
+    torchrun = max(0.0, nodes.serialize(rates.torchrun) - (0.0 if staged else probe))
     return Forecast(
         preflight=step,
         send=sum(group.send for group in staged),
         unpack=sum(group.unpack for group in staged),
-        stage=sum(group.seconds for group in staged) + extra_steps * step,
+        stage=sum(group.seconds for group in staged) + extrforecast_steps * step,
         probe=probe,
         launch={"torchrun": torchrun, "srun": step}.get(launcher, 0.0),
     )

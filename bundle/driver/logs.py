@@ -190,20 +190,15 @@ class Logs:
 
     def _open(self, name: str) -> IO[bytes]:
         """Return an open file; close those unused for longest if there are too many."""
-        handle = self._files.get(name)
-        if handle is None:
-            handle = self._files[name] = self._open_anew(name)
-        else:
+        if name in self._files:
             self._files.move_to_end(name)
-        return handle
-
-    def _open_anew(self, name: str) -> IO[bytes]:
+            return self._files[name]
         while len(self._files) >= self._most_open:
             self._close_oldest()
         while True:
             try:
                 # Unbuffered: readers see all there is; a failed write leaves nothing behind.
-                handle = self._open_with_mode(name, "ab", buffering=0)
+                handle = self._files[name] = self._open_with_mode(name, "ab", buffering=0)
                 self._begun.add(name)
                 return handle
             except OSError as exc:

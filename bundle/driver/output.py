@@ -53,11 +53,6 @@ class _Output(NamedTuple):
     head: bool
 
     @property
-    def lines(self) -> int:
-        data = self.event.data
-        return data.count(b"\n") + (not data.endswith(b"\n"))
-
-    @property
     def memory(self) -> int:
         return len(self.event.data) + _OBJECT_BYTES
 
@@ -74,12 +69,10 @@ class Display:
         self._events: collections.deque[tuple[int, bytes]] = collections.deque()
         self._output: collections.deque[tuple[int, _Output]] = collections.deque()
         self._held = 0
-        """Memory for the output that waits."""
         self._skipped = 0
         """Lines that are not shown, and that no event has mentioned yet."""
         self._patience = _PATIENCE_SECONDS
         self._idle = True
-        """True if all is written."""
         self._thread: threading.Thread | None = None
 
     def event(self, line: str) -> None:
@@ -92,11 +85,15 @@ class Display:
         """Print output of ranks, if the reader keeps up."""
         shown = _Output(time.time(), phase, event, head)
         with signals.defer_signals(), self._changed:
-            self._wait_for_room(shown.memory)
+            # Wait for a slow reader, no longer than the patience that is left.
+            began, most = time.monotonic(), HELD_BYTES - shown.memory
+            self._changed.wait_for(lambda: not self._output or self._held <= most, self._patience)
+            self._patience = max(0.0, self._patience - (time.monotonic() - began))
             self._output.append((next(self._numbers), shown))
             self._held += shown.memory
             while self._held > HELD_BYTES and len(self._output) > 1:
-                self._skipped += self._oldest_output().lines
+                data = self._pop_output().event.data
+                self._skipped += data.count(b"\n") + (not data.endswith(b"\n"))
             self._wake()
 
     def drain(self, seconds: float) -> bool:
@@ -104,15 +101,7 @@ class Display:
         with signals.defer_signals(), self._changed:
             return self._changed.wait_for(lambda: self._idle, seconds)
 
-    def _wait_for_room(self, size: int) -> None:
-        """Wait for a slow reader, no longer than the patience that is left."""
-        began = time.monotonic()
-        self._changed.wait_for(
-            lambda: not self._output or self._held + size <= HELD_BYTES, self._patience
-        )
-        self._patience = max(0.0, self._patience - (time.monotonic() - began))
-
-    def _oldest_output(self) -> _Output:
+    def _pop_output(self) -> _Output:
         _, shown = self._output.popleft()
         self._held -= shown.memory
         return shown
@@ -153,7 +142,7 @@ class Display:
     def _take(self) -> bytes:
         if not self._output or (self._events and self._events[0][0] < self._output[0][0]):
             return self._events.popleft()[1]
-        shown = self._oldest_output()
+        shown = self._pop_output()
         skipped, self._skipped = self._skipped, 0
         fields = {
             "phase": shown.phase,
@@ -178,7 +167,6 @@ class Display:
                 room.poll()
 
     def _discard(self) -> None:
-        """Stop printing; the logs have all of the output."""
         while True:
             with self._changed:
                 self._events.clear()

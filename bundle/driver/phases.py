@@ -6,62 +6,60 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ..format.manifest import estimate_room
 from ..launch.commands import choose_backend, must_use_cpus
 from ..launch.program_variables import USE_CPU
 from ..node.node_root import MEMORY
+from ..protocol import messages
 from ..protocol.enumerations import Action, Allocation, PhaseName
 from ..protocol.job import Job
-from ..protocol.messages import (
-    CleanRequest,
-    GroupSettings,
-    LaunchAnswer,
-    LaunchRequest,
-    PreflightAnswer,
-    PreflightRequest,
-    ProbeAnswer,
-    ProbeRequest,
-    Started,
-    UnpackAnswer,
-)
+from ..protocol.messages import LaunchAnswer, PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from . import collect, placement
-from .collect import note_unnamed, send_earlier_results
-from .cuda import find_cuda_need, find_driver_problem, format_gpu_line, list_driver_notes
+from . import collect, cuda, placement
 from .findings import format_preflight_line
 from .state import State
 from .transports.transport import Event
 
 # --- The ranks of a job: how they are started, and what has become of them -----------------------
 
-_T = TypeVar("_T")
-
 
 def _start_ranks(state: State) -> None:
     shared = all(facts.proj for facts in state.facts.values())
     state.separate_run_dirs = not shared
-    note_unnamed(state)  # before hours of work, and at the end once more
-    send_earlier_results(state)
+    collect.note_unnamed(state)  # before hours of work, and at the end once more
+    collect.send_earlier_results(state)
     group = _make_group(state)
     if group.on_cpus:
         _note_cpus(state)
     world_size = state.nproc * len(state.job.nodes)
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
-    logs = _RankLogs(state)
+    launch = state.job.launch
+    keeps_numbers = launch.elastic is None and not launch.max_restarts
+    """True if ranks stay on their nodes."""
+    has_begun = state.job.min_nodes is None
+    """True once no node is left out any more, so that ranks get no other numbers."""
+
+    def create_logs(event: Event) -> None:
+        """Create a node's rank logs as it starts; thousands of files would delay the launch."""
+        nonlocal has_begun
+        if keeps_numbers and isinstance(event, messages.Started):
+            has_begun = True
+            state.create_rank_logs(event.node)
+
+    def request(node: str) -> messages.LaunchRequest:
+        return messages.LaunchRequest(**state.place(node), group=group, shared=shared)
+
     try:
-        state.ask(
-            PhaseName.LAUNCH,
-            lambda node: LaunchRequest(**state.place(node), group=group, shared=shared),
-            logs.take,
-        )
+        state.ask(PhaseName.LAUNCH, request, create_logs)
     finally:  # also of a job that is interrupted: something may have failed before
-        logs.complete()
+        if keeps_numbers and has_begun:  # the logs of ranks that were never started
+            state.create_rank_logs(*state.job.nodes)
         _add_outcome(state)
 
 
-def _make_group(state: State) -> GroupSettings:
+def _make_group(state: State) -> messages.GroupSettings:
     job, gpus = state.job, state.gpus()
     try:
         backend = choose_backend(job.launch.backend, gpus)
@@ -70,35 +68,13 @@ def _make_group(state: State) -> GroupSettings:
     head = state.facts[job.nodes[0]]
     if not head.port:  # it has become the head after another one was left out
         raise NodeError(Problem(ProblemCode.HEAD_WITHOUT_ADDRESS, job.nodes[0]))
-    return GroupSettings(
+    return messages.GroupSettings(
         address=head.address,
         port=head.port,
         backend=backend,
         nproc=state.nproc,
         on_cpus=must_use_cpus(backend, gpus),
     )
-
-
-class _RankLogs:
-    """Creates rank logs as nodes start; thousands of files would delay the launch."""
-
-    def __init__(self, state: State) -> None:
-        launch = state.job.launch
-        self._state = state
-        self._keep_numbers = launch.elastic is None and not launch.max_restarts
-        """True if ranks stay on their nodes."""
-        self._settled = state.job.min_nodes is None
-        """True once no node is left out any more, so that ranks get no other numbers."""
-
-    def take(self, event: Event) -> None:
-        if self._keep_numbers and isinstance(event, Started):
-            self._settled = True
-            self._state.create_rank_logs(event.node)
-
-    def complete(self) -> None:
-        """Create the logs of ranks that were never started."""
-        if self._keep_numbers and self._settled:
-            self._state.create_rank_logs(*self._state.job.nodes)
 
 
 def _note_cpus(state: State) -> None:
@@ -111,11 +87,8 @@ def _note_cpus(state: State) -> None:
 
 def _add_outcome(state: State) -> None:
     answers = state.get_answers(LaunchAnswer)
-
-    def join(take: Callable[[LaunchAnswer], tuple[_T, ...]]) -> tuple[_T, ...]:
-        return tuple(itertools.chain.from_iterable(map(take, answers.values())))
-
-    failures = join(lambda answer: answer.failures)
+    chain, every = itertools.chain.from_iterable, answers.values()
+    failures = tuple(chain(answer.failures for answer in every))
     codes = {node: answer.exit_code for node, answer in answers.items()}
     state.result = replace(
         state.result,
@@ -124,10 +97,10 @@ def _add_outcome(state: State) -> None:
         failures=failures,
         tails={node: answer.tail for node, answer in answers.items() if answer.tail},
         stopped=tuple(node for node, answer in answers.items() if answer.stopped),
-        lingering=join(lambda answer: answer.lingering),
-        vanished=join(lambda answer: answer.vanished),
+        lingering=tuple(chain(answer.lingering for answer in every)),
+        vanished=tuple(chain(answer.vanished for answer in every)),
         # Without a failure nobody asks who ended first.
-        left=join(lambda answer: answer.left) if failures else None,
+        left=tuple(chain(answer.left for answer in every)) if failures else None,
     )
 
 
@@ -169,7 +142,8 @@ def phases_of(job: Job) -> tuple[Phase, ...]:
         from . import deep_check
 
         deep = Phase(PhaseName.DEEP, deep_check.check_nodes, _do_nothing)
-        return (*check, deep, Phase(PhaseName.ALL_REDUCE, deep_check.all_reduce, _leave_out))
+        all_reduce = Phase(PhaseName.ALL_REDUCE, deep_check.all_reduce, State.leave_out_or_fail)
+        return (*check, deep, all_reduce)
     return (*check, LAUNCH) if job.action is Action.RUN else check
 
 
@@ -181,14 +155,10 @@ def _do_nothing(state: State) -> None:
     pass
 
 
-def _leave_out(state: State) -> None:
-    state.leave_out_or_fail()
-
-
 def _ask_preflight(state: State) -> None:
     """Look before anything is sent: every problem of every node at once."""
     with collect.run_dir_marker(state.job) as marker:
-        state.ask(PhaseName.PREFLIGHT, lambda node: _preflight_request(state, node, marker))
+        state.ask(PhaseName.PREFLIGHT, lambda node: _make_preflight_request(state, node, marker))
 
 
 def _use_preflight(state: State) -> None:
@@ -196,7 +166,13 @@ def _use_preflight(state: State) -> None:
     state.facts = state.get_answers(PreflightAnswer)
     lines: list[str] = []
     for node, facts in state.facts.items():
-        lines += _preflight_lines(state, node, facts)
+        lines.append(format_preflight_line(facts))
+        if facts.gpus is not None:
+            lines.append(cuda.format_gpu_line(node, facts.gpus))
+        if facts.damage is not None:
+            state.note(f"{node}: {facts.damage}", warning=True)
+            lines.append(f"{node} damage: {facts.damage}")
+        lines += [f"{node} problem: {problem}" for problem in facts.problems]
     seconds = [facts.check_seconds for facts in state.facts.values()]
     state.result = replace(state.result, check_seconds=max(seconds, default=0.0))
     state.logs.preflight(lines)
@@ -210,7 +186,7 @@ def _use_preflight(state: State) -> None:
 
 def _use_unpack(state: State) -> None:
     """Log where each environment is, and report those that were repaired."""
-    answers = state.get_answers(UnpackAnswer)
+    answers = state.get_answers(messages.UnpackAnswer)
     seconds = [one.unpack_seconds for one in answers.values() if one.unpack_seconds is not None]
     repaired = {node: one.mended for node, one in answers.items() if one.mended is not None}
     state.result = replace(
@@ -219,23 +195,23 @@ def _use_unpack(state: State) -> None:
         unpack_seconds=max(seconds, default=None),
         repaired=repaired or None,
     )
-    actions = {True: "reused", False: "staged"}
     for node, answer in answers.items():
         if answer.ok:
-            state.log_line(node, f"{node} {actions[answer.reused]} -> {answer.path}")
+            done = "reused" if answer.reused else "staged"
+            state.log_line(node, f"{node} {done} -> {answer.path}")
     for node, damage in repaired.items():
         if state.facts[node].damage is None:
-            _warn_of_damage(state, node, damage)
+            state.note(f"{node}: {damage}", warning=True)
     state.leave_out_or_fail()
 
 
 def _ask_probe(state: State) -> None:
     head = state.facts[state.job.nodes[0]].address
-    state.ask(PhaseName.PROBE, lambda node: ProbeRequest(**state.place(node), head=head))
+    state.ask(PhaseName.PROBE, lambda node: messages.ProbeRequest(**state.place(node), head=head))
 
 
 def _use_probe(state: State) -> None:
-    answers = state.get_answers(ProbeAnswer)
+    answers = state.get_answers(messages.ProbeAnswer)
     for node, answer in answers.items():
         if answer.line:
             state.log_line(node, answer.line)
@@ -261,7 +237,7 @@ def _use_launch(state: State) -> None:
 
 
 def _ask_clean(state: State) -> None:
-    state.ask(PhaseName.CLEAN, lambda node: CleanRequest(**state.common(node)))
+    state.ask(PhaseName.CLEAN, lambda node: messages.CleanRequest(**state.common(node)))
 
 
 PREFLIGHT = Phase(PhaseName.PREFLIGHT, _ask_preflight, _use_preflight)
@@ -274,21 +250,26 @@ LAUNCH = Phase(PhaseName.LAUNCH, _ask_launch, _use_launch)
 
 
 def _check_drivers(state: State) -> None:
-    """Give each node whose driver is too old for the bundle a problem, and note what is unusual."""
     layers = () if state.bundle is None else state.bundle.manifest.layers
-    need = find_cuda_need((layer.name, layer.version) for layer in layers if layer.kind == "wheel")
+    wheels = [(layer.name, layer.version) for layer in layers if layer.kind == "wheel"]
+    need = cuda.find_cuda_need(wheels)
     answers = state.get_answers(PreflightAnswer)
     for node, answer in answers.items():
-        problem = find_driver_problem(node, answer.gpus, need)
+        problem = cuda.find_driver_problem(node, answer.gpus, need)
         if problem is not None:
-            problems = (*answer.problems, problem)
-            state.answers[node] = replace(answer, ok=False, problems=problems)
-    for note in list_driver_notes({node: answer.gpus for node, answer in answers.items()}, need):
+            _add_problem(state, answer, problem)
+    gpus = {node: answer.gpus for node, answer in answers.items()}
+    for note in cuda.list_driver_notes(gpus, need):
         state.note(note)
 
 
-def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest:
-    request = PreflightRequest(**state.common(node), marker=marker)
+def _add_problem(state: State, answer: PreflightAnswer, problem: Problem) -> None:
+    problems = (*answer.problems, problem)
+    state.answers[answer.node] = replace(answer, ok=False, problems=problems)
+
+
+def _make_preflight_request(state: State, node: str, marker: str) -> messages.PreflightRequest:
+    request = messages.PreflightRequest(**state.common(node), marker=marker)
     if state.bundle is None:
         return request
     manifest = state.bundle.manifest
@@ -303,32 +284,20 @@ def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest
     )
 
 
-def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[str]:
-    lines = [format_preflight_line(facts)]
-    if facts.gpus is not None:
-        lines.append(format_gpu_line(node, facts.gpus))
-    if facts.damage is not None:
-        _warn_of_damage(state, node, facts.damage)
-        lines.append(f"{node} damage: {facts.damage}")
-    lines += [f"{node} problem: {problem}" for problem in facts.problems]
-    return lines
-
-
 def _refuse_interface_of_none(state: State) -> None:
-    lacking = [
+    missing = [
         problem
         for facts in state.facts.values()
         for problem in (*facts.problems, facts.no_head)
         if problem is not None and problem.code is ProblemCode.NO_INTERFACE
     ]
-    if len(lacking) > 1 and len(lacking) == len(state.job.nodes):
-        names = ", ".join(sorted({problem.where for problem in lacking}))
-        values = {**lacking[0].values, "names": names}
+    if len(missing) > 1 and len(missing) == len(state.job.nodes):
+        names = ", ".join(sorted({problem.where for problem in missing}))
+        values = {**missing[0].values, "names": names}
         raise NodeError(Problem(ProblemCode.INTERFACE_OF_NO_NODE, "[launch] interface", values))
 
 
 def _add_same_host_problems(state: State) -> None:
-    """Add a problem for each host that the user has named twice, by different names."""
     if state.job.allocation is not Allocation.SSH:
         return
     first: dict[str, str] = {}
@@ -336,8 +305,7 @@ def _add_same_host_problems(state: State) -> None:
         named = first.setdefault(facts.address, node) if facts.address else node
         if named != node:
             values = {"first": named, "address": facts.address}
-            problem = Problem(ProblemCode.SSH_SAME_HOST, node, values)
-            state.answers[node] = replace(facts, ok=False, problems=(*facts.problems, problem))
+            _add_problem(state, facts, Problem(ProblemCode.SSH_SAME_HOST, node, values))
 
 
 def _note_addresses(state: State) -> None:
@@ -360,15 +328,8 @@ def _warn_of_unchecked_and_memory(state: State) -> None:
         "the bundle's signature was not checked there, only its id, whose signature was good where "
         "the job was prepared"
     )
-    texts = [
-        (node, f"{unchecked} ({facts.unchecked})")
-        for node, facts in state.facts.items()
-        if facts.unchecked
-    ]
-    text = "the environment is in /dev/shm, where it takes memory until `stager clean` removes it"
-    nodes = [node for node, facts in state.facts.items() if facts.root.startswith(MEMORY)]
-    state.note_nodes((*texts, *((node, text) for node in nodes)), warning=True)
-
-
-def _warn_of_damage(state: State, node: str, damage: Problem) -> None:
-    state.note(f"{node}: {damage}", warning=True)
+    memory = "the environment is in /dev/shm, where it takes memory until `stager clean` removes it"
+    every = state.facts.items()
+    texts = [(node, f"{unchecked} ({one.unchecked})") for node, one in every if one.unchecked]
+    texts += [(node, memory) for node, one in every if one.root.startswith(MEMORY)]
+    state.note_nodes(texts, warning=True)

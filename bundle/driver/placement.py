@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,32 +22,13 @@ from ..node import removal
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import FileSent, PlannedGroup, StagingForecast, TransferPlan
 from ..protocol.job import ASSUMED, Job
-from ..protocol.messages import (
-    Answer,
-    Incoming,
-    PreflightAnswer,
-    RelayTask,
-    UnpackAnswer,
-    UnpackRequest,
-)
+from ..protocol.messages import Answer, Incoming, RelayTask, UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import disk_problem
+from . import plan as planning
 from .findings import group_nodes, shorten_names
 from .forecast import forecast
-from .plan import (
-    RELAY,
-    SBCAST,
-    SENT,
-    SSH,
-    NodeGroup,
-    TransferRule,
-    digest_of_all,
-    forecast_nodes,
-    group_by_root,
-    is_relayed,
-    make_plan,
-    write_excerpt,
-)
+from .plan import RELAY, SENT, NodeGroup, TransferRule
 from .state import State
 from .transports import slurm_text
 from .transports.transport import Delivery, Transfer
@@ -94,9 +75,9 @@ def make_and_emit_plan(state: State) -> None:
     rates, sharing = job.rates or ASSUMED, state.transport.nodes_here
     rule = TransferRule(job.stage, job.transfer, _other_way(job))
     size = 0 if manifest is None else manifest.size
-    plan, problems = make_plan(state.facts, rule, manifest, size, rates, sharing)
+    plan, problems = planning.make_plan(state.facts, rule, manifest, size, rates, sharing)
     state.plan = plan
-    nodes = forecast_nodes(job.nodes, state.facts, sharing)
+    nodes = planning.forecast_nodes(job.nodes, state.facts, sharing)
     expected = forecast(plan.staged, nodes, rates, launcher=job.launch.launcher)
     report = TransferPlan(
         why=plan.why,
@@ -126,15 +107,12 @@ def execute_plan(state: State) -> None:
 
     # Some nodes read the bundle where it is, or have the environment.
     direct = [node for group in groups if group.how not in SENT for node in group.nodes]
-    state.ask(PhaseName.UNPACK, request, nodes=_keep_job_nodes(state, direct))
+    kept = set(state.job.nodes)
+    state.ask(PhaseName.UNPACK, request, nodes=tuple(node for node in direct if node in kept))
     for number, group in enumerate(groups):
-        nodes = _keep_job_nodes(state, group.nodes)
+        nodes = tuple(node for node in group.nodes if node in kept)
         if group.how in SENT and nodes and state.bundle is not None:
             _send_to_group(state, state.bundle, group, nodes, number)
-
-
-def _keep_job_nodes(state: State, nodes: Iterable[str]) -> tuple[str, ...]:
-    return tuple(node for node in nodes if node in state.job.nodes)
 
 
 def _send_to_group(
@@ -149,7 +127,7 @@ def _send_to_group(
         return
     with make_scratch_dir() as scratch:
         source = os.path.join(scratch, "parts.tar")
-        size = write_excerpt(bundle, group.members, source)
+        size = planning.write_excerpt(bundle, group.members, source)
         manifest = bundle.manifest.to_bytes().decode()
         part = whole._replace(source=source, size=size, manifest=manifest, thin=None)
         _deliver(state, part._replace(members=group.members), nodes)
@@ -163,7 +141,7 @@ def send_results(state: State, source: str) -> None:
     """Send earlier results to all nodes, which put them into the ranks' working directory."""
     nodes = state.job.nodes
     rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
-    relayed = is_relayed(rule, {node: state.facts[node] for node in nodes})
+    relayed = planning.is_relayed(rule, {node: state.facts[node] for node in nodes})
     folder = f"{INCOMING_PREFIX}{state.job.id}.results"
     size = os.path.getsize(source)
     state.answers = {}
@@ -172,10 +150,7 @@ def send_results(state: State, source: str) -> None:
 
 
 class _Shipment(NamedTuple):
-    """A file for some nodes, and what their agents need to unpack it."""
-
     source: str
-    """The file's path here."""
     size: int
     folder: str
     """The name of the directory that it goes to, in ``incoming/`` of each node root."""
@@ -186,17 +161,11 @@ class _Shipment(NamedTuple):
     members: tuple[str, ...] = ()
     """The members of the bundle that the file has, where it has only a part."""
     results: bool = False
-    """True for earlier results, which no bundle has."""
     thin: BundleFile | None = None
     """The bundle, where it is sent whole and ``source`` does not have the frames of its layers."""
 
-    def target(self, root: str) -> str:
+    def make_target(self, root: str) -> str:
         return os.path.join(root, "incoming", self.folder, "bundle.tar")
-
-    def make_incoming(self, facts: PreflightAnswer, token: str) -> Incoming:
-        task = RelayTask(token, facts.address) if token else None
-        target = self.target(facts.root)
-        return Incoming(target, self.manifest, self.members, self.size, task, self.results)
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
@@ -223,13 +192,13 @@ def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...
     with make_scratch_dir() if shipment.thin else contextlib.nullcontext("") as folder:
         if shipment.thin is not None:  # sbcast and ssh need one file
             source, members = os.path.join(folder, "bundle.tar"), shipment.thin.manifest.members()
-            write_excerpt(shipment.thin, [name for name, _ in members], source)
+            planning.write_excerpt(shipment.thin, [name for name, _ in members], source)
             shipment = shipment._replace(source=source, thin=None)
-        for group in group_by_root(nodes, state.facts):
+        for group in planning.group_by_root(nodes, state.facts):
             for node in _deliver_together(state, shipment, group):
                 delivery = _deliver_once(state, shipment, (node,))
                 if delivery.failed and node not in delivery.settled:
-                    _note_not_sent(state, (node,), delivery.failed)
+                    _note_not_sent(state, shipment, (node,), delivery.failed)
 
 
 def _relay(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -237,12 +206,12 @@ def _relay(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> tuple[s
     delivery = _deliver_once(state, shipment, nodes)
     unreached: dict[str, str] = {}
     for node in nodes:
-        problems = state.answers.get(node, Answer()).problems
-        if problems and problems[0].code is ProblemCode.RELAY_NOT_STARTED:
-            unreached[node] = problems[0].why
+        answer = state.answers.get(node, Answer(lost=True))
+        if answer.problems and answer.problems[0].code is ProblemCode.RELAY_NOT_STARTED:
+            unreached[node] = answer.problems[0].why
         elif node in delivery.failed:
             unreached[node] = delivery.failed[node]
-        elif "" in delivery.failed and node not in delivery.settled and _is_silent(state, node):
+        elif "" in delivery.failed and node not in delivery.settled and answer.lost:
             unreached[node] = delivery.failed[""]
     for why, named in group_nodes(unreached).items():
         said = f"the relay did not reach {shorten_names(named)} ({why})"
@@ -250,12 +219,8 @@ def _relay(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> tuple[s
     return tuple(unreached)
 
 
-def _is_silent(state: State, node: str) -> bool:
-    return node not in state.answers or state.answers[node].lost
-
-
 def _other_way(job: Job) -> str:
-    return SSH if job.allocation is Allocation.SSH else SBCAST
+    return planning.SSH if job.allocation is Allocation.SSH else planning.SBCAST
 
 
 def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
@@ -267,21 +232,17 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
         faults = delivery.failed
         if not faults:
             break
-        left = _exclude(nodes, delivery.settled)
+        left = tuple(node for node in nodes if node not in delivery.settled)
         named = [node for node in left if node in faults]
         unexplained += not (named or delivery.settled)
         if unexplained > 1:
-            _note_not_sent(state, left, faults)
+            _note_not_sent(state, shipment, left, faults)
             break
         failed_nodes += named
-        nodes = _exclude(left, named)
+        nodes = tuple(node for node in left if node not in named)
         if nodes and named:
             state.note(f"sending again, without {', '.join(failed_nodes)}")
     return failed_nodes
-
-
-def _exclude(nodes: Iterable[str], gone: Collection[str]) -> tuple[str, ...]:
-    return tuple(node for node in nodes if node not in gone)
 
 
 def _find_damaged_copies(
@@ -292,7 +253,7 @@ def _find_damaged_copies(
     if not any(arrived.values()):
         return ()
     thin = shipment.thin
-    sent = compute_file_digest(shipment.source) if thin is None else digest_of_all(thin)
+    sent = compute_file_digest(shipment.source) if thin is None else planning.digest_of_all(thin)
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 
@@ -305,17 +266,26 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
         # Blocks of a sending that failed may still come to its own place, and spoil what is there.
         shipment = shipment._replace(folder=f"{shipment.folder}.{attempts}")
     token = secrets.token_hex(32) if shipment.relayed else ""
-    target = shipment.target(state.facts[nodes[0]].root)
+    target = shipment.make_target(state.facts[nodes[0]].root)
     transfer = Transfer(shipment.source, target, shipment.size, token, shipment.thin)
 
     def request(node: str) -> UnpackRequest:
-        incoming = shipment.make_incoming(state.facts[node], token)
+        facts = state.facts[node]
+        incoming = Incoming(
+            shipment.make_target(facts.root),
+            shipment.manifest,
+            shipment.members,
+            shipment.size,
+            RelayTask(token, facts.address) if token else None,
+            shipment.results,
+        )
         return UnpackRequest(**state.place(node), incoming=incoming)
 
     delivery = state.deliver(transfer, nodes, request)
     for remark in delivery.remarks:
         state.note(remark, warning=True)
-    if shipment.results:  # what is learnt of sending bundles comes from bundles only
+    # What is learnt of sending bundles comes from bundles only.
+    if shipment.results or delivery.seconds is None:
         return delivery
     if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
         state.bytes_sent += shipment.size
@@ -325,8 +295,11 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
     return delivery
 
 
-def _note_not_sent(state: State, nodes: Iterable[str], faults: dict[str, str]) -> None:
+def _note_not_sent(
+    state: State, shipment: _Shipment, nodes: Iterable[str], faults: dict[str, str]
+) -> None:
     """Note a failed transfer; a node's agent sees a full disk, which Slurm hides."""
+    way = _other_way(state.job)
     for node in nodes:
         fault = faults.get(node) or faults.get("") or "it failed on another node, see there"
         answered = state.answers.get(node, Answer()).problems[:1]
@@ -336,8 +309,10 @@ def _note_not_sent(state: State, nodes: Iterable[str], faults: dict[str, str]) -
         elif any(told.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM for told in answered):
             code = ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
         values = {
+            "file": "earlier results" if shipment.results else "the bundle",
             "why": "; ".join(filter(None, [fault, *(told.why for told in answered)])),
-            "way": _other_way(state.job),
+            "way": way,
+            "check": f"ssh {node} true" if way == planning.SSH else f"sinfo -N -n {node}",
             "incoming": os.path.join(state.facts[node].root, "incoming"),
         }
         problem = Problem(code, node, {name: values[name] for name in values if name in code.names})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..format.archive import END, BundleFile
-from ..format.manifest import BLOCK, Layer, Manifest, count_padding, member_header
+from ..format.manifest import BLOCK, Manifest, count_padding, member_header
 from ..protocol.counts import format_count, format_size
 from ..protocol.enumerations import Stage, TransferWay
 from ..protocol.events import StagingWork
@@ -68,9 +68,7 @@ class TransferRule(NamedTuple):
     """The user's wish."""
 
     stage: Stage = Stage.AUTO
-    """Whether the bundle is sent."""
     way: TransferWay = TransferWay.AUTO
-    """How it is sent, if it is."""
     without_relay: str = SBCAST
     """How it is sent where no relay can: ``sbcast``, or ``ssh`` where there is no Slurm."""
 
@@ -86,9 +84,7 @@ class NodeGroup(NamedTuple):
     """Names of the bundle's members that are sent; None for the whole bundle. There may be none, if
     the nodes have all layers and only the manifest differs."""
     layers: tuple[str, ...] = ()
-    """Names of the layers among them: packages, the project and assets."""
     bytes: int = 0
-    """Size of the file that is sent."""
     work: StagingWork | None = None
     """The work of each node; None if there is none, or it is not known."""
 
@@ -97,9 +93,7 @@ class Plan(NamedTuple):
     """All groups of nodes, and the reason for the choice."""
 
     groups: tuple[NodeGroup, ...]
-    """Each node is in one of them."""
     why: str
-    """The reason, in one line."""
     staged: tuple[Staging, ...] = ()
     """The expected seconds of each group that has work to do; groups are served one by one."""
 
@@ -118,10 +112,9 @@ def make_plan(
     sharing: int = 1,
 ) -> tuple[Plan, dict[str, Problem]]:
     """Return how each node gets its environment, and the problems of nodes without a way."""
-    ready: list[str] = []
-    waiting: list[str] = []
-    for node, answer in facts.items():
-        (ready if answer.ready else waiting).append(node)
+    ready = tuple(node for node, answer in facts.items() if answer.ready)
+    waiting = [node for node, answer in facts.items() if not answer.ready]
+    blind = [node for node in waiting if facts[node].rate is None]
     how, no_relay = _choose_way(rule, waiting, facts)
     # One file each for nodes with one path; nodes of a relay may have any.
     same = [tuple(waiting)] if how == RELAY else group_by_root(waiting, facts)
@@ -131,30 +124,23 @@ def make_plan(
         if nodes
     ]
     forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
-    is_sent, why = _choose(waiting, rule.stage, groups, facts, forecast)
+    is_sent, why = _choose(waiting, blind, rule.stage, groups, facts, forecast)
     can_send = is_sent and manifest is not None
-    problems = _refuse_unserved(waiting, rule.stage, facts, nothing=is_sent != can_send)
+    problems: dict[str, Problem] = {}
+    if rule.stage == Stage.NEVER:
+        problems = {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
+    elif is_sent != can_send:
+        problems = {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in blind or waiting}
     if is_sent:
         why = f"{how} to {format_count(len(waiting), 'node')}: {why}{no_relay}"
-    if not can_send:
-        groups = _read_in_place(groups, problems)
-    present = [NodeGroup(tuple(ready), PRESENT)] if ready else []
+    if not can_send:  # nodes read the bundle where it lies
+        groups = [
+            NodeGroup(nodes, SHARED, work=group.work)
+            for group in groups
+            if (nodes := tuple(node for node in group.nodes if node not in problems))
+        ]
+    present = [NodeGroup(ready, PRESENT)] if ready else []
     return Plan((*present, *groups), why, tuple(map(forecast, groups))), problems
-
-
-def _list_blind_nodes(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[str]:
-    return [node for node in nodes if facts[node].rate is None]
-
-
-def _refuse_unserved(
-    waiting: Sequence[str], stage: Stage, facts: Mapping[str, PreflightAnswer], *, nothing: bool
-) -> dict[str, Problem]:
-    """Return the problems of nodes that may not be sent the bundle, or where there is nothing."""
-    blind = _list_blind_nodes(waiting, facts)
-    if stage == Stage.NEVER:
-        return {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
-    unserved = (blind or waiting) if nothing else ()
-    return {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in unserved}
 
 
 def forecast_nodes(
@@ -189,7 +175,7 @@ def _choose_way(
     return RELAY, ""
 
 
-def _slowest_reader(
+def _find_slowest_reader(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
 ) -> tuple[str, float]:
     slowest = min(nodes, key=lambda node: facts[node].rate or 0.0)
@@ -203,40 +189,40 @@ def _forecast_group(
         return Staging(0.0, 0.0, 0.0)
     nodes = forecast_nodes(group.nodes, facts, sharing)
     if group.how == SHARED:
-        speed = _slowest_reader(group.nodes, facts)[1]
+        speed = _find_slowest_reader(group.nodes, facts)[1]
         return forecast_shared_staging(group.work, nodes, speed, rates)
     return forecast_staging(group.work, nodes, rates, relayed=group.how == RELAY)
 
 
 def _choose(
     waiting: Sequence[str],
+    blind: Sequence[str],
     stage: Stage,
     groups: Sequence[NodeGroup],
     facts: Mapping[str, PreflightAnswer],
     forecast: Callable[[NodeGroup], Staging],
 ) -> tuple[bool, str]:
-    count, blind = format_count(len(waiting), "node"), _list_blind_nodes(waiting, facts)
+    count = format_count(len(waiting), "node")
     if not waiting:
         return False, "nothing to send: every node has the environment"
     if stage == Stage.NEVER:
         return False, f"{count} to read the shared bundle, as asked for"
-    if stage == Stage.ALWAYS:
-        return True, "sending is asked for"
-    if blind:
-        return True, f"{shorten_names(blind)} cannot see the bundle"
+    if stage == Stage.ALWAYS or blind:
+        unseen = f"{shorten_names(blind)} cannot see the bundle"
+        return True, "sending is asked for" if stage == Stage.ALWAYS else unseen
     if any(group.work is None for group in groups):
         return False, f"{count} read the shared bundle: the first node cannot see it"
-    slowest, rate = _slowest_reader(waiting, facts)
+    slowest, rate = _find_slowest_reader(waiting, facts)
     # All nodes read at the same time; files are sent one after the other.
     reading = max(forecast(group._replace(how=SHARED)).seconds for group in groups)
     sending = sum(forecast(group).seconds for group in groups)
-    speed = f"{format_size(int(rate))}/s on {slowest}, about {reading:.1f} s"
-    slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
-    quick = (
+    if reading > sending:
+        speed = f"{format_size(int(rate))}/s on {slowest}, about {reading:.1f} s"
+        return True, f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
+    return False, (
         f"{count} read the shared bundle: reading from the shared disk "
         f"(about {reading:.1f} s) is quicker than sending ({sending:.1f} s)"
     )
-    return reading > sending, slow if reading > sending else quick
 
 
 def group_by_root(
@@ -244,23 +230,6 @@ def group_by_root(
 ) -> list[tuple[str, ...]]:
     """Return the nodes that have the same node root, together."""
     return [*map(tuple, group_nodes({node: facts[node].root for node in nodes}).values())]
-
-
-def _read_in_place(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[NodeGroup]:
-    read = (tuple(node for node in group.nodes if node not in left_out) for group in groups)
-    return [
-        NodeGroup(nodes, SHARED, work=group.work) for group, nodes in zip(groups, read) if nodes
-    ]
-
-
-def _choose_members(
-    manifest: Manifest, layers: Sequence[Layer], has_wheel: bool
-) -> tuple[tuple[str, ...], int]:
-    sent = {name for layer in layers for name, _ in layer.members}
-    if manifest.decompressor is not None and not has_wheel:
-        sent.add(manifest.decompressor.name)
-    excerpt = [member for member in manifest.members() if member[0] in sent]
-    return tuple(name for name, _ in excerpt), excerpt_size(excerpt)
 
 
 def _find_missing_layers(
@@ -273,7 +242,11 @@ def _find_missing_layers(
     layers = [manifest.layers[number] for number in sorted(missing)]
     members: tuple[str, ...] | None = None
     if len(layers) < len(every):
-        members, size = _choose_members(manifest, layers, all(one.has_wheel for one in answers))
+        sent = {name for layer in layers for name, _ in layer.members}
+        if manifest.decompressor is not None and not all(one.has_wheel for one in answers):
+            sent.add(manifest.decompressor.name)
+        excerpt = [member for member in manifest.members() if member[0] in sent]
+        members, size = tuple(name for name, _ in excerpt), excerpt_size(excerpt)
     return group._replace(
         members=members,
         layers=tuple(layer.name for layer in layers),

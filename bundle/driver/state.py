@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
 from ..format.archive import BundleFile
 from ..launch.commands import choose_nproc
+from ..protocol import events, messages
 from ..protocol.enumerations import Launcher, PhaseName
-from ..protocol.events import (
-    DriverEvent,
-    JobEnds,
-    NodesLate,
-    NodesLeftOut,
-    RankOutput,
-    Remark,
-    find_answer_class,
-)
+from ..protocol.events import DriverEvent, JobEnds, NodesLate, RankOutput, Remark
 from ..protocol.job import ONE_A_CPU, Job
-from ..protocol.messages import (
-    AgentRequest,
-    Answer,
-    LaunchAnswer,
-    PreflightAnswer,
-    ProbeAnswer,
-    Started,
-)
+from ..protocol.messages import Answer, LaunchAnswer, PreflightAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
@@ -52,37 +37,23 @@ def _join_answers(first: Answer | None, second: Answer) -> Answer:
     """Return the answers of two tasks of one node as one; the first failure gives the status."""
     if first is None:
         return second
-    fields = filter(functools.partial(hasattr, first), _JOINED)
-    lists: dict[str, Any] = {
-        name: (*getattr(first, name), *getattr(second, name, ())) for name in fields
+    fields: dict[str, Any] = {
+        name: (*getattr(first, name), *getattr(second, name, ()))
+        for name in _JOINED
+        if hasattr(first, name)
     }
     if isinstance(first, LaunchAnswer) and isinstance(second, LaunchAnswer):
-        lists["stopped"] = second.stopped if first.lost else first.stopped
+        fields["stopped"] = second.stopped if first.lost else first.stopped
         if second.first_rank is not None:
-            lists["first_rank"] = second.first_rank
-    exit_code = first.exit_code or second.exit_code or 0
-    return replace(_add_task(first, second), exit_code=exit_code, **lists)
-
-
-def _add_task(first: Answer, second: Answer) -> Answer:
+            fields["first_rank"] = second.first_rank
     return replace(
         first,
         ok=first.ok and second.ok,
         lost=first.lost or second.lost,
         unreachable=first.unreachable or second.unreachable,
         tasks=first.tasks + second.tasks,
-    )
-
-
-def _describe_silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
-    values = {**end.values, "phase": phase, "log_dir": log_dir}
-    return find_answer_class(phase)(
-        node=node,
-        ok=False,
-        problems=(Problem(end.problem, node, values),),
-        exit_code=end.code,
-        lost=True,
-        unreachable=end.unreachable,
+        exit_code=first.exit_code or second.exit_code or 0,
+        **fields,
     )
 
 
@@ -116,7 +87,7 @@ _OWN = re.compile(
 """The parts of a command's words that follow from the node, see :mod:`bundle.launch.commands`."""
 
 
-def drop_known_command(event: Started, known: set[tuple[str, ...]]) -> Started:
+def drop_known_command(event: messages.Started, known: set[tuple[str, ...]]) -> messages.Started:
     """Return the event without a command that is known for another node, else add it to these."""
     shared = tuple(_OWN.sub("", word) for word in event.argv)
     if shared in known:
@@ -126,7 +97,7 @@ def drop_known_command(event: Started, known: set[tuple[str, ...]]) -> Started:
 
 
 _A = TypeVar("_A", bound=Answer)
-RequestFor = Callable[[str], AgentRequest]
+RequestFor = Callable[[str], messages.AgentRequest]
 """Returns the request of a node."""
 
 
@@ -138,57 +109,44 @@ class NodesFailed(Exception):
         self.answers = answers
 
 
-@dataclass
 class State:
     """Everything about one job, as far as it has come."""
 
-    job: Job
-    """The job; its nodes get fewer when some are left out."""
-    logs: Logs
-    transport: Transport = field(init=False)
-    bundle: BundleFile | None = None
-    """The bundle, open; None where the driver cannot see it."""
-    facts: dict[str, PreflightAnswer] = field(default_factory=dict)
-    """The preflight's answer of each node."""
-    plan: Plan | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Time taken by phase."""
-    answers: dict[str, Answer] = field(default_factory=dict)
-    """The answers to the current phase, by node."""
-    task_codes: dict[str, int] = field(default_factory=dict)
-    """Exit status of each task of the launch, by its number."""
-    bytes_sent: int = 0
-    """Bytes of all files that were sent."""
-    send_seconds: float | None = None
-    """Time that sending them took; None if none was sent."""
-    sent_folders: list[str] = field(default_factory=list)
-    """The names of the directories that files were sent to, whether they arrived or not."""
-    nproc: int = 1
-    """Ranks on each node."""
-    separate_run_dirs: bool = False
-    """True if ranks ran in directories of their nodes' own."""
-    sent_results: dict[str, OutputEntry] | None = None
-    """The earlier results that the nodes were sent; None before that is decided."""
-    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Nodes that the job goes on without, and why."""
-    result: JobEnds = field(default_factory=lambda: JobEnds(ok=False))
-    """The last event, as far as the phases have come; each replaces what it has found out."""
-    output: OutputLogs = field(init=False)
-    display: Display = field(init=False)
-    _commands: set[tuple[str, ...]] = field(default_factory=set)
-    """The commands of ranks that events have had."""
-    _mask: SecretMask = field(init=False)
-    _ranks: dict[str, int] = field(default_factory=dict)
-    """The rank of each node ..."""
-    _ranks_of: tuple[str, ...] = ()
-    """... among these."""
-    _late: dict[str, int] = field(default_factory=dict)
-    """Nodes whose ranks did not end, and the seconds since others had ended."""
+    transport: Transport
 
-    def __post_init__(self) -> None:
-        self.output = OutputLogs(self.logs)
-        self.display = Display(self.job.id)
-        self._mask = SecretMask(os.environ, self.job.launch.pass_env)
+    def __init__(self, job: Job, logs: Logs) -> None:
+        self.job, self.logs = job, logs
+        """The job's nodes get fewer when some are left out."""
+        self.bundle: BundleFile | None = None
+        """The bundle, open; None where the driver cannot see it."""
+        self.facts: dict[str, PreflightAnswer] = {}
+        self.plan: Plan | None = None
+        self.seconds: dict[str, float] = {}
+        self.answers: dict[str, Answer] = {}
+        """The answers to the current phase, by node."""
+        self.task_codes: dict[str, int] = {}
+        """Exit status of each task of the launch, by its number."""
+        self.bytes_sent = 0
+        self.send_seconds: float | None = None
+        """Time that sending files took; None if none was sent."""
+        self.sent_folders: list[str] = []
+        """The names of the directories that files were sent to, whether they arrived or not."""
+        self.nproc = 1
+        self.separate_run_dirs = False
+        """True if ranks ran in directories of their nodes' own."""
+        self.sent_results: dict[str, OutputEntry] | None = None
+        """The earlier results that the nodes were sent; None before that is decided."""
+        self.left_out: dict[str, tuple[str, ...]] = {}
+        self.result = JobEnds(ok=False)
+        """The last event, as far as the phases have come; each replaces what it has found out."""
+        self.output = OutputLogs(logs)
+        self.display = Display(job.id)
+        self._mask = SecretMask(os.environ, job.launch.pass_env)
+        self._commands: set[tuple[str, ...]] = set()
+        self._ranks: tuple[tuple[str, ...], dict[str, int]] = (), {}
+        """Nodes of the job, and the rank of each."""
+        self._late: dict[str, int] = {}
+        """Nodes whose ranks did not end, and the seconds since others had ended."""
 
     @property
     def has_transport(self) -> bool:
@@ -287,10 +245,11 @@ class State:
 
     def node_rank(self, node: str) -> int:
         """Return the rank of a node among the job's; KeyError where the job does not use it."""
-        if self._ranks_of is not self.job.nodes:
-            self._ranks = {name: rank for rank, name in enumerate(self.job.nodes)}
-            self._ranks_of = self.job.nodes
-        return self._ranks[node]
+        nodes, ranks = self._ranks
+        if nodes is not self.job.nodes:
+            ranks = {name: rank for rank, name in enumerate(self.job.nodes)}
+            self._ranks = self.job.nodes, ranks
+        return ranks[node]
 
     def get_answers(self, kind: type[_A]) -> dict[str, _A]:
         """Return the answers to the current phase, which are of this class, by node."""
@@ -339,7 +298,7 @@ class State:
         problems = {node: answer.problems for node, answer in failed.items()}
         reasons = {node: tuple(map(str, listed)) for node, listed in problems.items()}
         self.left_out |= reasons
-        self.emit(NodesLeftOut(reasons, problems))
+        self.emit(events.NodesLeftOut(reasons, problems))
         self.job = replace(self.job, nodes=good)
         self.facts = {node: self.facts[node] for node in good if node in self.facts}
         self.answers = {node: self.answers[node] for node in good}
@@ -364,9 +323,9 @@ class State:
 
     def _make_listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
         def listen(event: Event) -> None:
-            if isinstance(event, ProbeAnswer):
+            if isinstance(event, messages.ProbeAnswer):
                 event = replace(event, line=format_probe_line(event))
-            if isinstance(event, Started):
+            if isinstance(event, messages.Started):
                 event = drop_known_command(event, self._commands)
             if on_event is not None:
                 on_event(event)
@@ -380,33 +339,43 @@ class State:
 
         return listen
 
+    @property
+    def _numbers_tasks(self) -> bool:
+        """True if the number of a task is that of its rank, else it is that of its node."""
+        return self.job.launch.launcher is Launcher.SRUN
+
     def _add_answer(self, answer: Answer) -> None:
         node, task = answer.node, answer.task
         if answer.exit_code is not None:
-            number = self.node_rank(node) if task is None else task
+            # Otherwise the step that all phases share may still have nodes that were left out.
+            has_number = self._numbers_tasks and task is not None
+            number = task if has_number else self.node_rank(node)
             self.task_codes[str(number)] = answer.exit_code
         self.answers[node] = _join_answers(self.answers.get(node), answer)
 
     def _add_missing_answers(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
         launches = phase == PhaseName.LAUNCH
-        tasks = self.nproc if launches and self.job.launch.launcher is Launcher.SRUN else 1
+        tasks = self.nproc if launches and self._numbers_tasks else 1
         for node, end in ended.items():
-            if node not in self.answers or self.answers[node].tasks < tasks:
-                silence = _describe_silence(phase, node, end, self.job.log_dir)
-                self.answers[node] = _join_answers(self.answers.get(node), silence)
-                if launches:
-                    self._add_task_codes(node, tasks, end.code)
+            if node in self.answers and self.answers[node].tasks >= tasks:
+                continue
+            values = {**end.values, "phase": phase, "log_dir": self.job.log_dir}
+            silence = events.find_answer_class(phase)(
+                node=node,
+                ok=False,
+                problems=(Problem(end.problem, node, values),),
+                exit_code=end.code,
+                lost=True,
+                unreachable=end.unreachable,
+            )
+            self.answers[node] = _join_answers(self.answers.get(node), silence)
+            if launches:
+                first = self.node_rank(node) * tasks
+                for task in range(first, first + tasks):
+                    self.task_codes.setdefault(str(task), 1 if end.code is None else end.code)
         if launches:
-            self._blame_late_nodes()
+            for node, seconds in self._late.items():
+                problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
+                self.answers[node] = replace(self.answers[node], ok=False, problems=(problem,))
         self.answers = {node: self.answers[node] for node in self.job.nodes if node in self.answers}
-
-    def _add_task_codes(self, node: str, tasks: int, code: int) -> None:
-        first = self.node_rank(node) * tasks
-        for task in range(first, first + tasks):
-            self.task_codes.setdefault(str(task), code)
-
-    def _blame_late_nodes(self) -> None:
-        for node, seconds in self._late.items():
-            problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
-            self.answers[node] = replace(self.answers[node], ok=False, problems=(problem,))

@@ -501,15 +501,15 @@ class ProblemCode(enum.Enum):
         "look at the file system of {where} on that host: it may not answer at present",
     )
     BUNDLE_NOT_SENT = Row(
-        "the bundle could not be sent to the node",
+        "{file} could not be sent to the node",
         "{way} says: {why}",
         "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
     )
     BUNDLE_NOT_SENT_NO_ROOM = replace(BUNDLE_NOT_SENT, fault=NodeFault.DISK_FULL)
     BUNDLE_NOT_SENT_NETWORK = Row(
-        "the bundle could not be sent to the node",
-        "sbcast says: {why}",
-        "check the network to {where}: `sinfo -N -n {where}`, `ping {where}`" + _OR_EXCLUDE,
+        "{file} could not be sent to the node",
+        "{way} says: {why}",
+        "check the network to {where}, with `{check}` for example" + _OR_EXCLUDE,
         fault=NodeFault.NETWORK,
     )
     COPY_DAMAGED_TWICE = Row(
@@ -654,6 +654,9 @@ class ProblemCode(enum.Enum):
     )
     SRUN_NOT_STARTED = Row(
         "srun cannot be started", fix="check whether the allocation still exists"
+    )
+    AGENT_NOT_STARTED = Row(
+        "the agent cannot be started", fix="check the limit of processes (ulimit -u) and the memory"
     )
     RELAY_NOT_STARTED = Row(
         "the relay of the bundle cannot be started",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bundle.driver.forecast import Nodes, a_step, forecast_staging
+from bundle.driver.forecast import Nodes, forecast_staging, forecast_step
 from bundle.protocol.events import StagingWork
 from stager.forecast import MeasuredJob
 
@@ -20,8 +20,8 @@ def as_expected(nodes: int = 3, factor: float = 1.0, **changed: Any) -> Measured
     seen = replace(
         SEEN,
         nodes=nodes,
-        step=a_step(where) * factor,
-        stage=(made.seconds + a_step(where)) * factor,
+        step=forecast_step(where) * factor,
+        stage=(made.seconds + forecast_step(where)) * factor,
         send=made.send * factor,
         unpack=made.unpack * factor,
     )

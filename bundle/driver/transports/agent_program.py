@@ -91,18 +91,15 @@ def agent_modules(program: bytes) -> dict[str, bytes]:
         ready = [name for name in names if name.startswith(STRIPPED)]
         if ready:
             return {name[len(STRIPPED) :]: archive.read(name) for name in ready}
-        sent = [name for name in names if name.startswith("bundle/") and name.endswith(".py")]
-        return {
-            name: _strip_module(name, archive.read(name))
-            for name in sent
+        # Environments hold the source of these, which must be the same whoever makes them.
+        hooks = [f"bundle/environment/{hook}.py" for hook in (*HOOKS, *HOOK_MODULES)]
+        modules = {
+            name: archive.read(name)
+            for name in names
+            if name.startswith("bundle/") and name.endswith(".py")
             if not name.startswith(_NOT_SENT)
         }
-
-
-def _strip_module(name: str, source: bytes) -> bytes:
-    # Environments hold the source of these, which must be the same whoever makes them.
-    hooks = [f"bundle/environment/{hook}.py" for hook in (*HOOKS, *HOOK_MODULES)]
-    return source if name in hooks else blank_texts(source)
+    return {name: data if name in hooks else blank_texts(data) for name, data in modules.items()}
 
 
 def blank_texts(source: bytes) -> bytes:
@@ -191,11 +188,8 @@ def factor_requests(requests: Requests, known: Job | None = None) -> StepMessage
     common, own = _split_common([encode(request, _OMITTED) for request in requests.values()])
     if first.job != known:
         common["job"] = first.job.to_json()
-    return StepMessage(
-        phase=first.phase,
-        common=common,
-        own={node: items for node, items in zip(requests, own) if items},
-    )
+    differing = {node: items for node, items in zip(requests, own) if items}
+    return StepMessage(phase=first.phase, common=common, own=differing)
 
 
 _ABSENT = object()
@@ -265,14 +259,9 @@ def make_container_command(
 ) -> list[str]:
     """Return the command that runs a program in a job's container, on the node where it is started.
 
-    Args:
-        job: the job; its image is one of Apptainer's.
-        phase: the agents' phase.
-        program: the words of the program, as the container knows them.
-        framed: True if agents answer in frames, False if in lines.
-        stays: True if the shell waits for the end. An ``ssh`` ends with 255 for reasons of its own,
-            so the container's program must not.
-        folders: directories of the node that it needs besides those of the job.
+    ``framed`` is True if agents answer in frames, False if in lines; ``stays`` if the shell waits
+    for the end: an ``ssh`` ends with 255 for reasons of its own, so the container's program must
+    not. ``folders`` are directories of the node that it needs besides those of the job.
     """
     settings = job.launch
     image = settings.container_image or ""

@@ -17,7 +17,7 @@ from ...channel.frames import FrameReader, Gap
 from ...system import processes
 from ...transfer.relay_process import RelayProcess
 from .liveness import Heartbeats
-from .transport import StepErrors, StepFault
+from .transport import Ended, StepErrors
 
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
@@ -51,27 +51,26 @@ class DriverChannel:
     Attributes:
         heartbeats: when something last came from each node.
         stopped: True once it had to be stopped: the last messages of its nodes may be missing.
+        faults: what the command reported to have gone wrong, by node; another object for each news.
+        gone: the tasks of each node that have failed, as it reported.
     """
 
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], first: bytes, reader: StepErrors
     ) -> None:
-        """Start it."""
         self.heartbeats = Heartbeats()
         self.stopped = False
-        self._process = processes.start(
-            argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=processes.PIPE
-        )
+        pipe = processes.PIPE
+        self._process = processes.start(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
         self._fault_reader = reader
         self._reader = FrameReader()
         self._asked: dict[str, tuple[int, float]] = {}
         """How often each source was asked for missing frames, and when last."""
         self._stray: list[str] = []
-        """Lines that no source is known to have sent."""
         self._unsent = bytearray(first)
-        self._errors = self._parsed_errors = b""
-        self._faults: dict[str, StepFault] = {}
-        self._gone: dict[str, set[int]] = {}
+        self._errors = b""
+        self.faults: dict[str, Ended] = {}
+        self.gone: dict[str, set[int]] = {}
         self._closing = False
         """True once standard input is to end when all is sent."""
         self._selector = selectors.DefaultSelector()
@@ -81,10 +80,8 @@ class DriverChannel:
         )
         for stream in (self._stdin, self._stdout, self._stderr):
             os.set_blocking(stream.fileno(), False)
-            writes = stream is self._stdin
-            self._selector.register(
-                stream, selectors.EVENT_WRITE if writes else selectors.EVENT_READ
-            )
+            events = selectors.EVENT_WRITE if stream is self._stdin else selectors.EVENT_READ
+            self._selector.register(stream, events)
         with contextlib.suppress(OSError):  # fewer, larger reads; the limit for users may be lower
             fcntl.fcntl(self._stdout, _F_SETPIPE_SZ, _PIPE)
 
@@ -115,31 +112,12 @@ class DriverChannel:
         """The end of what it wrote to standard error."""
         return self._errors.decode(errors="replace")
 
-    @property
-    def faults(self) -> dict[str, StepFault]:
-        """The faults that the command reported, by node."""
-        self._parse_errors()
-        return self._faults
-
-    @property
-    def gone(self) -> dict[str, set[int]]:
-        """The tasks of each node that have failed, as the command reported."""
-        self._parse_errors()
-        return self._gone
-
-    def _parse_errors(self) -> None:
-        if self._parsed_errors is not self._errors:
-            text = self.errors
-            self._faults = self._fault_reader.parse_step_faults(text)
-            self._gone = self._fault_reader.parse_failed_tasks(text)
-            self._parsed_errors = self._errors
-
-    def take_losses(self) -> dict[str, int]:
+    def pop_losses(self) -> dict[str, int]:
         """Return how many frames of each source were lost since the last call."""
         lost, self._reader.lost = dict(self._reader.lost), collections.Counter()
         return lost
 
-    def take_stray_lines(self) -> list[str]:
+    def pop_stray_lines(self) -> list[str]:
         """Return the lines since the last call that no source is known to have sent.
 
         Pieces of frames that were cut are among them; these frames are sent again, or lost.
@@ -147,7 +125,7 @@ class DriverChannel:
         stray, self._stray = self._stray, []
         return stray
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         """Send one line to every task; nothing once their standard input is closed."""
         if self._closing:
             return
@@ -156,7 +134,7 @@ class DriverChannel:
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
 
     @contextlib.contextmanager
-    def wake_too(self, other: RelayProcess) -> Iterator[None]:
+    def watch_process(self, other: RelayProcess) -> Iterator[None]:
         """Let :meth:`pump` return while the block runs when ``other`` can be read from, too."""
         self._selector.register(other, selectors.EVENT_READ, other)
         try:
@@ -183,16 +161,13 @@ class DriverChannel:
     ) -> None:
         """End it; kill it where it has not ended ``grace`` seconds later.
 
-        Args:
-            on_line: called with what comes meanwhile.
-            grace: in seconds.
-            complete: returns whether everything that is expected has come. Agents are told to end
-                first and stay until then, so that what is missing can be sent again. Without it
-                their standard input ends at once.
+        ``complete`` returns whether everything that is expected has come. Agents are told to end
+        first and stay until then, so that what is missing can be sent again. Without it their
+        standard input ends at once.
         """
         until = time.monotonic() + grace
         if complete is not None and not complete():
-            self.tell(END)
+            self.send_line(END)
             self._pump_until(until, on_line, lambda: self.has_ended or complete())
             until = max(until, time.monotonic() + _AFTER_SECONDS)
         self._closing = True
@@ -216,6 +191,8 @@ class DriverChannel:
             self._selector.unregister(key.fileobj)
         elif key.fileobj is self._stderr:
             self._errors = (self._errors + chunk)[-_KEPT_ERRORS:]
+            self.faults = self._fault_reader.parse_step_faults(self.errors)
+            self.gone = self._fault_reader.parse_failed_tasks(self.errors)
         else:
             self._dispatch(self._reader.feed(chunk), on_line)
 
@@ -233,7 +210,7 @@ class DriverChannel:
         if self._stdout not in self._open_streams():
             self._dispatch(self._reader.end(), on_line)
             return
-        gaps = self._reader.gaps()
+        gaps = self._reader.find_gaps()
         if not gaps:
             self._asked.clear()
             return
@@ -250,7 +227,7 @@ class DriverChannel:
                 self._asked[source] = times + 1, now
                 questions[source] = missing[:_MOST_GAPS]
         if questions:
-            self.tell(json.dumps({AGAIN: questions}))
+            self.send_line(json.dumps({AGAIN: questions}))
 
     def _open_streams(self) -> list[IO[bytes]]:
         keys = self._selector.get_map().values()

@@ -22,18 +22,18 @@ from ...protocol.problem import Problem, ProblemCode
 from .transport import Ended, Event, OnEvent
 
 LOOK_SECONDS = 3 * BEAT_SECONDS
-"""Silence after which a node is looked at, in every phase."""
+"""Silence after which a node is checked, in every phase."""
 LOST_SECONDS = 6 * BEAT_SECONDS
 """Silence after which a node is lost, except while ranks run: a stopped agent must not cost hours
-of work, so only a look decides then."""
+of work, so only a check decides then."""
 START_SECONDS = 300.0
 """The same for a node that has sent nothing yet: it may still fetch the image of a container."""
 _INTERRUPTED_SECONDS = 1.5 * BEAT_SECONDS
 """Silence after which a node seems lost when the job is told to end."""
 _CHECK_SECONDS = 1.0
-"""Time between two checks of all nodes, of which there may be thousands."""
+"""Time between two rounds over all nodes, of which there may be thousands."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0
-"""Limits of the time between two looks at silent nodes; it doubles each time."""
+"""Limits of the time between two checks of silent nodes; it doubles each time."""
 _MOST_COUNTED = 2.0
 """Seconds that count at once: if more pass, this process itself was stopped."""
 
@@ -49,7 +49,6 @@ class Heartbeats:
         self._seen, self._now = clock(), 0.0
         self._last: dict[str, float] = {}
         self._first = 0.0
-        """The time of the first message of any node."""
 
     def now(self) -> float:
         """Return the seconds that count so far."""
@@ -78,14 +77,14 @@ class Heartbeats:
         return self.now() - self._last.get(node, self._first) if self._last else 0.0
 
 
-class Look(Protocol):
-    """A look whether silent nodes can be reached, and still have something of the job."""
+class SilenceCheck(Protocol):
+    """A check whether silent nodes can be reached, and still have something of the job."""
 
     @property
     def has_ended(self) -> bool:
         """True once it has ended, or has taken too long."""
 
-    def findings(self) -> tuple[Mapping[str, str], frozenset[str]]:
+    def read_findings(self) -> tuple[Mapping[str, str], frozenset[str]]:
         """Return where nothing can be started, and why, and where nothing of the job was found."""
 
     def close(self) -> None:
@@ -93,11 +92,7 @@ class Look(Protocol):
 
 
 class Liveness:
-    """The nodes of one phase: which are done, and which are lost.
-
-    Attributes:
-        lost: the nodes that are given up, and why.
-    """
+    """The nodes of one phase: which are done, and which are lost (``lost``), and why."""
 
     def __init__(
         self,
@@ -105,28 +100,27 @@ class Liveness:
         nodes: Collection[str],
         on_event: OnEvent,
         heartbeats: Heartbeats,
-        begin_look: Callable[[Sequence[str]], Look | None] = lambda nodes: None,
+        begin_check: Callable[[Sequence[str]], SilenceCheck | None] = lambda nodes: None,
     ) -> None:
-        """Watch nodes; ``begin_look`` begins a look at some of them, None if it cannot."""
         self.lost: dict[str, Ended] = {}
-        self._on_event, self._begin_look = on_event, begin_look
+        self._on_event, self._begin_check = on_event, begin_check
         self._heartbeats = heartbeats
         self._nodes = dict.fromkeys(nodes)
         self._last_events = (RanksEnded.event, phase)
         """Names of the events after which a node is done."""
         self._patience = math.inf if phase == PhaseName.LAUNCH else LOST_SECONDS
         self._done: set[str] = set()
-        self._next_check = self._next_look = 0.0
+        self._next_round = self._next_check = 0.0
         self._pause = _FIRST_PAUSE
-        self._look: Look | None = None
+        self._check: SilenceCheck | None = None
         self._deserted: frozenset[str] = frozenset()
-        """The nodes that the last look found deserted."""
+        """The nodes that the last check found deserted."""
 
     def take(self, event: Event) -> None:
         """Learn from an event of a node, and pass it on."""
         if isinstance(event, Heartbeat):
             values = {"seconds": f"{event.seconds:g}", "why": event.hung}
-            self.lose(event.node, ProblemCode.NO_ANSWER_HANGS, values)
+            self._lose(event.node, ProblemCode.NO_ANSWER_HANGS, values)
             return
         if isinstance(event, (RanksEnded, Answer)) and event.event in self._last_events:
             self._done.add(event.node)
@@ -139,61 +133,61 @@ class Liveness:
 
     def first_lost(self) -> str:
         """Return the node that was lost first, or seems to be; empty for none."""
-        lost = [*self.lost, *self._silent(_INTERRUPTED_SECONDS, self._done)]
-        return lost[0] if lost else ""
+        return next(iter([*self.lost, *self._list_silent(_INTERRUPTED_SECONDS, self._done)]), "")
 
     def check(self, gone: Collection[str]) -> None:
-        """Give up nodes that are silent for too long, or gone by a look; to be called often.
+        """Give up nodes that are silent for too long, or gone by a check; to be called often.
 
         ``gone`` are the nodes that the command of the step has named itself.
         """
-        if self._look is not None and self._look.has_ended:
-            self._end_look(self._look)
+        if self._check is not None and self._check.has_ended:
+            self._end_check(self._check)
         now = self._heartbeats.now()
-        if now < self._next_check:
+        if now < self._next_round:
             return
-        self._next_check = now + _CHECK_SECONDS
-        for node, seconds in self._silent(LOOK_SECONDS, {*self._done, *gone}).items():
+        self._next_round = now + _CHECK_SECONDS
+        known = {*self._done, *gone}
+        for node, seconds in self._list_silent(LOOK_SECONDS, known).items():
             has_begun = self._heartbeats.has_come_from(node)
             if seconds >= (self._patience if has_begun else max(self._patience, START_SECONDS)):
                 self.lose_silent(node, seconds)
-        silent = self._silent(LOOK_SECONDS, {*self._done, *gone, *self.lost})
+        silent = self._list_silent(LOOK_SECONDS, {*known, *self.lost})
         if not silent:
-            self._pause, self._next_look = _FIRST_PAUSE, now
-        elif self._look is None and now >= self._next_look:
-            self._look = self._begin_look(list(silent))
-            self._next_look = now + self._pause
+            self._pause, self._next_check = _FIRST_PAUSE, now
+        elif self._check is None and now >= self._next_check:
+            self._check = self._begin_check(list(silent))
+            self._next_check = now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-    def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
-        """Give a node up and say why, unless it is done; the first reason stays."""
-        if node in self._nodes and node not in self._done and node not in self.lost:
-            self.lost[node] = Ended(1, problem, values)
-            self._on_event(Remark(f"{node} is lost: {Problem(problem, node, values).why}"))
 
     def lose_silent(self, node: str, seconds: float) -> None:
         """Give up a node that has sent nothing for so many seconds."""
-        self.lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:.0f}"})
+        self._lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:.0f}"})
 
     def close(self) -> None:
-        """End a look that is still going on."""
-        if self._look is not None:
-            self._look.close()
-            self._look = None
+        """End a check that is still going on."""
+        if self._check is not None:
+            self._check.close()
+            self._check = None
 
-    def _silent(self, seconds: float, known: Collection[str]) -> dict[str, float]:
+    def _lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
+        """Give a node up and say why, unless it is done; the first reason stays."""
+        if node in self._nodes and node not in self._done and node not in self.lost:
+            self.lost[node] = Ended(problem, values, 1)
+            self._on_event(Remark(f"{node} is lost: {Problem(problem, node, values).why}"))
+
+    def _list_silent(self, seconds: float, known: Collection[str]) -> dict[str, float]:
         """Return the other nodes that are silent for so long, and for how long they are."""
         silence = {
             node: self._heartbeats.silence(node) for node in self._nodes if node not in known
         }
         return {node: silent for node, silent in silence.items() if silent >= seconds}
 
-    def _end_look(self, look: Look) -> None:
-        unreachable, deserted = look.findings()
+    def _end_check(self, check: SilenceCheck) -> None:
+        unreachable, deserted = check.read_findings()
         self.close()
         for node, why in unreachable.items():
-            self.lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})
+            self._lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})
         # Twice in a row: its last word may have been on its way.
         for node in sorted(deserted & self._deserted):
-            self.lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
+            self._lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
         self._deserted = deserted

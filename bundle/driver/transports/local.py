@@ -14,19 +14,12 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, cast
 
 from ...channel.frames import Lines
 from ...launch.output_reader import AGENT_SECONDS
-from ...node.node_root import (
-    ROOT_VARIABLE,
-    choose_base,
-    choose_base_for_bundle,
-    env_path,
-    make_secure_root,
-    node_root_name,
-)
+from ...node import node_root
 from ...protocol.enumerations import Action, LogMode, PhaseName
 from ...protocol.events import read_agent_line
 from ...protocol.job import Job
@@ -34,17 +27,9 @@ from ...protocol.messages import AgentRequest, Answer, EarlyRequest, PlacedReque
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system import permissions, processes, signals
+from . import transport as transports
 from .agent_program import make_container_command, make_start_command
-from .transport import (
-    Delivery,
-    Ended,
-    OnEvent,
-    Requests,
-    Take,
-    Transfer,
-    Transport,
-    make_saving_note,
-)
+from .transport import Delivery, Ended, OnEvent, Requests, Take, Transfer, Transport
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -71,13 +56,13 @@ class LocalTransport(Transport):
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
         missing, (size, inodes) = _count_missing(job), job.room
         room = size * missing, inodes * missing
-        base = choose_base_for_bundle(job.node_root, job.bundle_id, room, os.environ)
-        root = make_secure_root(base)
+        root = node_root.make_secure_root(
+            node_root.choose_base_for_bundle(job.node_root, job.bundle_id, room, os.environ)
+        )
         self._agents: dict[str, processes.Process] = {}
-        self._bases: dict[str, str] = {}
-        for node in job.nodes:
-            self._bases[node] = os.path.join(root, "nodes", node)
-            permissions.make_folder(self._bases[node], LogMode.PRIVATE)
+        self._bases = {node: os.path.join(root, "nodes", node) for node in job.nodes}
+        for base in self._bases.values():
+            permissions.make_folder(base, LogMode.PRIVATE)
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase; return the end of each agent, of one that still runs the end to assume.
@@ -92,7 +77,7 @@ class LocalTransport(Transport):
                 codes = _follow_agents(agents, on_event, phase)
             except signals.Stopped:  # the last output of the ranks belongs in their logs
                 if phase == PhaseName.LAUNCH:
-                    on_event(make_saving_note(self._job))
+                    on_event(transports.make_saving_note(self._job))
                 _tell_to_end(agents)
                 _follow_agents(agents, on_event, phase, time.monotonic() + self._grace)
                 raise
@@ -103,12 +88,11 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         """Let the agents end: there is nothing more to ask."""
-        for agent in self._agents.values():
+        agents = self._agents.values()
+        for agent in agents:
             _close_input(agent)
         until = time.monotonic() + _LEAVE_SECONDS
-        while time.monotonic() < until and any(
-            agent.poll() is None for agent in self._agents.values()
-        ):
+        while time.monotonic() < until and any(agent.poll() is None for agent in agents):
             time.sleep(_LEAVE_SECONDS / 100)
         _stop_all(self._agents, self._grace)
 
@@ -136,16 +120,21 @@ class LocalTransport(Transport):
                 agent.stdin.flush()
 
     def _start(self, node: str, python: str) -> processes.Process:
-        with signals.ignore_user_signals():  # until it can pass them on
-            return processes.start(
-                self._agent_argv(node, python),
-                env={**self._variables, ROOT_VARIABLE: self._bases[node]},
-                stdin=processes.PIPE,
-                stdout=processes.PIPE,
-                stderr=processes.STDOUT,
-            )
+        argv = self._make_agent_argv(node, python)
+        try:
+            with signals.ignore_user_signals():  # until it can pass them on
+                return processes.start(
+                    argv,
+                    env={**self._variables, node_root.ROOT_VARIABLE: self._bases[node]},
+                    stdin=processes.PIPE,
+                    stdout=processes.PIPE,
+                    stderr=processes.STDOUT,
+                )
+        except processes.ProcessError as exc:
+            values = {"why": f"{argv[0]}: {exc.reason}"}
+            raise NodeError(Problem(ProblemCode.AGENT_NOT_STARTED, node, values)) from exc
 
-    def _agent_argv(self, node: str, python: str) -> list[str]:
+    def _make_agent_argv(self, node: str, python: str) -> list[str]:
         program = os.path.abspath(sys.argv[0])
         if not self._job.launch.is_run_by_apptainer:
             return [python or sys.executable, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
@@ -170,15 +159,15 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
     try:
         transport = LocalTransport(job)
         transport.begin(job)
-    except (NodeError, processes.ProcessError):
+    except NodeError:
         return None
     return lambda job: transport
 
 
 def _count_missing(job: Job) -> int:
-    base, root = choose_base(job.node_root, os.environ), node_root_name()
+    base, root = node_root.choose_base(job.node_root, os.environ), node_root.node_root_name()
     roots = (os.path.join(base, root, "nodes", node, root) for node in job.nodes)
-    return sum(not os.path.isdir(env_path(root, job.bundle_id)) for root in roots)
+    return sum(not os.path.isdir(node_root.env_path(root, job.bundle_id)) for root in roots)
 
 
 def _close_input(agent: processes.Process) -> None:
@@ -199,7 +188,7 @@ def _describe_exit_code(code: int) -> Ended:
     problem = ProblemCode.NO_ANSWER if code <= 0 else ProblemCode.NO_ANSWER_EXITED
     if code == -signal.SIGKILL:
         problem = ProblemCode.NO_ANSWER_KILLED
-    return Ended(code, problem, {"why": processes.describe_exit(code)})
+    return Ended(problem, {"why": processes.describe_exit(code)}, code)
 
 
 def _follow_agents(
@@ -219,58 +208,46 @@ def _follow_agents(
     end_others_at, is_told = math.inf, False
     with selectors.DefaultSelector() as selector:
         for node, agent in agents.items():
-            selector.register(_output(agent), selectors.EVENT_READ, (node, Lines()))
+            output = cast("IO[bytes]", agent.stdout)
+            selector.register(output, selectors.EVENT_READ, (node, Lines()))
         while selector.get_map() and time.monotonic() < until:
             for number in signals.take_user_signals():
-                _send_signal(agents.values(), number)
+                for agent in agents.values():
+                    agent.send_signal(number)
             wait = min(until, end_others_at) - time.monotonic()
-            codes.update(_take_events(selector, agents, max(0.0, wait), on_event, phase))
+            for key, _ in selector.select(min(_POLL_SECONDS, max(0.0, wait))):
+                node = key.data[0]
+                code = _take_events(key, agents[node], on_event, phase)
+                if code is not None:
+                    codes[node] = code
+                    selector.unregister(key.fileobj)
             if any(codes.values()) and not is_told:
                 end_others_at = min(end_others_at, time.monotonic() + FAILURE_GRACE)
             if time.monotonic() > end_others_at:
                 end_others_at, is_told = math.inf, True
-                keys = selector.get_map().values()
-                _send_signal([agents[key.data[0]] for key in keys], signal.SIGTERM)
+                for key in selector.get_map().values():
+                    agents[key.data[0]].send_signal(signal.SIGTERM)
     return {node: codes.get(node, _FAILED) for node in agents}
 
 
 def _take_events(
-    selector: selectors.BaseSelector,
-    agents: Mapping[str, processes.Process],
-    wait: float,
-    on_event: OnEvent,
-    phase: str,
-) -> dict[str, int]:
-    """Pass on the events that can be read; return the status of each agent that is done."""
-    codes: dict[str, int] = {}
-    for key, _ in selector.select(min(_POLL_SECONDS, wait)):
-        node, lines = key.data
-        chunk = os.read(key.fd, _CHUNK)
-        for line in filter(None, lines.feed(chunk or b"\n")):
-            event = read_agent_line(line, node, phase)
-            if isinstance(event, Answer) and event.event == phase:
-                codes[node] = 0 if event.ok else _FAILED
-            on_event(event)
-        if not chunk and node not in codes:
-            codes[node] = agents[node].wait()
-        if node in codes:
-            selector.unregister(key.fileobj)
-    return codes
-
-
-def _send_signal(agents: Iterable[processes.Process], number: int) -> None:
-    for agent in agents:
-        agent.send_signal(number)
-
-
-def _output(agent: processes.Process) -> IO[bytes]:
-    return cast("IO[bytes]", agent.stdout)
+    key: selectors.SelectorKey, agent: processes.Process, on_event: OnEvent, phase: str
+) -> int | None:
+    """Pass on the events that can be read; return the status of the agent once it is done."""
+    node, lines = key.data
+    code: int | None = None
+    chunk = os.read(key.fd, _CHUNK)
+    for line in filter(None, lines.feed(chunk or b"\n")):
+        event = read_agent_line(line, node, phase)
+        if isinstance(event, Answer) and event.event == phase:
+            code = 0 if event.ok else _FAILED
+        on_event(event)
+    return agent.wait() if not chunk and code is None else code
 
 
 def _stop_all(agents: Mapping[str, processes.Process], grace: float) -> None:
-    """End all running agents at once, then wait for each."""
     _tell_to_end(agents)
     for agent in agents.values():
-        _output(agent).close()  # an agent that cannot write its lines would wait for ever
+        cast("IO[bytes]", agent.stdout).close()  # one that cannot write would wait for ever
     for agent in agents.values():
         processes.stop(agent, grace)

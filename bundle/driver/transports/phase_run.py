@@ -22,12 +22,10 @@ class PhaseAnswers:
 
     Attributes:
         held: True while the tasks that are ready wait for permission to begin.
-        ready: the nodes that wait for it.
-        answered: how many tasks of each node have answered.
+        ready: the agents that are ready to begin, or to take part in a relay.
+        answered: the tasks of each node that have answered.
         bad: the nodes of which a task has failed.
         failed: those of them whose ranks were not told to end, the first of them first.
-        step_id: the id of the step, as an agent that is ready gives it.
-        listening: the agents that are ready to take part in a relay, and where they listen.
         out_of_reach: whom a node cannot connect to in a relay, with the reasons.
         relayed: the outcome of a relay on each node.
     """
@@ -36,31 +34,27 @@ class PhaseAnswers:
         self._requests, self._tasks, self._on_event = requests, tasks, on_event
         self.phase = phase
         self.held = False
-        self.ready: set[str] = set()
-        self.answered: collections.Counter[str] = collections.Counter()
+        self.ready: dict[str, Ready] = {}
+        self.answered: dict[str, set[int]] = {}
         self.bad: set[str] = set()
         self.failed: list[str] = []
-        self.step_id = ""
-        self.listening: dict[str, Ready] = {}
         self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
-        self._news: list[str] = []
-        self._done: dict[str, set[int]] = {}
+        self._active: list[str] = []
         self._open = dict.fromkeys(requests)
         """The nodes of which a task has not answered; a dictionary keeps their order."""
         self._unknown: collections.Counter[str] = collections.Counter()
         self._first_end: float | None = None
-        """The time at which the first node had ended well."""
 
     @property
     def nodes(self) -> KeysView[str]:
         """The nodes that are asked, in their order."""
         return self._requests.keys()
 
-    def take_news(self) -> list[str]:
+    def pop_active_nodes(self) -> list[str]:
         """Return the nodes that an event has come from since the last call."""
-        news, self._news = self._news, []
-        return news
+        active, self._active = self._active, []
+        return active
 
     def is_complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
@@ -69,7 +63,7 @@ class PhaseAnswers:
         gone = gone or {}
         # Called after each piece of input, so it stops at the first node that is still awaited.
         return all(
-            node in lost or len({*self._done.get(node, ()), *gone.get(node, ())}) >= self._tasks
+            node in lost or len({*self.answered.get(node, ()), *gone.get(node, ())}) >= self._tasks
             for node in self._open
         )
 
@@ -86,7 +80,7 @@ class PhaseAnswers:
         ended = self._first_end
         if not patience or ended is None or time.monotonic() < ended + patience:
             return []
-        return [node for node in self._requests if self.answered[node] < self._tasks]
+        return [node for node in self._requests if node in self._open]
 
     def take(self, source: str, line: str) -> None:
         """Take one message of one task."""
@@ -97,33 +91,30 @@ class PhaseAnswers:
                 self._unknown[source] += 1
             return
         if not isinstance(event, (Heartbeat, RankOutput)):  # nobody waits longer for these
-            self._news.append(node)
+            self._active.append(node)
         if isinstance(event, Ready):
-            self.ready.add(node)
-            self.step_id = event.step
-            self.listening[node] = event
+            self.ready[node] = event
         elif isinstance(event, OutOfReach):
             self.out_of_reach[node] = dict(event.nodes)
         elif isinstance(event, Relayed):
             self.relayed[node] = event
         else:
             if isinstance(event, Answer):
-                event = self._add(node, int(task) if task.isdigit() else None, event)
+                event = replace(event, task=int(task) if task.isdigit() else None)
+                self._add(node, event)
             self._on_event(event)
 
-    def _add(self, node: str, task: int | None, answer: Answer) -> Answer:
-        self.answered[node] += 1
-        done = self._done.setdefault(node, set())
-        done.add(task or 0)
-        if len(done) >= self._tasks:
+    def _add(self, node: str, answer: Answer) -> None:
+        tasks = self.answered.setdefault(node, set())
+        tasks.add(answer.task or 0)
+        if len(tasks) >= self._tasks:
             self._open.pop(node, None)
         if not answer.ok:
             self.bad.add(node)
             if not (isinstance(answer, LaunchAnswer) and answer.stopped):
                 self.failed.append(node)
-        elif self._first_end is None and self.answered[node] >= self._tasks:
+        elif self._first_end is None and node not in self._open:
             self._first_end = time.monotonic()
-        return replace(answer, task=task)
 
 
 SECONDS: dict[str, float] = {
@@ -185,11 +176,11 @@ class PhaseRun:
         """Return how many seconds to wait for agents that are not ready for a file yet."""
         return FIRST_SECONDS if first or self.starts_slowly else NEXT_SECONDS
 
-    def take_news(self, awaited: set[str]) -> list[str]:
+    def receive_events(self, awaited: set[str]) -> list[str]:
         """Return the nodes that have sent an event; await none that is lost, none at the end."""
         self.step.pump(self.answers.take)
         awaited.difference_update(awaited if self.step.has_ended else self.lost_nodes())
-        return self.answers.take_news()
+        return self.answers.pop_active_nodes()
 
     def await_ready(self, deadline: float) -> set[str]:
         """Wait until the agents are ready for a file, have failed, or are lost; return the others.
@@ -200,9 +191,9 @@ class PhaseRun:
         until = min(deadline, time.monotonic() + self.patience(first=True))
         while awaited:
             is_late = time.monotonic() >= until
-            news = self.take_news(awaited)
-            if news:
-                awaited.difference_update(news)
+            active = self.receive_events(awaited)
+            if active:
+                awaited.difference_update(active)
                 until = min(deadline, time.monotonic() + self.patience())
             elif is_late:  # and nothing has come while this process itself stood still
                 break
@@ -210,7 +201,7 @@ class PhaseRun:
 
     def lose_late(self, nodes: Collection[str]) -> None:
         """Give up those nodes that are still neither ready nor done."""
-        for node in sorted({*nodes} - self.answers.ready - self.answers.answered.keys()):
+        for node in sorted({*nodes} - self.answers.ready.keys() - self.answers.answered.keys()):
             if node not in self.lost_nodes():
                 self.liveness.lose_silent(node, self.patience())
 
@@ -227,8 +218,8 @@ class PhaseRun:
 
     def report_losses(self, on_event: OnEvent) -> None:
         """Report messages that were lost on their way, and the stray lines of srun."""
-        self.answers.report_losses(self.step.take_losses())
-        lines = self.step.take_stray_lines()
+        self.answers.report_losses(self.step.pop_losses())
+        lines = self.step.pop_stray_lines()
         if lines:
             shown = tuple(line[:_STRAY_CHARACTERS] for line in lines[:_STRAY_LINES])
             on_event(StrayLines(len(lines), shown))

@@ -100,17 +100,8 @@ class Reachability:
         self._nodes = nodes
         self._most_without_parent = max(nodes // 2, SPARE_NODES)
         self._without_source: set[str] = set()
-        """The nodes that cannot connect to the source."""
         self._without_parent: set[str] = set()
-        """The nodes that cannot connect to a node above them."""
         self.why = ""
-
-    def take(self, node: str, answers: PhaseAnswers, awaited: set[str]) -> None:
-        """Look at what a node has sent; one that is done is no longer awaited."""
-        if node in answers.relayed or node in answers.answered:
-            awaited.discard(node)
-        if node in answers.out_of_reach:
-            self.add(node, answers.out_of_reach[node])
 
     def add(self, node: str, unreachable: Mapping[str, str]) -> None:
         """Count a node; one that no longer reports the source has reached it since."""
@@ -220,19 +211,21 @@ def await_relay(
     The wait ends at once where most nodes cannot connect to the others: this host would have to
     send to all of them. ``check_source`` raises an error where the source has ended.
     """
-    awaited, reachability = set(nodes), Reachability(len(nodes))
+    awaited, reachability, answers = set(nodes), Reachability(len(nodes)), run.answers
     while awaited and not reachability.why and time.monotonic() < deadline:
-        news = run.take_news(awaited)
-        for node in news:
-            reachability.take(node, run.answers, awaited)
-        if awaited and not news:  # else an answer may be among what is still to be read
+        active = run.receive_events(awaited)
+        for node in active:
+            if node in answers.relayed or node in answers.answered:
+                awaited.discard(node)
+            if node in answers.out_of_reach:
+                reachability.add(node, answers.out_of_reach[node])
+        if awaited and not active:  # else an answer may be among what is still to be read
             check_source()
-    reports = run.answers.relayed.items()
-    failed = {node: report.failure for node, report in reports if report.failure}
+    failed = {node: report.failure for node, report in answers.relayed.items() if report.failure}
     return {**failed, **dict.fromkeys(awaited, reachability.why or "it did not finish in time")}
 
 
-# --- The look at a relay's source, a process on this host: whether it makes progress -------------
+# --- The watch over a relay's source, a process on this host: whether it makes progress -----------
 
 # Where it was stopped, or its disk does not answer, the nodes wait for it for a minute, and can say
 # only that it is silent. This host sees why.
@@ -243,8 +236,6 @@ which the nodes wait: the reason should be known before they give up."""
 
 
 class _SourceWatch:
-    """A source, while nodes wait for its bytes."""
-
     def __init__(self, source: RelayProcess, on_event: OnEvent, transfer: Transfer) -> None:
         self._source, self._on_event, self._transfer = source, on_event, transfer
         self._told = False
@@ -282,15 +273,15 @@ def send(
         The nodes that it did not reach, with the reasons, and the seconds that it took.
     """
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
-    late = run.await_ready(deadline)
-    nodes = order_by_switches(run.answers.nodes, run.answers.listening)
+    late, answers = run.await_ready(deadline), run.answers
+    nodes = order_by_switches(answers.nodes, answers.ready)
     started = time.monotonic()
     failed = _relay(transfer, run, nodes, ports, deadline) if nodes else {}
-    run.step.tell(agent_channel.GO)
+    run.step.send_line(agent_channel.GO)
     run.lose_late(late)
     why = f"it began to listen more than {run.patience():g} s after the others"
-    failed.update(dict.fromkeys(sorted(late & run.answers.ready), why))
-    in_order = {node: failed[node] for node in run.answers.nodes if node in failed}
+    failed.update(dict.fromkeys(sorted(late & answers.ready.keys()), why))
+    in_order = {node: failed[node] for node in answers.nodes if node in failed}
     return in_order, time.monotonic() - started
 
 
@@ -311,9 +302,12 @@ def _relay(
         try:
             listener = resources.enter_context(contextlib.closing(listen(ports)))
             port = int(listener.getsockname()[1])
-            directory = RelayDirectory(_places(nodes, run.answers.listening, port))
+            places = [RelayPlace(relay_chunks.SOURCE, RELAY_SOURCE, "", port)]
+            for position, node in enumerate(nodes, 1):
+                ready = run.answers.ready[node]
+                places.append(RelayPlace(position, node, ready.address, ready.port))
             token = bytes.fromhex(transfer.token)
-            source = RelayProcess(file, token, listener, directory)
+            source = RelayProcess(file, token, listener, RelayDirectory(places))
         except OSError as exc:
             why = f"{os.uname().nodename} cannot be its source: {error_text(exc)}"
             return dict.fromkeys(nodes, why)
@@ -321,8 +315,8 @@ def _relay(
         source.begin(None)
         left_out = tuple(sorted(run.answers.nodes - set(nodes)))
         start = RelayStart(port, len(nodes), left_out)
-        run.step.tell(agent_channel.RELAY + pack_message(start))
-        resources.enter_context(run.step.wake_too(source))
+        run.step.send_line(agent_channel.RELAY + pack_message(start))
+        resources.enter_context(run.step.watch_process(source))
         watch = _SourceWatch(source, run.liveness.take, transfer)
         failed = await_relay(run, nodes, watch.check, deadline)
         hang = watch.find_hang()
@@ -351,12 +345,10 @@ def _open_file(transfer: Transfer) -> Iterator[ChunkFile]:
 
 
 def _source_error(code: ProblemCode, transfer: Transfer, why: str) -> NodeError:
-    """Describe a problem of this host; no node is at fault."""
     return NodeError(Problem(code, transfer.source, {"host": os.uname().nodename, "why": why}))
 
 
 def _refuse_unreadable(transfer: Transfer) -> None:
-    """Reread the file if no node has it: an unreadable or shorter file is no node's fault."""
     if transfer.bundle is not None:
         digest_of_all(transfer.bundle)
         return
@@ -384,10 +376,3 @@ def listen(ports: range | None) -> socket.socket:
             listener.setblocking(False)
             return listener
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-
-
-def _places(nodes: Iterable[str], listening: Mapping[str, Ready], port: int) -> list[RelayPlace]:
-    places = [RelayPlace(relay_chunks.SOURCE, RELAY_SOURCE, "", port)]
-    for position, node in enumerate(nodes, 1):
-        places.append(RelayPlace(position, node, listening[node].address, listening[node].port))
-    return places

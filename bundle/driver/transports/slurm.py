@@ -17,8 +17,8 @@ from ...system import processes
 from . import slurm_text
 from .agent_program import can_carry, make_container_command, make_start_command
 from .phase_run import PhaseAnswers
-from .step_transport import SendCommand, StepCluster, StepTransport
-from .transport import Ended, OnEvent, Retry, Step, StepErrors, StepFault, Transfer
+from .step_transport import SendCommand, StepTransport
+from .transport import Ended, OnEvent, Retry, Step, StepErrors, Transfer
 
 # --- The wait for a controller that does not answer --------------------------------------------
 
@@ -52,27 +52,20 @@ class ControllerWait:
         """Return whether a command is to be tried again; pause before that."""
         now = time.monotonic()
         fault = self._fault(errors)
-        if fault and not self._until:
+        if not self._until and (fault or slurm_text.is_controller_new(errors)):
             self._until = now + self._seconds
-            text = (
-                f"Slurm's controller does not answer ({fault}); trying again for up to "
-                f"{self._seconds:.0f} s"
-            )
-            self._on_event(Remark(text))
-        elif not self._until and slurm_text.is_controller_new(errors):
-            self._until = now + self._seconds
-        waits = bool(fault) or self._is_settling(errors, now)
+            if fault:
+                text = f"Slurm's controller does not answer ({fault}); trying again for up to "
+                self._on_event(Remark(f"{text}{self._seconds:.0f} s"))
+        waits = bool(fault)
+        if not fault and self._until and slurm_text.is_step_refused(errors):
+            # It is back, but most nodes have not registered yet.
+            self._settled = self._settled or now + _SETTLING_SECONDS
+            waits = now < self._settled
         if not waits or now > self._until:
             return False
         time.sleep(_RETRY_SECONDS)
         return True
-
-    def _is_settling(self, errors: str, now: float) -> bool:
-        """Tell whether the controller is back, but most nodes have not registered yet."""
-        if not self._until or not slurm_text.is_step_refused(errors):
-            return False
-        self._settled = self._settled or now + _SETTLING_SECONDS
-        return now < self._settled
 
 
 # --- A check whether silent nodes of an allocation can be reached, by a step of its own ----------
@@ -80,10 +73,10 @@ class ControllerWait:
 # ``sinfo`` is asked as well: Slurm creates no step on a node that is down already, and does not
 # name the node then.
 
-_LOOK_SECONDS = 60.0
-"""Time that a look may take: to a node that does not answer, Slurm needs ten and more."""
+_CHECK_SECONDS = 60.0
+"""Time that a check may take: to a node that does not answer, Slurm needs ten and more."""
 _DESERTED = "stager-deserted "
-_LOOK = f"""\
+_SCRIPT = f"""\
 of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
 of SLURM_STEP_ID "$SLURM_STEP_ID" "/proc/$$" || exit 0
 for process in /proc/[0-9]*; do
@@ -95,23 +88,19 @@ echo "{_DESERTED}$SLURMD_NODENAME" >&2
 """Says so where no process of another step of the job runs; nothing where that cannot be known."""
 
 
-class _SlurmLook:
-    """A step on some nodes that looks whether the job is still there."""
-
+class _SlurmCheck:
     def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
-        self._until = time.monotonic() + _LOOK_SECONDS
+        self._until = time.monotonic() + _CHECK_SECONDS
         self._nodes = nodes
         self._states = open(make_memory_file(b""), "w+b")  # noqa: SIM115 - closed in close
         self._errors = open(make_memory_file(b""), "w+b")  # noqa: SIM115
         self._processes: list[processes.Process] = []
         step = Step(phase="look", nodes=tuple(nodes), cpus=1)
-        commands = (
-            (slurm_text.make_step_argv(step, ["sh", "-c", _LOOK]), processes.DEVNULL, self._errors),
-            (slurm_text.make_states_argv(nodes), self._states, processes.DEVNULL),
-        )
+        argv = slurm_text.make_step_argv(step, ["sh", "-c", _SCRIPT])
+        none, states = processes.DEVNULL, slurm_text.make_states_argv(nodes)
         with contextlib.suppress(processes.ProcessError):  # nothing is found out
-            for argv, stdout, stderr in commands:
-                started = processes.start(argv, env=env, stdout=stdout, stderr=stderr)
+            for words, out, errors in ((argv, none, self._errors), (states, self._states, none)):
+                started = processes.start(words, env=env, stdout=out, stderr=errors)
                 self._processes.append(started)
 
     @property
@@ -119,15 +108,13 @@ class _SlurmLook:
         running = any(process.poll() is None for process in self._processes)
         return not running or time.monotonic() > self._until
 
-    def findings(self) -> tuple[dict[str, str], frozenset[str]]:
+    def read_findings(self) -> tuple[dict[str, str], frozenset[str]]:
         errors = _read(self._errors)
         states = slurm_text.parse_down_nodes(_read(self._states)).items()
-        ends: list[tuple[str, Ended | StepFault]] = [
-            (node, _end_down_node(state)) for node, state in states if node in self._nodes
-        ]
+        down = {node: _end_down_node(state) for node, state in states if node in self._nodes}
         unreachable = {
             node: Problem(end.problem, node, {"phase": "", **end.values}).why
-            for node, end in (*ends, *slurm_text.parse_step_faults(errors).items())
+            for node, end in (*down.items(), *slurm_text.parse_step_faults(errors).items())
             if end.problem.row.is_unreachable
         }
         lines = [line for line in errors.splitlines() if line.startswith(_DESERTED)]
@@ -146,17 +133,12 @@ def _read(written: IO[bytes]) -> str:
 
 
 def _end_down_node(state: str) -> Ended:
-    return Ended(1, ProblemCode.NO_ANSWER_NO_START, {"why": f"it is {state}"})
+    return Ended(ProblemCode.NO_ANSWER_NO_START, {"why": f"it is {state}"}, 1)
 
 
 _ASK_SECONDS = 30.0
 _HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
 """The waits for an absent controller, and for its answers, once the user has asked for the end."""
-
-
-def slurm_transport(job: Job) -> StepTransport:
-    """Return the transport to the allocation that this process runs in."""
-    return StepTransport(job, _SlurmCluster(job))
 
 
 def find_job_ending(
@@ -174,12 +156,14 @@ def find_job_ending(
     return slurm_text.parse_job_ending(shown, job.attempt, errors) or ""
 
 
-class _SlurmCluster(StepCluster):
+class SlurmTransport(StepTransport):
+    """The transport to the allocation that this process runs in."""
+
     errors: StepErrors = slurm_text
     not_started = ProblemCode.SRUN_NOT_STARTED
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        super().__init__(job)
         self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
         # What the ranks get besides is for their own step alone.
         self.variables, self.rank_variables = (
@@ -195,7 +179,7 @@ class _SlurmCluster(StepCluster):
         self.patience = slurm_text.read_patience(os.environ)
         self._version = slurm_text.parse_version(self._ask("srun", "--version"))
 
-    def make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
+    def _make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         words = ("-c", bootstrap, "agent", command)
         program = make_start_command(self._job.python_hints, command, words)
         if self._job.launch.is_run_by_apptainer:
@@ -203,35 +187,37 @@ class _SlurmCluster(StepCluster):
             step = step._replace(image=None)
         return slurm_text.make_step_argv(step, program)
 
-    def make_retry(self, on_event: OnEvent) -> Retry:
+    def _make_retry(self, on_event: OnEvent) -> Retry:
         return ControllerWait(on_event, self._controller_seconds).may_retry
 
-    def begin_look(self, nodes: Sequence[str]) -> _SlurmLook:
-        return _SlurmLook(nodes, self.variables)
+    def _begin_check(self, nodes: Sequence[str]) -> _SlurmCheck:
+        return _SlurmCheck(nodes, self.variables)
 
-    def find_down_nodes(self, nodes: Collection[str]) -> dict[str, Ended]:
+    def _find_down_nodes(self, nodes: Collection[str]) -> dict[str, Ended]:
         try:
             states = slurm_text.parse_down_nodes(self._ask(*slurm_text.make_states_argv(nodes)))
         except NodeError:
             return {}
         return {node: _end_down_node(state) for node, state in states.items()}
 
-    def make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+    def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
         width = slurm_text.choose_fanout(len(answers.nodes), self._version)
-        source, target, step = transfer.source, transfer.target, answers.step_id
-        argv = slurm_text.make_broadcast_argv(source, target, step, width)
+        step = next(iter(answers.ready.values())).step
+        argv = slurm_text.make_broadcast_argv(transfer.source, transfer.target, step, width)
         return SendCommand(argv, slurm_text.parse_broadcast_faults)
 
-    def find_relay_ports(self) -> range | None:
+    def _find_relay_ports(self) -> range | None:
         """Return the ports that a cluster's firewall opens for ``srun``."""
         with contextlib.suppress(NodeError):
             return slurm_text.parse_srun_ports(self._ask("scontrol", "show", "config"))
         return None
 
-    def find_ending(self, errors: str) -> str:
-        return find_job_ending(self._job, errors, self._ask_seconds, self.variables)
+    def find_ending(self) -> str:
+        """Return the controller's reason for the end; empty if it does not answer in time."""
+        return find_job_ending(self._job, self.latest_errors, self._ask_seconds, self.variables)
 
     def hurry(self) -> None:
+        """Keep every further wait short."""
         self._controller_seconds, self._ask_seconds = _HURRIED_SECONDS, _HURRIED_ASK_SECONDS
 
     def _ask(self, *argv: str) -> str:

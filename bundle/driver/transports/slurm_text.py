@@ -13,7 +13,7 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system.hostlist import expand_hostlist, fold_hosts
 from ...system.processes import describe_exit
 from .. import forecast
-from .transport import TOLD_TO_END, Step, StepFault
+from .transport import TOLD_TO_END, Ended, Step
 
 # --- The errors of Slurm's commands, by node: what each of them means for a job. Pure functions
 
@@ -50,54 +50,43 @@ _SIGNALS = {"Killed": -9, "Terminated": -15}
 """Exit status of a task that a signal ended, by Slurm's word for it."""
 
 
-def parse_step_faults(stderr: str) -> dict[str, StepFault]:
+def parse_step_faults(stderr: str) -> dict[str, Ended]:
     """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
     Once one task has failed ``srun`` ends the others: those are consequences. Faults
     are reported in the order in which they came, so the first is the one to blame, unless SIGTERM
     has ended it, and not all.
     """
-    faults: dict[str, StepFault] = {}
+    faults: dict[str, Ended] = {}
     for line in stderr.splitlines():
-        _add_faults(line, faults)
-    first = next((node for node in faults if faults[node].status not in TOLD_TO_END), "")
-    first = first or next(iter(faults), "")
+        if lost := _LOST.search(line):  # it counts, whatever came before
+            failure = Ended(ProblemCode.NO_ANSWER_NODE_FAILURE, {})
+            faults.update(dict.fromkeys(_expand_hosts(lost[1]), failure))
+        elif launch := _LAUNCH.search(line):
+            no_start = Ended(ProblemCode.NO_ANSWER_NO_START, {"why": launch[2].strip()})
+            faults.setdefault(launch[1], no_start)
+        elif task := _TASK.match(line):
+            for node in _expand_hosts(task[1]):
+                faults.setdefault(node, _describe_task(task[2], task[3].strip()))
+    blamed = [node for node, fault in faults.items() if fault.code not in TOLD_TO_END]
+    first = next(iter([*blamed, *faults]), "")
     for node, fault in faults.items():
-        if node != first and fault.status in (*TOLD_TO_END, _SIGNALS["Killed"]):
+        if node != first and fault.code in (*TOLD_TO_END, _SIGNALS["Killed"]):
             follows = ProblemCode.NO_ANSWER_FOLLOWED
-            faults[node] = StepFault(follows, {"first": first}, _SIGNALS["Killed"])
+            faults[node] = Ended(follows, {"first": first}, _SIGNALS["Killed"])
     return faults
 
 
-def _add_faults(line: str, faults: dict[str, StepFault]) -> None:
-    """Add the faults of nodes in one line; the first for a node counts, except for its loss."""
-    lost = _LOST.search(line)
-    if lost:
-        failure = StepFault(ProblemCode.NO_ANSWER_NODE_FAILURE, {})
-        faults.update(dict.fromkeys(_hosts(lost[1]), failure))
-        return
-    launch = _LAUNCH.search(line)
-    if launch:
-        no_start = StepFault(ProblemCode.NO_ANSWER_NO_START, {"why": launch[2].strip()})
-        faults.setdefault(launch[1], no_start)
-        return
-    task = _TASK.match(line)
-    if task:
-        for node in _hosts(task[1]):
-            faults.setdefault(node, _task_fault(task[2], task[3].strip()))
-
-
-def _task_fault(numbers: str, words: str) -> StepFault:
+def _describe_task(numbers: str, words: str) -> Ended:
     values = {"why": f"task {numbers}: {words}"}
-    exited = _EXITED.search(words)
-    if exited:
-        return StepFault(ProblemCode.NO_ANSWER_EXITED, values, int(exited[1]))
+    if exited := _EXITED.search(words):
+        return Ended(ProblemCode.NO_ANSWER_EXITED, values, int(exited[1]))
     killed = words == "Killed"
     problem = ProblemCode.NO_ANSWER_KILLED if killed else ProblemCode.NO_ANSWER
-    return StepFault(problem, values, _SIGNALS.get(words))
+    return Ended(problem, values, _SIGNALS.get(words))
 
 
-def general_fault(code: int, stderr: str) -> StepFault:
+def general_fault(code: int, stderr: str) -> Ended:
     """Return the fault of a node of which Slurm has said nothing: that of its whole step."""
     last_lines = [line for line in stderr.splitlines() if line.strip()][-3:]
     why = "; ".join([describe_exit(code), *last_lines])
@@ -108,7 +97,7 @@ def general_fault(code: int, stderr: str) -> StepFault:
         problem = ProblemCode.NO_ANSWER_EXITED
     elif why.endswith(": Killed"):
         problem = ProblemCode.NO_ANSWER_KILLED
-    return StepFault(problem, {"why": why})
+    return Ended(problem, {"why": why})
 
 
 def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
@@ -119,7 +108,7 @@ def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
     """
     ended: dict[str, set[int]] = {}
     for task in filter(None, map(_TASK.match, stderr.splitlines())):
-        nodes, numbers = _hosts(task[1]), _hosts(f"[{task[2]}]")
+        nodes, numbers = _expand_hosts(task[1]), _expand_hosts(f"[{task[2]}]")
         each, rest = divmod(len(numbers), max(1, len(nodes)))
         for position, node in enumerate([] if rest else nodes):
             own = map(int, numbers[position * each : (position + 1) * each])
@@ -130,7 +119,7 @@ def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
 def parse_broadcast_faults(stderr: str) -> dict[str, str]:
     """Return the nodes that ``sbcast`` failed on, and how, as it wrote to standard error."""
     found = filter(None, map(_BROADCAST.search, stderr.splitlines()))
-    faults = [(node, match[2].strip()) for match in found for node in _hosts(match[1])]
+    faults = [(node, match[2].strip()) for match in found for node in _expand_hosts(match[1])]
     return dict(reversed(faults))  # the first of a node counts
 
 
@@ -159,7 +148,7 @@ def is_network_fault(fault: str) -> bool:
     return bool(_NETWORK.search(fault))
 
 
-def _hosts(text: str) -> list[str]:
+def _expand_hosts(text: str) -> list[str]:
     try:
         return expand_hostlist(text)
     except NodeError:
@@ -214,13 +203,15 @@ def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
     job_id, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
     if not job_id or not listed:
         raise NodeError(Problem(ProblemCode.NO_ALLOCATION, ""))
+    nodes = expand_hostlist(listed)
+    least, most = job.wanted or (1, len(nodes))
+    least = job.min_nodes or least
+    if len(nodes) < least:
+        values = {"job": job_id, "nodes": str(len(nodes)), "least": str(least)}
+        raise NodeError(Problem(ProblemCode.TOO_FEW_NODES, "", values))
     restarts = env.get("SLURM_RESTART_COUNT", "0")
-    bound = replace(
-        job,
-        id=job_id,
-        nodes=_chosen_nodes(job, job_id, expand_hostlist(listed)),
-        attempt=int(restarts) if restarts.isdigit() else 0,
-    )
+    attempt = int(restarts) if restarts.isdigit() else 0
+    bound = replace(job, id=job_id, nodes=tuple(nodes[:most]), attempt=attempt)
     try:
         check_job(bound)
     except ValueError as exc:
@@ -240,15 +231,6 @@ def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
         setting = "cpus-per-task" if asked == job.cpus_per_task else "nproc-per-node"
         values = {"job": job.id, "cpus": str(fewest), "asked": str(asked), "setting": setting}
         raise NodeError(Problem(ProblemCode.TOO_FEW_CPUS, "", values))
-
-
-def _chosen_nodes(job: Job, job_id: str, nodes: list[str]) -> tuple[str, ...]:
-    least, most = job.wanted or (1, len(nodes))
-    least = job.min_nodes or least
-    if len(nodes) < least:
-        values = {"job": job_id, "nodes": str(len(nodes)), "least": str(least)}
-        raise NodeError(Problem(ProblemCode.TOO_FEW_NODES, "", values))
-    return tuple(nodes[:most])
 
 
 def read_patience(env: Mapping[str, str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import json
 import os
 import re
 import shlex
@@ -15,12 +16,78 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system.hostlist import find_invalid_hosts
-from . import ssh_faults
+from ...system.processes import describe_exit
 from .agent_program import make_container_command, make_start_command
 from .phase_run import PhaseAnswers
 from .slurm_text import PATIENCE
-from .step_transport import SendCommand, StepCluster, StepTransport
-from .transport import Step, StepErrors, Transfer
+from .ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX, HostEnd, find_reason
+from .step_transport import SendCommand, StepTransport
+from .transport import Ended, Step, StepErrors, Transfer
+
+# --- The ends of a fan-out's hosts: what each of them means for a job. Pure functions ------------
+
+_NO_SSH = 127
+_SSH_FAILED = 255
+_KILLED = 128 + 9
+_TAIL = 3
+"""Lines of a host that are shown."""
+
+
+class SshErrors(StepErrors):
+    """Reads what a fan-out has written to standard error."""
+
+    def parse_step_faults(self, stderr: str) -> dict[str, Ended]:
+        """Return the hosts that ended badly, and why."""
+        return {end.host: _describe_end(end) for end in read_ends(stderr)}
+
+    def parse_failed_tasks(self, stderr: str) -> dict[str, set[int]]:
+        """Return the one task of each host that ended badly."""
+        return {end.host: {0} for end in read_ends(stderr)}
+
+    def general_fault(self, code: int, stderr: str) -> Ended:
+        """Return the fault of a host of which nothing was said: that of the fan-out."""
+        lines = [line for line in stderr.splitlines() if line.strip()]
+        others = [line for line in lines if not line.startswith(REPORT_PREFIX)]
+        why = "; ".join([describe_exit(code), *others[-_TAIL:]])
+        return Ended(ProblemCode.NO_ANSWER, {"why": why})
+
+
+def read_ends(stderr: str) -> list[HostEnd]:
+    """Return the ends that a fan-out has reported, without those whose lines were cut."""
+    ends = []
+    for line in stderr.splitlines():
+        if line.startswith(REPORT_PREFIX):
+            try:
+                ends.append(HostEnd(**json.loads(line[len(REPORT_PREFIX) :])))
+            except (TypeError, ValueError):
+                continue
+    return ends
+
+
+def _describe_end(end: HostEnd) -> Ended:
+    why = {"why": format_end(end)}
+    if not end.begun:
+        code = None if end.slow else find_reason(end.said)[0]
+        if end.status == _NO_SSH:
+            code = ProblemCode.SSH_NOT_STARTED
+        return Ended(code or ProblemCode.SSH_LOGIN_FAILED, why)
+    if end.status == _SSH_FAILED:
+        return Ended(ProblemCode.SSH_CONNECTION_LOST, why)
+    if end.status == _KILLED:
+        return Ended(ProblemCode.NO_ANSWER_KILLED, why, -9)
+    return Ended(ProblemCode.NO_ANSWER_EXITED, why, end.status)
+
+
+def format_end(end: HostEnd) -> str:
+    """Return how a host ended, for a person."""
+    if end.slow:
+        return f"no reply for {LOGIN_SECONDS:.0f} s"
+    line = "" if end.begun else find_reason(end.said)[1]
+    if line:
+        return f"{line}; tried {end.tries} times" if end.tries > 1 else line
+    lines = list(end.said[-_TAIL:])
+    return "; ".join([*lines, describe_exit(end.status)] if end.begun or not lines else lines)
+
 
 _LOADER = "import binascii,sys,zlib;exec(zlib.decompress(binascii.a2b_base64(sys.argv.pop(1))))"
 """Runs the bootstrap program from an argument in which no shell finds anything of its own."""
@@ -32,13 +99,10 @@ _OF_THIS_HOST = re.compile(
 """Variables that belong to a session or to one machine."""
 
 
-def ssh_transport(job: Job) -> StepTransport:
-    """Return the transport to the hosts of a job."""
-    return StepTransport(job, _SshCluster(job))
+class SshTransport(StepTransport):
+    """The transport to the hosts of a job."""
 
-
-class _SshCluster(StepCluster):
-    errors: StepErrors = ssh_faults
+    errors = SshErrors()
     not_started = ProblemCode.SSH_NOT_STARTED
     patience = PATIENCE
 
@@ -46,11 +110,11 @@ class _SshCluster(StepCluster):
         for name in find_invalid_hosts(job.nodes):
             values = {"why": "letters, digits, -, ., _ and : make a host's name"}
             raise NodeError(Problem(ProblemCode.NODE_LIST_UNREADABLE, repr(name), values))
-        self._job = job
+        super().__init__(job)
         # The ssh here is the user's own, with agent and tickets; hosts get less.
         self.variables = self.rank_variables = dict(os.environ)
 
-    def make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
+    def _make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         program = binascii.b2a_base64(zlib.compress(bootstrap.encode(), 9), newline=False).decode()
         words = ("-c", _LOADER, program, "agent", command)
         argv = make_start_command(self._job.python_hints, command, words)
@@ -59,18 +123,22 @@ class _SshCluster(StepCluster):
         # A shell stays, whose status tells how the agent has ended: where a signal ends the process
         # that sshd has started, OpenSSH's client ends with 255, as after a broken connection; and
         # bash runs the last command of `-c` in its own place.
-        return _fanout("--attached", f"{shlex.join(argv)}; exit", *step.nodes)
+        return _make_fanout_argv("--attached", f"{shlex.join(argv)}; exit", *step.nodes)
 
-    def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
+    def _sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         allowed = self._job.launch.pass_env if ranks else ()
-        sent = remove_secret_variables(os.environ, allowed)
-        own = drop_schedulers(sent)
-        return {name: own[name] for name in own if not _OF_THIS_HOST.fullmatch(name)}
+        sent = drop_schedulers(remove_secret_variables(os.environ, allowed))
+        return {name: sent[name] for name in sent if not _OF_THIS_HOST.fullmatch(name)}
 
-    def make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
-        argv = _fanout(f"exec cat >{shlex.quote(transfer.target)}", *answers.nodes)
-        return SendCommand(argv, ssh_faults.parse_send_faults, transfer.source)
+    def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+        argv = _make_fanout_argv(f"exec cat >{shlex.quote(transfer.target)}", *answers.nodes)
+        return SendCommand(argv, parse_send_faults, transfer.source)
 
 
-def _fanout(*words: str) -> list[str]:
+def parse_send_faults(stderr: str) -> dict[str, str]:
+    """Return the hosts that a file could not be sent to, and why."""
+    return {end.host: format_end(end) for end in read_ends(stderr)}
+
+
+def _make_fanout_argv(*words: str) -> list[str]:
     return [sys.executable, "-I", "-S", sys.argv[0], "fanout", *words]

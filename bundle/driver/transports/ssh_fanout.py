@@ -12,7 +12,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 from ...protocol.problem import ProblemCode
 from ...system import processes, signals
@@ -36,12 +36,10 @@ class LoginQueue:
     def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._most = LOGINS
-        """Logins that may be under way at once."""
         self._new = deque(names)
         self._again: list[tuple[float, str]] = []
         """Hosts that were turned away, and the time from which they may be tried again."""
         self._tries: dict[str, int] = {}
-        """How often each of them was."""
 
     def __bool__(self) -> bool:
         """Return whether some host is still to be logged in to."""
@@ -99,22 +97,14 @@ REASONS = (
 connection was closed."""
 
 
-def find_reason(said: Sequence[str]) -> ProblemCode | None:
-    """Return why a login has failed; None where the lines of ``ssh`` do not tell."""
-    codes = (code for code, pattern in REASONS if any(map(pattern.search, said)))
-    return next(codes, None)
-
-
-def find_reason_line(said: Sequence[str]) -> str:
-    """Return the line that says why a login has failed; empty if there is none.
-
-    Of a key that has changed the last line says less than the problem itself does.
-    """
-    for code, pattern in REASONS:
-        lines = [line for line in said if pattern.search(line)]
-        if lines and code is not ProblemCode.SSH_KEY_CHANGED:
-            return lines[-1].removeprefix("ssh: ").rstrip(".")
-    return ""
+def find_reason(said: Sequence[str]) -> tuple[ProblemCode | None, str]:
+    """Return why a login has failed, and the line that says so; None and empty if none does."""
+    matches = [(code, [*filter(pattern.search, said)]) for code, pattern in REASONS]
+    found = [(code, lines[-1]) for code, lines in matches if lines]
+    # Of a key that has changed the last line says less than the problem itself does.
+    telling = [line for code, line in found if code is not ProblemCode.SSH_KEY_CHANGED]
+    line = telling[0].removeprefix("ssh: ").rstrip(".") if telling else ""
+    return found[0][0] if found else None, line
 
 
 # --- One host of a fan-out: its ``ssh``, what it is still to be sent, and how it ended -----------
@@ -160,55 +150,59 @@ def ssh_argv(host: str, script: str) -> list[str]:
     return ["ssh", *SSH_OPTIONS, "--", host, f"exec /bin/sh -c {shlex.quote(named)}"]
 
 
-class _Host:
-    """A host, from its login to its end."""
+class HostEnd(NamedTuple):
+    """The end of a host, as the fan-out reports it."""
 
-    def __init__(self, name: str, script: str) -> None:
+    host: str
+    status: int
+    begun: bool
+    slow: bool
+    """True if its login took too long, and was ended."""
+    said: Sequence[str]
+    tries: int = 1
+
+
+class _Host:
+    def __init__(self, name: str, script: str, *, whole_lines: bool) -> None:
+        """Start its ``ssh``; ProcessError where it cannot be."""
         self.name = name
-        self.begun = self.ended = False
-        """True once it is logged in to; once its command has ended, or its login has failed."""
-        self.status = 0
-        """The exit status of its ``ssh``, which is that of its command, or 255."""
+        self.begun = False
+        self.slow = False
+        """True if its login took too long."""
         self.offset = 0
-        """Bytes of the input that it has been sent."""
+        self._whole_lines = whole_lines
         self._until = time.monotonic() + LOGIN_SECONDS
         self._errors = self._held = b""
-        self._slow = False
-        self.process: processes.Process | None = None
         pipe = processes.PIPE
-        try:
-            self.process = processes.start(
-                ssh_argv(name, script), stdin=pipe, stdout=pipe, stderr=pipe
-            )
-        except processes.ProcessError as exc:
-            self._errors, self.status, self.ended = exc.reason.encode(), 127, True
-            return
-        for stream in self.streams():
+        self.process = processes.start(ssh_argv(name, script), stdin=pipe, stdout=pipe, stderr=pipe)
+        self.streams = tuple(
+            cast("IO[bytes]", stream)
+            for stream in (self.process.stdin, self.process.stdout, self.process.stderr)
+        )
+        self.stdin, self.stdout, self.stderr = self.streams
+        for stream in self.streams:
             os.set_blocking(stream.fileno(), False)
 
-    def streams(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        process = cast("processes.Process", self.process)
-        return tuple(  # type: ignore[return-value]
-            cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout, process.stderr)
-        )
-
-    def read(self, *, whole_lines: bool) -> bytes | None:
+    def read(self) -> bytes | None:
         """Return new output, only whole lines if asked for; None at the end."""
-        chunk = _read(self.streams()[1])
-        return None if chunk is None else self._take(chunk, whole_lines=whole_lines)
+        chunk = _read(self.stdout)
+        return None if chunk is None else self._take(chunk)
 
-    def rest(self, *, whole_lines: bool) -> bytes:
-        """Return the rest of what its command has written, once it has ended."""
+    def read_rest(self) -> bytes:
+        """Return the rest of what its command has written, once it has ended; keep its errors."""
         ready = b""
-        for chunk in iter(lambda: _read(self.streams()[1]) or b"", b""):
-            ready += self._take(chunk, whole_lines=whole_lines)
+        while chunk := _read(self.stdout):
+            ready += self._take(chunk)
         rest, self._held = self._held, b""
         if rest and self.begun:
-            return ready + rest + b"\n" * whole_lines
-        self._errors += rest  # of a shell that refuses the login
+            ready += rest + b"\n" * self._whole_lines
+        else:
+            self._errors += rest  # of a shell that refuses the login
+        while self.read_errors():
+            pass
         return ready
 
-    def _take(self, chunk: bytes, *, whole_lines: bool) -> bytes:
+    def _take(self, chunk: bytes) -> bytes:
         self._held += chunk
         if not self.begun:
             _, mark, behind = self._held.partition(BEGUN)
@@ -216,52 +210,33 @@ class _Host:
                 self._held = self._held[-_MOST_NOISE:]
                 return b""
             self.begun, self._held = True, behind
-        end = self._held.rfind(b"\n") + 1 if whole_lines else len(self._held)
+        end = self._held.rfind(b"\n") + 1 if self._whole_lines else len(self._held)
         ready, self._held = self._held[:end], self._held[end:]
         return ready
 
     def read_errors(self) -> bytes | None:
         """Keep the end of what it writes to standard error; return None at its end."""
-        chunk = _read(self.streams()[2])
+        chunk = _read(self.stderr)
         self._errors = (self._errors + (chunk or b""))[-_KEPT_ERRORS:]
         return chunk
 
     def end_if_late(self) -> None:
-        if not (self.begun or self.ended) and time.monotonic() > self._until:
-            self._slow = True
-            if self.process is not None:
-                self.process.kill()
+        if not self.begun and time.monotonic() > self._until:
+            self.slow = True
+            self.process.kill()
 
-    def give_up_login(self) -> None:
-        if not self.begun and self.process is not None:
-            with contextlib.suppress(OSError):
-                self.process.terminate()
-
-    def has_ended(self) -> bool:
-        """Return whether its ``ssh`` has ended; take note of its exit status."""
-        if self.process is None or self.process.poll() is None:
-            return False
-        self.status, self.ended = self.process.returncode, True
-        return True
+    def terminate(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.terminate()
 
     def was_turned_away(self) -> bool:
         """Return whether its connection was closed before anybody was asked who is there."""
-        away = find_reason(self._list_lines()) is ProblemCode.SSH_TURNED_AWAY
-        return away and not (self.begun or self._slow)
+        code, _ = find_reason(self._list_lines())
+        return code is ProblemCode.SSH_TURNED_AWAY and not (self.begun or self.slow)
 
-    def report(self, tries: int = 1) -> str:
-        """Return the line that says how it ended; empty if it ended well."""
-        if self.status == 0 and self.begun:
-            return ""
-        told = {
-            "host": self.name,
-            "status": self.status,
-            "begun": self.begun,
-            "slow": self._slow,
-            "tries": tries,
-            "said": self._list_lines(),
-        }
-        return REPORT_PREFIX + json.dumps(told)
+    def describe_end(self, tries: int) -> HostEnd:
+        status = self.process.returncode
+        return HostEnd(self.name, status, self.begun, self.slow, self._list_lines(), tries)
 
     def _list_lines(self) -> list[str]:
         lines = map(str.strip, self._errors.decode(errors="replace").splitlines())
@@ -269,7 +244,6 @@ class _Host:
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """Return what can be read now; None at the end of the stream."""
     try:
         return os.read(stream.fileno(), _READ_BYTES) or None
     except BlockingIOError:
@@ -316,8 +290,6 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
 
 
 class _Fanout:
-    """Hosts that run one command."""
-
     def __init__(self, names: Sequence[str], script: str, *, attached: bool = False) -> None:
         self.status = 0
         """0, or the exit status of a host that ended badly."""
@@ -327,7 +299,7 @@ class _Fanout:
         """Those that have been started, and have not ended."""
         self._ending: list[_Host] = []
         """Those whose output has ended, so that their process is about to."""
-        self._next_look = 0.0
+        self._next_round = 0.0
         """The time at which all hosts are looked at."""
         self._selector = selectors.DefaultSelector()
         self._input = bytearray()
@@ -337,7 +309,6 @@ class _Fanout:
         self._from_file = stat.S_ISREG(os.fstat(0).st_mode)
         """True if the input is a file: it can always be read, and no selector takes it."""
         self._attached = attached and not self._from_file
-        self._listens = False
         os.set_blocking(0, self._from_file)
 
     def runs(self) -> bool:
@@ -345,63 +316,55 @@ class _Fanout:
 
     def run_once(self) -> None:
         self._start_more()
-        self._take_input()
-        for key, _ in self._selector.select(self._pause()):
+        reads_file = self._take_input() and self._from_file
+        if reads_file:
+            self._read_input()
+        # A process that has ended wakes nobody.
+        pause = _TICK_SECONDS if self._ending else _WAIT_SECONDS
+        for key, _ in self._selector.select(0.0 if reads_file else pause):
             if key.data is None:
                 self._read_input()
             else:
                 self._serve(key)
-        self._look()
+        self._end_hosts()
 
     def close(self) -> None:
         """End what still runs; agents see their input end."""
         for host in self._hosts:
-            if host.process is not None:
-                with contextlib.suppress(OSError):
-                    host.process.terminate()
+            host.terminate()
         self._selector.close()
 
-    def _pause(self) -> float:
-        """Return how long to wait: a process that has ended wakes nobody."""
-        if self._reads_file():
-            return 0.0
-        return _TICK_SECONDS if self._ending else _WAIT_SECONDS
-
-    def _look(self) -> None:
-        """Find ended hosts by closed output, now and then all: an ssh child may keep it open."""
+    def _end_hosts(self) -> None:
+        """End hosts by closed output, now and then all: an ssh child may keep it open."""
         now, hosts = time.monotonic(), self._ending
-        if now >= self._next_look:
-            self._next_look = now + _WAIT_SECONDS
+        if now >= self._next_round:
+            self._next_round = now + _WAIT_SECONDS
             hosts = self._hosts
             for host in hosts:
                 host.end_if_late()
-        for host in [host for host in hosts if host.has_ended()]:
+        for host in [host for host in hosts if host.process.poll() is not None]:
             self._end(host)
 
     def _start_more(self) -> None:
-        while self._waiting:
-            name = self._waiting.next(self._count_logins())
-            if not name:
-                return
-            host = _Host(name, self._script)
-            if host.ended:
-                self._report(host)
+        while name := self._waiting.next(self._count_logins()):
+            try:
+                host = _Host(name, self._script, whole_lines=self._mixes)
+            except processes.ProcessError as exc:
+                self._report(HostEnd(name, 127, begun=False, slow=False, said=[exc.reason]))
                 continue
             self._hosts.append(host)
-            _, output, errors = host.streams()
-            self._selector.register(output, selectors.EVENT_READ, host)
-            self._selector.register(errors, selectors.EVENT_READ, host)
+            for stream in (host.stdout, host.stderr):
+                self._selector.register(stream, selectors.EVENT_READ, host)
 
     def _count_logins(self) -> int:
         return sum(not host.begun for host in self._hosts)
 
     def _serve(self, key: selectors.SelectorKey) -> None:
         host: _Host = key.data
-        stdin, output, _ = host.streams()
-        if key.fileobj is stdin:
+        if key.fileobj is host.stdin:
             self._send(host)
-        elif key.fileobj is output:
-            begun, data = host.begun, host.read(whole_lines=self._mixes)
+        elif key.fileobj is host.stdout:
+            begun, data = host.begun, host.read()
             if data is None:
                 self._selector.unregister(key.fileobj)
                 self._ending.append(host)
@@ -413,44 +376,40 @@ class _Fanout:
             self._selector.unregister(key.fileobj)
 
     def _send(self, host: _Host) -> None:
-        stdin = host.streams()[0]
-        if stdin.closed:
+        if host.stdin.closed:
             return
         try:
             while host.offset < self._passed + len(self._input):
                 start = host.offset - self._passed
-                host.offset += os.write(stdin.fileno(), self._input[start : start + _CHUNK])
+                host.offset += os.write(host.stdin.fileno(), self._input[start : start + _CHUNK])
         except BlockingIOError:
-            if stdin not in self._selector.get_map():
-                self._selector.register(stdin, selectors.EVENT_WRITE, host)
+            if not self._listens_to(host.stdin):
+                self._selector.register(host.stdin, selectors.EVENT_WRITE, host)
             return
         except OSError:  # it has ended: that shows elsewhere
             host.offset = self._passed + len(self._input)
-        if stdin in self._selector.get_map():
-            self._selector.unregister(stdin)
+        if self._listens_to(host.stdin):
+            self._selector.unregister(host.stdin)
         if self._input_ended:
             with contextlib.suppress(OSError):
-                stdin.close()
+                host.stdin.close()
 
-    def _take_input(self) -> None:
+    def _listens_to(self, stream: IO[bytes] | int) -> bool:
+        return stream in self._selector.get_map()
+
+    def _take_input(self) -> bool:
+        """Drop the input that all hosts have; return whether more is wanted, and listen for it."""
         if self._input and not self._waiting:
             reached = min((host.offset for host in self._hosts), default=self._passed)
             del self._input[: reached - self._passed]
             self._passed = reached
-        if self._reads_file():
-            self._read_input()
-        wanted = self._wants_input() and not self._from_file
-        if wanted and not self._listens:
+        wanted = not self._input_ended and len(self._input) < _MOST_UNSENT
+        listens = self._listens_to(0)
+        if wanted and not (listens or self._from_file):
             self._selector.register(0, selectors.EVENT_READ)
-        elif self._listens and not wanted:
+        elif listens and not wanted:
             self._selector.unregister(0)
-        self._listens = wanted
-
-    def _wants_input(self) -> bool:
-        return not self._input_ended and len(self._input) < _MOST_UNSENT
-
-    def _reads_file(self) -> bool:
-        return self._from_file and self._wants_input()
+        return wanted
 
     def _read_input(self) -> None:
         try:
@@ -465,14 +424,12 @@ class _Fanout:
             if host.begun:
                 self._send(host)
             elif self._driver_has_ended():
-                host.give_up_login()
+                host.terminate()
 
     def _end(self, host: _Host) -> None:
-        _write(host.rest(whole_lines=self._mixes))
-        while host.read_errors():
-            pass
-        for stream in host.streams():
-            if not stream.closed and stream in self._selector.get_map():
+        _write(host.read_rest())
+        for stream in host.streams:
+            if not stream.closed and self._listens_to(stream):
                 self._selector.unregister(stream)
             with contextlib.suppress(OSError):
                 stream.close()
@@ -481,16 +438,15 @@ class _Fanout:
             self._ending.remove(host)
         again = host.was_turned_away() and not self._driver_has_ended()
         if not (again and self._waiting.record_refusal(host.name, self._count_logins())):
-            self._report(host)
+            self._report(host.describe_end(max(1, self._waiting.tries(host.name))))
 
     def _driver_has_ended(self) -> bool:
         return self._attached and self._input_ended
 
-    def _report(self, host: _Host) -> None:
-        line = host.report(max(1, self._waiting.tries(host.name)))
-        if line:
-            self.status = self.status or max(1, host.status)
-            os.write(2, line.encode() + b"\n")
+    def _report(self, end: HostEnd) -> None:
+        if end.status or not end.begun:
+            self.status = self.status or max(1, end.status)
+            os.write(2, f"{REPORT_PREFIX}{json.dumps(end._asdict())}\n".encode())
 
 
 def _write(data: bytes) -> None:

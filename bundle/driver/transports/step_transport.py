@@ -4,7 +4,7 @@ The phases share one step over all nodes; only a launch may have its own. The ag
 and request on standard input, so nothing has to be on a node beforehand; they answer in frames
 (:mod:`bundle.channel.frames`). As long as standard input stays open they work; its end tells them
 to stop, however the driver came to its own. What the command is, and what its errors mean, a
-:class:`StepCluster` knows.
+class for each kind of cluster knows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import os
 import selectors
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import IO, NamedTuple, Protocol, cast
+from typing import IO, NamedTuple, cast
 
 from ...channel import agent_channel
 from ...channel.bootstrap import make_memory_file
@@ -29,27 +30,12 @@ from ...protocol.messages import LaunchRequest
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
 from ...system.files import error_text
-from . import relay_source
+from . import relay_source, transport
 from .agent_program import AgentProgram, factor_requests, request_line
 from .driver_channel import DriverChannel
-from .liveness import Liveness, Look
+from .liveness import Liveness, SilenceCheck
 from .phase_run import SECONDS, PhaseAnswers, PhaseLimit, PhaseRun
-from .transport import (
-    TOLD_TO_END,
-    Delivery,
-    Ended,
-    OnEvent,
-    Requests,
-    Retry,
-    Step,
-    StepErrors,
-    StepFault,
-    Take,
-    Transfer,
-    Transport,
-    list_root_places,
-    make_saving_note,
-)
+from .transport import Delivery, Ended, OnEvent, Requests, Retry, Step, Take, Transfer
 
 # --- The output of a command on a node: read until it ends, until it stalls, or until a signal
 
@@ -63,14 +49,15 @@ _CHUNK = 1 << 20
 class _FetchedOutput(io.RawIOBase):
     """A pipe from a command; ``given_up`` is True if its end was not waited for."""
 
-    def __init__(self, pipe: IO[bytes], stopped: int, silent_seconds: float) -> None:
-        """Read a pipe until ``stopped`` is readable, or no byte has come for some seconds."""
+    def __init__(self, pipe: IO[bytes], silent_seconds: float) -> None:
         super().__init__()
         self.given_up = False
-        self._pipe, self._stopped, self._silent_seconds = pipe, stopped, silent_seconds
+        self._pipe, self._silent_seconds = pipe, silent_seconds
+        self._stopped, self._stop = os.pipe()
+        os.set_blocking(self._stop, False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(pipe, selectors.EVENT_READ)
-        self._selector.register(stopped, selectors.EVENT_READ)
+        for file in (pipe, self._stopped):
+            self._selector.register(file, selectors.EVENT_READ)
 
     def readable(self) -> bool:
         return True
@@ -87,9 +74,18 @@ class _FetchedOutput(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    def stop(self) -> None:
+        """Let the reading end; to be called from a signal handler."""
+        if not self.closed:
+            with contextlib.suppress(BlockingIOError):  # it has been told often enough
+                os.write(self._stop, b"!")
+
     def close(self) -> None:
-        self._selector.close()  # the pipe itself stays open
-        super().close()
+        if not self.closed:  # a reader on top of it closes it as well
+            super().close()
+            self._selector.close()  # the pipe itself stays open
+            os.close(self._stopped)
+            os.close(self._stop)
 
 
 @contextlib.contextmanager
@@ -97,26 +93,16 @@ def read_until_signal(
     pipe: IO[bytes], silent_seconds: float = SILENT_SECONDS
 ) -> Iterator[_FetchedOutput]:
     """Read from a command while the block runs; signals that end a program end the reading."""
-    stopped, stop = os.pipe()
-    os.set_blocking(stop, False)
-
-    def end() -> None:
-        with contextlib.suppress(BlockingIOError):  # it has been told often enough
-            os.write(stop, b"!")
-
-    try:
-        with signals.handle_signals(end), _FetchedOutput(pipe, stopped, silent_seconds) as output:
-            yield output
-    finally:
-        os.close(stopped)
-        os.close(stop)
+    with _FetchedOutput(pipe, silent_seconds) as output, signals.handle_signals(output.stop):
+        yield output
 
 
 # --- Sending a file with one command: the nodes work on what has arrived while the rest is coming -
 
 _SEND_GRACE = 5.0
 NOT_READY = "not every node was ready for it"
-"""The reason why nothing was sent; those nodes' own answers say more."""
+STEP_ENDED = "the step of its agents ended meanwhile"
+"""The reasons why it was not sent, or not all of it; the ends of the nodes' agents say more."""
 _POLL_SECONDS = 0.02
 
 
@@ -136,7 +122,7 @@ def send_file(
     may_retry: Retry,
     make_command: Callable[[Transfer, PhaseAnswers], SendCommand],
     env: Mapping[str, str],
-) -> tuple[dict[str, str], float]:
+) -> tuple[dict[str, str], float | None]:
     """Send a file once all agents are ready; then tell them that it is there, or will not come.
 
     Returns:
@@ -147,15 +133,15 @@ def send_file(
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
     run.lose_late(run.await_ready(deadline))
     if step.has_ended or answers.answered or run.lost_nodes():
-        step.tell(agent_channel.STOP)
-        return {"": NOT_READY}, 0.0  # how those nodes' agents ended says why
+        step.send_line(agent_channel.STOP)
+        return {"": NOT_READY}, None
     started = time.monotonic()
     while True:
         failed = _send_once(make_command(transfer, answers), env, run, deadline)
         if step.has_ended or not may_retry(failed.get("", "")):
             break
-    step.tell(agent_channel.STOP if failed else agent_channel.GO)
-    return failed, time.monotonic() - started
+    step.send_line(agent_channel.STOP if failed else agent_channel.GO)
+    return failed, None if failed.get("") == STEP_ENDED else time.monotonic() - started
 
 
 def _send_once(
@@ -173,75 +159,23 @@ def _send_once(
         except OSError as exc:
             return {"": error_text(exc)}
         try:
-            while process.poll() is None and not run.step.has_ended:
+            while process.poll() is None:
+                if run.step.has_ended:
+                    return {"": STEP_ENDED}
                 if time.monotonic() > deadline:
                     return {"": "it did not finish in time"}
                 run.step.pump(run.answers.take, _POLL_SECONDS)
-            if not process.poll():
-                return {}
         finally:
             processes.stop(process, _SEND_GRACE)
+        if process.returncode == 0:
+            return {}
         errors.seek(0)
         text = errors.read().decode(errors="replace")
     lines = text.strip().splitlines() or ["it failed without an error message"]
     return command.find_faults(text) or {"": lines[-1]}
 
 
-# --- All that differs between clusters on which one command starts an agent on each node ---------
-
-
-class StepCluster(Protocol):
-    """The nodes of a job, and the command that starts agents on them."""
-
-    variables: Mapping[str, str]
-    """All variables for commands of ours, and for agents that start no ranks."""
-    rank_variables: Mapping[str, str]
-    """All variables for agents that start ranks in a step of their own."""
-    carries: bool = False
-    """True if variables may carry the program of the agents."""
-    cpus: int = 1
-    """CPUs of each node's part."""
-    patience: int
-    """Seconds that nodes may go on after the first has ended well; 0 for any time."""
-    errors: StepErrors
-    """The reader of what the command writes to standard error."""
-    not_started: ProblemCode
-    """The problem of a command that cannot be started."""
-
-    def make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
-        """Return the command that starts agents."""
-
-    def make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
-        """Return the command that sends a file, without a relay, to agents that wait for it."""
-
-    def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
-        """Return the variables that are sent to agents, with those for ranks if they start some."""
-        return {}
-
-    def make_retry(self, on_event: OnEvent) -> Retry:
-        """Return what decides whether to try again where nothing could start the agents."""
-        return lambda errors: False
-
-    def begin_look(self, nodes: Sequence[str]) -> Look | None:
-        """Begin to look whether silent nodes can be reached; None where that shows by itself."""
-        return None
-
-    def find_down_nodes(self, nodes: Collection[str]) -> dict[str, Ended]:
-        """Return those of the nodes that were lost before anything ran on them."""
-        return {}
-
-    def find_relay_ports(self) -> range | None:
-        """Return the ports of this host that nodes may connect to; None for any."""
-        return None
-
-    def find_ending(self, errors: str) -> str:
-        """Return why the allocation ended; empty while it stands."""
-        return ""
-
-    def hurry(self) -> None:
-        """Keep every further wait short: the user has asked for the end."""
-        return
-
+# --- The transport: what differs between clusters is left to a class for each of them -------------
 
 _LOST_SECONDS = 1.0
 """Time that a step gets to end by itself when all nodes but those that are lost have answered."""
@@ -250,34 +184,81 @@ _HOLD_SECONDS = 180.0
 _FOLLOWED = ProblemCode.NO_ANSWER_FOLLOWED
 
 
-class StepTransport(Transport):
+class StepTransport(transport.Transport):
     """Reaches the nodes of a cluster."""
 
-    def __init__(self, job: Job, cluster: StepCluster) -> None:
-        self._job, self._cluster = job, cluster
+    variables: Mapping[str, str]
+    """All variables for commands of ours, and for agents that start no ranks."""
+    rank_variables: Mapping[str, str]
+    """All variables for agents that start ranks in a step of their own."""
+    carries: bool = False
+    """True if variables may carry the program of the agents."""
+    cpus: int = 1
+    patience: int
+    """Seconds that nodes may go on after the first has ended well; 0 for any time."""
+    errors: transport.StepErrors
+    not_started: ProblemCode
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
         with open(sys.argv[0], "rb") as handle:
             self._program = AgentProgram(handle.read())
         self._latest: DriverChannel | None = None
-        """The step that was started last."""
         self._session: DriverChannel | None = None
-        """The step that all phases share."""
         self._session_nodes: frozenset[str] = frozenset()
         self._session_job: Job | None = None
         """The job that the agents of that step know."""
         self._open_steps = contextlib.ExitStack()
         self._grace = job.launch.grace_seconds + output_reader.AGENT_SECONDS
 
+    @abstractmethod
+    def _make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
+        """Return the command that starts agents."""
+
+    @abstractmethod
+    def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+        """Return the command that sends a file, without a relay, to agents that wait for it."""
+
+    def _sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
+        """Return the variables that are sent to agents, with those for ranks if they start some."""
+        return {}
+
+    def _make_retry(self, on_event: OnEvent) -> Retry:
+        """Return what decides whether to try again where nothing could start the agents."""
+        return lambda errors: False
+
+    def _begin_check(self, nodes: Sequence[str]) -> SilenceCheck | None:
+        """Begin to check whether silent nodes can be reached; None if that shows by itself."""
+        return None
+
+    def _find_down_nodes(self, nodes: Collection[str]) -> dict[str, Ended]:
+        """Return those of the nodes that were lost before anything ran on them."""
+        return {}
+
+    def _find_relay_ports(self) -> range | None:
+        """Return the ports of this host that nodes may connect to; None for any."""
+        return None
+
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes: in the step that all phases share, if it may."""
         launches = phase == PhaseName.LAUNCH
         joins = not launches or self._job.can_launch_in_session_step
+        may_retry = self._make_retry(on_event)
         if not joins:
             self.close()
         try:
-            run = self._run_until_begun(phase, requests, on_event, joins=joins)
+            while True:
+                stack = None if joins else self._open_steps
+                run = self._begin(phase, requests, on_event, stack)
+                with self._supervise(run, on_event, finish=True):
+                    self._listen(run)
+                refused = run.step.has_ended and not run.answers.answered
+                if not (refused and may_retry(run.step.errors)):
+                    break
+                self.close()
             answers, lost = run.answers, run.liveness.lost
             failed = [*answers.failed, *sorted(answers.bad), *lost] if launches else []
-            ended = {**describe_ends(requests, run.step, self._cluster, failed), **lost}
+            ended = {**describe_ends(requests, run.step, self.errors, failed), **lost}
         except BaseException:
             self.close()
             raise
@@ -285,34 +266,21 @@ class StepTransport(Transport):
             self.close()
         return self._run_on_the_rest(run, requests, on_event, ended)
 
-    def _run_until_begun(
-        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
-    ) -> PhaseRun:
-        may_retry = self._cluster.make_retry(on_event)
-        while True:
-            run = self._run_once(phase, requests, on_event, joins=joins)
-            refused = run.step.has_ended and not run.answers.answered
-            if not (refused and may_retry(run.step.errors)):
-                return run
-            self.close()
-
-    def _run_once(
-        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
-    ) -> PhaseRun:
-        step, tasks = self._begin(phase, requests, joins=joins)
-        run = self._make_phase_run(step, phase, requests, tasks, on_event)
+    @contextlib.contextmanager
+    def _supervise(self, run: PhaseRun, on_event: OnEvent, *, finish: bool) -> Iterator[None]:
+        """Note what is lost while a phase runs; finish the step where the job is told to end."""
         try:
-            with contextlib.closing(run.liveness):
-                self._listen(run)
-        except signals.Stopped:  # the last output of the ranks belongs in their logs
+            yield
+        except signals.Stopped:
             self.lost_node = run.liveness.first_lost()
-            if phase == PhaseName.LAUNCH:
-                on_event(make_saving_note(self._job))
-            run.finish(self._grace)
+            if finish:  # the last output of the ranks belongs in their logs
+                if run.answers.phase == PhaseName.LAUNCH:
+                    on_event(transport.make_saving_note(self._job))
+                run.finish(self._grace)
             raise
         finally:
+            run.liveness.close()
             run.report_losses(on_event)
-        return run
 
     def _run_on_the_rest(
         self, run: PhaseRun, requests: Requests, on_event: OnEvent, ended: dict[str, Ended]
@@ -343,16 +311,32 @@ class StepTransport(Transport):
         blocking = {node for node, problem in silent.items() if problem.row.is_unreachable}
         if blocking or answers.answered:
             return blocking
-        down = self._cluster.find_down_nodes(requests)
+        down = self._find_down_nodes(requests)
         ended.update(down)
         return set(down)
 
-    def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
-        if not joins:
+    def _begin(
+        self,
+        phase: str,
+        requests: Requests,
+        on_event: OnEvent,
+        stack: contextlib.ExitStack | None,
+    ) -> PhaseRun:
+        """Begin a phase: in the step that all share, or in one of its own, which a stack closes."""
+        job, tasks = self._job, 1
+        if stack is None:
+            step = self._join_session(phase, requests)
+        else:
             tasks = self._count_tasks(phase, requests)
-            step = self._open_steps.enter_context(self._start(phase, requests, tasks))
-            return step, tasks
-        job, session = next(iter(requests.values())).job, self._session
+            step = stack.enter_context(self._start(phase, requests, tasks))
+        liveness = Liveness(phase, requests, on_event, step.heartbeats, self._begin_check)
+        answers = PhaseAnswers(requests, tasks, liveness.take, phase)
+        answers.held = self._holds(phase)
+        in_container = job.launch.container_image is not None
+        return PhaseRun(step, answers, liveness, in_container=in_container)
+
+    def _join_session(self, phase: str, requests: Requests) -> DriverChannel:
+        session = self._session
         if session is None or session.has_ended or not requests.keys() <= self._session_nodes:
             self.close()
             session = self._start(phase, requests, 1, PhaseName.SESSION)
@@ -362,65 +346,53 @@ class StepTransport(Transport):
             message = factor_requests(requests, self._session_job)
             if requests.keys() != self._session_nodes:
                 message = replace(message, nodes=tuple(requests))
-            session.tell(request_line(message))
-        self._session_job = job
-        return session, 1
-
-    def _make_phase_run(
-        self, step: DriverChannel, phase: str, requests: Requests, tasks: int, on_event: OnEvent
-    ) -> PhaseRun:
-        liveness = Liveness(phase, requests, on_event, step.heartbeats, self._cluster.begin_look)
-        answers = PhaseAnswers(requests, tasks, liveness.take, phase)
-        answers.held = self._holds(phase)
-        in_container = self._job.launch.container_image is not None
-        return PhaseRun(step, answers, liveness, in_container=in_container)
+            session.send_line(request_line(message))
+        self._session_job = next(iter(requests.values())).job
+        return session
 
     def _start(
         self, phase: str, requests: Requests, tasks: int, command: str = ""
     ) -> DriverChannel:
         described = self._describe_step(phase, requests, tasks, command)
         try:
-            self._latest = DriverChannel(*described, self._cluster.errors)
+            self._latest = DriverChannel(*described, self.errors)
         except processes.ProcessError as exc:
             raise self._refuse_start(exc) from exc
         return self._latest
 
     def _refuse_start(self, exc: processes.ProcessError) -> NodeError:
-        return NodeError(Problem(self._cluster.not_started, "", {"why": exc.reason}))
+        return NodeError(Problem(self.not_started, "", {"why": exc.reason}))
 
     def _describe_step(
         self, phase: str, requests: Requests, tasks: int, command: str = ""
     ) -> tuple[list[str], dict[str, str], bytes]:
         launches = phase == PhaseName.LAUNCH
-        settings, cluster = self._job.launch, self._cluster
+        settings = self._job.launch
+        # A container sees the place of the node root, and what the user named.
+        places = transport.list_root_places(self._job, ("/tmp",))  # noqa: S108 - its usual place
         step = Step(
             phase=phase,
             nodes=tuple(requests),
-            cpus=max(1, cluster.cpus // tasks),
+            cpus=max(1, self.cpus // tasks),
             tasks_per_node=tasks,
             together=launches and settings.elastic is None,
-            patience=cluster.patience if launches else 0,
+            patience=self.patience if launches else 0,
             image=settings.container_image,
-            mounts=self._list_mounts(),
+            mounts=(*(f"{place}:{place}" for place in places), *settings.container_mounts),
         )
         if self._holds(phase):
             launches_of = cast("Mapping[str, LaunchRequest]", requests)
             requests = {node: replace(one, hold=True) for node, one in launches_of.items()}
-        variables = dict(cluster.rank_variables if launches else cluster.variables)
-        if cluster.carries:
+        variables = dict(self.rank_variables if launches else self.variables)
+        if self.carries:
             variables.update(self._program.variables())
         first = self._program.make_step_input(
             factor_requests(requests),
-            carried=cluster.carries,
-            variables=cluster.sent_variables(ranks=launches),
+            carried=self.carries,
+            variables=self._sent_variables(ranks=launches),
         )
-        argv = cluster.make_argv(step, self._program.bootstrap, command or phase)
+        argv = self._make_argv(step, self._program.bootstrap, command or phase)
         return argv, variables, first
-
-    def _list_mounts(self) -> tuple[str, ...]:
-        """Return a container's mounts: the place of the node root, and those the user named."""
-        places = list_root_places(self._job, ("/tmp",))  # noqa: S108 - its usual place
-        return (*(f"{place}:{place}" for place in places), *self._job.launch.container_mounts)
 
     def _count_tasks(self, phase: str, requests: Requests) -> int:
         """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
@@ -431,25 +403,21 @@ class StepTransport(Transport):
 
     def _holds(self, phase: str) -> bool:
         """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
-        job = self._job
-        return (
-            phase == PhaseName.LAUNCH
-            and not job.can_launch_in_session_step
-            and job.min_nodes is not None
-        )
+        own_step = phase == PhaseName.LAUNCH and not self._job.can_launch_in_session_step
+        return own_step and self._job.min_nodes is not None
 
     def _listen(self, run: PhaseRun) -> None:
         step, answers = run.step, run.answers
-        limit = PhaseLimit(answers.phase, self._job, len(answers.nodes), self._cluster.patience)
+        limit = PhaseLimit(answers.phase, self._job, len(answers.nodes), self.patience)
         hold_until = time.monotonic() + _HOLD_SECONDS
         while not step.has_ended:
             step.pump(answers.take)
             for number in signals.take_user_signals():
-                step.tell(f"{agent_channel.SIGNAL}{number}")
-            is_due = time.monotonic() > hold_until or answers.ready >= answers.nodes
+                step.send_line(f"{agent_channel.SIGNAL}{number}")
+            is_due = time.monotonic() > hold_until or answers.ready.keys() >= answers.nodes
             if answers.held and is_due:  # ranks that are held back
                 answers.held = False
-                step.tell(agent_channel.GO)
+                step.send_line(agent_channel.GO)
             if self._finish_if_done(run, limit):
                 return
 
@@ -475,28 +443,28 @@ class StepTransport(Transport):
         A step gets the file on all of its nodes; where only some of them are to get it, these have
         a step of their own.
         """
-        joins, cluster = requests.keys() == self._session_nodes, self._cluster
-        may_retry = cluster.make_retry(on_event)
+        joins = requests.keys() == self._session_nodes
+        may_retry = self._make_retry(on_event)
         with contextlib.ExitStack() as open_here:
+            stack = None if joins else open_here
             while True:
-                if joins:
-                    step, _ = self._begin(PhaseName.UNPACK, requests, joins=True)
-                else:
-                    step = open_here.enter_context(self._start(PhaseName.UNPACK, requests, 1))
-                run = self._make_phase_run(step, PhaseName.UNPACK, requests, 1, on_event)
-                if transfer.token:
-                    failed, seconds = relay_source.send(transfer, run, cluster.find_relay_ports())
-                else:
-                    command, env = cluster.make_send_command, cluster.variables
-                    failed, seconds = send_file(transfer, run, may_retry, command, env)
-                if not may_retry(step.errors if step.has_ended else ""):
-                    break
-            open_here.enter_context(contextlib.closing(run.liveness))
-            self._listen(run)
-            run.report_losses(on_event)
-            if not (joins or step.has_ended):
-                step.finish(run.answers.take, _LOST_SECONDS if run.liveness.lost else self._grace)
-            ended = {**describe_ends(requests, step, cluster), **run.liveness.lost}
+                run = self._begin(PhaseName.UNPACK, requests, on_event, stack)
+                with self._supervise(run, on_event, finish=False):
+                    seconds: float | None
+                    if transfer.token:
+                        ports = self._find_relay_ports()
+                        failed, seconds = relay_source.send(transfer, run, ports)
+                    else:
+                        command, env = self._make_send_command, self.variables
+                        failed, seconds = send_file(transfer, run, may_retry, command, env)
+                    if may_retry(run.step.errors if run.step.has_ended else ""):
+                        continue
+                    self._listen(run)
+                break
+            if not (joins or run.step.has_ended):
+                grace = _LOST_SECONDS if run.liveness.lost else self._grace
+                run.step.finish(run.answers.take, grace)
+            ended = {**describe_ends(requests, run.step, self.errors), **run.liveness.lost}
             settled = self._find_settled_nodes(run, failed, requests, ended)
             notes = relay_source.describe_transfer(run.answers, transfer.size)
             return Delivery(failed, ended, seconds, settled, notes)
@@ -511,8 +479,8 @@ class StepTransport(Transport):
             blocking |= self._find_blocking_nodes(requests, answers, ended)
             if blocking and not requests.keys() <= blocking | answers.answered.keys():
                 failed.setdefault("", "its step ended with that of other nodes")
-        if failed.get("") == NOT_READY:
-            blocking |= answers.answered.keys() - answers.ready
+        if failed.get("") in (NOT_READY, STEP_ENDED):
+            blocking |= answers.answered.keys() - answers.ready.keys()
             if not blocking:  # how each node's agent ended says why
                 failed.clear()
         for node in blocking:
@@ -554,36 +522,35 @@ class StepTransport(Transport):
                     stderr.seek(0)
                     sys.stderr.write(stderr.read().decode(errors="replace"))
 
-    def hurry(self) -> None:
-        """Keep every further wait short."""
-        self._cluster.hurry()
-
     def close(self) -> None:
         """End all steps."""
         self._session = None
         self._open_steps.close()
 
-    def find_ending(self) -> str:
-        """Return why the allocation ended; empty where that is not known."""
-        return self._cluster.find_ending(self._latest.errors if self._latest else "")
+    @property
+    def latest_errors(self) -> str:
+        """The end of what the step that was started last wrote to standard error."""
+        return self._latest.errors if self._latest else ""
 
 
 def describe_ends(
-    requests: Requests, step: DriverChannel, cluster: StepCluster, failed: Iterable[str] = ()
+    requests: Requests,
+    step: DriverChannel,
+    errors: transport.StepErrors,
+    failed: Iterable[str] = (),
 ) -> dict[str, Ended]:
     """Return how each node's part of a step has ended, for the case that it gave no answer."""
-    general = cluster.errors.general_fault(step.code, step.errors)
+    general = errors.general_fault(step.code, step.errors)
     blamed = next(iter(failed), "")
     first = blamed or next(iter(step.faults), "")
     if step.stopped and first:  # the others were to end with that node, and took too long
-        general = StepFault(_FOLLOWED, {"first": first}, general.status)
+        general = Ended(_FOLLOWED, {"first": first}, general.code)
     ends = {}
     for node in requests:
         fault = step.faults.get(node, general)
-        if blamed and fault.status in TOLD_TO_END:
-            fault = StepFault(_FOLLOWED, {"first": blamed}, fault.status)
-        code = fault.status
-        if code is None:  # srun itself may have ended well
-            code = step.code or int(fault.problem.row.is_unreachable)
-        ends[node] = Ended(code, fault.problem, fault.values)
+        if blamed and fault.code in transport.TOLD_TO_END:
+            fault = Ended(_FOLLOWED, {"first": blamed}, fault.code)
+        if fault.code is None:  # srun itself may have ended well
+            fault = fault._replace(code=step.code or int(fault.problem.row.is_unreachable))
+        ends[node] = fault
     return ends

@@ -44,12 +44,12 @@ def list_root_places(job: Job, usual: tuple[str, ...]) -> tuple[str, ...]:
 class Ended(NamedTuple):
     """The end of a node's part of a phase, for the case that it gave no answer."""
 
-    code: int
-    """Exit status; negative for a signal."""
     problem: ProblemCode
-    """One of the ``NO_ANSWER`` codes."""
+    """One of the ``NO_ANSWER`` codes, or another that says why nothing could begin."""
     values: Mapping[str, str]
     """The values of that problem, besides the phase and the log directory."""
+    code: int | None = None
+    """Exit status, negative for a signal; None where only that of the whole step is known."""
     unreachable: bool = False
     """True if no rank has begun anywhere because none could begin here."""
 
@@ -59,11 +59,9 @@ class Transfer:
     """A file on its way to some nodes."""
 
     source: str
-    """Its path where the driver runs."""
     target: str
     """Its path on the nodes, for ``sbcast`` and ``ssh``."""
     size: int
-    """Bytes."""
     token: str = field(default="", repr=False)
     """The random token of a relay, in hexadecimal digits; empty if it is sent without one."""
     bundle: BundleFile | None = None
@@ -79,9 +77,8 @@ class Delivery(NamedTuple):
     After a relay the other nodes have it; after ``sbcast`` or ``ssh`` none of them has. Those in
     ``settled`` are not among them."""
     ended: dict[str, Ended]
-    """The end of each node's part, for the case that it gave no answer."""
-    seconds: float = 0.0
-    """Time taken by the sending."""
+    seconds: float | None = 0.0
+    """Time taken by the sending; None if it did not take place, or was cut short."""
     settled: frozenset[str] = frozenset()
     """Nodes that kept the others from having it: they have failed by themselves, or are lost, and
     are not to be tried again."""
@@ -93,7 +90,6 @@ class Transport(Protocol):
     """Runs agents, and brings them files."""
 
     nodes_here: int = 1
-    """The number of nodes that share one machine."""
     lost_node: str = ""
     """The node that was lost before the job was told to end, as far as is known."""
 
@@ -136,7 +132,6 @@ class Step(NamedTuple):
     """The phase of the agents; also the name of the step."""
     nodes: tuple[str, ...]
     cpus: int
-    """CPUs of each task."""
     tasks_per_node: int = 1
     """More than one only where Slurm itself starts the ranks."""
     together: bool = False
@@ -144,30 +139,18 @@ class Step(NamedTuple):
     patience: int = 0
     """Seconds that tasks may go on after the first has ended; 0 for any time."""
     image: str | None = None
-    """Container image, for the pyxis plugin."""
     mounts: tuple[str, ...] = ()
     """Paths of the node that the container sees, as pyxis takes them."""
-
-
-class StepFault(NamedTuple):
-    """A fault of a step on one node."""
-
-    problem: ProblemCode
-    """One of the ``NO_ANSWER`` codes, or another that says why nothing could begin."""
-    values: Mapping[str, str]
-    """Its values: ``why``, with the command's words, where it has any."""
-    status: int | None = None
-    """The exit status in the report, negative for a signal; None if it has none."""
 
 
 class StepErrors(Protocol):
     """Reads what the command of a step has written to standard error. Pure functions."""
 
-    def parse_step_faults(self, stderr: str) -> dict[str, StepFault]:
+    def parse_step_faults(self, stderr: str) -> dict[str, Ended]:
         """Return the nodes that a step went wrong on, and how."""
 
     def parse_failed_tasks(self, stderr: str) -> dict[str, set[int]]:
         """Return each node's tasks that have failed."""
 
-    def general_fault(self, code: int, stderr: str) -> StepFault:
+    def general_fault(self, code: int, stderr: str) -> Ended:
         """Return the fault of a node of which nothing was said: that of its whole step."""

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,13 +16,10 @@ import pytest
 
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action
-from stager.diagnosis.verdict import find_first_failure_of_result
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, node_program
-from tests.support.events import job_ends
+from tests.support.bundles import BASE_PYTHON
 from tests.support.jobs import ask, job_for
 from tests.support.processes import until
-from tests.support.torch_project import TorchProject
 
 
 def whats(event: dict[str, Any]) -> list[str]:
@@ -126,35 +122,6 @@ def test_without_torch_the_launcher_says_so_and_nothing_is_left(
     assert (last["ok"], last["exit_code"], last["failures"], last["problems"]) == (False, 1, [], [])
     assert "No module named" in last["tail"][-1]
     assert os.listdir(f"{found['root']}/jobs") == []
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.network
-def test_a_port_that_was_taken_in_between(torch_project: TorchProject, tmp_path: Path) -> None:
-    """Between the preflight, which found it free, and the launch."""
-    ran = torch_project.job("verify", "--nodes", "1", cwd=tmp_path)
-    job = json.loads((ran.logs / f"job.{ran.report['job_id']}.json").read_text())
-    job["launch"]["command"] = ["t.py"]
-    (path,) = re.findall(r"(?:staged|reused) -> (\S+)", ran.log("local1"))
-    program = node_program(torch_project.bundle, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        group = {"address": "127.0.0.1", "port": taken.getsockname()[1], "nproc": 1}
-        group["backend"] = "gloo"
-        request = {
-            "root": path.partition("/envs/")[0],
-            "python": "",
-            "group": group,
-            "shared": True,
-        }
-        code, events = ask(program, "launch", job, **request)
-    assert code == 3
-    last = events[-1]
-    result = {"exit_codes": {"local1": last["exit_code"]}, "tails": {"local1": last["tail"]}}
-    failure = find_first_failure_of_result(job_ends(**result, failures=last["failures"]))
-    assert failure is not None
-    assert (failure.kind, failure.rank) == ("port", None)
-    assert "address already in use" in failure.cause
 
 
 def test_an_environment_that_has_gone_is_said_to_be_gone(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from bundle.channel.frames import KEPT, LONGEST, FrameReader, FrameWriter, Lines
-from bundle.launch import output_reader
 
 ALPHABET = 'ab {}[]":,.+ \t\x1e\r\n\\' + "\u00fc\u20ac\N{SNOWMAN}\U0001f600"
 
@@ -140,12 +139,12 @@ def test_what_is_cut_and_sent_again_is_all_there(seed: int) -> None:
     feed(b"\n")
     for source, writer in writers.items():
         feed(writer.again(last[source], writer.number))
-        for gaps in [reader.gaps().get(source, [])] * 3:
+        for gaps in [reader.find_gaps().get(source, [])] * 3:
             for first, end in gaps:
                 feed(writer.again(first, end))
     found.pop("", None)
     assert found == messages
-    assert (reader.gaps(), list(reader.end()), reader.lost) == ({}, [], {})
+    assert (reader.find_gaps(), list(reader.end()), reader.lost) == ({}, [], {})
 
 
 def test_a_flipped_bit_is_never_delivered() -> None:
@@ -166,9 +165,9 @@ def test_what_is_missing_is_given_up_and_counted_with_what_it_was_part_of() -> N
     frames = frames_of(writer.frames(long)) + frames_of(writer.frames(short))
     reader = FrameReader()
     assert list(reader.feed(b"".join(frames[:2] + frames[3:]))) == []
-    assert reader.gaps() == {"n7:0": [(3, 3)]}
+    assert reader.find_gaps() == {"n7:0": [(3, 3)]}
     assert list(reader.give_up("n7:0")) == [("n7:0", '"after"')]
-    assert (reader.gaps(), reader.lost) == ({}, {"n7:0": len(frames) - 1})
+    assert (reader.find_gaps(), reader.lost) == ({}, {"n7:0": len(frames) - 1})
 
 
 def test_a_gap_does_not_fill_the_memory() -> None:
@@ -252,21 +251,3 @@ def test_a_line_of_many_pieces_is_joined_once() -> None:
     assert [line for piece in pieces for line in reader.feed(piece)] == []
     (line,) = reader.feed(b"\n")
     assert len(line) == 5_000_000
-
-
-def test_a_ranks_long_line_is_joined_once_and_passed_on_in_pieces() -> None:
-    """50 MB: each byte is copied once, whatever the size of the pieces."""
-    stream = output_reader._Stream(0, None)
-    passed = [stream.take(Piece(b"y" * 4096)) for _ in range(50_000_000 // 4096)]
-    whole = [data for data in passed if data]
-    assert sum(map(len, whole)) + len(stream.take_rest()) == 50_000_000 // 4096 * 4096
-    assert len(whole) <= 50_000_000 // output_reader.LONGEST_LINE + 1
-    assert (stream.held, stream.take_rest()) == (0, b"")
-
-
-def test_what_is_remembered_of_long_lines_is_little() -> None:
-    """A diagnosis looks at it with one expression after the other."""
-    recent = output_reader.RecentOutput()
-    recent.add(0, b"z" * 10_000_000 + b"\nshort\n")
-    lines = list(recent.tail)
-    assert [len(line) for line in lines] == [output_reader._KEPT_BYTES, 5]

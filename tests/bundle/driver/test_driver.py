@@ -134,21 +134,19 @@ def forged(real: Packed, bundle: Path, folder: Path) -> Job:
     )
 
 
-def test_another_bundle_than_the_job_was_made_for(
-    single: Packed, program: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"bundle_id": Digest("0" * 64)}, "this is another bundle than the job was made for"),
+        ({"bundle": "/no/such/bundle"}, "the bundle cannot be read"),
+    ],
+)
+def test_a_bundle_that_is_another_or_gone(
+    single: Packed, program: Path, tmp_path: Path, changed: dict[str, Any], fault: str
 ) -> None:
-    job = job_for(single, tmp_path, bundle_id=Digest("0" * 64))
-    code, events, _ = drive(program, job)
+    code, events, _ = drive(program, job_for(single, tmp_path, **changed))
     assert code == 3
-    fault = ["this is another bundle than the job was made for"]
-    assert problems(events[-1]) == {"local1": fault, "local2": fault}
-
-
-def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) -> None:
-    code, events, _ = drive(program, job_for(single, tmp_path, bundle=str(tmp_path / "gone")))
-    assert code == 3
-    fault = ["the bundle cannot be read"]
-    assert problems(events[-1]) == {"local1": fault, "local2": fault}
+    assert problems(events[-1]) == {"local1": [fault], "local2": [fault]}
     assert events[-1]["of_driver"] is True  # no node is to blame
 
 

@@ -10,7 +10,6 @@ from bundle.driver.forecast import (
     BLOCK,
     Nodes,
     Staging,
-    a_step,
     best_width,
     block_seconds,
     forecast,
@@ -18,6 +17,7 @@ from bundle.driver.forecast import (
     forecast_relay,
     forecast_shared_staging,
     forecast_staging,
+    forecast_step,
     levels,
     measure_staging_work,
 )
@@ -117,9 +117,9 @@ def test_nodes_that_share_a_machine_share_its_cpus() -> None:
     assert forecast_staging(TEN_BLOCKS, three, ROUND).unpack == pytest.approx(
         0.25 * 1.5 + 3 * (forecast_staging(TEN_BLOCKS, alone, ROUND).unpack - 0.25)
     )
-    assert a_step(alone, ROUND) == pytest.approx(0.3 + 0.03 + 0.1)
-    assert a_step(three, ROUND) == pytest.approx(0.3 + 0.03 + 0.15)
-    assert a_step(Nodes(2, cpus=4, sharing=2), ROUND) == pytest.approx(0.3 + 0.02 + 0.1)
+    assert forecast_step(alone, ROUND) == pytest.approx(0.3 + 0.03 + 0.1)
+    assert forecast_step(three, ROUND) == pytest.approx(0.3 + 0.03 + 0.15)
+    assert forecast_step(Nodes(2, cpus=4, sharing=2), ROUND) == pytest.approx(0.3 + 0.02 + 0.1)
 
 
 def test_the_phases_by_hand() -> None:
@@ -167,7 +167,9 @@ def test_rates_that_are_scaled() -> None:
     unpacked = forecast_staging(TEN_BLOCKS, nodes, ROUND.scale_rates(unpack=3.0))
     assert unpacked.unpack == pytest.approx(3 * forecast_staging(TEN_BLOCKS, nodes, ROUND).unpack)
     assert unpacked.send == forecast_staging(TEN_BLOCKS, nodes, ROUND).send
-    assert a_step(nodes, ROUND.scale_rates(step=0.5)) == pytest.approx(a_step(nodes, ROUND) / 2)
+    assert forecast_step(nodes, ROUND.scale_rates(step=0.5)) == pytest.approx(
+        forecast_step(nodes, ROUND) / 2
+    )
     assert ROUND.scale_rates() == ROUND
 
 

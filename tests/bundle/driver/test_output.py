@@ -74,10 +74,16 @@ def test_a_descriptor_that_does_not_wait_loses_nothing(pipe: Pipe) -> None:
     assert numbers(pipe.read_to("end")) == list(range(pieces * LINES))
 
 
-def test_a_reader_that_keeps_up_misses_nothing(pipe: Pipe) -> None:
-    pieces = HELD_BYTES // (LINES * WIDTH) // 2
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_a_reader_that_keeps_up_or_is_late_once_misses_nothing(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """It is waited for, a while."""
+    monkeypatch.setattr(output, "_PATIENCE_SECONDS", 120.0)
+    pipe.display = Display("4711", pipe.writing)
+    pieces = HELD_BYTES // (LINES * WIDTH) * (2 if late else 1)
     read: list[dict[str, Any]] = []
-    reader = threading.Thread(target=lambda: read.extend(pipe.read_to("end")))
+    reader = threading.Timer(late, lambda: read.extend(pipe.read_to("end")))
     reader.start()
     pipe.print(pieces)
     pipe.display.event(json.dumps({"event": "note", "text": "end"}))
@@ -104,6 +110,12 @@ def test_a_reader_that_has_stopped_holds_nobody_up_and_learns_what_it_missed(pip
     assert len(shown) * WIDTH < HELD_BYTES + (1 << 20)
     kept = [event["text"] for event in read if event["event"] == "note"]
     assert kept == [*map(str, range(pieces)), "end"]
+    done = -1  # the order of output and other events stays
+    for event in read[:-1]:
+        if event["event"] == "note":
+            done = int(event["text"])
+        else:
+            assert int(event["lines"][0]) // LINES == done + 1
     assert pipe.display.drain(60)
 
 
@@ -118,33 +130,6 @@ def test_many_small_pieces_take_no_more_memory(pipe: Pipe) -> None:
     pipe.display.event(json.dumps({"event": "note", "text": "end"}))
     read = pipe.read_to("end")
     assert sum(event.get("skipped", 0) for event in read) == count - len(read) + 1 > 0
-
-
-def test_the_order_of_output_and_other_events_stays(pipe: Pipe) -> None:
-    pipe.print(3 * HELD_BYTES // (LINES * WIDTH))
-    pipe.display.event(json.dumps({"event": "note", "text": "end"}))
-    done = -1
-    for event in pipe.read_to("end")[:-1]:
-        if event["event"] == "note":
-            done = int(event["text"])
-        else:
-            assert int(event["lines"][0]) // LINES == done + 1
-
-
-def test_a_reader_that_is_late_once_misses_nothing(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is waited for, a while."""
-    monkeypatch.setattr(output, "_PATIENCE_SECONDS", 120.0)
-    pipe.display = Display("4711", pipe.writing)
-    pieces = 2 * HELD_BYTES // (LINES * WIDTH)
-    read: list[dict[str, Any]] = []
-    reader = threading.Timer(0.5, lambda: read.extend(pipe.read_to("end")))
-    reader.start()
-    pipe.print(pieces)
-    pipe.display.event(json.dumps({"event": "note", "text": "end"}))
-    reader.join()
-    assert numbers(read) == list(range(pieces * LINES))
 
 
 def state_program(work: str) -> str:

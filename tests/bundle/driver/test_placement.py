@@ -28,7 +28,7 @@ from bundle.driver.transports.transport import (
 )
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
+from bundle.protocol.enumerations import Allocation, PhaseName, Stage, TransferWay
 from bundle.protocol.messages import (
     Incoming,
     PreflightAnswer,
@@ -46,7 +46,7 @@ from tests.support.namespaces import namespace
 from tests.support.problems import worded
 from tests.support.wheelhouse import make_wheel
 
-ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
+ENDED = Ended(ProblemCode.NO_ANSWER, {"why": "exit status 0"}, 0)
 
 NODES = ("n1", "n2", "n3", "n4")
 FULL = "No space left on device"
@@ -83,7 +83,7 @@ class Sending(Transport):
         failed = {node: why for node, why in every.items() if node in requests or not node}
         if self.blocking and (settled := frozenset(self.blocking.pop(0))):
             ended = dict.fromkeys(
-                requests, Ended(1, ProblemCode.NO_ANSWER_SILENT, {"seconds": "20"})
+                requests, Ended(ProblemCode.NO_ANSWER_SILENT, {"seconds": "20"}, 1)
             )
             return Delivery({"": "not every node was ready for it"}, ended, settled=settled)
         if transfer.token:  # a relay fails on single nodes
@@ -279,6 +279,25 @@ def test_nodes_that_failed_are_left_aside_and_tried_alone(
         assert problem.what == "the bundle could not be sent to the node"
         assert "/r/incoming" in problem.fix
         assert f"--exclude={node}" in problem.fix
+
+
+def test_a_failure_over_ssh_names_no_command_of_slurms(single: Packed, tmp_path: Path) -> None:
+    unreached = {"n1": "ssh: connect to host n1 port 22: No route to host"}
+    transport = Sending(unreached, unreached, unreached, unreached)
+    facts: dict[str, dict[str, Any]] = {"n1": {}}
+    with planned(single, tmp_path, transport, facts, allocation=Allocation.SSH) as state:
+        placement.execute_plan(state)
+        [problem] = state.answers["n1"].problems
+        assert (problem.code, problem.what) == (
+            ProblemCode.BUNDLE_NOT_SENT_NETWORK,
+            "the bundle could not be sent to the node",
+        )
+        assert problem.why.startswith("ssh says: ssh: connect")
+        assert "`ssh n1 true`" in problem.fix
+        with pytest.raises(NodesFailed) as caught:
+            placement.send_results(state, str(single.path))
+    [problem] = caught.value.answers["n1"].problems
+    assert problem.what == "earlier results could not be sent to the node"
 
 
 def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Path) -> None:

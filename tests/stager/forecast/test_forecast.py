@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.forecast import Nodes, a_step, forecast, forecast_staging, measure_staging_work
+from bundle.driver.forecast import (
+    Nodes,
+    forecast,
+    forecast_staging,
+    forecast_step,
+    measure_staging_work,
+)
 from bundle.driver.plan import excerpt_size
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.codec import encode
@@ -260,7 +266,7 @@ def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
     two, six = (Nodes(count, cpus=2, sharing=count) for count in (2, 6))
     rates = ASSUMED.scale_rates(send=2.0, unpack=3.0, step=1.5)
     made = forecast_staging(WORK, two, rates, relayed=False)
-    seen = replace(SEEN, nodes=2, cpus=2, step=a_step(two, rates), send=made.send)
+    seen = replace(SEEN, nodes=2, cpus=2, step=forecast_step(two, rates), send=made.send)
     found = estimate_rates([replace(seen, unpack=made.unpack)], one_machine=True).rates
     assert asdict(found) == pytest.approx(asdict(rates))
     assert forecast_staging(WORK, six, found).seconds == pytest.approx(

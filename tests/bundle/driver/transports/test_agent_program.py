@@ -216,14 +216,6 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     assert "nodes.index(self._node)" in source[int(line) - 1]
 
 
-def test_a_long_request_is_compressed() -> None:
-    short = StepMessage("tidy", {}, {})
-    long = StepMessage("unpack", {"manifest": "abc" * 1000}, {})
-    assert json.loads(agent_program.request_line(short)) == encode(short)
-    assert agent_program.request_line(long).startswith("=")
-    assert len(agent_program.request_line(long)) < 140
-
-
 def test_what_all_requests_have_travels_once() -> None:
     requests = {
         node: ProbeRequest(PLAIN, node, rank, 1, f"/tmp/{node}", "/usr/bin/python3", "10.0.0.1")

@@ -7,13 +7,12 @@ import os
 import sys
 import time
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from bundle.driver.transports import driver_channel, slurm_text, ssh_faults
+from bundle.driver.transports import driver_channel, slurm_text
 from bundle.driver.transports.driver_channel import DriverChannel
+from bundle.driver.transports.ssh import SshErrors
 from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
 from bundle.driver.transports.step_transport import describe_ends
 from bundle.protocol.problem import ProblemCode
@@ -48,8 +47,6 @@ def started(code: str, opening: bytes = b"") -> DriverChannel:
     return DriverChannel([sys.executable, "-c", code], os.environ, opening, slurm_text)
 
 
-SSH: Any = SimpleNamespace(errors=ssh_faults)
-SLURM: Any = SimpleNamespace(errors=slurm_text)
 FRAME = "print('\\x1en1:0 0 0 - . ' + {}, flush=True)\n"
 
 
@@ -65,11 +62,11 @@ def test_a_talk_from_beginning_to_end() -> None:
         assert (step.code, step.errors, step.faults) == (0, "", {})
         heard.until(step, 1)
         assert not step.has_ended
-        step.tell("go")
+        step.send_line("go")
         heard.to_the_end(step)
         assert step.code == 3
         assert step.faults["n1"].values == {"why": "task 0: Exited with exit code 3"}
-        assert (step.take_stray_lines(), step.take_losses()) == (["odd"], {})
+        assert (step.pop_stray_lines(), step.pop_losses()) == (["odd"], {})
     assert heard.lines == [("n1:0", "opening"), ("n1:0", "go")]
 
 
@@ -93,7 +90,7 @@ def test_a_large_opening_to_one_that_writes_first_and_reads_slowly() -> None:
 def test_one_that_reads_nothing_and_ends() -> None:
     with started("raise SystemExit(4)", b"x" * 3_000_000) as step:
         Heard().to_the_end(step)
-        step.tell("go")  # nobody hears it any more
+        step.send_line("go")  # nobody hears it any more
         step.pump(Heard())
         assert step.code == 4
 
@@ -144,10 +141,10 @@ def test_nodes_that_a_stopped_step_said_nothing_of_follow_the_one_it_named() -> 
         + "time.sleep(604)\n"
     )
     heard, asked = Heard(), {"n2": {}, "n3": {}}
-    with DriverChannel([sys.executable, "-c", code], os.environ, b"", ssh_faults) as step:
+    with DriverChannel([sys.executable, "-c", code], os.environ, b"", SshErrors()) as step:
         heard.until(step, 1)
         step.finish(heard, 0.5)
-        ended = describe_ends(asked, step, SSH)
+        ended = describe_ends(asked, step, SshErrors())
     assert ended["n3"].problem == ProblemCode.SSH_CONNECTION_LOST
     assert ended["n2"].problem == ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].values == {"first": "n3"}
@@ -159,8 +156,8 @@ def test_an_agent_that_was_ended_for_a_rank_of_another_node_follows_it(words: st
     code = f"import sys; sys.exit('srun: error: n2: task 1: {words}')"
     with started(code) as step:
         Heard().to_the_end(step)
-        alone = describe_ends({"n2": {}}, step, SLURM)
-        ended = describe_ends({"n2": {}}, step, SLURM, {"n1": None})
+        alone = describe_ends({"n2": {}}, step, slurm_text)
+        ended = describe_ends({"n2": {}}, step, slurm_text, {"n1": None})
     assert alone["n2"].problem != ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].problem == ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].values == {"first": "n1"}

@@ -26,7 +26,7 @@ class Look:
     def __init__(self, unreachable: Mapping[str, str], deserted: frozenset[str]) -> None:
         self._found = unreachable, deserted
 
-    def findings(self) -> tuple[Mapping[str, str], frozenset[str]]:
+    def read_findings(self) -> tuple[Mapping[str, str], frozenset[str]]:
         return self._found
 
     def close(self) -> None:

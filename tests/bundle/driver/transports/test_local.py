@@ -29,7 +29,7 @@ from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 from tests.support.processes import living, until
 
-ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
+ENDED = Ended(ProblemCode.NO_ANSWER, {"why": "exit status 0"}, 0)
 
 
 @pytest.fixture
@@ -107,6 +107,17 @@ def test_a_place_that_does_not_exist(job: Job, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("STAGER_NODE_ROOT", "/no/such/place")
     with pytest.raises(NodeError, match="/no/such/place"):
         LocalTransport(job)
+
+
+def test_an_agent_that_cannot_be_started_is_a_problem_of_its_node(
+    transport: LocalTransport, job: Job
+) -> None:
+    asked = {"local2": TidyRequest(job, "local2", 1, 2, "/r", "/no/such/python")}
+    with pytest.raises(NodeError) as caught:
+        transport.run("tidy", asked, print)
+    problem = caught.value.problem
+    assert (problem.code, problem.where) == (ProblemCode.AGENT_NOT_STARTED, "local2")
+    assert problem.why.startswith("/no/such/python: ")
 
 
 def test_room_is_asked_for_all_nodes_that_have_no_environment(job: Job) -> None:

@@ -54,7 +54,7 @@ class Clock:
         self.now = time.monotonic()
         self.told: list[str] = []
         """What the driver has told the nodes so far."""
-        pump, tell = run.step.pump, run.step.tell
+        pump, tell = run.step.pump, run.step.send_line
 
         def tell_and_note(line: str) -> None:
             self.told.append(line)
@@ -72,7 +72,7 @@ class Clock:
                 self.now += seconds
 
         run.step.pump = pump_and_pass  # type: ignore[method-assign]
-        run.step.tell = tell_and_note  # type: ignore[method-assign]
+        run.step.send_line = tell_and_note  # type: ignore[method-assign]
 
     def monotonic(self) -> float:
         return self.now
@@ -80,7 +80,7 @@ class Clock:
 
 def all_ready(run: PhaseRun, *nodes: str) -> Callable[[Sequence[str]], bool]:
     """Whether these nodes, which listen, have all said so, and the relay is yet to begin."""
-    return lambda told: not told and run.answers.ready >= set(nodes)
+    return lambda told: not told and run.answers.ready.keys() >= set(nodes)
 
 
 def test_an_agent_that_does_not_listen_keeps_nobody_waiting(

@@ -15,7 +15,7 @@ from bundle.driver.transports.slurm_text import (
     parse_step_faults,
     read_patience,
 )
-from bundle.driver.transports.transport import Step, StepFault
+from bundle.driver.transports.transport import Ended, Step
 from bundle.protocol.enumerations import Action, Allocation, Launcher
 from bundle.protocol.job import Job
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
@@ -75,15 +75,6 @@ def test_the_command_of_a_step_in_a_container() -> None:
 def test_the_command_of_a_broadcast() -> None:
     argv = slurm_text.make_broadcast_argv("/a/b.tar", "/tmp/b.tar", "42.3", 8)
     assert " ".join(argv) == "sbcast --force --compress=none -F8 --jobid=42.3 /a/b.tar /tmp/b.tar"
-
-
-@pytest.mark.parametrize("version", [(22, 5), (23, 2), (23, 11), (24, 5)])
-def test_a_broadcast_is_wide_enough_and_no_wider_than_slurm_can(version: tuple[int, int]) -> None:
-    most = 64 if version >= (23, 11) else 8
-    for nodes in (1, 2, 3, 8, 9, 64, 100, 1000, 9408):
-        width = slurm_text.choose_fanout(nodes, version)
-        assert 1 <= width <= min(most, nodes)
-    assert slurm_text.choose_fanout(1, version) == 1
 
 
 @pytest.mark.parametrize(
@@ -377,13 +368,8 @@ def test_one_is_to_blame_and_the_others_follow(
     assert worded(fault[0], found[fault[0]]).why == fault[1]
     for node in others:
         assert found[node].problem is ProblemCode.NO_ANSWER_FOLLOWED
-        assert found[node].status == -9
+        assert found[node].code == -9
         assert worded(node, found[node]).why == f"it was ended, as {fault[0]} had failed"
-
-
-def worded(node: str, fault: StepFault) -> Problem:
-    """The problem of a node that a fault is."""
-    return Problem(fault.problem, node, {**fault.values, "phase": "unpack", "log_dir": "/logs"})
 
 
 @pytest.mark.parametrize(
@@ -399,15 +385,16 @@ def test_the_kind_and_the_exit_status_of_a_fault(
     words: str, code: ProblemCode, status: int | None
 ) -> None:
     fault = parse_step_faults(f"srun: error: n1: task 1: {words}\n")["n1"]
-    assert (fault.problem, fault.status) == (code, status)
-    assert fault.values == {"why": f"task 1: {words}"}
-
-
-def test_what_to_do() -> None:
+    assert fault == Ended(code, {"why": f"task 1: {words}"}, status)
+    assert worded("n1", fault).fix == "see its log in /logs"
     for fault in parse_step_faults(NO_START)["node02"], parse_step_faults(LOST)["node03"]:
         assert fault.problem.row.is_unreachable
         assert "--exclude=n7" in worded("n7", fault).fix
-    assert worded("n7", parse_step_faults(KILLED)["node02"]).fix == "see its log in /logs"
+
+
+def worded(node: str, fault: Ended) -> Problem:
+    """The problem of a node that a fault is."""
+    return Problem(fault.problem, node, {**fault.values, "phase": "unpack", "log_dir": "/logs"})
 
 
 @pytest.mark.parametrize(
@@ -421,7 +408,7 @@ def test_what_to_do() -> None:
 )
 def test_a_node_of_which_nothing_is_said(stderr: str, code: ProblemCode) -> None:
     fault = general_fault(1, f"first\n\n{stderr}\n")
-    assert fault == StepFault(code, {"why": f"exit status 1; first; {stderr}"})
+    assert fault == Ended(code, {"why": f"exit status 1; first; {stderr}"})
 
 
 def test_how_long_others_may_go_on() -> None:

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports import ssh_faults
+from bundle.driver.transports.ssh import SshErrors
 from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
-from bundle.driver.transports.transport import StepFault
+from bundle.driver.transports.transport import Ended
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.needs import needs
 from tests.support.ports import unused_port
 from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[4]
-KEYS = ("host", "other", "user", "sleeper")
+KEYS = ("host", "other", "user")
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
@@ -77,7 +77,7 @@ def report(said: str = "", *, status: int = 255, begun: bool = False, slow: bool
     ],
 )
 def test_an_end_has_a_problem(line: str, code: ProblemCode, why: str) -> None:
-    faults = ssh_faults.parse_step_faults(f"noise\n{line}\n")
+    faults = SshErrors().parse_step_faults(f"noise\n{line}\n")
     assert list(faults) == ["n2"]
     problem = Problem(faults["n2"].problem, "n2", {**faults["n2"].values, "phase": "x"})
     assert (problem.code, problem.what != "") == (code, True)
@@ -93,63 +93,35 @@ class Sshd:
     port: int
     """The port that it listens on."""
 
-    def fan_out(self, *names: str, pauses: str = "1.0, 1.0", mark: str = "") -> Ended:
-        """Run a fan-out to some hosts that return the line which they are sent.
-
-        Args:
-            names: the hosts.
-            pauses: seconds before each further try of a host that was turned away.
-            mark: a file that a host makes; the time for all logins is over then.
-        """
+    def fan_out(self, *names: str) -> tuple[list[str], dict[str, Ended]]:
+        """Send a line to some hosts; return what they print, and the faults of hosts."""
         code = (
             f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.driver.transports import "
-            f"ssh_fanout; import os, time, types\n"
-            f"ahead = lambda: 3600 * os.path.exists({mark!r})\n"
-            "ssh_fanout.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
-            f"\nssh_fanout.PAUSES = ({pauses}); "
+            "ssh_fanout; ssh_fanout.PAUSES = (1.0, 1.0); "
             "sys.exit(ssh_fanout.main(sys.argv[2:], sys.argv[1]))"
         )
-        script = f"touch {mark}" if mark else "true"
         done = subprocess.run(
-            [sys.executable, "-c", code, f"read line; echo $STAGER_NODE $line; {script}", *names],
+            [sys.executable, "-c", code, "read line; echo $STAGER_NODE $line", *names],
             env={**os.environ, "PATH": self.path},
             input=b"well\n",
             capture_output=True,
             timeout=300,
             check=False,
         )
-        faults = ssh_faults.parse_step_faults(done.stderr.decode())
-        return Ended(sorted(done.stdout.decode().splitlines()), faults)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A fan-out that has ended."""
-
-    lines: list[str]
-    """What it has printed."""
-    faults: dict[str, StepFault]
-    """The faults of hosts."""
-
-    @property
-    def problems(self) -> dict[str, ProblemCode]:
-        """The problem of each host that has one."""
-        return {name: fault.problem for name, fault in self.faults.items()}
+        faults = SshErrors().parse_step_faults(done.stderr.decode())
+        return sorted(done.stdout.decode().splitlines()), faults
 
 
 @pytest.fixture
 def sshd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sshd]:
-    """An sshd; a parameter is a line of its configuration.
-
-    Whoever comes with the key ``sleeper`` is logged in to a command that says nothing.
-    """
+    """An sshd; a parameter is a line of its configuration."""
     needs("sshd")
     Path("/run/sshd").mkdir(exist_ok=True)
-    for key in ("host", "other", "user", "sleeper", "stranger"):
+    for key in (*KEYS, "stranger"):
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / key)]
         subprocess.run(argv, check=True)
     keys = {key: (tmp_path / f"{key}.pub").read_text().rsplit(" ", 1)[0] for key in KEYS}
-    (tmp_path / "authorized").write_text(f'{keys["user"]}\ncommand="sleep 600" {keys["sleeper"]}\n')
+    (tmp_path / "authorized").write_text(f"{keys['user']}\n")
     port, free = unused_port(), unused_port()
     (tmp_path / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\n"
@@ -174,15 +146,14 @@ def sshd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sshd]:
 
 def ssh_config(folder: Path, keys: dict[str, str], port: int, free: int) -> Iterator[str]:
     """The configuration of a client; writes the host keys that it knows."""
-    known = {"good": "host", "nokey": "host", "changed": "other", "refused": "host", "slow": "host"}
+    known = {"good": "host", "nokey": "host", "changed": "other", "refused": "host"}
     (folder / "known").write_text("".join(f"{name} {keys[known[name]]}\n" for name in known))
-    users = {"nokey": "stranger", "slow": "sleeper"}
     yield "Host behind*\nProxyJump good\nHostKeyAlias good\n"
     for name in (*known, "unknown"):
         yield f"Host {name}* behind*\n" if name == "good" else f"Host {name}\n"
         yield (
             f"HostKeyAlias {name}\nHostName 127.0.0.1\nPort {free if name == 'refused' else port}\n"
-            f"IdentityFile {folder}/{users.get(name, 'user')}\n"
+            f"IdentityFile {folder}/{'stranger' if name == 'nokey' else 'user'}\n"
         )
     yield f"Host *\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known\n"
     yield "GlobalKnownHostsFile /dev/null\n"
@@ -196,9 +167,9 @@ def connects(port: int) -> bool:
 
 def test_the_words_of_a_real_ssh(sshd: Sshd) -> None:
     names = ["good", "nokey", "changed", "unknown", "refused", "nosuch.invalid", "nosuch@good"]
-    done = sshd.fan_out(*names)
-    assert done.lines == ["good well"]
-    assert done.problems == {
+    lines, faults = sshd.fan_out(*names)
+    assert lines == ["good well"]
+    assert {name: fault.problem for name, fault in faults.items()} == {
         "nokey": ProblemCode.SSH_NO_LOGIN,
         "changed": ProblemCode.SSH_KEY_CHANGED,
         "unknown": ProblemCode.SSH_KEY_UNKNOWN,
@@ -206,23 +177,6 @@ def test_the_words_of_a_real_ssh(sshd: Sshd) -> None:
         "nosuch.invalid": ProblemCode.SSH_NAME_UNKNOWN,
         "nosuch@good": ProblemCode.SSH_NO_LOGIN,
     }
-
-
-def test_a_login_that_never_comes_to_its_end(sshd: Sshd, tmp_path: Path) -> None:
-    """The connection stands and the key is right, but the command of the key says nothing."""
-    done = sshd.fan_out("slow", "good", mark=str(tmp_path / "mark"))
-    assert done.lines == ["good well"]
-    assert done.problems == {"slow": ProblemCode.SSH_LOGIN_FAILED}
-
-
-@pytest.mark.parametrize("sshd", ["MaxStartups 2:100:2"], indirect=True)
-@pytest.mark.parametrize("name", ["good", "behind"])
-def test_more_hosts_than_an_sshd_takes_logins_at_a_time(sshd: Sshd, name: str) -> None:
-    """All sixteen would begin at once; behind a jump host all are logins to that one, too."""
-    names = [f"{name}{number}" for number in range(10, 20)]
-    done = sshd.fan_out(*names, pauses="1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0")
-    assert done.faults == {}
-    assert done.lines == [f"{name} well" for name in names]
 
 
 @pytest.mark.parametrize("sshd", ["MaxStartups 1:100:1"], indirect=True)
@@ -236,15 +190,16 @@ def test_an_sshd_that_takes_no_login_is_named(sshd: Sshd) -> None:
             return other.recv(4) == b"SSH-"
 
         assert until(let_in)
-        done = sshd.fan_out("good1", "behind1")
-    assert done.problems == dict.fromkeys(("good1", "behind1"), ProblemCode.SSH_TURNED_AWAY)
-    assert done.faults["good1"].values["why"].endswith("tried 3 times")
+        _, faults = sshd.fan_out("good1", "behind1")
+    assert {fault.problem for fault in faults.values()} == {ProblemCode.SSH_TURNED_AWAY}
+    assert faults.keys() == {"good1", "behind1"}
+    assert faults["good1"].values["why"].endswith("tried 3 times")
 
 
 def test_a_report_that_was_cut_is_none() -> None:
-    assert ssh_faults.parse_step_faults(report()[:-3]) == {}
+    assert SshErrors().parse_step_faults(report()[:-3]) == {}
 
 
 def test_the_end_of_the_whole_fan_out() -> None:
-    fault = ssh_faults.general_fault(1, f"{report()}\nno memory\n")
+    fault = SshErrors().general_fault(1, f"{report()}\nno memory\n")
     assert fault.values == {"why": "exit status 1; no memory"}

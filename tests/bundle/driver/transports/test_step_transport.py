@@ -13,23 +13,28 @@ import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NoReturn, cast
 
 import pytest
 
-from bundle.driver.transports import phase_run
-from bundle.driver.transports.phase_run import PhaseRun
+from bundle.driver.transports import phase_run, relay_source, slurm_text
+from bundle.driver.transports.phase_run import PhaseAnswers, PhaseRun
 from bundle.driver.transports.slurm import ControllerWait
 from bundle.driver.transports.step_transport import (
     NOT_READY,
+    STEP_ENDED,
     SendCommand,
+    StepTransport,
     read_until_signal,
     send_file,
 )
-from bundle.driver.transports.transport import Transfer
+from bundle.driver.transports.transport import Step, StepErrors, Transfer
+from bundle.protocol.messages import UnpackRequest
 from bundle.protocol.problem import ProblemCode
 from bundle.results.receive import Received, receive_outputs
 from bundle.results.stream import send_outputs
+from bundle.system import signals
+from tests.support.jobs import PLAIN
 from tests.support.processes import until
 from tests.support.relay_step import MUTE, WELL, relay_run
 
@@ -135,6 +140,51 @@ def test_an_agent_that_says_nothing_is_lost_and_nothing_is_sent(
         lost = {node: ended.problem for node, ended in run.liveness.lost.items()}
     assert failed == {"": NOT_READY}
     assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
+
+
+def test_a_sending_that_the_end_of_the_step_cuts_is_none(transfer: Transfer) -> None:
+    with relay_run({"node01": WELL}) as run:
+
+        def make_command(*_: object) -> SendCommand:
+            run.step._process.kill()
+            return SendCommand(["sleep", "600"], dict)
+
+        wait = ControllerWait(lambda remark: None)
+        sent = send_file(transfer, run, wait.may_retry, make_command, os.environ)
+    assert sent == ({"": STEP_ENDED}, None)
+
+
+class OneStep(StepTransport):
+    """A transport whose step is a program that only waits for the end of its input."""
+
+    variables = rank_variables = os.environ
+    patience = 0
+    errors: StepErrors = slurm_text
+    not_started = ProblemCode.SRUN_NOT_STARTED
+
+    def _make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
+        return [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+    def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+        return SendCommand(["true"], dict)
+
+
+def test_a_node_that_is_lost_while_a_file_is_sent_is_named_at_the_end(
+    transfer: Transfer, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(transfer: Transfer, run: PhaseRun, ports: range | None) -> NoReturn:
+        run.liveness.lose_silent("n1", 70.0)
+        raise signals.Stopped
+
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setattr(relay_source, "send", end)
+    transport = OneStep(PLAIN)
+    requests = {
+        node: UnpackRequest(PLAIN, node, rank, 1, "/r", "") for rank, node in enumerate(PLAIN.nodes)
+    }
+    with pytest.raises(signals.Stopped):
+        transport.deliver(transfer, requests, lambda event: None)
+    assert transport.lost_node == "n1"
 
 
 def test_agents_that_are_still_to_start_in_containers_have_more_time() -> None:
