@@ -757,8 +757,10 @@ def _hides_next(word: str, following: str) -> bool:
     option = _ANY_OPTION.fullmatch(word)
     if option is None or _LONG_OPTION.fullmatch(following):
         return False
-    value = next((value for name, value in _VALUES_OF_OPTIONS if name.fullmatch(word)), None)
-    return is_secret(option[1]) if value is None else value.fullmatch(following) is not None
+    for name, value in _VALUES_OF_OPTIONS:
+        if name.fullmatch(word):
+            return value.fullmatch(following) is not None
+    return is_secret(option[1])
 
 
 def _mask_argument(word: str) -> str:
