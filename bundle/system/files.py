@@ -10,10 +10,13 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..protocol.counts import format_size
-from ..protocol.messages import DirectoryFacts
 from ..protocol.problem import NodeError, Problem, ProblemCode
+
+if TYPE_CHECKING:
+    from ..protocol.messages import DirectoryFacts
 
 _SHARED = """9p acfs afs beegfs ceph cifs cvmfs2 exafs fhgfs gfs2 glusterfs gpfs lustre ncpfs nfs
     nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs wekafs"""
@@ -124,6 +127,8 @@ def examine_directory(path: str) -> DirectoryFacts:
     Both the kernel's flags and the listed mount options count: statvfs of network and FUSE file
     systems does not always carry the flags.
     """
+    from ..protocol.messages import DirectoryFacts  # not before: many programs only read files
+
     mount = find_mount(path)
     state = os.statvfs(path)
     return DirectoryFacts(
