@@ -189,8 +189,9 @@ def _run_relay(make: Callable[[], Relay], control: int, report: int) -> None:
 
     failure = ""
     try:
-        raw = _read_line(control)
-        if raw:
+        with open(control, "rb", closefd=False) as lines:
+            raw = lines.readline()
+        if raw.endswith(b"\n"):  # else its writer has ended
             start = json.loads(raw)
             candidates = None if start is None else decode(RelayCandidates, start)
             with contextlib.closing(make()) as relay:
@@ -206,17 +207,5 @@ def _run_relay(make: Callable[[], Relay], control: int, report: int) -> None:
 
 
 def _write_line(handle: int, message: object) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[os.write(handle, data) :]
-
-
-def _read_line(handle: int) -> bytes:
-    """Read the only line; empty if its writer ends first."""
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(handle, 1 << 16)
-        if not piece:
-            return b""
-        line += piece
-    return line
+    with open(handle, "wb", closefd=False) as lines:
+        lines.write(json.dumps(message).encode() + b"\n")
