@@ -276,12 +276,6 @@ def numpy_2(tmp_path_factory):
     return make_env(root / "env", "datasets==2.19.0", "numpy>=2", "pyarrow>=16.1")
 
 
-@pytest.fixture(scope="module")
-def numpy_1(tmp_path_factory):
-    root = tmp_path_factory.mktemp("numpy1")
-    return make_env(root / "env", "datasets==2.19.0", "numpy==1.26.4", "pyarrow==16.1.0")
-
-
 def start_rank(env: Path, root: Path, rank: int, **variables: str) -> subprocess.Popen[str]:
     """Start one rank of the training script under the wrapper, as the launcher would."""
     for name in ("job", "project", f"home{rank}"):
@@ -346,12 +340,3 @@ def test_only_datasets_gets_the_lenient_numpy(numpy_2):
     done = run_python(numpy_2, code, STAGER_PATCHES="1")
     assert done.stdout == "object\nTrue False\nTrue\nstrict\n"
     assert done.stderr == APPLIED
-
-
-@pytest.mark.full
-@pytest.mark.network
-@pytest.mark.slow
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="NumPy 1.26 has no wheels for 3.13")
-def test_datasets_with_numpy_1_is_left_alone(numpy_1, tmp_path):
-    assert finish(start_rank(numpy_1, tmp_path, 0)) == (SHOWN, "")
-    assert not list((tmp_path / "job").glob("patch.*"))
