@@ -224,20 +224,16 @@ def _check_files(index: Index) -> None:
     end_of_files = sum(frame.unpacked_size for frame in index.frames) - 2 * BLOCK
     end_of_previous = 0
     for entry in index.files:
-        _check_types(entry)
+        if type(entry.mode) is not int or entry.mode not in _MODES:
+            raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
+        if not (type(entry.size) is type(entry.offset) is int) or entry.size < 0:
+            raise LayerError(f"{entry.path} has an impossible size or place")
+        if not isinstance(entry.sha256, str):
+            raise LayerError(f"{entry.path} has no digest")
         end = entry.offset + entry.size
         if entry.offset < end_of_previous + BLOCK or end > end_of_files:
             raise LayerError(f"{entry.path} lies outside its layer, or over another file")
         end_of_previous = end
-
-
-def _check_types(entry: Entry) -> None:
-    if type(entry.mode) is not int or entry.mode not in _MODES:
-        raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
-    if not (type(entry.size) is type(entry.offset) is int) or entry.size < 0:
-        raise LayerError(f"{entry.path} has an impossible size or place")
-    if not isinstance(entry.sha256, str):
-        raise LayerError(f"{entry.path} has no digest")
 
 
 def _check_unique_paths(index: Index) -> None:

@@ -35,6 +35,8 @@ _SHOWN = 200
 """Characters of a line that are shown."""
 _VERSION = re.compile(r"\bKernel Module\b.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$)")
 """In ``/proc/driver/nvidia/version``, for either kind of kernel module."""
+_PART = re.compile(r"^\s+MIG (\S+)", re.MULTILINE)
+"""An instance of a GPU in ``nvidia-smi -L``."""
 _LIBRARY = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
 
 
@@ -64,10 +66,15 @@ class Question:
         return GpuFacts(driver, library, gpus, fault)
 
     def _list_gpus(self, rows: Sequence[re.Match[str]]) -> tuple[Gpu, ...]:
-        gpus = tuple(Gpu(row[1], _mebibytes(row[2])) for row in rows)
+        sizes = [int(row[2]) if re.fullmatch("[0-9]{1,9}", row[2]) else 0 for row in rows]
+        parts: list[tuple[str, ...]] = [() for _ in rows]
         if any(row[4] == "Enabled" for row in rows):
-            return _add_instances(gpus, self._read(self._start("-L"))[0])
-        return gpus
+            listed = "\n".join(self._read(self._start("-L"))[0])
+            sections = re.split("^GPU ", listed, flags=re.MULTILINE)[1:]
+            if len(sections) == len(rows):
+                parts = [tuple(_PART.findall(section)) for section in sections]
+        described = zip(rows, sizes, parts)
+        return tuple(Gpu(row[1], size * _MIB, part) for row, size, part in described)
 
     def _start(self, *options: str) -> processes.Process | None:
         if self._program is None:
@@ -94,10 +101,6 @@ class Question:
         return (), "" if "not a valid field" in why else why  # older than MIG
 
 
-def _mebibytes(text: str) -> int:
-    return int(text) * _MIB if re.fullmatch("[0-9]{1,9}", text) else 0
-
-
 def _short(line: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
@@ -111,19 +114,6 @@ def parse_driver_version(text: str) -> str:
     """Return the version of the driver that the kernel's account of it names; empty for none."""
     match = _VERSION.search(text)
     return match[1] if match else ""
-
-
-def _add_instances(gpus: tuple[Gpu, ...], lines: Sequence[str]) -> tuple[Gpu, ...]:
-    profiles: list[tuple[str, ...]] = []
-    for line in lines:
-        instance = re.match(r"\s+MIG (\S+)", line)
-        if line.startswith("GPU "):
-            profiles.append(())
-        elif instance and profiles:
-            profiles[-1] += (instance[1],)
-    if len(profiles) != len(gpus):
-        return gpus
-    return tuple(Gpu(gpu.name, gpu.memory, found) for gpu, found in zip(gpus, profiles))
 
 
 def _read_gpus_from_proc(folder: Path) -> tuple[Gpu, ...]:
