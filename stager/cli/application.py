@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import errno
 import inspect
-import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
 from functools import cache, partial, wraps
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Protocol,
-    TextIO,
-    cast,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
 
 import typer
 import typer.core
-import typer.models
 
 from .. import __version__
 from ..core import damaged_bytecode
@@ -44,9 +33,7 @@ from ..core.errors import (
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
-    from ..console.job_result import Console
     from ..console.output import Output
-    from ..console.reports import Reports
 
 
 # --- The place of the settings, as the options before the command name it ------------------------
@@ -113,93 +100,7 @@ class HelpfulGroup(typer.core.TyperGroup):
             formatter.write_dl(rows)
 
 
-# --- Options that several commands share, written once -------------------------------------------
-
-# typer reads a command's options from its signature. A command may take a dataclass, each of whose
-# fields is an option, or a value annotated with an :class:`OptionGroup`; typer is shown a signature
-# in which the group's options replace that parameter.
-
-
-class OptionGroup(Protocol):
-    """Options of a command that it takes as one value."""
-
-    def parameters(self) -> Sequence[inspect.Parameter]:
-        """Return the options, as typer reads them from a signature."""
-
-    def make(self, given: Mapping[str, Any]) -> object:
-        """Return the value for what typer has read; what cannot be used is a usage error."""
-
-
-class _Fields:
-    def __init__(self, kind: type[Any]) -> None:
-        self._kind = kind
-
-    def parameters(self) -> Sequence[inspect.Parameter]:
-        hints = get_type_hints(self._kind, include_extras=True)
-        options = fields(self._kind)
-        return [make_parameter(one.name, one.default, hints[one.name]) for one in options]
-
-    def make(self, given: Mapping[str, Any]) -> object:
-        return self._kind(**given)
-
-
-@cache
-def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take groups of options; one with a ``console`` runs inside its boundary."""
-    groups: dict[str, tuple[OptionGroup, list[str]]] = {}
-    shown: list[inspect.Parameter] = []
-    hints = get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        group = _find_group(hints[name])
-        if group is None:
-            shown.append(make_parameter(name, parameter.default, hints[name]))
-            continue
-        options = group.parameters()
-        groups[name] = group, [option.name for option in options]
-        shown += options
-
-    @wraps(command)
-    def run(**given: object) -> None:
-        made = {
-            name: group.make({option: given.pop(option) for option in options})
-            for name, (group, options) in groups.items()
-        }
-        console = cast("Output | None", made.get("console"))
-        with nullcontext() if console is None else boundary(console):
-            command(**made, **given)
-
-    run.__dict__["__signature__"] = inspect.Signature(shown)
-    run.__annotations__ = {one.name: one.annotation for one in shown}
-    return run
-
-
-def drop_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return what the page of all commands needs: the options of all would take 0.03 s."""
-
-    @wraps(command)
-    def run() -> None:
-        pass
-
-    run.__dict__["__signature__"] = inspect.Signature()
-    run.__annotations__ = {}
-    return run
-
-
-def _find_group(hint: Any) -> OptionGroup | None:  # noqa: ANN401
-    for one in getattr(hint, "__metadata__", ()):
-        if hasattr(one, "parameters"):
-            return cast("OptionGroup", one)
-    return _Fields(hint) if isinstance(hint, type) and is_dataclass(hint) else None
-
-
-def make_parameter(name: str, default: object, annotation: object) -> inspect.Parameter:
-    """Return a parameter of a signature."""
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
-
-
-# --- Values of options: one that cannot be used is a usage error ---------------------------------
+# --- Options: one that cannot be used is a usage error -------------------------------------------
 
 
 def path_option(text: str) -> Path:
@@ -212,12 +113,67 @@ def path_option(text: str) -> Path:
     return Path(text)
 
 
-def path_flag(*names: str, metavar: str, help: str) -> typer.models.OptionInfo:
-    """Return an option whose value is a path."""
-    option: typer.models.OptionInfo = typer.Option(
-        *names, metavar=metavar, parser=path_option, help=help
-    )
-    return option
+def option(words: str, help: str, **more: Any) -> Any:  # noqa: ANN401
+    """Return an option: its names, and the word for its value, as in ``-p --partition NAME``."""
+    names = [word for word in words.split() if word.startswith("-")]
+    metavar = " ".join(words.split()[len(names) :]) or None
+    return typer.Option(*names, **{"metavar": metavar, "help": help, **more})
+
+
+path_flag = partial(option, parser=path_option)
+"""Makes an option whose value is a path."""
+
+# --- Options that several commands share, written once -------------------------------------------
+
+# typer reads a command's options from its signature. A command may take a value that is annotated
+# with a function, whose own options make it; typer is shown a signature in which these options
+# replace the parameter.
+
+
+@cache
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options; one with a ``console`` runs inside its boundary."""
+    groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
+    shown: list[inspect.Parameter] = []
+    for parameter in _list_parameters(command):
+        group = next(filter(callable, getattr(parameter.annotation, "__metadata__", ())), None)
+        options = [parameter] if group is None else _list_parameters(group)
+        shown += options
+        if group is not None:
+            groups[parameter.name] = group, [one.name for one in options]
+
+    def run(**given: object) -> None:
+        def make(name: str) -> Any:  # noqa: ANN401
+            group, options = groups[name]
+            return group(**{option: given.pop(option) for option in options})
+
+        talk = {name: make(name) for name in groups if name == "console"}
+        with boundary(talk["console"]) if talk else nullcontext():
+            made = {name: make(name) for name in groups if name not in talk}
+            command(**talk, **made, **given)
+
+    return _show_signature(run, command, shown)
+
+
+def _list_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    hints = get_type_hints(function, include_extras=True) if inspect.isfunction(function) else {}
+    parameters = inspect.signature(function).parameters.values()
+    return [one.replace(annotation=hints.get(one.name, one.annotation)) for one in parameters]
+
+
+def drop_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return what the page of all commands needs: the options of all would take 0.03 s."""
+    return _show_signature(lambda: None, command, [])
+
+
+def _show_signature(
+    run: Callable[..., None], command: Callable[..., None], shown: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return a function that is a command with another signature."""
+    run = wraps(command)(run)
+    run.__dict__["__signature__"] = inspect.Signature(shown)
+    run.__annotations__ = {one.name: one.annotation for one in shown}
+    return run
 
 
 # --- The application, and the boundary where every ending becomes an exit code -------------------
@@ -380,25 +336,20 @@ def _open_streams() -> None:
 def read_global_options(
     *,
     directory: Annotated[
-        Path | None, path_flag("--directory", metavar="DIR", help="Go to this directory first.")
+        Path | None, path_flag("--directory DIR", "Go to this directory first.")
     ] = None,
     project: Annotated[
         Path | None,
         path_flag(
-            "--project",
-            metavar="DIR",
-            help="Look for the settings in this folder and above it; ranks still run here.",
+            "--project DIR",
+            "Look for the settings in this folder and above it; ranks still run here.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        path_flag(
-            "--config", metavar="FILE", help="The settings file; paths in it start at its folder."
-        ),
+        path_flag("--config FILE", "The settings file; paths in it start at its folder."),
     ] = None,
-    version: Annotated[
-        bool, typer.Option("-V", "--version", is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, option("-V --version", "Print the version.", is_eager=True)] = False,
 ) -> None:
     """Options before the command."""
     if version:
@@ -474,33 +425,3 @@ def _explain_limit(exc: OSError | MemoryError) -> StagerError | None:
         hint="free some space in the offline root, in the project's folder and in $TMPDIR or /tmp; "
         "`quota` and `ulimit -f` show other limits",
     )
-
-
-class _Visible(logging.Formatter):
-    """Formats log records for a terminal: a command's arguments may hold anything."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escape_invisible(super().format(record))
-
-
-def make_console(*, quiet: bool = False, verbose: bool = False, json: bool = False) -> Console:
-    """Return the output of a command with a job; a verbose one also shows what is logged."""
-    from ..console.job_result import Console  # not before: `--help` has no use for it
-
-    _show_log(verbose=verbose)
-    return Console(quiet=quiet, verbose=verbose, as_json=json)
-
-
-def make_reports(*, quiet: bool = False, verbose: bool = False, json: bool = False) -> Reports:
-    """Return the output of a command without a job, which is there sooner."""
-    from ..console.reports import Reports
-
-    _show_log(verbose=verbose)
-    return Reports(quiet=quiet, verbose=verbose, as_json=json)
-
-
-def _show_log(*, verbose: bool) -> None:
-    if verbose:
-        shown = logging.StreamHandler(sys.stderr)
-        shown.setFormatter(_Visible("%(message)s"))
-        logging.basicConfig(level=logging.DEBUG, handlers=[shown])

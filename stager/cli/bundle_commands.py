@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, get_settings_place, path_flag, path_option
+from .application import app, get_settings_place, option, path_flag, path_option
 from .options import (
     BundleId,
     JobTalk,
     JsonTalk,
     QuietTalk,
-    ResolveFlags,
+    Resolving,
     Script,
     Talk,
     file_option,
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 def init(
     *,
     source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="PATH", help="A requirements file to start from, or its folder."
-        ),
+        Path | None, option("--from PATH", "A requirements file to start from, or its folder.")
     ] = None,
     console: QuietTalk,
 ) -> None:
@@ -85,13 +82,11 @@ def config(*, console: Talk) -> None:
 
 
 @app.command()
-def lock(*, script: Script = None, resolving: ResolveFlags, console: Talk) -> None:
+def lock(*, script: Script = None, resolving: Resolving, console: Talk) -> None:
     """Pin the requirements: pylock.toml, exact files and digests."""
     from .. import pipeline
-    from ..building.build import BuildOptions
 
-    options = resolving.options(BuildOptions())
-    console.show(pipeline.lock(load_settings(script), options, console), console.show_lock)
+    console.show(pipeline.lock(load_settings(script), resolving, console), console.show_lock)
 
 
 # --- ``stager build``: make the bundle from the project's settings --------------------------------
@@ -108,46 +103,41 @@ def build(
             "With --trace, the smoke test.",
         ),
     ] = None,
-    resolving: ResolveFlags,
-    locked: Annotated[
-        bool, typer.Option("--locked", help="Fail if the lock is not current.")
-    ] = False,
+    resolving: Resolving,
+    locked: Annotated[bool, option("--locked", "Fail if the lock is not current.")] = False,
     no_prove: Annotated[
-        bool, typer.Option("--no-prove", help="Skip the proof that nothing is missing.")
+        bool, option("--no-prove", "Skip the proof that nothing is missing.")
     ] = False,
     output: Annotated[
         Path | None, file_option("Write the bundle as one file, to carry or to use elsewhere.")
     ] = None,
     sign: Annotated[
-        Path | None,
-        path_flag(
-            "--sign", metavar="KEY", help="Sign it with this SSH key, as `stager sign` does."
-        ),
+        Path | None, path_flag("--sign KEY", "Sign it with this SSH key, as `stager sign` does.")
     ] = None,
-    on_node: Annotated[
-        bool, typer.Option("--on-node", help="Build sdists on a node of the cluster.")
-    ] = False,
+    on_node: Annotated[bool, option("--on-node", "Build sdists on a node of the cluster.")] = False,
     jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", metavar="N", min=1, help="Layers made at a time; default: CPUs."),
+        int | None, option("--jobs N", "Layers made at a time; default: CPUs.", min=1)
     ] = None,
     trace: Annotated[
-        bool,
-        typer.Option("--trace", help="Run COMMAND in it, and show which files were never read."),
+        bool, option("--trace", "Run COMMAND in it, and show which files were never read.")
     ] = False,
     console: JobTalk,
 ) -> None:
     """Make the bundle, and prove that nothing is missing in it."""
     from .. import pipeline
-    from ..building.build import BuildOptions
     from ..lock.pip import NoNodeError
     from ..slurm.messages import make_failure
     from ..slurm.request import make_build_launcher
 
     words = words or []
     _check_words(words, trace=trace)
-    options = resolving.options(
-        BuildOptions(locked=locked, prove=not no_prove, output=output, sign=sign, jobs=jobs)
+    if locked and (resolving.upgrade or resolving.upgrade_packages):
+        raise typer.BadParameter(
+            "cannot be used with --locked, which takes the lock as it is",
+            param_hint="--upgrade" if resolving.upgrade else "--upgrade-package",
+        )
+    options = replace(
+        resolving, locked=locked, prove=not no_prove, output=output, sign=sign, jobs=jobs
     )
     config = _load_settings(words, trace=trace)
     if on_node:
@@ -206,9 +196,8 @@ def sign(
     key: Annotated[
         Path,
         path_flag(
-            "--key",
-            metavar="KEY",
-            help="The SSH key: a private one, the .pub of one in your ssh-agent, or a -cert.pub.",
+            "--key KEY",
+            "The SSH key: a private one, the .pub of one in your ssh-agent, or a -cert.pub.",
         ),
     ],
     console: Talk,
@@ -239,12 +228,12 @@ def inspect(
         Path | None, typer.Argument(metavar="[BUNDLE]", help="Default: the project's newest.")
     ] = None,
     id: BundleId = None,
-    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
+    files: Annotated[bool, option("--files", "List every file.")] = False,
     licenses: Annotated[
-        bool, typer.Option("--licenses", help="List the licences of packages, models and data.")
+        bool, option("--licenses", "List the licences of packages, models and data.")
     ] = False,
     sbom: Annotated[
-        bool, typer.Option("--sbom", help="Print a bill of materials: JSON of CycloneDX 1.6.")
+        bool, option("--sbom", "Print a bill of materials: JSON of CycloneDX 1.6.")
     ] = False,
     output: Annotated[Path | None, file_option("The file for --sbom; default: print it.")] = None,
     console: JsonTalk,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, get_settings_place, path_flag, path_option
+from .application import app, get_settings_place, option, path_flag, path_option
 from .options import (
     BundleChoice,
     BundleId,
@@ -41,27 +41,18 @@ def export(
         file_option("The file; default: NAME-ID.carry.tar in this directory, or NAME-ID.env.sqsh."),
     ] = None,
     squashfs: Annotated[
-        bool,
-        typer.Option("--squashfs", help="Write the environment as an image to mount instead."),
+        bool, option("--squashfs", "Write the environment as an image to mount instead.")
     ] = False,
     base: Annotated[
-        str | None,
-        typer.Option(
-            "--base", metavar="ID", help="Leave out what the bundle with this id has already."
-        ),
+        str | None, option("--base ID", "Leave out what the bundle with this id has already.")
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", metavar="DATE", help="Leave out what was exported before this date."
-        ),
+        str | None, option("--since DATE", "Leave out what was exported before this date.")
     ] = None,
     with_tool: Annotated[
-        bool, typer.Option("--with-tool", help="Add stager itself, to be installed over there.")
+        bool, option("--with-tool", "Add stager itself, to be installed over there.")
     ] = False,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Fetch nothing for --with-tool.")
-    ] = False,
+    offline: Annotated[bool, option("--offline", "Fetch nothing for --with-tool.")] = False,
     console: Talk,
 ) -> None:
     """Write the bundle to a file to carry over an air gap, or to an image to mount."""
@@ -130,23 +121,21 @@ def _choose_bundle(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle
 def import_file(
     *,
     file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", parser=path_option, help="What `stager export` wrote."),
+        Path, typer.Argument(metavar="FILE", parser=path_option, help="What `stager export` wrote.")
     ],
     id: BundleId = None,
     project: Annotated[
         Path | None,
         path_flag(
-            "--project",
-            metavar="DIR",
-            help="Write the project's code to a new directory, to edit it and build it there.",
+            "--project DIR",
+            "Write the project's code to a new directory, to edit it and build it there.",
         ),
     ] = None,
     for_builds: Annotated[
         bool,
-        typer.Option(
+        option(
             "--for-builds",
-            help="Let builds here take its packages, as --project does; needs trust in its maker.",
+            "Let builds here take its packages, as --project does; needs trust in its maker.",
         ),
     ] = False,
     console: Talk,
@@ -170,8 +159,7 @@ def import_file(
 def mirror(
     *,
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", parser=path_option, help="The folder; made if need be."),
+        Path, typer.Argument(metavar="DIR", parser=path_option, help="The folder; made if need be.")
     ],
     requirements: Annotated[
         list[str] | None,
@@ -183,16 +171,12 @@ def mirror(
     ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option(
-            "--python", metavar="VERSION", help="Wheels for this Python, as in 3.12; repeatable."
-        ),
+        option("--python VERSION", "Wheels for this Python, as in 3.12; repeatable."),
     ] = None,
     platform: Annotated[
         list[str] | None,
-        typer.Option(
-            "--platform",
-            metavar="TAG",
-            help="Wheels for this platform, as in manylinux_2_28_aarch64; repeatable.",
+        option(
+            "--platform TAG", "Wheels for this platform, as in manylinux_2_28_aarch64; repeatable."
         ),
     ] = None,
     offline: Offline = False,

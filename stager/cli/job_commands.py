@@ -14,8 +14,8 @@ from bundle.protocol.enumerations import Action
 
 from ..config.job_settings import BATCH, BUNDLE, LAUNCH, SLURM, JobOptions
 from ..core.errors import EXIT_JOB, CommandFailure, JobError
-from .application import app, boundary, get_settings_place, make_reports
-from .options import BundleChoice, Command, JobFlags, JobTalk
+from .application import app, boundary, get_settings_place, option
+from .options import BundleChoice, Command, JobFlags, JobTalk, make_reports
 
 if TYPE_CHECKING:
     from ..console.job_result import Console
@@ -165,19 +165,19 @@ def script(
     options: Annotated[JobOptions, JobFlags("bundle", "bundle_id", SLURM, LAUNCH)],
     requeue: Annotated[
         bool,
-        typer.Option(
+        option(
             "--requeue",
-            help="Requeue at the time limit; resume from a checkpoint.",
+            "Requeue at the time limit; resume from a checkpoint.",
             rich_help_panel=_PANEL,
         ),
     ] = False,
     embed: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--embed/--no-embed",
-            show_default=False,
-            help="Put the node program into the script (460 kB), or take it from the bundle, which"
+            "Put the node program into the script (460 kB), or take it from the bundle, which"
             " nodes must see. Default: from a bundle on a shared file system.",
+            show_default=False,
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -217,7 +217,7 @@ def exec_(
         list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
     ],
     chosen: BundleChoice,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
+    quiet: Annotated[bool, option("-q --quiet", "Print only errors.")] = False,
 ) -> None:
     """Run any command in the environment, on this machine."""
     from ..jobs.driver import execute

@@ -12,7 +12,7 @@ import typer
 from bundle.protocol.counts import format_count
 
 from ..support import LOG_BYTES
-from .application import app, get_settings_place
+from .application import app, get_settings_place, option
 from .options import JobArgument, JobTalk, LogDir, choose_job_files, file_option
 
 if TYPE_CHECKING:
@@ -29,21 +29,11 @@ def logs(
     *,
     job: JobArgument = None,
     log_dir: LogDir = None,
-    rank: Annotated[
-        list[int] | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank's lines.")
-    ] = None,
-    node: Annotated[
-        list[str] | None, typer.Option("--node", metavar="NAME", help="Only this node's lines.")
-    ] = None,
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
-    ] = None,
-    errors: Annotated[
-        bool, typer.Option("--errors", help="Only errors, each once; no warnings.")
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Keep reading while the job runs.")
-    ] = False,
+    rank: Annotated[list[int] | None, option("--rank N", "Only this rank's lines.", min=0)] = None,
+    node: Annotated[list[str] | None, option("--node NAME", "Only this node's lines.")] = None,
+    grep: Annotated[str | None, option("--grep REGEX", "Only lines that match.")] = None,
+    errors: Annotated[bool, option("--errors", "Only errors, each once; no warnings.")] = False,
+    follow: Annotated[bool, option("-f --follow", "Keep reading while the job runs.")] = False,
     console: JobTalk,
 ) -> None:
     """Show a job's logs as one, by time, with node and rank in front."""
@@ -125,18 +115,12 @@ def support(
     log_dir: LogDir = None,
     output: Annotated[Path | None, file_option("Default: stager-support-JOB.tar.gz here.")] = None,
     max_log_bytes: Annotated[
-        int,
-        typer.Option(
-            "--max-log-bytes", metavar="N", min=1, help="The middle of a longer log is left out."
-        ),
+        int, option("--max-log-bytes N", "The middle of a longer log is left out.", min=1)
     ] = LOG_BYTES,
     hide_names: Annotated[
-        bool,
-        typer.Option("--hide-names", help="Replace users, machines and addresses, too."),
+        bool, option("--hide-names", "Replace users, machines and addresses, too.")
     ] = False,
-    list_: Annotated[
-        bool, typer.Option("--list", help="Show what would go in; write nothing.")
-    ] = False,
+    list_: Annotated[bool, option("--list", "Show what would go in; write nothing.")] = False,
     console: JobTalk,
 ) -> None:
     """Pack a job's logs and diagnosis for support, without secrets."""

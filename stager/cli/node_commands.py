@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config.job_settings import BUNDLE, SLURM, JobOptions
-from .application import app, get_settings_place, path_option
+from .application import app, get_settings_place, option, path_option
 from .options import (
     BundleChoice,
     DryRun,
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 def estimate(
     *,
     nodes: Annotated[
-        list[str] | None,
-        typer.Option("--nodes", metavar="N,...", help="Numbers of nodes, as in 2,16,64."),
+        list[str] | None, option("--nodes N,...", "Numbers of nodes, as in 2,16,64.")
     ] = None,
     nproc_per_node: Annotated[str | None, typer_option("nproc_per_node")] = None,
     chosen: BundleChoice,
@@ -66,8 +65,7 @@ def _read_node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
         count = int(word) if word.isascii() and word.isdigit() else 0
         if not 1 <= count <= most:
             raise typer.BadParameter(
-                f"{word!r} cannot be used, allowed: 1 to {most}, as in 1,8,64",
-                param_hint="--nodes",
+                f"{word!r} cannot be used, allowed: 1 to {most}, as in 1,8,64", param_hint="--nodes"
             )
         counts.add(count)
     return tuple(sorted(counts))
@@ -81,12 +79,9 @@ MOST_DAYS = 90
 @app.command()
 def nodes(
     *,
-    days: Annotated[
-        int, typer.Option("--days", metavar="N", min=1, max=MOST_DAYS, help="How many days count.")
-    ] = 7,
+    days: Annotated[int, option("--days N", "How many days count.", min=1, max=MOST_DAYS)] = 7,
     forget: Annotated[
-        list[str] | None,
-        typer.Option("--forget", metavar="NODES", help="Forget the failures of NODES."),
+        list[str] | None, option("--forget NODES", "Forget the failures of NODES.")
     ] = None,
     console: Talk,
 ) -> None:
@@ -95,12 +90,7 @@ def nodes(
     from ..config.load import find, load
     from ..config.template import make_default_config
     from ..core.store import Store
-    from ..incidents.node_history import (
-        NodesResult,
-        forget_nodes,
-        list_histories,
-        read_incidents,
-    )
+    from ..incidents.node_history import NodesResult, forget_nodes, list_histories, read_incidents
     from ..incidents.pending_jobs import settle_notes
 
     names = _read_node_names(forget)
@@ -133,22 +123,16 @@ def _read_node_names(texts: list[str] | None) -> frozenset[str]:
 @app.command()
 def clean(
     *,
-    nodes_only: Annotated[
-        bool, typer.Option("--nodes-only", help="Leave the offline root alone.")
-    ] = False,
-    store_only: Annotated[
-        bool, typer.Option("--store-only", help="Leave the nodes alone.")
-    ] = False,
+    nodes_only: Annotated[bool, option("--nodes-only", "Leave the offline root alone.")] = False,
+    store_only: Annotated[bool, option("--store-only", "Leave the nodes alone.")] = False,
     everything: Annotated[
         bool,
-        typer.Option(
+        option(
             "--all",
-            help="Remove every project's newest bundle as well, and those that batch scripts name.",
+            "Remove every project's newest bundle as well, and those that batch scripts name.",
         ),
     ] = False,
-    wheels: Annotated[
-        bool, typer.Option("--wheels", help="Remove wheels that no lock names, too.")
-    ] = False,
+    wheels: Annotated[bool, option("--wheels", "Remove wheels that no lock names, too.")] = False,
     dry_run: DryRun = False,
     job: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, without=["avoid_bad"])],
     log_dir: LogDir = None,
@@ -200,16 +184,14 @@ def clean_node(
         ),
     ] = None,
     days: Annotated[
-        float,
-        typer.Option("--days", metavar="N", min=0, help="Days that an unused environment stays."),
+        float, option("--days N", "Days that an unused environment stays.", min=0)
     ] = 7.0,
     max_gb: Annotated[
         float | None,
-        typer.Option(
-            "--max-gb",
-            metavar="N",
+        option(
+            "--max-gb N",
+            "GB that a user's environments may have; the least recently used go first.",
             min=0,
-            help="GB that a user's environments may have; the least recently used go first.",
         ),
     ] = None,
     dry_run: DryRun = False,

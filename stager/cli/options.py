@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-import typer.models
 
 from bundle.protocol.counts import format_count
 
 from ..config import checks
-from ..config.job_settings import BUNDLE, JobOptions, SettingRow, list_option_rows
-from .application import (
-    get_settings_place,
-    make_console,
-    make_parameter,
-    make_reports,
-    path_flag,
-    path_option,
-)
+from ..config.job_settings import JobOptions, SettingRow, list_option_rows
+from ..core.errors import escape_invisible
+from .application import get_settings_place, option, path_flag, path_option
 
 if TYPE_CHECKING:
     from ..building.build import BuildOptions
     from ..config.load import Config
     from ..console.job_result import Console
     from ..console.reports import Reports
-    from ..lock.resolver import ResolverName
     from ..logs.job_files import JobFiles
 
 T = TypeVar("T")
@@ -38,31 +31,52 @@ T = TypeVar("T")
 # --- The amount and the form of a command's output, and the file that it writes ------------------
 
 
-def file_option(help_text: str) -> typer.models.OptionInfo:
+def file_option(help: str) -> Any:  # noqa: ANN401
     """Return the option that names the file a command writes."""
-    return path_flag("-o", "--output", metavar="FILE", help=help_text)
+    return path_flag("-o --output FILE", help)
 
 
-_TALK = {
-    "quiet": typer.Option("-q", "--quiet", help="Print only errors and results."),
-    "verbose": typer.Option("-v", "--verbose", help="Print what is done, and how."),
-    "json": typer.Option("--json", help="Print one JSON object on standard output."),
-}
+Quiet = Annotated[bool, option("-q --quiet", "Print only errors and results.")]
+Verbose = Annotated[bool, option("-v --verbose", "Print what is done, and how.")]
+Json = Annotated[bool, option("--json", "Print one JSON object on standard output.")]
 
 
-class TalkFlags:
-    """The amount and the form of a command's output, which is made of them."""
+class _Visible(logging.Formatter):
+    """Formats log records for a terminal: a command's arguments may hold anything."""
 
-    def __init__(self, make: Callable[..., object], *names: str) -> None:
-        self._make, self._names = make, names or tuple(_TALK)
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_invisible(super().format(record))
 
-    def parameters(self) -> list[inspect.Parameter]:
-        """Return the options, as typer reads them from a signature."""
-        return [make_parameter(name, False, Annotated[bool, _TALK[name]]) for name in self._names]
 
-    def make(self, given: Mapping[str, object]) -> object:
-        """Return the output of a command."""
-        return self._make(**given)
+def make_console(*, quiet: Quiet = False, verbose: Verbose = False, json: Json = False) -> Any:  # noqa: ANN401
+    """Return the output of a command with a job; a verbose one also shows what is logged."""
+    from ..console.job_result import Console  # not before: `--help` has no use for it
+
+    _show_log(verbose=verbose)
+    return Console(quiet=quiet, verbose=verbose, as_json=json)
+
+
+def make_reports(*, quiet: Quiet = False, verbose: Verbose = False, json: Json = False) -> Any:  # noqa: ANN401
+    """Return the output of a command without a job, which is there sooner."""
+    from ..console.reports import Reports
+
+    _show_log(verbose=verbose)
+    return Reports(quiet=quiet, verbose=verbose, as_json=json)
+
+
+def _make_quiet_reports(*, quiet: Quiet = False, json: Json = False) -> Any:  # noqa: ANN401
+    return make_reports(quiet=quiet, json=json)
+
+
+def _make_json_reports(*, json: Json = False) -> Any:  # noqa: ANN401
+    return make_reports(json=json)
+
+
+def _show_log(*, verbose: bool) -> None:
+    if verbose:
+        shown = logging.StreamHandler(sys.stderr)
+        shown.setFormatter(_Visible("%(message)s"))
+        logging.basicConfig(level=logging.DEBUG, handlers=[shown])
 
 
 if TYPE_CHECKING:
@@ -71,10 +85,10 @@ if TYPE_CHECKING:
     QuietTalk = Reports
     JsonTalk = Reports
 else:
-    JobTalk = Annotated[object, TalkFlags(make_console)]
-    Talk = Annotated[object, TalkFlags(make_reports)]
-    QuietTalk = Annotated[object, TalkFlags(make_reports, "quiet", "json")]
-    JsonTalk = Annotated[object, TalkFlags(make_reports, "json")]
+    JobTalk = Annotated[object, make_console]
+    Talk = Annotated[object, make_reports]
+    QuietTalk = Annotated[object, _make_quiet_reports]
+    JsonTalk = Annotated[object, _make_json_reports]
 
 
 # --- A job: its options follow from the rows of the settings --------------------------------------
@@ -91,11 +105,12 @@ class JobFlags:
             if one in (name, row.panel) and name not in without
         ]
 
-    def parameters(self) -> list[inspect.Parameter]:
-        """Return the options, as typer reads them from a signature."""
-        return [self._parameter(name, list_option_rows()[name]) for name in self._names]
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The options, as typer reads them: not made before, `--help` has no use for them."""
+        return inspect.Signature([_make_parameter(name) for name in self._names])
 
-    def make(self, given: Mapping[str, object]) -> JobOptions:
+    def __call__(self, **given: object) -> JobOptions:
         """Return the options of a job; a value that cannot be used is a usage error."""
         values = {
             name: read_option(name, value) for name, value in given.items() if value is not None
@@ -104,36 +119,38 @@ class JobFlags:
             raise typer.BadParameter("it needs --batch", param_hint="--wait")
         return JobOptions(**values)
 
-    def _parameter(self, name: str, row: SettingRow) -> inspect.Parameter:
-        option = typer_option(name)
-        option.rich_help_panel = row.panel or None
-        default = JobOptions.__dataclass_fields__[name].default
-        kind: object = list[str] | None if _get_item_check(row) else str | None
-        if row.check is checks.boolean:
-            kind = bool | None if default is None else bool
-        elif row.check is Path:
-            kind = Path | None
-        elif default:
-            kind = str
-        absent = False if kind is bool else None
-        return make_parameter(name, default or absent, Annotated[kind, option])
+
+def _make_parameter(name: str) -> inspect.Parameter:
+    row = list_option_rows()[name]
+    default = JobOptions.__dataclass_fields__[name].default
+    kind: object = list[str] | None if _get_item_check(row) else str | None
+    if row.check is checks.boolean:
+        kind = bool | None if default is None else bool
+    elif row.check is Path:
+        kind = Path | None
+    elif default:
+        kind = str
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default or (False if kind is bool else None),
+        annotation=Annotated[kind, typer_option(name, rich_help_panel=row.panel or None)],
+    )
 
 
-def typer_option(name: str) -> typer.models.OptionInfo:
+def typer_option(name: str, **more: Any) -> Any:  # noqa: ANN401
     """Return an option of a job for a command's signature."""
     row = list_option_rows()[name]
-    words = row.flag.split()
-    names = [word for word in words if word.startswith("-")]
-    if _get_words(row.check):
-        return choice(_get_words(row.check), row.help, *names)
-    option: typer.models.OptionInfo = typer.Option(
-        *names,
-        metavar=" ".join(words[len(names) :]) or None,
-        help=row.help,
+    words = _get_words(row.check)
+    if words:
+        return choice(words, row.help, row.flag, **more)
+    return option(
+        row.flag,
+        row.help,
         parser=path_option if row.check is Path else None,
         show_default=row.check is not checks.boolean,
+        **more,
     )
-    return option
 
 
 def read_option(name: str, value: object) -> Any:  # noqa: ANN401
@@ -175,18 +192,15 @@ def read_texts(
     return tuple(read_text(check, text, option, allowed) for text in texts or ())
 
 
-def choice(words: Sequence[str], help_text: str, *names: str) -> typer.models.OptionInfo:
+def choice(words: Sequence[str], help: str, flag: str = "", **more: Any) -> Any:  # noqa: ANN401
     """Return an option whose help page and shell completion list the words that it takes."""
-    shown: typer.models.OptionInfo = typer.Option(
-        *names,
-        metavar="|".join(words),
-        help=help_text,
-        autocompletion=lambda incomplete: [word for word in words if word.startswith(incomplete)],
-    )
-    return shown
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return option(flag, help, metavar="|".join(words), autocompletion=complete, **more)
 
 
-JobPlace = Annotated[JobOptions, JobFlags(BUNDLE)]
 BundleChoice = Annotated[JobOptions, JobFlags("bundle", "bundle_id")]
 BundleId = Annotated[str | None, typer_option("bundle_id")]
 LogDir = Annotated[Path | None, typer_option("log_dir")]
@@ -235,8 +249,7 @@ def choose_job_files(
 # --- The pinning of the requirements: the options of ``lock`` and ``build`` ----------------------
 
 RESOLVERS = ("auto", "uv", "pip-tools")
-Resolver = Annotated[str, choice(RESOLVERS, "What pins the requirements; auto is uv.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
+Offline = Annotated[bool, option("--offline", "Fetch nothing.")]
 Script = Annotated[
     Path | None,
     typer.Argument(
@@ -255,58 +268,50 @@ def load_settings(script: Path | None) -> Config:
     return load(get_settings_place()) if script is None else load_script(script)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResolveFlags:
-    """The way requirements are resolved, and the pins of the old lock that are kept."""
-
-    resolver: Resolver = "uv"
-    offline: Offline = False
+def _read_resolving(
+    *,
+    resolver: Annotated[str, choice(RESOLVERS, "What pins the requirements; auto is uv.")] = "uv",
+    offline: Offline = False,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", "-U", help="Take the newest versions; keep no pin.")
-    ] = False
+        bool, option("--upgrade -U", "Take the newest versions; keep no pin.")
+    ] = False,
     upgrade_package: Annotated[
         list[str] | None,
-        typer.Option(
-            "--upgrade-package",
-            "-P",
-            metavar="NAME",
-            help="Do not keep this package's pin, or this model's commit.",
+        option(
+            "--upgrade-package -P NAME", "Do not keep this package's pin, or this model's commit."
         ),
-    ] = None
+    ] = None,
     exclude_newer: Annotated[
         str | None,
-        typer.Option(
-            "--exclude-newer",
-            metavar="DATE",
-            help="Ignore files uploaded after DATE. The lock keeps it; none lifts it.",
+        option(
+            "--exclude-newer DATE",
+            "Ignore files uploaded after DATE. The lock keeps it; none lifts it.",
         ),
-    ] = None
+    ] = None,
+) -> Any:  # noqa: ANN401
+    """Return the options of a build that say how requirements are resolved."""
+    from ..building.build import BuildOptions
 
-    def options(self, options: BuildOptions) -> BuildOptions:
-        """Return these options in those of a build; values that cannot be used are usage errors."""
-        upgraded = tuple(self.upgrade_package or ())
-        for name in upgraded:
-            if not _is_name(name):
-                raise typer.BadParameter(
-                    f"{name!r} is not the name of a package, a model or a data set",
-                    param_hint="--upgrade-package",
-                )
-        if options.locked and (self.upgrade or upgraded):
+    for name in upgrade_package or ():
+        if not _is_name(name):
             raise typer.BadParameter(
-                "cannot be used with --locked, which takes the lock as it is",
-                param_hint="--upgrade" if self.upgrade else "--upgrade-package",
+                f"{name!r} is not the name of a package, a model or a data set",
+                param_hint="--upgrade-package",
             )
-        return replace(
-            options,
-            resolver=cast(
-                "ResolverName",
-                read_text(checks.make_choice_check(RESOLVERS), self.resolver, "--resolver", ""),
-            ),
-            offline=self.offline,
-            upgrade=self.upgrade,
-            upgrade_packages=upgraded,
-            exclude_newer=_read_cutoff(self.exclude_newer),
-        )
+    chosen: Any = read_text(checks.make_choice_check(RESOLVERS), resolver, "--resolver", "")
+    return BuildOptions(
+        resolver=chosen,
+        offline=offline,
+        upgrade=upgrade,
+        upgrade_packages=tuple(upgrade_package or ()),
+        exclude_newer=_read_cutoff(exclude_newer),
+    )
+
+
+if TYPE_CHECKING:
+    Resolving = BuildOptions
+else:
+    Resolving = Annotated[object, _read_resolving]
 
 
 def _is_name(text: str) -> bool:

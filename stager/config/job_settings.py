@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, TransferWay
 
@@ -27,20 +27,7 @@ LAUNCH = "Staging and launching"
 BATCH = "Batch jobs and failures"
 
 
-# Nobody compares or prints a row: methods for that would cost each start some time.
-@dataclass(frozen=True, eq=False, repr=False)
-class SlurmOption:
-    """What Slurm calls a setting, besides ``--KEY``."""
-
-    short: str = ""
-    variable: str = ""
-    """The variable that has its value inside an allocation; empty where none has."""
-    has_default: bool = False
-    """Whether users and sites set it in variables, such as ``SBATCH_PARTITION``."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SettingRow:
+class SettingRow(NamedTuple):
     """A row: a key of ``stager.toml``, an option of the command line, or both."""
 
     check: Callable[..., Any]
@@ -58,7 +45,8 @@ class SettingRow:
     """The allowed values of the option, in words, where they differ from the key's."""
     merge: Callable[[Any, Any], object] | None = None
     """Combines the key's value with the option's; None if the option replaces it."""
-    slurm: SlurmOption | None = None
+    variable: str = ""
+    """Slurm's variable that has its value inside an allocation; empty where none has."""
 
     @property
     def option(self) -> str:
@@ -72,15 +60,21 @@ class SettingRow:
 
 def setting(check: Callable[..., Any], allowed: str = "", **row: Any) -> Any:  # noqa: ANN401
     """Return a dataclass's field with its row; the type of its value is the field's."""
-    made = SettingRow(check=check, allowed=allowed or getattr(check, "allowed", ""), **row)
-    if made.starts_at_root:
-        return field(default=made.default, metadata={"row": made})
-    default = made.default if made.default in (None, (), "") else check(made.default)
+    made = SettingRow(check, allowed or getattr(check, "allowed", ""), **row)
+    is_final = made.starts_at_root or made.default in (None, (), "")
+    default = made.default if is_final else check(made.default)
     return field(default=default, metadata={"row": made})
 
 
-_slurm = partial(setting, panel=SLURM)
-_launch = partial(setting, panel=LAUNCH)
+def _option(panel: str, check: Callable[..., Any], flag: str, help: str, **row: Any) -> Any:  # noqa: ANN401
+    """Return the field of an option, which may be a setting, too."""
+    return setting(check, panel=panel, flag=flag, help=help, **row)
+
+
+_bundle = partial(_option, BUNDLE)
+_slurm = partial(_option, SLURM)
+_launch = partial(_option, LAUNCH)
+_batch = partial(_option, BATCH)
 
 
 def _join(setting: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, ...]:
@@ -106,98 +100,86 @@ class SlurmOptions:
 
     nodes: tuple[int, int] | None = _slurm(
         checks.node_range,
+        "-N --nodes N|MIN:MAX",
+        "How many nodes.",
         default=1,
-        flag="-N --nodes N|MIN:MAX",
-        help="How many nodes.",
         option_allowed=f"N or MIN:MAX, from 1 to {checks.MOST}",
-        slurm=SlurmOption("N"),
     )
     """Fewest and most nodes; equal if the number is fixed."""
-    cpus_per_task: int | None = _slurm(
-        checks.count,
-        flag="-c --cpus-per-task N",
-        help="CPUs on each node.",
-        slurm=SlurmOption("c"),
-    )
+    cpus_per_task: int | None = _slurm(checks.count, "-c --cpus-per-task N", "CPUs on each node.")
     gpus_per_node: str | None = _slurm(
         checks.gpus,
-        flag="--gpus-per-node [TYPE:]N",
-        help="GPUs on each node.",
-        slurm=SlurmOption(variable="SLURM_GPUS_PER_NODE", has_default=True),
+        "--gpus-per-node [TYPE:]N",
+        "GPUs on each node.",
+        variable="SLURM_GPUS_PER_NODE",
     )
     """GPUs on each node, as Slurm writes it: ``4``, ``a100:4`` or ``v100:4,a100:2``."""
     partition: str | None = _slurm(
         checks.word,
-        "the name of a partition",
-        flag="-p --partition NAME",
-        help="Slurm partition.",
-        slurm=SlurmOption("p", "SLURM_JOB_PARTITION", has_default=True),
+        "-p --partition NAME",
+        "Slurm partition.",
+        allowed="the name of a partition",
+        variable="SLURM_JOB_PARTITION",
     )
     account: str | None = _slurm(
         checks.word,
-        "the name of an account",
-        flag="-A --account NAME",
-        help="Slurm account.",
-        slurm=SlurmOption("A", "SLURM_JOB_ACCOUNT", has_default=True),
+        "-A --account NAME",
+        "Slurm account.",
+        allowed="the name of an account",
+        variable="SLURM_JOB_ACCOUNT",
     )
-    time: str | None = _slurm(
-        checks.slurm_time,
-        flag="-t --time TIME",
-        help="Time limit, as in 00:30:00.",
-        slurm=SlurmOption("t", has_default=True),
-    )
+    time: str | None = _slurm(checks.slurm_time, "-t --time TIME", "Time limit, as in 00:30:00.")
     """Time limit in one of Slurm's forms: minutes, ``HH:MM:SS``, ``UNLIMITED``..."""
     exclude: str | None = _slurm(
         checks.node_list,
-        'nodes, for example "node0[1-3],node07" or a list',
-        flag="-x --exclude NODES",
-        help="Nodes to avoid, as in n02,n05.",
+        "-x --exclude NODES",
+        "Nodes to avoid, as in n02,n05.",
+        allowed='nodes, for example "node0[1-3],node07" or a list',
         option_allowed=_NODES,
         merge=join_nodes,
-        slurm=SlurmOption("x", "SLURM_JOB_NODELIST"),
+        variable="SLURM_JOB_NODELIST",
     )
     nodelist: str | None = _slurm(
         checks.node_list,
-        'nodes, for example "node0[1-3]" or a list',
-        flag="-w --nodelist NODES",
-        help="Nodes that must be among them.",
+        "-w --nodelist NODES",
+        "Nodes that must be among them.",
+        allowed='nodes, for example "node0[1-3]" or a list',
         option_allowed=_NODES,
-        slurm=SlurmOption("w", "SLURM_JOB_NODELIST"),
+        variable="SLURM_JOB_NODELIST",
     )
     qos: str | None = _slurm(
         checks.word,
-        "the name of a quality of service",
-        flag="--qos NAME",
-        help="Quality of service.",
-        slurm=SlurmOption("q", "SLURM_JOB_QOS", has_default=True),
+        "--qos NAME",
+        "Quality of service.",
+        allowed="the name of a quality of service",
+        variable="SLURM_JOB_QOS",
     )
     constraint: str | None = _slurm(
         checks.word,
-        'features of nodes, for example "a100&nvlink"',
-        flag="-C --constraint LIST",
-        help="Features that nodes must have.",
-        slurm=SlurmOption("C", has_default=True),
+        "-C --constraint LIST",
+        "Features that nodes must have.",
+        allowed='features of nodes, for example "a100&nvlink"',
     )
     reservation: str | None = _slurm(
         checks.word,
-        "the name of a reservation",
-        flag="--reservation NAME",
-        help="Slurm reservation.",
-        slurm=SlurmOption(variable="SLURM_JOB_RESERVATION", has_default=True),
+        "--reservation NAME",
+        "Slurm reservation.",
+        allowed="the name of a reservation",
+        variable="SLURM_JOB_RESERVATION",
     )
     mem: str | None = _slurm(
         checks.memory,
-        flag="--mem SIZE",
-        help="Memory on each node, as in 64G.",
-        slurm=SlurmOption(variable="SLURM_MEM_PER_NODE", has_default=True),
+        "--mem SIZE",
+        "Memory on each node, as in 64G.",
+        variable="SLURM_MEM_PER_NODE",
     )
     """Memory on each node: megabytes, or a number with K, M, G or T; 0 for all."""
     salloc_args: tuple[str, ...] = _slurm(
         checks.texts,
-        "a list of strings, one for each argument",
+        "--salloc-arg ARG",
+        "A further option, passed on; may be repeated.",
+        allowed="a list of strings, one for each argument",
         default=(),
-        flag="--salloc-arg ARG",
-        help="A further option, passed on; may be repeated.",
         option_allowed="an option of salloc",
         merge=operator.add,
     )
@@ -226,9 +208,9 @@ class ProjectConfig:
     exclude: tuple[str, ...] = setting(checks.texts, default=())
     outputs: tuple[str, ...] = _launch(
         checks.outputs,
+        "--outputs PATH",
+        "What to bring back where nodes do not see this folder; repeatable.",
         default=(),
-        flag="--outputs PATH",
-        help="What to bring back where nodes do not see this folder; repeatable.",
         option_allowed="a path or pattern inside this folder",
         merge=_join,
     )
@@ -252,17 +234,14 @@ class ClusterConfig(SlurmOptions):
 
     nodes: tuple[int, int] = (1, 1)
     min_nodes: int | None = _launch(
-        checks.count,
-        flag="--min-nodes N",
-        help="Leave out bad nodes, but keep N.",
+        checks.count, "--min-nodes N", "Leave out bad nodes, but keep N."
     )
     """Unusable nodes are left out while this many remain; None: every node must be usable."""
-    avoid_bad: bool = setting(
+    avoid_bad: bool = _slurm(
         checks.boolean,
+        "--avoid-bad/--no-avoid-bad",
+        "Also avoid nodes that failed lately; `stager nodes` lists them.",
         default=False,
-        flag="--avoid-bad/--no-avoid-bad",
-        help="Also avoid nodes that failed lately; `stager nodes` lists them.",
-        panel=SLURM,
     )
     hosts: tuple[str, ...] = setting(
         checks.make_list_check(checks.word),
@@ -277,30 +256,24 @@ class ClusterConfig(SlurmOptions):
     )
     """Directory on each node under which the node root is made; ``auto`` looks for a local one."""
     stage: Stage = _launch(
-        checks.make_enum_check(Stage),
-        default="auto",
-        flag="--stage",
-        help="Whether the bundle is sent.",
+        checks.make_enum_check(Stage), "--stage", "Whether the bundle is sent.", default="auto"
     )
     transfer: TransferWay = _launch(
-        checks.make_enum_check(TransferWay),
-        default="auto",
-        flag="--transfer",
-        help="How the nodes get it.",
+        checks.make_enum_check(TransferWay), "--transfer", "How the nodes get it.", default="auto"
     )
     log_mode: LogMode = setting(checks.make_enum_check(LogMode), default="private")
     container_image: str | None = _launch(
         checks.word,
-        "the name of an image, or the path of one",
-        flag="--container-image IMAGE",
-        help="Image to run the ranks in: of pyxis, or a .sif or directory for Apptainer.",
+        "--container-image IMAGE",
+        "Image to run the ranks in: of pyxis, or a .sif or directory for Apptainer.",
+        allowed="the name of an image, or the path of one",
     )
     container_mounts: tuple[str, ...] = _launch(
         checks.make_list_check(checks.mount),
-        'a list of mounts, for example ["/scratch:/scratch"]',
+        "--container-mounts SRC:DST",
+        "What the container sees.",
+        allowed='a list of mounts, for example ["/scratch:/scratch"]',
         default=(),
-        flag="--container-mounts SRC:DST",
-        help="What the container sees.",
         option_allowed="SOURCE:TARGET",
         merge=_join,
     )
@@ -311,31 +284,28 @@ class LaunchConfig:
     """``[launch]``: the settings for starting ranks."""
 
     nproc_per_node: int | None = _launch(
-        checks.ranks,
-        default="auto",
-        flag="--nproc-per-node N|auto|gpu|cpu",
-        help="Ranks on each node.",
+        checks.ranks, "--nproc-per-node N|auto|gpu|cpu", "Ranks on each node.", default="auto"
     )
     """Ranks on each node; None for one a GPU, else 1; ``ONE_A_CPU``."""
     launcher: Launcher = _launch(
         checks.make_enum_check(Launcher),
+        "--launcher",
+        "What starts the ranks.",
         default="torchrun",
-        flag="--launcher",
-        help="What starts the ranks.",
     )
     backend: Backend = _launch(
         checks.make_enum_check(Backend),
-        '"auto", "nccl" or "gloo"',
+        "--backend",
+        "The backend of torch.distributed.",
+        allowed='"auto", "nccl" or "gloo"',
         default="auto",
-        flag="--backend",
-        help="The backend of torch.distributed.",
     )
     interface: str | tuple[tuple[str, str], ...] = _launch(
         checks.interface,
-        '"auto", a name like "ens1f1", or a table { "node0[1-3]" = "ens1f1" }',
+        "--interface NAME",
+        "auto, or a network interface's name.",
+        allowed='"auto", a name like "ens1f1", or a table { "node0[1-3]" = "ens1f1" }',
         default="auto",
-        flag="--interface NAME",
-        help="auto, or a network interface's name.",
         option_allowed="an interface's name",
     )
     """``auto``, one interface's name, or pairs of a node pattern and an interface's name."""
@@ -347,19 +317,18 @@ class LaunchConfig:
     """Grace period of ranks after SIGTERM, in seconds."""
     pass_env: tuple[str, ...] = _launch(
         checks.make_list_check(checks.make_pattern_check(checks.VARIABLE)),
-        'a list of names of variables, without their values: ["HF_TOKEN"]',
+        "--pass-env NAME",
+        "A secret variable for the ranks.",
+        allowed='a list of names of variables, without their values: ["HF_TOKEN"]',
         default=(),
-        flag="--pass-env NAME",
-        help="A secret variable for the ranks.",
         option_allowed="a name, without a value",
         merge=_join,
     )
-    on_failure: tuple[str, ...] = setting(
+    on_failure: tuple[str, ...] = _batch(
         checks.command,
+        "--on-failure CMD",
+        "Start CMD if the job fails; it reads JSON.",
         default=(),
-        flag="--on-failure CMD",
-        help="Start CMD if the job fails; it reads JSON.",
-        panel=BATCH,
     )
 
 
@@ -379,37 +348,31 @@ class JobOptions(SlurmOptions):
     """
 
     nodes: tuple[int, int] | None = None
-    bundle: Path | None = setting(
-        Path, flag="--bundle FILE", help="The bundle; default: the project's newest.", panel=BUNDLE
+    bundle: Path | None = _bundle(
+        Path, "--bundle FILE", "The bundle; default: the project's newest."
     )
-    bundle_id: str = setting(
+    bundle_id: str = _bundle(
         checks.bundle_id,
-        "12 to 64 hexadecimal digits, as `stager verify` and `stager inspect` show them",
+        "--id ID",
+        "The id the bundle must have, or 12 or more of its first digits.",
+        allowed="12 to 64 hexadecimal digits, as `stager verify` and `stager inspect` show them",
         default="",
-        flag="--id ID",
-        help="The id the bundle must have, or 12 or more of its first digits.",
-        panel=BUNDLE,
     )
-    allocation: str = setting(
+    allocation: str = _bundle(
         checks.make_choice_check(ALLOCATIONS),
+        "--allocation",
+        "Where nodes come from; local: processes on this machine.",
         default="auto",
-        flag="--allocation",
-        help="Where nodes come from; local: processes on this machine.",
-        panel=BUNDLE,
     )
-    hosts: tuple[str, ...] = setting(
+    hosts: tuple[str, ...] = _bundle(
         _read_hosts,
-        'hosts without blanks, as in "node[01-08],user@gpu9"',
+        "--hosts HOSTS",
+        "Hosts to reach over ssh, as in node[01-08],user@gpu9.",
+        allowed='hosts without blanks, as in "node[01-08],user@gpu9"',
         default=(),
-        flag="--hosts HOSTS",
-        help="Hosts to reach over ssh, as in node[01-08],user@gpu9.",
-        panel=BUNDLE,
     )
-    host_file: Path | None = setting(
-        Path,
-        flag="--host-file FILE",
-        help="A file with one such host in each line.",
-        panel=BUNDLE,
+    host_file: Path | None = _bundle(
+        Path, "--host-file FILE", "A file with one such host in each line."
     )
     avoid_bad: bool | None = None
     nproc_per_node: int | str | None = None
@@ -419,36 +382,25 @@ class JobOptions(SlurmOptions):
     stage: Stage | None = None
     transfer: TransferWay | None = None
     min_nodes: int | None = None
-    log_dir: Path | None = setting(
-        Path, flag="--log-dir DIR", help="Default: ~/slurm_logs.", panel=LAUNCH
-    )
+    log_dir: Path | None = _launch(Path, "--log-dir DIR", "Default: ~/slurm_logs.")
     outputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     container_image: str | None = None
     container_mounts: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    deep: bool = setting(
+    deep: bool = _option(
+        "",
         checks.boolean,
+        "--deep",
+        "Read every file, try the network between all nodes.",
         default=False,
-        flag="--deep",
-        help="Read every file, try the network between all nodes.",
     )
-    batch: bool = setting(
-        checks.boolean, default=False, flag="--batch", help="Submit with sbatch.", panel=BATCH
+    batch: bool = _batch(checks.boolean, "--batch", "Submit with sbatch.", default=False)
+    wait: bool = _batch(
+        checks.boolean, "--wait", "With --batch: follow the job to its end.", default=False
     )
-    wait: bool = setting(
-        checks.boolean,
-        default=False,
-        flag="--wait",
-        help="With --batch: follow the job to its end.",
-        panel=BATCH,
-    )
-    dry_run: bool = setting(
-        checks.boolean,
-        default=False,
-        flag="--dry-run",
-        help="Say what would be done; do nothing.",
-        panel=BATCH,
+    dry_run: bool = _batch(
+        checks.boolean, "--dry-run", "Say what would be done; do nothing.", default=False
     )
     on_failure: tuple[str, ...] = ()
     show_all: bool = False
@@ -470,15 +422,15 @@ def list_rows(kind: type) -> Mapping[str, SettingRow]:
 @cache
 def list_option_rows() -> Mapping[str, SettingRow]:
     """Return the rows of all options of a job, by the names of their fields in JobOptions."""
-    known = {**list_rows(ProjectConfig), **list_rows(ClusterConfig), **list_rows(LaunchConfig)}
-    rows = {**known, **list_rows(JobOptions)}
+    sections = (ProjectConfig, ClusterConfig, LaunchConfig, JobOptions)
+    rows = {name: row for kind in sections for name, row in list_rows(kind).items()}
     names = JobOptions.__dataclass_fields__
     return {name: rows[name] for name in names if name in rows and rows[name].flag}
 
 
 def list_slurm_rows() -> dict[str, SettingRow]:
     """Return the rows of the options that Slurm has by the same name."""
-    return {name: row for name, row in list_rows(SlurmOptions).items() if row.slurm}
+    return {name: row for name, row in list_rows(SlurmOptions).items() if name != "salloc_args"}
 
 
 def make_key(name: str) -> str:

@@ -35,14 +35,13 @@ from .table import (
     OVERRIDING,
     SITE_FILE,
     Document,
+    ListedSetting,
     SettingsReader,
     SettingsSource,
-    WrittenSetting,
     describe,
     find_user_file,
     is_within,
     load_default_sources,
-    make_variable_name,
 )
 
 FILE_NAME = "stager.toml"
@@ -71,7 +70,7 @@ class Config:
     cluster: ClusterConfig
     launch: LaunchConfig
     trust: TrustConfig = field(default_factory=TrustConfig)
-    settings: tuple[WrittenSetting, ...] = field(default=(), compare=False, repr=False)
+    settings: tuple[ListedSetting, ...] = field(default=(), compare=False, repr=False)
     """Each setting as it was written, and where."""
     fixed: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """Keys and tables that the site's file fixes, such as ``cluster.partition`` and ``trust``."""
@@ -175,9 +174,7 @@ def parse(
         "project": {"name": make_project_name(root.name)},
     }
     sections: dict[str, Any] = {
-        section: kind(
-            **reader.read(section, list_rows(kind), root, **own_defaults.get(section, {}))
-        )
+        section: kind(**reader.read(section, list_rows(kind), root, own_defaults.get(section, {})))
         for section, kind in SECTIONS.items()
     }
     config = Config(
@@ -298,19 +295,6 @@ def _mentions_us(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListedSetting:
-    """A setting as ``stager config`` shows it."""
-
-    key: str
-    value: Any
-    """Its value as it was written, without secrets, else the default that is in force; null where
-    that is decided later, by the nodes or Slurm, or there is none."""
-    origin: str
-    place: str
-    variable: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ConfigResult:
     """The result of ``stager config``."""
 
@@ -332,24 +316,18 @@ def list_settings(config: Config, env: Mapping[str, str], offline_root: Path) ->
         project=config.source,
         user=find_user_file(env),
         site=SITE_FILE,
-        settings=tuple(_list_setting(setting, env, in_force) for setting in config.settings),
+        settings=tuple(_mask_setting(setting, env, in_force) for setting in config.settings),
     )
 
 
-def _list_setting(
-    setting: WrittenSetting, env: Mapping[str, str], in_force: Mapping[str, str]
+def _mask_setting(
+    setting: ListedSetting, env: Mapping[str, str], in_force: Mapping[str, str]
 ) -> ListedSetting:
-    path, value, origin, place = setting
-    variable = OVERRIDING.get(path, "")
+    variable = OVERRIDING.get(setting.key, "")
     if env.get(variable):
-        value, origin, place = env[variable], "variable", variable
-    return ListedSetting(
-        key=path,
-        value=_mask_value(in_force.get(path) if value is None else value),
-        origin=origin,
-        place=place,
-        variable=make_variable_name(path),
-    )
+        setting = replace(setting, value=env[variable], origin="variable", place=variable)
+    value = in_force.get(setting.key) if setting.value is None else setting.value
+    return replace(setting, value=_mask_value(value))
 
 
 def _mask_value(value: object) -> object:

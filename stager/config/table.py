@@ -9,8 +9,7 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +46,7 @@ NO_HOME = "/nonexistent"
 """The home of users without one, as Debian has it in its password file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingsSource:
+class SettingsSource(NamedTuple):
     """A place that settings come from."""
 
     name: str
@@ -144,10 +142,9 @@ def _exists(path: Path) -> bool:
 
 
 def find_misspelt_variables(
-    env: Mapping[str, str], paths: Iterable[str]
+    env: Mapping[str, str], known: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each variable that looks like a setting's and is none's, with what is wrong."""
-    known = [make_variable_name(path) for path in paths]
+    """Yield each variable that looks like a setting's and is none of them, with what is wrong."""
     begins = tuple(make_variable_name(f"{table}.") for table in TABLES)
     for name in sorted(env):
         foreign = not name.startswith(PREFIX) or name in _TAKEN
@@ -160,16 +157,20 @@ def find_misspelt_variables(
             yield name, "unknown variable; `stager config` lists the known ones"
 
 
-class WrittenSetting(NamedTuple):
-    """A setting, and where its value came from."""
+@dataclass(frozen=True)
+class ListedSetting:
+    """A setting as ``stager config`` shows it, or a place that has a value for it."""
 
-    path: str
-    value: object
-    """The value as it was written; else the default, as its user would write it."""
+    key: str
+    value: Any
+    """Its value as it was written, without secrets, else the default that is in force; null where
+    that is decided later, by the nodes or Slurm, or there is none."""
     origin: str = "default"
     """``variable``, ``project``, ``user``, ``site`` or ``default``."""
     place: str = ""
     """The file or the variable; empty for a default."""
+    variable: str = ""
+    """The variable that can set it."""
 
 
 class SettingsReader:
@@ -187,138 +188,132 @@ class SettingsReader:
         self._known: list[str] = []
         self.problems: list[str] = []
         self.places: dict[str, None] = {}
-        self.settings: list[WrittenSetting] = []
+        self.settings: list[ListedSetting] = []
 
     def read(
-        self, section: str, rows: Mapping[str, SettingRow], root: Path, **defaults: object
+        self, section: str, rows: Mapping[str, SettingRow], root: Path, defaults: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the values of a table's rows, by field, checked; the default of a wrong one."""
         self._known.append(section)
         for source in self._sources:
-            value = source.data.get(section, {})
-            if not isinstance(value, Mapping):
-                wrong = f"found {describe(value)}, allowed: a table, written [{section}]"
-                self._note(section, source, wrong)
+            table = source.data.get(section, {})
+            if not isinstance(table, Mapping):
+                wrong = f"found {describe(table)}, allowed: a table, written [{section}]"
+                self._note_key(section, source, wrong)
         values = {}
         for name, row in rows.items():
-            path = f"{section}.{make_key(name)}"
-            self._known.append(path)
-            values[name] = self._read_row(path, row, root, defaults.get(name, row.default))
+            key = f"{section}.{make_key(name)}"
+            self._known.append(key)
+            values[name] = self._read_row(key, row, root, defaults.get(name, row.default))
         return values
 
-    def _read_row(self, path: str, row: SettingRow, root: Path, written: object) -> object:
+    def _read_row(self, key: str, row: SettingRow, root: Path, written: object) -> object:
         check = row.make_check(root)
         default = written if written in (None, (), "") else check(written)
-        fixed = next((source for source in self._sources if source.is_fixed(path)), None)
-        if fixed is not None:
-            self._note_overrides(path, fixed)
-        source, readings, setting = self._find_value(path, use_variable=fixed is None)
-        if not readings:
-            self.settings.append(WrittenSetting(path, written))
+        found = self._choose(key)
+        if found is None:
+            variable = make_variable_name(key)
+            self.settings.append(ListedSetting(key, written, variable=variable))
             return default
-        value, read, problems = _read_first(check, readings, setting.value, row.allowed)
-        self.settings.append(setting._replace(value=read))
+        value, reading, problems = _read_first(check, found, row.allowed)
+        self.settings.append(replace(found, value=reading))
         for place, problem in problems:
-            if source is None:
-                self._note_variable(setting.place, problem)
-            else:
-                self._note(f"{path}{place}", source, problem)
+            self._note(replace(found, key=f"{key}{place}"), problem)
         return default if problems else value
 
-    def _find_value(
-        self, path: str, *, use_variable: bool
-    ) -> tuple[SettingsSource | None, Iterator[object] | None, WrittenSetting]:
-        """Return where a value is written, None for a variable; and its possible readings."""
-        variable = make_variable_name(path)
-        if use_variable and variable in self._env:
-            text = self._env[variable]
-            return None, read_text_forms(text), WrittenSetting(path, text, "variable", variable)
-        source = self._find_source(path)
-        if source is None:
-            return None, None, WrittenSetting(path, None)
-        found = _get_value(source, path)
-        return source, iter([found]), WrittenSetting(path, found, source.origin, source.name)
+    def _choose(self, key: str) -> ListedSetting | None:
+        """Return the value that counts; note others where the site has fixed it."""
+        found = self._list_values(key)
+        fixed = next((source for source in self._sources if source.is_fixed(key)), None)
+        if fixed is None:
+            return found[0] if found else None
+        own = next((one for one in found if one.place == fixed.name), None)
+        values = [own.value] if own else []  # none: the default is fixed
+        for other in (*found, *self._list_variable(key, OVERRIDING.get(key, ""))):
+            if not any(reading in values for reading in _list_readings(other)):
+                self._note(other, f"fixed by your site in {fixed.name}: remove it here")
+        return own
 
-    def _find_source(self, path: str) -> SettingsSource | None:
-        """Return the document that decides a key: the one that has fixed it, else the first."""
-        fixed = [source for source in self._sources if source.is_fixed(path)]
-        return next(
-            (one for one in fixed or self._sources if _get_value(one, path) is not None), None
-        )
+    def _list_values(self, key: str) -> list[ListedSetting]:
+        """Return the values of a key by their places, the place that counts most first."""
+        variable = make_variable_name(key)
+        written = ((source, _get_value(source, key)) for source in self._sources)
+        return [
+            *self._list_variable(key, variable),
+            *(
+                ListedSetting(key, value, source.origin, source.name, variable)
+                for source, value in written
+                if value is not None
+            ),
+        ]
 
-    def _note_overrides(self, path: str, fixed: SettingsSource) -> None:
-        wrong = f"fixed by your site in {fixed.name}: remove it here"
-        own = _get_value(fixed, path)
-        values = [] if own is None else [own]  # none: the default is fixed
-        for source in self._sources:
-            if source is not fixed and _get_value(source, path) not in (None, *values):
-                self._note(path, source, wrong)
-        for variable in filter(None, (make_variable_name(path), OVERRIDING.get(path))):
-            text = self._env.get(variable)
-            if text is not None and not any(value in values for value in read_text_forms(text)):
-                self._note_variable(variable, wrong)
+    def _list_variable(self, key: str, name: str) -> list[ListedSetting]:
+        text = self._env.get(name)
+        return [] if text is None else [ListedSetting(key, text, "variable", name, name)]
 
-    def is_given(self, path: str) -> bool:
+    def is_given(self, key: str) -> bool:
         """Return whether the key is present, whatever its value."""
-        return self._find_source(path) is not None or make_variable_name(path) in self._env
+        return bool(self._list_values(key))
 
-    def note(self, path: str, problem: str) -> None:
+    def note(self, key: str, problem: str) -> None:
         """Note that a key's value cannot be used."""
-        variable = make_variable_name(path)
-        if variable in self._env:
-            self._note_variable(variable, problem)
+        values = self._list_values(key)
+        if values:
+            self._note(values[0], problem)
         else:
-            self._note(path, self._find_source(path) or self._sources[0], problem)
+            self._note_key(key, self._sources[0], problem)
 
-    def _note(self, path: str, source: SettingsSource, problem: str) -> None:
-        place = "" if source.origin == "project" else f" in {source.name}"
-        self.problems.append(f"{path}{place}: {problem}")
-        self.places[source.name] = None
+    def _note_key(self, key: str, source: SettingsSource, problem: str) -> None:
+        self._note(ListedSetting(key, None, source.origin, source.name), problem)
 
-    def _note_variable(self, variable: str, problem: str) -> None:
-        self.problems.append(f"{variable}: {problem}")
-        self.places[variable] = None
+    def _note(self, found: ListedSetting, problem: str) -> None:
+        where = found.place if found.origin == "variable" else found.key
+        if found.origin in ("user", "site"):
+            where += f" in {found.place}"
+        self.problems.append(f"{where}: {problem}")
+        self.places[found.place] = None
 
     def finish(self) -> list[str]:
         """Return all problems, including keys and variables that nothing read."""
         tables = [key for key in self._known if "." not in key]
-        for table, source in product(("", *tables), self._sources):
-            for path in _list_key_paths(source, table):
-                if path not in self._known:
-                    self._note(path, source, f"unknown key; {_suggest_key(path, self._known)}")
-        self._note_unknown_fixed()
-        paths = [setting.path for setting in self.settings]
-        for variable, problem in find_misspelt_variables(self._env, paths):
-            self._note_variable(variable, problem)
-        return self.problems
-
-    def _note_unknown_fixed(self) -> None:
+        for table in ("", *tables):
+            for source in self._sources:
+                for key in _list_key_paths(source, table):
+                    if key not in self._known:
+                        self._note_key(
+                            key, source, f"unknown key; {_suggest_key(key, self._known)}"
+                        )
         for source in self._sources:
             for key in source.fixed:
                 if not any(is_within(path, key) for path in self._known):
                     self.problems.append(f"fixed in {source.name}: {key} is no setting")
                     self.places[source.name] = None
+        names = [setting.variable for setting in self.settings]
+        for name, problem in find_misspelt_variables(self._env, names):
+            self._note(ListedSetting(name, None, "variable", name), problem)
+        return self.problems
+
+
+def _list_readings(found: ListedSetting) -> Iterable[object]:
+    return read_text_forms(found.value) if found.origin == "variable" else [found.value]
 
 
 def _read_first(
-    check: Callable[[object], object], readings: Iterator[object], found: object, allowed: str
+    check: Callable[[object], object], found: ListedSetting, allowed: str
 ) -> tuple[object, object, Sequence[tuple[str, str]]]:
     """Return the value of the first reading that is allowed, and that reading; else problems."""
-    if _has_nul(found):
-        return (
-            None,
-            found,
-            [("", f"found {describe(found)}, with a NUL character in it; remove that")],
-        )
-    problems: Sequence[tuple[str, str]] = [("", f"found {describe(found)}, allowed: {allowed}")]
-    for reading in readings:
+    words = f"found {describe(found.value)}"
+    if _has_nul(found.value):
+        return None, found.value, [("", f"{words}, with a NUL character in it; remove that")]
+    problems: Sequence[tuple[str, str]] = [("", f"{words}, allowed: {allowed}")]
+    for reading in _list_readings(found):
         try:
             return check(reading), reading, ()
         except RefusedValue as exc:
             problems = exc.problems
         except ValueError:
             continue
-    return None, found, problems
+    return None, found.value, problems
 
 
 def _list_key_paths(source: SettingsSource, table: str) -> list[str]:

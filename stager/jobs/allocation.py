@@ -226,7 +226,7 @@ def check_options_inside(options: JobOptions, env: Mapping[str, str]) -> Iterato
     """
     wrong, ignored = [], []
     for name, row in _list_given_rows(options).items():
-        variable = row.slurm.variable if row.slurm else ""
+        variable = row.variable
         asked, there = getattr(options, name), env.get(variable, "")
         if not there:
             ignored.append(row.option)

@@ -169,6 +169,8 @@ _HEADER_VARIABLES = re.compile(
     r"|OPEN_MODE|OUTPUT|SIGNAL|WAIT(_ALL_NODES)?)$"
 )
 """Defaults of the user that would win over the script's own ``#SBATCH`` lines (man sbatch)."""
+_WITHOUT_VARIABLE = ("nodes", "cpus-per-task", "exclude", "nodelist")
+"""Options that users and sites do not set in variables of sbatch."""
 _SIGNAL_DELAY_SECONDS = 83
 """A minute, by which Slurm may send a signal late (sbatch, ``--signal``), and time to collect."""
 
@@ -243,10 +245,9 @@ def make_submit_argv(facts: ScriptFacts) -> list[str]:
     """
     argv = ["sbatch", "--parsable", "--export=ALL"]
     options = facts.request.make_named_options()
-    for name, row in list_slurm_rows().items():
-        key = make_key(name)
+    for key in map(make_key, list_slurm_rows()):
         value = options[key]
-        if value and row.slurm and row.slurm.has_default:
+        if value and key not in _WITHOUT_VARIABLE:
             argv.append(f"--{key}={_refuse_unprintable(key, value)}")
     return argv
 

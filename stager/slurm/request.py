@@ -212,9 +212,8 @@ def make_salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_options(words: Sequence[str], place: str) -> Iterator[GivenOption]:
-    rows = list_slurm_rows().items()
-    long_names = {row.slurm.short: make_key(key) for key, row in rows if row.slurm}
-    long_names |= {"J": "job-name", "n": "ntasks"}
+    long_names = {row.flag[1]: make_key(name) for name, row in list_slurm_rows().items()}
+    long_names |= {"J": "job-name", "n": "ntasks", "q": "qos"}
     rest = list(words)
     while rest:
         word = rest.pop(0)

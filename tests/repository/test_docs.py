@@ -88,9 +88,9 @@ def test_every_setting_is_in_the_page_and_in_the_file_of_init(tmp_path: Path) ->
     written = (REPO / "stager" / "config" / "template.toml").read_text(encoding="utf-8")
     settings = parse({"environment": {"requirements": []}}, root=tmp_path, source=tmp_path / "x")
     for setting in settings.settings:
-        key = setting.path.partition(".")[2]
-        assert re.search(rf"(?<![\w-]){key}(?![\w-])", block), setting.path
-        assert re.search(rf"^(# )?{key} =", written, re.MULTILINE), setting.path
+        key = setting.key.partition(".")[2]
+        assert re.search(rf"(?<![\w-]){key}(?![\w-])", block), setting.key
+        assert re.search(rf"^(# )?{key} =", written, re.MULTILINE), setting.key
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPO)))

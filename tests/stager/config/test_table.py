@@ -39,7 +39,7 @@ def test_the_first_place_that_has_a_key_wins() -> None:
     config = parsed({"STAGER_CLUSTER_NODES": "2:4"})
     assert config.cluster.nodes == (2, 4)
     assert (config.cluster.partition, config.cluster.account) == ("own", "ml")
-    came = {setting.path: (setting.origin, setting.place) for setting in config.settings}
+    came = {setting.key: (setting.origin, setting.place) for setting in config.settings}
     assert came["cluster.nodes"] == ("variable", "STAGER_CLUSTER_NODES")
     assert came["cluster.partition"] == ("project", "/project/stager.toml")
     assert came["cluster.account"] == ("user", "/home/u/config.toml")
@@ -98,7 +98,7 @@ def test_variables_that_mean_something_else_are_no_settings() -> None:
     code = [*REPO.glob("bundle/**/*.py"), *REPO.glob("stager/**/*"), *REPO.glob("trainer/**/*.py")]
     texts = "\n".join(file.read_text() for file in code if file.suffix in (".py", ".sh", ".j2"))
     used = {name.rstrip("_") for name in re.findall(r"STAGER_[A-Z_]+", texts)}
-    settings = {make_variable_name(setting.path) for setting in parsed({}).settings}
+    settings = {make_variable_name(setting.key) for setting in parsed({}).settings}
     assert {"STAGER_NODE_ROOT", "STAGER_PROJECT", "STAGER_ENV"} <= used
     assert not used - {"STAGER_CLUSTER_MIN_NODES"} & settings
     parsed(dict.fromkeys(used - settings, "x"))
@@ -157,7 +157,7 @@ def test_a_site_gives_defaults_below_those_of_all_others() -> None:
     config = of_site({"cluster": {"partition": "site", "account": "site", "qos": "site"}}, (), {})
     cluster = config.cluster
     assert (cluster.partition, cluster.account, cluster.qos) == ("own", "ml", "site")
-    came = {setting.path: (setting.origin, setting.place) for setting in config.settings}
+    came = {setting.key: (setting.origin, setting.place) for setting in config.settings}
     assert came["cluster.qos"] == ("site", "/etc/stager/config.toml")
 
 
