@@ -109,13 +109,19 @@ def load(start: Path) -> Config:
         ConfigError: no such file, not TOML, or values that cannot be used (all of them).
     """
     found = find(start)
-    if found is not None:
-        return _load_file(found)
-    start = start.absolute()
-    raise NoSettingsError(
-        f"no {FILE_NAME}, and no {PYPROJECT} with a [tool.stager] table",
-        hint="run `stager init` to write one, or go to the project's folder",
-        context=[f"looked in {start} and every folder above it"],
+    if found is None:
+        raise NoSettingsError(
+            f"no {FILE_NAME}, and no {PYPROJECT} with a [tool.stager] table",
+            hint="run `stager init` to write one, or go to the project's folder",
+            context=[f"looked in {start.absolute()} and every folder above it"],
+        )
+    data = toml.read(found)
+    return parse(
+        _get_own_table(data, found) if found.name == PYPROJECT else data,
+        root=found.parent,
+        source=found,
+        defaults=load_default_sources(os.environ),
+        env=os.environ,
     )
 
 
@@ -193,7 +199,9 @@ def parse(
             hint="`stager init` writes a file that explains every key; so does docs/settings.md",
             context=problems,
         )
-    assets = _join_assets(config.assets)
+    paths = config.assets.paths
+    more = (place for _, place in config.assets.env if not any(map(place.is_relative_to, paths)))
+    assets = replace(config.assets, paths=(*paths, *dict.fromkeys(more)))
     return replace(config, assets=assets, launch=choose_ranks(config.launch))
 
 
@@ -219,7 +227,13 @@ def _check_together(config: Config, reader: SettingsReader) -> None:
         reader.note(
             "environment.requirements", 'missing; name what to install: ["requirements.txt"]'
         )
-    _check_target(environment, reader)
+    try:  # the target is made later: its problem is listed with the others
+        Target(
+            python=environment.python or "3.11",
+            platform=environment.platform or "manylinux_2_28_x86_64",
+        )
+    except ConfigError as exc:
+        reader.problems.append(exc.message)
     if (cluster.min_nodes or 0) > cluster.nodes[1]:
         reader.note(
             "cluster.min-nodes", f"found {cluster.min_nodes}, which is more than cluster.nodes"
@@ -228,20 +242,6 @@ def _check_together(config: Config, reader: SettingsReader) -> None:
         reader.note(
             "trust.require", "true needs allowed-signers, the file with the keys that may sign"
         )
-
-
-def _check_target(environment: EnvironmentConfig, reader: SettingsReader) -> None:
-    python, platform = environment.python or "3.11", environment.platform
-    try:  # the target is made later: its problem is listed with the others
-        Target(python=python, platform=platform or "manylinux_2_28_x86_64")
-    except ConfigError as exc:
-        reader.problems.append(exc.message)
-
-
-def _join_assets(assets: AssetsConfig) -> AssetsConfig:
-    paths = assets.paths
-    more = (place for _, place in assets.env if not any(map(place.is_relative_to, paths)))
-    return replace(assets, paths=(*paths, *dict.fromkeys(more)))
 
 
 def find_project_file(start: Path | None = None) -> Path:
@@ -253,19 +253,6 @@ def find_project_file(start: Path | None = None) -> Path:
         return Path.cwd()
     except OSError:  # the directory is gone
         return Path()
-
-
-def _load_file(path: Path) -> Config:
-    data: Document = toml.read(path)
-    if path.name == PYPROJECT:
-        data = _get_own_table(data, path)
-    return parse(
-        data,
-        root=path.parent,
-        source=path,
-        defaults=load_default_sources(os.environ),
-        env=os.environ,
-    )
 
 
 def _get_own_table(data: Document, path: Path) -> Document:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from bundle.protocol.enumerations import Backend
 
@@ -26,8 +24,7 @@ from ..core.errors import ConfigError
 class Option(NamedTuple):
     """An option of a launcher, and its meaning for a job."""
 
-    takes: Callable[[str], object] | None = None
-    """The type of its value, as argparse has it; None for an option without a value."""
+    takes_value: bool = False
     dropped: str = ""
     """The reason why it is left out of the job; empty where it is used."""
     refused: str = ""
@@ -38,42 +35,65 @@ class Option(NamedTuple):
 def read_options(
     program: str, table: Mapping[str, Option], words: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Split a launcher's arguments into its options and what it launches, as argparse does.
+    """Split a launcher's arguments into its options and what it launches.
 
     Options have their values by name, in the order of the command; empty for those that take none.
     """
-    parser = _Parser(
-        prog=program,
-        add_help=False,
-        argument_default=argparse.SUPPRESS,
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
-    for name, option in table.items():
-        names = _list_spellings(name, option, () if program == ACCELERATE_LAUNCH else table)
-        if option.takes is None:
-            parser.add_argument(*names, dest=name, action="store_const", const="")
-        else:
-            parser.add_argument(*names, dest=name, type=_make_type_check(option.takes))
-    parser.add_argument("script")
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
-    try:
-        found, unknown = parser.parse_known_args(list(words))
-    except argparse.ArgumentError as exc:
-        name = (exc.argument_name or "").partition("/")[0]
-        raise _explain(f"{program} {name}", table.get(name[2:], Option()), exc.message) from None
-    if unknown:
-        shown = unknown[0].partition("=")[0]
+    given: dict[str, str] = {}
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        shown = word.partition("=")[0] if word.startswith("--") else word[:2]
+        name = _find_option(program, table, shown)
+        given[name] = _read_value(f"{program} --{name}", table[name], word, rest)
+    if not rest:
+        raise ConfigError(f"{program}: the script is missing", hint=EXAMPLE)
+    return given, rest
+
+
+def _read_value(shown: str, option: Option, word: str, rest: list[str]) -> str:
+    """Return an option's value, for which a word may be taken from the rest; empty for none."""
+    if option.refused:
+        raise ConfigError(f"{shown}: {option.refused}")
+    is_long = word.startswith("--")
+    end = word.partition("=")[2] if is_long else word[2:].removeprefix("=")
+    has_end = "=" in word if is_long else bool(end)
+    if not option.takes_value:
+        if has_end and is_long:
+            raise ConfigError(f"{shown}: this option takes no value")
+        rest[:0] = [f"-{end}"] if has_end else []  # several in one word, as in -qv
+        return ""
+    wrong = ""
+    if not has_end and (not rest or rest[0].startswith("-")):
+        wrong = "its value is missing"
+    elif (value := end if has_end else rest.pop(0)).endswith(".py"):
+        wrong = f"{value} is not a value, it looks like the script"
+    if wrong:
+        out = "leave the option out" + (f": {option.dropped}" if option.dropped else "")
+        raise ConfigError(
+            f"{shown}: {wrong}",
+            hint=f"a variable is probably empty here: after `{shown.rpartition(' ')[2]} $VARIABLE` "
+            f"the next word then takes its place; {out}",
+        )
+    return value
+
+
+def _find_option(program: str, table: Mapping[str, Option], shown: str) -> str:
+    """Return the name of an option; its beginning is enough, except for accelerate."""
+    if not shown.startswith("--"):
+        fits = [name for name, option in table.items() if option.short == shown[1:]]
+    elif (text := shown[2:].replace("_", "-")) in table:
+        fits = [text]
+    else:
+        fits = [name for name in table if name.startswith(text) and program != ACCELERATE_LAUNCH]
+    if len(fits) != 1:
         raise ConfigError(
             f"{program} {shown}: not an option that can be carried over",
             hint=_advise(program, shown, table),
         )
-    given = vars(found)
-    rest = [given.pop("script"), *given.pop("rest")]
-    for name in given:
-        if table[name].refused:
-            raise ConfigError(f"{program} --{name}: {table[name].refused}")
-    return given, rest
+    return fits[0]
 
 
 def list_dropped_options(
@@ -104,63 +124,6 @@ def _advise(program: str, shown: str, table: Collection[str]) -> str:
     return "leave it out, or name only the script: stager run -- train.py ..."
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of ending the program."""
-
-    def error(self, message: str) -> NoReturn:
-        if "are required" in message:
-            message = "the script is missing"
-        raise ConfigError(f"{self.prog}: {message}", hint=EXAMPLE)
-
-
-def _list_spellings(name: str, option: Option, names: Collection[str]) -> list[str]:
-    """Return all that stands for an option: among these names, also what only it begins with.
-
-    argparse would find out itself, but also for the script's arguments, and refuse those that fit
-    two options (https://github.com/python/cpython/issues/58573).
-    """
-    ends = [name[:size] for size in range(len(name), 0, -1)] if names else [name]
-    own = [end for end in ends if end == name or sum(one.startswith(end) for one in names) == 1]
-    both = dict.fromkeys(f"--{text}" for end in own for text in (end, end.replace("-", "_")))
-    return [*both, *([f"-{option.short}"] if option.short else [])]
-
-
-def _make_type_check(kind: Callable[[str], object]) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if is_unexpanded(text):
-            return text
-        if text.endswith(".py"):  # the next word, where a variable before it is empty
-            raise argparse.ArgumentTypeError(f"{text} is not a value, it looks like the script")
-        try:
-            kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text} is not a value that it takes") from None
-        return text
-
-    return check
-
-
-def _explain(shown: str, option: Option, message: str) -> ConfigError:
-    if message.startswith("ignored explicit argument"):
-        return ConfigError(f"{shown}: this option takes no value")
-    if message.startswith("expected"):
-        message = "its value is missing"
-    out = "leave the option out" + (f": {option.dropped}" if option.dropped else "")
-    return ConfigError(
-        f"{shown}: {message}",
-        hint=f"a variable is probably empty here: after `{shown.rpartition(' ')[2]} $VARIABLE` "
-        f"the next word then takes its place; {out}",
-    )
-
-
-def _make_pattern_check(pattern: str) -> Callable[[str], object]:
-    def check(text: str) -> None:
-        if not re.fullmatch(pattern, text):
-            raise ValueError
-
-    return check
-
-
 ACCELERATE_LAUNCH = "accelerate launch"
 EXAMPLE = "name a script or a module: stager run -- train.py --epochs 3, or -- -m package.train"
 
@@ -172,37 +135,35 @@ _LOGS = "every rank has a log of its own in the log directory"
 _NO_PYTHON = "ranks are Python programs, started by the environment's own interpreter"
 _SET_BY_STAGER = "stager sets it itself where it starts torchrun on each node"
 _BIND = "bind through Slurm, with [cluster] salloc-args"
-_STREAMS = _make_pattern_check(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
-"""The streams of ``--tee`` and ``--redirects``, see ``Std.from_str`` of torch."""
 
 
-def _values(names: str, why: str, kind: Callable[[str], object] = str) -> dict[str, Option]:
-    return {name: Option(takes=kind, dropped=why) for name in names.split()}
+def _values(names: str, why: str = "") -> dict[str, Option]:
+    """Return options with a value, which are dropped if there is a reason; ``tee/t`` is short."""
+    return _make_options(names, Option(takes_value=True, dropped=why))
 
 
-def _flags(names: str, why: str) -> dict[str, Option]:
-    return {name: Option(dropped=why) for name in names.split()}
+def _flags(names: str, why: str = "") -> dict[str, Option]:
+    return _make_options(names, Option(dropped=why))
+
+
+def _make_options(names: str, option: Option) -> dict[str, Option]:
+    pairs = (name.partition("/") for name in names.split())
+    return {name: option._replace(short=short) for name, _, short in pairs}
 
 
 TORCHRUN: dict[str, Option] = {
-    "nnodes": Option(takes=str),
-    "nproc-per-node": Option(takes=str),
-    "max-restarts": Option(takes=str),
-    "module": Option(short="m"),
+    **_values("nnodes nproc-per-node max-restarts"),
+    **_flags("module/m"),
     "no-python": Option(refused=_NO_PYTHON),
     **_flags("standalone", "stager sets where the ranks meet"),
     **_values("rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr local-addr", _RENDEZVOUS),
-    **_values("node-rank master-port", _RENDEZVOUS, int),
+    **_values("node-rank master-port", _RENDEZVOUS),
     **_values("log-dir logs-specs duplicate-stdout-filters duplicate-stderr-filters", _LOGS),
-    **_values("local-ranks-filter", _LOGS, _make_pattern_check(r" *\d+ *(, *\d+ *)*")),
-    "redirects": Option(takes=_STREAMS, dropped=_LOGS, short="r"),
-    "tee": Option(takes=_STREAMS, dropped=_LOGS, short="t"),
+    **_values("local-ranks-filter redirects/r tee/t", _LOGS),
     **_flags("run-path", "the wrapper runs the script in its own interpreter anyway"),
-    **_values("event-log-handler role signals-to-handle", _SET_BY_STAGER),
-    **_values("monitor-interval", _SET_BY_STAGER, float),
-    **_values("shutdown-timeout", _SET_BY_STAGER, int),
-    **_values("start-method", _SET_BY_STAGER, _make_pattern_check("spawn|fork|forkserver")),
-    **_values("numa-binding", _BIND, _make_pattern_check("node|socket|exclusive|core-complex")),
+    **_values("event-log-handler role signals-to-handle monitor-interval", _SET_BY_STAGER),
+    **_values("shutdown-timeout start-method", _SET_BY_STAGER),
+    **_values("numa-binding", _BIND),
     **_flags("virtual-local-rank", "each rank finds its GPU by LOCAL_RANK"),
 }
 
@@ -210,49 +171,33 @@ LAUNCH: dict[str, Option] = {**TORCHRUN, "use-env": Option()}
 """Of ``torch.distributed.launch``, the older name."""
 
 ACCELERATE: dict[str, Option] = {
-    "num-processes": Option(takes=str),
-    "num-machines": Option(takes=str),
-    "max-restarts": Option(takes=str),
-    "mixed-precision": Option(takes=_make_pattern_check("no|fp16|bf16|fp8")),
-    "dynamo-backend": Option(takes=str),
-    "multi-gpu": Option(),
-    "cpu": Option(),
-    "use-cpu": Option(),
-    "module": Option(short="m"),
+    **_values("num-processes num-machines max-restarts mixed-precision dynamo-backend"),
+    **_flags("multi-gpu cpu use-cpu module/m"),
     "no-python": Option(refused=_NO_PYTHON),
-    **_values("main-process-ip rdzv-backend rdzv-conf", _RENDEZVOUS),
-    **_values("machine-rank main-process-port", _RENDEZVOUS, int),
+    **_values("main-process-ip main-process-port machine-rank", _RENDEZVOUS),
+    **_values("rdzv-backend rdzv-conf", _RENDEZVOUS),
     **_flags("same-network", _RENDEZVOUS),
-    **_values("log-dir", _LOGS),
-    "tee": Option(takes=str, dropped=_LOGS, short="t"),
-    **_values("role", _SET_BY_STAGER),
-    **_values("monitor-interval", _SET_BY_STAGER, float),
+    **_values("log-dir tee/t", _LOGS),
+    **_values("role monitor-interval", _SET_BY_STAGER),
     **_values("gpu-ids", "Slurm decides which GPUs a job gets"),
-    **_values("num-cpu-threads-per-process", "set it with [launch] omp-num-threads", int),
+    **_values("num-cpu-threads-per-process", "set it with [launch] omp-num-threads"),
     **_flags("enable-cpu-affinity", _BIND),
-    "quiet": Option(dropped="stager run -q is quiet", short="q"),
+    **_flags("quiet/q", "stager run -q is quiet"),
     **_flags("debug", "set ACCELERATE_DEBUG_MODE=true before stager runs"),
     "config-file": Option(
-        takes=str, refused="its settings cannot be carried over; give them as options"
+        True, refused="its settings cannot be carried over; give them as options"
     ),
 }
 
 _BUNDLE = "the environment comes from the bundle"
 
 UV_RUN: dict[str, Option] = {
-    "module": Option(short="m"),
-    "script": Option(short="s"),
-    "gui-script": Option(),
-    "with": Option(
-        takes=str, dropped="name the package in [environment] requirements and build", short="w"
-    ),
-    "python": Option(takes=str, dropped=_BUNDLE + "; see [environment] python", short="p"),
+    **_flags("module/m script/s gui-script"),
+    **_values("with/w", "name the package in [environment] requirements and build"),
+    **_values("python/p", f"{_BUNDLE}; see [environment] python"),
     **_values("extra no-extra group no-group only-group env-file with-editable", _BUNDLE),
     **_values("with-requirements package python-platform index default-index", _BUNDLE),
-    "index-url": Option(takes=str, dropped=_BUNDLE, short="i"),
-    "find-links": Option(takes=str, dropped=_BUNDLE, short="f"),
-    "upgrade-package": Option(takes=str, dropped=_BUNDLE, short="P"),
-    "config-setting": Option(takes=str, dropped=_BUNDLE, short="C"),
+    **_values("index-url/i find-links/f upgrade-package/P config-setting/C", _BUNDLE),
     **_values("extra-index-url index-strategy keyring-provider upgrade-group resolution", _BUNDLE),
     **_values("prerelease prerelease-package fork-strategy exclude-newer", _BUNDLE),
     **_values("exclude-newer-package no-sources-package reinstall-package link-mode", _BUNDLE),
@@ -260,7 +205,7 @@ UV_RUN: dict[str, Option] = {
     **_values("no-binary-package no-editable-package cache-dir refresh-package color", _BUNDLE),
     **_values("allow-insecure-host project config-file", _BUNDLE),
     "directory": Option(
-        takes=str, refused="ranks run where stager is called from; change to that directory first"
+        True, refused="ranks run where stager is called from; change to that directory first"
     ),
     **_flags("all-extras no-dev dev only-dev no-default-groups all-groups no-editable", _BUNDLE),
     **_flags("exact no-env-file isolated active no-sync locked frozen all-packages", _BUNDLE),
@@ -268,10 +213,7 @@ UV_RUN: dict[str, Option] = {
     **_flags("no-build-isolation no-build no-binary require-build-hashes", _BUNDLE),
     **_flags("no-require-build-hashes managed-python no-managed-python offline", _BUNDLE),
     **_flags("no-python-downloads system-certs native-tls no-progress no-config", _BUNDLE),
-    "upgrade": Option(dropped=_BUNDLE, short="U"),
-    "no-cache": Option(dropped=_BUNDLE, short="n"),
-    "quiet": Option(dropped=_BUNDLE, short="q"),
-    "verbose": Option(dropped=_BUNDLE, short="v"),
+    **_flags("upgrade/U no-cache/n quiet/q verbose/v", _BUNDLE),
 }
 
 PYTHON_FLAGS = "bBdEiIOPqRsSuvx"
@@ -354,8 +296,7 @@ _LAUNCHER_MODULES = {
 """Modules that are launchers, each with its program."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Converted:
+class Converted(NamedTuple):
     """The settings of a job that a command gives; None for those it leaves open."""
 
     command: tuple[str, ...]
@@ -388,7 +329,7 @@ def convert(command: Sequence[str]) -> Converted:
         raise ConfigError("there is nothing to run", hint=EXAMPLE)
     converted = _convert_launcher(words)
     refuse_program(converted.command)
-    return replace(converted, notes=(*notes, *converted.notes))
+    return converted._replace(notes=(*notes, *converted.notes))
 
 
 def _convert_launcher(words: list[str]) -> Converted:
