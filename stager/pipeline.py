@@ -170,7 +170,7 @@ def _announce(prepared: Prepared, basis: KnownRates, listener: JobListener) -> P
     if basis.jobs:
         job = replace(job, rates=basis.rates)
     listener.job(job, prepared.bundle)
-    return replace(prepared, job=job)
+    return prepared._replace(job=job)
 
 
 def _submit(

@@ -134,7 +134,7 @@ def exclude_bad_nodes(
         return prepared
     exclude = ",".join(filter(None, (cluster.exclude, fold_hosts(avoided))))
     config = replace(prepared.config, cluster=replace(cluster, exclude=exclude))
-    return replace(prepared, config=config)
+    return prepared._replace(config=config)
 
 
 def _make_request(prepared: Prepared, listed: Sequence[PartitionNode]) -> Request:

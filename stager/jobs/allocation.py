@@ -46,36 +46,27 @@ def find_hosts(options: JobOptions, config: Config, env: Mapping[str, str]) -> H
         ConfigError: a list of hosts cannot be read, or names one twice; or an option names hosts,
             and the site has fixed them.
     """
-    excluded = join_nodes(config.cluster.exclude, options.exclude)
-    found = _read_host_options(options)
-    if found is not None:
-        config.refuse_fixed(["cluster.hosts"])
-    found = found or _read_job_hosts(env)
-    if found is None and config.cluster.hosts:
-        origin = "[cluster] hosts"
-        found = Hosts(_expand_unique(config.cluster.hosts, origin), origin)
-    return None if found is None else _exclude_hosts(found, excluded)
-
-
-def _read_host_options(options: JobOptions) -> Hosts | None:
     if options.hosts and options.host_file:
         raise ConfigError(
             "--hosts and --host-file both name the hosts", hint="leave one of the two out"
         )
+    if options.hosts or options.host_file:
+        config.refuse_fixed(["cluster.hosts"])
+    variable = next(filter(env.get, _NODE_FILES), "")  # of the PBS, LSF or OAR job that this is in
     if options.hosts:
-        return Hosts(_expand_unique(options.hosts, "--hosts"), "--hosts")
-    if options.host_file:
-        origin = f"--host-file {options.host_file}"
-        return Hosts(_read_host_file(options.host_file, origin), origin)
-    return None
-
-
-def _read_job_hosts(env: Mapping[str, str]) -> Hosts | None:
-    """Return the hosts of the PBS, LSF or OAR job that this process runs in."""
-    for variable in filter(env.get, _NODE_FILES):
-        file, origin = env[variable], f"${variable}"
-        return Hosts(_read_host_file(Path(file), f"{origin} ({file})"), origin)
-    return None
+        found = Hosts(_expand_unique(options.hosts, "--hosts"), "--hosts")
+    elif options.host_file:
+        found = _read_host_file(options.host_file, f"--host-file {options.host_file}")
+    elif variable:
+        found = _read_host_file(Path(env[variable]), f"${variable} ({env[variable]})")
+        found = found._replace(origin=f"${variable}")
+    elif config.cluster.hosts:
+        origin = "[cluster] hosts"
+        found = Hosts(_expand_unique(config.cluster.hosts, origin), origin)
+    else:
+        return None
+    excluded = join_nodes(config.cluster.exclude, options.exclude)
+    return _exclude_hosts(found, excluded) if excluded else found
 
 
 def _expand_unique(texts: Iterable[str], origin: str) -> tuple[str, ...]:
@@ -93,7 +84,7 @@ def _expand_unique(texts: Iterable[str], origin: str) -> tuple[str, ...]:
     return names
 
 
-def _read_host_file(path: Path, origin: str) -> tuple[str, ...]:
+def _read_host_file(path: Path, origin: str) -> Hosts:
     """Return the hosts of a file, each once: such files may have a line for each slot."""
     names: list[str] = []
     for number, line in enumerate(_read_lines(path, origin), 1):
@@ -112,7 +103,7 @@ def _read_host_file(path: Path, origin: str) -> tuple[str, ...]:
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(_get_machine(name), name)
-    return _check_names(tuple(first.values()), origin)
+    return Hosts(_check_names(tuple(first.values()), origin), origin)
 
 
 def _read_lines(path: Path, origin: str) -> list[str]:
@@ -166,9 +157,7 @@ def _get_machine(name: str) -> str:
     return name.rpartition("@")[2].lower()
 
 
-def _exclude_hosts(hosts: Hosts, excluded: str | None) -> Hosts:
-    if not excluded:
-        return hosts
+def _exclude_hosts(hosts: Hosts, excluded: str) -> Hosts:
     avoided = {_get_machine(name) for name in _expand([excluded], "exclude")}
     left = tuple(name for name in hosts.names if _get_machine(name) not in avoided)
     if not left:

@@ -17,6 +17,7 @@ from bundle.protocol.events import JobBegins, JobEnds, OutputShown, Record
 from bundle.protocol.job import Job
 from bundle.system.files import examine_directory
 
+from .. import __version__
 from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
 from ..core.processes import CommandError, run, run_with_input
@@ -24,11 +25,12 @@ from ..core.store import Store
 from ..logs.job_files import LogFile, list_job_files
 from ..logs.job_record import parse_event
 from ..logs.lines import LogReader
-from ..pack.bundle_file import node_program
+from ..pack.bundle_file import node_program, read_manifest
 from ..slurm import messages
+from ..slurm.request import make_request
 from .driver import OnEvent
 from .outcome import Outcome, make_submitted_job
-from .preparation import Prepared, make_script_facts
+from .preparation import Prepared
 
 # --- The output of a batch job's ranks, read from their logs while somebody waits for the job ----
 
@@ -125,17 +127,25 @@ def make_submission(
     ``embed`` puts the node program into the script, which makes it 60 times as large; None does so
     where the bundle lies on no shared file system, so that nodes may not see it.
     """
-    from ..slurm.batch_script import batch_script, make_submit_argv, make_submit_environment
+    from ..slurm import batch_script
 
+    config, bundle, job = prepared.config, prepared.bundle, prepared.job
     if embed is None:
-        embed = not examine_directory(str(prepared.bundle)).shared
-    store = Store(offline_root(prepared.config))
-    program = node_program(prepared.bundle, store, prepared.job.bundle_id).read_bytes()
-    facts = replace(make_script_facts(prepared, env, program, requeue=requeue), embed=embed)
+        embed = not examine_directory(str(bundle)).shared
+    asked = make_request(config, env, job.bundle_id)
+    facts = batch_script.ScriptFacts(
+        job=replace(job, cpus_per_task=asked.cpus_per_task),
+        program=node_program(bundle, Store(offline_root(config)), job.bundle_id).read_bytes(),
+        bundle_bytes=read_manifest(bundle).size,
+        request=asked,
+        version=__version__,
+        requeue=requeue,
+        embed=embed,
+    )
     return Submission(
-        argv=tuple(make_submit_argv(facts)),
-        environment=make_submit_environment(env, prepared.job.launch.pass_env),
-        script=batch_script(facts),
+        argv=tuple(batch_script.make_submit_argv(facts)),
+        environment=batch_script.make_submit_environment(env, job.launch.pass_env),
+        script=batch_script.batch_script(facts),
     )
 
 
@@ -180,12 +190,9 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
 
 def _explain_refusal(exc: CommandError) -> StagerError:
     lines = exc.completed.stderr.splitlines()
-    if (absent := messages.make_no_cluster_error(lines)) is not None:
-        return absent
-    errors = [
-        message.text for message in map(messages.parse_message, lines) if message.kind == "error"
-    ]
-    return StagerError(
+    said = map(messages.parse_message, lines)
+    errors = [message.text for message in said if message.kind == "error"]
+    return messages.make_no_cluster_error(lines) or StagerError(
         f"Slurm rejected the batch job: {'; '.join(errors) or exc.message}",
         hint=messages.find_hint(" ".join(lines)),
         context=[] if errors else exc.context,

@@ -36,7 +36,11 @@ def find_driver(
     known = _query_allocation(env, run) or _read_last_job(
         project, job_files.choose_log_dir(log_dir)
     )
-    return known or _query_this_machine(env)
+    if known is not None:
+        return known
+    driver = kernel_driver()
+    facts = None if driver else Question(env).answer()
+    return KnownDriver(version=facts.driver if facts else driver, where="this machine")
 
 
 def _query_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
@@ -48,33 +52,21 @@ def _query_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None
         done = run(make_step_argv(step, ["cat", _ACCOUNT]), timeout=_SECONDS, check=False)
     except (StagerError, ValueError):
         return None
-    versions = {parse_driver_version(line) for line in done.stdout.splitlines()} - {""}
-    if not versions and "No such file" not in done.stderr:
+    versions = {parse_driver_version(line) for line in done.stdout.splitlines()}
+    if not versions - {""} and "No such file" not in done.stderr:
         return None  # srun itself has failed
-    return KnownDriver(
-        version=min(versions, key=parse_version, default=""), where=f"allocation {job_id}"
-    )
+    return _choose_oldest(versions, f"allocation {job_id}")
 
 
 def _read_last_job(project: str, log_dir: Path) -> KnownDriver | None:
     job = job_files.find_last_job(project, log_dir)
-    if job is None:
+    events = [record.event for record in read_records(job.events)] if job else []
+    answers = [event for event in events if isinstance(event, PreflightAnswer)]
+    if job is None or not answers:
         return None
-    answers = [
-        record.event
-        for record in read_records(job.events)
-        if isinstance(record.event, PreflightAnswer)
-    ]
-    if not answers:
-        return None
-    versions = {answer.gpus.driver for answer in answers if answer.gpus is not None} - {""}
-    where = f"the nodes of job {job.job_id}"
-    return KnownDriver(version=min(versions, key=parse_version, default=""), where=where)
+    versions = {answer.gpus.driver for answer in answers if answer.gpus is not None}
+    return _choose_oldest(versions, f"the nodes of job {job.job_id}")
 
 
-def _query_this_machine(env: Mapping[str, str]) -> KnownDriver:
-    driver = kernel_driver()
-    if not driver:
-        facts = Question(env).answer()
-        driver = "" if facts is None else facts.driver
-    return KnownDriver(version=driver, where="this machine")
+def _choose_oldest(versions: set[str], where: str) -> KnownDriver:
+    return KnownDriver(version=min(versions - {""}, key=parse_version, default=""), where=where)

@@ -12,10 +12,10 @@ import sys
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from bundle.driver.transports.slurm_text import CREDENTIALS
 from bundle.format.manifest import Manifest
@@ -24,7 +24,6 @@ from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
 from bundle.redaction.secret_names import remove_secret_variables
 
-from .. import __version__
 from ..building.current_bundle import (
     Listener,
     current_bundle,
@@ -53,10 +52,6 @@ from ..trust import decide_trust, read_signers
 from .allocation import Hosts, check_options_inside, find_hosts, list_options_without_slurm
 from .driver import DriverStart
 from .job_description import apply_options, make_job, refuse_launcher
-
-if TYPE_CHECKING:
-    from ..slurm.batch_script import ScriptFacts
-
 
 # --- The check that a job can be started: its script or module is here, or in the bundle ---------
 
@@ -198,8 +193,7 @@ def _is_python(path: Path) -> bool:
 # --- The preparation of a job: settings, bundle, source of the nodes, command of the driver ------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A job that only has to be started."""
 
     config: Config
@@ -399,23 +393,6 @@ def make_driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart
     return DriverStart(
         argv=request.make_salloc_argv(asked, ()),
         environment=make_submit_environment(env, prepared.job.launch.pass_env),
-    )
-
-
-def make_script_facts(
-    prepared: Prepared, env: Mapping[str, str], program: bytes, *, requeue: bool
-) -> ScriptFacts:
-    """Return the facts that decide the text of the batch script."""
-    from ..slurm.batch_script import ScriptFacts
-
-    asked = request.make_request(prepared.config, env, prepared.job.bundle_id)
-    return ScriptFacts(
-        job=replace(prepared.job, cpus_per_task=asked.cpus_per_task),
-        program=program,
-        bundle_bytes=read_manifest(prepared.bundle).size,
-        request=asked,
-        version=__version__,
-        requeue=requeue,
     )
 
 

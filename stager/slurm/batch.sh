@@ -4,7 +4,30 @@
 #@ between two at signs is replaced by the value of that name.
 @directives@
 #
-@comment@
+@purpose@
+#
+# Written by stager @version@. The nodes do not need stager; bash, coreutils, gzip and Python 3.9 or
+# newer are enough. Only the first node runs this script. It starts the driver there, which
+# reaches the others through srun and sbcast: it checks every node, brings the bundle to the local
+#@if run
+# disks that lack it, unpacks, probes, and launches the ranks.
+#@end
+#@if verify
+# disks that lack it, unpacks, probes and reports.
+#@end
+#
+@facts@
+#
+# The first node must be able to read the bundle. Where it cannot, run `stager run` without
+# --batch instead: through salloc the driver runs on the login node and sends the bundle from
+# there. Logs are written by the first node, to a directory of its own if it cannot see yours;
+# Slurm itself writes none, because it would drop a job whose log it cannot open.
+#@if requeue
+#
+# @warning_seconds@ s before the time limit Slurm sends USR1: the driver ends the ranks with TERM and collects
+# the results, and the job goes back into the queue, at most @most_restarts@ times. The training script must
+# resume from its own checkpoint.
+#@end
 
 set -euo pipefail
 

@@ -25,114 +25,6 @@ from ..config.job_settings import list_slurm_rows, make_key
 from ..core.errors import ConfigError
 from .request import Request
 
-# --- The comment block at the top of a batch script: what it does, how to submit it, its logs ----
-
-MOST_RESTARTS = 10
-"""How often a job goes back into the queue at most."""
-WIDTH = 98
-"""Columns of the comment block."""
-
-_READING_THE_BUNDLE = (
-    "The first node must be able to read the bundle. Where it cannot, run `stager run` without"
-    " --batch instead: through salloc the driver runs on the login node and sends the bundle"
-    " from there. Logs are written by the first node, to a directory of its own if it cannot"
-    " see yours; Slurm itself writes none, because it would drop a job whose log it cannot open."
-)
-
-
-def make_comment(facts: ScriptFacts) -> Iterator[str]:
-    """Yield the lines of the comment block."""
-    yield from _paragraph(f"{escape_line(facts.job.name)}: {_purpose(facts)}")
-    yield "#"
-    yield from _paragraph(_overview(facts))
-    yield "#"
-    for key, value in _table(facts):
-        yield f"#   {key:8} {value}"
-    yield "#"
-    yield from _paragraph(_READING_THE_BUNDLE)
-    if facts.requeue:
-        yield "#"
-        yield from _paragraph(_requeue_note(facts))
-
-
-def escape_line(text: str) -> str:
-    """Return a text for a comment, with line breaks and control characters shown as escapes."""
-    return "".join(_escape_char(char) for char in text)
-
-
-def _escape_char(char: str) -> str:
-    if char.isprintable():
-        return char
-    return char.encode("unicode_escape").decode("ascii")
-
-
-def _purpose(facts: ScriptFacts) -> str:
-    nodes = _node_count(facts)
-    if not _is_launching(facts):
-        return f"checks that {nodes} can run the bundle; nothing is launched."
-    launch = facts.job.launch
-    ranks = "one rank for each GPU, or one for each node,"
-    if launch.nproc_per_node == ONE_A_CPU:
-        ranks = "one rank for each CPU"
-    elif launch.nproc_per_node is not None:
-        ranks = f"{format_count(launch.nproc_per_node, 'rank')} a node"
-    return f"runs {ranks} on {nodes}, from each node's own disk ({launch.launcher})."
-
-
-def _node_count(facts: ScriptFacts) -> str:
-    least, most = facts.request.nodes
-    if least == most:
-        return format_count(most, "node")
-    return f"{least} to {format_count(most, 'node')}"
-
-
-def _overview(facts: ScriptFacts) -> str:
-    last_step = ", and launches the ranks." if _is_launching(facts) else " and reports."
-    return (
-        f"Written by stager {facts.version}. The nodes do not need stager; bash, coreutils,"
-        " gzip and Python 3.9 or newer are enough. Only the first node runs this script. It starts"
-        " the driver there, which reaches the others through srun and sbcast: it checks every node,"
-        " brings the bundle to the local disks that lack it, unpacks,"
-        f" probes{last_step}"
-    )
-
-
-def _requeue_note(facts: ScriptFacts) -> str:
-    return (
-        f"{facts.warning_seconds} s before the time limit Slurm sends USR1: the driver ends the"
-        " ranks with TERM and collects the results, and the job goes back into the queue, at most"
-        f" {MOST_RESTARTS} times. The training script must resume from its own checkpoint."
-    )
-
-
-def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a table; an empty key repeats the row above."""
-    job = facts.job
-    log_dir, name = escape_line(job.log_dir.rstrip("/")), escape_line(job.name)
-    if facts.made_with:
-        yield "made by", escape_line(facts.made_with)
-    yield "bundle", f"{escape_line(job.bundle)} ({format_size(facts.bundle_bytes)})"
-    yield "id", job.bundle_id
-    if _is_launching(facts):
-        yield "command", escape_line(shlex.join(mask_arguments(job.launch.command)))
-    yield "submit", "sbatch THIS_FILE"
-    yield "follow", f"stager logs JOBID --follow --log-dir {shlex.quote(log_dir)}"
-    yield "cancel", "scancel JOBID"
-    rank_log = log_names.make_rank_log_name(name, "JOBID", "NODE", "RANK")
-    yield "logs", f"{log_dir}/{rank_log}, one for each rank"
-    yield "", f"{log_dir}/{log_names.make_preflight_name('JOBID')}, one line for each node"
-    yield "", f"{log_dir}/{log_names.make_events_name('JOBID')}, everything, for programs"
-
-
-def _is_launching(facts: ScriptFacts) -> bool:
-    return facts.job.action is Action.RUN
-
-
-def _paragraph(text: str) -> Iterator[str]:
-    for line in textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False):
-        yield f"# {line}"
-
-
 # --- The batch script of a job, and how it is submitted: functions of one frozen value -----------
 
 # The script is complete. It carries the far side's program and the job's description, so that the
@@ -143,10 +35,14 @@ def _paragraph(text: str) -> Iterator[str]:
 OLDEST_PYTHON = (3, 9)
 NEWEST_PYTHON = (3, 15)
 """Names from ``python3.15`` down to ``python3.9`` are looked for on a node."""
-BASE64_COLUMNS = 76
+_BASE64_COLUMNS = 76
 
 TEMPLATE = Path(__file__).with_name("batch.sh")
 """The shell of the script; its first lines say how it is filled in."""
+MOST_RESTARTS = 10
+"""How often a job goes back into the queue at most."""
+_COLUMNS = 98
+"""Columns of the comment block."""
 _PLACEHOLDER = re.compile(r"@(\w+)@")
 _CONDITION = "#@if "
 _END = "#@end"
@@ -208,32 +104,96 @@ def batch_script(facts: ScriptFacts) -> str:
     Raises:
         ConfigError: a value that cannot stand in a ``#SBATCH`` line; the message names its key.
     """
-    values = {
-        "directives": "\n".join(_make_directives(facts)),
-        "comment": "\n".join(make_comment(facts)),
-        **_shell_variables(facts),
-        "job_json": _job_json(facts.job),
-    }
-    cases = {"embed"} if facts.embed else {"from_bundle"}
-    if facts.embed:
-        values["program_base64"] = _program_base64(facts.program)
+    values = _make_values(facts)
+    cases = {facts.job.action.value, "embed" if facts.embed else "from_bundle"}
     if facts.requeue:
         cases.add("requeue")
-    return fill_template(TEMPLATE.read_text(encoding="utf-8"), values, cases)
-
-
-def fill_template(template: str, values: Mapping[str, str], cases: Collection[str]) -> str:
-    """Fill in a template (syntax: see ``batch.sh``); placeholders within values stay."""
     lines = []
     keep = True
-    for line in template.splitlines(keepends=True):
+    for line in TEMPLATE.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.startswith(_CONDITION):
             keep = line.removeprefix(_CONDITION).strip() in cases
         elif line.startswith(_END):
             keep = True
-        elif keep and not line.startswith(_TEMPLATE_ONLY):
+        elif keep and not line.startswith(_TEMPLATE_ONLY):  # placeholders within values stay
             lines.append(_PLACEHOLDER.sub(lambda match: values[match[1]], line))
     return "".join(lines)
+
+
+def _make_values(facts: ScriptFacts) -> dict[str, str]:
+    """Return the values of the placeholders."""
+    job = facts.job
+    return {
+        "directives": "\n".join(_make_directives(facts)),
+        "purpose": "\n".join(_make_purpose(facts)),
+        "version": facts.version,
+        "facts": "\n".join(f"#   {key:8} {value}" for key, value in _list_facts(facts)),
+        "warning_seconds": str(facts.warning_seconds),
+        "bundle": shlex.quote(job.bundle),
+        "bundle_id": job.bundle_id,
+        "name": shlex.quote(job.name),
+        "log_dir": shlex.quote(job.log_dir.rstrip("/")),
+        "log_umask": "027" if job.log_mode is LogMode.GROUP else "077",
+        "program_sha256": hashlib.sha256(facts.program).hexdigest(),
+        "pythons": "\n".join(f"    {shlex.quote(python)}" for python in _list_pythons(job)),
+        "most_restarts": str(MOST_RESTARTS),
+        # ASCII, one field a line. It holds only the names of secret variables. The command is
+        # complete, whatever it holds, as nothing else tells the driver what to run: Slurm shows a
+        # script to its owner and to operators.
+        "job_json": json.dumps(job.to_json(), indent=2),
+        "program_base64": _encode_program(facts.program) if facts.embed else "",
+    }
+
+
+def _make_purpose(facts: ScriptFacts) -> Iterator[str]:
+    """Yield lines that say what the job does, for the comment block."""
+    job, (least, most) = facts.job, facts.request.nodes
+    nodes = (
+        f"{least} to {format_count(most, 'node')}" if least < most else format_count(most, "node")
+    )
+    number = job.launch.nproc_per_node
+    ranks = "one rank for each GPU, or one for each node,"
+    if number is not None:
+        is_a_cpu = number == ONE_A_CPU
+        ranks = "one rank for each CPU" if is_a_cpu else f"{format_count(number, 'rank')} a node"
+    does = f"runs {ranks} on {nodes}, from each node's own disk ({job.launch.launcher})."
+    if job.action is not Action.RUN:
+        does = f"checks that {nodes} can run the bundle; nothing is launched."
+    for line in textwrap.wrap(
+        f"{_escape_line(job.name)}: {does}",
+        _COLUMNS - 2,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        yield f"# {line}"
+
+
+def _list_facts(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a table for the comment block; an empty key repeats the row above."""
+    job = facts.job
+    log_dir, name = _escape_line(job.log_dir.rstrip("/")), _escape_line(job.name)
+    if facts.made_with:
+        yield "made by", _escape_line(facts.made_with)
+    yield "bundle", f"{_escape_line(job.bundle)} ({format_size(facts.bundle_bytes)})"
+    yield "id", job.bundle_id
+    if job.action is Action.RUN:
+        yield "command", _escape_line(shlex.join(mask_arguments(job.launch.command)))
+    yield "submit", "sbatch THIS_FILE"
+    yield "follow", f"stager logs JOBID --follow --log-dir {shlex.quote(log_dir)}"
+    yield "cancel", "scancel JOBID"
+    rank_log = log_names.make_rank_log_name(name, "JOBID", "NODE", "RANK")
+    yield "logs", f"{log_dir}/{rank_log}, one for each rank"
+    yield "", f"{log_dir}/{log_names.make_preflight_name('JOBID')}, one line for each node"
+    yield "", f"{log_dir}/{log_names.make_events_name('JOBID')}, everything, for programs"
+
+
+def _escape_line(text: str) -> str:
+    """Return a text for a comment, with line breaks and control characters shown as escapes."""
+    shown = (
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+    return "".join(shown)
 
 
 def make_submit_argv(facts: ScriptFacts) -> list[str]:
@@ -309,38 +269,15 @@ def _refuse_unprintable(key: str, value: str) -> str:
     return value
 
 
-def _shell_variables(facts: ScriptFacts) -> dict[str, str]:
-    job = facts.job
-    return {
-        "bundle": shlex.quote(job.bundle),
-        "bundle_id": job.bundle_id,
-        "name": shlex.quote(job.name),
-        "log_dir": shlex.quote(job.log_dir.rstrip("/")),
-        "log_umask": "027" if job.log_mode is LogMode.GROUP else "077",
-        "program_sha256": hashlib.sha256(facts.program).hexdigest(),
-        "pythons": "\n".join(f"    {shlex.quote(python)}" for python in _pythons(job)),
-        "most_restarts": str(MOST_RESTARTS),
-    }
-
-
-def _pythons(job: Job) -> list[str]:
+def _list_pythons(job: Job) -> list[str]:
     newest, oldest = NEWEST_PYTHON[1], OLDEST_PYTHON[1]
     versions = [f"python3.{minor}" for minor in range(newest, oldest - 1, -1)]
     return list(dict.fromkeys([*job.python_hints, "python3", *versions, "python"]))
 
 
-def _program_base64(program: bytes) -> str:
+def _encode_program(program: bytes) -> str:
     """Return the gzipped program as base64 (a quarter the size): Slurm stores each script."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     text = b64encode(packer.compress(program) + packer.flush()).decode("ascii")
-    starts = range(0, len(text), BASE64_COLUMNS)
-    return "\n".join(text[start : start + BASE64_COLUMNS] for start in starts)
-
-
-def _job_json(job: Job) -> str:
-    """Return the job's description: ASCII, one field a line.
-
-    It holds only the names of secret variables. The command is complete, whatever it holds, as
-    nothing else tells the driver what to run: Slurm shows a script to its owner and to operators.
-    """
-    return json.dumps(job.to_json(), indent=2, ensure_ascii=True)
+    starts = range(0, len(text), _BASE64_COLUMNS)
+    return "\n".join(text[start : start + _BASE64_COLUMNS] for start in starts)
