@@ -66,14 +66,13 @@ def init(
 def config(*, console: Talk) -> None:
     """Show every setting, its value, and where that came from."""
     from ..building.current_bundle import offline_root
-    from ..config.load import find, list_settings, load
-    from ..config.template import make_default_config
+    from ..config.load import find, list_settings
+    from ..config.template import load_or_default
 
     place = get_settings_place()
-    found = find(place)
-    config = load(place) if found else make_default_config(place)
+    config = load_or_default(place)
     result = list_settings(config, os.environ, offline_root(config))
-    if found is None and not console.as_json:
+    if find(place) is None and not console.as_json:
         console.note("there is no stager.toml here: these are the values without one")
     console.show(result, console.show_config)
 
@@ -211,10 +210,10 @@ def sign(
     asked = read_bundle_id(id)
     if bundle is not None:
         chosen = ChosenBundle(path=bundle, id=asked)
-    elif asked:
-        chosen = choose_bundle(load_project(None, asked, get_settings_place()), None, asked)
-    else:  # made again if the project has changed: it is what the next job takes
-        chosen = current_bundle(load_project(None, start=get_settings_place()), console)
+    else:
+        config = load_project(None, asked, get_settings_place())
+        # Made again if the project has changed: it is what the next job takes.
+        chosen = choose_bundle(config, None, asked) if asked else current_bundle(config, console)
     console.show(make_signature(chosen, key, console.note), console.show_signature)
 
 
@@ -239,23 +238,8 @@ def inspect(
     console: JsonTalk,
 ) -> None:
     """Show what is in a bundle."""
-    views = {"files": files, "licenses": licenses, "sbom": sbom}
-    _refuse_contradictions([view for view, is_set in views.items() if is_set], output, console)
-    chosen, config = _choose_bundle(bundle, read_bundle_id(id))
-    if not (licenses or sbom):
-        _show_layers(console, chosen, config, files=files)
-        return
-    from ..inventory.inventory import inventory, licence_list
-    from ..inventory.provenance import list_possible_locks
-
-    found = inventory(chosen, list_possible_locks(chosen.path, config))
-    if sbom:
-        _show_sbom(console, found, output, config)
-    else:
-        console.show(licence_list(found), console.show_licences)
-
-
-def _refuse_contradictions(views: list[str], output: Path | None, console: JsonTalk) -> None:
+    given = {"files": files, "licenses": licenses, "sbom": sbom}
+    views = [view for view, is_given in given.items() if is_given]
     if len(views) > 1:
         raise typer.BadParameter(f"cannot be used with --{views[1]}", param_hint=f"--{views[0]}")
     if output is not None and views != ["sbom"]:
@@ -265,6 +249,24 @@ def _refuse_contradictions(views: list[str], output: Path | None, console: JsonT
             "cannot be used with --sbom without --output: that prints JSON of its own",
             param_hint="--json",
         )
+    chosen, config = _choose_bundle(bundle, read_bundle_id(id))
+    if licenses or sbom:
+        from ..inventory.inventory import inventory, licence_list
+        from ..inventory.provenance import list_possible_locks
+
+        found = inventory(chosen, list_possible_locks(chosen.path, config))
+        if sbom:
+            _show_sbom(console, found, output, config)
+        else:
+            console.show(licence_list(found), console.show_licences)
+        return
+    from ..pack import members
+    from ..trust import inspect_signature
+
+    look = members.inspect_files if files else members.inspect
+    result = look(chosen.path, asked=chosen.id)
+    made = inspect_signature(config, chosen.path, result.id)
+    console.show(replace(result, signature=made), console.show_inspection)
 
 
 def _choose_bundle(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | None]:
@@ -282,18 +284,6 @@ def _choose_bundle(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Confi
     with suppress(ConfigError):
         return chosen, load(place)
     return chosen, None
-
-
-def _show_layers(
-    console: JsonTalk, chosen: ChosenBundle, config: Config | None, *, files: bool
-) -> None:
-    from ..pack.members import inspect as inspect_bundle
-    from ..pack.members import inspect_files
-    from ..trust import inspect_signature
-
-    result = (inspect_files if files else inspect_bundle)(chosen.path, asked=chosen.id)
-    made = inspect_signature(config, chosen.path, result.id)
-    console.show(replace(result, signature=made), console.show_inspection)
 
 
 def _show_sbom(

@@ -59,15 +59,10 @@ def export(
     from ..carrying.exports import ExportOptions, export_project
     from ..carrying.image import export_image
 
-    if squashfs:
-        for_a_file = {
-            "--base": base,
-            "--since": since,
-            "--with-tool": with_tool,
-            "--offline": offline,
-        }
-        for option in filter(for_a_file.get, for_a_file):
-            raise typer.BadParameter("cannot be used with --squashfs", param_hint=option)
+    of_file = {"--base": base, "--since": since, "--with-tool": with_tool, "--offline": offline}
+    if squashfs and any(of_file.values()):
+        name = next(filter(of_file.get, of_file))
+        raise typer.BadParameter("cannot be used with --squashfs", param_hint=name)
     if base and since:
         raise typer.BadParameter("cannot be used with --since", param_hint="--base")
     if offline and not with_tool:
@@ -103,15 +98,11 @@ def _parse_moment(text: str | None) -> datetime.datetime | None:
 def _choose_bundle(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle | None, Config]:
     from ..jobs.preparation import choose_bundle, load_project
 
-    asked = flags.bundle_id
-    if flags.bundle is None and not asked:
+    bundle, asked = flags.bundle, flags.bundle_id
+    if bundle is None and not asked:
         return None, load_settings(script)
-    config = (
-        load_project(flags.bundle, asked, get_settings_place())
-        if script is None
-        else load_settings(script)
-    )
-    return choose_bundle(config, flags.bundle, asked), config
+    config = load_settings(script) if script else load_project(bundle, asked, get_settings_place())
+    return choose_bundle(config, bundle, asked), config
 
 
 # --- ``stager import``: take a bundle out of a carried file --------------------------------------
@@ -184,9 +175,9 @@ def mirror(
 ) -> None:
     """Keep a folder of wheels with an index for pip and uv."""
     from ..carrying.mirror import MirrorRequest, mirror_wheels
-    from ..config.load import find, load
+    from ..config.load import load
     from ..config.sections import PLATFORM, PLATFORMS, VERSION, VERSIONS
-    from ..config.template import make_default_config
+    from ..config.template import load_or_default
     from ..core.files import expand_home
 
     request = MirrorRequest(
@@ -196,7 +187,6 @@ def mirror(
         offline=offline,
     )
     place = get_settings_place()
-    is_alone = bool(requirements) and find(place) is None
-    config = make_default_config(place) if is_alone else load(place)
+    config = load_or_default(place) if requirements else load(place)
     result = mirror_wheels(config, expand_home(folder).absolute(), request, console)
     console.show(result, console.show_mirror)

@@ -11,6 +11,7 @@ import typer
 
 from bundle.protocol.counts import format_count
 
+from ..core.errors import escape_line_feeds
 from ..support import LOG_BYTES
 from .application import app, get_settings_place, option
 from .options import JobArgument, JobTalk, LogDir, choose_job_files, file_option
@@ -166,8 +167,6 @@ def _show_listing(console: Console, listing: SupportListing, limit: int) -> None
 
 
 def _describe_diagnosis(diagnosis: Diagnosis) -> str:
-    from ..console.job_result import Recorder
+    from ..console.job_result import describe_diagnosis
 
-    recorder = Recorder(quiet=True)
-    recorder.show_diagnosis(diagnosis)
-    return "\n".join(recorder.recorded)
+    return "\n".join(map(escape_line_feeds, describe_diagnosis(diagnosis)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,10 +21,6 @@ from .options import (
     read_option,
     typer_option,
 )
-
-if TYPE_CHECKING:
-    from ..config.load import Config
-
 
 # --- ``stager estimate``: predict how long staging takes, and whether it pays --------------------
 
@@ -87,20 +83,18 @@ def nodes(
 ) -> None:
     """List the nodes that failed lately, and why."""
     from ..building.current_bundle import offline_root
-    from ..config.load import find, load
-    from ..config.template import make_default_config
+    from ..config.template import load_or_default
     from ..core.store import Store
-    from ..incidents.node_history import NodesResult, forget_nodes, list_histories, read_incidents
+    from ..incidents import node_history
     from ..incidents.pending_jobs import settle_notes
 
     names = _read_node_names(forget)
-    here = get_settings_place()
-    store = Store(offline_root(make_default_config(here) if find(here) is None else load(here)))
+    store = Store(offline_root(load_or_default(get_settings_place())))
     now = time()
     settle_notes(store, now)
-    forgotten = forget_nodes(store, names, now) if names else None
-    histories = list_histories(read_incidents(store, days, now))
-    result = NodesResult(days=days, nodes=histories, forgotten=forgotten)
+    forgotten = node_history.forget_nodes(store, names, now) if names else None
+    histories = node_history.list_histories(node_history.read_incidents(store, days, now))
+    result = node_history.NodesResult(days=days, nodes=histories, forgotten=forgotten)
     console.show(result, console.show_failed_nodes)
 
 
@@ -140,6 +134,8 @@ def clean(
 ) -> None:
     """Remove environments, bundles and layers that nobody uses."""
     from .. import pipeline
+    from ..config.template import load_or_default
+    from ..jobs.preparation import load_project
 
     if nodes_only and store_only:
         raise typer.BadParameter("cannot be used with --store-only", param_hint="--nodes-only")
@@ -151,21 +147,15 @@ def clean(
         dry_run=dry_run,
         job=replace(job, log_dir=log_dir),
     )
-    result = pipeline.clean(_load_settings(job, store_only=store_only), options, console)
+    start = get_settings_place()
+    if store_only:
+        config = load_or_default(start)
+    else:
+        config = load_project(job.bundle, job.bundle_id, start)
+    result = pipeline.clean(config, options, console)
     code = console.show_cleaned_nodes(result)
     console.show(result, console.show_clean)
     raise typer.Exit(code)
-
-
-def _load_settings(job: JobOptions, *, store_only: bool) -> Config:
-    from ..config.load import find
-    from ..config.template import make_default_config
-    from ..jobs.preparation import load_project
-
-    start = get_settings_place()
-    if store_only and find(start) is None:
-        return make_default_config(start)
-    return load_project(job.bundle, job.bundle_id, start)
 
 
 # --- ``stager clean-node``: remove from this machine what nobody has used for days ---------------

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..core import toml
 from ..core.errors import ConfigError, StagerError
 from . import foreign_files
-from .load import FILE_NAME, Config, parse
+from .load import FILE_NAME, Config, find, load, parse
 from .table import load_default_sources
 
 GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
@@ -100,6 +100,11 @@ def _require_readable(folder: Path, source: Path) -> None:
     if not any(source.match(pattern) for pattern in _READ):
         hint = foreign_files.make_remedy(source.name)
         raise ConfigError(f"{source} is not a requirement file", hint=hint)
+
+
+def load_or_default(start: Path) -> Config:
+    """Return the settings of a project; of a folder without one, the defaults."""
+    return make_default_config(start) if find(start) is None else load(start)
 
 
 def make_default_config(folder: Path) -> Config:

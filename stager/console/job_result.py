@@ -15,7 +15,7 @@ from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Allocation, PhaseName
 from bundle.protocol.problem import ProblemCode, format_problem
 
-from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK, escape_line_feeds
+from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from ..diagnosis.failure import format_ranks
 from ..jobs import outcome as metrics
 from ..logs.job_files import format_time
@@ -78,35 +78,8 @@ class JobLogs(Output):
 
     def show_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Show the result of ``stager diagnose``."""
-        failure = diagnosis.first
-        if failure is None:
-            self.data(f"{_name(diagnosis)}: {_describe_no_failure(diagnosis)}")
-            self._evidence("printed and survived:", diagnosis)
-            return
-        self.data(_headline(diagnosis, failure))
-        self.data(f"class:  {failure.kind}")
-        self.data(f"what:   {failure.cause[:_LONG]}")
-        if failure.meaning and failure.meaning != failure.cause:
-            self.data(f"cause:  {failure.meaning}")
-        if failure.hint:
-            self.data(f"hint:   {failure.hint}")
-        self._evidence("shown by", diagnosis)
-        if len(failure.lines) > 1:
-            self.data("its last lines:")
-            for line in failure.lines:
-                self.data(f"  | {_short(line)}")
-        for title, ranks in (
-            ("missing from the collective:", diagnosis.missing),
-            ("the same on", diagnosis.same_failure),
-            ("consequences:", diagnosis.consequences),
-        ):
-            if ranks:
-                self.data(f"{title} {format_ranks(ranks)}")
-
-    def _evidence(self, title: str, diagnosis: Diagnosis) -> None:
-        for evidence in diagnosis.evidence:
-            self.data(f"{title} {_place(evidence)}")
-            self.data(f"  {_short(_describe_evidence(evidence, diagnosis.first))}")
+        for line in describe_diagnosis(diagnosis):
+            self.data(line)
 
     def show_consequences(self, diagnosis: Diagnosis) -> None:
         """Add what else there is to know, in a line or two, after the first failure."""
@@ -116,6 +89,44 @@ class JobLogs(Output):
             self._write(f"consequences: {format_ranks(diagnosis.consequences)}")
         if diagnosis.evidence:
             self._write(f"shown by {_place(diagnosis.evidence[0])}")
+
+
+def describe_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the lines of a diagnosis."""
+    failure = diagnosis.first
+    if failure is None:
+        yield f"{_name(diagnosis)}: {_describe_no_failure(diagnosis)}"
+        yield from _list_evidence("printed and survived:", diagnosis)
+        return
+    yield _headline(diagnosis, failure)
+    meaning = failure.meaning if failure.meaning != failure.cause else ""
+    for title, text in (
+        ("class: ", failure.kind),
+        ("what:  ", failure.cause[:_LONG]),
+        ("cause: ", meaning),
+        ("hint:  ", failure.hint),
+    ):
+        if text:
+            yield f"{title} {text}"
+    yield from _list_evidence("shown by", diagnosis)
+    if len(failure.lines) > 1:
+        yield "its last lines:"
+        yield from (f"  | {_short(line)}" for line in failure.lines)
+    for title, ranks in (
+        ("missing from the collective:", diagnosis.missing),
+        ("the same on", diagnosis.same_failure),
+        ("consequences:", diagnosis.consequences),
+    ):
+        if ranks:
+            yield f"{title} {format_ranks(ranks)}"
+
+
+def _list_evidence(title: str, diagnosis: Diagnosis) -> Iterator[str]:
+    problem = None if diagnosis.first is None else diagnosis.first.problem
+    for evidence in diagnosis.evidence:
+        is_json = evidence.text.startswith('"code": ')  # an event has a problem so
+        yield f"{title} {_place(evidence)}"
+        yield f"  {_short(str(problem) if is_json and problem is not None else evidence.text)}"
 
 
 def _clock(line: Line) -> str:
@@ -155,13 +166,6 @@ def _did(failure: FirstFailure) -> str:
 
 def _place(line: Evidence) -> str:
     return f"{line.path}:{line.number}"
-
-
-def _describe_evidence(evidence: Evidence, failure: FirstFailure | None) -> str:
-    """Return the line that shows a failure; a problem, which an event has as JSON, in words."""
-    problem = None if failure is None else failure.problem
-    is_json = evidence.text.startswith('"code": ')
-    return str(problem) if is_json and problem is not None else evidence.text
 
 
 def _short(line: str) -> str:
@@ -399,18 +403,3 @@ def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
     ]
     own = [(node, problem) for node, problem in problems if not problem.code.row.follows]
     return own if own or outcome.end.failures else problems
-
-
-# --- An output that is kept and not printed ------------------------------------------------------
-
-
-class Recorder(Console):
-    """An output that is kept and not printed."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
-        self.recorded: list[str] = []
-
-    def data(self, line: str) -> None:
-        """Keep a line."""
-        self.recorded.append(escape_line_feeds(line))

@@ -69,7 +69,7 @@ class Pulse:
             talk = self._talk()
             if talk is None:
                 return
-            if time.monotonic() - talk.told >= self._patience:
+            if time.monotonic() - talk.last_line_time >= self._patience:
                 size = f", {format_size(new)} written" if new >= _LEAST else ""
                 done = _NO_OUTPUT if self._of_ranks else f"{talk.progress}{size}"
                 with suppress(OSError, ValueError):  # the reader has gone
@@ -142,7 +142,7 @@ class Output:
         self._pulse: Pulse | None = None
         self._has_pulse = False
         """True if the last line of the terminal is the pulse's, without an end."""
-        self.told = 0.0
+        self.last_line_time = 0.0
         """The time of the last line of talk, by the monotonic clock."""
         self.progress = ""
         """What is done of the phase, after a comma."""
@@ -181,7 +181,7 @@ class Output:
         self._write("interrupted")
 
     def _write(self, line: str, style: str = "") -> None:
-        self.told = time.monotonic()
+        self.last_line_time = time.monotonic()
         line = escape_invisible(line)
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)

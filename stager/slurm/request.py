@@ -83,75 +83,66 @@ def choose_source(
         found: those of :data:`COMMANDS` that are on PATH.
         hosts_from: the place that names hosts, such as ``--hosts``; empty if none are named.
     """
-    _refuse_allocation(asked, batch, hosts_from)
-    if asked == "local":
-        return "local"
-    if _is_over_ssh(asked, inside, hosts_from):
-        if batch:
-            raise ConfigError(
-                f"--batch and hosts over ssh ({hosts_from}): a batch job needs Slurm",
-                hint="leave --batch out; to go on after you log out, start it with nohup or in "
-                "tmux",
-            )
-        return "ssh"
-    source: Source = "sbatch" if batch else "inside" if inside else "salloc"
-    commands = INSIDE if source == "inside" else COMMANDS
-    if set(commands) <= set(found):
-        return source
-    needed_by = {"sbatch": "--batch", "inside": f"job {inside}", "salloc": ""}
-    if asked == "slurm":
-        needed_by |= dict.fromkeys(("inside", "salloc"), "--allocation slurm")
-    return _choose_without_slurm(needed_by[source], nodes, commands, found)
-
-
-def _is_over_ssh(asked: str, inside: str, hosts_from: str) -> bool:
-    """Return whether hosts are used; those of a file count less than an allocation of Slurm."""
-    if hosts_from.startswith("--") or asked != "auto":
-        return hosts_from.startswith("--") or asked == "ssh"
-    return bool(hosts_from) and not inside
-
-
-def _choose_without_slurm(
-    needed_by: str, nodes: int, commands: Sequence[str], found: Collection[str]
-) -> Source:
-    if needed_by:
-        reason = f"{needed_by}: Slurm's commands are missing here"
-    elif nodes > 1:
-        reason = f"the job needs {nodes} nodes, and Slurm is not available here"
-    else:
-        return "local"
-    missing = [name for name in commands if name not in found]
-    raise ConfigError(
-        f"{reason} (not on PATH: {', '.join(missing)})",
-        hint="go to a login node of the cluster (or load its module: module load slurm); "
-        "without Slurm name the hosts with --hosts; --allocation local tries the job with nodes "
-        "that are processes on this machine",
-    )
-
-
-def _refuse_allocation(asked: str, batch: bool, hosts_from: str) -> None:
     if asked not in ALLOCATIONS:
         raise ConfigError(
             f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
             hint="auto uses Slurm where it is available; ssh takes the hosts that you name; local "
             "runs nodes as processes on this machine",
         )
-    if asked in ("slurm", "local") and hosts_from.startswith("--"):
-        raise ConfigError(
+    has_option = hosts_from.startswith("--")
+    # The hosts of a file count less than an allocation of Slurm.
+    is_over_ssh = has_option or asked == "ssh" or (asked == "auto" and hosts_from and not inside)
+    for is_wrong, message, hint in (
+        (
+            asked in ("slurm", "local") and has_option,
             f"{hosts_from} and --allocation {asked}: hosts are reached over ssh",
-            hint="leave one of the two out",
-        )
-    if asked == "local" and batch:
-        raise ConfigError(
+            "leave one of the two out",
+        ),
+        (
+            asked == "local" and batch,
             "--batch and --allocation local: a batch job needs Slurm",
-            hint="leave one of the two out",
-        )
-    if asked == "ssh" and not hosts_from:
-        raise ConfigError(
+            "leave one of the two out",
+        ),
+        (
+            asked == "ssh" and not hosts_from,
             "--allocation ssh: no hosts are named",
-            hint="name them: --hosts node[01-08], --host-file FILE, or [cluster] hosts in "
-            "stager.toml; in a job of PBS, LSF or OAR those of the job are taken",
-        )
+            "name them: --hosts node[01-08], --host-file FILE, or [cluster] hosts in stager.toml; "
+            "in a job of PBS, LSF or OAR those of the job are taken",
+        ),
+        (
+            is_over_ssh and batch,
+            f"--batch and hosts over ssh ({hosts_from}): a batch job needs Slurm",
+            "leave --batch out; to go on after you log out, start it with nohup or in tmux",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(message, hint=hint)
+    if asked == "local" or is_over_ssh:
+        return "local" if asked == "local" else "ssh"
+    return _choose_slurm_source(asked, nodes, batch=batch, inside=inside, found=found)
+
+
+def _choose_slurm_source(
+    asked: str, nodes: int, *, batch: bool, inside: str, found: Collection[str]
+) -> Source:
+    source: Source = "sbatch" if batch else "inside" if inside else "salloc"
+    commands = INSIDE if source == "inside" else COMMANDS
+    missing = [name for name in commands if name not in found]
+    if not missing:
+        return source
+    reason = f"the job needs {nodes} nodes, and Slurm is not available here"
+    if batch or inside or asked == "slurm":
+        alone = f"job {inside}" if asked == "auto" else "--allocation slurm"
+        needed_by = "--batch" if batch else alone
+        reason = f"{needed_by}: Slurm's commands are missing here"
+    elif nodes == 1:
+        return "local"
+    raise ConfigError(
+        f"{reason} (not on PATH: {', '.join(missing)})",
+        hint="go to a login node of the cluster (or load its module: module load slurm); "
+        "without Slurm name the hosts with --hosts; --allocation local tries the job with nodes "
+        "that are processes on this machine",
+    )
 
 
 def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Request:
@@ -161,7 +152,13 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
     """
     cluster = config.cluster
     given = list(_read_options(cluster.salloc_args, "cluster.salloc-args, --salloc-arg"))
-    own = list(_read_options(_read_salloc_opts(env), "SALLOC_OPTS"))
+    try:
+        salloc_opts = shlex.split(env.get("SALLOC_OPTS", ""))
+    except ValueError as exc:
+        raise ConfigError(
+            f"SALLOC_OPTS cannot be read: {exc}", hint="close the quote in that variable"
+        ) from exc
+    own = list(_read_options(salloc_opts, "SALLOC_OPTS"))
     excluded = [cluster.exclude, *(value for name, value, _ in (*given, *own) if name == "exclude")]
     further = [words for name, _, words in (*given, *own) if name != "exclude"]
     options = {
@@ -177,11 +174,6 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
         comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
     )
     _refuse_contradictions(given, asked)
-    _refuse_fixed(config, own, asked)
-    return asked
-
-
-def _refuse_fixed(config: Config, own: Sequence[GivenOption], asked: Request) -> None:
     named = asked.make_named_options()
     for name, value, words in own:
         if config.is_fixed(f"cluster.{name}") and value != named.get(name):
@@ -189,15 +181,7 @@ def _refuse_fixed(config: Config, own: Sequence[GivenOption], asked: Request) ->
                 f"SALLOC_OPTS: {' '.join(words)}: cluster.{name} is fixed by your site",
                 hint="leave it out of that variable",
             )
-
-
-def _read_salloc_opts(env: Mapping[str, str]) -> list[str]:
-    try:
-        return shlex.split(env.get("SALLOC_OPTS", ""))
-    except ValueError as exc:
-        raise ConfigError(
-            f"SALLOC_OPTS cannot be read: {exc}", hint="close the quote in that variable"
-        ) from exc
+    return asked
 
 
 def make_salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:

@@ -24,11 +24,11 @@ class Listener:
         self.lines: queue.Queue[str] = queue.Queue()
 
     @property
-    def told(self) -> float:
+    def last_line_time(self) -> float:
         return time.monotonic() - 60
 
-    @told.setter
-    def told(self, _: float) -> None:
+    @last_line_time.setter
+    def last_line_time(self, _: float) -> None:
         raise AssertionError
 
     def show_pulse(self, line: str) -> None:
