@@ -8,11 +8,13 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console as RichConsole
 
 from bundle.protocol.enumerations import Action, PhaseName, TransferWay
 from bundle.protocol.events import PhaseBegins, Record
@@ -36,13 +38,6 @@ REPO = Path(__file__).resolve().parents[3]
 
 def problem(where: str = "") -> dict[str, str]:
     return worded("it does not fit", where, "needs 2 GB, 1 GB are free", "free some").to_json()
-
-
-def test_talk_and_data_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console()
-    console.say("talk")
-    console.data("data")
-    assert capsys.readouterr() == ("data\n", "talk\n")
 
 
 def test_quiet_leaves_data_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,13 +121,16 @@ def test_node_lines_are_the_result_of_verify_and_talk_of_run(
 
 def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
+    console.data("data")
     console.job(slurm_job(), Path("/store/b.tar"))
     console.talk("salloc: Pending job allocation 12")
     console.talk("salloc: job 12 queued and waiting for resources")
     console.talk("salloc: Granted job allocation 12")
     nodes = [f"n{number:02}" for number in range(1, 11)]
     console.event(record("job", job_id="12", nodes=nodes, log_dir="/logs"))
-    assert capsys.readouterr().err.splitlines() == [
+    out, err = capsys.readouterr()
+    assert out == "data\n"
+    assert err.splitlines() == [
         "bundle b.tar",
         "  job 12 is waiting for nodes (Ctrl-C cancels it)",
         "  job 12: nodes allocated",
@@ -222,8 +220,9 @@ def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[s
         "2 of 3 nodes cannot run it: n2,n3",
         "hint: to leave them out: --exclude=n2,n3",
     ]
-    everyone = slurm_outcome(problems={name: [problem()] for name in ("n1", "n2", "n3")})
-    Console().show_verify(everyone)
+    Console().show_verify(
+        slurm_outcome(problems={node: [problem()] for node in ("n1", "n2", "n3")})
+    )
     assert "--exclude" not in capsys.readouterr().err
 
 
@@ -279,24 +278,26 @@ def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
     assert ended.job.log_dir == "/other"
 
 
-def test_the_table_of_a_verification() -> None:
-    from rich.console import Console as RichConsole
+def draw_nodes(ended: Outcome, width: int, probed: dict[str, bool], **probe: Any) -> list[str]:
+    """The table of a verification on a terminal, once these nodes are probed."""
+    for node, ok in probed.items():
+        facts = {"interface": "eth0", "seconds": 1.25, "origin_ok": ok, **probe}
+        ended.take(record("probe", node=node, ok=ok, **facts))
+    screen = io.StringIO()
+    table = make_node_table(make_verify_result(ended).nodes, width)
+    RichConsole(file=screen, width=width).print(table)
+    return screen.getvalue().splitlines()
 
+
+def test_the_table_of_a_verification() -> None:
     ended = slurm_outcome(problems={"n2": [problem("[bold]/tmp")]})
     packages = {"torch": "2.13.0", "transformers": "5.1"}
-    for node, ok in (("n1", True), ("n2", False)):
-        ended.take(
-            record(
-                "probe", node=node, ok=ok, python="3.11", packages=packages,
-                interface="eth0", address="10.0.0.1", seconds=1.25, origin_ok=ok,
-            )
-        )  # fmt: skip
-    screen = io.StringIO()
-    RichConsole(file=screen, width=160).print(make_node_table(make_verify_result(ended).nodes, 160))
-    lines = [line.split() for line in screen.getvalue().splitlines()]
-    assert lines[0] == [
-        "node", "state", "python", "torch", "tfm", "interface", "address", "seconds", "problem"
-    ]  # fmt: skip
+    shown = draw_nodes(
+        ended, 160, {"n1": True, "n2": False}, python="3.11", packages=packages, address="10.0.0.1"
+    )
+    lines = [line.split() for line in shown]
+    titles = "node state python torch tfm interface address seconds problem"
+    assert lines[0] == titles.split()
     facts = ["3.11", "2.13.0", "5.1", "eth0", "10.0.0.1", "1.2"]
     assert lines[1] == ["n1", "OK", *facts]
     assert lines[2][:9] == ["n2", "FAILED", *facts, "[bold]/tmp:"]
@@ -304,27 +305,17 @@ def test_the_table_of_a_verification() -> None:
 
 
 def test_a_narrow_table_leaves_out_the_last_facts_and_shortens_no_node() -> None:
-    from rich.console import Console as RichConsole
-
-    ended = slurm_outcome()
-    packages = dict.fromkeys(
-        ("torch", "transformers", "datasets", "numpy", "pyarrow"), "12.13.0+cpu"
+    names = ("torch", "transformers", "datasets", "numpy", "pyarrow")
+    packages = dict.fromkeys(names, "12.13.0+cpu")
+    facts = {"python": "3.11.2", "packages": packages, "address": "10.213.1.1"}
+    header, *rows = draw_nodes(
+        slurm_outcome(), 80, dict.fromkeys(("n1", "n2", "n3"), True), **facts
     )
-    for node in ("n1", "n2", "n3"):
-        ended.take(
-            record(
-                "probe", node=node, ok=True, python="3.11.2", packages=packages,
-                interface="eth0", address="10.213.1.1", seconds=1.25, origin_ok=True,
-            )
-        )  # fmt: skip
-    screen = io.StringIO()
-    RichConsole(file=screen, width=80).print(make_node_table(make_verify_result(ended).nodes, 80))
-    header, *rows = screen.getvalue().splitlines()
     assert header.split() == ["node", "state", "python", "torch", "tfm", "datasets", "numpy"]
     assert [row.split()[:4] for row in rows] == [
         [node, "OK", "3.11.2", "12.13.0+cpu"] for node in ("n1", "n2", "n3")
     ]
-    assert "\N{HORIZONTAL ELLIPSIS}" not in screen.getvalue()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(rows)
 
 
 def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -472,15 +463,12 @@ def test_a_file_that_is_printed_is_whole_or_an_error(tmp_path: Path) -> None:
 
 
 SHOWN = """\
-import time
 from stager.console.job_result import Console
-from stager.console.tables import make_node_table
 from stager.core.errors import StagerError
 console = Console()
 console.begin("layers")
 for done in range(1, 4):
     console.step("torch 2.13.0 [bold]", done, 3)
-    time.sleep(0.15)
 console.data("/bundle.tar")
 console.error(StagerError("what [red]"))
 """
@@ -489,24 +477,22 @@ console.error(StagerError("what [red]"))
 def on_terminal(**env: str) -> str:
     """What the lines above look like on a terminal."""
     leader, follower = pty.openpty()
-    started = subprocess.Popen(
+    done = subprocess.run(
         [sys.executable, "-c", SHOWN],
         cwd=REPO,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "80", **env},
         stdout=subprocess.PIPE,
         stderr=follower,
+        check=True,
+        timeout=300,
     )
     os.close(follower)
+    assert done.stdout == b"/bundle.tar\n"
     shown = b""
-    try:
+    with suppress(OSError):  # the other end is closed
         while chunk := os.read(leader, 65536):
             shown += chunk
-    except OSError:  # the other end is closed
-        pass
-    finally:
-        os.close(leader)
-    out, _ = started.communicate(timeout=300)
-    assert (started.returncode, out) == (0, b"/bundle.tar\n")
+    os.close(leader)
     return shown.decode()
 
 
@@ -516,35 +502,25 @@ def test_a_terminal_gets_colours_and_a_bar() -> None:
     assert f"{ESCAPE}[31;1merror: what [red]{ESCAPE}[0m" in shown
     assert "torch 2.13.0 [bold]" in shown
     assert "3/3" in shown
-
-
-def test_a_dumb_terminal_gets_plain_lines() -> None:
-    shown = on_terminal(TERM="dumb")
-    assert ESCAPE not in shown
-    assert "  torch 2.13.0 [bold] (2/3)\r\n" in shown
+    plain = on_terminal(NO_COLOR="1")
+    assert "Making the layers\r\n" in plain
+    assert "error: what [red]\r\n" in plain
+    assert f"{ESCAPE}[1m" not in plain
+    assert f"{ESCAPE}[3" not in plain
+    dumb = on_terminal(TERM="dumb")
+    assert ESCAPE not in dumb
+    assert "  torch 2.13.0 [bold] (2/3)\r\n" in dumb
 
 
 def test_an_interrupted_command_has_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), boundary(Console(as_json=True)):
+    console = Console(as_json=True)
+    with pytest.raises(KeyboardInterrupt), boundary(console):
         raise KeyboardInterrupt
     said = capsys.readouterr()
     result = json.loads(said.out)
     assert (result["schema"], result["ok"]) == (1, False)
     assert result["error"]["message"] == "interrupted"
     assert said.err == "interrupted\n"
-
-
-def test_an_interruption_adds_nothing_to_a_result(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(as_json=True)
-    console.emit(PhaseBegins(PhaseName.LAUNCH))
-    with pytest.raises(KeyboardInterrupt), boundary(console):
+    with pytest.raises(KeyboardInterrupt), boundary(console):  # its result is there
         raise KeyboardInterrupt
-    assert json.loads(capsys.readouterr().out) == {"schema": 1, "phase": "launch"}
-
-
-def test_no_color_is_respected() -> None:
-    shown = on_terminal(NO_COLOR="1")
-    assert "Making the layers\r\n" in shown
-    assert "error: what [red]\r\n" in shown
-    assert f"{ESCAPE}[1m" not in shown
-    assert f"{ESCAPE}[3" not in shown
+    assert capsys.readouterr().out == ""
