@@ -185,9 +185,8 @@ def make_job(
     log_dir = expand_home(options.log_dir or DEFAULT_LOG_DIR).absolute()
     if launch.is_run_by_apptainer:
         _refuse_unbindable(Path.cwd(), bundle.absolute().parent, Path(cluster.node_root))
-    make_log_dir(log_dir, settled.cluster.log_mode)
     tracked = _list_tracker_outputs(settled, manifest) if action is Action.RUN else ()
-    return Job(
+    job = Job(
         id="",
         name=config.name,
         allocation=allocation,
@@ -220,6 +219,8 @@ def make_job(
         deep=options.deep,
         show_all=options.show_all,
     )
+    make_log_dir(log_dir, settled.cluster.log_mode)
+    return job
 
 
 def _find_run_subdir(config: Config) -> str | None:

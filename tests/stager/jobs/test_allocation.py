@@ -36,11 +36,6 @@ def of_list(config: Config, text: str) -> Hosts | None:
     return find_hosts(JobOptions(hosts=(text,)), config, {})
 
 
-def test_ranges_and_users(config: Config) -> None:
-    hosts = of_list(config, "node[01-03],user@gpu9")
-    assert hosts == Hosts(names=("node01", "node02", "node03", "user@gpu9"), origin="--hosts")
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -85,14 +80,6 @@ def test_the_job_of_a_batch_system_names_them(
     assert by_option.names == ("n9",)
 
 
-def test_a_host_file(config: Config, tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    file.write_text("# ours\nnode[01-02] slots=4\n\nann@node03   # a GPU\nnode01 max_slots=2\n")
-    found = find_hosts(JobOptions(host_file=file), config, {})
-    assert found is not None
-    assert found.names == ("node01", "node02", "ann@node03")
-
-
 @pytest.mark.parametrize(
     ("text", "told"), [("node01 node02\n", "line 1: there is 'node02'"), ("# none\n", "no host")]
 )
@@ -100,6 +87,8 @@ def test_a_host_file_with_a_mistake_is_refused(
     config: Config, tmp_path: Path, text: str, told: str
 ) -> None:
     file = tmp_path / "hosts"
+    with pytest.raises(ConfigError, match="No such file"):
+        find_hosts(JobOptions(host_file=file), config, {})
     file.write_text(text)
     with pytest.raises(ConfigError, match=told):
         find_hosts(JobOptions(host_file=file), config, {})
@@ -116,20 +105,26 @@ def test_what_is_no_list_of_hosts_is_not_read_for_ever(config: Config, tmp_path:
 def test_a_host_file_may_be_a_pipe_and_come_from_windows(config: Config) -> None:
     """As of ``--host-file <(squeue ...)``; a mark of its encoding is no part of a name."""
     read, write = os.pipe()
-    os.write(write, b"\xef\xbb\xbfnode01\r\nnode02\r\n")
+    os.write(write, b"\xef\xbb\xbf# ours\r\nnode[01-02] slots=4\r\n\r\n")
+    os.write(write, b"ann@node03  # a GPU\r\nnode01 max_slots=2\r\n")
     os.close(write)
     found = find_hosts(JobOptions(host_file=Path(f"/proc/self/fd/{read}")), config, {})
     os.close(read)
     assert found is not None
-    assert found.names == ("node01", "node02")
+    assert found.names == ("node01", "node02", "ann@node03")
 
 
 def test_hosts_to_avoid_are_left_out(config: Config) -> None:
     settings = named(config, "node[01-03]")
     settings = replace(settings, cluster=replace(settings.cluster, exclude="node02"))
-    found = find_hosts(JobOptions(exclude="node01"), settings, {})
-    assert found is not None
-    assert found.names == ("node03",)
+    assert find_hosts(JobOptions(exclude="node01"), settings, {}) == Hosts(
+        ("node03",), "[cluster] hosts"
+    )
+    # One host alone may be this machine.
+    assert of_list(config, "localhost") == Hosts(("localhost",), "--hosts")
+    assert of_list(config, "node[1-2],user@gpu9") == Hosts(
+        ("node1", "node2", "user@gpu9"), "--hosts"
+    )
     with pytest.raises(ConfigError, match="all hosts are excluded"):
         find_hosts(JobOptions(exclude="node[01-03]"), settings, {})
 
@@ -189,12 +184,3 @@ def test_what_nothing_tells_is_said_to_have_no_effect() -> None:
     assert note.startswith("no effect in job 17")
     for option in ("--time", "--constraint", "--salloc-arg", "--reservation"):
         assert option in note
-
-
-def test_a_host_file_that_is_not_there(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        find_hosts(JobOptions(host_file=tmp_path / "none"), config, {})
-
-
-def test_one_host_may_be_this_machine(config: Config) -> None:
-    assert of_list(config, "localhost") is not None

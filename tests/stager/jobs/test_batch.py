@@ -63,12 +63,21 @@ def test_the_script_is_handed_over(
     assert ("--clusters=east" in (tmp_path / "asked").read_text()) == bool(cluster)
 
 
-def test_sbatch_says_no(commands: Path) -> None:
-    said = "sbatch: error: Batch job submission failed: Invalid account or account/partition"
-    program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
-    with pytest.raises(StagerError, match="rejected the batch job: Invalid account") as caught:
+@pytest.mark.parametrize(
+    ("script", "message", "hint"),
+    [
+        ("echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1",
+         "rejected the batch job: Invalid account", "--account"),
+        ("echo who knows", "did not report the job's number: 'who knows'", "squeue --me"),
+        ("echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1",
+         "installed here, but no cluster answers", "--allocation local"),
+    ],
+)  # fmt: skip
+def test_sbatch_says_something_else(commands: Path, script: str, message: str, hint: str) -> None:
+    program(commands, "sbatch", f"cat >/dev/null; {script}")
+    with pytest.raises(StagerError, match=message) as caught:
         submit(submission(), unheard, commands)
-    assert "--account" in caught.value.hint
+    assert hint in caught.value.hint
     assert caught.value.exit_code == 1
 
 
@@ -225,17 +234,3 @@ def test_the_output_of_the_first_node_is_shown_without_the_head_of_its_log(tmp_p
         (0, ("step 1",)),
         (0, ("unfinis",)),
     ]
-
-
-def test_sbatch_says_something_else(commands: Path) -> None:
-    program(commands, "sbatch", "cat >/dev/null; echo who knows")
-    with pytest.raises(StagerError, match="did not report the job's number: 'who knows'"):
-        submit(submission(), unheard, commands)
-
-
-def test_sbatch_finds_no_cluster(commands: Path) -> None:
-    said = "sbatch: fatal: Could not establish a configuration source"
-    program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
-    with pytest.raises(StagerError, match="installed here, but no cluster answers") as caught:
-        submit(submission(), unheard, commands)
-    assert caught.value.context == (said,)

@@ -28,34 +28,6 @@ def make(root: Path, options: JobOptions, action: Action = Action.RUN, **tables:
     return make_job(config(root, **tables), options, bundle, manifest("torch", "numpy"), action)
 
 
-def test_options_win_over_settings(tmp_path: Path) -> None:
-    tables = {
-        "cluster": {"nodes": 3},
-        "launch": {"nproc-per-node": 2, "backend": "auto", "interface": "eth9"},
-        "project": {"name": "demo", "command": ["train.py", "--epochs", "3"]},
-    }
-    logs = tmp_path / "logs"
-    plain = make(tmp_path, JobOptions(log_dir=logs), **tables)
-    assert plain.nodes == ("local1", "local2", "local3")
-    assert plain.launch.command == ("train.py", "--epochs", "3")
-    assert (plain.launch.nproc_per_node, plain.launch.backend) == (2, "auto")
-    assert plain.launch.interface == "eth9"
-
-    options = JobOptions(
-        nodes=(2, 2),
-        nproc_per_node=4,
-        backend=Backend.GLOO,
-        interface="lo",
-        log_dir=logs,
-        command=("b.py",),
-    )
-    changed = make(tmp_path, options, **tables)
-    assert changed.nodes == ("local1", "local2")
-    assert changed.launch.command == ("b.py",)
-    assert (changed.launch.nproc_per_node, changed.launch.backend) == (4, "gloo")
-    assert changed.launch.interface == "lo"
-
-
 def test_the_job_says_what_the_far_side_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,33 +66,40 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
     assert logs == {f"events.{number}.jsonl" for number in ids}
 
 
-def test_nothing_to_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing to run") as caught:
-        make(tmp_path, JobOptions(log_dir=tmp_path / "logs"))
-    assert "as in: -- train.py" in caught.value.hint
-    assert not (tmp_path / "logs").exists()  # refused before anything is written
-    make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), action=Action.VERIFY)
+@pytest.mark.parametrize(
+    ("tables", "options", "message", "hint"),
+    [
+        ({"launch": {"launcher": "srun"}}, {}, "launch.launcher", "processes"),
+        ({"launch": {"launcher": "srun", "max-restarts": 2}}, {}, "launch.max-restarts", ""),
+        ({"launch": {"launcher": "srun"}, "cluster": {"nodes": "1:2"}}, {}, "--nodes 1:2", ""),
+        ({}, {"transfer": TransferWay.RELAY}, "nothing is sent in a local allocation", ""),
+        ({}, {"transfer": TransferWay.SBCAST}, "nothing is sent in a local allocation", ""),
+        ({}, {"stage": Stage.ALWAYS}, "nothing is sent in a local allocation", ""),
+        ({}, {"command": ()}, "nothing to run", "as in: -- train.py"),
+        ({}, {"nodes": (2, 2), "min_nodes": 3}, "3 must work, and the job asks for 2 nodes", ""),
+        ({"cluster": {"transfer": "relay", "stage": "never"}}, {"allocation": "slurm"},
+         "contradicts stage", "leave one of them out"),
+        ({"cluster": {"transfer": "shared", "stage": "always"}}, {"allocation": "slurm"},
+         "contradicts stage", "leave one of them out"),
+    ],
+)  # fmt: skip
+def test_what_a_job_cannot_do_is_refused_before_anything_is_written(
+    tmp_path: Path, tables: dict[str, Any], options: dict[str, Any], message: str, hint: str
+) -> None:
+    asked = JobOptions(**{"command": ("a.py",), "log_dir": tmp_path / "logs", **options})
+    with pytest.raises(ConfigError, match=message) as caught:
+        make(tmp_path, asked, **tables)
+    assert hint in caught.value.hint
+    assert not (tmp_path / "logs").exists()
 
 
-def test_a_bundle_without_torch(tmp_path: Path) -> None:
+def test_a_bundle_without_torch_is_verified_and_not_run(tmp_path: Path) -> None:
     options = JobOptions(allocation=Allocation.LOCAL, command=("a.py",), log_dir=tmp_path)
     args = (config(tmp_path), options, tmp_path / "b.tar", manifest("numpy"))
     with pytest.raises(ConfigError, match="torch is not in the bundle"):
         make_job(*args, Action.RUN)
     make_job(*args, Action.VERIFY)
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"launch": {"launcher": "srun"}}, "launch.launcher"),
-        ({"launch": {"launcher": "srun", "max-restarts": 2}}, "launch.max-restarts"),
-        ({"launch": {"launcher": "srun"}, "cluster": {"nodes": "1:2"}}, "--nodes 1:2"),
-    ],
-)
-def test_what_a_local_job_cannot_do(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path), **tables)
+    make(tmp_path, replace(options, command=()), action=Action.VERIFY)
 
 
 def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
@@ -136,19 +115,28 @@ def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
     assert srun.launch.launcher == "srun"
 
 
-def test_more_of_what_the_command_line_says(tmp_path: Path) -> None:
+def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
     tables = {
-        "cluster": {"exclude": "n1", "stage": "never", "container-mounts": ["/a:/a"]},
-        "launch": {"pass-env": ["HF_TOKEN"]},
+        "cluster": {"nodes": 3, "exclude": "n1", "stage": "never", "container-mounts": ["/a:/a"]},
+        "launch": {"pass-env": ["HF_TOKEN"], "nproc-per-node": 2, "interface": "eth9"},
         "project": {"name": "demo", "outputs": ["out"], "command": ["a.py"]},
     }
     options = JobOptions(
         nodes=(2, 4), min_nodes=2, stage=Stage.ALWAYS, exclude="n2", pass_env=("WANDB_API_KEY",),
         container_image="/i.sqsh", container_mounts=("/b:/b",), partition="gpu", time="5",
         account="lab", dry_run=True, deep=True, allocation=Allocation.SLURM,
-        log_dir=tmp_path / "logs", outputs=("more/*.csv", "out"),
+        log_dir=tmp_path / "logs", outputs=("more/*.csv", "out"), nproc_per_node=4,
+        backend=Backend.GLOO, interface="lo", command=("b.py",),
     )  # fmt: skip
+    plain = make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), **tables)
+    assert plain.nodes == ("local1", "local2", "local3")
+    assert plain.launch.command == ("a.py",)
+    assert (plain.launch.nproc_per_node, plain.launch.backend) == (2, "auto")
+    assert plain.launch.interface == "eth9"
     job = make(tmp_path, options, **tables)
+    assert job.launch.command == ("b.py",)
+    assert (job.launch.nproc_per_node, job.launch.backend) == (4, "gloo")
+    assert job.launch.interface == "lo"
     assert (job.wanted, job.launch.elastic, job.min_nodes) == ((2, 4), (2, 4), 2)
     assert (job.stage, job.dry_run, job.deep) == ("always", True, True)
     assert job.outputs == ("out", "more/*.csv")
@@ -189,55 +177,34 @@ def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "stage"),
+    ("allocation", "cluster", "options", "stage", "transfer"),
     [
-        ({}, Stage.AUTO),
-        ({"stage": "never"}, Stage.NEVER),
-        ({"transfer": "relay"}, Stage.ALWAYS),
-        ({"transfer": "sbcast", "stage": "always"}, Stage.ALWAYS),
-        ({"transfer": "shared"}, Stage.NEVER),
+        ("slurm", {}, {}, Stage.AUTO, "auto"),
+        ("slurm", {"stage": "never"}, {}, Stage.NEVER, "auto"),
+        # Who names a way of transfer has decided whether the bundle is sent.
+        ("slurm", {"transfer": "relay"}, {}, Stage.ALWAYS, "relay"),
+        ("slurm", {"transfer": "sbcast", "stage": "always"}, {}, Stage.ALWAYS, "sbcast"),
+        ("slurm", {"transfer": "shared"}, {}, Stage.NEVER, "shared"),
+        # An option counts more than the other setting.
+        ("slurm", {"transfer": "relay"}, {"stage": Stage.NEVER}, Stage.NEVER, "auto"),
+        ("slurm", {"stage": "never"}, {"transfer": TransferWay.RELAY}, Stage.ALWAYS, "relay"),
+        # One machine sends nothing to itself.
+        ("local", {"transfer": "relay"}, {}, Stage.AUTO, "auto"),
+        ("local", {"transfer": "sbcast"}, {}, Stage.AUTO, "auto"),
+        ("local", {"stage": "always"}, {}, Stage.AUTO, "auto"),
     ],
 )
-def test_whoever_names_a_way_of_transfer_has_decided_if_the_bundle_is_sent(
-    tmp_path: Path, cluster: dict[str, Any], stage: Stage
+def test_how_the_bundle_gets_there(
+    tmp_path: Path,
+    allocation: str,
+    cluster: dict[str, Any],
+    options: dict[str, Any],
+    stage: Stage,
+    transfer: str,
 ) -> None:
-    job = make(tmp_path, JobOptions(command=("a.py",), allocation="slurm"), cluster=cluster)
-    assert (job.stage, job.transfer) == (stage, cluster.get("transfer", "auto"))
-
-
-@pytest.mark.parametrize(
-    ("cluster", "options", "expected"),
-    [
-        ({"transfer": "relay"}, {"stage": Stage.NEVER}, (Stage.NEVER, TransferWay.AUTO)),
-        ({"stage": "never"}, {"transfer": TransferWay.RELAY}, (Stage.ALWAYS, TransferWay.RELAY)),
-    ],
-)
-def test_an_option_counts_more_than_the_other_setting(
-    tmp_path: Path, cluster: dict[str, Any], options: dict[str, Any], expected: tuple[str, str]
-) -> None:
-    job = make(
-        tmp_path, JobOptions(command=("a.py",), allocation="slurm", **options), cluster=cluster
-    )
-    assert (job.stage, job.transfer) == expected
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"transfer": TransferWay.RELAY}, {"transfer": TransferWay.SBCAST}, {"stage": Stage.ALWAYS}],
-)
-def test_one_machine_sends_nothing_to_itself(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="nothing is sent in a local allocation"):
-        make(tmp_path, JobOptions(command=("a.py",), allocation="local", **options))
-
-
-@pytest.mark.parametrize(
-    "cluster", [{"transfer": "relay"}, {"transfer": "sbcast"}, {"stage": "always"}]
-)
-def test_a_project_that_sends_runs_on_one_machine_too(
-    tmp_path: Path, cluster: dict[str, Any]
-) -> None:
-    job = make(tmp_path, JobOptions(command=("a.py",), allocation="local"), cluster=cluster)
-    assert (job.stage, job.transfer) == (Stage.AUTO, TransferWay.AUTO)
+    asked = JobOptions(command=("a.py",), allocation=allocation, **options)
+    job = make(tmp_path, asked, cluster=cluster)
+    assert (job.stage, job.transfer) == (stage, transfer)
 
 
 def test_a_container_of_pyxis_is_not_left_out_without_a_word(tmp_path: Path) -> None:
@@ -315,14 +282,6 @@ def test_an_option_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> No
         make_request(fixed, {"SALLOC_OPTS": "-p mine"})
 
 
-def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
-    for transfer, stage in (("relay", "never"), ("shared", "always")):
-        cluster = {"transfer": transfer, "stage": stage}
-        with pytest.raises(ConfigError, match="contradicts stage") as caught:
-            make(tmp_path, JobOptions(command=("a.py",), allocation="slurm"), cluster=cluster)
-        assert caught.value.hint == "leave one of them out"
-
-
 def test_ids_differ_at_one_moment_in_different_log_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,10 +294,3 @@ def test_ids_differ_at_one_moment_in_different_log_directories(
             ids.append(assign_number(make(tmp_path, options)).id)
     assert len(set(ids)) == 9
     assert [one[:10] for one in ids] == ["5406000123"] * 3 + ["5406000124"] * 3 + ["5406000125"] * 3
-
-
-def test_more_nodes_must_do_than_there_are(tmp_path: Path) -> None:
-    options = JobOptions(nodes=(2, 2), min_nodes=3, command=("a.py",), log_dir=tmp_path / "logs")
-    with pytest.raises(ConfigError, match="3 must work, and the job asks for 2 nodes"):
-        make(tmp_path, options)
-    assert not (tmp_path / "logs").exists()

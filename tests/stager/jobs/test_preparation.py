@@ -51,25 +51,15 @@ def make(root: Path, *command: str, source: Any = "salloc", **more: Any) -> Prep
 
 
 def test_a_command_for_one_machine_becomes_one_for_each_rank(tmp_path: Path) -> None:
-    command = [
-        "torchrun",
-        "--nproc_per_node=4",
-        "--max-restarts=2",
-        "--standalone",
-        "train.py",
-        "--lr",
-        "1",
-    ]
+    line = "torchrun --nproc_per_node=4 --max-restarts=2 --standalone train.py --lr 1"
+    command = shlex.split(line)
     made = make(tmp_path, *command)
     assert made.job.launch.command == ("train.py", "--lr", "1")
     assert (made.job.launch.nproc_per_node, made.job.launch.max_restarts) == (4, 2)
     assert any("--standalone" in note for note in made.notes)
     assert made.config.launch.nproc_per_node == 4
-
-
-def test_the_command_line_wins_over_what_the_command_says(tmp_path: Path) -> None:
-    made = make(tmp_path, "torchrun", "--nproc-per-node=4", "train.py", nproc_per_node=2)
-    assert made.job.launch.nproc_per_node == 2
+    # The command line counts more than what the command says.
+    assert make(tmp_path, *command, nproc_per_node=2).job.launch.nproc_per_node == 2
     in_settings = {"project": {"name": "demo", "command": ["python", "train.py", "-v"]}}
     assert make(tmp_path, tables=in_settings).job.launch.command == ("train.py", "-v")
 
@@ -104,25 +94,28 @@ def test_hosts_that_the_site_has_fixed_are_used_and_not_changed(tmp_path: Path) 
         choose_source(replace(options, hosts=("n9",)), site, batch=False)
 
 
-def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
-    assert made.notes[0] == "pass-env: HF_TOKEN not set here, so no rank gets a value"
-    monkeypatch.setenv("HF_TOKEN", "hunter2")
-    made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
-    assert "HF_TOKEN" not in "".join(made.notes)
-    assert "hunter2" not in repr(made)
-
-
-def test_a_secret_that_is_withheld_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its name alone; what only Slurm's commands need is nothing that a user misses."""
-    for name in [name for name in os.environ if is_secret(name)]:
+@pytest.fixture
+def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in filter(is_secret, list(os.environ)):
         monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("_no_secrets")
+def test_a_variable_that_ranks_do_not_get_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name alone; what only Slurm's commands need is nothing that a user misses."""
     monkeypatch.setenv("SLURM_JWT", "hunter2")
     assert make(tmp_path, "train.py").notes == ()
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    rendezvous = "MASTER_PORT of this shell not used: each job has its own"
+    assert make(tmp_path, "train.py").notes == (rendezvous,)
+    monkeypatch.delenv("MASTER_PORT")
+    unset = make(tmp_path, "train.py", pass_env=("HF_TOKEN",)).notes
+    assert unset == ("pass-env: HF_TOKEN not set here, so no rank gets a value",)
     monkeypatch.setenv("HF_TOKEN", "hunter2")
-    made = make(tmp_path, "train.py")
-    assert made.notes == ("not given to the ranks: HF_TOKEN (give it with --pass-env HF_TOKEN)",)
+    withheld = make(tmp_path, "train.py").notes
+    assert withheld == ("not given to the ranks: HF_TOKEN (give it with --pass-env HF_TOKEN)",)
     monkeypatch.setenv("API_KEY", "hunter3")
     made = make(tmp_path, "train.py")
     several = "not given to the ranks: API_KEY, HF_TOKEN (give one with --pass-env NAME)"
@@ -131,13 +124,9 @@ def test_a_secret_that_is_withheld_is_told(tmp_path: Path, monkeypatch: pytest.M
     assert "hunter" not in repr(made)
 
 
-def test_a_block_that_does_not_count_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_no_secrets")
+def test_a_block_that_does_not_count_is_named(tmp_path: Path) -> None:
     """Once for each run, and only where it asks for packages that the settings do not name."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if is_secret(name)]:
-        monkeypatch.delenv(name)
     block = '# /// script\n# dependencies = ["numpy"]\n# ///\n'
     Path("train.py").write_text(block)
     (note,) = make(tmp_path, "torchrun", "train.py", "--lr", "1").notes
@@ -192,13 +181,9 @@ BLANK = "a blank is part of it: leave out the quotes around it, or the backslash
 def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle whose project has some scripts, seen from another directory."""
     (tmp_path / "train.py").unlink()
-    (project.root / "train.py").write_text("")
-    (project.root / "tools").mkdir()
-    (project.root / "tools" / "convert.py").write_text("")
-    (project.root / "src" / "own").mkdir(parents=True)
-    (project.root / "src" / "own" / "train.py").write_text("")
-    (project.root / "app").mkdir()
-    (project.root / "app" / "__main__.py").write_text("")
+    for name in ("train.py", "tools/convert.py", "src/own/train.py", "app/__main__.py"):
+        (project.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (project.root / name).write_text("")
     (project.root / "latest.py").symlink_to("train.py")
     made = project.build().packed.path
     elsewhere = tmp_path / "elsewhere"
@@ -214,21 +199,9 @@ def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_there_or_cannot_be_known(bundle: Path) -> None:
     for command in (
-        "train.py",
-        "./train.py",
-        "tools/convert.py",
-        "tools/../train.py",
-        "app",
-        "latest.py",
-        "evaluate.py",
-        "-m tools.convert",
-        "-m app",
-        "-m own.train",
-        "-m alpha.__init__",
-        "-m trainer",
-        "-m timeit",
-        "launch",
-        "/opt/of/the/nodes/train.py",
+        *("train.py", "./train.py", "tools/convert.py", "tools/../train.py", "app", "latest.py"),
+        *("evaluate.py", "launch", "/opt/of/the/nodes/train.py", "-m tools.convert", "-m app"),
+        *("-m own.train", "-m alpha.__init__", "-m trainer", "-m timeit"),
     ):
         refuse_missing_program(shlex.split(command), bundle)
 
@@ -315,9 +288,3 @@ def test_a_script_of_this_folder_is_not_another_one_of_the_project(
         assert prefer_local_script(name, root) == place
     monkeypatch.chdir(root)
     assert prefer_local_script("train.py", root) == "train.py"
-
-
-def test_a_rendezvous_of_the_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    made = make(tmp_path, "train.py")
-    assert made.notes == ("MASTER_PORT of this shell not used: each job has its own",)

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,21 +88,17 @@ def test_the_job_in_the_script_is_the_job(tmp_path: Path) -> None:
     described, _, _ = rest.partition("\nEND_OF_JOB\n")
     assert parse_job(json.loads(described)) == SETTINGS["requeue"].job
     assert described.isascii()
+    # A command may hold line breaks; in the comment it shows them.
+    assert "#   command  -m 'a\\nb' 'it'\"'\"'s'\n" in text
+    assert "\nb'" not in text
 
 
-def test_a_job_is_told_the_earlier_the_longer_its_ranks_save() -> None:
+def test_the_signal_comes_the_earlier_the_longer_ranks_save() -> None:
     job = SETTINGS["requeue"].job
     patient = replace(job, launch=replace(job.launch, grace_seconds=300))
     text = batch_script(replace(SETTINGS["requeue"], job=patient))
     assert "#SBATCH --signal=B:USR1@383\n" in text
     assert "# 383 s before the time limit" in text
-
-
-def test_nothing_begins_a_line_of_its_own() -> None:
-    """A command may hold line breaks; in the comment it shows them, in the job they are escaped."""
-    text = batch_script(SETTINGS["requeue"])
-    assert "#   command  -m 'a\\nb' 'it'\"'\"'s'\n" in text
-    assert "\nb'" not in text
 
 
 @pytest.mark.parametrize(
@@ -133,35 +131,25 @@ def test_submitting() -> None:
 
 OWN = {"PATH": "/bin", "LANG": "C", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
 SITE = {"SBATCH_ACCOUNT": "lab", "SALLOC_PARTITION": "p", "SLURM_CONF": "/c", "SLURM_JWT": "t"}
-RANK = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "MASTER_PORT": "1",
-    "TORCHELASTIC_RUN_ID": "x",
-    "PMI_RANK": "",
-}
+RANK = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMI_RANK"), "1")
+HEADERS = {"SBATCH_OUTPUT": "x", "SBATCH_EXPORT": "NONE", "SBATCH_NO_REQUEUE": "1"}
+ENCLOSING = dict.fromkeys(("SLURM_JOB_ID", "SLURM_NNODES", "SRUN_DEBUG", "SLURMD_NODENAME"), "3")
+SECRETS = {"HF_TOKEN": "hf", "WANDB_API_KEY": "w", "DB_PASSWORD": "p"}
 
 
-def test_the_environment_of_a_new_job() -> None:
-    headers = {"SBATCH_OUTPUT": "x", "SBATCH_EXPORT": "NONE", "SBATCH_NO_REQUEUE": "1"}
-    assert make_submit_environment({**OWN, **SITE, **RANK, **headers}) == {**OWN, **SITE}
-
-
-def test_the_environment_of_a_new_job_from_within_a_job() -> None:
-    enclosing = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_NNODES": "3",
-        "SRUN_DEBUG": "3",
-        "SLURMD_NODENAME": "a",
-    }
-    kept = {name: SITE[name] for name in ("SLURM_CONF", "SLURM_JWT")}
-    assert make_submit_environment({**OWN, **SITE, **enclosing}) == {**OWN, **kept}
-
-
-def test_secrets_stay_behind_unless_named() -> None:
-    secrets = {"HF_TOKEN": "hf", "WANDB_API_KEY": "w", "DB_PASSWORD": "p"}
-    assert make_submit_environment({**OWN, **secrets}) == OWN
-    assert make_submit_environment({**OWN, **secrets}, ["HF_TOKEN"]) == {**OWN, "HF_TOKEN": "hf"}
+@pytest.mark.parametrize(
+    ("more", "pass_env", "kept"),
+    [
+        ({**SITE, **RANK, **HEADERS}, (), SITE),
+        ({**SITE, **ENCLOSING}, (), {name: SITE[name] for name in ("SLURM_CONF", "SLURM_JWT")}),
+        (SECRETS, (), {}),
+        (SECRETS, ("HF_TOKEN",), {"HF_TOKEN": "hf"}),
+    ],
+)
+def test_the_environment_of_a_new_job(
+    more: dict[str, str], pass_env: tuple[str, ...], kept: dict[str, str]
+) -> None:
+    assert make_submit_environment({**OWN, **more}, pass_env) == {**OWN, **kept}
 
 
 def test_the_log_is_the_scripts_own(tmp_path: Path, tmp: Path) -> None:
@@ -198,6 +186,19 @@ def run(command: list[str], tmp: Path, **variables: str) -> subprocess.Completed
     )
 
 
+@contextmanager
+def waiting(path: Path, tmp: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A batch script whose driver runs, and waits for a signal."""
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), "DRIVER_WAITS": "1", **variables}
+    with subprocess.Popen(
+        ["bash", str(path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("driver"):
+            assert line
+        yield process
+
+
 @pytest.fixture
 def tmp(tmp_path: Path) -> Path:
     """A temporary directory of the node's."""
@@ -220,25 +221,18 @@ def test_the_exit_status_is_the_drivers(tmp_path: Path, tmp: Path, code: int) ->
 @pytest.mark.parametrize(
     ("name", "received"),
     [
-        ("SIGTERM", "SIGTERM"),
-        ("SIGINT", "SIGTERM"),
-        ("SIGUSR1", "SIGUSR1"),
-        ("SIGUSR2", "SIGUSR2"),
+        *[("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM")],
+        *[("SIGUSR1", "SIGUSR1"), ("SIGUSR2", "SIGUSR2")],
     ],
 )
 def test_signals_reach_the_driver(tmp_path: Path, tmp: Path, name: str, received: str) -> None:
     """Those that end a job end the driver; it passes the others on to the ranks."""
-    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), "DRIVER_WAITS": "1"}
-    process = subprocess.Popen(
-        ["bash", str(script(tmp_path))], env=env, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    while not (line := process.stdout.readline()).startswith("driver"):
-        assert line
-    process.send_signal(getattr(signal, name))
-    time.sleep(0.05)
-    process.send_signal(getattr(signal, name))  # a second one does not end the wait for the first
-    out, _ = process.communicate(timeout=300)
+    with waiting(script(tmp_path), tmp) as process:
+        process.send_signal(getattr(signal, name))
+        time.sleep(0.05)
+        # A second one does not end the wait for the first.
+        process.send_signal(getattr(signal, name))
+        out, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     assert out == f"signal {received}\n"
     assert list(tmp.iterdir()) == []
@@ -249,17 +243,7 @@ def test_a_job_that_slurm_does_not_queue_again_fails(tmp_path: Path, tmp: Path) 
     scontrol.write_text("#!/bin/sh\nexit 1\n")
     scontrol.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    env = {"PATH": path, "TMPDIR": str(tmp), "DRIVER_WAITS": "1", "SLURM_JOB_ID": "12"}
-    with subprocess.Popen(
-        ["bash", str(script(tmp_path, requeue=True))],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        while not (line := process.stdout.readline()).startswith("driver"):
-            assert line
+    with waiting(script(tmp_path, requeue=True), tmp, PATH=path, SLURM_JOB_ID="12") as process:
         process.send_signal(signal.SIGUSR1)
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 3

@@ -121,8 +121,10 @@ def test_what_has_not_reached_the_controller(said: str, fault: str) -> None:
         (REVOKED, JobError, "job 10 ended without a result: Slurm revoked the", "/logs"),
         (DIED, JobError, "job 11 ended without a result: exit status 1", "/logs"),
         ("", StagerError, "Slurm did not allocate nodes: exit status 1", "squeue --me"),
+        (NO_CLUSTER, StagerError, "Slurm's commands are installed here, but no cluster answers",
+         "--allocation local"),
     ],
-)
+)  # fmt: skip
 def test_why_there_is_no_result(
     text: str, error: type[StagerError], message: str, hint: str
 ) -> None:
@@ -132,13 +134,9 @@ def test_why_there_is_no_result(
     assert hint in found.hint
     assert "has been revoked" not in found.message
     assert is_time_up(text.splitlines()) is (text == TIME_LIMIT)
-
-
-def test_a_machine_that_belongs_to_no_cluster() -> None:
-    found = make_failure(NO_CLUSTER.splitlines(), 1, "/logs")
-    assert found.message == "Slurm's commands are installed here, but no cluster answers"
-    assert "--allocation local" in found.hint
-    assert found.context == tuple(NO_CLUSTER.splitlines())
+    context = {NO_CLUSTER: NO_CLUSTER.splitlines(), DIED: DIED.splitlines()[1:3]}
+    context[OPTION] = OPTION.splitlines()[1:]  # what is not Slurm's
+    assert list(found.context) == context.get(text, [])
 
 
 @pytest.mark.parametrize(
@@ -160,11 +158,3 @@ def test_a_machine_that_belongs_to_no_cluster() -> None:
 )
 def test_hints(text: str, word: str) -> None:
     assert word in find_hint(text)
-
-
-def test_what_is_not_slurms_is_context() -> None:
-    found = make_failure(DIED.splitlines(), 1, "/logs")
-    assert found.context == (
-        "Traceback (most recent call last):",
-        "ValueError: what the driver did not expect",
-    )
