@@ -195,13 +195,16 @@ def main(argv: list[str]) -> int:
     """Run a command, and return its exit code, however it ends."""
     try:
         return _exit_code(argv)
-    finally:
-        _drop_unwritable(sys.stderr)
+    finally:  # Python flushes at exit, and sets its own status where that fails
+        if not _is_writable(sys.stderr):
+            _drop(sys.stderr)
 
 
 def _exit_code(argv: list[str]) -> int:
     try:
-        _open_streams()
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:
+                setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
         _install_signal_handlers()
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
@@ -232,12 +235,6 @@ def _report_unwritable_output(exc: OSError) -> int:
     return EXIT_FAILURE
 
 
-def _drop_unwritable(stream: TextIO) -> None:
-    """Drop output that cannot be written: Python flushes at exit, and sets its own status."""
-    if not _is_writable(stream):
-        _drop(stream)
-
-
 def _drop(stream: TextIO) -> None:
     """See the note on SIGPIPE in the signal module's manual."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -258,14 +255,18 @@ def _print_error(*lines: str) -> None:
 
 
 def _report_damaged_bytecode(exc: BaseException) -> int:
+    failure = _explain_damage(exc)
+    if failure is None:
+        return EXIT_OK
+    _print_error(f"error: {escape_invisible(failure.message)}", f"hint: {failure.hint}")
+    return EXIT_FAILURE
+
+
+def _explain_damage(exc: BaseException) -> StagerError | None:
     file = damaged_bytecode.find_damaged_file(exc)
     if not file:
-        return EXIT_OK
-    _print_error(
-        f"error: {escape_invisible(damaged_bytecode.message(file))}",
-        f"hint: {damaged_bytecode.HINT}",
-    )
-    return EXIT_FAILURE
+        return None
+    return StagerError(damaged_bytecode.message(file), hint=damaged_bytecode.HINT)
 
 
 def _report_usage_error(exc: Exception) -> int:
@@ -326,12 +327,6 @@ def _interrupt_again(
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
 
 
-def _open_streams() -> None:
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
-
-
 @app.callback(invoke_without_command=True)
 def read_global_options(
     *,
@@ -362,11 +357,6 @@ def read_global_options(
             raise typer.BadParameter(
                 f"{directory}: {exc.strerror}", param_hint="--directory"
             ) from None
-    place = _check_place(project, config)
-    _place.set(None if place is None else place.absolute())
-
-
-def _check_place(project: Path | None, config: Path | None) -> Path | None:
     if project is not None and config is not None:
         raise typer.BadParameter("cannot be used with --config", param_hint="--project")
     # Not the methods of Path, which raise where it is too long, or may not be looked at.
@@ -374,7 +364,8 @@ def _check_place(project: Path | None, config: Path | None) -> Path | None:
         raise typer.BadParameter(f"{project} is not a directory", param_hint="--project")
     if config is not None and not os.path.isfile(config):  # noqa: PTH113
         raise typer.BadParameter(f"{config} is not a file", param_hint="--config")
-    return config or project
+    place = config or project
+    _place.set(None if place is None else place.absolute())
 
 
 @contextmanager
@@ -385,14 +376,10 @@ def boundary(console: Output) -> Iterator[None]:
     except StagerError as exc:
         console.error(exc)
         raise typer.Exit(exc.exit_code) from None
-    except (EOFError, ValueError, TypeError) as exc:
-        file = damaged_bytecode.find_damaged_file(exc)
-        if not file:
-            raise
-        console.error(StagerError(damaged_bytecode.message(file), hint=damaged_bytecode.HINT))
-        raise typer.Exit(EXIT_FAILURE) from None
-    except (OSError, MemoryError) as exc:
-        failure = _explain_limit(exc)
+    except (EOFError, ValueError, TypeError, OSError, MemoryError) as exc:
+        failure = (
+            _explain_limit(exc) if isinstance(exc, OSError | MemoryError) else _explain_damage(exc)
+        )
         if failure is None:
             raise
         console.error(failure)

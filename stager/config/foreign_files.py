@@ -27,22 +27,14 @@ _CONDA = (
 _BUILD = 'name the folder, for example ".", to build the project with its dependencies'
 _ALONE = "name it in environment.requirements itself"
 
-_REMEDIES = (
-    ("uv.lock", _ALONE),
-    ("poetry.lock", f"run {POETRY_EXPORT} {_NAME_IT}"),
-    ("pdm.lock", f"run {PDM_EXPORT} {_NAME_IT}"),
-    ("pipfile", f"run `pipenv requirements > requirements.txt` {_NAME_IT}"),
-    ("pipfile.lock", f"run `pipenv requirements > requirements.txt` {_NAME_IT}"),
-    ("environment*.y*ml", _CONDA),
-    ("conda*.y*ml", _CONDA),
-    ("pixi.toml", _CONDA),
-    ("pixi.lock", _CONDA),
-    ("setup.py", _BUILD),
-    ("setup.cfg", _BUILD),
-    ("pyproject.toml", _ALONE),
-    ("pylock.toml", _ALONE),
-    ("pylock.*.toml", _ALONE),
-)
+_REMEDIES = {
+    "uv.lock pyproject.toml pylock.toml pylock.*.toml": _ALONE,
+    "poetry.lock": f"run {POETRY_EXPORT} {_NAME_IT}",
+    "pdm.lock": f"run {PDM_EXPORT} {_NAME_IT}",
+    "pipfile pipfile.lock": f"run `pipenv requirements > requirements.txt` {_NAME_IT}",
+    "environment*.y*ml conda*.y*ml pixi.toml pixi.lock": _CONDA,
+    "setup.py setup.cfg": _BUILD,
+}
 """Known names of files, in lower case, and the remedy for each."""
 
 _SUFFIXES = (
@@ -63,8 +55,10 @@ def parse_bare_name(text: str) -> str:
 
 def find_remedy(name: str) -> str:
     """Return the remedy for a file that is known by its name; empty for any other."""
-    lower = name.lower()
-    return next((what for glob, what in _REMEDIES if fnmatch.fnmatchcase(lower, glob)), "")
+    for globs, remedy in _REMEDIES.items():
+        if any(fnmatch.fnmatchcase(name.lower(), glob) for glob in globs.split()):
+            return remedy
+    return ""
 
 
 def is_export_needed(name: str) -> bool:
@@ -74,8 +68,8 @@ def is_export_needed(name: str) -> bool:
 
 def make_remedy(name: str) -> str:
     """Return the remedy for a file that is not a requirement file, by its name."""
-    if find_remedy(name):
-        return find_remedy(name)
+    if remedy := find_remedy(name):
+        return remedy
     if name.endswith((".txt", ".in")):
         return f'write "-r {name}" in a requirement file, or name it in environment.requirements'
     if name.endswith(".py"):

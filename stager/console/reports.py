@@ -116,13 +116,13 @@ def _version(one: LicensedComponent) -> str:
 
 def _row(start: str, text: str, column: int) -> Iterator[str]:
     """Yield a row whose last text begins at a column, on lines of its own where it has no room."""
-    lines = textwrap.wrap(escape_line_feeds(text), _COLUMNS - column) or [""]
-    if len(start) + 2 <= column:
-        yield f"{start:{column}}{lines.pop(0)}".rstrip()
-    else:
+    if len(start) + 2 > column:
         yield from textwrap.wrap(start.rstrip(), _COLUMNS)
-    for line in lines:
-        yield " " * column + line
+        start = ""
+    wrapper = textwrap.TextWrapper(
+        _COLUMNS, initial_indent=f"{start:{column}}", subsequent_indent=" " * column
+    )
+    yield from wrapper.wrap(escape_line_feeds(text)) or [start.rstrip()]
 
 
 # --- Results of the commands without a job: a build, a bundle, a plan, an estimate, a removal ----
@@ -143,17 +143,23 @@ class Reports(Output):
 
     def show_build(self, result: BuildResult) -> None:
         """Show the result of ``stager build``."""
-        packages = format_count(result.packages, "package")
-        files = format_count(result.files, "file")
+        packages, files = (
+            format_count(result.packages, "package"),
+            format_count(result.files, "file"),
+        )
         layers = f"{format_count(result.layers_built, 'layer')} made, {result.layers_reused} reused"
-        sizes = f"{format_size(result.bundle_bytes)}, {format_size(result.unpacked_bytes)} unpacked"
         seconds = sum(result.seconds.values())
+        sizes = _format_sizes(result)
         self.say(f"{packages}, {files}: {sizes}; {layers}; {seconds:.1f} s", "good")
         for line in _format_pruned(result.pruned):
             self.say(line)
         rows = _list_build_rows(result)
         if self._terminal and not self.quiet:
-            self._print_build(rows)
+            from .tables import draw_table
+
+            columns = [("step", "text"), ("what", "text"), ("bytes", "right"), ("time", "right")]
+            table = draw_table(columns, ([escape_invisible(text) for text in row] for row in rows))
+            self._print_table(table, stderr=True)
         else:
             for name, what, size, took in rows:
                 self.say(f"  {name}: {'; '.join(filter(None, (what, size, took)))}")
@@ -170,13 +176,6 @@ class Reports(Output):
             self.data(line)
         self.show_build(result)
 
-    def _print_build(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
-        from .tables import draw_table
-
-        columns = [("step", "text"), ("what", "text"), ("bytes", "right"), ("time", "right")]
-        table = draw_table(columns, ([escape_invisible(text) for text in row] for row in rows))
-        self._print_table(table, stderr=True)
-
     def _show_table(
         self, result: T, draw: Callable[[T], Table], list_lines: Callable[[T], Iterable[str]]
     ) -> None:
@@ -189,18 +188,10 @@ class Reports(Output):
 
     def show_lock(self, result: LockResult) -> None:
         """Show the result of ``stager lock``."""
-        counts = {
-            "package": result.packages,
-            "model": result.models,
-            "data set": result.datasets,
-            "Space": result.spaces,
-        }
-        parts = [
-            format_count(count, kind)
-            for kind, count in counts.items()
-            if count or kind == "package"
-        ]
-        self.say(f"locked {', '.join(parts)} in {result.lock}", "good")
+        counts = {"model": result.models, "data set": result.datasets, "Space": result.spaces}
+        hub = [format_count(count, kind) for kind, count in counts.items() if count]
+        parts = ", ".join([format_count(result.packages, "package"), *hub])
+        self.say(f"locked {parts} in {result.lock}", "good")
         for name, files in result.left_out.items():
             self.say(f"  {escape_invisible(name)} without {_some(files, len(files))}")
         if result.first:
@@ -226,10 +217,9 @@ class Reports(Output):
 
         self.data(f"{result.name} {result.id}")
         self.data(f"Python {result.python}, {result.platform}")
-        sizes = f"{format_size(result.bundle_bytes)}, {format_size(result.unpacked_bytes)} unpacked"
         layers = format_count(len(result.layers), "layer")
         files = format_count(result.files, "file")
-        self.data(f"{layers}, {files}, {sizes}")
+        self.data(f"{layers}, {files}, {_format_sizes(result)}")
         for line in _format_pruned(result.pruned):
             self.data(line)
         self.data(_format_signature(result.signature))
@@ -433,6 +423,10 @@ def _list_changes(changes: PackageChanges) -> list[str]:
     if lines:
         lines.append(f"  {format_size(changes.bytes)} to send to a node that has the rest")
     return lines
+
+
+def _format_sizes(result: BuildResult | Inspection) -> str:
+    return f"{format_size(result.bundle_bytes)}, {format_size(result.unpacked_bytes)} unpacked"
 
 
 def _format_signature(made: InspectedSignature | None) -> str:

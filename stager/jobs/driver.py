@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -127,22 +128,20 @@ def run_driver(
     if outcome.end_reason and messages.is_time_up(driven.output):
         # To the driver it may have looked like scancel.
         outcome.result = replace(outcome.end, ended_by=Ending.TIME_LIMIT)
+    if outcome.result is None and ended.interrupted:
+        outcome.result = JobEnds(ok=False, interrupted=True)
     if outcome.result is None:
-        _explain_missing_result(outcome, start, ended, driven.output)
+        raise _explain_missing_result(outcome.job, start, ended.returncode, driven.output)
 
 
 def _explain_missing_result(
-    outcome: Outcome, start: DriverStart, ended: Streamed, output: Sequence[str]
-) -> None:
-    if ended.interrupted:
-        outcome.result = JobEnds(ok=False, interrupted=True)
-        return
-    job = outcome.job
+    job: Job, start: DriverStart, code: int, output: Sequence[str]
+) -> StagerError:
     if start.argv:
-        raise messages.make_failure(output, ended.returncode, job.log_dir)
-    raise JobError(
-        f"{f'job {job.id}' if job.id else 'the driver'} ended without a result"
-        f" (exit status {ended.returncode})",
+        return messages.make_failure(output, code, job.log_dir)
+    who = f"job {job.id}" if job.id else "the driver"
+    return JobError(
+        f"{who} ended without a result (exit status {code})",
         hint=f"see the messages above, and the logs in {job.log_dir}",
         context=output[-15:],
     )
@@ -160,14 +159,9 @@ class _Driven:
 
     def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
         """Start the driver, once Slurm's controller answers, and follow it."""
+        follow = partial(follow_command, on_talk=self.talk, environment=start.environment)
         if not start.argv:
-            return follow_command(
-                driver,
-                self.take,
-                on_talk=self.talk,
-                environment=start.environment,
-                pass_on=os.kill,
-            )
+            return follow(driver, self.take, pass_on=os.kill)
         from bundle.driver.transports.slurm import ControllerWait
 
         wait = ControllerWait(
@@ -175,14 +169,8 @@ class _Driven:
         )
         while True:
             self.output.clear()
-            ended = follow_command(
-                [*start.argv, "sh", "-c", _TELL_PID, "stager", *driver],
-                self.take,
-                on_talk=self.talk,
-                environment=start.environment,
-                end_it=self.end,
-                pass_on=self.forward,
-            )
+            words = [*start.argv, "sh", "-c", _TELL_PID, "stager", *driver]
+            ended = follow(words, self.take, end_it=self.end, pass_on=self.forward)
             if ended.interrupted or ended.returncode == 0 or self._pid is not None:
                 return ended
             try:

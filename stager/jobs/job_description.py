@@ -25,12 +25,7 @@ from bundle.protocol.enumerations import (
 from bundle.protocol.job import ONE_A_CPU, Job, Launch
 from bundle.system import permissions
 
-from ..config.job_settings import (
-    ClusterConfig,
-    JobOptions,
-    list_rows,
-    make_key,
-)
+from ..config.job_settings import ClusterConfig, JobOptions, list_rows, make_key
 from ..config.load import Config, choose_ranks
 from ..config.sections import list_tracker_outputs
 from ..core.errors import ConfigError, StagerError
@@ -49,7 +44,13 @@ def apply_options(config: Config, options: JobOptions) -> Config:
     """Return the settings as the command line changes them."""
     settled = _apply(config, options)
     if config.fixed:
-        _refuse_fixed(config, settled)
+        before = _apply(config, JobOptions())
+        config.refuse_fixed(
+            f"{section}.{make_key(name)}"
+            for section in _SECTIONS
+            for name, value in vars(getattr(before, section)).items()
+            if value != getattr(getattr(settled, section), name)
+        )
     most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
     if min_nodes is not None and min_nodes > most:
         raise ConfigError(
@@ -59,27 +60,18 @@ def apply_options(config: Config, options: JobOptions) -> Config:
     return settled
 
 
-def _refuse_fixed(config: Config, after: Config) -> None:
-    before = _apply(config, JobOptions())
-    config.refuse_fixed(
-        f"{section}.{make_key(name)}"
-        for section in _SECTIONS
-        for name, value in vars(getattr(before, section)).items()
-        if value != getattr(getattr(after, section), name)
-    )
-
-
 def _apply(config: Config, options: JobOptions) -> Config:
-    project = _collect_changes(config.project, options)
-    cluster = _collect_changes(config.cluster, options)
-    launch = _collect_changes(config.launch, options)
+    project, cluster, launch = (
+        _collect_changes(getattr(config, section), options) for section in _SECTIONS
+    )
     if options.stage and not options.transfer:  # an option counts more than a setting
         cluster["transfer"] = TransferWay.AUTO
     if options.transfer and not options.stage:
         cluster["stage"] = Stage.AUTO
-    cluster["container_image"] = _resolve_image(
-        options.container_image, Path.cwd()
-    ) or _resolve_image(config.cluster.container_image, config.root)
+    asked, image = options.container_image, config.cluster.container_image
+    cluster["container_image"] = (
+        _resolve_image(asked, Path.cwd()) if asked else _resolve_image(image, config.root)
+    )
     if options.nproc_per_node is not None and config.launch.nproc_per_node == ONE_A_CPU:
         # The setting "cpu" has chosen a backend, which another number takes back.
         launch.setdefault("backend", Backend.AUTO)

@@ -52,15 +52,13 @@ Times = Mapping[str, int]
 def find_output_files(run_dir: str, outputs: Sequence[str], name: str) -> list[str]:
     """Return where outputs may have a file of a name, as paths below the run directory."""
     paths: list[str] = []
-    for output in outputs:
-        pattern = patterns.split_pattern(output)
+    for pattern in map(patterns.split_pattern, outputs):
         if pattern is None:
             continue
         places = set() if pattern else {name}
         with suppress(ValueError, OSError):
             places |= patterns.expand_pattern(run_dir, pattern)
-        ends = {place: place.rpartition("/")[2] for place in sorted(places)}
-        paths += [one if end == name else f"{one}/{name}" for one, end in ends.items()]
+        paths += [one if Path(one).name == name else f"{one}/{name}" for one in sorted(places)]
     return list(dict.fromkeys(paths))
 
 
@@ -114,9 +112,7 @@ def _read(path: Path) -> dict[str, float]:
         raw = json.loads(data) if len(data) <= _LARGEST else None
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(raw, dict):
-        return {}
-    figures = raw.items()
+    figures = raw.items() if isinstance(raw, dict) else ()
     return {name: value for name, value in figures if _NAME.fullmatch(name) and _is_finite(value)}
 
 
@@ -124,7 +120,7 @@ def _is_finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     with suppress(OverflowError):
-        return math.isfinite(float(value))
+        return math.isfinite(value)
     return False
 
 

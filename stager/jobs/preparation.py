@@ -317,11 +317,11 @@ def prepare(
         bundle=path,
         source=source,
         job=job,
-        notes=(*notes, *_list_notes(job, source), *_explain_unlaunchable(job, manifest)),
+        notes=(*notes, *_list_notes(job, source, manifest)),
     )
 
 
-def _list_notes(job: Job, source: Source) -> Iterator[str]:
+def _list_notes(job: Job, source: Source, manifest: Manifest) -> Iterator[str]:
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
         yield f"pass-env: {', '.join(absent)} not set here, so no rank gets a value"
@@ -329,6 +329,13 @@ def _list_notes(job: Job, source: Source) -> Iterator[str]:
         yield f"brought back if they are written: {', '.join(job.tracked)} (trackers)"
     if job.action is Action.RUN:
         yield from _list_withheld_variables(job.launch.pass_env, os.environ)
+    if job.action is not Action.VERIFY:
+        return
+    try:
+        slurm = job.allocation is Allocation.SLURM
+        refuse_launcher(job.launch.launcher, manifest, slurm=slurm)
+    except ConfigError as exc:  # nodes pass `verify`, but could not start any rank
+        yield f"`stager run` cannot start ranks like this: {exc.message}; {exc.hint}"
 
 
 def _list_withheld_variables(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
@@ -339,17 +346,6 @@ def _list_withheld_variables(passed: Collection[str], env: Mapping[str, str]) ->
     if names:
         which = f"it with --pass-env {names[0]}" if len(names) == 1 else "one with --pass-env NAME"
         yield f"not given to the ranks: {', '.join(names)} (give {which})"
-
-
-def _explain_unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
-    """Yield a note if nodes pass ``verify`` but could not start any rank."""
-    if job.action is not Action.VERIFY:
-        return
-    try:
-        slurm = job.allocation is Allocation.SLURM
-        refuse_launcher(job.launch.launcher, manifest, slurm=slurm)
-    except ConfigError as exc:
-        yield f"`stager run` cannot start ranks like this: {exc.message}; {exc.hint}"
 
 
 _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": Allocation.SSH}
