@@ -216,10 +216,9 @@ UV_RUN: dict[str, Option] = {
     **_flags("upgrade/U no-cache/n quiet/q verbose/v", _BUNDLE),
 }
 
-PYTHON_FLAGS = "bBdEiIOPqRsSuvx"
-"""One-letter options of Python without a value; ranks are isolated and unbuffered in any case."""
-PYTHON_VALUES = "WX"
-"""Those with one."""
+_PYTHON_OPTIONS = re.compile(r"-([bBdEiIOPqRsSuvx]*)(?:([mWX])(.*))?", re.DOTALL)
+"""One-letter options of Python: those without a value, and one with a value. Ranks are isolated and
+unbuffered in any case."""
 
 _SCRIPT_ALONE = "name the script or module alone"
 _RANKS = f"{_SCRIPT_ALONE}; --nodes and --nproc-per-node say how many ranks stager starts"
@@ -364,14 +363,12 @@ def _convert_torchrun(program: str, arguments: Sequence[str]) -> Converted:
             f"{program} would add --local-rank=N to the script's arguments; here a rank reads "
             "its local rank from the variable LOCAL_RANK"
         )
-    nproc, more = _read_nproc(program, given.get("nproc-per-node"))
-    nnodes, about_nodes = _read_nnodes(program, "nnodes", given.get("nnodes", "1"))
     return Converted(
         command=_join_script(given, rest),
-        nproc_per_node=nproc,
-        nnodes=nnodes,
-        max_restarts=_read_number(program, "max-restarts", given),
-        notes=(*notes, *more, *about_nodes),
+        nproc_per_node=_read_nproc(program, given.get("nproc-per-node"), notes),
+        nnodes=_read_nnodes(program, "nnodes", given.get("nnodes", "1"), notes),
+        max_restarts=_read_number(program, "max-restarts", given.get("max-restarts"), 0),
+        notes=tuple(notes),
     )
 
 
@@ -384,14 +381,14 @@ def _convert_accelerate(arguments: Sequence[str]) -> Converted:
     if "cpu" in given or "use-cpu" in given:
         backend = Backend.GLOO
         notes.append(f"{program} --cpu: on nodes with GPUs set ACCELERATE_USE_CPU=true, too")
-    nnodes, about_nodes = _read_nnodes(program, "num-machines", given.get("num-machines", "1"))
+    nnodes = _read_nnodes(program, "num-machines", given.get("num-machines", "1"), notes)
     return Converted(
         command=_join_script(given, rest),
         nproc_per_node=_divide_processes(given, nnodes[1] if nnodes else 1),
         nnodes=nnodes,
-        max_restarts=_read_number(program, "max-restarts", given),
+        max_restarts=_read_number(program, "max-restarts", given.get("max-restarts"), 0),
         backend=backend,
-        notes=(*notes, *about_nodes),
+        notes=tuple(notes),
     )
 
 
@@ -408,7 +405,7 @@ def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
 
 
 def _divide_processes(given: Mapping[str, str], machines: int) -> int | None:
-    total = _read_number(ACCELERATE_LAUNCH, "num-processes", given)
+    total = _read_number(ACCELERATE_LAUNCH, "num-processes", given.get("num-processes"), 0)
     if total is None:
         return None
     if total < 1 or total % machines:
@@ -424,43 +421,41 @@ def _join_script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ..
     return ("-m", *rest) if "module" in given else tuple(rest)
 
 
-def _read_nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]:
-    """Return the ranks of a node (a number or one of torchrun's words), and notes."""
+def _read_nproc(program: str, text: str | None, notes: list[str]) -> int | str | None:
+    """Return the ranks of a node: a number, or one of torchrun's words."""
     one_a_gpu = "one rank for each GPU, and one on a node without GPUs"
-    if text is None or text in ("gpu", "cpu"):
-        return text, []
-    if text == "auto":
-        return text, [f"{program} --nproc-per-node {text} becomes: {one_a_gpu}"]
+    if text is None or text in ("gpu", "cpu", "auto"):
+        if text == "auto":
+            notes.append(f"{program} --nproc-per-node {text} becomes: {one_a_gpu}")
+        return text
     if text == "xpu" or is_unexpanded(text):
         why = "the shell has not expanded it" if text else "its variable is empty"
         why = "say how many" if text == "xpu" else why
-        why = f"{program} --nproc-per-node {text} is left out: {why}"
-        return None, [f"{why} (default: {one_a_gpu})"]
-    return _parse_whole_number(program, "nproc-per-node", text, 1), []
+        option = f"{program} --nproc-per-node {text}"
+        notes.append(f"{option} is left out: {why} (default: {one_a_gpu})")
+        return None
+    return _read_number(program, "nproc-per-node", text, 1)
 
 
-def _read_nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
-    """Return the fewest and most nodes (``N`` or ``MIN:MAX``; None for one), and notes."""
+def _read_nnodes(program: str, name: str, text: str, notes: list[str]) -> tuple[int, int] | None:
+    """Return the fewest and most nodes (``N`` or ``MIN:MAX``); None for one."""
     if is_unexpanded(text):
-        return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it"]
+        notes.append(f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it")
+        return None
     first, colon, second = text.partition(":")
-    fewest = _parse_whole_number(program, name, first, 1)
-    most = _parse_whole_number(program, name, second, 1) if colon else fewest
+    fewest = _read_number(program, name, first, 1) or 1
+    most = (_read_number(program, name, second, 1) or 1) if colon else fewest
     if most < fewest:
         raise ConfigError(
             f"{program} --{name} {text}: the first number must not be larger than the second"
         )
-    return (None if most == 1 else (fewest, most)), []
+    return None if most == 1 else (fewest, most)
 
 
-def _read_number(program: str, name: str, given: Mapping[str, str]) -> int | None:
-    text = given.get(name)
+def _read_number(program: str, name: str, text: str | None, least: int) -> int | None:
+    """Return a whole number; None for none."""
     if text is None:
         return None
-    return _parse_whole_number(program, name, text, 0)
-
-
-def _parse_whole_number(program: str, name: str, text: str, least: int) -> int:
     digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not (digits and least <= int(text) <= checks.MOST):
         empty = is_unexpanded(text) or "$" in text
@@ -499,44 +494,25 @@ def _strip_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _strip_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
     program, rest = words[0], list(words[1:])
-    dropped: list[str] = []
-    while rest and rest[0].startswith("-") and rest[0] != "--":
+    dropped: dict[str, None] = {}
+    while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
         word = rest.pop(0)
-        flags, last, tail = _split_python_options(program, word)
-        dropped += flags
-        if last == "m":
-            module = [tail] if tail else []
-            return ["-m", *module, *rest], _list_dropped_flags(program, dropped)
-        if last and not tail:  # its value is the next word
-            rest = rest[1:]
-    if rest[:1] == ["--"]:
-        rest.pop(0)
-    if not rest:
-        raise ConfigError(f"{program}: the script is missing", hint=EXAMPLE)
-    return rest, _list_dropped_flags(program, dropped)
-
-
-def _split_python_options(program: str, word: str) -> tuple[list[str], str, str]:
-    """Split Python's one-letter options: flags to drop, a letter with a value, that value."""
-    flags: list[str] = []
-    for at, letter in enumerate(word[1:], start=1):
-        if letter == "m":
-            return flags, letter, word[at + 1 :]
-        flags.append(f"-{letter}")
-        if letter in PYTHON_VALUES:
-            return flags, letter, word[at + 1 :]
-        if letter not in PYTHON_FLAGS:
+        match = _PYTHON_OPTIONS.fullmatch(word)
+        if match is None:
             raise ConfigError(
                 f"{program} {word}: only a script or a module can be run by several ranks",
                 hint=EXAMPLE,
             )
-    return flags, "", ""
-
-
-def _list_dropped_flags(program: str, dropped: Sequence[str]) -> list[str]:
-    if not dropped:
-        return []
-    return [
-        f"{program} {' '.join(dict.fromkeys(dropped))}: left out; ranks run under the environment's"
-        " own Python, isolated from the node's packages"
-    ]
+        flags, letter, value = match.groups("")
+        dropped |= dict.fromkeys(f"-{flag}" for flag in flags)
+        if letter == "m":
+            rest = ["-m", *([value] if value else []), *rest]
+        elif letter:
+            dropped[f"-{letter}"] = None
+            rest = rest if value else rest[1:]
+    if rest[:1] == ["--"]:
+        rest.pop(0)
+    if not rest:
+        raise ConfigError(f"{program}: the script is missing", hint=EXAMPLE)
+    isolated = "ranks run under the environment's own Python, isolated from the node's packages"
+    return rest, [f"{program} {' '.join(dropped)}: left out; {isolated}"] if dropped else []
