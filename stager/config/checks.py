@@ -31,7 +31,6 @@ MOST = 65_535
 
 COUNT = f"a whole number from 1 to {MOST}"
 
-_RANK_WORDS = ("auto", "gpu", "cpu")
 _GPUS = r"(gpu:)?([\w.-]+:)?[1-9]\d{0,4}"
 _SIZE = r"(\d{1,9}(?:\.\d{1,3})?) ?([kKMGT]?)B"
 # The forms sbatch(1) documents for --time.
@@ -121,10 +120,8 @@ def make_pattern_check(pattern: str) -> Check[str]:
     )
 
 
-@check(type="string", pattern=r"^\S+$")
-def word(value: object) -> str:
-    """A string without white space."""
-    return _full_match(r"\S+", value)
+word = make_pattern_check(r"\S+")
+"""A string without white space."""
 
 
 def make_list_check(item: Callable[[object], T]) -> Check[tuple[T, ...]]:
@@ -155,13 +152,8 @@ def make_enum_check(kind: type[EnumT]) -> Check[EnumT]:
 
 def make_choice_check(words: Collection[str]) -> Check[str]:
     """One of some words."""
-
-    def read(value: object) -> str:
-        if value not in words:
-            raise ValueError
-        return text(value)
-
-    return Check(read=read, schema={"enum": list(words)})
+    check = make_pattern_check("|".join(map(re.escape, words)))
+    return replace(check, schema={"enum": list(words)})
 
 
 @check("true or false", type="boolean")
@@ -197,10 +189,13 @@ def make_number_check(least: int) -> Check[int]:
 count = make_number_check(1)
 
 
-@check(f'{COUNT}, "auto", "gpu" or "cpu"', **_either(count.schema, {"enum": list(_RANK_WORDS)}))
+_rank_word = make_choice_check(("auto", "gpu", "cpu"))
+
+
+@check(f'{COUNT}, "auto", "gpu" or "cpu"', **_either(count.schema, _rank_word.schema))
 def ranks(value: object) -> int | str:
     """A number of ranks, or one of torchrun's words for it."""
-    return str(value) if value in _RANK_WORDS else count(value)
+    return _rank_word(value) if isinstance(value, str) else count(value)
 
 
 @check(f'{COUNT}, or "auto"', **_either(count.schema, {"const": "auto"}))
@@ -218,9 +213,7 @@ def node_range(value: object) -> tuple[int, int]:
     if not isinstance(value, str):
         return count(value), count(value)
     match = re.fullmatch(r"(\d{1,6})(?:[:-](\d{1,6}))?", value)
-    if not match:
-        raise ValueError
-    least, most = int(match[1]), int(match[2] or match[1])
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most <= MOST:
         raise ValueError
     return least, most
@@ -267,19 +260,12 @@ def size(value: object) -> int:
     return int(float(words[:-1] if unit > 0 else words) * 1000 ** max(0, unit))
 
 
-@check(type="string", pattern=r"^[^\s:,]+:[^\s:,]+(:[^\s:,]+)?$")
-def mount(value: object) -> str:
-    """A place on the node and a place in the container, as ``SOURCE:TARGET[:FLAGS]``."""
-    return _full_match(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?", value)
+mount = make_pattern_check(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?")
+"""A place on the node and a place in the container, as ``SOURCE:TARGET[:FLAGS]``."""
 
 
-@check(type="string", pattern="^(auto$|auto-memory$|/|\\$)")
-def node_path(value: object) -> str:
-    """``auto``, or a path that means the same wherever a process on the node starts."""
-    string = text(value)
-    if string not in ("auto", "auto-memory") and not string.startswith(("/", "$")):
-        raise ValueError
-    return string
+node_path = make_pattern_check(r"auto|auto-memory|(/|\$)(.|\n)*")
+"""``auto``, or a path that means the same wherever a process on the node starts."""
 
 
 def variables(value: object) -> tuple[tuple[str, str], ...]:
