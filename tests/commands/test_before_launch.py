@@ -74,6 +74,7 @@ def test_a_run_that_was_refused_is_the_newest(ready: Project) -> None:
     assert diagnosed(ready)[0] == report
 
 
+@pytest.mark.full
 def test_a_job_that_failed_on_its_nodes_before_the_launch(ready: Project) -> None:
     done = ready.stager("run", *LOCAL, "--interface", "nosuch0", "--", "train.py")
     assert done.returncode == 3, done.stderr

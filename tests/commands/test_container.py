@@ -88,6 +88,7 @@ def test_ranks_run_in_the_container(sited: Project, tmp_path: Path) -> None:
     assert json.loads(failed.stdout)["first_failure"]["exit_code"] == 7
 
 
+@pytest.mark.full
 def test_singularity_does_as_well(sited: Project, tmp_path: Path) -> None:
     (tmp_path / "bin" / "apptainer").rename(tmp_path / "bin" / "singularity")
     done = sited.stager("verify", *LOCAL[:4], "--container-image", "../lab.sif", "--json")

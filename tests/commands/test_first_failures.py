@@ -165,6 +165,7 @@ def test_the_same_failure_on_all_ranks(torch_project: TorchProject, tmp_path: Pa
     assert other & set(found["alike"]), found
 
 
+@pytest.mark.full
 def test_a_rank_that_prints_its_error_and_exits_is_told_from_those_that_lose_it(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_one_rank_leaves_and_the_other_node_would_go_on_for_ever(
     assert ran.report["exit_codes"]["local1"] == 143
 
 
+@pytest.mark.full
 def test_a_crash_in_compiled_code(torch_project: TorchProject, tmp_path: Path) -> None:
     script = ALONE.format(rank=1, fault="ctypes.string_at(0)")
     failure = failed(torch_project, torch_project.run(script, cwd=tmp_path, options=ONE_NODE))
