@@ -136,7 +136,9 @@ class ResultsWriter:
         place stays in a directory that is no longer hidden.
         """
         if not complete:
-            self._remove_empty_roots()
+            full = {self._split_root(name)[0] for name in self.names}
+            for root in self._roots.keys() - full:
+                removal.delete_as_far_as_possible(self._locate_hidden(root))
         inner = self._inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
@@ -151,10 +153,6 @@ class ResultsWriter:
                 failed[root] = error_text(exc)
         if failed:
             self._keep_unpublished(failed)
-
-    def _remove_empty_roots(self) -> None:
-        for root in self._roots.keys() - {self._split_root(name)[0] for name in self.names}:
-            removal.delete_as_far_as_possible(self._locate_hidden(root))
 
     def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
         """Remove what the job has deleted of what it was sent, unless it has changed here.
@@ -256,11 +254,10 @@ class ResultsWriter:
                 continue
             try:
                 os.rename(path, final)
+                return given
             except OSError as exc:
                 if exc.errno not in _TAKEN:
                     raise
-                continue
-            return given
         raise OSError(errno.EEXIST, "all names are taken")
 
     def _parent(self, path: str) -> str:
