@@ -41,8 +41,7 @@ from .trust import SUFFIX
 class CleanedItem:
     """Something that was removed, or would be."""
 
-    place: str
-    """The node, or ``offline root``."""
+    place: str  # the node, or ``offline root``
     path: Path
     bytes: int
     kind: str
@@ -68,23 +67,19 @@ def _read_layer_content(layer: Path, key: str) -> str | None:
             origin = read_origin(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
         except LayerError:
             return None
-    options = origin.options
-    current = (INDEX_FORMAT, describe_compression())
-    if origin.id != key or (options.get("format"), options.get("compression")) != current:
+    current = {"format": INDEX_FORMAT, "compression": describe_compression()}
+    if origin.id != key or not current.items() <= origin.options.items():
         return None
-    return "" if "prune" in options else origin.content
+    return "" if "prune" in origin.options else origin.content
 
 
 def _is_unused(path: Path) -> bool:
-    """Return whether no job or command has a file of the store open, or a lock of it taken.
-
-    Of what cannot be opened, a directory in its place for one, that cannot be known.
-    """
+    """Return whether no job or command has a file of the store open, or a lock of it taken."""
     # A build takes this lock for itself; a shared one asked for here cannot keep it waiting.
     operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
     try:
         file = open_regular(path)
-    except OSError:
+    except OSError:  # a directory in its place, for one: that cannot be known
         return False
     with file as handle:
         try:
@@ -120,8 +115,7 @@ def _list_content(folder: Path) -> list[Path]:
 # so what is here was fetched for a lock only, or for a build that failed.
 
 _REPOSITORIES = ("models--", "datasets--", "spaces--")
-_OWN = "own-"
-"""Small files that a build writes for its layers."""
+_OWN = "own-"  # small files that a build writes for its layers
 _SNAPSHOTS, _BLOBS, _LOCKS = "snapshots", "blobs", ".locks"
 
 
@@ -131,7 +125,7 @@ def _list_unused_hub_files(
     if hub.is_symlink() or is_the_users(hub, os.environ):
         return
     for path in _list_files(hub, ""):
-        if path.name.startswith(_OWN) and _last_use(path) <= limit:
+        if path.name.startswith(_OWN) and _get_last_use(path) <= limit:
             yield _item("hub", path, "a build left it")
     for repository in _list_subfolders(hub):
         if repository.name.startswith(_REPOSITORIES):
@@ -145,12 +139,12 @@ def _list_unused_in_repository(
     snapshots = _list_subfolders(repository / _SNAPSHOTS)
     unnamed = [snapshot for snapshot in snapshots if snapshot.name not in commits]
     if len(unnamed) == len(snapshots):
-        if _last_use(repository) <= limit:
+        if _get_last_use(repository) <= limit:
             yield _item("hub", repository, "no lock names it")
         return
     for snapshot in unnamed:
         parts = [snapshot, *_list_own_blobs(snapshot)]
-        if max(map(_last_use, parts)) <= limit:
+        if max(map(_get_last_use, parts)) <= limit:
             size = sum(map(measure_tree, parts))
             yield _item("hub", snapshot, "no lock names this commit", size)
 
@@ -166,65 +160,55 @@ def _remove_hub_file(path: Path) -> bool:
 
 def _list_own_blobs(snapshot: Path) -> list[Path]:
     """Return the blobs that no other commit of the repository has."""
-    others = [_blobs(other) for other in _list_subfolders(snapshot.parent) if other != snapshot]
-    return sorted(_blobs(snapshot).difference(*others))
+    others = [_find_blobs(one) for one in _list_subfolders(snapshot.parent) if one != snapshot]
+    return sorted(_find_blobs(snapshot).difference(*others))
 
 
-def _blobs(snapshot: Path) -> set[Path]:
-    folder = snapshot.parents[1] / _BLOBS
-    found = set()
-    for path in snapshot.rglob("*"):
-        blob = folder / path.readlink().name if path.is_symlink() else folder
-        if blob.is_file():
-            found.add(blob)
-    return found
+def _find_blobs(snapshot: Path) -> set[Path]:
+    links = [path for path in snapshot.rglob("*") if path.is_symlink()]
+    blobs = {snapshot.parents[1] / _BLOBS / link.readlink().name for link in links}
+    return set(filter(Path.is_file, blobs))
 
 
-def _last_use(path: Path) -> float:
+def _get_last_use(path: Path) -> float:
+    """Return when a file, or one of a tree, was read or written, as far as that is recorded."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return max(status.st_mtime, status.st_atime)
-    return max((status.st_mtime, *map(_last_use, path.iterdir())))
+    return max((status.st_mtime, *map(_get_last_use, path.iterdir())))
 
 
 # --- Removal from the offline root of what no project needs any more, and never of what is in use
 
 # A project counts as long as its folder is there. Its newest bundle stays, and one that a batch
 # script names, in any case that of a job that waits or runs. In a store that several users share, a
-# bundle is removed by its owner, by the owner of the store, or by root. The layers and the node
-# program of every bundle that stays do so too, and the layers and wheels that its locks name, found
-# by their digests. Whatever was read or written within a day stays: it may belong to a lock or a
-# bundle that is still being made. Bundles and layers that this version cannot use, as their format
-# is an older one, are needed by nobody. What is removed can be made again: layers from wheels, at
-# the cost of time; wheels only with a network, so they are removed on request alone. Files of a hub
-# that were fetched and are in no bundle yet stay as long as a lock names their commit.
+# bundle is removed by its owner, by the owner of the store, or by root. With a bundle stay its
+# layers and node program, and the layers and wheels that its locks name, found by their digests.
+# Whatever was read or written within a day stays: it may belong to a lock or a bundle that is being
+# made. Bundles and layers of an older format are needed by nobody. Wheels can be made again only
+# with a network, so they are removed on request alone. Files of a hub that are in no bundle yet
+# stay as long as a lock names their commit.
 
-UNUSED_SECONDS = 86400.0
-"""Files read or written more recently than this stay."""
+UNUSED_SECONDS = 86400.0  # files read or written more recently than this stay
 LOCKS = "pylock*.toml"
-_DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
-"""A file's sha256, or a commit."""
+_DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")  # a file's sha256, or a commit
 _LAYER = ".tar.zst"
 _DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(NamedTuple):
     """The rules for what is removed."""
 
-    keep_newest: bool = True
-    """Keep each project's newest bundle; one that is in use stays in any case."""
+    keep_newest: bool = True  # each project's newest bundle; one that is in use stays in any case
     wheels: bool = False
-    projects: tuple[Path, ...] = ()
-    """Folders whose locks count although nothing may have been built there."""
+    projects: tuple[Path, ...] = ()  # whose locks count although nothing may have been built there
 
 
 class StoreCleanup(NamedTuple):
     """The result of a plan that was carried out."""
 
     removed: tuple[CleanedItem, ...]
-    left: tuple[tuple[CleanedItem, str], ...]
-    """The items that could not be removed, each with the reason."""
+    left: tuple[tuple[CleanedItem, str], ...]  # what could not be removed, and why
 
 
 def list_kept_environments(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
@@ -234,7 +218,7 @@ def list_kept_environments(store: Store, used: Digest, *, everything: bool) -> l
     try:
         notes = [*map(bundle_file.read_note, _list_files(store.root / "projects", ".json"))]
     except OSError as exc:
-        raise _unreadable(store, exc) from exc
+        raise _make_unreadable_error(store, exc) from exc
     others = [note.id for note in notes if note and note.id and _is_there(note.settings)]
     return list(dict.fromkeys([used, *others]))
 
@@ -244,10 +228,10 @@ def plan(store: Store, rules: Rules, now: float) -> tuple[CleanedItem, ...]:
     try:
         return tuple(_Plan(store, rules, now).items())
     except OSError as exc:
-        raise _unreadable(store, exc) from exc
+        raise _make_unreadable_error(store, exc) from exc
 
 
-def _unreadable(store: Store, exc: OSError) -> StagerError:
+def _make_unreadable_error(store: Store, exc: OSError) -> StagerError:
     return StagerError(
         f"{exc.filename or store.root}: {exc.strerror or exc}",
         hint="make it readable; without it stager cannot tell what is needed, so nothing is "
@@ -263,7 +247,7 @@ def apply(
     left: list[tuple[CleanedItem, str]] = []
     if not store.root.is_dir():
         return StoreCleanup(removed=(), left=())
-    partial = _partial(store.root)
+    partial = _list_partial_files(store.root)
     with store.lock(waiting):  # which removes the partial files
         for item in [*partial, *plan(store, rules, now)]:
             if item.kind == "layer" and any(other.kind == "bundle" for other, _ in left):
@@ -284,19 +268,17 @@ class _Plan:
         self.may_remove_all = os.geteuid() in (0, owner)
         """False in a store that another user shares: others' bundles stay."""
         self.now, self.limit = now, now - UNUSED_SECONDS
-        self.unreadable: list[Path] = []
-        self.unread_locks: list[Path] = []
+        self.is_lock_unread = False
+        self.useless_notes: list[tuple[Path, str]] = []
         self.alive: list[ProjectNote] = []
-        self.abandoned: list[tuple[Path, Path]] = []
-        """Notes, and the projects that are gone."""
         for path in self._files("projects", ".json"):
             note = bundle_file.read_note(path)
             if note is None:
-                self.unreadable.append(path)
+                self.useless_notes.append((path, "it cannot be read"))
             elif _is_there(note.settings):
                 self.alive.append(note)
             else:
-                self.abandoned.append((path, note.settings.parent))
+                self.useless_notes.append((path, f"{note.settings.parent} is gone"))
         notes = self._files("imports", ".txt")
         imported = {read_bytes(path).decode(errors="replace").strip() for path in notes}
         self.newest = imported | {note.bundle for note in self.alive}
@@ -304,30 +286,28 @@ class _Plan:
 
     def items(self) -> Iterator[CleanedItem]:
         """Yield everything that can be removed: bundles first, as others need no more then."""
-        for path in self.unreadable:
-            yield _item("note", path, "it cannot be read")
-        for path, project in self.abandoned:
-            yield _item("note", path, f"{project} is gone")
+        for path, why in self.useless_notes:
+            yield _item("note", path, why)
         staying: list[Path] = []
         for path in self._files("bundles", BUNDLE_SUFFIX):
-            why = self._why_bundle(path)
+            why = self._explain_removal(path)
             if why:
                 yield _item("bundle", path, why)
             else:
                 staying.append(path)
         yield from self._find_orphans({path.name for path in staying})
-        manifests, newer = _manifests(staying)
+        manifests, newer = _read_manifests(staying)
         locked = self._collect_locked_digests()
         if not newer:
-            yield from self._layers(manifests, locked)
-            yield from self._programs(manifests)
+            yield from self._list_layers(manifests, locked)
+            yield from self._list_programs(manifests)
         if self.rules.wheels:
-            yield from self._wheels(locked)
-        if not self.unread_locks:
+            yield from self._list_wheels(locked)
+        if not self.is_lock_unread:
             yield from _list_unused_hub_files(self.store.root / "hub", locked, self.limit)
-        yield from _partial(self.store.root)
+        yield from _list_partial_files(self.store.root)
 
-    def _why_bundle(self, path: Path) -> str:
+    def _explain_removal(self, path: Path) -> str:
         """Return the reason why a bundle can be removed; empty where it stays."""
         is_others = not self.may_remove_all and path.lstat().st_uid != os.geteuid()
         is_needed = is_marked(path, self.now, by_jobs=not self.rules.keep_newest)
@@ -358,20 +338,20 @@ class _Plan:
                 yield _item("note", path, "its bundle is gone")
 
     def _collect_locked_digests(self) -> set[str]:
-        pinned = resources.files("stager.pack") / PINNED
-        digests = set(_DIGEST.findall(pinned.read_text(encoding="utf-8")))
+        texts = [(resources.files("stager.pack") / PINNED).read_text(encoding="utf-8")]
         for folder in {*(note.settings.parent for note in self.alive), *self.rules.projects}:
             try:
-                digests |= _digests_of_locks(folder)
+                locks = [path for path in folder.iterdir() if path.match(LOCKS)]
+                texts += [path.read_text("utf-8", "replace") for path in locks]
             except FileNotFoundError:
                 continue
             except OSError:
                 if self.rules.wheels:  # a layer can be made again, a wheel perhaps not
                     raise
-                self.unread_locks.append(folder)
-        return digests
+                self.is_lock_unread = True
+        return set(_DIGEST.findall("\n".join(texts)))
 
-    def _layers(
+    def _list_layers(
         self, manifests: Sequence[Manifest], locked: Collection[str]
     ) -> Iterator[CleanedItem]:
         needed = {member.file for manifest in manifests for member in manifest.external_members}
@@ -388,13 +368,13 @@ class _Plan:
             elif content not in locked:
                 yield _item("layer", path, "no bundle or lock needs it")
 
-    def _programs(self, manifests: Sequence[Manifest]) -> Iterator[CleanedItem]:
+    def _list_programs(self, manifests: Sequence[Manifest]) -> Iterator[CleanedItem]:
         needed = {manifest.node.sha256 for manifest in manifests}
         for path in self._list_unused_files("programs", ".pyz"):
             if path.stem.partition(".")[0] not in needed:
                 yield _item("program", path, "no bundle holds it, and it has not been used")
 
-    def _wheels(self, locked: Collection[str]) -> Iterator[CleanedItem]:
+    def _list_wheels(self, locked: Collection[str]) -> Iterator[CleanedItem]:
         cache = DigestCache(self.store)
         wheels = self._files("wheels", *_DISTRIBUTIONS)
         for folder in _list_subfolders(self.store.root / "wheels-built"):
@@ -409,12 +389,9 @@ class _Plan:
     def _files(self, folder: str, *endings: str) -> list[Path]:
         return _list_files(self.store.root / folder, *endings)
 
-    def _list_unused_files(self, folder: str, *endings: str) -> Iterator[Path]:
-        """Yield the files not used within a day, as far as the file system records it."""
-        for path in self._files(folder, *endings):
-            status = path.lstat()
-            if max(status.st_mtime, status.st_atime) <= self.limit:
-                yield path
+    def _list_unused_files(self, folder: str, *endings: str) -> list[Path]:
+        files = self._files(folder, *endings)
+        return [path for path in files if _get_last_use(path) <= self.limit]
 
 
 def _is_there(settings: Path) -> bool:
@@ -426,15 +403,7 @@ def _is_there(settings: Path) -> bool:
     return True
 
 
-def _digests_of_locks(folder: Path) -> set[str]:
-    digests: set[str] = set()
-    for path in folder.iterdir():
-        if path.match(LOCKS):
-            digests |= set(_DIGEST.findall(path.read_text("utf-8", "replace")))
-    return digests
-
-
-def _manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
+def _read_manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
     """Return the manifests of bundles, also where a layer is missing: a job may use the others.
 
     And whether a bundle is of a newer version of stager, so that what it needs is not known.
@@ -450,16 +419,13 @@ def _manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
     return found, newer
 
 
-def _partial(root: Path) -> list[CleanedItem]:
+def _list_partial_files(root: Path) -> list[CleanedItem]:
     """Return what killed builds left; nothing during a build, for it may be that one's."""
     locks = [root / name for name in (".lock", ".tmp.lock") if (root / name).exists()]
-    is_busy = not all(map(_is_unused, locks))
-    if is_busy or not (root / "tmp").is_dir():
+    if not all(map(_is_unused, locks)) or not (root / "tmp").is_dir():
         return []
-    return [
-        _item("partial", path, "a build that was killed left it")
-        for path in sorted((root / "tmp").iterdir())
-    ]
+    left = sorted((root / "tmp").iterdir())
+    return [_item("partial", path, "a build that was killed left it") for path in left]
 
 
 _REMOVALS: dict[str, tuple[Callable[[Path], bool], str]] = {
@@ -492,15 +458,13 @@ def _remove(item: CleanedItem) -> str:
 class CleanResult:
     """The result of ``stager clean``."""
 
-    ok: bool
-    """True unless a node could not be cleaned."""
+    ok: bool  # true unless a node could not be cleaned
     dry_run: bool
-    nodes_skipped: str | None
-    """The reason why the nodes cannot be cleaned from here; None where they can be."""
+    nodes_skipped: str | None  # the reason why the nodes cannot be cleaned from here
     items: tuple[CleanedItem, ...]
     bytes: int
     outcome: Outcome | None = field(default=None, metadata={"json": None})
-    """The job that cleaned the nodes; None where there was none."""
+    """The job that cleaned the nodes."""
 
 
 def make_clean_result(
@@ -521,8 +485,7 @@ def make_clean_result(
 class CleanNodeResult:
     """The result of ``stager clean-node``."""
 
-    ok: bool
-    """True unless something could not be removed."""
+    ok: bool  # true unless something could not be removed
     dry_run: bool
     roots: tuple[NodeCleanup, ...]
     bytes: int
@@ -530,16 +493,11 @@ class CleanNodeResult:
 
 def list_removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:
     """Yield what a node removed, or would remove."""
+    texts = {"place": answer.node, "kind": "environment", "why": "not in use"}
     for root in answer.roots:
         environments = [(f"envs/{name}", size) for name, size in root.removed]
         for name, size in [*environments, *root.left_overs]:
-            yield CleanedItem(
-                place=answer.node,
-                path=Path(root.root) / name,
-                bytes=size,
-                kind="environment",
-                why="not in use",
-            )
+            yield CleanedItem(**texts, path=Path(root.root) / name, bytes=size)
 
 
 def has_environment(answer: CleanAnswer, bundle_id: str) -> bool:
@@ -549,14 +507,15 @@ def has_environment(answer: CleanAnswer, bundle_id: str) -> bool:
 
 # --- The nodes on which a user's jobs have left environments, as the logs of the jobs say --------
 
-_TELLING = (b'"unpack"', b'"clean"')
-"""What a line has that tells of an environment on a node."""
+_TELLING = (b'"unpack"', b'"clean"')  # what a line has that tells of an environment on a node
 
 
 def find_used_nodes(log_dir: Path) -> list[str]:
     """Return the nodes with environments, in the order of the jobs that made or used them last."""
     used: dict[str, None] = {}
-    for event in _read_events(log_dir):
+    for line in _read_lines(log_dir):
+        record = parse_event(line) if any(map(line.__contains__, _TELLING)) else None
+        event = record and record.event
         if isinstance(event, UnpackAnswer) and event.ok:
             used.pop(event.node, None)
             used[event.node] = None
@@ -565,18 +524,15 @@ def find_used_nodes(log_dir: Path) -> list[str]:
     return list(used)
 
 
-def _read_events(log_dir: Path) -> Iterator[object]:
-    """Yield what jobs have recorded of environments on nodes, by the last change of their logs."""
+def _read_lines(log_dir: Path) -> Iterator[bytes]:
+    """Yield the lines of the jobs' events, job by job in the order of their last change."""
     logs = []
     for path in log_dir.glob("events.*.jsonl"):
         with suppress(OSError):
             logs.append((path.lstat().st_mtime, path))
     for _, path in sorted(logs):
         with suppress(OSError), open_regular(path) as handle:
-            for line in handle:
-                record = parse_event(line) if any(map(line.__contains__, _TELLING)) else None
-                if record:
-                    yield record.event
+            yield from handle
 
 
 def choose_nodes(
@@ -586,11 +542,8 @@ def choose_nodes(
     up = {node.name for node in listing if node.is_up}
     down = {node.name for node in listing} - up
     chosen, away = [*filter(up.__contains__, used)], [*filter(down.__contains__, used)]
-    notes = []
-    if away:
-        notes.append(
-            f"not cleaned: {fold_hosts(away)}, which Slurm has down or reserved at the moment"
-        )
+    absent = f"not cleaned: {fold_hosts(away)}, which Slurm has down or reserved at the moment"
+    notes = [absent] if away else []
     names, number = fold_hosts(chosen), len(chosen)
     if not chosen or options.nodelist:
         return options, notes

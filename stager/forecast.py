@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from bundle.driver.forecast import (
-    BLOCK,
-    WIDEST,
-    Forecast,
-    Nodes,
-    best_width,
-    forecast,
-    forecast_shared_staging,
-    forecast_staging,
-    forecast_step,
-    levels,
-    measure_staging_work,
-)
+from bundle.driver import forecast as model
+from bundle.driver.forecast import Forecast, Nodes, forecast_staging, measure_staging_work
 from bundle.driver.plan import SENT, SHARED, excerpt_size
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
-from bundle.protocol.events import (
-    FileSent,
-    PhaseEnds,
-    Record,
-    StagingWork,
-    TransferPlan,
-)
+from bundle.protocol.events import FileSent, PhaseEnds, Record, StagingWork, TransferPlan
 from bundle.protocol.job import ASSUMED, Rates
 from bundle.protocol.messages import UnpackAnswer
 from bundle.redaction.secrets import mask_arguments
@@ -56,19 +39,11 @@ class PhaseSeconds:
 
     preflight: float
     send: float
-    """Sending, a part of ``stage``."""
     unpack: float
-    """Unpacking, a part of ``stage``."""
-    stage: float
-    """The environment on every node: sent and unpacked at the same time."""
+    stage: float  # the environment on every node: sent and unpacked at the same time
     probe: float
     launch: float
     total: float
-
-    @classmethod
-    def of(cls, forecast: Forecast) -> PhaseSeconds:
-        """Return the seconds of a forecast, rounded."""
-        return cls(**forecast.to_json())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +62,7 @@ class PlannedJob:
 
     ok: bool = True
     dry_run: bool = True
-    argv: tuple[str, ...]
-    """The command that would ask Slurm, without secrets."""
+    argv: tuple[str, ...]  # the command that would ask Slurm, without secrets
     bundle: Path
     id: str
     transfer: TransferWay
@@ -115,16 +89,12 @@ class CountForecast:
 
     nodes: int
     world_size: int
-    width: int
-    """Nodes that one node sends to: 2 in a relay."""
+    width: int  # nodes that one node sends to: 2 in a relay
     levels: int
-    """The depth of the tree along which the bundle is sent."""
     cold: PhaseSeconds
     unchanged: PhaseSeconds
-    one_changed: PhaseSeconds | None
-    """Nodes that lack one package; None for a bundle without packages."""
-    shared: dict[str, float]
-    """Seconds until ranks that import from a shared file system run, by its name."""
+    one_changed: PhaseSeconds | None  # None for a bundle without packages
+    shared: dict[str, float]  # seconds until ranks that import from a shared file system run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,17 +105,14 @@ class Estimate:
     id: str
     bundle_bytes: int
     unpacked_bytes: int
-    """The size of its files in bytes."""
     files: int
     nproc_per_node: int
     cpus: int
     launcher: str
-    changed: str | None
-    """The package that stands for any that changes; None for a bundle without packages."""
+    changed: str | None  # the package that stands for any that changes
     rates: EstimateRates
     forecasts: tuple[CountForecast, ...]
-    pays_from: dict[str, int | None]
-    """The fewest nodes from which staging pays, by shared file system; None for never."""
+    pays_from: dict[str, int | None]  # nodes from which staging pays; None for never
     verdict: str
 
 
@@ -162,9 +129,8 @@ VERSION = 1
 KEPT = 9
 """Jobs that are kept. Forecasts take the median of them, so one that was disturbed does not count.
 """
-_ENOUGH_BYTES = 8 * BLOCK
-_ENOUGH_FILES = 1_000
-"""Less than this says more about the start of a transfer, or of a process, than about its rate."""
+_ENOUGH_BYTES = 8 * model.BLOCK
+_ENOUGH_FILES = 1_000  # less says more about the start of a process than about its rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +141,10 @@ class MeasuredJob:
     cpus: int
     work: StagingWork
     step: float
-    stage: float
-    """Seconds of the unpacking, the sending included."""
-    send: float | None = None
-    """Seconds of the sending alone, where that is known."""
-    unpack: float | None = None
-    """Seconds that the slowest node unpacked for, where that is known."""
-    relayed: bool = False
-    """True if the nodes passed the bundle on to each other; False if ``sbcast`` sent it."""
+    stage: float  # seconds of the unpacking, the sending included
+    send: float | None = None  # seconds of the sending alone
+    unpack: float | None = None  # seconds that the slowest node unpacked for
+    relayed: bool = False  # from node to node; else ``sbcast`` sends it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,20 +152,16 @@ class KnownRates:
     """The rates that a forecast uses, and how many jobs measured them."""
 
     rates: Rates = ASSUMED
-    jobs: int = 0
-    """The number of jobs that measured it; 0: it is assumed."""
-    nodes: int = 0
-    """The most nodes that any of these had."""
+    jobs: int = 0  # the number of jobs that measured it; 0: it is assumed
+    nodes: int = 0  # the most nodes that any of these had
 
     @property
     def text(self) -> str:
         """The same for a person."""
         if not self.jobs:
             return "assumed; a job that sends its bundle measures them"
-        return (
-            f"measured on {format_count(self.jobs, 'job')} of up to "
-            f"{format_count(self.nodes, 'node')}"
-        )
+        jobs, nodes = format_count(self.jobs, "job"), format_count(self.nodes, "node")
+        return f"measured on {jobs} of up to {nodes}"
 
 
 _TIMED = (TransferPlan, PhaseEnds, FileSent, UnpackAnswer)
@@ -216,15 +174,16 @@ def measure_job(records: Iterable[Record]) -> MeasuredJob | None:
     sent, plan = _pick(events, FileSent), [TransferPlan(), *_pick(events, TransferPlan)][-1]
     seconds = {end.phase: end.seconds for end in _pick(events, PhaseEnds)}
     answers = _pick(events, UnpackAnswer)
-    sent_to = _find_only_work(plan)
+    work = [(len(one.nodes), one.work) for one in plan.groups if one.how in SENT and one.work]
+    is_simple = len(work) == 1 and all(one.how != SHARED for one in plan.groups)
     has_ended = {PhaseName.PREFLIGHT, PhaseName.UNPACK} <= seconds.keys()
     is_clean = len(sent) < 2 and all(answer.ok for answer in answers)
-    if sent_to is None or not (has_ended and is_clean):
+    if not (is_simple and has_ended and is_clean):
         return None
     return MeasuredJob(
-        nodes=sent_to[0],
+        nodes=work[0][0],
         cpus=plan.cpus,
-        work=sent_to[1],
+        work=work[0][1],
         step=seconds[PhaseName.PREFLIGHT],
         stage=seconds[PhaseName.UNPACK],
         send=next((one.seconds for one in sent), None),
@@ -235,13 +194,6 @@ def measure_job(records: Iterable[Record]) -> MeasuredJob | None:
 
 def _pick(events: Iterable[object], kind: type[T]) -> list[T]:
     return [event for event in events if isinstance(event, kind)]
-
-
-def _find_only_work(plan: TransferPlan) -> tuple[int, StagingWork] | None:
-    """Return the only nodes that were sent layers; None if there are more, or one has a share."""
-    sent = [(len(one.nodes), one.work) for one in plan.groups if one.how in SENT and one.work]
-    is_shared = any(one.how == SHARED for one in plan.groups)
-    return sent[0] if len(sent) == 1 and not is_shared else None
 
 
 @contextmanager
@@ -260,20 +212,16 @@ def keep_times(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
         record_times(store, seen)
 
 
-def record_times(store: Store, seen: MeasuredJob) -> bool:
-    """Keep the times of a job beside those of the last few, and return whether that was possible.
+def record_times(store: Store, seen: MeasuredJob) -> None:
+    """Keep the times of a job beside those of the last few.
 
     Of two jobs that end at the same moment one may be lost. A root that cannot be written is no
     failure of the job.
     """
     jobs = [*read_history(store), seen][-KEPT:]
     content = {"version": VERSION, "jobs": [encode(job) for job in jobs]}
-    try:
-        with store.publish(store.root / FILE) as partial:
-            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except StagerError:
-        return False
-    return True
+    with suppress(StagerError), store.publish(store.root / FILE) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read_history(store: Store) -> tuple[MeasuredJob, ...]:
@@ -295,7 +243,7 @@ def estimate_rates(jobs: Sequence[MeasuredJob], *, one_machine: bool = False) ->
     for job in jobs:
         nodes = Nodes(job.nodes, cpus=job.cpus, sharing=job.nodes if one_machine else 1)
         expected = forecast_staging(job.work, nodes, relayed=job.relayed)
-        step.append(job.step / forecast_step(nodes))
+        step.append(job.step / model.forecast_step(nodes))
         together = max(job.stage - job.step, 0.0) / expected.seconds
         if job.work.sent >= _ENOUGH_BYTES:
             send.append(together if job.send is None else job.send / expected.send)
@@ -318,7 +266,6 @@ def _median_in_bounds(factors: Sequence[float]) -> float:
 
 
 def _decode_measured_job(raw: object) -> MeasuredJob:
-    """Return the times of a job; ValueError if a field or a value is invalid."""
     job = decode(MeasuredJob, raw)
     if not (job.nodes > 0 and job.cpus > 0 and job.work.sent):
         raise ValueError("nothing was sent")
@@ -339,19 +286,14 @@ import does: calls with a path, files opened, bytes read. Counted with strace; o
 proportion."""
 
 
-@dataclass(frozen=True)
-class SharedFiles:
+class SharedFiles(NamedTuple):
     """A shared file system that ranks would import from instead. Cold: no node has read it yet."""
 
     name: str
-    call: float
-    """Seconds that a call with a path takes on a node that uses it alone."""
-    calls: float
-    """Such calls that it answers in a second, for all nodes together."""
-    node: float
-    """Bytes a second that one node reads."""
+    call: float  # seconds that a call with a path takes on a node that uses it alone
+    calls: float  # such calls that it answers in a second, for all nodes together
+    node: float  # bytes a second that one node reads; ``all`` has those of all nodes together
     all: float
-    """Bytes a second that all nodes read together."""
 
 
 LUSTRE = SharedFiles("Lustre", call=0.7e-3, calls=560e3, node=1e9, all=50e9)
@@ -376,8 +318,7 @@ def estimate_shared_reads(files: int, size: int, nodes: Nodes, shared: SharedFil
 
 # --- The time that staging takes, and whether it pays --------------------------------------------
 
-MOST_NODES = 100_000
-"""The model holds for no more nodes than these."""
+MOST_NODES = 100_000  # the model holds for no more nodes than these
 SHARED_FILE_SYSTEMS = (LUSTRE, NFS)
 
 
@@ -387,15 +328,11 @@ class Setting:
 
     bundle: Path
     manifest: Manifest
-    size: int
     ranks: int
     cpus: int
     launcher: str
-    """``torchrun`` or ``srun``."""
-    relayed: bool
-    """True if the nodes pass the bundle on to each other; False if ``sbcast`` sends it."""
-    read: bool = False
-    """True if nothing is sent: each node reads the bundle where it lies."""
+    relayed: bool  # from node to node; else ``sbcast`` sends it
+    read: bool = False  # true if nothing is sent: each node reads the bundle where it lies
     basis: KnownRates
 
     def nodes(self, count: int) -> Nodes:
@@ -415,7 +352,6 @@ def make_setting(config: Config, bundle: Path, manifest: Manifest, basis: KnownR
     return Setting(
         bundle=bundle,
         manifest=manifest,
-        size=manifest.size,
         ranks=ranks,
         # As slurm.request asks for them.
         cpus=config.cluster.cpus_per_task or ranks,
@@ -427,34 +363,28 @@ def make_setting(config: Config, bundle: Path, manifest: Manifest, basis: KnownR
 
 
 def plan_job(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
-    """Return what Slurm would be asked for, and a forecast for nodes that have nothing yet.
-
-    Nothing is asked or sent.
-    """
-    config, bundle = prepared.config, prepared.bundle
-    manifest = read_manifest(bundle, prepared.job.bundle_id)
-    basis = find_known_rates(Store(offline_root(config)))
-    most = config.cluster.nodes[1]
-    setting = make_setting(config, bundle, manifest, basis)
-    seconds = PhaseSeconds.of(forecast_cold(setting, most))
+    """Return what Slurm would be asked for, and a forecast for nodes that have nothing yet."""
+    config, bundle, job = prepared.config, prepared.bundle, prepared.job
+    basis, most = find_known_rates(Store(offline_root(config))), config.cluster.nodes[1]
+    setting = make_setting(config, bundle, read_manifest(bundle, job.bundle_id), basis)
+    seconds = PhaseSeconds(**forecast_cold(setting, most).to_json())
+    is_measured = basis.jobs > 0
     return PlannedJob(
         argv=tuple(mask_arguments(argv)),
         bundle=bundle,
-        id=prepared.job.bundle_id,
+        id=job.bundle_id,
         transfer=TransferWay.SHARED if setting.read else config.cluster.transfer,
-        bytes_at_most=0 if setting.read else setting.size,
+        bytes_at_most=0 if setting.read else setting.manifest.size,
         nodes=config.cluster.nodes,
-        log_dir=Path(prepared.job.log_dir),
-        forecast=JobForecast(
-            nodes=most, basis=basis.text, measured=basis.jobs > 0, seconds=seconds
-        ),
+        log_dir=Path(job.log_dir),
+        forecast=JobForecast(nodes=most, basis=basis.text, measured=is_measured, seconds=seconds),
     )
 
 
 def forecast_cold(setting: Setting, count: int) -> Forecast:
     """Return seconds by phase on nodes that have nothing yet."""
-    layers = setting.manifest.layers
-    return _forecast_staging(setting, count, measure_staging_work(layers, layers, setting.size))
+    layers, size = setting.manifest.layers, setting.manifest.size
+    return _forecast_staging(setting, count, measure_staging_work(layers, layers, size))
 
 
 def forecast_unchanged(setting: Setting, count: int) -> Forecast:
@@ -467,10 +397,8 @@ def forecast_one_changed(setting: Setting, count: int) -> Forecast | None:
     layer = setting.choose_changed()
     if layer is None:
         return None
-    sent = excerpt_size(layer.members)
-    return _forecast_staging(
-        setting, count, measure_staging_work([layer], setting.manifest.layers, sent)
-    )
+    sent, layers = excerpt_size(layer.members), setting.manifest.layers
+    return _forecast_staging(setting, count, measure_staging_work([layer], layers, sent))
 
 
 def estimate_from_files(setting: Setting, count: int, shared: SharedFiles) -> float:
@@ -492,7 +420,7 @@ def find_break_even(setting: Setting, shared: SharedFiles, most: int = 10_000) -
     first = next((number for number, count in enumerate(tried) if pays(count)), None)
     if first is None:
         return None
-    low, high = (tried[first - 1] if first else 0), tried[first]
+    low, high = [0, *tried][first : first + 2]
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if pays(middle) else (middle, high)
@@ -503,10 +431,15 @@ def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
     """Return the result of ``stager estimate``."""
     manifest, basis, changed = setting.manifest, setting.basis, setting.choose_changed()
     payable = {shared.name: find_break_even(setting, shared) for shared in SHARED_FILE_SYSTEMS}
+    verdict = [
+        f"against {name} "
+        + ("never" if count is None else f"from {format_count(count, 'node')} on")
+        for name, count in payable.items()
+    ]
     return Estimate(
         bundle=setting.bundle,
         id=manifest.id,
-        bundle_bytes=setting.size,
+        bundle_bytes=setting.manifest.size,
         unpacked_bytes=manifest.unpacked_size,
         files=manifest.files,
         nproc_per_node=setting.ranks,
@@ -516,21 +449,22 @@ def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
         rates=EstimateRates(basis=basis.text, jobs=basis.jobs, **asdict(basis.rates)),
         forecasts=tuple(_forecast_count(setting, count) for count in counts),
         pays_from={name.lower(): count for name, count in payable.items()},
-        verdict=_describe_break_evens(payable),
+        verdict=f"staging pays: {', '.join(verdict)}",
     )
 
 
 def _forecast_count(setting: Setting, count: int) -> CountForecast:
-    width = min(2, count) if setting.relayed else best_width(count, WIDEST, setting.basis.rates)
+    rates = setting.basis.rates
+    width = min(2, count) if setting.relayed else model.best_width(count, model.WIDEST, rates)
     changed = forecast_one_changed(setting, count)
     return CountForecast(
         nodes=count,
         world_size=count * setting.ranks,
         width=width,
-        levels=levels(count, width),
-        cold=PhaseSeconds.of(forecast_cold(setting, count)),
-        unchanged=PhaseSeconds.of(forecast_unchanged(setting, count)),
-        one_changed=None if changed is None else PhaseSeconds.of(changed),
+        levels=model.levels(count, width),
+        cold=PhaseSeconds(**forecast_cold(setting, count).to_json()),
+        unchanged=PhaseSeconds(**forecast_unchanged(setting, count).to_json()),
+        one_changed=None if changed is None else PhaseSeconds(**changed.to_json()),
         shared={
             shared.name.lower(): round(estimate_from_files(setting, count, shared), 3)
             for shared in SHARED_FILE_SYSTEMS
@@ -539,21 +473,10 @@ def _forecast_count(setting: Setting, count: int) -> CountForecast:
 
 
 def _forecast_staging(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
-    nodes, rates = setting.nodes(count), setting.basis.rates
-    if work is None:
-        staged = []
-    elif setting.read:
+    nodes, rates, staged = setting.nodes(count), setting.basis.rates, []
+    if work is not None and setting.read:
         # Not measured before the job: as a server that all nodes share.
-        staged = [forecast_shared_staging(work, nodes, min(NFS.node, NFS.all / count), rates)]
-    else:
+        staged = [model.forecast_shared_staging(work, nodes, min(NFS.node, NFS.all / count), rates)]
+    elif work is not None:
         staged = [forecast_staging(work, nodes, rates, relayed=setting.relayed)]
-    return forecast(staged, nodes, rates, launcher=setting.launcher)
-
-
-def _describe_break_evens(payable: dict[str, int | None]) -> str:
-    parts = [
-        f"against {name} "
-        + ("never" if count is None else f"from {format_count(count, 'node')} on")
-        for name, count in payable.items()
-    ]
-    return f"staging pays: {', '.join(parts)}"
+    return model.forecast(staged, nodes, rates, launcher=setting.launcher)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
 import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,12 +49,9 @@ class TracedPackage:
     version: str
     files: int
     bytes: int
-    files_read: int
-    """Number of files that were read; a module counts with its bytecode."""
-    bytes_read: int
-    """Their whole size, however much of each was read."""
-    used: bool
-    """False if nothing of it was read but its metadata."""
+    files_read: int  # a module counts with its bytecode
+    bytes_read: int  # their whole size, however much of each was read
+    used: bool  # false if nothing of it was read but its metadata
 
 
 @dataclass(frozen=True)
@@ -64,41 +59,32 @@ class UnreadFiles:
     """Files of one package of which none was read."""
 
     package: str
-    path: str
-    """Directory, ending in a slash, or file, relative to site-packages; empty for several."""
+    path: str  # directory, ending in a slash, or file, relative to site-packages; empty for several
     files: int
     bytes: int
-    pattern: str | None
-    """The pattern for ``environment.prune`` that leaves them out; null if none is proposed."""
-    reason: str = ""
-    """Why none is proposed; else empty."""
+    pattern: str | None  # for ``environment.prune``; null if none is proposed
+    reason: str = ""  # why none is proposed; else empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceResult:
     """The files of an environment that a smoke test read."""
 
-    command: tuple[str, ...]
-    """The smoke test, without secrets."""
+    command: tuple[str, ...]  # the smoke test, without secrets
     job_id: str
     log_dir: str
-    gpus: int
-    """Number of NVIDIA GPUs that the test could see."""
-    files: int
-    """Number of files of all packages, bytecode included."""
+    gpus: int  # number of NVIDIA GPUs that the test could see
+    files: int  # number of files of all packages, bytecode included
     bytes: int
     files_read: int
     bytes_read: int
     packages: tuple[TracedPackage, ...]
-    """Every package, the largest first."""
+    """Every package, the largest first; so are what was not read, and the patterns for it."""
     unread: tuple[UnreadFiles, ...]
-    """What was not read, the largest first."""
     proposed: tuple[str, ...]
-    """The patterns that would leave it out, the largest first."""
     proposed_files: int
     proposed_bytes: int
-    prune: tuple[str, ...]
-    """``environment.prune`` as it is: the test has passed without what that leaves out."""
+    prune: tuple[str, ...]  # as it is: the test has passed without what that leaves out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +101,7 @@ class TracedBuildResult(BuildResult):
 # only times of less than a day (mount(8)). With ``noatime``, and on many network file systems,
 # nothing is renewed; so a file is read to find out, before a place is used.
 
-LONG_AGO = 946_684_800 * 10**9
-"""The first second of 2000, in nanoseconds: the access time of files that nobody has read."""
+LONG_AGO = 946_684_800 * 10**9  # the first second of 2000: the access time of what nobody has read
 
 
 @contextlib.contextmanager
@@ -126,38 +111,30 @@ def make_traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
     The offline root is tried first, where the next build sweeps what a killed command leaves; then
     the directories in which a node root may lie. ``room`` is the bytes and inodes that are needed.
     """
+    candidates = [(str(store.root), store.scratch_without_lock("trace"))]
+    candidates += [(base, _make_folder(base)) for _, base in list_automatic_bases(os.environ)]
     refused: list[str] = []
-    with contextlib.ExitStack() as stack:
-        for name, candidate in _candidates(store):
+    for name, candidate in candidates:
+        with contextlib.ExitStack() as stack:
             try:
                 folder = stack.enter_context(candidate)
-                reason = _refusal(folder, room)
+                reason = _explain_refusal(folder, room)
             except (OSError, StagerError) as exc:
                 reason = getattr(exc, "strerror", None) or str(exc)
             if not reason:
-                break
-            stack.close()
-            refused.append(f"{name}: {reason}")
-        else:
-            raise StagerError(
-                "there is no place here where it shows which files a program reads",
-                hint="set $TMPDIR to a directory on a local file system that is not mounted with "
-                f"noatime and has room for {format_size(room[0])}",
-                context=refused,
-            )
-        yield folder
-
-
-def _candidates(
-    store: Store,
-) -> Iterator[tuple[str, contextlib.AbstractContextManager[Path]]]:
-    yield str(store.root), store.scratch_without_lock("trace")
-    for _, base in list_automatic_bases(os.environ):
-        yield base, _temporary(base)
+                yield folder
+                return
+        refused.append(f"{name}: {reason}")
+    raise StagerError(
+        "there is no place here where it shows which files a program reads",
+        hint="set $TMPDIR to a directory on a local file system that is not mounted with "
+        f"noatime and has room for {format_size(room[0])}",
+        context=refused,
+    )
 
 
 @contextlib.contextmanager
-def _temporary(base: str) -> Iterator[Path]:
+def _make_folder(base: str) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="stager-trace-", dir=base))
     try:
         yield folder
@@ -165,7 +142,7 @@ def _temporary(base: str) -> Iterator[Path]:
         remove(folder)
 
 
-def _refusal(folder: Path, room: tuple[int, int]) -> str:
+def _explain_refusal(folder: Path, room: tuple[int, int]) -> str:
     try:
         choose_base(str(folder), {}, room)
     except NodeError as exc:
@@ -252,55 +229,47 @@ def needs_gpu(package: str, path: str) -> bool:
 
 # --- The unread part of a package, as few directories and files as possible, and their patterns
 
-LEAST = 500_000
-"""Bytes below which no pattern is proposed: a list that nobody reads helps nobody."""
-SMALL = "each is small"
-"""Why no pattern is proposed for what is below that."""
+LEAST = 500_000  # bytes below which no pattern is proposed: a list that nobody reads helps nobody
+SMALL = "each is small"  # why no pattern is proposed for what is below that
 PROGRAMS = "programs, which may only be looked for"
 """Why none is proposed for a package's programs: torch does not import without one it may run."""
 _PROGRAM = re.compile(r".+/bin/(?!test_)[^/]+")
 _TEST = "test_"
-_CACHE = "__pycache__"
+_BYTECODE = re.compile(r"^((?:.*/)?)__pycache__/([^/.]*)(?:\.[^/]*)?\.pyc$")
 
 
 class ReadFile(NamedTuple):
-    """One file of a package, after the smoke test."""
+    """One file of a package, below ``site-packages``, after the smoke test."""
 
     path: str
-    """Its path, relative to ``site-packages``."""
     size: int
     read: bool
 
 
 @dataclass
 class Unit:
-    """Files that stay or go together: a module is left out with its bytecode."""
+    """Files that stay or go together: a module is left out with its bytecode.
+
+    ``path`` is that of the file that a pattern can name. ``read`` is true if any was read: of a
+    module with bytecode, the source is not.
+    """
 
     path: str
-    """The path of the file that a pattern can name."""
     files: int = 0
     size: int = 0
     read: bool = False
-    """Whether any of them was read: of a module with bytecode, the source is not."""
 
 
 def group_files(files: Iterable[ReadFile]) -> list[Unit]:
     """Return the files of a package, each module with its bytecode."""
     made: dict[str, Unit] = {}
     for file in files:
-        path = _find_named_path(file.path)
+        path = _BYTECODE.sub(r"\1\2.py", file.path)
         unit = made.setdefault(path, Unit(path))
         unit.files += 1
         unit.size += file.size
         unit.read |= file.read
     return list(made.values())
-
-
-def _find_named_path(path: str) -> str:
-    folder, name = posixpath.split(path)
-    if posixpath.basename(folder) != _CACHE or not name.endswith(".pyc"):
-        return path
-    return posixpath.join(posixpath.dirname(folder), name.partition(".")[0] + ".py")
 
 
 def list_unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadFiles]:
@@ -347,13 +316,9 @@ def _group_unread(unread: Sequence[Unit], kept: set[str]) -> Mapping[str, Sequen
 
 
 def _list_tests(paths: Iterable[str]) -> set[str]:
-    found = set()
-    for path in paths:
-        for part in (*list_parents(path), path):
-            folder, _, name = part.rpartition("/")
-            if name.startswith(_TEST):
-                found.add(f"{folder}/{_TEST}*")
-    return found
+    parts = {part for path in paths for part in (*list_parents(path), path)}
+    split = (part.rpartition("/") for part in parts)
+    return {f"{folder}/{_TEST}*" for folder, _, name in split if name.startswith(_TEST)}
 
 
 def _find_topmost(path: str, kept: set[str], everything: set[str]) -> str:
@@ -388,8 +353,7 @@ def _pattern(path: str) -> str:
 # and the test runs as a local job in that environment: what stager itself reads to start a job
 # counts as read, since each job reads that.
 
-MOST_PROPOSED = 40
-"""Number of patterns that are proposed."""
+MOST_PROPOSED = 40  # number of patterns that are proposed
 
 
 def trace(
@@ -442,11 +406,7 @@ def _prepare_smoke_test(
 
 
 def _run_smoke_test(prepared: Prepared, folder: Path, listener: JobListener) -> tuple[Outcome, int]:
-    """Run it, with its node root below a directory; return its end, and the GPUs that it saw.
-
-    Raises:
-        KeyboardInterrupt: its user ended it.
-    """
+    """Run it, with its node root below a directory; return its end, and the GPUs that it saw."""
     gpus = 0
 
     def take(record: Record) -> None:
@@ -457,9 +417,8 @@ def _run_smoke_test(prepared: Prepared, folder: Path, listener: JobListener) -> 
 
     for note in prepared.notes:
         listener.note(note)
-    job = assign_number(prepared.job)
-    listener.job(job, prepared.bundle)
-    outcome = Outcome(job=job, bundle=prepared.bundle)
+    outcome = Outcome(job=assign_number(prepared.job), bundle=prepared.bundle)
+    listener.job(outcome.job, prepared.bundle)
     start = DriverStart(environment={**os.environ, ROOT_VARIABLE: str(folder)})
     run_driver(outcome, prepared.config, start, take, listener.talk)
     if outcome.is_interrupted:
@@ -471,16 +430,15 @@ def _run_smoke_test(prepared: Prepared, folder: Path, listener: JobListener) -> 
 
 def _make_smoke_test_error(outcome: Outcome, prune: Sequence[str]) -> JobError:
     failure, job = outcome.first_failure, outcome.job
-    hints = [f"`stager diagnose {job.id} --log-dir {job.log_dir}` has the details"]
-    if failure is not None and failure.hint:
-        hints.insert(0, failure.hint)
-    if prune:
-        hints.insert(0, "it may need what environment.prune leaves out: try without some of that")
-    cause = "" if failure is None else f": {failure.cause}"
+    hints = [
+        "it may need what environment.prune leaves out: try without some of that" if prune else "",
+        failure.hint if failure else "",
+        f"`stager diagnose {job.id} --log-dir {job.log_dir}` has the details",
+    ]
     return JobError(
-        f"the smoke test failed, so nothing is proposed{cause}",
-        hint="; ".join(hints),
-        context=() if failure is None else failure.lines,
+        "the smoke test failed, so nothing is proposed" + (f": {failure.cause}" if failure else ""),
+        hint="; ".join(filter(None, hints)),
+        context=failure.lines if failure else (),
     )
 
 
@@ -503,25 +461,25 @@ def _list_packages(
 def _make_trace_result(
     packages: Mapping[str, tuple[str, list[Unit]]], *, outcome: Outcome, gpus: int, config: Config
 ) -> TraceResult:
-    rows = [_make_row(name, version, made) for name, (version, made) in packages.items()]
+    rows: list[TracedPackage] = []
     parts: list[UnreadFiles] = []
-    for name, (_, made) in packages.items():
+    for name, (version, made) in packages.items():
+        read = [unit for unit in made if unit.read]
+        used = not all(is_metadata(unit.path) for unit in read)
+        rows.append(TracedPackage(name, version, *_sum_units(made), *_sum_units(read), used))
         parts += list_unread(name, made, gpus=gpus)
     parts.sort(key=lambda part: -part.bytes)
-    proposed = list(islice((part for part in parts if part.pattern), MOST_PROPOSED))
-    units = list(chain.from_iterable(made for _, made in packages.values()))
-    files, size = _sum_units(units)
-    files_read, bytes_read = _sum_units([unit for unit in units if unit.read])
+    proposed = [part for part in parts if part.pattern][:MOST_PROPOSED]
     job = outcome.job
     return TraceResult(
         command=tuple(mask_arguments(job.launch.command)),
         job_id=job.id,
         log_dir=job.log_dir,
         gpus=gpus,
-        files=files,
-        bytes=size,
-        files_read=files_read,
-        bytes_read=bytes_read,
+        files=sum(row.files for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        files_read=sum(row.files_read for row in rows),
+        bytes_read=sum(row.bytes_read for row in rows),
         packages=tuple(sorted(rows, key=lambda row: -row.bytes)),
         unread=tuple(parts),
         proposed=tuple(str(part.pattern) for part in proposed),
@@ -529,9 +487,3 @@ def _make_trace_result(
         proposed_bytes=sum(part.bytes for part in proposed),
         prune=config.environment.prune,
     )
-
-
-def _make_row(name: str, version: str, made: Sequence[Unit]) -> TracedPackage:
-    read = [unit for unit in made if unit.read]
-    used = not all(is_metadata(unit.path) for unit in read)
-    return TracedPackage(name, version, *_sum_units(made), *_sum_units(read), used)

@@ -8,7 +8,6 @@ is needed, and damage to these records themselves is noticed, too.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -21,17 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ..channel.agent_channel import AgentChannel
-from ..environment import damage, hard_links, listing
+from ..environment import damage, hard_links, listing, unpack
 from ..environment.damage import RENEWED, Fault, find_interpreter_faults, format_path
 from ..environment.listing import STATE, Merged, merge, own_files
 from ..environment.process_pool import run_tasks
-from ..environment.unpack import (
-    hold_during,
-    list_hook_files,
-    lock_for_making,
-    lock_path,
-    write_problem,
-)
 from ..format.layer import Entry, LayerError, decode_head
 from ..format.manifest import Manifest, ManifestError, parse
 from ..format.zstd import load_decompressor
@@ -49,8 +41,7 @@ from ..system.files import compute_digest, error_text, read_file
 # The answers of all nodes are compared in :mod:`bundle.driver.findings`.
 
 _LOOKUPS = 16  # at a time: a name server that does not answer takes seconds for each
-_PATIENCE = 2.0
-"""Seconds that the head waits for one peer's line; a peer sends it at once."""
+_PATIENCE = 2.0  # seconds that the head waits for one peer's line; a peer sends it at once
 _PAUSE = 0.2
 _LINE = 512
 
@@ -72,11 +63,7 @@ def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
 def wait_for_nodes(
     address: str, port: int, job_id: str, nodes: Collection[str], timeout: float
 ) -> list[str]:
-    """Listen on the head node until every other node has connected, or the time is up.
-
-    Returns:
-        The nodes that did not connect.
-    """
+    """Listen on the head node until every other node has connected; return those that did not."""
     until = time.monotonic() + timeout
     missing = dict.fromkeys(nodes)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -97,12 +84,9 @@ def wait_for_nodes(
 
 
 def connect_to_head(address: str, port: int, job_id: str, node: str, timeout: float) -> float:
-    """Connect from this node to the head, which listens with :func:`wait_for_nodes`.
+    """Connect from this node to the head; return the seconds that the connection took.
 
-    The head may begin to listen later than this node begins to try.
-
-    Returns:
-        Seconds that it took to set up the connection.
+    The head, see :func:`wait_for_nodes`, may begin to listen later than this node begins to try.
     """
     where, until = f"{address}:{port}", time.monotonic() + timeout
     while True:
@@ -150,19 +134,20 @@ def _read_line(peer: socket.socket) -> str:
 
 
 def _make_unreached_problem(where: str, exc: OSError, connected: float, timeout: float) -> Problem:
-    values = {"host": socket.gethostname(), "seconds": f"{timeout:g}"}
+    host, seconds = socket.gethostname(), f"{timeout:g}"
     if connected >= 0:
-        return Problem(ProblemCode.HEAD_MUTE, where, values)
-    if isinstance(exc, ConnectionRefusedError):
-        return Problem(ProblemCode.HEAD_REFUSES, where, values)
-    if isinstance(exc, socket.timeout):
-        return Problem(ProblemCode.HEAD_SILENT, where, values)
-    why = {"host": values["host"], "why": error_text(exc)}
-    return Problem(ProblemCode.HEAD_UNREACHED, where, why)
+        code = ProblemCode.HEAD_MUTE
+    elif isinstance(exc, ConnectionRefusedError):
+        code = ProblemCode.HEAD_REFUSES
+    elif isinstance(exc, socket.timeout):
+        code = ProblemCode.HEAD_SILENT
+    else:
+        values = {"host": host, "why": error_text(exc)}
+        return Problem(ProblemCode.HEAD_UNREACHED, where, values)
+    return Problem(code, where, {"host": host, "seconds": seconds})
 
 
-SHOWN = 20
-"""Damaged files that are named, each with its fault; the others are counted."""
+SHOWN = 20  # damaged files that are named, each with its fault; the others are counted
 
 _GROUPS = 1024  # as many tasks as process_pool.share hands out one by one
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -173,48 +158,49 @@ def find_damaged_files(env_dir: str, processes: int) -> list[Problem]:
 
     Each file is read in full, and its sha256, its size and its exec bit are compared. Files that do
     not belong there are reported, too. The environment cannot be removed meanwhile.
-
-    Returns:
-        Up to ``SHOWN`` damaged paths, then the number of the others; empty if there are none.
+    Up to ``SHOWN`` damaged paths are returned, then the number of the others.
     """
     root = os.path.dirname(os.path.dirname(env_dir))
-    with hold_during(root, os.path.basename(env_dir)):
+    with unpack.hold_during(root, os.path.basename(env_dir)):
         try:
             manifest = _read_manifest(env_dir)
-            with lock_for_making(
-                root, manifest.id
-            ):  # else its scratch directory would be swept away
+            # Without this lock its scratch directory would be swept away.
+            with unpack.lock_for_making(root, manifest.id):
                 merged = _read_expected_content(env_dir, manifest, os.path.join(root, "incoming"))
         except LayerError as exc:
             return [_make_damage_problem(env_dir, str(exc))]
         except OSError as exc:
-            raise NodeError(write_problem(exc, root)) from exc
+            raise NodeError(unpack.write_problem(exc, root)) from exc
         files = [entry for entries in merged.entries for entry in entries]
-        faults = {fault.path: fault for fault in _find_own_faults(env_dir, manifest)}
-        for fault in _find_tree_faults(env_dir, manifest, merged):
+        faults: dict[str, Fault] = {}
+        for fault in (
+            *_find_own_faults(env_dir, manifest),
+            *_find_tree_faults(env_dir, manifest, merged),
+            # Last: of a file that has become a link, the tree's fault is better worded.
+            *_find_content_faults(env_dir, files, processes),
+        ):
             faults.setdefault(fault.path, fault)
-        # Last: of a file that has become a link, the tree's fault is better worded.
-        for fault in _find_content_faults(env_dir, files, processes):
-            faults.setdefault(fault.path, fault)
-    return _make_problems(env_dir, sorted(faults.values()))
+    found = sorted(faults.values())
+    problems = [
+        _make_damage_problem(os.path.join(env_dir, format_path(fault.path)), fault.why)
+        for fault in found[:SHOWN]
+    ]
+    if len(found) > SHOWN:
+        more = format_count(len(found) - SHOWN, "more path")
+        problems.append(_make_damage_problem(env_dir, f"{more} in it differ from what was built"))
+    return problems
 
 
 def remove_damaged_environment(root: str, bundle_id: str) -> bool:
-    """Remove a damaged environment, so that the next unpack makes it anew.
+    """Remove a damaged environment, so that the next unpack makes it anew; False if there is none.
 
     A damaged file that other environments share has been marked by :func:`find_damaged_files`, so
     that no other environment gets it, and each of them notices the damage when it is used next.
-
-    Returns:
-        True if there was one.
-
-    Raises:
-        NodeError: a job is using it, or it cannot be removed.
     """
     final = env_path(root, bundle_id)
     aside = os.path.join(root, "incoming", f"{bundle_id}.{time.monotonic_ns()}")
     try:
-        with node_root.hold_lock(lock_path(root, bundle_id), fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with node_root.hold_lock(unpack.lock_path(root, bundle_id), fcntl.LOCK_EX | fcntl.LOCK_NB):
             if not os.path.lexists(final):
                 return False
             os.rename(final, aside)
@@ -289,43 +275,39 @@ def _find_content_faults(env_dir: str, files: Sequence[Entry], processes: int) -
 def _compare_file(env_dir: str, entry: Entry) -> str:
     try:
         handle = os.open(f"{env_dir}/{entry.path}", _READ_ONLY)
+    except FileNotFoundError:
+        return "it is missing"
     except OSError as exc:
-        if exc.errno == errno.ENOENT:
-            return "it is missing"
         return f"it cannot be opened: {exc.strerror or exc}"
     try:
-        return _compare_state(os.fstat(handle), entry) or _compare_content(handle, entry)
+        return _compare_open_file(handle, entry)
     except OSError as exc:
         return f"it cannot be read: {exc.strerror or exc}"
     finally:
         os.close(handle)
 
 
-def _compare_state(state: os.stat_result, entry: Entry) -> str:
+def _compare_open_file(handle: int, entry: Entry) -> str:
+    state = os.fstat(handle)
     if not stat.S_ISREG(state.st_mode):
         return "it is not a file any more"
     if state.st_size != entry.size:
         return f"it has {format_count(state.st_size, 'byte')}, not {entry.size:,}"
     if state.st_mode & 0o100 != entry.mode & 0o100:
         return f"its mode is {stat.S_IMODE(state.st_mode):04o}, not {entry.mode:04o}"
-    return ""
-
-
-def _compare_content(handle: int, entry: Entry) -> str:
     digest = compute_digest(handle)
-    if digest == entry.sha256:
-        return ""
-    return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
+    if digest != entry.sha256:
+        return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
+    return ""
 
 
 def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
     python = os.path.join(env_dir, "bin", "python")
     if not os.access(python, os.X_OK):
         yield Fault("bin/python", "it leads to no program that can be run")
-    for path, content in list_hook_files(manifest.requires.python).items():
+    for path, content in unpack.list_hook_files(manifest.requires.python).items():
         entry = Entry(path, len(content), 0o644, Digest.of(content), 0)
-        why = _compare_file(env_dir, entry)
-        if why:
+        if why := _compare_file(env_dir, entry):
             yield Fault(path, why)
     yield from find_interpreter_faults(env_dir)
     try:
@@ -340,8 +322,7 @@ def _find_tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Itera
     seen = set()
     for path, target in _walk_environment(env_dir, merged.directories):
         seen.add(path)
-        why = _check_path(path, target, links, files)
-        if why:
+        if why := _check_path(path, target, links, files):
             yield Fault(path, why)
     for path in links.keys() - seen:
         yield Fault(path, f"it is missing; it must lead to {links[path]}")
@@ -376,37 +357,20 @@ def _walk_environment(env_dir: str, directories: Collection[str]) -> Iterator[tu
     known = frozenset(directories)
     pending = [""]
     while pending:
-        folder = pending.pop()
-        for item in _list_folder(os.path.join(env_dir, folder)):
+        folder, items = pending.pop(), list[os.DirEntry[str]]()
+        # Each file in one that cannot be read will be reported as missing, or unreadable.
+        with contextlib.suppress(OSError), os.scandir(os.path.join(env_dir, folder)) as entries:
+            items = list(entries)
+        for item in items:
             path = f"{folder}/{item.name}" if folder else item.name
             if item.is_symlink():
-                try:
+                # A link may be renamed: another job renews the interpreter.
+                with contextlib.suppress(FileNotFoundError):
                     yield path, os.readlink(item.path)
-                except FileNotFoundError:  # renamed: another job renews the interpreter
-                    continue
             elif path in known and item.is_dir(follow_symlinks=False):
                 pending.append(path)
             elif not RENEWED.fullmatch(path):
                 yield path, ""
-
-
-def _list_folder(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as items:
-            return list(items)
-    except OSError:  # each file in it will be reported as missing, or unreadable
-        return []
-
-
-def _make_problems(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
-    problems = [
-        _make_damage_problem(os.path.join(env_dir, format_path(fault.path)), fault.why)
-        for fault in faults[:SHOWN]
-    ]
-    if len(faults) > SHOWN:
-        more = format_count(len(faults) - SHOWN, "more path")
-        problems.append(_make_damage_problem(env_dir, f"{more} in it differ from what was built"))
-    return problems
 
 
 def _make_damage_problem(where: str, why: str) -> Problem:
@@ -462,14 +426,13 @@ def _check_network(request: DeepRequest, address: str, port: int) -> NetworkRepo
 
 
 def _find_damage(request: DeepRequest, path: str) -> list[Problem]:
+    problems: list[Problem] = []
     try:
-        problems = find_damaged_files(path, max(1, machine.host_facts().cpus // request.nodes_here))
-    except NodeError as exc:
-        return [exc.problem]
-    if not problems:
-        return []
-    try:
-        remove_damaged_environment(request.root, request.job.bundle_id)
+        problems += find_damaged_files(
+            path, max(1, machine.host_facts().cpus // request.nodes_here)
+        )
+        if problems:
+            remove_damaged_environment(request.root, request.job.bundle_id)
     except NodeError as exc:
         return [*problems, exc.problem]
     return [replace(problem, code=ProblemCode.ENVIRONMENT_TAKEN_AWAY) for problem in problems]

@@ -92,8 +92,11 @@ class _Environment:
                 "modules": ", ".join(modules),
                 "importers": ", ".join(importers) or "no module of environment.imports",
             }
-            found: dict[str, object] = {"code": "library-unusable", "where": library}
-            found["values"] = values
+            found: dict[str, object] = {
+                "code": "library-unusable",
+                "where": library,
+                "values": values,
+            }
             (self.problems if importers else self.warnings).append(found)
 
     def _import(self, module: str, *, deep: bool) -> None:
@@ -104,14 +107,12 @@ class _Environment:
             importlib.import_module(module)
         except (Exception, SystemExit) as exc:
             said = traceback.format_exception(type(exc), exc, exc.__traceback__)
-            needing = [
-                importers
-                for words, (_, importers) in self._unloadable.items()
-                if words in "".join(said)
-            ]
-            for importers in needing:
-                importers.append(module)
-            if deep and not needing:
+            is_explained = False
+            for words, (_, importers) in self._unloadable.items():
+                if words in "".join(said):
+                    importers.append(module)
+                    is_explained = True
+            if deep and not is_explained:
                 self._problem("module-not-imported", module, why=said[-1].strip())
 
     def _check_origin(self, module: str, spec: ModuleSpec) -> None:

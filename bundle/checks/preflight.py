@@ -13,13 +13,6 @@ from ..environment import damage, hard_links
 from ..format.archive import BundleFile
 from ..node import interpreter, machine, node_root, removal
 from ..node.machine import host_facts
-from ..node.node_root import (
-    choose_base,
-    choose_base_for_bundle,
-    env_path,
-    make_secure_root,
-    node_root_name,
-)
 from ..protocol.enumerations import Allocation, Stage
 from ..protocol.job import Job
 from ..protocol.messages import PreflightAnswer, PreflightRequest
@@ -27,27 +20,26 @@ from ..protocol.problem import NodeError, Problem
 from ..system import files, hostlist, network
 from . import probe
 
-SAMPLE = 1 << 20
-"""Bytes read at each of a few positions of a bundle, to measure the speed."""
+SAMPLE = 1 << 20  # bytes read at each of a few positions of a bundle, to measure the speed
 _SAMPLES = 4
-INCOMING_PREFIX = "job-"
-"""Prefix of the directories for broadcast files in ``incoming/``."""
+INCOMING_PREFIX = "job-"  # prefix of the directories for broadcast files in ``incoming/``
 _OF_TASK = re.compile(r".+\.\d+\.\d+")
 """Names of directories in ``jobs/`` that an agent makes for its ranks: job, node and task."""
-_STALE_SECONDS = 3600.0
-"""A directory that nobody has written to for so long belongs to a job that has gone."""
+_STALE_SECONDS = 3600.0  # nobody writes for so long to a directory of a job that has gone
 
 
 def choose_base_by_need(request: PreflightRequest) -> str:
     """Choose the directory for the node root; layers that are already here need no room again."""
     job = request.job
-    first = choose_base(job.node_root, os.environ)
-    root = os.path.join(first, node_root_name())
-    if request.room is None or os.path.isdir(env_path(root, job.bundle_id)):
-        return choose_base_for_bundle(job.node_root, job.bundle_id, job.room, os.environ)
+    first = node_root.choose_base(job.node_root, os.environ)
+    root = os.path.join(first, node_root.node_root_name())
+    if request.room is None or os.path.isdir(node_root.env_path(root, job.bundle_id)):
+        return node_root.choose_base_for_bundle(job.node_root, job.bundle_id, job.room, os.environ)
     # A file that is sent takes room while it is unpacked.
-    whole = 0 if _can_read_in_place(job) else request.size
-    heads = request.heads
+    is_read_in_place = job.stage is Stage.NEVER or (
+        job.stage is Stage.AUTO and _measure_reading_rate(job) is not None
+    )
+    whole, heads = 0 if is_read_in_place else request.size, request.heads
     older = hard_links.find_older_layers(os.path.join(root, "envs"), heads)
     if older:
         missing = [room for head, room in zip(heads, request.room) if head not in older]
@@ -56,13 +48,7 @@ def choose_base_by_need(request: PreflightRequest) -> str:
         if not files.list_refusals(files.examine_directory(first), size + sent, inodes):
             return first
     size, inodes = job.room
-    return choose_base(job.node_root, os.environ, (size + whole, inodes))
-
-
-def _can_read_in_place(job: Job) -> bool:
-    if job.stage is Stage.NEVER:
-        return True
-    return job.stage is Stage.AUTO and _measure_reading_rate(job) is not None
+    return node_root.choose_base(job.node_root, os.environ, (size + whole, inodes))
 
 
 def preflight(request: PreflightRequest) -> PreflightAnswer:
@@ -72,7 +58,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     question = machine.Question(os.environ)  # the driver takes its time to answer
     root = python = ""
     with _collect_problem(problems):
-        root = make_secure_root(choose_base_by_need(request))
+        root = node_root.make_secure_root(choose_base_by_need(request))
         remove_stale_files(root, time.time())
     with _collect_problem(problems):
         if not job.requires.bundled_python:
@@ -94,7 +80,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
         host=host,
     )
     with _collect_problem(problems):
-        answer = _add_bundle_state(answer, request, max(1, host.cpus // request.nodes_here))
+        answer = _compare_with_bundle(answer, request, max(1, host.cpus // request.nodes_here))
     return replace(answer, gpus=question.answer(), problems=tuple(problems))
 
 
@@ -135,11 +121,12 @@ def _choose_address(request: PreflightRequest) -> str:
         return reached
 
 
-def _add_bundle_state(
+def _compare_with_bundle(
     answer: PreflightAnswer, request: PreflightRequest, processes: int
 ) -> PreflightAnswer:
+    """Add to an answer whether the environment is there and sound, and which layers are not."""
     job, root = request.job, answer.root
-    env, started = env_path(root, job.bundle_id), time.monotonic()
+    env, started = node_root.env_path(root, job.bundle_id), time.monotonic()
     faults = damage.find_faults(env, processes) if root else None
     check_seconds = round(time.monotonic() - started, 3)
     ready = faults == []
@@ -152,15 +139,9 @@ def _add_bundle_state(
         check_seconds=check_seconds,
         damage=damage.describe(env, faults) if faults else None,
     )
-    return answer if ready else _add_missing_layers(answer, request, processes)
-
-
-def _add_missing_layers(
-    answer: PreflightAnswer, request: PreflightRequest, processes: int
-) -> PreflightAnswer:
-    if not request.heads:
+    if ready or not request.heads:
         return answer
-    envs = os.path.join(answer.root, "envs")
+    envs = os.path.join(root, "envs")
     # Where there is damage, more is likely: environments are trusted only after a check.
     older: Collection[str]
     if answer.damage is not None:
@@ -176,18 +157,16 @@ def _add_missing_layers(
 
 def _measure_reading_rate(job: Job) -> float | None:
     """Measure how fast this node reads the bundle, in bytes/s; None if it cannot."""
-    try:
-        with BundleFile(job.bundle, job.bundle_id) as bundle:
-            size = bundle.manifest.size
-            count = min(SAMPLE, max(1, size // _SAMPLES))
-            taken = []
-            for number in range(_SAMPLES):
-                begun = time.monotonic()
-                bundle.read((size - count) * number // _SAMPLES, count)
-                taken.append(time.monotonic() - begun)
-            return count / compute_median(taken)
-    except (NodeError, OSError):
-        return None
+    with contextlib.suppress(NodeError, OSError), BundleFile(job.bundle, job.bundle_id) as bundle:
+        size = bundle.manifest.size
+        count = min(SAMPLE, max(1, size // _SAMPLES))
+        taken = []
+        for number in range(_SAMPLES):
+            begun = time.monotonic()
+            bundle.read((size - count) * number // _SAMPLES, count)
+            taken.append(time.monotonic() - begun)
+        return count / compute_median(taken)
+    return None
 
 
 def compute_median(seconds: Sequence[float]) -> float:
@@ -203,10 +182,10 @@ def remove_stale_files(root: str, now: float) -> None:
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
         path = os.path.join(incoming, name)
-        if name.startswith(INCOMING_PREFIX):
-            with contextlib.suppress(OSError):
-                if now - removal.get_last_change(path) > _STALE_SECONDS:
-                    removal.delete(path)
+        with contextlib.suppress(OSError):
+            is_ours = name.startswith(INCOMING_PREFIX)
+            if is_ours and now - removal.get_last_change(path) > _STALE_SECONDS:
+                removal.delete(path)
     try:
         is_shared = files.find_mount(root).is_shared
     except NodeError:

@@ -43,16 +43,10 @@ def probe_environment(
 ) -> ProbeAnswer:
     """Ask a staged environment for its packages and the origins of its modules.
 
-    Args:
-        env_dir: the environment.
-        packages: names of distributions whose version and modules are looked up.
-        imports: modules that must be there; searched for in ``env_dir``'s ``project`` too.
-        rank_env: the variables a rank will have.
-        deep: True to import the modules, which takes seconds; else they are only located.
-        timeout: seconds for all of it.
-
-    Returns:
-        Only problems after a failure to start; nothing is raised.
+    ``packages`` are distributions whose version and modules are looked up; ``imports`` are modules
+    that must be there, in ``env_dir`` or its ``project``. With ``deep`` they are imported, which
+    takes seconds; else they are only located. ``rank_env`` has the variables of a rank. The answer
+    has only problems after a failure to start; nothing is raised.
     """
     program = read_source("checks.description").decode()
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", program]
@@ -111,13 +105,9 @@ def _make_start_problem(env_dir: str, exc: processes.ProcessError) -> Problem:
         code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
     elif exc.code == -signal.SIGKILL and not exc.timed_out:
         code = ProblemCode.PYTHON_KILLED
-    why = ", ".join([exc.reason, *_pick_last_lines(exc.lines)])
-    return Problem(code, env_dir, {"why": why})
-
-
-def _pick_last_lines(lines: Sequence[str]) -> list[str]:
-    """Return the last imported module, if any, and the error; the stack of a crash may be long."""
-    marks = [number for number, line in enumerate(lines) if line.startswith("importing ")]
-    since = lines[marks[-1] :] if marks else lines
+    # The last imported module, if any, and the error; the stack of a crash may be long.
+    marks = [number for number, line in enumerate(exc.lines) if line.startswith("importing ")]
+    since = exc.lines[marks[-1] :] if marks else exc.lines
     errors = [line for line in since if line.startswith(("Fatal Python error", "ImportError"))]
-    return [*(since[:1] if marks else ()), *(errors[:1] or since[-1:])]
+    lines = [*(since[:1] if marks else ()), *(errors[:1] or since[-1:])]
+    return Problem(code, env_dir, {"why": ", ".join([exc.reason, *lines])})

@@ -19,16 +19,12 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes
 from ..system.processes import CompletedCommand
 
-NAMESPACE = "stager-bundle"
-"""The purpose of such a signature: one that was made for another, as a git commit, is none."""
+NAMESPACE = "stager-bundle"  # the purpose of the signature: one made for another is none
 KEYGEN = "ssh-keygen"
-SECONDS = 60.0
-"""Time that ``ssh-keygen`` may take; it needs milliseconds."""
-REFUSED = 255
-"""Its exit status for a signature that it does not accept; a version before 8.1 has another."""
+SECONDS = 60.0  # time that ``ssh-keygen`` may take; it needs milliseconds
+REFUSED = 255  # the exit status for a signature that is refused; before 8.1 it is another
 
-Run = Callable[[Sequence[str], str], CompletedCommand]
-"""Runs a command that reads a text, to its end."""
+Run = Callable[[Sequence[str], str], CompletedCommand]  # runs a command that reads a text
 
 
 def statement(bundle_id: str) -> str:
@@ -56,9 +52,8 @@ def verify_signature(trust: Trust, bundle_id: str, run: Run) -> CompletedCommand
 def check_signature(job: Job) -> str:
     """Check the signature of a job's bundle on this node, where the job requires one.
 
-    Returns:
-        Why it cannot be checked here; empty if it is good, or none is required. The job goes on
-        where it cannot be: the login side has checked it, and the driver names these nodes.
+    Returns why it cannot be checked here; empty if it is good, or none is required. The job goes on
+    where it cannot be: the login side has checked it, and the driver names these nodes.
     """
     return "" if job.trust is None else _check_cached(job.trust, job.bundle_id)
 
@@ -82,12 +77,9 @@ def _check_cached(trust: Trust, bundle_id: str) -> str:
 def parse_keygen_lines(done: CompletedCommand) -> tuple[str, ...]:
     """Return what ``ssh-keygen`` said, without the names of files that are in memory."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    file = re.compile(rf"^/proc/{os.getpid()}/fd/\d+(:(\d+))?")
-    return tuple(file.sub(_describe_memory_file, line) for line in lines)
-
-
-def _describe_memory_file(match: re.Match[str]) -> str:
-    return f"line {match[2]}" if match[2] else "a file in memory"
+    file = rf"^/proc/{os.getpid()}/fd/\d+"
+    numbered = (re.sub(rf"{file}:(\d+)", r"line \1", line) for line in lines)
+    return tuple(re.sub(file, "a file in memory", line) for line in numbered)
 
 
 def _run(argv: Sequence[str], text: str) -> CompletedCommand:

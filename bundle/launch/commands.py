@@ -21,18 +21,12 @@ from .program_variables import JobDirectories, is_moving, make_environment_varia
 
 
 def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
-    """Return the backend as set; ``auto`` is ``nccl`` if every node has a GPU, else ``gloo``.
-
-    Raises:
-        ValueError: NCCL is set and some nodes have no GPU; the message names them.
-    """
-    without = sorted(node for node, count in gpus.items() if count == 0)
+    """Return the backend as set; ``auto`` is ``nccl`` if every node has a GPU, else ``gloo``."""
+    missing = ", ".join(sorted(node for node, count in gpus.items() if count == 0))
     if setting == Backend.AUTO:
-        return Backend.GLOO if without else Backend.NCCL
-    if setting == Backend.NCCL and without:
-        raise ValueError(
-            f"the nccl backend needs a GPU on every node; none on {', '.join(without)}"
-        )
+        return Backend.GLOO if missing else Backend.NCCL
+    if setting == Backend.NCCL and missing:
+        raise ValueError(f"the nccl backend needs a GPU on every node; none on {missing}")
     return setting
 
 
@@ -59,8 +53,7 @@ def choose_threads(setting: int | None, cpus: int, nproc: int) -> int:
 
 WRAPPER = "run_wrapper.py"
 _MODULE = ["-m", "torch.distributed.run"]
-PROCESSES = "run_processes.py"
-"""The launcher of ranks that are plain processes, beside the wrapper."""
+PROCESSES = "run_processes.py"  # the launcher of ranks that are plain processes, beside the wrapper
 
 
 def locate_python(directories: JobDirectories) -> str:
@@ -81,14 +74,12 @@ def make_torchrun_argv(
     The run's id keeps two jobs apart that use one port.
     """
     job = request.job
-    rendezvous = _list_static_options(request)
-    if is_moving(job.launch):
-        rendezvous = _list_dynamic_options(request, own_address)
+    is_repeated = is_moving(job.launch)
     return [
         locate_python(directories),
         *_MODULE,
         f"--nproc-per-node={request.group.nproc}",
-        *rendezvous,
+        *(_list_c10d_options(request, own_address) if is_repeated else _list_options(request)),
         f"--rdzv-id={job.id}.{job.attempt}",
         f"--max-restarts={job.launch.max_restarts}",
         f"--log-dir={os.path.join(directories.job_dir, 'torchrun')}",
@@ -96,12 +87,11 @@ def make_torchrun_argv(
     ]
 
 
-def _list_static_options(request: LaunchRequest) -> list[str]:
+def _list_options(request: LaunchRequest) -> list[str]:
     """Return the options of a rendezvous that happens once.
 
-    It gives RANK = node rank x ranks a node + local rank, and binds the port on the head only. It
-    does not bring ranks together a second time, not even those of one node (they wait for ever,
-    torch 2.13).
+    It gives RANK = node rank x ranks a node + local rank, and binds the port on the head only. No
+    ranks meet a second time, not even those of one node (they wait for ever, torch 2.13).
     """
     return [
         f"--nnodes={len(request.job.nodes)}",
@@ -112,23 +102,20 @@ def _list_static_options(request: LaunchRequest) -> list[str]:
     ]
 
 
-def _list_dynamic_options(request: LaunchRequest, own_address: str) -> list[str]:
+def _list_c10d_options(request: LaunchRequest, own_address: str) -> list[str]:
     """Use c10d, which can repeat; name the head, or ``_matches_machine_hostname`` guesses it."""
     # No node joins an allocation later; and for one that may come torchrun waits half a minute.
     most, elastic = len(request.job.nodes), request.job.launch.elastic
     least = min(elastic[0], most) if elastic else most
-    group = request.group
+    address = request.group.address
+    host = f"[{address}]" if ":" in address else address
     return [
         f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={_bracket_address(group.address)}:{group.port}",
+        f"--rdzv-endpoint={host}:{request.group.port}",
         f"--rdzv-conf=is_host={int(request.node_rank == 0)}",
         f"--local-addr={own_address}",
     ]
-
-
-def _bracket_address(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def list_possible_ranks(request: LaunchRequest) -> list[range]:
@@ -222,7 +209,9 @@ class EarlyLauncher:
     ) -> processes.Process | None:
         """Let it launch; None if it has failed, or would not run the command."""
         running = self._running
-        if running.stdin is None or running.poll() is not None or not self._can_run(argv):
+        can_run = [*argv[:3]] == [self._python, *_MODULE]
+        can_run = can_run and os.path.realpath(self._python) == self._real
+        if running.stdin is None or running.poll() is not None or not can_run:
             return None
         marks = filter(None, (os.environ.get(processes.MARK), running.mark))
         variables = {**variables, processes.MARK: "/".join(marks)}
@@ -233,10 +222,6 @@ class EarlyLauncher:
         except OSError:
             return None
         return running
-
-    def _can_run(self, argv: Sequence[str]) -> bool:
-        is_torchrun = list(argv[:3]) == [self._python, *_MODULE]
-        return is_torchrun and os.path.realpath(self._python) == self._real
 
     def close(self) -> None:
         """End it if it still waits, and release the environment."""

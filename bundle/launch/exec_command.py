@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..format.manifest import Manifest, ManifestError, parse
 from ..node import interpreter, removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
-from ..system.hostlist import expand_hostlist
+from ..system.hostlist import expand_hostlist, parse_counts
 from ..system.own_program import read_source
 from .program_variables import JobDirectories, make_environment_variables, make_task_variables
 from .wrapper import find_src_folder
@@ -54,20 +53,12 @@ def read_step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
     listed = slurm.get("SLURM_STEP_NODELIST", "")
     if "RANK" in slurm or "SLURM_STEP_ID" not in slurm or world == "1" or not listed:
         return {}
-    per_node = _expand_task_counts(slurm.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    per_node = parse_counts(slurm.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     here = per_node[int(slurm["SLURM_NODEID"])]
     job = int(slurm.get("SLURM_JOB_ID", "0")) + int(slurm["SLURM_STEP_ID"])
     address = slurm.get("MASTER_ADDR", expand_hostlist(listed)[0])
-    port = slurm.get("MASTER_PORT", str(_FIRST_PORT + job % _PORTS))
+    port = slurm.get("MASTER_PORT", _FIRST_PORT + job % _PORTS)
     return make_task_variables(slurm, world, here, address, port)
-
-
-def _expand_task_counts(text: str) -> list[str]:
-    """Expand Slurm's short form of tasks per node: ``2(x3),1`` is 2, 2, 2, 1."""
-    counts: list[str] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [count] * int(times or 1)
-    return counts
 
 
 # --- An environment that is mounted from an image: a view of it that can be used where it is -----
@@ -81,8 +72,7 @@ def _expand_task_counts(text: str) -> list[str]:
 LOOKING = "STAGER_LOOKS_FOR_PYTHON"
 """The variable under which ``bin/python`` of an image does not start: it would look in its turn."""
 _WRAPPER = "run_wrapper.py"
-_OWN = ("bin", "pyvenv.cfg")
-"""What a view has of its own."""
+_OWN = ("bin", "pyvenv.cfg")  # what a view has of its own
 
 
 def read_manifest(place: str) -> Manifest:
@@ -145,8 +135,7 @@ def make_mounted_variables(
     """Return the variables of a program in a mounted environment.
 
     What the run wrapper does for ranks is done by variables, as any program may be started: the
-    project and the trainer are importable, and the patches are active. Nothing is recorded: there
-    is no job.
+    project and the trainer are importable, and the patches are active. Nothing is recorded.
     """
     found = make_environment_variables(directories, base, base, as_rank=True)
     for name in ("STAGER_JOB_DIR", LOOKING):

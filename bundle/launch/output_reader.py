@@ -20,7 +20,6 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes, signals
@@ -31,19 +30,12 @@ from .rank_monitor import RankMonitor
 OnOutput = Callable[["int | None", bytes], None]
 """Called with the rank, None for the launcher itself, and its next output: whole lines, except for
 very long ones, and the last."""
-KEPT = 200
-"""The number of last lines that are kept, of all ranks together and of each."""
-_KEPT_BYTES = 1 << 12
-"""Bytes that are kept of each of these lines; the beginning tells what is wrong."""
+KEPT = 200  # the number of last lines that are kept, of all ranks together and of each
+_KEPT_BYTES = 1 << 12  # bytes kept of each of these lines; the beginning tells what is wrong
 
 
 class RecentOutput:
-    """The last lines of a launcher and its ranks.
-
-    Attributes:
-        tail: those of all together, in the order in which they were read.
-        by_rank: those of each rank; under None, of the launcher and of ranks that write there.
-    """
+    """The last lines of all together, and of each rank; under None, of the launcher."""
 
     def __init__(self) -> None:
         self.tail: collections.deque[str] = collections.deque(maxlen=KEPT)
@@ -59,83 +51,70 @@ class RecentOutput:
         self.by_rank.setdefault(rank, collections.deque(maxlen=KEPT)).extend(texts)
 
 
-AGENT_SECONDS = 5.0
-"""Seconds that an agent may take to end after its ranks: it waits for them, and cleans up."""
-LONGEST_LINE = 1 << 20
-"""Bytes after which a line is passed on in pieces: a progress bar may never end its line."""
+AGENT_SECONDS = 5.0  # for an agent to end after its ranks: it waits for them, and cleans up
+LONGEST_LINE = 1 << 20  # longer ones come in pieces: a progress bar may never end its line
 _CHUNK = 1 << 16
-_KILLING_SECONDS = 12.0
-"""Seconds that killing may take, see :mod:`bundle.system.processes`."""
-_PAUSE_SECONDS = 0.02
-"""Pause after a short read: a rank that writes line by line makes few events, not thousands."""
-_POLL_SECONDS = 1.0
-"""Time after which ranks are looked after though nothing has come: each node does so all day."""
-_BLIND_POLL_SECONDS = 0.2
-"""The same where the kernel does not report the launcher's end (before Linux 5.3, or a sandbox)."""
-_DRAIN_SECONDS = 2.0
-"""Seconds after the launcher's end during which its remaining output is read."""
-_LEFT_SECONDS = 1.0
-"""Grace period after SIGTERM for processes that ranks have left behind, after a good end."""
-_RESERVE = 32
-"""Files that an agent opens besides the pipes, and its launcher as it starts."""
-_FINISHED_SECONDS = 3.0
-"""Seconds after the end of all programs until it is reported: most launchers end by then."""
+_KILLING_SECONDS = 12.0  # see bundle.system.processes
+_PAUSE_SECONDS = 0.02  # after a short read: a rank that writes line by line makes few events
+_POLL_SECONDS = 1.0  # until ranks are looked after though nothing has come: all day, on each node
+_BLIND_POLL_SECONDS = 0.2  # the same where no pidfd tells the launcher's end (before Linux 5.3)
+_DRAIN_SECONDS = 2.0  # for the launcher's remaining output, after its end
+_LEFT_SECONDS = 1.0  # after SIGTERM, for processes that ranks have left behind, after a good end
+_RESERVE = 32  # files that an agent opens besides the pipes, and its launcher as it starts
+_FINISHED_SECONDS = 3.0  # until the end of all programs is reported: most launchers end by then
 
 
-@dataclass(eq=False)
 class _Stream:
-    handle: int
-    possible: range = range(0)
-    """The ranks that may write here; none for the launcher."""
-    rank: int | None = None
-    """None for the launcher, and until the wrapper has named the rank."""
-    pieces: list[bytes] = field(default_factory=list)
-    """A line without an end as yet, in pieces: joining it at each read would be quadratic."""
-    held: int = 0
-    """The bytes of these pieces."""
+    """The output of one local rank, or of the launcher, which has no ``possible`` ranks.
+
+    ``rank`` is None for the launcher, and until the wrapper has named the rank.
+    """
+
+    def __init__(self, handle: int, possible: range = range(0)) -> None:
+        self.handle, self.possible = handle, possible
+        self.rank: int | None = None
+        # A line without an end as yet, in pieces: joining it at each read would be quadratic.
+        self._pieces: list[bytes] = []
+        self.held = 0
 
     def take(self, chunk: bytes) -> bytes:
+        """Return the whole lines so far; of a line that is too long, what there is of it."""
         end = chunk.rfind(b"\n") + 1
-        if not end:
-            if self.held + len(chunk) <= LONGEST_LINE:
-                self.pieces.append(chunk)
-                self.held += len(chunk)
-                return b""
+        if not end and self.held + len(chunk) > LONGEST_LINE:
             end = len(chunk)
-        lines = b"".join([*self.pieces, chunk[:end]])
-        self.pieces, self.held = [chunk[end:]], len(chunk) - end
-        return lines
+        lines = self.take_rest() if end else b""
+        self._pieces.append(chunk[end:])
+        self.held += len(chunk) - end
+        return lines + chunk[:end]
 
     def take_rest(self) -> bytes:
         """Take the unterminated last line."""
-        line = b"".join(self.pieces)
-        self.pieces, self.held = [], 0
+        line, self._pieces, self.held = b"".join(self._pieces), [], 0
         return line
 
 
-class Outputs:
-    """The named pipes of a node's ranks.
+def _drop(rank: int | None, data: bytes) -> None:
+    """Drop output that nobody needs."""
 
-    Attributes:
-        folder: the directory that they are in.
-        monitor: watches the ranks' processes.
-        variables: variables of the launcher by which ranks find their pipes.
-        on_signal: called with a signal of the user's and the ranks that it was sent to.
-        on_finished: called once when all programs have ended well and the launcher still waits.
+
+class Outputs:
+    """The named pipes of a node's ranks, which find them by ``variables`` of the launcher.
+
+    ``on_signal`` is called with a signal of the user's and the ranks that it was sent to;
+    ``on_finished`` once when all programs have ended well and the launcher still waits.
     """
 
     def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
         """Make a pipe per local rank, for the ranks it may be; EMFILE at the limit of files."""
         if ranks and len(ranks) + _RESERVE > processes.get_open_file_limit():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        self.folder = folder
         nonce = os.urandom(16).hex()
         self.variables = {"STAGER_OUTPUT": folder, "STAGER_OUTPUT_NONCE": nonce} if ranks else {}
         self._name = re.compile(rb"\x1erank (\d{1,9}) %s\n" % nonce.encode())
         self._grace = grace
         self.on_signal: Callable[[int, list[int]], None] = lambda number, ranks: None
         self.on_finished: Callable[[], None] | None = None
-        self._finished_since = 0.0
+        self._running_until = time.monotonic()
         self._ranks = ranks
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
@@ -167,9 +146,8 @@ class Outputs:
     def follow(self, running: processes.Process, recent: RecentOutput, on_output: OnOutput) -> None:
         """Pass on output until the launcher has ended and its remaining output is read.
 
-        The launcher's end counts, not the pipe's: a child that it left behind may keep the pipe
-        open for ever, and so may the ranks of a launcher that was killed. They are ended, then the
-        rest is read.
+        The launcher's end counts, not the pipe's: a child that it left behind, or the ranks of one
+        that was killed, may keep the pipe open for ever. They are ended, then the rest is read.
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
@@ -184,65 +162,55 @@ class Outputs:
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, record))
             selector.register(self.monitor, selectors.EVENT_READ)
             self._read_to_launchers_end(running, selector)
-            self._read_rest(running, selector)
+            self.monitor.note_launcher_end(stopped=False)
+            processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
+            deadline = time.monotonic() + _DRAIN_SECONDS
+            while time.monotonic() < deadline:
+                self._look_after_ranks()
+                if not any(self._read_ready(selector, 0)):
+                    break
         for stream in self._streams:
             self._record(stream, stream.take_rest(), record)
 
     def _read_to_launchers_end(
         self, running: processes.Process, selector: selectors.BaseSelector
     ) -> None:
-        with processes.hold_pidfd(running.pid) as end:
+        with contextlib.ExitStack() as stack:
+            end = None
+            with contextlib.suppress(ProcessLookupError):  # somebody has waited for it
+                end = processes.open_pidfd(running.pid)
             if end is not None:
+                stack.callback(os.close, end)
                 selector.register(end, selectors.EVENT_READ)
+                stack.callback(selector.unregister, end)
             poll = _BLIND_POLL_SECONDS if end is None else _POLL_SECONDS
             while running.poll() is None:
                 self._look_after_ranks()
                 sizes = self._read_ready(selector, poll)
                 if sizes and max(sizes) < _CHUNK // 4:
                     time.sleep(_PAUSE_SECONDS)
-            if end is not None:
-                selector.unregister(end)
-
-    def _read_rest(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
-        self.monitor.take()
-        self.monitor.note_launcher_end(stopped=False)
-        processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        while time.monotonic() < deadline:
-            self._look_after_ranks()
-            if not any(self._read_ready(selector, 0)):
-                break
 
     def _look_after_ranks(self) -> None:
         self.monitor.take()
         processes.reap_orphans()
-        self._report_finished()
-        for number in signals.take_user_signals():
-            self.on_signal(number, self.monitor.send_signal(number))
-
-    def _report_finished(self) -> None:
-        if not self.has_all_finished:
-            self._finished_since = 0.0
-            return
         now = time.monotonic()
-        self._finished_since = self._finished_since or now
-        if self.on_finished is not None and now > self._finished_since + _FINISHED_SECONDS:
+        if not self.has_all_finished:
+            self._running_until = now
+        elif self.on_finished is not None and now > self._running_until + _FINISHED_SECONDS:
             self.on_finished()
             self.on_finished = None
+        for number in signals.take_user_signals():
+            self.on_signal(number, self.monitor.send_signal(number))
 
     def stop(self, running: processes.Process, on_output: OnOutput) -> None:
         """End the launcher with its ranks; pass on the output of the ranks meanwhile.
 
-        The launcher's own output is dropped: it only complains about the signal. If the driver has
-        gone, all output is dropped.
+        The launcher's own is dropped: it only complains about the signal.
         """
 
         def deliver(rank: int | None, data: bytes) -> None:
             with contextlib.suppress(OSError):  # the driver has gone
                 on_output(rank, data)
-
-        def drop(rank: int | None, data: bytes) -> None:
-            """Drop output that nobody needs."""
 
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
@@ -250,23 +218,18 @@ class Outputs:
         deadline = time.monotonic() + self._grace + _KILLING_SECONDS
         with selectors.DefaultSelector() as selector:
             for stream in self._streams:
-                target = deliver if stream in of_ranks else drop
+                target = deliver if stream in of_ranks else _drop
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, target))
-            self._read_until_stopped(ending, selector, deadline)
+            while time.monotonic() < deadline:
+                ended = not ending.is_alive()
+                sizes = self._read_ready(selector, 0 if ended else _PAUSE_SECONDS)
+                if ended and not any(sizes):
+                    break
+                if not sizes:  # without open streams, the selector does not wait
+                    time.sleep(_PAUSE_SECONDS)
         ending.join()
         for stream in of_ranks:
             self._record(stream, stream.take_rest(), deliver)
-
-    def _read_until_stopped(
-        self, ending: threading.Thread, selector: selectors.BaseSelector, deadline: float
-    ) -> None:
-        while time.monotonic() < deadline:
-            ended = not ending.is_alive()
-            sizes = self._read_ready(selector, 0 if ended else _PAUSE_SECONDS)
-            if ended and not any(sizes):
-                return
-            if not sizes:  # without open streams, the selector does not wait
-                time.sleep(_PAUSE_SECONDS)
 
     def _read_ready(self, selector: selectors.BaseSelector, seconds: float) -> list[int]:
         ready = [key.data for key, _ in selector.select(seconds) if key.data is not None]
@@ -311,10 +274,8 @@ def run_launcher(
     """Run a launcher to its end, and pass on its output and that of its ranks.
 
     With ``running`` it has been started before. A signal to this process ends it first. Processes
-    that a rank left behind (data loaders, daemons) end with it.
-
-    Returns:
-        Its exit status, 128 and more for a signal; and the last lines of output.
+    that a rank left behind (data loaders, daemons) end with it. Its exit status is returned, 128
+    and more for a signal; and the last lines of output.
     """
     recent = RecentOutput()
     try:

@@ -7,20 +7,19 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..environment.listing import STATE
 from ..node.node_root import env_path
 from ..protocol.enumerations import Launcher
 from ..protocol.job import Job, Launch
-from ..protocol.messages import GroupSettings, LaunchRequest, PlacedRequest
+from ..protocol.messages import LaunchRequest, PlacedRequest
 from ..redaction.secret_names import remove_secret_variables
 
 # --- The directories of a job under a node root --------------------------------------------------
 
 
-@dataclass(frozen=True)
-class JobDirectories:
+class JobDirectories(NamedTuple):
     """The directories of a job on one node: its root, the unpacked bundle, and the job's own."""
 
     root: str
@@ -30,13 +29,10 @@ class JobDirectories:
 
 def locate_directories(request: PlacedRequest) -> JobDirectories:
     """Return the directories of a job on the node that is asked."""
-    job = request.job
+    job, root = request.job, request.root
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher is Launcher.SRUN else "0"
-    return JobDirectories(
-        root=request.root,
-        environment=env_path(request.root, job.bundle_id),
-        job_dir=os.path.join(request.root, "jobs", f"{job.id}.{request.node_rank}.{task}"),
-    )
+    job_dir = os.path.join(root, "jobs", f"{job.id}.{request.node_rank}.{task}")
+    return JobDirectories(root, env_path(root, job.bundle_id), job_dir)
 
 
 def locate_work_tree(job: Job, root: str) -> str:
@@ -59,9 +55,9 @@ def is_moving(launch: Launch) -> bool:
 # user's
 
 # The libraries of Hugging Face look for models and data sets in one directory, ``HF_HUB_CACHE``.
-# The bundle's lie in the environment, which is never written to, and the user may have more in a
-# cache of their own. So there is a directory with a link to each repository of both, among the
-# caches of the node root; of two of the same name the bundle's counts, since that one was locked.
+# The bundle's are in the environment, which is never written to, the user's in another cache. So a
+# directory of the node root has a link to each repository of both; of two of the same name the
+# bundle's counts, since that one was locked.
 
 _OTHER_NAMES = (
     "HUGGINGFACE_HUB_CACHE",
@@ -70,11 +66,9 @@ _OTHER_NAMES = (
     "PYTORCH_PRETRAINED_BERT_CACHE",
 )
 """Older variables for the same cache; transformers 4 lets them win over ``HF_HUB_CACHE``."""
-_LAYOUT = "1"
-"""The layout's version; transformers 4 warns where ``version.txt`` does not have it."""
+_LAYOUT = "1"  # the layout's version; transformers 4 warns where ``version.txt`` does not have it
 _REPOSITORIES = ("models--", "datasets--", "spaces--")
-HUB = "hub"
-"""The directory of the bundle's repositories in an environment, below its own state."""
+HUB = "hub"  # the directory of the bundle's repositories in an environment, below its own state
 
 
 def make_hub_variables(directories: JobDirectories, base: Mapping[str, str]) -> dict[str, str]:
@@ -152,12 +146,9 @@ SCHEDULER = re.compile(
     r"|(OMPI|PMIX)_(?!MCA_)|FLUX_(JOB|TASK|URI)"
 )
 """Variables of a scheduler or an MPI launcher; those of MCA are the user's own settings."""
-USE_CPU = "ACCELERATE_USE_CPU"
-"""Makes accelerate, and so the Trainer of transformers, use gloo."""
-_TORCHRUN_SECONDS = 30
-"""Seconds until torchrun itself kills ranks that it told to end (``LaunchConfig``, torch 2.13)."""
-ENV = "assets/.stager-env"
-"""The directory in an environment with a link to an asset for each variable of ``assets.env``."""
+USE_CPU = "ACCELERATE_USE_CPU"  # makes accelerate, and so the Trainer of transformers, use gloo
+_TORCHRUN_SECONDS = 30  # until torchrun kills ranks that it told to end (LaunchConfig, 2.13)
+ENV = "assets/.stager-env"  # has a link to an asset for each variable of ``assets.env``
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -177,9 +168,8 @@ def make_environment_variables(
 ) -> dict[str, str]:
     """Return the variables of any program in an environment: isolated from the node, and offline.
 
-    The virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
-    ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept, and so are
-    models in the user's cache, see :func:`prepare_hub_cache`. No bytecode is written: a published
+    ``PYTHONNOUSERSITE`` keeps ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has
+    set is kept, and so are models in the user's cache. No bytecode is written: a published
     environment brings its own and is never modified. Secrets are removed: every program of an
     environment gets its variables here, however its node was reached.
     """
@@ -215,11 +205,7 @@ def make_environment_variables(
 
 
 def drop_schedulers(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the caller's variables for ranks that no scheduler starts.
-
-    Programs take such variables for their rank: Lightning starts as many processes as
-    ``SLURM_NTASKS`` says, for example.
-    """
+    """Drop what programs take for their rank: Lightning starts ``SLURM_NTASKS`` processes."""
     return {name: value for name, value in base.items() if not SCHEDULER.match(name)}
 
 
@@ -269,37 +255,26 @@ def make_rank_variables(
     return env
 
 
-def make_group_variables(request: LaunchRequest) -> dict[str, str]:
-    """Return the variables that all ranks of a node share where torchrun does not set them."""
-    group = request.group
+def make_group_variables(
+    world: object, here: object, node_rank: object, address: str, port: object
+) -> dict[str, str]:
+    """Return what torchrun sets for all ranks of a node: ``here`` of ``world`` ranks."""
     return {
-        "WORLD_SIZE": str(len(request.job.nodes) * group.nproc),
-        "LOCAL_WORLD_SIZE": str(group.nproc),
-        "GROUP_RANK": str(request.node_rank),
-        "NODE_RANK": str(request.node_rank),
-        "MASTER_ADDR": group.address,
-        "MASTER_PORT": str(group.port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(here),
+        "GROUP_RANK": str(node_rank),
+        "NODE_RANK": str(node_rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
     }
 
 
-def make_native_variables(group: GroupSettings, slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torchrun would set for a rank, from those of a Slurm task."""
-    head = (group.address, str(group.port))
-    return make_task_variables(slurm, slurm["SLURM_NTASKS"], str(group.nproc), *head)
-
-
 def make_task_variables(
-    slurm: Mapping[str, str], world: str, here: str, address: str, port: str
+    slurm: Mapping[str, str], world: str, here: object, address: str, port: object
 ) -> dict[str, str]:
-    """Return torchrun's variables for a Slurm task: one of ``world``, ``here`` of them here."""
-    node = slurm["SLURM_NODEID"]
+    """Return what torchrun would set for a rank, from the variables of a Slurm task."""
     return {
         "RANK": slurm["SLURM_PROCID"],
-        "WORLD_SIZE": world,
         "LOCAL_RANK": slurm["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": here,
-        "GROUP_RANK": node,
-        "NODE_RANK": node,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
+        **make_group_variables(world, here, slurm["SLURM_NODEID"], address, port),
     }

@@ -13,24 +13,20 @@ import json
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..channel.frames import Lines
 from ..protocol.codec import AnyText, decode
 from ..system import processes
 
-PIPE = "ranks"
-"""The name of the pipe beside those of the ranks' output; the wrapper has it too."""
-SECONDS = "STAGER_LINGER_SECONDS"
-"""Variable: seconds that a process may go on after its program, or another rank, has ended."""
+PIPE = "ranks"  # the name of the pipe beside those of the ranks' output; the wrapper has it too
+SECONDS = "STAGER_LINGER_SECONDS"  # that a process may go on after its program has ended
 _SECONDS = 30.0
 _CHUNK = 1 << 16
-_SOON = 1.0
-"""Seconds between the ends of processes that one signal to all processes of a step has ended."""
+_SOON = 1.0  # seconds between the ends of processes that one signal to a whole step has ended
 _SIGNALLED = (-15, -2, 143, 130)
-_STAT_EXIT_CODE = 49
-"""The index of exit_code in /proc/PID/stat, counted from the state; see proc(5)."""
+_STAT_EXIT_CODE = 49  # the index of exit_code in /proc/PID/stat, counted from the state
 
 
 @dataclass
@@ -41,30 +37,15 @@ class Rank:
     local_rank: int
     pid: int
     began: float = 0.0
-    """The time when its process began."""
-    finished: float | None = None
-    """The time when its program finished; None while it runs."""
+    finished: float | None = None  # the time when its program finished, with ``status``
     status: int = 0
-    """The exit status that its program asked for, once it has finished."""
-    left: float | None = None
-    """The time when it left its process group, if it has not joined one since."""
+    left: float | None = None  # when it left its process group, if it has not joined one since
     joined: bool | None = None
     """True if it has ever been in a process group of PyTorch's; None if that is unknown."""
-    ended: float | None = None
-    """The time when its process ended; None while it runs."""
-    code: int | None = None
-    """The exit status of its process, negative for a signal; None if nobody saw it."""
+    ended: float | None = None  # the time when its process ended
+    code: int | None = None  # its exit status, negative for a signal; None if nobody saw it
     lingers: tuple[str, ...] | None = None
-    """Names of what keeps its process running, once it has gone on for too long; None before."""
-
-    @property
-    def is_running(self) -> bool:
-        """True until its program has finished, or its process has ended."""
-        return self.ended is None and self.finished is None
-
-    def has_ended_before(self, time: float) -> bool:
-        """Return whether its process had ended by itself before a time, as far as is known well."""
-        return self.ended is not None and self.ended < time and not self.code
+    """Names of what keeps its process running, once it has gone on for too long."""
 
     @property
     def has_finished_well(self) -> bool:
@@ -98,11 +79,8 @@ class _Message:
 class RankMonitor:
     """Watches the ranks of a node. Its descriptor is readable when there is something to read.
 
-    Attributes:
-        ranks: the known state of each rank.
-        launcher_end: the time when the launcher ended, or was stopped; None while it runs.
-        stopped: True if it was stopped.
-        on_lingering: called once with each rank that goes on for too long.
+    ``launcher_end`` is the time when the launcher ended, or was stopped; None while it runs.
+    ``on_lingering`` is called once with each rank that goes on for too long.
     """
 
     def __init__(self, folder: str) -> None:
@@ -167,7 +145,7 @@ class RankMonitor:
         """Count the ranks whose programs have ended well."""
         return sum(rank.has_finished_well for rank in self.ranks.values())
 
-    def list_departed(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
+    def list_departed(self, failed: Collection[int]) -> list[tuple[float, Rank]]:
         """Return the ranks that others may have missed, with the time since; the earliest first.
 
         They had left their process group, or ended well.
@@ -184,7 +162,7 @@ class RankMonitor:
                 departed.append((since, rank))
         return sorted(departed, key=lambda pair: pair[0])
 
-    def list_unreported(self, failed: Mapping[int, object]) -> list[Rank]:
+    def list_unreported(self, failed: Collection[int]) -> list[Rank]:
         """Return the ranks that had failed before their launcher was stopped, unreported by it.
 
         One that ended by a signal just before was ended by the same signal to all processes.
@@ -196,7 +174,7 @@ class RankMonitor:
             if rank.code and not (rank.code in _SIGNALLED and (rank.ended or 0.0) >= soon)
         ]
 
-    def list_vanished(self, failed: Mapping[int, object]) -> list[Rank]:
+    def list_vanished(self, failed: Collection[int]) -> list[Rank]:
         """Return the ranks that had ended before the stop, with a status that nobody saw.
 
         If their launcher had told others to end, it was no good one.
@@ -213,15 +191,10 @@ class RankMonitor:
         running = [rank for rank in self.ranks.values() if rank.ended is None]
         return [rank for rank in running if rank.lingers is not None or self._is_long_out(rank)]
 
-    def _list_ended_before_stop(self, failed: Mapping[int, object]) -> list[Rank]:
+    def _list_ended_before_stop(self, failed: Collection[int]) -> list[Rank]:
         end = self.launcher_end if self.stopped else None
-        if end is None:
-            return []
-        return [
-            rank
-            for rank in self.ranks.values()
-            if rank.ended is not None and rank.ended < end and rank.rank not in failed
-        ]
+        ranks = [rank for rank in self.ranks.values() if rank.rank not in failed]
+        return [rank for rank in ranks if end and rank.ended and rank.ended < end]
 
     def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -263,7 +236,7 @@ class RankMonitor:
         os.close(handle)
         for rank in self.ranks.values():
             if rank.pid == pid:
-                rank.ended, rank.code = time.time(), _exit_code(pid)
+                rank.ended, rank.code = time.time(), _read_exit_code(pid)
                 return
 
     def _note_lingering(self, rank: Rank, names: tuple[str, ...]) -> None:
@@ -278,8 +251,8 @@ class RankMonitor:
         rank of a node may be waited for by those of other nodes.
         """
         ranks, limit = list(self.ranks.values()), time.time() - self._seconds
-        running = [rank for rank in ranks if rank.is_running]
-        is_left_alone = any(rank.has_ended_before(limit) for rank in ranks)
+        running = [rank for rank in ranks if rank.ended is None and rank.finished is None]
+        is_left_alone = any(rank.ended and rank.ended < limit and not rank.code for rank in ranks)
         may_be_missed = len(ranks) == 1 or None in [rank.left for rank in running]
         for rank in running:
             if is_left_alone or (may_be_missed and self._is_long_out(rank)):
@@ -289,7 +262,7 @@ class RankMonitor:
         return rank.left is not None and rank.left < time.time() - self._seconds
 
 
-def _exit_code(pid: int) -> int | None:
+def _read_exit_code(pid: int) -> int | None:
     """Return the exit status of a process that has ended and is not reaped."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:

@@ -22,10 +22,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGALRM)
 
 
 class _Ranks:
-    """A node's processes; ``failed`` lists those that failed by themselves, the first one first."""
-
     def __init__(self, first: int, grace: int) -> None:
-        self.failed: list[tuple[int, int, int]] = []
+        self._failed: list[tuple[int, int, int]] = []
+        """Those that failed by themselves, the first one first."""
         self._first, self._grace = first, grace
         self._running: dict[int, int] = {}
         self._told = False
@@ -58,22 +57,22 @@ class _Ranks:
         for pid in self._running:
             os.kill(pid, signal.SIGKILL)
 
-    def wait(self) -> None:
-        """Wait for all of them; the first failure ends the others."""
+    def wait(self) -> int:
+        """Wait for all of them, report what has failed, and return this launcher's exit status.
+
+        The first failure ends the others.
+        """
         while self._running:
             pid, status = os.waitpid(-1, 0)
             local = self._running.pop(pid, None)
             code = os.waitstatus_to_exitcode(status)
             if local is not None and code and not self._told:
-                self.failed.append((local, code, pid))
+                self._failed.append((local, code, pid))
                 self.end()
-
-    def report(self) -> int:
-        """Write what has failed; return this launcher's exit status."""
-        for local, code, pid in self.failed:
+        for local, code, pid in self._failed:
             print(f"  rank      : {self._first + local} (local_rank: {local})", file=sys.stderr)
             print(f"  exitcode  : {code} (pid: {pid})", file=sys.stderr)
-        if self.failed:
+        if self._failed:
             return 1
         return _STOPPED if self._told else 0
 
@@ -99,8 +98,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, ranks.end)
     signal.signal(signal.SIGALRM, ranks.kill)
     ranks.start(count, argv[3:])
-    ranks.wait()
-    return ranks.report()
+    return ranks.wait()
 
 
 if __name__ == "__main__":

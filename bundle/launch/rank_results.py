@@ -28,12 +28,10 @@ _PRINTED = re.compile(
     re.MULTILINE,
 )
 """A traceback, to the first line that names an exception below an indented one."""
-_PRINTED_AFTER = 10
-"""Lines below a printed traceback from which on the program has survived it."""
+_PRINTED_AFTER = 10  # lines below a printed traceback from which on the program has survived it
 _SHOWN = 20
 
-CAUSE, LOST_PEER, ENDED = range(3)
-"""The weight of a failure among the others, see :func:`weigh_exit`."""
+CAUSE, LOST_PEER, ENDED = range(3)  # the weight of a failure, see :func:`weigh_exit`
 
 _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|BrokenPipeError|EOFError"
@@ -52,24 +50,22 @@ def find_failures(
     """Return every rank of this node that failed.
 
     A rank that raised has left a record with its traceback; if it ended itself (``sys.exit``), its
-    last lines replace the traceback, and an exception that they end with is its own. A rank that
-    was killed left none; torchrun's report has its exit status, and the last lines of the log
-    replace the traceback.
+    last lines replace the traceback, and an exception that they end with is its own. Of a rank that
+    was killed, torchrun's report has the exit status; its last lines replace the traceback.
     """
-    by_rank = by_rank or {}
-    records = {record.rank: record for record in _records(os.path.join(job_dir, "failures"))}
-    for rank, record in records.items():
-        records[rank] = _add_printed(record, by_rank.get(rank, ()))
-    lines = list(tail)
+    by_rank, lines = by_rank or {}, list(tail)
+    records = {
+        record.rank: _add_printed(record, by_rank.get(record.rank, ()))
+        for record in _read_records(job_dir)
+    }
     for rank, local_rank, code in parse_report(lines):
         if rank not in records:
             own_lines = by_rank.get(rank) or select_program_lines(lines, rank)
             records[rank] = make_record(node, rank, local_rank, code, own_lines, ended)
-    return sorted(records.values(), key=_importance)
-
-
-def _importance(record: FailureRecord) -> tuple[int, float]:
-    return weigh_exit(record.exit_code, record.exception, record.message), record.time
+    return sorted(
+        records.values(),
+        key=lambda one: (weigh_exit(one.exit_code, one.exception, one.message), one.time),
+    )
 
 
 def make_record(
@@ -84,8 +80,7 @@ def make_record(
 
 def _add_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
     """Complete a record from the output if the rank ended itself or left no traceback."""
-    is_exit = record.exception == "SystemExit"
-    if not lines or not (is_exit or not record.lines):
+    if not lines or (record.lines and record.exception != "SystemExit"):
         return record
     record = replace(record, lines=tuple(lines[-_SHOWN:]))
     printed = _find_printed_exception(lines)
@@ -148,10 +143,8 @@ def find_signalled(launcher: Iterable[str]) -> set[int]:
 
 def find_own_record(job_dir: str, failure: FailureRecord) -> FailureRecord:
     """Return the failure of a rank without a launcher: its own record, if it has left one."""
-    for record in _records(os.path.join(job_dir, "failures")):
-        if record.rank == failure.rank:
-            return _add_printed(record, failure.lines)
-    return failure
+    own = (record for record in _read_records(job_dir) if record.rank == failure.rank)
+    return next((_add_printed(record, failure.lines) for record in own), failure)
 
 
 def parse_report(lines: Iterable[str]) -> list[tuple[int, int, int]]:
@@ -194,13 +187,7 @@ def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None
     A rank that loses the connection to a failed one raises, too (``LOST_PEER``), often before the
     first failure has been noticed; and torchrun ends with SIGTERM the ranks that still run
     (``ENDED``). A rank that a signal from elsewhere has ended failed by itself, see
-    :func:`complete_records`.
-
-    Args:
-        code: exit status of the rank.
-        exception: class of the exception that ended it; empty for none.
-        message: the exception's message.
-        told_to_end: True if it was told to end; None if that is unknown.
+    :func:`complete_records`. ``told_to_end`` is None where that is unknown.
     """
     if told_to_end or (told_to_end is None and _is_sigterm(code)):
         return ENDED
@@ -219,18 +206,17 @@ def explain_oom_kills(
     if before is None or after is None or after <= before:
         return list(records)
     events = format_count(after - before, "oom-kill event")
-    line = (
-        f"stager: {events} on this node while the ranks ran: the kernel killed for want of memory"
-    )
+    why = "the kernel killed for want of memory"
+    line = f"stager: {events} on this node while the ranks ran: {why}"
     return [
         replace(record, lines=(*record.lines, line)) if record.exit_code == _SIGKILL else record
         for record in records
     ]
 
 
-def _records(folder: str) -> list[FailureRecord]:
+def _read_records(job_dir: str) -> list[FailureRecord]:
     records = []
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.json"))):
+    for path in sorted(glob.glob(os.path.join(glob.escape(job_dir), "failures", "*.json"))):
         # What is no record (the program may write there too) is left out: torchrun's report of the
         # same rank is used then.
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as handle:

@@ -15,18 +15,9 @@ from typing import NamedTuple
 from ..channel.agent_channel import AgentChannel
 from ..environment import unpack
 from ..node import machine, node_root, removal
+from ..protocol import messages
 from ..protocol.counts import format_count
 from ..protocol.enumerations import Allocation, Launcher
-from ..protocol.messages import (
-    Departure,
-    FailureRecord,
-    LaunchAnswer,
-    LaunchRequest,
-    Lingering,
-    RanksEnded,
-    Started,
-    Vanished,
-)
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..redaction.secrets import mask_arguments
 from ..system import files, network, processes, signals
@@ -34,14 +25,7 @@ from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
-from .program_variables import (
-    JobDirectories,
-    drop_schedulers,
-    locate_directories,
-    make_group_variables,
-    make_native_variables,
-    make_rank_variables,
-)
+from .program_variables import JobDirectories, drop_schedulers, make_rank_variables
 from .rank_monitor import Rank, RankMonitor
 from .staged_files import make_work_dir
 
@@ -52,22 +36,23 @@ class _Start(NamedTuple):
     argv: list[str]
     variables: dict[str, str]
     cwd: str
-    ranks: list[range]
-    """For each local rank of a launcher the ranks that it may be; none if Slurm starts the rank."""
+    ranks: list[range]  # that each local rank may be; none if Slurm starts the rank
 
 
 def run_ranks(
-    request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
-) -> LaunchAnswer:
+    request: messages.LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
+) -> messages.LaunchAnswer:
     """Start this task's ranks and pass on their output until they end."""
-    job, directories = request.job, locate_directories(request)
+    job, directories = request.job, program_variables.locate_directories(request)
     link = network.choose_link(job.launch.interface, request.node, request.group.address)
     native = job.launch.launcher is Launcher.SRUN
     private = _make_job_dir(directories.job_dir, job.launch.launcher)
     with unpack.hold_during(directories.root, job.bundle_id), private:
         start = _prepare_start(directories, link, request)
         own_rank = int(start.variables["RANK"]) if native else None
-        channel.emit(Started(argv=tuple(mask_arguments(start.argv)), interface=link.interface))
+        channel.emit(
+            messages.Started(argv=tuple(mask_arguments(start.argv)), interface=link.interface)
+        )
         outputs = _open_outputs(directories.job_dir, start.ranks, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
@@ -86,120 +71,91 @@ def run_ranks(
                 start.argv, start.variables, start.cwd, outputs, send_output, running
             )
             signals.ignore_signals()  # the ranks have ended: what is left is to say how
-        failed = _find_failures(directories.job_dir, start, code, recent, monitor)
+        found = _find_failures(directories.job_dir, start, code, recent, monitor)
         if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
-        failed = _explain_oom_kills(failed, killed_before, channel)
+        failed = rank_results.explain_oom_kills(found, killed_before, machine.oom_kills())
+        for record in failed:
+            if record not in found:
+                channel.output(record.rank, f"{record.lines[-1]}\n".encode())
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
-    answer = LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
+    answer = messages.LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
     return _add_observations(answer, request.node, monitor, recent)
-
-
-def _explain_oom_kills(
-    failed: list[FailureRecord], before: int | None, channel: AgentChannel
-) -> list[FailureRecord]:
-    records = rank_results.explain_oom_kills(failed, before, machine.oom_kills())
-    for record in records:
-        if record not in failed:
-            channel.output(record.rank, f"{record.lines[-1]}\n".encode())
-    return records
 
 
 def _report_events(
     outputs: Outputs, channel: AgentChannel, node: str, send_output: OnOutput
 ) -> None:
-
     def note_signal(number: int, ranks: list[int]) -> None:
         name = signal.Signals(number).name
         for rank in ranks:
             send_output(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
 
     outputs.on_signal = note_signal
-    outputs.on_finished = lambda: channel.emit(RanksEnded())
+    outputs.on_finished = lambda: channel.emit(messages.RanksEnded())
     outputs.monitor.on_lingering = lambda rank: channel.emit(_describe_lingering(node, rank))
 
 
 def _find_failures(
     job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
-) -> list[FailureRecord]:
+) -> list[messages.FailureRecord]:
     if not code:
         return []
+    variables, node = start.variables, start.variables["STAGER_NODE"]
     if not start.ranks:
-        return [_find_native_failure(job_dir, start, code, recent, monitor)]
-    node = start.variables["STAGER_NODE"]
+        who = (node, int(variables["RANK"]), int(variables["LOCAL_RANK"]))
+        status = code if code <= 128 else 128 - code
+        seen = rank_results.make_record(*who, status, recent.tail, time.time())
+        own = rank_results.find_own_record(job_dir, seen)
+        return [replace(own, told_to_end=monitor.stopped)]
     by_rank = {rank: list(lines) for rank, lines in recent.by_rank.items() if rank is not None}
     failed = rank_results.find_failures(job_dir, node, recent.tail, time.time(), by_rank)
-    for rank in monitor.list_unreported({record.rank: record for record in failed}):
+    for rank in monitor.list_unreported({record.rank for record in failed}):
         numbers = (rank.rank, rank.local_rank, rank.code or 0)
         lines = by_rank.get(rank.rank, ())
         failed.append(rank_results.make_record(node, *numbers, lines, rank.ended or 0.0))
     return rank_results.complete_records(failed, monitor, list(recent.by_rank.get(None, ())))
 
 
-def _find_native_failure(
-    job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
-) -> FailureRecord:
-    variables = start.variables
-    seen = rank_results.make_record(
-        variables["STAGER_NODE"],
-        int(variables["RANK"]),
-        int(variables["LOCAL_RANK"]),
-        code if code <= 128 else 128 - code,
-        recent.tail,
-        time.time(),
-    )
-    return replace(rank_results.find_own_record(job_dir, seen), told_to_end=monitor.stopped)
-
-
 def _add_observations(
-    answer: LaunchAnswer, node: str, monitor: RankMonitor, recent: RecentOutput
-) -> LaunchAnswer:
+    answer: messages.LaunchAnswer, node: str, monitor: RankMonitor, recent: RecentOutput
+) -> messages.LaunchAnswer:
     """Add the first rank that left, and ranks that vanished, linger or miss in a group."""
-    by_rank = {record.rank: record for record in answer.failures}
-    departed = monitor.list_departed(by_rank)[:1]  # later ones only follow from the first
+    failed = {record.rank for record in answer.failures}
     told_some = bool(rank_results.find_signalled(recent.by_rank.get(None, ())))
-    vanished = monitor.list_vanished(by_rank) if told_some else []
+    vanished = monitor.list_vanished(failed) if told_some else []
+    left = [
+        messages.Departure(node, rank.rank, since, goes_on=rank.has_left_and_gone_on)
+        for since, rank in monitor.list_departed(failed)[:1]  # later ones only follow from it
+    ]
     return replace(
         answer,
         tail=tuple(recent.tail)[-_SHOWN:] if answer.exit_code else (),
         stopped=monitor.stopped,
         first_rank=monitor.ranks[0].began if 0 in monitor.ranks else None,
-        left=tuple(
-            Departure(node, rank.rank, since, goes_on=rank.has_left_and_gone_on)
-            for since, rank in departed
-        ),
-        vanished=tuple(Vanished(node, rank.rank, rank.ended) for rank in vanished),
+        left=tuple(left),
+        vanished=tuple(messages.Vanished(node, rank.rank, rank.ended) for rank in vanished),
         lingering=tuple(_describe_lingering(node, rank) for rank in monitor.list_lingering()),
         joined=monitor.list_joined(joined=True),
         alone=monitor.list_joined(joined=False),
     )
 
 
-def _describe_lingering(node: str, rank: Rank) -> Lingering:
-    return Lingering(
-        node=node,
-        rank=rank.rank,
-        finished=rank.finished,
-        left=rank.left,
-        waits_for=rank.lingers or (),
-    )
-
-
-def _choose_threads(request: LaunchRequest) -> int:
-    setting = request.job.launch.omp_num_threads
-    if request.job.launch.launcher is Launcher.SRUN:
-        return choose_threads(setting, int(os.environ.get("SLURM_CPUS_PER_TASK", "1")), 1)
-    cpus = machine.host_facts().cpus // request.nodes_here
-    return choose_threads(setting, cpus, request.group.nproc)
+def _describe_lingering(node: str, rank: Rank) -> messages.Lingering:
+    return messages.Lingering(node, rank.rank, rank.finished, rank.left, rank.lingers or ())
 
 
 def _prepare_start(
-    directories: JobDirectories, link: network.Route, request: LaunchRequest
+    directories: JobDirectories, link: network.Route, request: messages.LaunchRequest
 ) -> _Start:
-    job = request.job
+    job, group, launcher = request.job, request.group, request.job.launch.launcher
     program = commands.wrap_command(directories, job.launch.command)
     base = os.environ if job.allocation is Allocation.SLURM else drop_schedulers(os.environ)
-    threads = _choose_threads(request)
+    if launcher is Launcher.SRUN:
+        cpus, nproc = int(os.environ.get("SLURM_CPUS_PER_TASK", "1")), 1
+    else:
+        cpus, nproc = machine.host_facts().cpus // request.nodes_here, group.nproc
+    threads = choose_threads(job.launch.omp_num_threads, cpus, nproc)
     variables = make_rank_variables(directories, request, link.interface, threads, base)
     program_variables.prepare_hub_cache(directories, os.environ)
     cwd = job.run_dir
@@ -208,11 +164,13 @@ def _prepare_start(
         cwd = directories.job_dir
     elif not request.shared:
         cwd = make_work_dir(directories, job)
-    if job.launch.launcher is Launcher.SRUN:
-        variables |= make_native_variables(request.group, os.environ)
+    if launcher is Launcher.SRUN:
+        place = (os.environ["SLURM_NTASKS"], group.nproc, group.address, group.port)
+        variables |= program_variables.make_task_variables(os.environ, *place)
         return _Start([commands.locate_python(directories), *program], variables, cwd, [])
-    if job.launch.launcher is Launcher.PROCESSES:
-        variables |= make_group_variables(request)
+    if launcher is Launcher.PROCESSES:
+        node = (nproc, request.node_rank, group.address, group.port)
+        variables |= program_variables.make_group_variables(len(job.nodes) * nproc, *node)
         argv = commands.make_processes_argv(directories, request, program)
     else:
         argv = commands.make_torchrun_argv(directories, request, link.address, program)

@@ -22,12 +22,9 @@ from ..results import patterns
 from ..system.files import disk_problem
 from .program_variables import JobDirectories, locate_work_dir, locate_work_tree
 
-_COPIED_BYTES = 32 << 20
-"""Bytes of a project's files that are copied into a working directory; all others are linked."""
-_MOST_ENTRIES = 20_000
-"""Files and directories that are put there one by one; further directories are linked whole."""
-_SENT = ".stager-sent"
-"""The file in the copy of the project's folder that describes the earlier results sent there."""
+_COPIED_BYTES = 32 << 20  # of a project's files; all others are linked
+_MOST_ENTRIES = 20_000  # that are put there one by one; further directories are linked whole
+_SENT = ".stager-sent"  # describes the earlier results sent to the copy of the project's folder
 
 
 def make_work_dir(directories: JobDirectories, job: Job) -> str:
@@ -67,7 +64,10 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
         listed, path = _list_entries(os.path.join(source, folder)), os.path.join(tree, folder)
         room -= len(listed)
         if not os.path.lexists(path):
-            _make_folder(os.path.join(source, folder), path, room >= 0 or _may_hold(folder, job))
+            if room >= 0 or _may_hold(folder, job):
+                os.mkdir(path, 0o700)
+            else:
+                os.symlink(os.path.join(source, folder), path)
         if os.path.islink(path) or not os.path.isdir(path):
             continue
         for entry in listed:
@@ -75,16 +75,10 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
             if entry.is_dir(follow_symlinks=False):
                 pending.append(name)
             elif not os.path.lexists(os.path.join(tree, name)):
+                is_output = _is_among(os.path.relpath(name, job.run_subdir or "."), job.outputs)
                 limit = to_copy if room >= 0 else -1
-                copied = _place(entry, os.path.join(tree, name), limit, _is_output(name, job))
+                copied = _place(entry, os.path.join(tree, name), limit, is_output)
                 to_copy = max(0, to_copy - copied)
-
-
-def _make_folder(source: str, path: str, is_own: bool) -> None:
-    if is_own:
-        os.mkdir(path, 0o700)
-    else:
-        os.symlink(source, path)
 
 
 def _place(entry: os.DirEntry[str], path: str, limit: int, is_output: bool) -> int:
@@ -104,10 +98,6 @@ def _copy(source: str, path: str) -> None:
     partial = f"{path}.stager-partial"
     shutil.copy2(source, partial)
     os.replace(partial, path)
-
-
-def _is_output(name: str, job: Job) -> bool:
-    return _is_among(os.path.relpath(name, job.run_subdir or "."), job.outputs)
 
 
 def _is_among(inner: str, outputs: Sequence[str]) -> bool:
@@ -160,33 +150,26 @@ def _remove_unchanged(path: str, entry: os.DirEntry[str]) -> None:
 
 def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
     """Put results that have arrived into the working directory, once for each node root."""
-    folder = locate_work_dir(request.job, request.root)
+    from ..results.receive import receive_outputs
+
+    job, root = request.job, request.root
+    tree, folder = locate_work_tree(job, root), locate_work_dir(job, root)
     try:
-        _receive(request, folder, path)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with lock_tree(tree), open(path, "rb") as stream:
+            if os.path.lexists(os.path.join(tree, _SENT)):  # by another node of the same node root
+                return UnpackAnswer()
+            received = receive_outputs(stream, folder, job.outputs, request.node)
+            renamed = received.renamed.values()  # what an earlier attempt of the job has left stays
+            for name in (*renamed, *(() if received.complete else received.placed)):
+                removal.delete_as_far_as_possible(os.path.join(folder, name))
+            if not received.complete:
+                raise NodeError(received.problems[0])
+            record_sent_files(tree, folder, [x for x in received.placed if x not in renamed])
     except OSError as exc:
         full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
         raise NodeError(disk_problem(exc, folder, full, unwritable)) from exc
     return UnpackAnswer()
-
-
-def _receive(request: UnpackRequest, folder: str, path: str) -> None:
-    from ..results.receive import receive_outputs
-
-    job = request.job
-    tree = locate_work_tree(job, request.root)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    with lock_tree(tree), open(path, "rb") as stream:
-        if os.path.lexists(os.path.join(tree, _SENT)):  # by another node that shares the node root
-            return
-        received = receive_outputs(stream, folder, job.outputs, request.node)
-        for name in received.renamed.values():  # what an earlier attempt of the job has left stays
-            removal.delete_as_far_as_possible(os.path.join(folder, name))
-        if not received.complete:
-            for name in received.placed:
-                removal.delete_as_far_as_possible(os.path.join(folder, name))
-            raise NodeError(received.problems[0])
-        placed = [name for name in received.placed if name not in received.renamed.values()]
-        record_sent_files(tree, folder, placed)
 
 
 def record_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:
@@ -217,22 +200,20 @@ def remove_sent_files(tree: str, folder: str) -> tuple[str, ...]:
     except (OSError, ValueError):
         return ()
     deleted: list[str] = []
-    gone: set[str] = set()
+    folders = set(map(os.path.dirname, entries)).difference(entries)  # that hold the results
     for name, before in entries.items():  # directories before their content
         path = os.path.join(folder, name)
-        if os.path.dirname(name) in gone:
-            gone.add(name)
+        if os.path.dirname(name) not in folders:
             continue
         try:
             now = _content_state(os.lstat(path))
         except OSError:
             deleted.append(name)
-            gone.add(name)
             continue
-        if stat.S_IFMT(now[0]) != stat.S_IFMT(before[0]) or not stat.S_ISDIR(now[0]):
-            gone.add(name)
-            if now == before:
-                os.unlink(path)
+        if stat.S_ISDIR(now[0]) and stat.S_ISDIR(before[0]):
+            folders.add(name)
+        elif now == before:
+            os.unlink(path)
     return tuple(deleted)
 
 

@@ -7,12 +7,11 @@ environment's own interpreter, so it stands alone: standard library only, Python
     run_wrapper.py -m MODULE ARGS...
 
 It reads ``STAGER_ENV`` (the environment; its packages come first on ``sys.path``),
-``STAGER_PROJECT`` (the staged project), ``STAGER_TRAINER`` (the directory that holds the
-``trainer`` package; last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``,
-``RANK`` and ``LOCAL_RANK``; each may be absent. ``STAGER_PATCHES`` is set to ``1`` unless it is
-set already. ``STAGER_OUTPUT`` is a directory with one named pipe a local rank: output goes there.
-``STAGER_OUTPUT_NONCE`` is what the line there that names the rank must have; it is taken out of the
-environment before anything of the user's runs.
+``STAGER_PROJECT`` (the staged project), ``STAGER_TRAINER`` (the directory of the ``trainer``
+package; last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``, ``RANK`` and
+``LOCAL_RANK``; each may be absent. ``STAGER_PATCHES`` is set to ``1`` unless it is set already.
+``STAGER_OUTPUT`` has a named pipe a local rank for output, ``STAGER_OUTPUT_NONCE`` what the line
+there that names the rank must have.
 
 The exit status is the program's own: 1 after an uncaught exception, 130 after an interrupt; 2 when
 there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
@@ -21,11 +20,10 @@ there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<R
      "exception": "ValueError", "message": "...", "lines": ["Traceback ...", ...],
      "time": 1700000000.0}
 
-where ``lines`` are the last of the traceback with the last frame of the user's own code,
-``message`` may be cut, and ``time`` is in seconds since the epoch. Where the program has caught an
-exception and ended itself with a status because of it, as Hydra does, the record is about that
-exception, without lines if no frame is the user's own. PyTorch's own error file
-(``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
+where ``lines`` are the last of the traceback with the last frame of the user's own code, and
+``message`` may be cut. Where the program has caught an exception and ended itself with a status
+because of it, as Hydra does, the record is about that exception, without lines if no frame is the
+user's own. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
 """
 
 import contextlib
@@ -44,7 +42,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -54,11 +52,9 @@ RECORDED_LINES = 40
 RECORDED_CHARACTERS = 2000
 _FRAME = re.compile(r'^\s+File "(?!<)')
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3")
-_ONLY_EXITS = ("Exit", "Abort")
-"""The exceptions with which click and typer programs end themselves."""
+_ONLY_EXITS = ("Exit", "Abort")  # the exceptions with which click and typer programs end themselves
 
-Program = tuple[str, str]
-"""What to run: ``("script", its absolute path)`` or ``("module", its name)``."""
+Program = tuple[str, str]  # ``("script", its absolute path)`` or ``("module", its name)``
 
 
 def main(argv: list[str]) -> int:
@@ -75,20 +71,28 @@ def main(argv: list[str]) -> int:
     write_whole_lines()
     name = args[0]
     if kind == "script":
-        paths = script_paths(name)
+        # An absolute name joined to a root is that name itself, so both places are then one.
+        roots = [Path(root).absolute() for root in (_find_project(), Path.cwd()) if root]
+        paths = list(dict.fromkeys(root / name for root in roots))
         name = next((str(path) for path in paths if path.exists()), "")
         if not name:
-            return _missing_script(args[0], paths)
-    return _run_watched((kind, name), [name, *args[1:]])
-
-
-def _run_watched(program: Program, argv: list[str]) -> int:
+            why = f"no {paths[0]}"
+            if len(paths) > 1:
+                why = (
+                    f"neither {paths[0]} (the staged project) nor {paths[1]} (the working "
+                    "directory); check the name, and that the project does not exclude it"
+                )
+            return _refuse(FileNotFoundError(f"no script {args[0]}: there is {why}"))
+    program = (kind, name)
     arrange_path(program)
     activate_patches()
-    sys.argv = argv
+    sys.argv = [name, *args[1:]]
     rank_pid, status = os.getpid(), 0
     try:
-        keep_main(run(program))
+        if kind == "module":
+            keep_main(runpy.run_module(name, run_name="__main__", alter_sys=True))
+        else:
+            keep_main(runpy.run_path(name, run_name="__main__"))
     except BaseException as error:  # every way to end: the record and the status depend on it
         status = _handle_error(error, program, is_rank=os.getpid() == rank_pid)
     if os.getpid() == rank_pid:
@@ -96,20 +100,11 @@ def _run_watched(program: Program, argv: list[str]) -> int:
     return status
 
 
-def script_paths(name: str) -> list[Path]:
-    """Return where a script may be: in the staged project, else in the working directory."""
-    project = _project()
-    roots = [*([Path(project)] if project else []), Path.cwd()]
-    # An absolute name joined to a root is that name itself, so both places are then one.
-    return list(dict.fromkeys(root.absolute() / name for root in roots))
-
-
 def arrange_path(program: Program) -> None:
     """Put the program's directory, the project and the packages at the head of ``sys.path``.
 
-    The packages' entry is moved, not repeated, and keeps its spelling: with the same directory
-    there under two names, one module could be imported twice. The wrapper's own directory, which
-    Python put first, goes; ``STAGER_TRAINER`` comes last, so that it hides nothing of the user's.
+    The packages' entry is moved, and keeps its spelling: under two names of one directory a module
+    could be imported twice. The wrapper's own directory, which Python put first, goes.
     """
     own = os.path.realpath(Path(__file__).parent)
     if sys.path and os.path.realpath(sys.path[0]) == own:
@@ -119,20 +114,19 @@ def arrange_path(program: Program) -> None:
     if Path(packages).is_dir() and packages not in map(os.path.realpath, sys.path):
         site.addsitedir(packages)  # not a plain entry: its .pth files count, too
     head = [entry for entry in sys.path if os.path.realpath(entry) == packages]
-    tail = os.environ.get("STAGER_TRAINER")
-    own_code = [_first_entry(program), _project(), find_src_folder(_project())]
-    sys.path[:] = _drop_duplicates([*own_code, *head, *sys.path, tail])
-
-
-def _first_entry(program: Program) -> str:
-    """Return the directory that Python itself would put first in ``sys.path``."""
     kind, name = program
-    if kind == "module":
-        return _project() or str(Path.cwd())
-    return name if Path(name).is_dir() else str(Path(name).parent)
+    if kind == "module":  # first comes what Python itself would put first
+        first = _find_project() or str(Path.cwd())
+    else:
+        first = name if Path(name).is_dir() else str(Path(name).parent)
+    own_code = [first, _find_project(), find_src_folder(_find_project())]
+    kept: dict[str, str] = {}
+    for entry in filter(None, [*own_code, *head, *sys.path, os.environ.get("STAGER_TRAINER")]):
+        kept.setdefault(os.path.realpath(entry), entry)
+    sys.path[:] = kept.values()
 
 
-def _project() -> Optional[str]:
+def _find_project() -> Optional[str]:
     project = os.environ.get("STAGER_PROJECT")
     return project if project and Path(project).is_dir() else None
 
@@ -147,40 +141,28 @@ def find_src_folder(project: Optional[str]) -> Optional[str]:
     return str(sources) if project and is_layout else None
 
 
-def _drop_duplicates(entries: Iterable[Optional[str]]) -> list[str]:
-    kept: dict[str, str] = {}
-    for entry in filter(None, entries):
-        kept.setdefault(os.path.realpath(entry), entry)
-    return list(kept.values())
-
-
 def take_own_pipe() -> None:
-    """Send what this rank and its children write into its own pipe, so that its log is its own.
+    """Send what this rank and its children write into its own pipe, whose first line names it.
 
-    The first line there says which rank it is; after a restart it may be another one. Neither the
-    program nor a child of its own gets the nonce, so no such line of theirs counts.
+    Neither the program nor a child of its own gets the nonce, so no such line of theirs counts.
     """
     folder = os.environ.get("STAGER_OUTPUT")
     nonce = os.environ.pop("STAGER_OUTPUT_NONCE", "")
     if not folder:
         return
     try:
-        pipe = os.open(Path(folder, str(_number("LOCAL_RANK"))), os.O_WRONLY | os.O_NONBLOCK)
+        pipe = os.open(Path(folder, str(_read_number("LOCAL_RANK"))), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # nobody reads it: what is inherited is as good
         return
     os.set_blocking(pipe, True)
-    os.write(pipe, f"\x1erank {_number('RANK')} {nonce}\n".encode())
+    os.write(pipe, f"\x1erank {_read_number('RANK')} {nonce}\n".encode())
     for stream in (1, 2):
         os.dup2(pipe, stream)
     os.close(pipe)
 
 
 def write_whole_lines() -> None:
-    """Write each line at its end and at once: ranks share one log, and lines must not mix.
-
-    Unbuffered output (``PYTHONUNBUFFERED``) would do the contrary: ``print("a", "b")`` writes
-    four pieces then.
-    """
+    """Write each line at its end and at once; unbuffered, ``print("a", "b")`` is four pieces."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
@@ -194,14 +176,6 @@ def activate_patches() -> None:
     except ModuleNotFoundError:
         return  # an environment that was made without them
     patches.activate()
-
-
-def run(program: Program) -> dict[str, Any]:
-    """Run the program as ``__main__`` and return its globals; its exceptions come through."""
-    kind, name = program
-    if kind == "module":
-        return runpy.run_module(name, run_name="__main__", alter_sys=True)
-    return runpy.run_path(name, run_name="__main__")
 
 
 def keep_main(program_globals: dict[str, Any]) -> None:
@@ -219,7 +193,8 @@ def _handle_error(error: BaseException, program: Program, *, is_rank: bool) -> i
     """Record and show the error; return the exit status. A forked child leaves no record."""
     frames = _program_frames(error.__traceback__)
     if frames is None and isinstance(error, ImportError):
-        return _refuse(type(error)(_describe_import_error(error, program)))
+        name = f"-m {program[1]}" if program[0] == "module" else program[1]
+        return _refuse(type(error)(f"cannot run {name}: {error} (looked first in {sys.path[0]})"))
     program_globals = frames.tb_frame.f_globals if frames is not None else {}
     if program_globals.get("__name__") == "__main__":
         keep_main(program_globals)
@@ -254,9 +229,8 @@ def _find_caught(error: BaseException) -> Optional[Exception]:
 def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     """Return whether an exception was raised to end what handled another one.
 
-    A handler may as well start something long, which ends for a reason of its own. So the handler
-    must have raised it, or other code of the same library, or a function that was given the
-    exception or its message.
+    A handler may start something long, which ends for a reason of its own. So the handler must have
+    raised it, or code of the same library, or a function that was given the exception or its text.
     """
     if caught is error.__cause__:
         return True
@@ -267,12 +241,11 @@ def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     frames = frames[frames.index(handler) :]
     if len(frames) == 1 or all(_LIBRARY.search(frame.f_code.co_filename) for frame in frames):
         return True
-    return any(_mentions(value, caught) for value in frames[1].f_locals.values())
-
-
-def _mentions(value: object, caught: BaseException) -> bool:
-    text = _text(caught)
-    return value is caught or (isinstance(value, str) and text != "" and text in value)
+    text = _get_text(caught)
+    return any(
+        value is caught or (isinstance(value, str) and text != "" and text in value)
+        for value in frames[1].f_locals.values()
+    )
 
 
 def exit_status(error: BaseException) -> int:
@@ -305,21 +278,6 @@ def _show(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _missing_script(name: str, paths: list[Path]) -> int:
-    message = f"no script {name}: there is no {paths[0]}"
-    if len(paths) > 1:
-        message = (
-            f"no script {name}: there is neither {paths[0]} (the staged project) nor {paths[1]} "
-            "(the working directory); check the name, and that the project does not exclude it"
-        )
-    return _refuse(FileNotFoundError(message))
-
-
-def _describe_import_error(error: ImportError, program: Program) -> str:
-    option = "-m " if program[0] == "module" else ""
-    return f"cannot run {option}{program[1]}: {error} (looked first in {sys.path[0]})"
-
-
 def _refuse(error: Exception) -> int:
     _complain(f"run_wrapper: {error}")
     write_record(error, USAGE)
@@ -330,7 +288,7 @@ def _complain(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _number(name: str) -> int:
+def _read_number(name: str) -> int:
     """Read a rank from the environment; 0 without torchrun."""
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else 0
@@ -338,14 +296,14 @@ def _number(name: str) -> int:
 
 def _record_path() -> Optional[Path]:
     job_dir = os.environ.get("STAGER_JOB_DIR")
-    return Path(job_dir, "failures", f"{_number('RANK')}.json") if job_dir else None
+    return Path(job_dir, "failures", f"{_read_number('RANK')}.json") if job_dir else None
 
 
 def forget_record() -> None:
     """Remove what an earlier attempt of this rank left, when torchrun has restarted it."""
     path = _record_path()
-    if path is not None:
-        with contextlib.suppress(OSError):  # mostly absent; and a stale record stops no program
+    with contextlib.suppress(OSError):  # mostly absent; and a stale record stops no program
+        if path is not None:
             path.unlink()
 
 
@@ -364,12 +322,12 @@ def write_record(error: BaseException, status: int) -> None:
     record = {
         "v": 1,
         "node": os.environ.get("STAGER_NODE") or os.uname().nodename,
-        "rank": _number("RANK"),
-        "local_rank": _number("LOCAL_RANK"),
+        "rank": _read_number("RANK"),
+        "local_rank": _read_number("LOCAL_RANK"),
         "pid": os.getpid(),
         "exit_code": status,
         "exception": "SystemExit" if is_exit else type(error).__name__,
-        "message": _text(error)[:RECORDED_CHARACTERS],
+        "message": _get_text(error)[:RECORDED_CHARACTERS],
         "lines": lines,
         "time": time.time(),
     }
@@ -395,7 +353,7 @@ def is_own_frame(line: str) -> bool:
     return bool(_FRAME.match(line)) and not _LIBRARY.search(line)
 
 
-def _text(error: BaseException) -> str:
+def _get_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as problem:  # the program's own class, in which anything may go wrong
@@ -419,10 +377,8 @@ def _text(error: BaseException) -> str:
 
 LINGER_SECONDS = 30.0
 NAMED, NAME_LENGTH = 8, 60
-OTHERS = ("horovod", "mpi4py")
-"""Packages by which ranks meet without PyTorch's process groups."""
-GROUPS = "torch.distributed.distributed_c10d"
-"""The module of PyTorch that makes and destroys process groups."""
+OTHERS = ("horovod", "mpi4py")  # packages by which ranks meet without PyTorch's process groups
+GROUPS = "torch.distributed.distributed_c10d"  # makes and destroys process groups
 
 
 def send_event(event: str, **more: object) -> None:
@@ -430,7 +386,11 @@ def send_event(event: str, **more: object) -> None:
     job_dir = os.environ.get("STAGER_JOB_DIR")
     if not job_dir:
         return
-    who = {"rank": _number("RANK"), "local_rank": _number("LOCAL_RANK"), "pid": os.getpid()}
+    who = {
+        "rank": _read_number("RANK"),
+        "local_rank": _read_number("LOCAL_RANK"),
+        "pid": os.getpid(),
+    }
     line = json.dumps({"event": event, **who, "time": time.time(), **more}) + "\n"
     with contextlib.suppress(OSError):  # nobody listens, or not now: a rank does not wait for that
         pipe = os.open(Path(job_dir, "output", "ranks"), os.O_WRONLY | os.O_NONBLOCK)
@@ -495,11 +455,11 @@ class _Marked(ModuleSpec):
 
 def follow_groups(groups: types.ModuleType) -> None:
     """Report when a rank leaves or joins the default group; an unknown PyTorch is unchanged."""
-    names = ("destroy_process_group", "init_process_group", "is_initialized")
-    destroy, init, is_member = (getattr(groups, name, None) for name in names)
-    if callable(destroy) and callable(init) and callable(is_member):
-        groups.__dict__[names[0]] = _report_change(destroy, is_member)
-        groups.__dict__[names[1]] = _report_change(init, is_member)
+    functions = vars(groups)
+    names = ("destroy_process_group", "init_process_group")
+    if all(callable(functions.get(name)) for name in (*names, "is_initialized")):
+        for name in names:
+            functions[name] = _report_change(functions[name], functions["is_initialized"])
 
 
 def _report_change(change: Callable[..., Any], is_member: Callable[[], Any]) -> Callable[..., Any]:
@@ -523,11 +483,10 @@ def end_watch(status: int) -> None:
     is a daemon: it ends with the process and changes nothing of how that ends.
     """
     send_event("finished", status=status, joined=has_joined_group())
-    try:
+    # No such number, or no more threads: then nobody watches.
+    with contextlib.suppress(ValueError, RuntimeError):
         seconds = float(os.environ.get("STAGER_LINGER_SECONDS", LINGER_SECONDS))
         threading.Thread(target=_report_lingering, args=(seconds,), daemon=True).start()
-    except (ValueError, RuntimeError):  # no such number, or no more threads: then nobody watches
-        return
 
 
 def _report_lingering(seconds: float) -> None:
@@ -537,8 +496,8 @@ def _report_lingering(seconds: float) -> None:
     why = f"waits for {', '.join(names)}" if names else "its exit handlers do not come to an end"
     node = os.environ.get("STAGER_NODE") or os.uname().nodename
     line = (
-        f"stager: rank {_number('RANK')} on {node} has ended its program, but its process goes "
-        f"on {seconds:g} s later: {why}\n"
+        f"stager: rank {_read_number('RANK')} on {node} has ended its program, but its process "
+        f"goes on {seconds:g} s later: {why}\n"
     )
     # Not through sys.stderr: the interpreter may end at any moment, and must not find it locked.
     with contextlib.suppress(OSError):

@@ -192,19 +192,11 @@ def oom_kills() -> int | None:
 
 
 def directory_facts(path: str) -> NodeRootFacts | NodeRootProblem:
-    """Return a directory's facts, owner and mode, or the problem."""
+    """Return what is known of a directory, or the problem."""
     try:
-        facts = files.examine_directory(path)
-        state = Path(path).lstat()
+        return files.examine_directory(path)
     except (NodeError, OSError) as exc:
         return NodeRootProblem(path, str(exc))
-    # Some network file systems have no end.
-    room = {
-        "free_bytes": min(facts.free_bytes, _NO_LIMIT),
-        "free_inodes": facts.free_inodes and min(facts.free_inodes, _NO_LIMIT),
-    }
-    mode = f"{state.st_mode & 0o7777:04o}"
-    return NodeRootFacts(**{**vars(facts), **room}, owner=state.st_uid, mode=mode)
 
 
 def c_library() -> tuple[str, str]:

@@ -102,8 +102,8 @@ def split_lines(data: bytes) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DirectoryFacts:
-    """The properties of a directory that matter before writing to it."""
+class NodeRootFacts:
+    """A directory, and the file system that it is on."""
 
     path: str
     """The directory."""
@@ -119,12 +119,6 @@ class DirectoryFacts:
     """True if nothing can be written there."""
     shared: bool
     """True if other machines see the same file system."""
-
-
-@dataclass(frozen=True)
-class NodeRootFacts(DirectoryFacts):
-    """A directory, and the file system that it is on."""
-
     owner: int
     """The user that owns it."""
     mode: str

@@ -8,15 +8,14 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.counts import format_size
 from ..protocol.problem import NodeError, Problem, ProblemCode
 
 if TYPE_CHECKING:
-    from ..protocol.messages import DirectoryFacts
+    from ..protocol.messages import NodeRootFacts
 
 _SHARED = """9p acfs afs beegfs ceph cifs cvmfs2 exafs fhgfs gfs2 glusterfs gpfs lustre ncpfs nfs
     nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs wekafs"""
@@ -25,20 +24,19 @@ _SHARED_FUSE = """alluxio beegfs blobfuse blobfuse2 ceph ceph-fuse curlftpfs cvm
     gcsfuse glusterfs goofys juicefs lizardfs mfs moosefs mount-s3 mountpoint-s3 orangefs pvfs2
     quobyte rclone s3fs seaweedfs smbnetfs sshfs unionfs-hadoop weed"""
 _READ_LIMIT = 1 << 28
+_NO_LIMIT = 1 << 60  # some network file systems have no end
 _CHUNK = 1 << 20
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
     id: int
     parent: int
     point: str
-    fstype: str
-    """Type of the file system, for example ``ext4``."""
+    fstype: str  # type of the file system, for example ``ext4``
     options: frozenset[str]
 
     @property
@@ -86,19 +84,14 @@ def choose_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
     mount point decides, and of equal ones the last.
     """
     covering = [mount for mount in mounts if mount.covers(path)]
-    current = _find_root(covering)
+    ids = {mount.id for mount in covering}
+    roots = (one for one in covering if one.point == "/" and one.parent not in ids - {one.id})
+    current = next(roots, None)
     if current is None:
         return max(reversed(covering), key=_measure_depth, default=None)
     while children := [mount for mount in covering if mount.is_mounted_on(current)]:
         current = min(reversed(children), key=_measure_depth)
     return current
-
-
-def _find_root(mounts: list[Mount]) -> Mount | None:
-    """Return the first mount of ``/`` that is on top of no other of these mounts."""
-    ids = {mount.id for mount in mounts}
-    roots = (one for one in mounts if one.point == "/" and one.parent not in ids - {one.id})
-    return next(roots, None)
 
 
 def _measure_depth(mount: Mount) -> int:
@@ -108,8 +101,8 @@ def _measure_depth(mount: Mount) -> int:
 def find_mount(path: str) -> Mount:
     """Return the mount that holds an existing path on this machine.
 
-    The root of a chroot need not be a mount point: what lies on it is on no mount that the kernel
-    lists (proc_pid_mountinfo(5)). Then its type is unknown, and it counts as a local file system.
+    What lies on the root of a chroot may be on no mount that the kernel lists
+    (proc_pid_mountinfo(5)): its type is unknown then, and it counts as a local file system.
     """
     try:
         os.statvfs(path)  # makes an automounter mount what it has only announced
@@ -121,43 +114,42 @@ def find_mount(path: str) -> Mount:
     return mount or Mount(id=0, parent=0, point="/", fstype="unknown", options=frozenset())
 
 
-def examine_directory(path: str) -> DirectoryFacts:
+def examine_directory(path: str) -> NodeRootFacts:
     """Examine an existing directory.
 
     Both the kernel's flags and the listed mount options count: statvfs of network and FUSE file
     systems does not always carry the flags.
     """
-    from ..protocol.messages import DirectoryFacts  # not before: many programs only read files
+    from ..protocol.messages import NodeRootFacts  # slow to import, and not loaded in every program
 
-    mount = find_mount(path)
-    state = os.statvfs(path)
-    return DirectoryFacts(
+    mount, state, owner = find_mount(path), os.statvfs(path), os.lstat(path)
+    return NodeRootFacts(
         path=path,
         fstype=mount.fstype,
-        free_bytes=state.f_bavail * state.f_frsize,
-        free_inodes=state.f_favail if state.f_files else None,
+        free_bytes=min(state.f_bavail * state.f_frsize, _NO_LIMIT),
+        free_inodes=min(state.f_favail, _NO_LIMIT) if state.f_files else None,
         noexec=bool(state.f_flag & os.ST_NOEXEC) or "noexec" in mount.options,
         read_only=bool(state.f_flag & os.ST_RDONLY) or "ro" in mount.options,
         shared=mount.is_shared,
+        owner=owner.st_uid,
+        mode=f"{owner.st_mode & 0o7777:04o}",
     )
 
 
-def list_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
+def list_refusals(facts: NodeRootFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
     """Return every reason why an environment of this size does not fit there."""
     return list_use_refusals(facts) + list_room_refusals(facts, needed_bytes, needed_inodes)
 
 
-def list_use_refusals(facts: DirectoryFacts) -> list[str]:
+def list_use_refusals(facts: NodeRootFacts) -> list[str]:
     """Return every reason why no environment can be used there, however small."""
-    reasons = []
-    if facts.read_only:
-        reasons.append("it is mounted read-only")
-    if facts.noexec:
-        reasons.append("it is mounted noexec, so that nothing in it can be run")
-    return reasons
+    return [
+        *(["it is mounted read-only"] if facts.read_only else []),
+        *(["it is mounted noexec, so that nothing in it can be run"] if facts.noexec else []),
+    ]
 
 
-def list_room_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
+def list_room_refusals(facts: NodeRootFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
     """Return every way in which an environment of this size lacks room there."""
     reasons = []
     if facts.free_bytes < needed_bytes:
@@ -186,11 +178,7 @@ def disk_problem(exc: OSError, where: str, full: ProblemCode, other: ProblemCode
 
 
 def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
-    """Return the content of a file; a link is not followed, a pipe is not waited for.
-
-    Raises:
-        OSError: it cannot be read, is not a regular file, or is longer than ``limit`` bytes.
-    """
+    """Return the content of a regular file of at most ``limit`` bytes; a link is not followed."""
     handle = os.open(path, _OPEN)
     with open(handle, "rb") as file:
         status = os.fstat(handle)

@@ -18,6 +18,7 @@ _BALANCED = re.compile(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*")
 _TERM = re.compile(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")
 """A part of a list, after the comma before it."""
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _NUMBERED = re.compile(r"([^\[\],\s]*?)(\d+)")
 _HOST = re.compile(r"([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._:%][A-Za-z0-9._:%-]*")
 """A host, or a user there; ``ssh`` would read a name that begins with a dash as an option."""
@@ -27,8 +28,10 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 def expand_hostlist(text: str) -> list[str]:
     """Return every host name in a compressed list, in its order, with zero padding kept."""
+    if not _BALANCED.fullmatch(text):
+        raise _error(text, "its brackets do not match")
     hosts: list[str] = []
-    for term in _split_terms(text):
+    for term in _TERM.findall(text.strip()):
         choices: list[Sequence[str]] = []
         for choice in _list_choices(text, term):
             choices.append(choice)
@@ -39,11 +42,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def fold_hosts(hosts: Sequence[str]) -> str:
-    """Return host names as Slurm would write them: ``n[01-03,07],login1``.
-
-    It is the reverse of :func:`expand_hostlist`. Names are grouped by what stands before their last
-    number, in the order of first appearance.
-    """
+    """Return host names as Slurm would write them, in the order of first appearance."""
     groups: dict[tuple[str, int], list[int]] = {}
     for host in hosts:
         numbered = _NUMBERED.fullmatch(host)
@@ -54,21 +53,28 @@ def fold_hosts(hosts: Sequence[str]) -> str:
         # Numbers of one width only, as "n[8-10]" would lose the zeros of "n08".
         groups.setdefault((prefix, len(digits)), []).append(int(digits))
     return ",".join(
-        _term(prefix, width, sorted(numbers)) if width else prefix
+        _fold_numbers(prefix, width, numbers) if width else prefix
         for (prefix, width), numbers in groups.items()
     )
 
 
-def _term(prefix: str, width: int, numbers: Sequence[int]) -> str:
-    """Return the hosts of one prefix: ``n[01-03,07]``, or ``n01`` for a single one."""
+def _fold_numbers(prefix: str, width: int, numbers: Sequence[int]) -> str:
     runs: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1][1:] = [number]
         else:
             runs.append([number])
     text = ",".join("-".join(f"{number:0{width}}" for number in run) for run in runs)
     return f"{prefix}{text}" if len(numbers) == 1 else f"{prefix}[{text}]"
+
+
+def parse_counts(text: str) -> list[int]:
+    """Read Slurm's short form of counts: ``4(x3),8`` is 4, 4, 4 and 8; [] if it cannot be read."""
+    parts = [_COUNT.fullmatch(part) for part in text.split(",")]
+    known = [part for part in parts if part is not None]
+    counts = [int(part[1]) for part in known for _ in range(int(part[2] or 1))]
+    return counts if len(known) == len(parts) else []
 
 
 def matches_host(pattern: str, host: str) -> bool:
@@ -80,12 +86,6 @@ def find_invalid_hosts(names: Iterable[str]) -> list[str]:
     """Return the names that cannot be a host's: ``ssh`` or a shell would read them otherwise."""
     # A single colon is before a port; more of them are an address.
     return [name for name in names if not _HOST.fullmatch(name) or name.count(":") == 1]
-
-
-def _split_terms(text: str) -> list[str]:
-    if not _BALANCED.fullmatch(text):
-        raise _error(text, "its brackets do not match")
-    return _TERM.findall(text.strip())
 
 
 def _list_choices(text: str, term: str) -> Iterator[list[str]]:
@@ -120,12 +120,9 @@ def _error(text: str, why: str) -> NodeError:
 
 # --- The variables that tell a process which node it is on, and who has started it ---------------
 
-NODE = "STAGER_NODE"
-"""The name of a host that was reached over ``ssh``, as the user wrote it."""
-_LAUNCH_HOST = "SLURM_LAUNCH_NODE_IPADDR"
-"""The address of the host that has started a step, see srun(1)."""
-_CONNECTION = "SSH_CONNECTION"
-"""The client's address and port, then the server's, see ssh(1)."""
+NODE = "STAGER_NODE"  # the name of a host that was reached over ``ssh``, as the user wrote it
+_LAUNCH_HOST = "SLURM_LAUNCH_NODE_IPADDR"  # the host that has started a step, see srun(1)
+_CONNECTION = "SSH_CONNECTION"  # the client's address and port, then the server's, see ssh(1)
 
 
 def get_node_name(env: Mapping[str, str]) -> str:
@@ -135,16 +132,14 @@ def get_node_name(env: Mapping[str, str]) -> str:
 
 def get_driver_host(env: Mapping[str, str]) -> str:
     """Return the address of the driver's host as this node sees it; empty if it is not known."""
-    if NODE in env:
-        return _get_connection_word(env, 0)
-    return env.get(_LAUNCH_HOST, "")
+    return _get_ssh_addresses(env)[0] if NODE in env else env.get(_LAUNCH_HOST, "")
 
 
 def get_reached_address(env: Mapping[str, str]) -> str:
     """Return the address at which ``ssh`` has reached this host; empty if it has not."""
-    return _get_connection_word(env, 2) if NODE in env else ""
+    return _get_ssh_addresses(env)[1] if NODE in env else ""
 
 
-def _get_connection_word(env: Mapping[str, str], position: int) -> str:
+def _get_ssh_addresses(env: Mapping[str, str]) -> tuple[str, str]:
     words = env.get(_CONNECTION, "").split()
-    return words[position] if len(words) == 4 else ""
+    return (words[0], words[2]) if len(words) == 4 else ("", "")

@@ -23,8 +23,7 @@ from .files import error_text
 
 FIRST_PORT = 61000  # above Linux' default ephemeral range, which ends at 60999
 LAST_PORT = 65535
-_TRIES = 64
-"""Ports that are tried at most."""
+_TRIES = 64  # ports that are tried at most
 
 _SIOCGIFCONF = 0x8912  # netdevice(7): all IPv4 addresses, secondary ones too
 _IFREQ_SIZE = 40 if sys.maxsize > 2**32 else 32  # struct ifreq: a name and a union with pointers
@@ -34,8 +33,7 @@ class Route(NamedTuple):
     """The interface and address by which this node reaches the head node."""
 
     interface: str
-    address: str
-    """This node's own address on it."""
+    address: str  # this node's own address on it
 
 
 def is_loopback(address: str) -> bool:
@@ -82,14 +80,13 @@ def find_route(address: str, port: int) -> str:
 
 def local_addresses() -> list[Route]:
     """Return every address that this machine's interfaces have, IPv4 first."""
-    try:
+    text = ""
+    with contextlib.suppress(OSError):  # a kernel without IPv6
         text = Path("/proc/net/if_inet6").read_text("utf-8")
-    except OSError:  # a kernel without IPv6
-        text = ""
-    return _ipv4_links() + parse_if_inet6(text)
+    return _list_ipv4_addresses() + parse_if_inet6(text)
 
 
-def _ipv4_links() -> list[Route]:
+def _list_ipv4_addresses() -> list[Route]:
     """Return the IPv4 addresses, from the SIOCGIFCONF call (netdevice(7))."""
     size = 256 * _IFREQ_SIZE
     buffer = array.array("B", bytes(size))
@@ -114,11 +111,10 @@ def parse_if_inet6(text: str) -> list[Route]:
 
 def find_interface(address: str) -> str:
     """Return the interface that has this address."""
-    links = local_addresses()
-    without_zone = address.partition("%")[0]
-    interface = next((link.interface for link in links if link.address == without_zone), None)
-    if interface is not None:
-        return interface
+    links, without_zone = local_addresses(), address.partition("%")[0]
+    for link in links:
+        if link.address == without_zone:
+            return link.interface
     raise _make_no_such_error(ProblemCode.NO_INTERFACE_WITH_ADDRESS, address, links)
 
 
@@ -132,28 +128,19 @@ def find_address_on_interface(interface: str, like: str = "") -> str:
     return next(fitting, addresses[0])
 
 
-def find_interface_to_head(head_address: str) -> Route:
-    """Return the interface and address by which this node reaches the head node."""
+def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) -> Route:
+    """Return the interface and address that ``[launch] interface`` means on this node.
+
+    ``auto`` is the route to the head node; else it is a name for all nodes, or names by patterns
+    such as ``node0[1-3]``, of which the first that fits counts. A node that fits none is ``auto``.
+    """
+    name = interface_setting(setting, node)
+    if name != "auto":
+        return Route(name, find_address_on_interface(name, like=head_address))
     if is_loopback(head_address):
         return Route("lo", "127.0.0.1")
     address = find_route(head_address, FIRST_PORT)
     return Route(find_interface(address), address)
-
-
-def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) -> Route:
-    """Return the interface and address that ``[launch] interface`` means on this node.
-
-    Args:
-        setting: ``auto`` for the route to the head node; a name for all nodes; or names by
-            patterns such as ``node0[1-3]``, of which the first that fits counts. A node that
-            fits none is treated as ``auto``.
-        node: this node's name.
-        head_address: numeric address of the head node.
-    """
-    name = interface_setting(setting, node)
-    if name == "auto":
-        return find_interface_to_head(head_address)
-    return Route(name, find_address_on_interface(name, like=head_address))
 
 
 def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
@@ -170,15 +157,8 @@ def find_advertised_address(hostname: str) -> str:
     It is the first address of its name, except loopback (Debian puts ``127.0.1.1 name`` into
     /etc/hosts); else the only address that its interfaces have.
     """
-    with contextlib.suppress(NodeError):  # the interfaces may still tell
-        addresses = list(filter(_is_reachable, resolve(hostname)))
-        if addresses:
-            return addresses[0]
-    return _find_only_address(hostname)
-
-
-def _find_only_address(hostname: str) -> str:
-    """Return the only reachable address (IPv4 first); NodeError for none or several."""
+    with contextlib.suppress(NodeError, StopIteration):  # the interfaces may still tell
+        return next(filter(_is_reachable, resolve(hostname)))
     links = [link for link in local_addresses() if _is_reachable(link.address)]
     addresses = [link.address for link in links]
     candidates = [address for address in addresses if not _is_ipv6(address)] or addresses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import sys
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -26,6 +25,8 @@ def can_load_modules_for(version: str) -> bool:
 
 def read_source(name: str) -> bytes:
     """Return the source of a module, from the directory or the zip that this one came from."""
+    import pkgutil  # which the login side has no use for
+
     top = __name__.partition(".")[0]
     data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")
     if data is None:

@@ -16,8 +16,7 @@ from ..protocol.enumerations import LogMode
 _FOLDER = {LogMode.PRIVATE: 0o700, LogMode.GROUP: 0o750}
 _FILE = {LogMode.PRIVATE: 0o600, LogMode.GROUP: 0o640}
 
-Opener = Callable[[str, int], int]
-"""The type of the ``opener`` of :func:`open`."""
+Opener = Callable[[str, int], int]  # the type of the ``opener`` of :func:`open`
 
 
 def make_folder(path: str, mode: LogMode) -> None:
@@ -52,9 +51,17 @@ def make_opener(mode: LogMode) -> Opener:
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            return _examine_existing_file(os.open(path, flags & ~os.O_TRUNC), path, flags)
+            handle, is_new = os.open(path, flags & ~os.O_TRUNC), False
+        else:
+            is_new = True
         try:
-            _set_mode(handle, os.path.dirname(os.path.abspath(path)), _FILE[mode], mode)
+            folder = os.path.dirname(os.path.abspath(path))
+            if is_new:
+                _set_mode(handle, folder, _FILE[mode], mode)
+            else:
+                _refuse_planted_file(os.fstat(handle), folder, path)
+                if flags & os.O_TRUNC:
+                    os.ftruncate(handle, 0)
         except BaseException:
             os.close(handle)
             raise
@@ -63,28 +70,17 @@ def make_opener(mode: LogMode) -> Opener:
     return open_file
 
 
-def _examine_existing_file(handle: int, path: str, flags: int) -> int:
-    try:
-        why = _refusal(os.fstat(handle), os.path.dirname(os.path.abspath(path)))
-        if why:
-            raise OSError(errno.EINVAL, why, path)
-        if flags & os.O_TRUNC:
-            os.ftruncate(handle, 0)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _refusal(status: os.stat_result, folder: str) -> str:
+def _refuse_planted_file(status: os.stat_result, folder: str, path: str) -> None:
+    why = ""
     if not stat.S_ISREG(status.st_mode):
-        return "is not a regular file"
+        why = "is not a regular file"
     # The directory's owner may replace it anyway; some servers make every file somebody else's.
-    if status.st_uid not in (os.geteuid(), os.stat(folder).st_uid):
-        return f"belongs to somebody else (uid {status.st_uid})"
-    if status.st_nlink > 1:
-        return "has another name elsewhere (a hard link)"
-    return ""
+    elif status.st_uid not in (os.geteuid(), os.stat(folder).st_uid):
+        why = f"belongs to somebody else (uid {status.st_uid})"
+    elif status.st_nlink > 1:
+        why = "has another name elsewhere (a hard link)"
+    if why:
+        raise OSError(errno.EINVAL, why, path)
 
 
 def _set_mode(handle: int, folder: str, bits: int, mode: LogMode) -> None:

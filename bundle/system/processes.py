@@ -18,34 +18,31 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Callable, Union
+from typing import IO, Callable, NamedTuple, Union
 
 from ..redaction.secrets import mask_arguments
 from . import signals
 
 # --- The end of a process with its parent: the kernel sends it a signal then ---------------------
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-def prctl() -> Callable[..., Any] | None:
-    """Return libc's function of this name; None where there is none."""
+def prctl() -> Callable[..., int]:
+    """Load and return libc's function of this name; one that fails where there is none."""
     try:
-        function: Callable[..., Any] = ctypes.CDLL(None, use_errno=True).prctl
+        function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):
-        return None
+        return lambda *_: -1
     return function
 
 
 def signal_at_parent_death(number: int) -> None:
     """Ask for a signal when the thread that started this process ends."""
-    call = prctl()
-    if call is not None:
-        call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    prctl()(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def make_parent_death_hook(number: int = signal.SIGTERM) -> Callable[[], None]:
@@ -53,14 +50,12 @@ def make_parent_death_hook(number: int = signal.SIGTERM) -> Callable[[], None]:
 
     libc is loaded now, as that is unsafe after a fork.
     """
-    call = prctl()
-    parent = os.getpid()
+    call, parent = prctl(), os.getpid()
 
     def request() -> None:
-        if call is not None:
-            call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-            if os.getppid() != parent:  # it ended before the request was made
-                os._exit(1)
+        call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the request was made
+            os._exit(1)
 
     return request
 
@@ -98,30 +93,22 @@ MARK = "STAGER_PROCESS"
 It holds one token for each process started by us on the way from the first one, joined by slashes.
 A process that has lost it, as by ``env -i``, is found where :func:`adopt_orphans` was called.
 """
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-waited_for: set[int] = set()
-"""Processes started by us whose exit status nobody has collected yet."""
-_adopting = [False]
-"""True if orphans become children of this process; a list, as it changes."""
+waited_for: set[int] = set()  # processes started by us whose exit status nobody has collected yet
+_adopting = [False]  # true if orphans become children of this process; a list, as it changes
 
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has ended; they are stopped, too.
 
-    It is for a process that looks after the user's programs: these may start others in a session of
-    their own and without our variable, and leave them behind. A process that calls this must not
-    start processes in one thread and stop others in another at the same time: a new child could be
-    mistaken for an orphan. A program that replaces this one (``execve``) keeps the role.
+    The user's programs may start others in a session of their own and without our variable, and
+    leave them behind. A process that calls this must not start processes in one thread and stop
+    others in another: a new child could be mistaken for an orphan. The role survives ``execve``.
     """
-    call = prctl()
-    _adopting[0] = call is not None and call(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    _adopting[0] = prctl()(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def reap_orphans() -> None:
-    """Collect orphans that have ended: an adopted zombie stays until it is waited for.
-
-    It costs one system call where there are none.
-    """
+    """Collect orphans that have ended, by one system call where there are none."""
     while _adopting[0]:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -145,12 +132,9 @@ def find_members(group: int, mark: str) -> set[int]:
     """
     reap_orphans()
     members = set()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        pid = int(name)
-        if pid == os.getpid():
-            continue
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with suppress(OSError):  # it ended meanwhile, or belongs to another user
-            if _is_member(pid, group, mark):
+            if pid != os.getpid() and _is_member(pid, group, mark):
                 members.add(pid)
     return members
 
@@ -165,17 +149,15 @@ def _is_member(pid: int, group: int, mark: str) -> bool:
         return True
     if _adopting[0] and int(parent) == os.getpid() and _is_orphan(pid):
         return True
-    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    prefix = f"{MARK}=".encode()
-    marks = next((item[len(prefix) :] for item in environ if item.startswith(prefix)), b"")
+    environ = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    marks = environ.partition(f"\0{MARK}=".encode())[2].partition(b"\0")[0]
     return bool(mark) and mark.encode() in marks.split(b"/")
 
 
 # --- The limit on open files: its soft value is for programs that cannot handle many -------------
 
 _FILES = resource.RLIMIT_NOFILE
-_ENOUGH = 1 << 16
-"""Higher limits are of no use, and some programs close every number up to the limit."""
+_ENOUGH = 1 << 16  # higher limits are of no use: some programs close every number up to the limit
 _previous: list[tuple[int, int]] = []
 
 
@@ -211,38 +193,29 @@ TAIL_LINES = 15
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 10.0
-_KILL_LOOKS = 20
-"""Looks at what is to be killed, at least: a machine that stood still has killed nobody yet."""
+_KILL_LOOKS = 20  # at what is to be killed, at least: a machine that stood still has killed nobody
 _SERIAL_NUMBERS = itertools.count()
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 TimeoutExpired = subprocess.TimeoutExpired
 
-Stream = Union[int, IO[bytes], None]
-"""A stream as ``subprocess.Popen`` takes it."""
+Stream = Union[int, IO[bytes], None]  # a stream as ``subprocess.Popen`` takes it
 
 
-@dataclass(frozen=True)
-class CompletedCommand:
-    """The result of a finished command."""
+class CompletedCommand(NamedTuple):
+    """A finished command; ``returncode`` is negative for the signal that ended it."""
 
     argv: tuple[str, ...]
     returncode: int
-    """Its exit status; negative for the signal that ended it."""
     stdout: str
     stderr: str
 
 
 class ProcessError(Exception):
-    """A command could not be started, failed, or took too long.
+    """A command could not be started, failed, or was killed since it took too long.
 
-    Attributes:
-        argv: the command.
-        code: its exit status, negative for a signal; None where it never started.
-        lines: the lines that it wrote to standard error, or else to standard output.
-        tail: the last of them.
-        reason: the event, in a few words.
-        timed_out: True if it took too long, and was killed for that.
+    ``code`` is its exit status, negative for a signal; None where it never started. ``lines`` are
+    those of its standard error, or else of its standard output; ``tail`` has the last of them.
     """
 
     def __init__(
@@ -269,25 +242,23 @@ class Process(subprocess.Popen[bytes]):
     mark: str = ""
 
     def poll(self) -> int | None:
-        """Return its exit status, negative for a signal; None while it runs."""
+        """Return its exit status; None while it runs."""
         return self._collect(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit status; TimeoutExpired after so many seconds."""
-        flags, deadline = (0, 0.0) if timeout is None else (os.WNOHANG, time.monotonic() + timeout)
-        while (code := self._collect(flags)) is None:
-            if timeout is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise subprocess.TimeoutExpired(self.args, timeout)
-                time.sleep(min(_POLL_SECONDS / 10, left))
+        """Wait for its end, and return its exit status."""
+        until = time.monotonic() + (timeout or 0.0)
+        while (code := self._collect(0 if timeout is None else os.WNOHANG)) is None:
+            left = until - time.monotonic()
+            if timeout is not None and left <= 0:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(max(0.0, min(_POLL_SECONDS / 10, left)))
         return code
 
     def _collect(self, flags: int) -> int | None:
-        """Return the exit status; read it before the process is reaped."""
         if self.returncode is not None:
             return self.returncode
-        try:
+        try:  # read it before the process is reaped
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
             if ended is None:
                 return None
@@ -314,19 +285,6 @@ def open_pidfd(pid: int) -> int | None:
         return None
 
 
-@contextmanager
-def hold_pidfd(pid: int) -> Iterator[int | None]:
-    """Hold a descriptor that is readable once a child has ended; None where there is none."""
-    handle = None
-    with suppress(ProcessLookupError):  # somebody has waited for it
-        handle = open_pidfd(pid)
-    try:
-        yield handle
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
 def describe_exit(code: int | None) -> str:
     """Return an exit status in words: ``exit status 3``, ``ended by SIGKILL``."""
     if code is None:
@@ -348,8 +306,7 @@ def run(
 ) -> CompletedCommand:
     """Run one command to its end and return its output.
 
-    Raises:
-        ProcessError: it cannot be started, took too long, or (with ``check``) failed.
+    ProcessError says that it cannot be started, took too long, or (with ``check``) failed.
     """
     stdin = DEVNULL if input is None else PIPE
     process = start(argv, env=env, cwd=cwd, stdin=stdin, stdout=PIPE, stderr=PIPE)
@@ -358,8 +315,12 @@ def run(
         out, err = process.communicate(data, timeout=timeout)
     except subprocess.TimeoutExpired as exc:
         stop(process, 0)
+        said = b""
+        with suppress(subprocess.TimeoutExpired):
+            out, err = process.communicate(timeout=5)
+            said = err.strip() or out
         reason = f"took more than {timeout:g} s"
-        error = ProcessError(argv, process.returncode, _drain(process), reason=reason)
+        error = ProcessError(argv, process.returncode, said.decode(errors="replace"), reason=reason)
         error.timed_out = True
         raise error from exc
     except BaseException:
@@ -422,7 +383,7 @@ def start(  # noqa: PLR0913 - those of Popen
     lives as long as the process should.
     """
     log.debug("start: %s", shlex.join(mask_arguments(argv)))
-    request_signal = make_parent_death_hook()  # libc is loaded before the fork
+    request_signal = make_parent_death_hook()
 
     def prepare() -> None:  # few system calls
         restore_open_files()
@@ -450,28 +411,23 @@ def start(  # noqa: PLR0913 - those of Popen
     return process
 
 
-def stop(process: subprocess.Popen[bytes], grace: float) -> int:
+def stop(process: Process, grace: float) -> int:
     """End a process and everything that it started; nothing of it is left running.
 
     SIGTERM goes to its process group, and to every descendant that is left once the leader has
     ended. Whatever is alive ``grace`` seconds later gets SIGKILL, also processes in sessions of
-    their own, such as the workers of ``torchrun``.
-
-    Returns:
-        The exit status of the process, negative for a signal.
+    their own, such as the workers of ``torchrun``. The exit status is returned.
     """
-    mark = process.mark if isinstance(process, Process) else ""
     if process.poll() is None:
         _signal([-process.pid], signal.SIGTERM)
-    _end(process, mark, grace)
+    _end(process, grace)
     return process.wait()
 
 
-def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
+def _end(process: Process, grace: float) -> None:
+    mark, terminated, looks = process.mark, set[int](), 0
     term_until = time.monotonic() + grace
     kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
-    terminated: set[int] = set()
-    looks = 0
     while time.monotonic() < kill_until or looks < _KILL_LOOKS:
         killing = time.monotonic() >= term_until
         looks += killing
@@ -498,35 +454,23 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _drain(process: Process) -> str:
-    with suppress(subprocess.TimeoutExpired):
-        out, err = process.communicate(timeout=5)
-        return (err.strip() or out).decode(errors="replace")
-    return ""
-
-
 # --- Processes that hang in the kernel: their progress, and what they wait for, by /proc ---------
 
 # A disk or file server that does not answer puts a process to sleep from which no signal wakes it
 # (state D). One that is merely slow wakes it again and again, and each time counts: so whoever
 # waits in that state, and was not switched to once in a minute, hangs.
 
-_HANGING = "DTt"
-"""States of a process that nothing but others can wake: it waits in the kernel, or is stopped."""
+_HANGING = "DTt"  # states that nothing but others can end: it waits in the kernel, or is stopped
 _WORDS = {"D": "state D", "T": "stopped, state T", "t": "traced, state t"}
-_UNKNOWN = ("", "0")
-"""What /proc has as the place of a wait where it is not shown."""
+_UNKNOWN = ("", "0")  # what /proc has as the place of a wait where it is not shown
 
 
-@dataclass(frozen=True)
-class TaskState:
-    """A process as it was at some moment."""
+class TaskState(NamedTuple):
+    """A process as it was at some moment: the letter of its state, and its context switches."""
 
     pid: int
     state: str
-    """The letter of its state, see proc(5)."""
     switches: int
-    """The number of times that it was switched away from, by its own doing or not."""
 
     @property
     def is_hanging(self) -> bool:
@@ -540,9 +484,9 @@ class TaskState:
 
     def __str__(self) -> str:
         """Return its command, its state and the kernel's function that it waits in."""
-        wait = _text(f"/proc/{self.pid}/wchan").strip()
+        wait = _read_text(f"/proc/{self.pid}/wchan").strip()
         place = "" if wait in _UNKNOWN else f" in {wait}"
-        command = _text(f"/proc/{self.pid}/comm").strip() or "a process"
+        command = _read_text(f"/proc/{self.pid}/comm").strip() or "a process"
         return f"{command} (pid {self.pid}, {_WORDS.get(self.state, self.state)}{place})"
 
 
@@ -551,29 +495,25 @@ def list_own_tasks() -> tuple[TaskState, ...]:
 
     Programs that it has started are in sessions of their own, and do not count.
     """
-    return tuple(found for pid in _own_pids() if (found := read_task_state(pid)) is not None)
+    own, session = os.getpid(), os.getsid(0)
+    pids = [own]
+    for thread in os.listdir(f"/proc/{own}/task"):
+        for child in map(int, _read_text(f"/proc/{own}/task/{thread}/children").split()):
+            with suppress(ProcessLookupError):
+                if os.getsid(child) == session:
+                    pids.append(child)
+    return tuple(filter(None, map(read_task_state, pids)))
 
 
 def has_progress(before: tuple[TaskState, ...], now: tuple[TaskState, ...]) -> bool:
     """Return whether some of these processes works, or all of them wait for what may come."""
-    if before != now:
-        return True
-    return any(task.state == "R" for task in now) or not any(task.is_hanging for task in now)
-
-
-def _own_pids() -> Iterator[int]:
-    own, session = os.getpid(), os.getsid(0)
-    yield own
-    for thread in os.listdir(f"/proc/{own}/task"):
-        for child in map(int, _text(f"/proc/{own}/task/{thread}/children").split()):
-            with suppress(ProcessLookupError):
-                if os.getsid(child) == session:
-                    yield child
+    is_working = before != now or any(task.state == "R" for task in now)
+    return is_working or not any(task.is_hanging for task in now)
 
 
 def read_task_state(pid: int) -> TaskState | None:
     """Return a process as it is; None for one that has ended."""
-    lines = _text(f"/proc/{pid}/status").splitlines()
+    lines = _read_text(f"/proc/{pid}/status").splitlines()
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     state = fields.get("State", "").split()
     if not state or state[0] in "ZX":
@@ -582,7 +522,7 @@ def read_task_state(pid: int) -> TaskState | None:
     return TaskState(pid, state[0], sum(int(fields.get(kind, 0)) for kind in kinds))
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text(errors="replace")
     except OSError:  # it has ended, or this kernel does not show it

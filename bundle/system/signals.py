@@ -11,16 +11,12 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Callable, Optional, Union
 
-TERMINATED = 128 + signal.SIGTERM
-"""Exit status of a program that SIGTERM ended."""
+TERMINATED = 128 + signal.SIGTERM  # exit status of a program that SIGTERM ended
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AGAIN_SECONDS = 0.01
-USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are for the ranks: programs write a checkpoint on them."""
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # for the ranks: they write a checkpoint
 _received: collections.deque[int] = collections.deque()
-
-
 _Handler = Union[Callable[[int, Optional[FrameType]], object], signal.Handlers]
 
 
@@ -28,8 +24,7 @@ class _Deferral:
     """Signals that are deferred until a block is done."""
 
     blocks = 0
-    is_pending = False
-    """True if a signal has come meanwhile."""
+    is_pending = False  # true if a signal has come meanwhile
 
 
 class Stopped(BaseException):
@@ -72,11 +67,9 @@ def take_user_signals() -> list[int]:
     return [_received.popleft() for _ in range(len(_received))]
 
 
-@contextlib.contextmanager
-def ignore_user_signals() -> Iterator[None]:
+def ignore_user_signals() -> contextlib.AbstractContextManager[None]:
     """Ignore the user's signals while the block runs, so that what it starts ignores them, too."""
-    with _replace_handlers(USER_SIGNALS, signal.SIG_IGN):
-        yield
+    return replace_handlers(USER_SIGNALS, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -102,10 +95,8 @@ def defer_signals() -> Iterator[None]:
 def restore_default_signals() -> None:
     """Let the same signals end this process, a forked child, without an exception or clean-up.
 
-    Those that are ignored, or were handled by somebody else, stay as they are.
-
-    Raises:
-        Stopped: one has come since the fork, or before it while signals were put off.
+    Those that are ignored, or were handled by somebody else, stay as they are. Stopped is raised if
+    one has come since the fork, or before it while signals were put off.
     """
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is _stop:
@@ -122,18 +113,14 @@ def ignore_signals() -> None:
         signal.signal(number, _pass)
 
 
-@contextlib.contextmanager
-def handle_signals(act: Callable[[], None]) -> Iterator[None]:
-    """Call a function at each of these signals while the block runs, whatever came of them before.
-
-    To be used in the main thread.
-    """
-    with _replace_handlers(_ENDING_SIGNALS, lambda number, frame: act()):
-        yield
+def handle_signals(act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Call a function at each of these signals while the block runs, in the main thread."""
+    return replace_handlers(_ENDING_SIGNALS, lambda number, frame: act())
 
 
 @contextlib.contextmanager
-def _replace_handlers(numbers: Iterable[signal.Signals], handler: _Handler) -> Iterator[None]:
+def replace_handlers(numbers: Iterable[signal.Signals], handler: _Handler) -> Iterator[None]:
+    """Handle signals in another way while the block runs; to be used in the main thread."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

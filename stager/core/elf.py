@@ -6,10 +6,10 @@ import os
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
 """Returns so many bytes from a place in a file, fewer at its end. Little of a file is asked for."""
@@ -17,49 +17,37 @@ Read = Callable[[int, int], bytes]
 _64_BIT_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<18xH12xQ14xHH6x")
 """The processor; where the program headers begin, the size of one, and their number."""
-_SEGMENT = struct.Struct("<I4xQQ8xQ16x")
-"""Type, offset, address and size in the file."""
+_SEGMENT = struct.Struct("<I4xQQ8xQ16x")  # type, offset, address and size in the file
 _DYNAMIC = struct.Struct("<qQ")
-_LOAD, _TABLE, _LOADER = 1, 2, 3
-"""``PT_LOAD``, ``PT_DYNAMIC``, ``PT_INTERP``."""
+_LOAD, _TABLE, _LOADER = 1, 2, 3  # ``PT_LOAD``, ``PT_DYNAMIC``, ``PT_INTERP``
 _END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
 """``DT_NULL``, ``DT_NEEDED``, ``DT_STRTAB``, ``DT_RPATH``, ``DT_RUNPATH``."""
-_VERSIONS, _VERSION_FILES = 0x6FFFFFFE, 0x6FFFFFFF
-"""``DT_VERNEED``, ``DT_VERNEEDNUM``."""
+_VERSIONS, _VERSION_FILES = 0x6FFFFFFE, 0x6FFFFFFF  # ``DT_VERNEED``, ``DT_VERNEEDNUM``
 _VERSION_FILE = struct.Struct("<2xH4xII")
 """``Elf64_Verneed``: the number of versions, the way to the first, and to the next library's."""
 _VERSION = struct.Struct("<4xH2xII")
 """``Elf64_Vernaux``: flags, where the name is among the strings, and the way to the next."""
-_WEAK = 2
-"""``VER_FLG_WEAK``: the loader only warns where the library lacks this version."""
+_WEAK = 2  # ``VER_FLG_WEAK``: the loader only warns where the library lacks this version
 _GLIBC = re.compile(r"GLIBC_(\d{1,4})\.(\d{1,4})(?:\.\d+)?")
 _MARKS = {"GLIBC_ABI_DT_RELR": (2, 36)}
 """Versions without a number, by which a file keeps away from a loader that is too old for it."""
-_TEXT = 4096
-"""The longest text that is read; longer names are not those of files."""
-_FEW = 512
-"""Bytes of strings read at a time."""
-_MOST = 4096
-"""The largest number of headers, of libraries and of versions that is believed."""
+_TEXT = 4096  # the longest text that is read; longer names are not those of files
+_FEW = 512  # bytes of strings read at a time
+_MOST = 4096  # the largest number of headers, of libraries and of versions that is believed
 
 MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le", 22: "s390x"}
 """Processors by ``e_machine``, as ``uname -m`` prints them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Elf:
+class Elf(NamedTuple):
     """The part of a program or shared library that the dynamic loader follows."""
 
-    machine: str
-    """The processor it is for; empty for another than those of :data:`MACHINES`."""
-    loader: str
-    """The dynamic loader that it asks for; empty for a library, or a static program."""
+    machine: str  # the processor it is for; empty for another than those of :data:`MACHINES`
+    loader: str  # the dynamic loader that it asks for; empty for a library, or a static program
     needed: tuple[str, ...]
-    run_path: str
-    """Directories where they are looked for first, with colons between; empty for none."""
+    run_path: str  # directories where they are looked for first, with colons between
     run_path_at: int
-    glibc: tuple[int, int]
-    """The oldest glibc that has all that it needs; (0, 0) for any."""
+    glibc: tuple[int, int]  # the oldest glibc that has all that it needs; (0, 0) for any
 
     @property
     def is_for_musl(self) -> bool:
@@ -68,9 +56,7 @@ class Elf:
         musl calls itself ``libc.so``, Alpine Linux calls it ``libc.musl-x86_64.so.1``.
         """
         names = (Path(self.loader).name, *self.needed)
-        return any(
-            name == "libc.so" or name.startswith(("libc.musl-", "ld-musl-")) for name in names
-        )
+        return any(re.match(r"libc\.so$|libc\.musl-|ld-musl-", name) for name in names)
 
 
 def read_elf(path: Path) -> Elf | None:
@@ -84,7 +70,7 @@ def parse(read: Read) -> Elf | None:
     if read(0, len(_64_BIT_LITTLE_ENDIAN)) != _64_BIT_LITTLE_ENDIAN:
         return None
     try:
-        return _File(read).elf()
+        return _File(read).read_header()
     except (struct.error, ValueError, OverflowError):  # cut short, or it contradicts itself
         return None
 
@@ -99,50 +85,37 @@ class _File:
             _SEGMENT.unpack_from(table, number * size) for number in range(count)
         ]
         self._dynamic: dict[int, list[int]] = defaultdict(list)
-        for tag, value in self._entries():
-            self._dynamic[tag].append(value)
-        strings = self._dynamic[_STRINGS]
-        self._strings = self._offset(strings[-1]) if strings else 0
-
-    def elf(self) -> Elf:
-        run_path = (self._dynamic[_RUNPATH] or self._dynamic[_RPATH])[-1:]
-        return Elf(
-            machine=self._machine,
-            loader=b"".join(self._read_segments(_LOADER)[:1])
-            .rstrip(b"\0")
-            .decode(errors="replace"),
-            needed=tuple(map(self._text, self._dynamic[_NEEDED])),
-            run_path="".join(map(self._text, run_path)),
-            run_path_at=self._strings + sum(run_path),
-            glibc=max(map(_glibc, self._versions()), default=(0, 0)),
-        )
-
-    def _read_segments(self, kind: int) -> Sequence[bytes]:
-        return [
-            self._read(offset, min(size, _TEXT * _DYNAMIC.size))
-            for found, offset, _, size in self._segments
-            if found == kind
-        ]
-
-    def _entries(self) -> Iterator[tuple[int, int]]:
         for table in self._read_segments(_TABLE):
             whole = table[: len(table) // _DYNAMIC.size * _DYNAMIC.size]
-            for tag, value in _DYNAMIC.iter_unpack(whole):
-                if tag == _END:
-                    break
-                yield tag, value
+            for tag, value in takewhile(lambda one: one[0] != _END, _DYNAMIC.iter_unpack(whole)):
+                self._dynamic[tag].append(value)
+        strings = self._dynamic[_STRINGS]
+        self._strings = self._find_offset(strings[-1]) if strings else 0
 
-    def _versions(self) -> Iterator[str]:
-        """Yield the names of the versions that libraries must have (``.gnu.version_r``)."""
-        for flags, name in islice(self._version_entries(), _MOST):
-            if not flags & _WEAK:
-                yield self._text(name)
+    def read_header(self) -> Elf:
+        entries = islice(self._read_versions(), _MOST)
+        versions = [self._read_text(name) for flags, name in entries if not flags & _WEAK]
+        run_path = (self._dynamic[_RUNPATH] or self._dynamic[_RPATH])[-1:]
+        loader = next(self._read_segments(_LOADER), b"")
+        return Elf(
+            machine=self._machine,
+            loader=loader.rstrip(b"\0").decode(errors="replace"),
+            needed=tuple(map(self._read_text, self._dynamic[_NEEDED])),
+            run_path="".join(map(self._read_text, run_path)),
+            run_path_at=self._strings + sum(run_path),
+            glibc=max(map(_parse_glibc, versions), default=(0, 0)),
+        )
 
-    def _version_entries(self) -> Iterator[tuple[int, int]]:
-        """Yield the flags of each version, and where its name is among the strings."""
+    def _read_segments(self, kind: int) -> Iterator[bytes]:
+        for found, offset, _, size in self._segments:
+            if found == kind:
+                yield self._read(offset, min(size, _TEXT * _DYNAMIC.size))
+
+    def _read_versions(self) -> Iterator[tuple[int, int]]:
+        """Yield flags and the place of the name of each version (``.gnu.version_r``)."""
         if not self._dynamic[_VERSIONS]:
             return
-        place = self._offset(self._dynamic[_VERSIONS][-1])
+        place = self._find_offset(self._dynamic[_VERSIONS][-1])
         for _ in range(min(_MOST, sum(self._dynamic[_VERSION_FILES][-1:]))):
             count, first, following = _VERSION_FILE.unpack(self._read(place, _VERSION_FILE.size))
             version = place + first
@@ -152,14 +125,14 @@ class _File:
                 version += step
             place += following
 
-    def _offset(self, address: int) -> int:
+    def _find_offset(self, address: int) -> int:
         """Return the file offset of an address; ValueError if no segment contains it."""
         for kind, offset, begin, size in self._segments:
             if kind == _LOAD and 0 <= address - begin < size:
                 return offset + address - begin
         raise ValueError(address)
 
-    def _text(self, at: int) -> str:
+    def _read_text(self, at: int) -> str:
         """Return the string at an offset in the string table; ValueError if it has no end."""
         data, place = b"", self._strings + at
         while b"\0" not in data and len(data) < _TEXT:
@@ -170,7 +143,7 @@ class _File:
         return os.fsdecode(data[: data.index(b"\0")])
 
 
-def _glibc(version: str) -> tuple[int, int]:
+def _parse_glibc(version: str) -> tuple[int, int]:
     """Return the glibc that a version's name stands for; (0, 0) for another library's."""
     match = _GLIBC.fullmatch(version)
     return (int(match[1]), int(match[2])) if match else _MARKS.get(version, (0, 0))

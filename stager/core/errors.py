@@ -7,13 +7,11 @@ boundary (``stager.cli.application``) turns one into an exit code; nothing else 
 from __future__ import annotations
 
 import errno
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bundle.protocol import enumerations
-from bundle.protocol.codec import encode
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -27,11 +25,8 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 class StagerError(Exception):
     """An expected failure; a URL in its texts is shown without its credentials.
 
-    Attributes:
-        message: what went wrong, and where, in one sentence.
-        hint: what the user can do about it; empty when there is nothing to add.
-        context: supporting lines (offending packages, the last lines of a tool's output).
-        exit_code: what the process returns, see the exit codes above.
+    ``message`` says what went wrong, and where, in one sentence; ``hint`` what the user can do, or
+    nothing; ``context`` has supporting lines, as the last ones of a tool's output.
     """
 
     exit_code = EXIT_FAILURE
@@ -72,25 +67,16 @@ class JobError(StagerError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorTexts:
-    """The texts of an expected failure."""
-
-    message: str
-    hint: str
-    context: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class CommandFailure:
     """The result of a command that failed."""
 
     ok: bool = False
-    error: ErrorTexts
+    error: Mapping[str, object]
 
     @classmethod
     def from_error(cls, failure: StagerError) -> CommandFailure:
         """Return the result of a command that an error ended."""
-        texts = ErrorTexts(message=failure.message, hint=failure.hint, context=failure.context)
+        texts = {"message": failure.message, "hint": failure.hint, "context": failure.context}
         return cls(error=texts)
 
 
@@ -132,5 +118,9 @@ def escape_line_feeds(text: str) -> str:
 
 def format_result(result: object) -> str:
     """Return a command's result as JSON for scripts; its escapes keep a terminal safe."""
+    import json
+
+    from bundle.protocol.codec import encode  # not before: `--help` has no use for either
+
     text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
     return text.replace("\x7f", "\\u007f") + "\n"

@@ -18,12 +18,9 @@ from .errors import ConfigError, StagerError
 
 # Endings of the names of files that stager writes; no project ships a file with one of them.
 BUNDLE_SUFFIX = ".pkgs.tar"
-CARRIED_SUFFIX = ".carry.tar"
-"""A bundle, or part of one, that is carried over an air gap."""
-IMAGE_SUFFIX = ".env.sqsh"
-"""An environment to mount."""
-SBOM_SUFFIX = ".cdx.json"
-"""A bundle's inventory as CycloneDX."""
+CARRIED_SUFFIX = ".carry.tar"  # a bundle, or part of one, that is carried over an air gap
+IMAGE_SUFFIX = ".env.sqsh"  # an environment to mount
+SBOM_SUFFIX = ".cdx.json"  # a bundle's inventory as CycloneDX
 
 
 # --- Reading regular files only: reading a pipe or a device might never end ----------------------
@@ -35,11 +32,11 @@ def open_regular(path: Path, *, unnoticed: bool = False) -> BufferedReader:
     """Open a regular file; a pipe would keep a reader waiting, a device may do anything.
 
     ``unnoticed`` leaves its access time as it is, where the file is one's own.
-
-    Raises:
-        OSError: there is none, or it cannot be read.
     """
-    handle = _open_without_access_time(path) if unnoticed else os.open(path, _READING)
+    try:
+        handle = os.open(path, _READING | (os.O_NOATIME if unnoticed else 0))
+    except PermissionError:  # it is somebody else's: open(2)
+        handle = os.open(path, _READING)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
@@ -47,13 +44,6 @@ def open_regular(path: Path, *, unnoticed: bool = False) -> BufferedReader:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(handle, "rb")
-
-
-def _open_without_access_time(path: Path) -> int:
-    try:
-        return os.open(path, _READING | os.O_NOATIME)
-    except PermissionError:  # it is somebody else's: open(2)
-        return os.open(path, _READING)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -92,10 +82,8 @@ _PARTIAL = ".part"
 def replace_file(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
     """Open a new file beside its place, and move it there once the block succeeds.
 
-    A link there is replaced, not followed; ``opener`` None leaves the mode to the umask.
-
-    Raises:
-        OSError: it cannot be written, or what is there is no file; nothing has changed then.
+    A link there is replaced, not followed; ``opener`` None leaves the mode to the umask. After an
+    OSError, as where something is there that is no file, nothing has changed.
     """
     _refuse_special(path)
     partial = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{_PARTIAL}")

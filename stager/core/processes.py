@@ -14,16 +14,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from bundle.channel.frames import Lines
 from bundle.redaction.secrets import mask_arguments
 from bundle.system import processes
 from bundle.system.processes import TAIL_LINES, CompletedCommand, ProcessError
-from bundle.system.signals import USER_SIGNALS
+from bundle.system.signals import USER_SIGNALS, replace_handlers
 
 from .errors import StagerError
 
@@ -93,28 +92,27 @@ def feed_command(argv: Sequence[str], text: str, *, timeout: float) -> None:
     What it starts in the background does not keep this process waiting.
     """
     process = _start(argv, stdin=processes.PIPE, stdout=sys.stderr.fileno())
-    reason, timed_out = "", False
+    timed_out = False
     try:
         process.communicate(text.encode(), timeout=timeout)
     except processes.TimeoutExpired:
-        reason, timed_out = f"the command took more than {timeout:g} s", True
+        timed_out = True
     finally:
         if process.returncode is None:
             processes.stop(process, 0)
-    if process.returncode and not timed_out:
-        reason = f"exit status {process.returncode}"
-    if reason:
+    if process.returncode or timed_out:
         completed = CompletedCommand(tuple(argv), process.returncode, "", "")
+        reason = f"exit status {process.returncode}"
+        if timed_out:
+            reason = f"the command took more than {timeout:g} s"
         raise CommandError(completed, reason=reason, timed_out=timed_out)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Streamed:
-    """Outcome of a followed command."""
+class Streamed(NamedTuple):
+    """Outcome of a command: ``interrupted`` by Ctrl-C or a signal to this process, or not."""
 
     returncode: int
     interrupted: bool
-    """True if it was interrupted, by Ctrl-C or a signal to this process."""
 
 
 def follow_command(
@@ -129,17 +127,11 @@ def follow_command(
     """Run a command that reports line by line, and return its outcome.
 
     An interrupted command ends by itself; its last lines are still passed on, and so is the line
-    being handled. Ctrl-C reaches it directly, unless ``end_it`` is given. It gets SIGTERM when this
-    process ends.
-
-    Args:
-        argv: the program and its arguments.
-        on_line: called with each line of its standard output.
-        on_talk: called with each line of its standard error; None leaves that as it is.
-        environment: all its variables; None for this process's own.
-        end_it: called with its process id at each interrupt of this process; the command then has
-            a session of its own, without the terminal. None sends it SIGINT.
-        pass_on: called with its process id and SIGUSR1 or SIGUSR2, when this process gets one.
+    being handled. Ctrl-C reaches it directly, unless ``end_it`` is given: that is called with its
+    process id at each interrupt of this process, and the command has a session of its own, without
+    the terminal. It gets SIGTERM when this process ends. ``pass_on`` is called with its process id
+    and SIGUSR1 or SIGUSR2, when this process gets one. Without ``on_talk``, standard error is
+    inherited.
     """
     process = _start(
         argv,
@@ -159,13 +151,14 @@ def follow_command(
             elif end_it is not None and process.returncode is None:  # else its id may be another's
                 end_it(process.pid)
 
-    def signal_it(number: int) -> None:
+    def signal_it(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             if pass_on is not None and process.returncode is None:
                 pass_on(process.pid, number)
 
     readers = {process.stdout: on_line, process.stderr: on_talk}
-    with _handle_interrupts(interrupt), _handle_user_signals(signal_it):
+    user_signals = USER_SIGNALS if _is_main_thread() else ()
+    with _handle_interrupts(interrupt), replace_handlers(user_signals, signal_it):
         try:
             _deliver_lines(readers)
         finally:  # closed pipes end it
@@ -198,7 +191,11 @@ def _handle_interrupts(act: Callable[[], None]) -> Iterator[None]:
     first interrupt the handlers stay, so that further ones cannot stop the report of what happened.
     Signals with another handler, and threads that get no signals, are left as they are.
     """
-    numbers = _list_interrupting_signals()
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if _is_main_thread() and signal.getsignal(number) is signal.default_int_handler
+    ]
     called = False
 
     def call(number: int, frame: FrameType | None) -> None:
@@ -216,27 +213,8 @@ def _handle_interrupts(act: Callable[[], None]) -> Iterator[None]:
                 signal.signal(number, signal.default_int_handler)
 
 
-@contextlib.contextmanager
-def _handle_user_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Call a function at SIGUSR1 and SIGUSR2 while the block runs; nothing in another thread."""
-    own = threading.current_thread() is threading.main_thread()
-    numbers = USER_SIGNALS if own else ()
-    before = {number: signal.signal(number, lambda got, _: act(got)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _list_interrupting_signals() -> list[signal.Signals]:
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    return [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is signal.default_int_handler
-    ]
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _deliver_lines(readers: Mapping[IO[bytes] | None, Callable[[str], None] | None]) -> None:

@@ -43,9 +43,8 @@ log = logging.getLogger(__name__)
 def remove(path: Path) -> bool:
     """Remove a file, a link or a tree; return whether it is gone. What stays is logged."""
     try:
-        delete(str(path))
-    except FileNotFoundError:
-        return True
+        with contextlib.suppress(FileNotFoundError):
+            delete(str(path))
     except OSError as exc:
         log.warning("%s could not be removed, or not all of it: %s", path, exc.strerror or exc)
         return False
@@ -62,10 +61,8 @@ ScratchKind = Literal["export", "lock", "new", "prove", "spool", "trace", "wheel
 """The first words of the names of our directories under ``tmp/``."""
 _SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8,16}}")
 """Their names, see :meth:`Store.scratch`."""
-INCIDENTS, PENDING_JOBS = "incidents", "pending-jobs"
-"""Names of directories in the store."""
-FEW_INODES = 100
-"""A build makes tens of files in the store, not thousands: layers stay packed there."""
+INCIDENTS, PENDING_JOBS = "incidents", "pending-jobs"  # names of directories in the store
+FEW_INODES = 100  # a build makes tens of files in the store: layers stay packed there
 _MOVE_AWAY = "move it away and run the command again"
 STORE_HINT = (
     "free some space, or move the store with environment.offline-root "
@@ -88,33 +85,19 @@ class _Folder:
 class Store:
     """One offline root. Creating the object touches nothing; directories are made when needed."""
 
-    wheels = _Folder("wheels")
-    """Plain wheel files; ``pip install --no-index --find-links`` works on it."""
-    built = _Folder("wheels-built")
-    """Wheels made here from sdists and local projects, one folder for each source's digest."""
-    layers = _Folder("layers")
-    """``<layer id>.tar.zst`` files."""
-    bundles = _Folder("bundles")
-    """``<name>-<id12>.pkgs.tar`` files."""
-    seals = _Folder("seals")
-    """For each bundle a note of its file's size, time and inode when it was written."""
-    proofs = _Folder("proofs")
-    """One small file for each set of layers that were proved to be complete."""
-    programs = _Folder("programs")
-    """The far side's program of each bundle that was used here, by digest."""
-    projects = _Folder("projects")
-    """For each project its newest bundle, in a small JSON file."""
-    exports = _Folder("exports")
-    """The manifest of each bundle that was exported; its file's time is that of the export."""
-    imports = _Folder("imports")
-    """For each project's name the file name of the bundle that was imported last."""
-    hub = _Folder("hub")
-    """Files fetched from a hub, in the layout of its cache, until their layers are made."""
-    incidents = _Folder(INCIDENTS)
-    """The failures of nodes, in one file of JSON lines."""
-    pending_jobs = _Folder(PENDING_JOBS)
-    """For each batch job that nobody follows a note of where it leaves its events."""
-
+    wheels = _Folder("wheels")  # plain files, for ``pip install --no-index --find-links``
+    built = _Folder("wheels-built")  # wheels made here, in a folder for each source's digest
+    layers = _Folder("layers")  # ``<layer id>.tar.zst``
+    bundles = _Folder("bundles")  # ``<name>-<id12>.pkgs.tar``
+    seals = _Folder("seals")  # of each bundle its file's size, time and inode when it was written
+    proofs = _Folder("proofs")  # of each set of layers that was proved to be complete
+    programs = _Folder("programs")  # the far side's, of each bundle that was used here, by digest
+    projects = _Folder("projects")  # for each project its newest bundle, as JSON
+    exports = _Folder("exports")  # manifests of exported bundles; a file's time is the export's
+    imports = _Folder("imports")  # for each project's name the bundle that was imported last
+    hub = _Folder("hub")  # files of a hub, in its cache's layout, until their layers are made
+    incidents = _Folder(INCIDENTS)  # the failures of nodes, as JSON lines
+    pending_jobs = _Folder(PENDING_JOBS)  # where batch jobs that nobody follows leave their events
     _tmp = _Folder("tmp")
 
     def __init__(self, root: Path) -> None:
@@ -128,8 +111,8 @@ class Store:
     def lock(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the store for one build at a time; a second build waits.
 
-        The kernel drops the lock when its holder ends, however it ends, so a killed build never
-        leaves the store locked. Left-over temporary files are removed once the lock is held.
+        The kernel drops the lock when its holder ends, however it ends. Left-over temporary files
+        are removed once the lock is held.
         """
         self.make_folder(self.root)
         if keep_out_of_projects(self.root):
@@ -142,12 +125,11 @@ class Store:
             # next sweep removes the rest.
             with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
                 if alone:
-                    self._sweep()
+                    self._sweep(self.root / "tmp")
             yield
 
-    def _sweep(self) -> None:
+    def _sweep(self, folder: Path) -> None:
         """Remove what killed builds left in ``tmp/``, and no file that the user has there."""
-        folder = self.root / "tmp"
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in list(folder.iterdir()):
                 if _SCRATCH.fullmatch(path.name):
@@ -157,11 +139,7 @@ class Store:
 
     @contextlib.contextmanager
     def scratch(self, kind: ScratchKind) -> Iterator[Path]:
-        """Yield a new directory under ``tmp/``, on the same file system as the final places.
-
-        It is removed at the end of the block; by ``kind`` the next build knows what a killed one
-        has left.
-        """
+        """Yield a new directory under ``tmp/``, which is removed at the end of the block."""
         place = self._tmp
         folder = place / f"{kind}-{secrets.token_hex(8)}"
         try:
@@ -176,10 +154,7 @@ class Store:
 
     @contextlib.contextmanager
     def scratch_without_lock(self, kind: ScratchKind) -> Iterator[Path]:
-        """Yield a directory as :meth:`scratch` does, for a process that does not hold the store.
-
-        No build sweeps it while the block lasts, and builds need not wait for it.
-        """
+        """Do the same for a process that does not hold the store: no build sweeps it meanwhile."""
         with self._flock(".tmp.lock", fcntl.LOCK_SH), self.scratch(kind) as folder:
             yield folder
 
@@ -226,15 +201,12 @@ class Store:
         too_few_inodes = bool(state.f_files) and state.f_favail < inodes
         if free >= needed and not too_few_inodes:
             return
-        need = format_size(needed)
-        if too_few_inodes:
-            need += f" and {inodes} inodes"
-        have = format_size(free)
+        need = f"need {format_size(needed)}" + (f" and {inodes} inodes" if too_few_inodes else "")
+        have = f"have {format_size(free)}"
         if state.f_files:
             have += f" and {state.f_favail} inodes"
         raise SpaceError(
-            f"not enough space for {what}: need {need}, have {have} at {self.root}",
-            hint=STORE_HINT,
+            f"not enough space for {what}: {need}, {have} at {self.root}", hint=STORE_HINT
         )
 
     @contextlib.contextmanager
@@ -247,26 +219,22 @@ class Store:
         """
         self.make_folder(self.root)
         path = self.root / name
-        handle = -1
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            self.open_up(path)
-            held = False
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(handle, operation | fcntl.LOCK_NB)
-                held = True
-            if not held and not operation & fcntl.LOCK_NB:
-                waiting()
-                fcntl.flock(handle, operation)
-                held = True
-        except OSError as exc:
-            if handle >= 0:
-                os.close(handle)
-            raise write_error(path, exc) from exc
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, handle)
+                self.open_up(path)
+                held = False
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(handle, operation | fcntl.LOCK_NB)
+                    held = True
+                if not held and not operation & fcntl.LOCK_NB:
+                    waiting()
+                    fcntl.flock(handle, operation)
+                    held = True
+            except OSError as exc:
+                raise write_error(path, exc) from exc
             yield held
-        finally:
-            os.close(handle)
 
     def make_folder(self, path: Path) -> None:
         """Make the root, or a directory in it, if it does not exist."""
@@ -281,8 +249,7 @@ class Store:
         except OSError as exc:
             if exc.filename == str(path) != str(self.root) and exc.errno == errno.EEXIST:
                 raise StagerError(
-                    f"{path} is not a directory, but a directory is expected there",
-                    hint=_MOVE_AWAY,
+                    f"{path} is not a directory, but a directory is expected there", hint=_MOVE_AWAY
                 ) from exc
             raise write_error(path, exc) from exc
 
@@ -321,16 +288,14 @@ def write_error(path: Path, exc: OSError) -> StagerError:
         return SpaceError(f"no space left while writing {path}", hint=STORE_HINT)
     if exc.errno == errno.EISDIR:
         return StagerError(f"{path} is a directory, but a file is expected there", hint=_MOVE_AWAY)
-    advice = "check the permissions"
-    if exc.errno == errno.EACCES:
-        advice += (
-            " (a root that a group shares needs mode 2770; the next build of each user gives the"
-            " others access to that user's files)"
-        )
+    shared = (
+        " (a root that a group shares needs mode 2770; the next build of each user gives the others"
+        " access to that user's files)"
+    )
     return StagerError(
         f"cannot write {path}: {exc.strerror or exc}",
-        hint=f"{advice}, or choose another place with environment.offline-root "
-        "in stager.toml or $OFFLINE_ROOT",
+        hint=f"check the permissions{shared if exc.errno == errno.EACCES else ''}, or choose "
+        "another place with environment.offline-root in stager.toml or $OFFLINE_ROOT",
     )
 
 
@@ -342,10 +307,8 @@ def write_error(path: Path, exc: OSError) -> StagerError:
 # time of the last change, which no program can put back.
 
 FILE_NAME = "checked.json"
-SETTLED_NS = 2_000_000_000
-"""Nanoseconds that a change must be old: a later one may fall on the same tick of a clock."""
-_LARGE = 1 << 16
-"""Bytes of a file outside the store from which its digest is worth a record."""
+SETTLED_NS = 2_000_000_000  # since a change: a later one may fall on the same tick of a clock
+_LARGE = 1 << 16  # bytes of a file outside the store from which its digest is worth a record
 
 
 class DigestCache:
@@ -362,23 +325,18 @@ class DigestCache:
 
     def digest(self, path: Path) -> Digest | None:
         """Return the digest of a file in the store; None where there is no such file."""
+        why, hint = "is not a file, but a file is expected there", _MOVE_AWAY
         try:
             status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                hint = "make it readable"
+                return self._digest(path, str(path.relative_to(self._store.root)), status)
         except FileNotFoundError:
             return None
         except OSError as exc:  # a link to itself, for one
             why = f"cannot be read: {exc.strerror or exc}"
-            raise StagerError(f"{path} {why}", hint=_MOVE_AWAY) from exc
-        if not stat.S_ISREG(status.st_mode):
-            raise StagerError(
-                f"{path} is not a file, but a file is expected there", hint=_MOVE_AWAY
-            )
-        try:
-            return self._digest(path, str(path.relative_to(self._store.root)), status)
-        except OSError as exc:
-            raise StagerError(
-                f"{path} cannot be read: {exc.strerror or exc}", hint="make it readable"
-            ) from exc
+            raise StagerError(f"{path} {why}", hint=hint) from exc
+        raise StagerError(f"{path} {why}", hint=hint)
 
     def digest_of_content(self, path: Path) -> Digest:
         """Return the digest of a file of a project; OSError if it cannot be read."""

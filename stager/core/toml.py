@@ -21,11 +21,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-Table = Mapping[str, object]
-"""A table as it stands in a file, unchecked."""
+Table = Mapping[str, object]  # a table as it stands in a file, unchecked
 
-_BYTE_ORDER_MARK = "\ufeff"
-"""Some editors write it in front of a file; the standard's parser refuses it."""
+_BYTE_ORDER_MARK = "\ufeff"  # some editors write it; the standard's parser refuses it
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TWICE = re.compile(r"Cannot declare (\(.*\)) twice")
 """What the parser says of a table that is written twice, with the parts of its name."""
@@ -55,10 +53,15 @@ def loads(text: str, source: Path) -> dict[str, Any]:
         message = str(exc)
         position = _POSITION.search(message)
         place = position.group(1) if position else "somewhere"
-        _refuse_twice(text, source, place, message)
+        why, hint = _POSITION.sub("", message), "strings need quotes, lists need brackets"
+        if twice := _TWICE.match(why):
+            name = ".".join(re.findall(r"'([^']*)'", twice[1]))
+            why, hint = (
+                f"the table [{name}] is there twice",
+                "write all its keys below the first one",
+            )
         raise ConfigError(
-            f"{source}: {place}: {_POSITION.sub('', message)}",
-            hint="the file is not valid TOML; strings need quotes, lists need brackets",
+            f"{source}: {place}: {why}", hint=f"the file is not valid TOML; {hint}"
         ) from exc
     except RecursionError as exc:
         raise ConfigError(
@@ -86,26 +89,11 @@ def get_list(data: Table, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _refuse_twice(text: str, source: Path, place: str, message: str) -> None:
-    twice = _TWICE.match(message)
-    if twice is None:
-        return
-    name = ".".join(re.findall(r"'([^']*)'", twice.group(1)))
-    begin = re.compile(rf"\s*\[\s*{re.escape(name)}\s*\]")
-    lines = [number for number, line in enumerate(text.splitlines(), 1) if begin.match(line)]
-    first = f", in line {lines[0]}" if lines else ""
-    raise ConfigError(
-        f"{source}: {place}: the table [{name}] is there twice",
-        hint=f"write its keys below the first one{first}",
-    )
-
-
 def dumps(data: Table) -> str:
     """Write a mapping as TOML; the same mapping always gives the same bytes.
 
-    Keys keep their order. Mappings become ``[tables]``, lists of mappings ``[[arrays of tables]]``;
-    inside the latter everything is written inline, so that one entry stays one paragraph. A value
-    of a type that TOML does not have is a TypeError.
+    Mappings become ``[tables]``, lists of mappings ``[[arrays of tables]]``; inside the latter
+    everything is written inline, so that one entry stays one paragraph.
     """
     return "\n".join(_table_lines(data, "")).strip("\n") + "\n"
 

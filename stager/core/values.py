@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform as host
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.protocol.digest import Digest
+from bundle.system.own_program import short_version
 
 from .errors import ConfigError
 
@@ -32,10 +32,8 @@ _PYTHON = re.compile(r"3\.\d+")
 class Target:
     """The interpreter and platform an environment is built for."""
 
-    python: str
-    """Version of CPython as ``major.minor``, for example ``3.11``."""
-    platform: str
-    """A PEP 600 platform tag: the newest libc the nodes are known to have, and their machine."""
+    python: str  # version of CPython as ``major.minor``, for example ``3.11``
+    platform: str  # a PEP 600 platform tag: the newest libc that the nodes have, and their machine
 
     def __post_init__(self) -> None:
         if not _PYTHON.fullmatch(self.python):
@@ -52,7 +50,7 @@ class Target:
     @classmethod
     def from_host(cls) -> Target:
         """Return the target of this interpreter on this machine."""
-        return cls(python=f"{sys.version_info[0]}.{sys.version_info[1]}", platform=_host_platform())
+        return cls(python=short_version(), platform=_host_platform())
 
     @property
     def python_tag(self) -> str:
@@ -73,36 +71,30 @@ class Target:
     @property
     def is_host_python(self) -> bool:
         """Return whether the running interpreter has the target's version."""
-        return self.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
+        return self.python == short_version()
 
     def platforms(self) -> list[str]:
         """Return every platform tag that a wheel for this target may have, best first."""
         kind, machine = self.platform.partition("_")[0], self.machine
         libc, (major, newest) = self.libc
-        oldest, legacy = 0, dict[tuple[int, int], str]()
-        if libc == "glibc":
-            oldest, legacy = 5, {version: name for name, version in _LEGACY.items()}
-        tags = []
-        for minor in range(newest, oldest - 1, -1):
-            tags.append(f"{kind}_{major}_{minor}_{machine}")
-            if (major, minor) in legacy:
-                tags.append(f"{legacy[major, minor]}_{machine}")
-        return [*tags, f"linux_{machine}"]
+        is_glibc = libc == "glibc"
+        names = []
+        for minor in range(newest, 4 if is_glibc else -1, -1):
+            names.append(f"{kind}_{major}_{minor}")
+            names += [name for name, at in _LEGACY.items() if is_glibc and at == (major, minor)]
+        return [f"{name}_{machine}" for name in (*names, "linux")]
 
     def tags(self) -> Iterator[Tag]:
         """Yield every wheel tag that fits, best first, as an installer on the target does."""
         from packaging import tags
 
-        version = (int(self.python.split(".")[0]), int(self.python.split(".")[1]))
-        platforms = self.platforms()
+        version, platforms = tuple(map(int, self.python.split("."))), self.platforms()
         yield from tags.cpython_tags(version, platforms=platforms)
         yield from tags.compatible_tags(version, self.python_tag, platforms)
 
     def environment(self) -> Environment:
         """Return the values of environment markers on the target (PEP 508)."""
-        full_version = f"{self.python}.0"
-        if self.is_host_python:
-            full_version = host.python_version()
+        full_version = host.python_version() if self.is_host_python else f"{self.python}.0"
         return {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python}.0",
@@ -124,15 +116,11 @@ class LockedFile:
 
     name: NormalizedName
     version: Version
-    filename: str
-    """The file's own name, a wheel's or an sdist's."""
+    filename: str  # the file's own name, a wheel's or an sdist's
     sha256: Digest
-    size: int | None = None
-    """Its length in bytes, if the lock gives it."""
-    url: str | None = None
-    """Its address, without credentials."""
-    path: Path | None = None
-    """Its path on this machine, for a file from a directory."""
+    size: int | None = None  # its length in bytes, if the lock gives it
+    url: str | None = None  # its address, without credentials
+    path: Path | None = None  # its path on this machine, for a file from a directory
 
     @property
     def is_wheel(self) -> bool:

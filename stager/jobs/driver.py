@@ -177,7 +177,7 @@ class _Driven:
                 if not wait.may_retry("\n".join(self.output)):
                     return ended
             except KeyboardInterrupt:
-                return replace(ended, interrupted=True)
+                return ended._replace(interrupted=True)
 
     def take(self, line: str) -> None:
         record = parse_event(line)

@@ -14,6 +14,7 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secret_names import remove_secret_variables
 from ...system import processes
+from ...system.hostlist import parse_counts
 from . import slurm_text
 from .agent_program import can_carry, make_container_command, make_start_command
 from .phase_run import PhaseAnswers
@@ -174,7 +175,7 @@ class SlurmTransport(StepTransport):
         )
         # A container's plugin may not pass on so long a variable.
         self.carries = job.launch.container_image is None and can_carry(os.environ)
-        counts = slurm_text.parse_cpu_counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        counts = parse_counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self.cpus = job.cpus_per_task or min(counts, default=1)
         self.patience = slurm_text.read_patience(os.environ)
         self._version = slurm_text.parse_version(self._ask("srun", "--version"))

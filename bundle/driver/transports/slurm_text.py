@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...protocol.enumerations import Action, Ending, Launcher
 from ...protocol.job import Job, check_job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...system.hostlist import expand_hostlist, fold_hosts
+from ...system.hostlist import expand_hostlist, fold_hosts, parse_counts
 from ...system.processes import describe_exit
 from .. import forecast
 from .transport import TOLD_TO_END, Ended, Step
@@ -195,7 +195,6 @@ ENDED_BY_STATE = {
 """The states of jobs that Slurm has ended (``man squeue``, job state codes)."""
 _ENDED_BY_REASON = {"TimeLimit": Ending.TIME_LIMIT, "NodeDown": Ending.NODE_FAILURE}
 _SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
-_COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
@@ -222,7 +221,7 @@ def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
 
 def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
     """Refuse an allocation with too few CPUs per node: Slurm would create no step there."""
-    counts = parse_cpu_counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""))[: len(job.nodes)]
+    counts = parse_counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""))[: len(job.nodes)]
     ranks = job.launch.nproc_per_node or 1
     by_slurm = job.action is Action.RUN and job.launch.launcher is Launcher.SRUN
     asked = max(job.cpus_per_task or 1, ranks if by_slurm else 1)
@@ -237,14 +236,6 @@ def read_patience(env: Mapping[str, str]) -> int:
     """Return the seconds that nodes may go on after the first has ended well; 0 for any time."""
     seconds = env.get("SLURM_WAIT", "")
     return int(seconds) if seconds.isascii() and seconds.isdigit() else PATIENCE
-
-
-def parse_cpu_counts(text: str) -> list[int]:
-    """Read ``SLURM_JOB_CPUS_PER_NODE``: ``4(x3),8`` stands for 4, 4, 4 and 8; [] if it cannot."""
-    parts = [_COUNTS.fullmatch(part) for part in text.split(",")]
-    known = [part for part in parts if part is not None]
-    counts = [int(part[1]) for part in known for _ in range(int(part[2] or 1))]
-    return counts if len(known) == len(parts) else []
 
 
 def make_step_argv(step: Step, program: Sequence[str]) -> list[str]:

@@ -7,13 +7,12 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,25 +31,19 @@ from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, HERE, OWN, make_bundle, tree
+from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, tree
 from tests.support.namespaces import namespace
 from tests.support.needs import lacks
 from tests.support.ports import unused_port
 from tests.support.processes import until
 from tests.support.wheelhouse import make_wheel
 
-REPO = Path(__file__).resolve().parents[3]
 SITE = f"lib/python{HERE.python}/site-packages"
 
 
-def stage(packed: Packed, root: str, processes: int = 1) -> Environment:
-    return unpack(
-        str(packed.path),
-        root=root,
-        expected=packed.manifest.id,
-        python=BASE_PYTHON,
-        processes=processes,
-    )
+def stage(packed: Packed, root: str) -> Environment:
+    key = packed.manifest.id
+    return unpack(str(packed.path), root=root, expected=key, python=BASE_PYTHON, processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -104,23 +97,16 @@ def test_every_kind_of_damage_is_found_at_once_and_named(copy: Path) -> None:
     (copy / "more" / "deep").mkdir(parents=True)
     (copy / "more" / "deep" / "file").touch()
     said = found(copy)
-    assert set(said) == {
-        "project/main.py",
-        "project/empty",
-        "project/inner/tool.sh",
-        "project/inner/up",
-        f"{SITE}/sitecustomize.py",
-        "bin/cli-tool",
-        "pkgs",
-        "more",
+    assert said.pop("project/main.py").startswith("its sha256 begins with ")
+    assert said == {
+        "project/empty": "it has 1 byte, not 0",
+        "project/inner/tool.sh": "its mode is 0644, not 0755",
+        "project/inner/up": "it is missing; it must lead to ../main.py",
+        f"{SITE}/sitecustomize.py": "it does not belong there",
+        "bin/cli-tool": "it is missing",
+        "pkgs": f"it leads to /tmp, not to {SITE}",
+        "more": "it does not belong there",
     }
-    assert said["project/main.py"].startswith("its sha256 begins with ")
-    assert said["project/empty"] == "it has 1 byte, not 0"
-    assert said["project/inner/tool.sh"] == "its mode is 0644, not 0755"
-    assert said["project/inner/up"] == "it is missing; it must lead to ../main.py"
-    assert said["bin/cli-tool"] == "it is missing"
-    assert said["pkgs"] == f"it leads to /tmp, not to {SITE}"
-    assert said["more"] == said[f"{SITE}/sitecustomize.py"] == "it does not belong there"
 
 
 def test_one_byte_of_each_file_in_turn_is_noticed(copy: Path) -> None:
@@ -145,19 +131,13 @@ def test_things_that_are_no_files_do_not_hang_it(copy: Path) -> None:
     (copy / "project" / "empty").symlink_to("main.py")
     shutil.rmtree(copy / "assets")
     (copy / "assets").symlink_to("project")
+    shutil.rmtree(copy / "project" / "inner")
     said = found(copy)
+    gone = {name for name in said if name.startswith("project/inner")}
+    assert gone == {"project/inner", "project/inner/tool.sh", "project/inner/up"}
     assert said["project/main.py"] == "it is not a file any more"
     assert said["project/empty"] == "it is a symbolic link now, to main.py"
     assert said["assets"] == "it does not belong there"
-
-
-def test_a_directory_that_has_gone_is_named_by_its_files(copy: Path) -> None:
-    shutil.rmtree(copy / "project" / "inner")
-    assert set(found(copy)) == {
-        "project/inner",
-        "project/inner/tool.sh",
-        "project/inner/up",
-    }
 
 
 @pytest.mark.parametrize(
@@ -204,34 +184,18 @@ def test_what_it_is_compared_with_is_compared_itself(
     assert found(copy) == {}
 
 
-def test_many_are_counted(copy: Path) -> None:
+def test_many_are_counted_and_names_are_escaped(copy: Path) -> None:
     for number in range(SHOWN + 15):
         (copy / SITE / f"stray{number:02}.py").touch()
     problems = find_damaged_files(str(copy), 2)
     assert len(problems) == SHOWN + 1
     assert problems[0].where == str(copy / SITE / "stray00.py")
     assert problems[-1].why == "15 more paths in it differ from what was built"
-    json.dumps([problem.to_json() for problem in problems])
-
-
-def test_names_that_cannot_be_shown_are_escaped(copy: Path) -> None:
-    (copy / "project" / "red\x1b[31m").touch()
-    (copy / "project" / os.fsdecode(b"\xff")).touch()
-    said = json.dumps(list(found(copy)))
+    for name in ("bin/red\x1b[31m", os.fsdecode(b"bin/\xff")):  # which cannot be shown
+        (copy / name).touch()
+    said = json.dumps([problem.to_json() for problem in find_damaged_files(str(copy), 2)])
     assert "\\\\x1b[31m" in said
     assert "\\\\udcff" in said
-
-
-@pytest.mark.full
-def test_it_is_quick_with_many_files(many: Packed, base: Path) -> None:
-    root = make_secure_root(str(base))
-    made = stage(many, root, 2)
-    victim = Path(made.path) / SITE / "large" / "2.bin"
-    started = time.monotonic()
-    assert find_damaged_files(made.path, 2) == []
-    assert time.monotonic() - started < 120
-    rewritten(victim)
-    assert set(found(Path(made.path))) == {f"{SITE}/large/2.bin"}
 
 
 # --- out of service ------------------------------------------------------------------------------
@@ -253,10 +217,7 @@ def test_a_discarded_environment_is_made_anew(single: Packed, base: Path) -> Non
 
 
 def test_a_damaged_file_is_not_linked_again_from_an_older_environment(
-    store: Store,
-    zstd_wheel: Wheel | None,
-    tmp_path_factory: pytest.TempPathFactory,
-    base: Path,
+    store: Store, zstd_wheel: Wheel | None, tmp_path_factory: pytest.TempPathFactory, base: Path
 ) -> None:
     folder = tmp_path_factory.mktemp("shared")
     first, second = make_wheel(folder, "first"), make_wheel(folder, "second")
@@ -279,32 +240,11 @@ def test_a_damaged_file_is_not_linked_again_from_an_older_environment(
 
 def test_one_that_is_in_use_stays(copy: Path) -> None:
     root = str(copy.parents[1])
-    assert os.path.basename(root) == OWN
-    code = (
-        f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-        "from bundle.environment.unpack import hold_during\n"
-        f"with hold_during({root!r}, {copy.name!r}):\n"
-        "    print('held', flush=True); sys.stdin.read()\n"
-    )
-    user = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert user.stdout.readline() == "held\n"
+    with hold_during(root, copy.name):  # a lock of an open file: another process is no other case
         with pytest.raises(NodeError, match="a job on this node is using it"):
             remove_damaged_environment(root, copy.name)
         assert found(copy) == {}  # to look at it is possible all the same
-    finally:
-        user.communicate()
-    with hold_during(root, copy.name), pytest.raises(NodeError):
-        remove_damaged_environment(root, copy.name)
     assert remove_damaged_environment(root, copy.name)
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that nothing listens on."""
-    return unused_port()
 
 
 def test_names_are_looked_up_by_the_machine_itself() -> None:
@@ -313,10 +253,15 @@ def test_names_are_looked_up_by_the_machine_itself() -> None:
     assert found["no-such-name.invalid"] == []
     assert "127.0.0.1" in found["localhost"] or "::1" in found["localhost"]
     assert resolve_names([]) == {}
-    assert json.loads(json.dumps(found)) == found
 
 
 # --- the way to the head -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nothing listens on."""
+    return unused_port()
 
 
 def test_every_node_reaches_the_head_whoever_begins(port: int) -> None:
@@ -334,22 +279,11 @@ def test_every_node_reaches_the_head_whoever_begins(port: int) -> None:
         pass  # free again at once
 
 
-class Clock:
-    """A clock that a test may put forward, in the place of the module ``time``."""
-
-    sleep = staticmethod(time.sleep)
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
 def test_who_does_not_come_is_named_and_strangers_do_not_count(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    ahead = [0.0]  # of the clock
+    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + ahead[0])
     monkeypatch.setattr(deep, "time", clock)
     with ThreadPoolExecutor(3) as pool:
         head = pool.submit(wait_for_nodes, "127.0.0.1", port, "77", ["n2", "n3", "n4"], 3600.0)
@@ -366,7 +300,7 @@ def test_who_does_not_come_is_named_and_strangers_do_not_count(
                     peer.shutdown(socket.SHUT_WR)
                     peer.recv(100)  # it has been looked at
         finally:
-            clock.ahead = 3600.0
+            ahead[0] = 3600.0
             with suppress(OSError):  # wakes the head, whose time is over, if it has not ended
                 socket.create_connection(("127.0.0.1", port)).close()
         assert head.result() == ["n3", "n4"]
@@ -397,28 +331,17 @@ def test_a_head_that_hangs_up_without_a_word_is_asked_again(port: int) -> None:
         assert trying.result() >= 0
 
 
-def test_a_port_that_is_taken(port: int) -> None:
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        pytest.raises(NodeError, match="cannot listen") as error,
-    ):
-        wait_for_nodes("127.0.0.1", port, "77", ["n2"], 5.0)
+def test_a_port_that_is_taken_and_one_where_nobody_listens(port: int) -> None:
+    with pytest.raises(NodeError, match=r"refused for 0\.5 s") as error:
+        connect_to_head("127.0.0.1", port, "77", "n2", 0.5)
+    assert error.value.problem.where == f"127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", port)):  # and says nothing
+        with pytest.raises(NodeError, match=r"nothing answered within 0\.5 s"):
+            connect_to_head("127.0.0.1", port, "77", "n2", 0.5)
+        with pytest.raises(NodeError, match="cannot listen") as error:
+            wait_for_nodes("127.0.0.1", port, "77", ["n2"], 5.0)
     assert error.value.problem.where == f"127.0.0.1:{port}"
     assert "already in use" in error.value.problem.why
-
-
-def test_nobody_listens(port: int) -> None:
-    with pytest.raises(NodeError, match="refused for 1 s") as error:
-        connect_to_head("127.0.0.1", port, "77", "n2", 1.0)
-    assert error.value.problem.where == f"127.0.0.1:{port}"
-
-
-def test_something_listens_and_says_nothing(port: int) -> None:
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        pytest.raises(NodeError, match="nothing answered within 1 s"),
-    ):
-        connect_to_head("127.0.0.1", port, "77", "n2", 1.0)
 
 
 WALL = """from bundle.checks.deep import connect_to_head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -45,10 +46,6 @@ PORTS = range(network.choose_port("4711"), network.choose_port("4711") + 64)
 """Of a job of this number; the first is another one's where tests run side by side."""
 
 
-def whats(event: dict[str, Any]) -> list[str]:
-    return [problem["what"] for problem in event["problems"]]
-
-
 def test_preflight_tells_all_that_later_phases_need(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
@@ -67,15 +64,13 @@ def test_preflight_reports_every_problem_at_once(
     single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAGER_NODE_ROOT", str(tmp_path / "absent"))
-    job = job_for(
-        single,
-        tmp_path,
-        requires=Requires(python="3.77", machine="pdp11", libc="glibc", libc_version="2.99"),
-        run_dir=str(tmp_path / "gone"),
+    requires = Requires(python="3.77", machine="pdp11", libc="glibc", libc_version="2.99")
+    places = {"run_dir": str(tmp_path / "gone"), "bundle": str(tmp_path / "elsewhere.tar")}
+    code, (event,) = ask(
+        program, "preflight", job_for(single, tmp_path, requires=requires, **places)
     )
-    code, (event,) = ask(program, "preflight", job)
-    assert (code, event["ok"]) == (3, False)
-    assert whats(event) == [
+    assert (code, event["ok"], event["pkgs"]) == (3, False, False)
+    assert [problem["what"] for problem in event["problems"]] == [
         "no directory on this node can hold the environment",
         "there is no CPython 3.77, which the bundle was built for",
         "the bundle is for another machine",
@@ -84,69 +79,48 @@ def test_preflight_reports_every_problem_at_once(
     assert event["proj"] is False
 
 
-def test_a_bundle_that_the_node_cannot_see_is_to_be_placed(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    job = job_for(single, tmp_path, bundle=str(tmp_path / "elsewhere.tar"))
-    code, (event,) = ask(program, "preflight", job)
-    assert (code, event["ok"], event["pkgs"]) == (0, True, False)
-
-
-def test_where_a_node_cannot_be_reached_matters_for_the_first_alone(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    job = job_for(single, tmp_path, allocation=Allocation.SLURM)
-    job = replace(job, launch=replace(job.launch, interface="nosuch0"))
-    asked = [ask(program, "preflight", job, node_rank=rank)[1][0] for rank in (0, 1)]
-    assert len(asked[0]["problems"]) == 1
-    assert "nosuch0" in str(asked[0]["problems"][0])
-    assert (asked[1]["ok"], asked[1]["address"], asked[1]["port"]) == (True, "", 0)
-
-
 def test_a_node_without_an_address_of_its_own_has_that_of_its_way_to_the_driver(
     single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one such node would keep all of them from a relay. The head it cannot be."""
-    here = [link.address for link in network.local_addresses() if link.interface != "lo"]
-    if not here:
-        pytest.skip("this machine has no network")
     job = job_for(single, tmp_path, allocation=Allocation.SLURM)
     job = replace(job, launch=replace(job.launch, interface="nosuch0"))
-    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", here[0])
-    _, (event,) = ask(program, "preflight", job, node_rank=1)
-    assert (event["ok"], event["address"], event["port"]) == (True, here[0], 0)
-    assert event["no_head"]["where"] == "nosuch0"
+    here = [link.address for link in network.local_addresses() if link.interface != "lo"]
+    for address in ("", *here[:1]):
+        monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", address)
+        _, (event,) = ask(program, "preflight", job, node_rank=1)
+        assert (event["ok"], event["address"], event["port"]) == (True, address, 0)
+        assert event["no_head"]["where"] == "nosuch0"
     _, (event,) = ask(program, "preflight", job, node_rank=0)
     assert (event["ok"], event["address"]) == (False, "")
+    (problem,) = event["problems"]
+    assert "nosuch0" in str(problem)
 
 
-@pytest.mark.parametrize(("reached", "loopback"), [("127.0.1.1", "127.0.1.1"), ("192.0.2.7", "")])
 def test_a_host_that_ssh_reaches_at_a_loopback_address_says_so(
-    single: Packed,
-    program: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    reached: str,
-    loopback: str,
+    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAGER_NODE", "local1")
-    monkeypatch.setenv("SSH_CONNECTION", f"127.0.0.1 40000 {reached} 22")
-    job = job_for(single, tmp_path, allocation=Allocation.SSH)
-    _, (event,) = ask(program, "preflight", job)
-    assert event.get("loopback", "") == loopback
-
-
-def test_the_marker_tells_whether_it_is_the_same_directory(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    """A node may have a directory of its own under the run directory's name."""
+    """And by the marker whether it sees the run directory, or one of its own of that name."""
     (tmp_path / ".stager-4711-ab").touch()
+    monkeypatch.setenv("STAGER_NODE", "local1")
+    job = job_for(single, tmp_path, allocation=Allocation.SSH)
+    for reached, loopback, marker in (
+        ("127.0.1.1", "127.0.1.1", ".stager-4711-ab"),
+        ("192.0.2.7", "", ".stager-4711-cd"),
+    ):
+        monkeypatch.setenv("SSH_CONNECTION", f"127.0.0.1 40000 {reached} 22")
+        _, (event,) = ask(program, "preflight", job, marker=marker)
+        assert event.get("loopback", "") == loopback
+        assert event["proj"] is marker.endswith("ab")
+
+
+def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_path: Path) -> None:
     job = job_for(single, tmp_path)
-    seen = {
-        marker: ask(program, "preflight", job, marker=marker)[1][0]["proj"]
-        for marker in (".stager-4711-ab", ".stager-4711-cd", "")
-    }
-    assert seen == {".stager-4711-ab": True, ".stager-4711-cd": False, "": True}
+    _, (before,) = ask(program, "preflight", job)
+    with socket.create_server(("127.0.0.1", before["port"])):
+        _, (event,) = ask(program, "preflight", job)
+    assert event["ok"]
+    assert event["port"] in set(PORTS) - {before["port"]}
 
 
 # --- what of the bundle is here ------------------------------------------------------------------
@@ -326,17 +300,8 @@ def test_a_directory_is_swept_or_held_and_never_both(base: Path) -> None:
 
 
 def test_the_line_of_a_node() -> None:
-    place = NodeRootFacts(
-        path="/tmp/stager-7",
-        fstype="ext4",
-        free_bytes=3_200_000_000,
-        free_inodes=1200,
-        noexec=False,
-        read_only=False,
-        shared=False,
-        owner=7,
-        mode="0700",
-    )
+    flags = {"noexec": False, "read_only": False, "shared": False}
+    place = NodeRootFacts("/t", "ext4", 3_200_000_000, 1200, **flags, owner=7, mode="0700")
     answer = PreflightAnswer(
         node="hpc07",
         proj=True,
@@ -351,20 +316,12 @@ def test_the_line_of_a_node() -> None:
     full = replace(place, noexec=True, free_inodes=None)
     answer = replace(answer, host=replace(host_facts(), node_root=full))
     assert " inodes=any exec=no " in format_preflight_line(answer)
+    gone = NodeRootProblem("/gone", "No such file or directory")
+    for host in (None, replace(host_facts(), node_root=gone)):  # it failed, or was lost
+        answer = PreflightAnswer(node="hpc07", host=host)
+        assert format_preflight_line(answer) == "hpc07 proj=missing pkgs=missing"
 
 
-@pytest.mark.parametrize("root", [None, NodeRootProblem("/gone", "No such file or directory")])
-def test_the_line_of_a_node_that_said_little(root: NodeRootProblem | None) -> None:
-    """It failed, or was lost."""
-    host = None if root is None else replace(host_facts(), node_root=root)
-    answer = PreflightAnswer(node="hpc07", host=host)
-    assert format_preflight_line(answer) == "hpc07 proj=missing pkgs=missing"
-
-
-@pytest.mark.parametrize(
-    ("taken", "seconds"),
-    [([0.5] * 4, 0.5), ([0.5, 20.0, 0.25, 20.0], 0.5), ([0.0] * 4, 1e-6)],
-    ids=["even", "without a processor for a while", "a coarse clock"],
-)
-def test_waiting_for_a_processor_makes_no_file_slow(taken: list[float], seconds: float) -> None:
-    assert preflight.compute_median(taken) == seconds
+def test_waiting_for_a_processor_makes_no_file_slow() -> None:
+    assert preflight.compute_median([0.5, 20.0, 0.25, 20.0]) == 0.5
+    assert preflight.compute_median([0.0] * 4) == 1e-6, "a coarse clock"

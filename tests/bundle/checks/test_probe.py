@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -128,13 +129,16 @@ def test_a_decoy_on_pythonpath_is_found_out(env: Path, tmp_path: Path, with_meta
     assert len(said) == 1 + with_metadata
 
 
-def test_a_decoy_namespace_beside_ours_is_found_out(env: Path, tmp_path: Path) -> None:
+def test_a_decoy_namespace_or_a_link_is_found_out(env: Path, tmp_path: Path) -> None:
     (tmp_path / "decoy" / "spread" / "one" / "deep").mkdir(parents=True)
     (tmp_path / "decoy" / "spread" / "one" / "deep" / "__init__.py").touch()
     facts = ask(env, [], ["spread.one.deep"], PYTHONPATH=str(tmp_path / "decoy"))
     assert facts.origin_ok is False
     facts = ask(env, [], ["spread"], PYTHONPATH=str(tmp_path / "decoy"))
     assert facts.origin_ok is False
+    (site(env) / "edited.pth").write_text(f"{tmp_path / 'decoy'}\n")  # or a link out of it
+    (site(env) / "linked").symlink_to(tmp_path / "decoy" / "spread" / "one" / "deep")
+    assert [ask(env, [], [name]).origin_ok for name in ("spread", "linked")] == [False, False]
 
 
 def test_decoys_elsewhere_do_not_matter(env: Path, tmp_path: Path) -> None:
@@ -144,16 +148,6 @@ def test_decoys_elsewhere_do_not_matter(env: Path, tmp_path: Path) -> None:
         install(folder, "torch", "9.9", {"torch/__init__.py": ""})
     facts = ask(env, ["torch"], ["torch"], HOME=str(home))
     assert (problems(facts), facts.packages) == ([], {"torch": "2.3.1"})
-
-
-def test_a_link_out_of_the_environment_is_found_out(env: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "checkout"
-    (outside / "edited").mkdir(parents=True)
-    (outside / "edited" / "__init__.py").touch()
-    (site(env) / "edited.pth").write_text(f"{outside}\n")
-    (site(env) / "linked").symlink_to(outside / "edited")
-    assert ask(env, [], ["edited"]).origin_ok is False
-    assert ask(env, [], ["linked"]).origin_ok is False
 
 
 def test_site_packages_of_the_interpreter_are_not_the_standard_library(env: Path) -> None:
@@ -166,7 +160,9 @@ def test_site_packages_of_the_interpreter_are_not_the_standard_library(env: Path
 
 
 def test_what_modules_print_does_not_mix_with_the_answer(env: Path) -> None:
-    noisy = "import os; print('{}'); os.write(1, b'noise'); os.system('echo more')"
+    """Nor does a thread that it leaves running hold the answer up."""
+    noisy = "import os; print('{}'); os.write(1, b'noise'); os.system('echo more')\n"
+    noisy += "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
     (site(env) / "toy_core.py").write_text(noisy)
     assert problems(ask(env, ["torch"], ["toy_core"], deep=True)) == []
 
@@ -177,18 +173,16 @@ def test_what_modules_print_does_not_mix_with_the_answer(env: Path) -> None:
         ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV, importing toy_core", "again"),
         ("import os; os.kill(os.getpid(), 4)", "ended by SIGILL", "lacks instructions"),
         ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "out of memory"),
-        ("import os; os._exit(3)", "exit status 3, importing toy_core", "again"),
         (DEEP, "ended by SIGSEGV, importing toy_core, Fatal Python error: Segm", "again"),
     ],
 )
 def test_an_import_that_ends_the_interpreter(env: Path, code: str, why: str, fix: str) -> None:
     (site(env) / "toy_core.py").write_text(code)
     facts = ask(env, ["torch"], ["torch", "toy_core"], deep=True)
-    said = problems(facts)
+    (said,) = problems(facts)
     assert facts.origin_ok is False
-    assert len(said) == 1
-    assert why in said[0]
-    assert fix in said[0]
+    assert why in said
+    assert fix in said
 
 
 def test_an_import_that_leaves_or_hangs(env: Path) -> None:
@@ -267,12 +261,6 @@ def test_a_library_without_which_nothing_runs(
     assert problem.fix.startswith("if it names a shared library, install that on the node")
 
 
-def test_what_a_module_leaves_running_does_not_hold_the_answer_up(env: Path) -> None:
-    code = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
-    (site(env) / "toy_core.py").write_text(code)
-    assert problems(ask(env, [], ["toy_core"], deep=True)) == []
-
-
 def test_an_environment_that_is_not_there_or_not_python(tmp_path: Path) -> None:
     facts = ask(tmp_path / "absent", [], [])
     assert "cannot be started (No such file or directory)" in problems(facts)[0]
@@ -286,7 +274,7 @@ def test_an_environment_that_is_not_there_or_not_python(tmp_path: Path) -> None:
 # --- the line ------------------------------------------------------------------------------------
 
 
-def test_the_line_of_a_good_node() -> None:
+def test_the_line_of_a_node() -> None:
     packages = {"numpy": "1.26.4", "extra": "1", "datasets": "2.19.0", "transformers": "4.41.2"}
     facts = ProbeAnswer(node="hpc09", python="3.11.7")
     assert line(facts, {**packages, "torch": "2.3.1"}) == (
@@ -296,16 +284,12 @@ def test_the_line_of_a_good_node() -> None:
     letters = dict.fromkeys("abcdefgh", "1")
     assert line(facts, {"z": None, **letters}) == "NODE hpc09 OK -> PY 3.11 a 1 b 1 c 1 d 1 e 1 f 1"
     assert line(facts, {}) == "NODE hpc09 OK -> PY 3.11"
+    bad = replace(facts, problems=(worded("first", "torch", "", ""), worded("second", "a", "", "")))
+    assert line(bad, {}) == "NODE hpc09 FAILED -> torch: first"
 
 
 def line(facts: ProbeAnswer, packages: dict[str, str | None]) -> str:
     return format_probe_line(replace(facts, packages=packages))
-
-
-def test_the_line_of_a_bad_node() -> None:
-    listed = tuple(worded(what, "torch", "why", "fix") for what in ("first", "second"))
-    facts = ProbeAnswer(node="hpc09", python="3.11.7", problems=listed)
-    assert format_probe_line(facts) == "NODE hpc09 FAILED -> torch: first"
 
 
 # --- what a bundle requires ----------------------------------------------------------------------
@@ -330,10 +314,9 @@ HOST = replace(host_facts(), hostname="n1", machine="x86_64", libc="glibc", libc
 )
 def test_requirements(needs: tuple[str, ...], why: list[str]) -> None:
     found = probe.check_requires(Requires("3.11", *needs), HOST)
-    assert len(found) == len(why)
+    assert {problem.where for problem in found} <= {"n1"}
     for problem, text in zip(found, why, strict=True):
         assert text in problem.why
-        assert problem.where == "n1"
 
 
 def test_on_alpine_linux_the_reason_is_musl() -> None:
@@ -348,37 +331,20 @@ def test_on_alpine_linux_the_reason_is_musl() -> None:
 # --- as it is shipped ----------------------------------------------------------------------------
 
 
-def python39() -> str:
-    """A Python 3.9, the oldest the far side runs on."""
-    folders = [Path(folder) for folder in os.environ["PATH"].split(":")]
-    for shims in [folder for folder in folders if folder.name == "shims"]:  # pyenv's
-        folders += sorted(shims.parent.glob("versions/3.9.*/bin"))
-    for folder in folders:
-        program = folder / "python3.9"
-        if (
-            program.exists()
-            and not subprocess.run(
-                [program, "-c", "pass"], capture_output=True, check=False
-            ).returncode
-        ):
-            return str(program)
-    lacks("each python", "there is no Python 3.9")
-
-
-@pytest.mark.parametrize("which", ["3.9", "own"])
-def test_from_a_zip_without_site(env: Path, tmp_path: Path, which: str) -> None:
-    program = python39() if which == "3.9" else sys.executable
+def test_from_a_zip_without_site_under_the_oldest_python(env: Path, tmp_path: Path) -> None:
+    program = shutil.which("python3.9")
+    if program is None or subprocess.run([program, "-c", ""], check=False).returncode:
+        lacks("each python", "there is no Python 3.9")
     main = f"""
 import json, sys
 from dataclasses import replace
-from bundle.protocol.codec import encode
-from bundle.system import network as net
-from bundle.node.node_root import choose_base
 from bundle.checks import probe
 from bundle.driver.findings import format_probe_line
 from bundle.node import interpreter
 from bundle.node.machine import host_facts
-from bundle.node.node_root import make_secure_root
+from bundle.node.node_root import choose_base, make_secure_root
+from bundle.protocol.codec import encode
+from bundle.system import network as net
 version = ".".join(str(part) for part in sys.version_info[:2])
 root = make_secure_root(choose_base({str(tmp_path)!r}, {{}}, (1, 1)))
 facts = probe.probe_environment({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
@@ -390,7 +356,6 @@ print(json.dumps({{
     "line": format_probe_line(replace(facts, node="n1")),
     "port": net.find_free_port(net.choose_port("7")),
     "link": net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
-    "advertised": net.find_interface_to_head("127.0.0.1").interface,
 }}))
 """
     with zipfile.ZipFile(tmp_path / "node.pyz", "w") as archive:
@@ -404,11 +369,11 @@ print(json.dumps({{
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert said["version"] == ("3.9" if which == "3.9" else own)
+    assert said["version"] == "3.9"
     assert said["root"] == str(tmp_path / f"stager-{os.geteuid()}")
     assert said["base"] == os.path.realpath(said["base"])
     assert said["base"].endswith(f"python{said['version']}")
     assert said["line"] == f"NODE n1 OK -> PY {own} torch 2.3.1"
     assert said["port"] >= 61007
-    assert (said["link"], said["advertised"]) == ("127.0.0.1", "lo")
+    assert said["link"] == "127.0.0.1"
     assert said["host"]["node_root"]["mode"] == "0700"

@@ -4,7 +4,7 @@ import pytest
 
 from bundle.launch import commands
 from bundle.launch.commands import choose_backend, choose_nproc, choose_threads
-from bundle.launch.program_variables import JobDirectories, make_native_variables
+from bundle.launch.program_variables import JobDirectories, make_task_variables
 from bundle.protocol.job import ONE_A_CPU
 from bundle.protocol.messages import GroupSettings, LaunchRequest
 from tests.support.jobs import launch_request
@@ -78,8 +78,8 @@ def test_an_elastic_group(span: tuple[int, int], said: str) -> None:
 
 
 def test_a_rank_that_slurm_starts() -> None:
-    task = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
-    assert make_native_variables(launch_request().group, {**task, "SLURM_JOB_ID": "42"}) == {
+    task = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
+    assert make_task_variables(task, "6", 2, "10.1.2.3", 61042) == {
         "RANK": "5",
         "WORLD_SIZE": "6",
         "LOCAL_RANK": "1",
@@ -91,42 +91,22 @@ def test_a_rank_that_slurm_starts() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("setting", "gpus", "chosen"),
-    [
-        ("auto", {"a": 0, "b": 0}, "gloo"),
-        ("auto", {"a": 4, "b": 4}, "nccl"),
-        ("auto", {"a": 4, "b": 0}, "gloo"),
-        ("gloo", {"a": 4, "b": 4}, "gloo"),
-        ("nccl", {"a": 1, "b": 8}, "nccl"),
-    ],
-)
-def test_the_backend(setting: str, gpus: dict[str, int], chosen: str) -> None:
-    assert choose_backend(setting, gpus) == chosen
-
-
-def test_nccl_without_gpus_names_the_nodes() -> None:
+def test_the_backend() -> None:
+    every, some = {"a": 1, "b": 8}, {"a": 4, "b": 0}
+    assert [choose_backend(setting, every) for setting in ("auto", "gloo", "nccl")] == [
+        "nccl", "gloo", "nccl",
+    ]  # fmt: skip
+    assert choose_backend("auto", some) == choose_backend("auto", {"a": 0}) == "gloo"
     with pytest.raises(ValueError, match="needs a GPU on every node; none on hpc02, hpc10"):
         choose_backend("nccl", {"hpc10": 0, "hpc01": 4, "hpc02": 0})
 
 
-@pytest.mark.parametrize(
-    ("setting", "gpus", "chosen"),
-    [
-        (None, {"a": 4, "b": 2}, 2),
-        (None, {"a": 0, "b": 2}, 1),
-        (3, {"a": 0}, 3),
-        (1, {"a": 8}, 1),
-        (ONE_A_CPU, {"a": 8}, 16),
-    ],
-)
-def test_ranks_on_a_node(setting: int | None, gpus: dict[str, int], chosen: int) -> None:
-    assert choose_nproc(setting, gpus, 16) == chosen
+def test_ranks_on_a_node() -> None:
+    assert choose_nproc(None, {"a": 4, "b": 2}, 16) == 2
+    assert choose_nproc(None, {"a": 0, "b": 2}, 16) == 1
+    assert [choose_nproc(setting, {"a": 8}, 16) for setting in (3, 1, ONE_A_CPU)] == [3, 1, 16]
 
 
-@pytest.mark.parametrize(
-    ("setting", "cpus", "nproc", "chosen"),
-    [(None, 16, 4, 4), (None, 17, 4, 4), (None, 2, 4, 1), (None, 1, 1, 1), (8, 2, 4, 8)],
-)
-def test_threads_of_a_rank(setting: int | None, cpus: int, nproc: int, chosen: int) -> None:
-    assert choose_threads(setting, cpus, nproc) == chosen
+def test_threads_of_a_rank() -> None:
+    assert [choose_threads(None, cpus, 4) for cpus in (16, 17, 2)] == [4, 4, 1]
+    assert choose_threads(8, 2, 4) == 8

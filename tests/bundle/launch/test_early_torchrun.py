@@ -118,18 +118,11 @@ def test_one_that_could_not_begin_is_not_used(place: JobDirectories, tmp_path: P
     launcher.close()
 
 
-@pytest.mark.parametrize(
-    "argv", [["/usr/bin/python3", "-m", "torch.distributed.run"], ["python", "t.py"]]
-)
-def test_another_command_is_not_its_own(
-    waiting: EarlyLauncher, tmp_path: Path, argv: list[str]
-) -> None:
-    assert waiting.launch(argv, {}, str(tmp_path)) is None
-
-
-def test_another_interpreter_since_is_noticed(
+def test_another_command_or_interpreter_is_not_its_own(
     place: JobDirectories, waiting: EarlyLauncher, tmp_path: Path
 ) -> None:
+    for argv in (["/usr/bin/python3", "-m", "torch.distributed.run"], ["python", "t.py"]):
+        assert waiting.launch(argv, {}, str(tmp_path)) is None
     link = Path(place.environment, "bin", "python")
     link.unlink()
     link.symlink_to("/bin/true")
@@ -138,13 +131,10 @@ def test_another_interpreter_since_is_noticed(
 
 def test_what_keeps_it_from_starting_is_left_to_the_launch(packed: Packed, tmp_path: Path) -> None:
     job = job_for(packed, tmp_path, action=Action.RUN)
-    assert commands.start_early_launcher(job) is None  # there is no environment yet
-    assert commands.start_early_launcher(replace(job, action=Action.VERIFY)) is None
-    assert commands.start_early_launcher(replace(job, dry_run=True)) is None
-    assert (
-        commands.start_early_launcher(replace(job, launch=replace(LAUNCH, launcher=Launcher.SRUN)))
-        is None
-    )
+    by_slurm = replace(LAUNCH, launcher=Launcher.SRUN)
+    other = ({}, {"action": Action.VERIFY}, {"dry_run": True}, {"launch": by_slurm})
+    for changes in other:  # the first as there is no environment yet
+        assert commands.start_early_launcher(replace(job, **changes)) is None
 
 
 def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:

@@ -42,13 +42,6 @@ def followed(
     return status, recent, said
 
 
-def attend(code: str, tmp_path: Path) -> tuple[int, list[str], list[str]]:
-    """The same without ranks: its status, the last lines, and all lines."""
-    status, recent, said = followed(code, tmp_path)
-    assert {rank for rank, _ in said} <= {None}
-    return status, list(recent.tail), lines_of(b"".join(data for _, data in said))
-
-
 def lines_of(data: bytes) -> list[str]:
     lines = data.decode(errors="replace").split("\n")
     return lines if lines[-1] else lines[:-1]
@@ -63,10 +56,10 @@ def by_rank(said: list[Said]) -> dict[int | None, list[str]]:
 
 def test_all_lines_come_in_order_and_the_last_are_kept(tmp_path: Path) -> None:
     code = "for n in range(3000): print(n)\nimport sys; sys.stderr.write('no end')\nsys.exit(9)"
-    status, tail, lines = attend(code, tmp_path)
-    assert status == 9
-    assert lines == [*map(str, range(3000)), "no end"]
-    assert tail == lines[-200:]
+    status, recent, said = followed(code, tmp_path)
+    lines = [*map(str, range(3000)), "no end"]
+    assert (status, by_rank(said)) == (9, {None: lines})
+    assert list(recent.tail) == lines[-200:]
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
@@ -77,31 +70,23 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     assert max(len(data) for _, data in said) < 2 * output_reader.LONGEST_LINE
 
 
-def test_the_programs_end_is_not_put_off_by_a_child_that_it_leaves(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "status"), [("", 0), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)]
+)
+def test_a_launcher_that_ends_or_is_killed_takes_along_what_it_has_started(
+    tmp_path: Path, end: str, status: int
+) -> None:
     child = "import time\nwhile True: print('still here', flush=True); time.sleep(0.01)"
     code = (
-        "import subprocess, sys\n"
+        "import os, signal, subprocess, sys\n"
         f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
-        "print('done')\n"
+        f"print('done', flush=True)\n{end}\n"
     )
     started = time.monotonic()
-    status, _, lines = attend(code, tmp_path)
+    ended, _, said = followed(code, tmp_path)
     assert time.monotonic() - started < 120
-    assert (status, "done" in lines) == (0, True)
+    assert (ended, "done" in by_rank(said)[None]) == (status, True)
     assert living("still here") == []
-
-
-def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, subprocess, sys\n"
-        "argv = [sys.executable, '-c', 'import time; time.sleep(601)']\n"
-        "subprocess.Popen(argv, start_new_session=True)\n"
-        "print('begun', flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    status, _, lines = attend(code, tmp_path)
-    assert (status, lines) == (128 + signal.SIGKILL, ["begun"])
-    assert living("sleep(601)") == []
 
 
 def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
@@ -233,17 +218,6 @@ def test_a_name_counts_only_where_that_rank_may_write(tmp_path: Path) -> None:
     assert set(recent.by_rank) == {0, None}
 
 
-def test_much_from_a_rank_is_all_read(tmp_path: Path) -> None:
-    """More than a pipe holds, the last of it just before the launcher's end."""
-    code = RANK + (
-        "pipe = rank(0, 1)\n"
-        "data = b''.join(b'%07d\\n' % n for n in range(100_000))\n"
-        "while data: data = data[os.write(pipe, data):]\n"
-    )
-    _, _, said = followed(code, tmp_path, [range(1, 2)])
-    assert by_rank(said) == {1: [f"{n:07d}" for n in range(100_000)]}
-
-
 def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     folder = tmp_path / "output"
@@ -262,29 +236,17 @@ def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
 
 TOLD = f"""
 import contextlib, os, sys
-sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})
+sys.path.insert(0, {str(REPO)!r})
 from bundle.system import signals
-from bundle.system import signals
-from bundle.launch import output_reader as following
+from bundle.launch import output_reader
 signals.end_on_signals()
 say = lambda rank, data: print(data.decode(), end="", flush=True)
 _, folder, grace, program = sys.argv
-with contextlib.closing(following.Outputs(folder, [range(1)], float(grace))) as outputs:
+with contextlib.closing(output_reader.Outputs(folder, [range(1)], float(grace))) as outputs:
     argv = [sys.executable, "-c", program]
-    code, recent = following.run_launcher(argv, os.environ, "/", outputs, say)
+    code, recent = output_reader.run_launcher(argv, os.environ, "/", outputs, say)
 print("status", code, *recent.tail)
 """
-
-
-def told_to_end(program: str, grace: float, tmp_path: Path) -> str:
-    """What is written after SIGTERM, when a program that says 1 is attended to as an agent does."""
-    argv = [sys.executable, "-c", TOLD, str(tmp_path / "output"), str(grace), program]
-    running = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    assert running.stdout is not None
-    assert running.stdout.readline() == "1\n"
-    running.send_signal(signal.SIGTERM)
-    out, _ = running.communicate(timeout=300)
-    return out
 
 
 @pytest.mark.parametrize(("grace", "saved"), [(300, True), (0.2, False)])
@@ -294,13 +256,18 @@ def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> N
     program = (
         "import pathlib, signal, time\n"
         "def save(*_):\n"
-        f"    time.sleep({2 if saved else 600}); pathlib.Path({str(done)!r}).touch()\n"
+        f"    time.sleep({1 if saved else 600}); pathlib.Path({str(done)!r}).touch()\n"
         "    raise SystemExit\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print(1, flush=True)\n"
         "time.sleep(603)"
     )
-    assert told_to_end(program, grace, tmp_path) == "status 143 1\n"
+    argv = [sys.executable, "-c", TOLD, str(tmp_path / "output"), str(grace), program]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "1\n"
+        running.send_signal(signal.SIGTERM)
+        assert running.stdout.read() == "status 143 1\n"
     assert done.exists() == saved
     assert living("sleep(603)") == []
 

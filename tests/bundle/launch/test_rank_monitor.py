@@ -107,12 +107,7 @@ def watched(
 ) -> tuple[int, RankMonitor, list[Rank]]:
     """Run a rank for each word to the end: the launcher's status, and who went on for too long.
 
-    Args:
-        job_dir: the job's directory.
-        words: what each rank does.
-        seconds: the time after which somebody has gone on for too long; nobody else has later.
-        meanwhile: what is done while the ranks run.
-        variables: those of the ranks.
+    That is so after ``seconds``; of nobody else later. ``meanwhile`` is done while the ranks run.
     """
     told: list[Rank] = []
 
@@ -146,7 +141,7 @@ def test_when_each_rank_ended_and_how(job_dir: Path) -> None:
     wanted = [0, 3, -signal.SIGKILL, 0]
     assert all(one.code in (None, code) for one, code in zip(known, wanted, strict=True))
     assert [one.status if one.finished else None for one in known] == [None, None, None, 0]
-    assert sorted(one.rank for _, one in monitor.list_departed({1: None, 2: None})) == [0, 3]
+    assert sorted(one.rank for _, one in monitor.list_departed({1, 2})) == [0, 3]
 
 
 def test_a_signal_of_the_user_reaches_each_rank(
@@ -175,11 +170,6 @@ def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(job_dir: 
         in (job_dir / "said").read_text()
     )
     assert monitor.list_lingering() == []  # it has ended since
-
-
-def test_a_rank_that_goes_on_after_the_others_is_named(job_dir: Path) -> None:
-    _, _, told = watched(job_dir, "nothing", "wait", seconds=0.2)
-    assert [(one.rank, one.lingers, one.finished) for one in told] == [(1, (), None)]
 
 
 GROUPS = """\
@@ -213,35 +203,26 @@ def test_a_rank_that_leaves_its_group_and_goes_on_is_named(job_dir: Path) -> Non
     assert status == 0, (job_dir / "said").read_text()
     assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
     assert told[0].left is not None
-    first = monitor.list_departed({})[0][1]
+    first = monitor.list_departed(())[0][1]
     assert (first.rank, replace(first, finished=None, code=None).has_left_and_gone_on) == (0, True)
 
 
-def test_ranks_that_have_all_left_their_group_are_not_named(
-    job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_groups(job_dir)
-    looks: list[float] = []
-    look = RankMonitor._look_for_lingering
-
-    def look_and_note(monitor: RankMonitor) -> None:
-        look(monitor)
-        looks.append(monitor._seconds)
-
-    def judge(monitor: RankMonitor) -> None:
-        """Let the time be over at which one would be named, and for no longer than that."""
-        ranks = monitor.ranks
-        until(lambda: [rank.left is not None for rank in list(ranks.values())] == [True, True])
-        monitor._seconds = -1.0
-        until(lambda: looks.count(-1.0) >= 3)
-        monitor._seconds = 3600
-        (job_dir / "told").touch()
-
-    monkeypatch.setattr(RankMonitor, "_look_for_lingering", look_and_note)
-    status, monitor, told = watched(job_dir, "groups", "groups", meanwhile=judge)
-    assert (status, told) == (0, [])
-    assert [one.left is not None for one in monitor.ranks.values()] == [True, True]
-    assert looks.count(-1.0) >= 3
+def test_who_goes_on_for_too_long(tmp_path: Path) -> None:
+    """Not the ranks of a node that have all left their group: the program is made that way."""
+    told: list[int] = []
+    with pipes(tmp_path) as outputs:
+        monitor, before = outputs.monitor, time.time() - 9
+        monitor.on_lingering = lambda rank: told.append(rank.rank)
+        monitor._seconds = 1
+        monitor.ranks = {number: Rank(number, number, 1, left=before) for number in range(2)}
+        monitor.take()
+        assert told == []
+        monitor.ranks[1].left = None  # it may wait for the other one
+        monitor.take()
+        assert told == [0]
+        monitor.ranks = {0: Rank(0, 0, 1, ended=before, code=0), 1: Rank(1, 1, 1)}
+        monitor.take()
+        assert told == [0, 1], "it goes on after the others"
 
 
 def test_a_rank_that_has_joined_a_group_again_is_in_it(job_dir: Path) -> None:
@@ -251,7 +232,7 @@ def test_a_rank_that_has_joined_a_group_again_is_in_it(job_dir: Path) -> None:
     assert (status, monitor.ranks[0].left) == (0, None), (job_dir / "said").read_text()
 
 
-@pytest.mark.parametrize(("word", "expected"), [("nothing", 0), ("raise", 1), ("garbage", 0)])
+@pytest.mark.parametrize(("word", "expected"), [("raise", 1), ("garbage", 0)])
 def test_nobody_waits_for_the_watch(job_dir: Path, word: str, expected: int) -> None:
     """It would say something in an hour; and what a program writes there harms nobody."""
     begun = time.monotonic()
@@ -298,9 +279,9 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
                 signal.signal(number, handler)
             sys.unraisablehook = hook
     assert (code, monitor.stopped) == (signals.TERMINATED, True)
-    (failed,) = monitor.list_unreported({})
+    (failed,) = monitor.list_unreported(())
     assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
-    assert monitor.list_unreported({1: None}) == []
+    assert monitor.list_unreported({1}) == []
     seen = rank_results.make_record("n1", 1, 1, -signal.SIGKILL, ["last"], failed.ended or 0.0)
     (record,) = rank_results.complete_records([seen], monitor, [])
     assert (record.told_to_end, record.lines) == (False, ("last",))
@@ -316,14 +297,14 @@ def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
             2: Rank(2, 2, 102, ended=now - 9, code=3),
             3: Rank(3, 3, 103),
         }
-        assert monitor.list_vanished({}) == []
-        departed = {one.rank: one for _, one in monitor.list_departed({2: None})}
+        assert monitor.list_vanished(()) == []
+        departed = {one.rank: one for _, one in monitor.list_departed({2})}
         assert sorted(departed) == [0, 1]
         assert not departed[0].has_left_and_gone_on
         monitor.note_launcher_end(stopped=True)
-        assert [one.rank for one in monitor.list_vanished({})] == [0]
-        assert [one.rank for one in monitor.list_unreported({})] == [2]
-        assert [one.rank for _, one in monitor.list_departed({2: None})] == [1]
+        assert [one.rank for one in monitor.list_vanished(())] == [0]
+        assert [one.rank for one in monitor.list_unreported(())] == [2]
+        assert [one.rank for _, one in monitor.list_departed({2})] == [1]
 
 
 # --- whose wish it was ---------------------------------------------------------------------------
@@ -365,9 +346,7 @@ def test_a_rank_that_its_launcher_did_not_end(tmp_path: Path, report: str, known
         }
     assert [found[rank].told_to_end for rank in (0, 1)] == [True, False]
     assert [found[rank].root_cause for rank in (0, 1)] == [False, True]
-    weights = [
-        rank_results.weigh_exit(one.exit_code, one.exception, one.message, one.told_to_end)
-        for one in (found[0], found[1])
-    ]
+    weigh = rank_results.weigh_exit
+    weights = [weigh(-15, "", "", found[rank].told_to_end) for rank in (0, 1)]
     assert weights == [rank_results.ENDED, rank_results.CAUSE]
     assert [found[rank].time for rank in (0, 1)] == ([11.5, 11.25] if known else [99.0, 99.0])

@@ -28,25 +28,11 @@ CRASHED = (SAMPLES / "torchrun-2.13-sigsegv-and-exit.txt").read_text().splitline
 def record(job_dir: Path, rank: int, **changes: Any) -> FailureRecord:
     """A record as the wrapper writes it."""
     (job_dir / "failures").mkdir(exist_ok=True)
-    content = {
-        "v": 1,
-        "node": "node01",
-        "rank": rank,
-        "local_rank": rank,
-        "pid": 4242,
-        "exit_code": 1,
-        "exception": "ValueError",
-        "message": "no",
-        "lines": ["Traceback", "ValueError: no"],
-        "time": 10.0,
-        **changes,
-    }
+    content = {"v": 1, "node": "node01", "rank": rank, "local_rank": rank, "pid": 4242}
+    content |= {"exit_code": 1, "exception": "ValueError", "message": "no", "time": 10.0}
+    content |= {"lines": ["Traceback", "ValueError: no"], **changes}
     (job_dir / "failures" / f"{rank}.json").write_text(json.dumps(content))
     return decode(FailureRecord, content, strict=False)
-
-
-def test_the_report_of_a_crash_and_an_exit() -> None:
-    assert parse_report(CRASHED) == [(2, 2, 7), (0, 0, -15), (1, 1, -11)]
 
 
 def test_the_killed_rank_comes_first_with_the_last_that_was_written(tmp_path: Path) -> None:
@@ -69,16 +55,17 @@ def test_the_killed_rank_comes_first_with_the_last_that_was_written(tmp_path: Pa
     )
 
 
-def test_nothing_of_torchruns_own_is_taken_for_the_programs() -> None:
-    """Not even where the program wrote nothing."""
-    assert [one.lines for one in find_failures("/absent", "node01", CRASHED, 1.0)] == [(), (), ()]
-
-
-def test_a_report_whose_beginning_is_lost_is_read(tmp_path: Path) -> None:
+def test_a_report_is_read_also_where_its_beginning_is_lost() -> None:
     """Only the last lines of a node are kept; the root cause is at the very end."""
+    assert parse_report(CRASHED) == [(2, 2, 7), (0, 0, -15), (1, 1, -11)]
     last = KILLED.index("Root Cause (first observed failure):")
     assert parse_report(KILLED[last:]) == [(1, 1, -9)]
     assert parse_report(KILLED[last + 5 :]) == []
+
+
+def test_nothing_of_torchruns_own_is_taken_for_the_programs() -> None:
+    """Not even where the program wrote nothing."""
+    assert [one.lines for one in find_failures("/absent", "node01", CRASHED, 1.0)] == [(), (), ()]
 
 
 def test_records_and_report_are_one(tmp_path: Path) -> None:
@@ -157,20 +144,13 @@ def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:
 
 
 def test_a_kill_while_the_kernel_killed_for_memory_is_told() -> None:
-    ranks = [killed(rank, code) for rank, code in enumerate((1, -9, -15))]
+    ranks = [make_record("n", rank, rank, code, [], 1.0) for rank, code in enumerate((1, -9, -15))]
     first, explained, last = explain_oom_kills(ranks, 3, 4)
     assert [first, last] == [ranks[0], ranks[2]]
     assert "1 oom-kill event on this node" in explained.lines[-1]
     assert "2 oom-kill events" in explain_oom_kills(ranks, 3, 5)[1].lines[-1]
-
-
-def killed(rank: int, code: int) -> FailureRecord:
-    return make_record("node01", rank, rank, code, [], 1.0)
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 4), (3, None), (None, None)])
-def test_a_kill_of_another_kind_is_not(before: int | None, after: int | None) -> None:
-    assert explain_oom_kills([killed(0, -9)], before, after) == [killed(0, -9)]
+    for before, after in ((3, 3), (None, 4), (3, None), (None, None)):
+        assert explain_oom_kills(ranks, before, after) == ranks
 
 
 PRINTED = [

@@ -84,6 +84,8 @@ def test_an_asset_among_the_outputs_is_a_copy_since_ranks_write_to_it(
 def test_a_run_in_a_folder_of_the_project_finds_the_folders_above(
     directories: JobDirectories, single: Packed, tmp_path: Path
 ) -> None:
+    outside = job_for(single, tmp_path)  # of the project: it starts in an empty directory
+    assert os.listdir(make_work_dir(directories, outside)) == []
     work = make_work_dir(directories, job_for(single, tmp_path, run_subdir="conf"))
     assert Path(work, "a.yaml").read_text() == "lr: 1"
     assert Path(work, "../train.py").read_text() == "pass"
@@ -140,12 +142,6 @@ def test_a_program_that_deletes_and_replaces_what_is_there_changes_nothing_stage
     assert {str(path): path.lstat().st_mtime_ns for path in environment.rglob("*")} == before
 
 
-def test_a_run_outside_of_the_project_starts_in_an_empty_directory(
-    directories: JobDirectories, single: Packed, tmp_path: Path
-) -> None:
-    assert os.listdir(make_work_dir(directories, job_for(single, tmp_path))) == []
-
-
 def test_a_folder_of_outputs_is_never_a_link(
     directories: JobDirectories, single: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,13 +165,6 @@ def test_what_a_rank_writes_through_a_link_is_kept(directories: JobDirectories, 
     remove_staged_files(locate_work_tree(job, directories.root), directories.environment)
     assert not (work / "data/x.bin").is_symlink()
     assert (work / "data/x.bin").read_bytes() == b"next"
-
-
-def test_a_file_of_the_project_in_the_place_of_an_asset_stays(
-    directories: JobDirectories, job: Job
-) -> None:
-    Path(directories.environment, "project", "data").write_text("a file")
-    assert Path(make_work_dir(directories, job), "data").read_text() == "a file"
 
 
 def test_of_earlier_results_only_what_ranks_have_changed_remains(tmp_path: Path) -> None:

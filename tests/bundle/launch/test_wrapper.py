@@ -11,10 +11,10 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from tests.support.needs import lacks
 BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Node:
     """A job's surroundings on one node, and a way to run the wrapper in them."""
 
@@ -56,15 +56,16 @@ class Node:
             "LOCAL_RANK": "1",
             **variables,
         }
+        env = {name: value for name, value in variables.items() if value}
+        argv = (self.env / "bin" / "python", wrapper, *argv)
         return subprocess.run(
-            [self.env / "bin" / "python", wrapper, *argv],
-            cwd=self.cwd,
-            env={name: value for name, value in variables.items() if value},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+            argv, cwd=self.cwd, env=env, capture_output=True, text=True, timeout=300, check=False
         )
+
+    def run_source(self, source: str, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run a script of the staged project."""
+        self.write("train.py", source)
+        return self.run("train.py", *args)
 
     def record(self, rank: int = 3) -> dict:
         """Read a rank's failure record."""
@@ -86,29 +87,20 @@ def plain_env(tmp_path_factory):
 
 @pytest.fixture
 def node(plain_env, tmp_path):
-    for name in ("project", "job", "cwd"):
-        (tmp_path / name).mkdir()
-    return Node(
-        env=plain_env,
-        project=tmp_path / "project",
-        job_dir=tmp_path / "job",
-        cwd=tmp_path / "cwd",
-    )
+    places = [tmp_path / name for name in ("project", "job", "cwd")]
+    for place in places:
+        place.mkdir()
+    return Node(plain_env, *places)
 
 
-def test_script_sees_itself_as_python_would_show_it(node):
-    script = node.write("train.py", "import sys; print(__name__, __file__, sys.argv[1:])")
-    done = node.run("train.py", "--epochs", "3")
+def test_script_is_the_projects_and_sees_itself_as_python_would_show_it(node):
+    done = node.run_source("import sys; print(__name__, __file__, sys.argv[1:])", "--epochs", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"__main__ {script} ['--epochs', '3']\n"
+    assert done.stdout == f"__main__ {node.project}/train.py ['--epochs', '3']\n"
     assert not (node.job_dir / "failures").exists()
-
-
-def test_relative_script_is_the_projects_before_the_working_directorys(node):
     (node.cwd / "train.py").write_text("print('cwd')")
     (node.cwd / "only_here.py").write_text("print('only in cwd')")
-    node.write("train.py", "print('project')")
-    assert node.run("train.py").stdout == "project\n"
+    assert node.run_source("print('project')").stdout == "project\n"
     assert node.run("only_here.py").stdout == "only in cwd\n"
     assert node.run(str(node.cwd / "train.py")).stdout == "cwd\n"
     assert node.run("train.py", STAGER_PROJECT="").stdout == "cwd\n"
@@ -147,11 +139,12 @@ def test_order_of_sys_path(node, tmp_path):
     (packages / "torch.py").write_text("ORIGIN = 'bundle'")
     node.write("beside/neighbour.py", "")
     node.write("helper.py", "")
+    node.write("src/of_src_layout.py", "")
     node.write(
         "beside/train.py",
         """
         import sys
-        import helper, neighbour, torch, trainer
+        import helper, neighbour, of_src_layout, torch, trainer
         print(torch.ORIGIN, trainer.ORIGIN)
         print(*sys.path, sep="\\n")
         """,
@@ -161,7 +154,10 @@ def test_order_of_sys_path(node, tmp_path):
     assert done.stderr == ""
     origins, *path = done.stdout.splitlines()
     assert origins == "bundle ours"
-    assert path[:4] == [f"{node.project}/beside", str(node.project), str(packages), str(decoys)]
+    own = [f"{node.project}/beside", str(node.project), f"{node.project}/src"]
+    assert path[:5] == [*own, str(packages), str(decoys)]
+    node.write("src/__init__.py", "")  # now it is a package that is called so
+    assert "No module named 'of_src_layout'" in node.run("beside/train.py").stderr
     assert path[-1] == str(trainer)
     assert str(node.job_dir) not in path
     assert len({os.path.realpath(entry) for entry in path}) == len(path)
@@ -171,9 +167,7 @@ def test_packages_reached_by_a_link_are_there_once(node, tmp_path):
     """A node root may be reached by a link, and the interpreter started by that name."""
     link = tmp_path / "scratch"
     link.symlink_to(node.env.parent)
-    linked = Node(
-        env=link / node.env.name, project=node.project, job_dir=node.job_dir, cwd=node.cwd
-    )
+    linked = replace(node, env=link / node.env.name)
     node.write("train.py", "import sys; print(*sys.path, sep='\\n')")
     path = linked.run("train.py").stdout.splitlines()
     packages = (node.env / "pkgs").resolve()
@@ -191,7 +185,7 @@ def test_module_with_arguments(node):
     assert done.stdout == f"__main__ tool tool.go {[str(tool), '-m', 'x']}\n"
 
 
-def test_missing_module_is_one_line(node):
+def test_missing_module_is_one_line_and_one_that_cannot_be_imported_shows_where(node):
     node.write("tool/__init__.py", "")
     for name in ("nowhere", "tool.nowhere", "tool"):
         done = node.run("-m", name)
@@ -200,10 +194,7 @@ def test_missing_module_is_one_line(node):
         assert done.stderr.count("\n") == 1
         assert str(node.project) in done.stderr
         assert "Error" in node.record()["exception"]
-
-
-def test_module_that_cannot_be_imported_shows_where(node):
-    node.write("tool/__init__.py", "import not_installed_anywhere")
+    node.write("tool/__init__.py", "import not_installed_anywhere")  # of the program itself
     node.write("tool/go.py", "")
     done = node.run("-m", "tool.go")
     assert done.returncode == 1
@@ -265,8 +256,7 @@ def test_exception_is_shown_and_recorded(node):
     ],
 )
 def test_ways_to_end(node, statement, status, exception, stderr):
-    node.write("train.py", f"import os, signal, sys\n{statement}\n")
-    done = node.run("train.py")
+    done = node.run_source(f"import os, signal, sys\n{statement}\n")
     assert done.returncode == status
     assert done.stderr == stderr or (stderr and done.stderr.startswith(stderr))
     if exception is None:
@@ -276,27 +266,10 @@ def test_ways_to_end(node, statement, status, exception, stderr):
         assert node.record()["exit_code"] == status
 
 
-def test_exit_after_a_caught_error_records_that_error(node):
-    node.write(
-        "train.py",
-        """
-        import sys
-        try:
-            {}["vocab"]
-        except KeyError:
-            sys.exit(4)
-        """,
-    )
-    assert node.run("train.py").returncode == 4
-    record = node.record()
-    assert (record["exception"], record["message"]) == ("KeyError", "'vocab'")
-    assert record["lines"][-1] == "KeyError: 'vocab'"
-    assert any('train.py", line 4' in line for line in record["lines"])
-
-
 @pytest.mark.parametrize(
     ("handled", "exception"),
     [
+        ("sys.exit(4)", "KeyError"),
         ("die(error)", "KeyError"),  # a function is given the exception
         ("raise Exit(3) from None", "KeyError"),  # as typer's, which its caller ends the program by
         ("sys.exit('no vocab')", "SystemExit"),  # words of its own
@@ -304,8 +277,7 @@ def test_exit_after_a_caught_error_records_that_error(node):
     ],
 )
 def test_an_exit_is_told_from_the_error_it_followed_from(node, handled, exception):
-    node.write(
-        "train.py",
+    node.run_source(
         f"""
         import sys
         class Exit(RuntimeError): pass
@@ -320,47 +292,49 @@ def test_an_exit_is_told_from_the_error_it_followed_from(node, handled, exceptio
             main()
         except Exit:
             sys.exit(4)
-        """,
+        """
     )
-    node.run("train.py")
-    assert node.record()["exception"] == exception
+    record = node.record()
+    assert record["exception"] == exception
+    if exception == "KeyError":
+        assert record["lines"][-1] == "KeyError: 'vocab'"
+        assert any('train.py", line 8' in line for line in record["lines"])
 
 
 def test_an_error_of_the_command_line_leaves_the_words_to_the_program(node):
     """No frame is the user's own, so the lines that were printed take the record's place."""
-    node.write(
-        "train.py",
+    done = node.run_source(
         """
         import argparse
         parser = argparse.ArgumentParser()
         parser.add_argument("--epochs", type=int)
         parser.parse_args(["--epochs", "x"])
-        """,
+        """
     )
-    assert node.run("train.py").returncode == 2
+    assert done.returncode == 2
     record = node.record()
     assert (record["exception"], record["lines"]) == ("ArgumentError", [])
 
 
 def test_the_last_frame_of_own_code_is_kept_beside_a_librarys(node):
-    node.write(
-        "train.py",
+    done = node.run_source(
         """
         import copy, threading
         value = threading.Lock()
         for _ in range(30):
             value = [value]
         copy.deepcopy(value)
-        """,
+        """
     )
-    assert node.run("train.py").returncode == 1
+    assert done.returncode == 1
     lines = node.record()["lines"]
     assert len(lines) == 40
     assert lines[0].endswith('train.py", line 6, in <module>')
     assert lines[1].strip() == "copy.deepcopy(value)"
 
 
-def test_syntax_error_points_at_the_line(node):
+def test_an_error_is_shown_as_the_program_would_show_it(node):
+    """With the program's own exception hook, if it has one."""
     script = node.write("train.py", "x = 1\ny = = 2\n")
     done = node.run("train.py")
     assert done.returncode == 1
@@ -368,43 +342,29 @@ def test_syntax_error_points_at_the_line(node):
     assert "run_wrapper" not in done.stderr
     assert "runpy" not in done.stderr
     assert node.record()["exception"] == "SyntaxError"
-
-
-def test_programs_own_exception_hook_is_used(node):
-    node.write(
-        "train.py",
-        """
-        import sys
-        sys.excepthook = lambda kind, error, trace: print("hook:", error, trace.tb_lineno)
-        raise ValueError("x")
-        """,
-    )
-    done = node.run("train.py")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "hook: x 4\n", "")
-    assert node.record()["exception"] == "ValueError"
+    hook = "lambda kind, error, trace: print('hook:', error, trace.tb_lineno)"
+    done = node.run_source(f"import sys\nsys.excepthook = {hook}\nraise ValueError('x')")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "hook: x 3\n", "")
 
 
 def test_record_of_an_earlier_attempt_goes(node):
-    script = node.write("train.py", "raise ValueError")
-    node.run("train.py")
-    assert node.record()["exit_code"] == 1
-    script.write_text("")
+    node.write("train.py", "")
+    (node.job_dir / "failures").mkdir()
+    (node.job_dir / "failures" / "3.json").write_text("{}")
     assert node.run("train.py").returncode == 0
     assert not (node.job_dir / "failures" / "3.json").exists()
 
 
 def test_forked_child_that_fails_is_not_the_rank(node):
-    node.write(
-        "train.py",
+    done = node.run_source(
         """
         import os
         child = os.fork()
         if child == 0:
             raise ValueError("in the child")
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        """,
+        """
     )
-    done = node.run("train.py")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "ValueError: in the child" in done.stderr
     assert not (node.job_dir / "failures").exists()
@@ -449,16 +409,14 @@ SPAWNING = """
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_multiprocessing_with_what_the_script_defines(node, method):
     node.write("helper.py", "def square(x): return x * x")
-    node.write("train.py", SPAWNING)
-    done = node.run("train.py", method)
+    done = node.run_source(SPAWNING, method)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 9]\n[16, 25]\n", "")
 
 
 @pytest.mark.parametrize("ending", ["", "raise ValueError('x')"], ids=["end", "error"])
 def test_pool_that_works_on_after_the_end(node, ending):
     """A pool not waited for is pickling the script's functions while the interpreter ends."""
-    node.write(
-        "train.py",
+    done = node.run_source(
         f"""
         import multiprocessing, pathlib, sys
         from concurrent.futures import ProcessPoolExecutor
@@ -471,9 +429,8 @@ def test_pool_that_works_on_after_the_end(node, ending):
             for number in range(12):
                 pool.submit(work, number)
             {ending}
-        """,
+        """
     )
-    done = node.run("train.py")
     assert sorted(int(path.name) for path in node.cwd.iterdir()) == list(range(12)), done.stderr
 
 
@@ -497,7 +454,7 @@ def test_every_python(version, node, tmp_path):
     packages = (env / "pkgs").resolve()
     shutil.copy(BUNDLE / "environment" / "patches.py", packages / "_stager_patches.py")
     (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
-    here = Node(env=env, project=node.project, job_dir=node.job_dir, cwd=node.cwd)
+    here = replace(node, env=env)
     node.write("helper.py", "def square(x): return x * x")
     node.write("train.py", SPAWNING)
     done = here.run("train.py", "spawn")
@@ -523,7 +480,7 @@ def test_under_torchrun_with_record(node, tmp_path):
     script = node.write(
         "train.py",
         """
-        import os, sys
+        import os
         from torch.distributed.elastic.multiprocessing.errors import record
 
         @record
@@ -535,34 +492,20 @@ def test_under_torchrun_with_record(node, tmp_path):
             main()
         """,
     )
-    wrapper = node.job_dir / "run_wrapper.py"
-    shutil.copy(BUNDLE / "launch" / "wrapper.py", wrapper)
-    variables = {
-        **os.environ,
-        "STAGER_PROJECT": str(node.project),
-        "STAGER_JOB_DIR": str(node.job_dir),
-        "TORCHELASTIC_ERROR_FILE": str(tmp_path / "agent.json"),
-    }
+    theirs = tmp_path / "agent.json"
+    variables = {"STAGER_JOB_DIR": str(node.job_dir), "TORCHELASTIC_ERROR_FILE": str(theirs)}
     options = ["--standalone", "--nproc-per-node=2", "--log-dir", str(tmp_path / "torchrun")]
-    argv = ["-m", "torch.distributed.run", *options, wrapper, script]
-    done = subprocess.run(
-        [sys.executable, *argv],
-        env=variables,
-        cwd=node.cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    argv = [sys.executable, "-m", "torch.distributed.run", *options, str(WRAPPER), str(script)]
+    done = subprocess.run(argv, env={**os.environ, **variables}, cwd=node.cwd, check=False)
     assert done.returncode == 1
-    assert node.record(1)["message"] == "rank 1 fails"
-    assert (node.record(1)["rank"], node.record(1)["local_rank"]) == (1, 1)
+    record = node.record(1)
+    assert (record["rank"], record["local_rank"], record["message"]) == (1, 1, "rank 1 fails")
     assert not (node.job_dir / "failures" / "0.json").exists()
-    theirs = json.loads((tmp_path / "agent.json").read_text())
-    assert "ValueError: rank 1 fails" in theirs["message"]["message"]
+    message = json.loads(theirs.read_text())["message"]["message"]
+    assert "ValueError: rank 1 fails" in message
 
 
-WRAPPER = Path(__file__).resolve().parents[3] / "bundle" / "launch" / "wrapper.py"
+WRAPPER = BUNDLE / "launch" / "wrapper.py"
 SCRIPT = """\
 import sys
 print("one", 2, [3])
@@ -581,15 +524,15 @@ def test_a_line_is_one_write_and_comes_at_once(tmp_path: Path, unbuffered: str) 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     env = {"PATH": os.defpath, "PYTHONUNBUFFERED": unbuffered}
     argv = [sys.executable, str(WRAPPER), "script.py"]
+    packets = []
     with ours, theirs:
         subprocess.run(argv, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs, check=False)
-        packets = []
         ours.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
                 packets.append(ours.recv(65536))
-        packets = [packet for packet in packets if packet]
-        assert packets == [b"one 2 [3]\n", b"four\n", b"five six\n", b"bar\rbar", b"last\n"]
+    written = [packet for packet in packets if packet]
+    assert written == [b"one 2 [3]\n", b"four\n", b"five six\n", b"bar\rbar", b"last\n"]
 
 
 # --- a pipe of its own ---------------------------------------------------------------------------
@@ -605,26 +548,14 @@ def folder(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     os.close(handle)
 
 
-def ranked(
-    script: str, tmp_path: Path, output: object, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def ranked(script: str, tmp_path: Path, output: object) -> subprocess.CompletedProcess[str]:
     """Run a script as global rank 5, local rank 1."""
     (tmp_path / "script.py").write_text(script)
-    env = {
-        "PATH": os.defpath,
-        "RANK": "5",
-        "LOCAL_RANK": "1",
-        "STAGER_OUTPUT": str(output),
-        "STAGER_OUTPUT_NONCE": "abc",
-    }
+    env = {"PATH": os.defpath, "RANK": "5", "LOCAL_RANK": "1", "STAGER_OUTPUT_NONCE": "abc"}
+    env["STAGER_OUTPUT"] = str(output)
+    argv = [sys.executable, str(WRAPPER), "script.py"]
     return subprocess.run(
-        [sys.executable, str(WRAPPER), "script.py"],
-        cwd=tmp_path,
-        env={**env, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300
     )
 
 
@@ -686,24 +617,11 @@ def test_more_than_a_pipe_holds_waits_for_the_reader(
     tmp_path: Path, folder: tuple[Path, int]
 ) -> None:
     """The wrapper opens it without waiting; writing must wait all the same."""
-    read: list[bytes] = []
-    over = threading.Event()
-
-    def reader() -> None:
-        while not over.is_set():
-            with contextlib.suppress(BlockingIOError):
-                read.append(os.read(folder[1], 1 << 16))
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=reader)
-    thread.start()
-    try:
-        done = ranked("print('x' * 1_000_000)", tmp_path, folder[0])
-    finally:
-        over.set()
-        thread.join()
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            read.append(os.read(folder[1], 1 << 16))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert b"".join(read) == b"\x1erank 5 abc\n" + b"x" * 1_000_000 + b"\n"
+    os.set_blocking(folder[1], True)
+    expected, read = b"\x1erank 5 abc\n" + b"x" * 1_000_000 + b"\n", b""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ranked, "print('x' * 1_000_000)", tmp_path, folder[0])
+        while len(read) < len(expected):
+            read += os.read(folder[1], 1 << 16)
+        done = running.result()
+    assert (done.returncode, done.stderr, read) == (0, "", expected)

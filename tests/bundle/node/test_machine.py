@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from bundle.node import machine
 from bundle.node.machine import Limits
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.messages import Gpu, GpuFacts, HostFacts, NodeRootFacts, NodeRootProblem
-from bundle.system import files
 from tests.support.gpu_machines import CLOSED_MODULE, OPEN_MODULE, nvidia_smi, proc
 
 REPO = Path(__file__).resolve().parents[3]
@@ -150,10 +148,8 @@ def test_a_file_system_without_an_end_has_a_size_that_travels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some network file systems report 8 EiB of free space."""
-    facts = replace(
-        files.examine_directory(str(tmp_path)), free_bytes=(1 << 63) - 1, free_inodes=1 << 63
-    )
-    monkeypatch.setattr(files, "examine_directory", lambda path: facts)
+    endless = os.statvfs_result((4096, 4096, *[(1 << 63) - 1] * 6, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: endless)
     root = machine.directory_facts(str(tmp_path))
     assert isinstance(root, NodeRootFacts)
     assert decode(NodeRootFacts, encode(root)) == root

@@ -97,6 +97,7 @@ def test_refuses_a_base_that_this_user_may_not_write() -> None:
     with tempfile.TemporaryDirectory() as base:  # pytest's own is closed to other users
         os.chmod(base, 0o755)
         code = f"""
+import bundle.protocol.messages  # now, while this user may read it
 from bundle.node.node_root import choose_base
 from bundle.protocol.problem import NodeError
 from bundle.node.node_root import make_secure_root

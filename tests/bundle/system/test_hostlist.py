@@ -3,7 +3,7 @@
 import pytest
 
 from bundle.protocol.problem import NodeError
-from bundle.system.hostlist import expand_hostlist, fold_hosts, matches_host
+from bundle.system.hostlist import expand_hostlist, fold_hosts, matches_host, parse_counts
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,7 @@ def test_matches_full_and_short_names() -> None:
     ("hosts", "folded"),
     [
         (["n01", "n02", "n03", "n07", "login1"], "n[01-03,07],login1"),
+        ([f"compute{number:05}" for number in range(10_000)], "compute[00000-09999]"),
         (["node1"], "node1"),
         (["a", "b"], "a,b"),
         (["n8", "n9", "n10"], "n[8-9],n10"),
@@ -73,6 +74,16 @@ def test_names_are_folded_as_slurm_writes_them(hosts: list[str], folded: str) ->
     assert sorted(expand_hostlist(folded)) == sorted(hosts)
 
 
-def test_many_nodes_fit_one_argument() -> None:
-    hosts = [f"compute{number:05}" for number in range(10_000)]
-    assert fold_hosts(hosts) == "compute[00000-09999]"
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("4", [4]),
+        ("4(x3),8", [4, 4, 4, 8]),
+        ("16(x2),8(x1)", [16, 16, 8]),
+        ("", []),
+        ("many", []),
+        ("4(x3),", []),
+    ],
+)
+def test_counts_in_slurms_short_form(text: str, counts: list[int]) -> None:
+    assert parse_counts(text) == counts

@@ -34,37 +34,20 @@ def outside() -> list[network.Route]:
     return [link for link in links if ":" not in link.address]
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("127.0.0.1", True),
-        ("127.0.1.1", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("10.0.0.1", False),
-        ("fe80::1%eth0", False),
-        ("localhost", False),
-    ],
-)
-def test_loopback(address: str, expected: bool) -> None:
-    assert network.is_loopback(address) is expected
-
-
-def test_resolve() -> None:
-    assert set(network.resolve("localhost")) <= {"127.0.0.1", "::1"}
-    assert network.resolve("10.1.2.3") == ["10.1.2.3"]
+def test_loopback() -> None:
+    assert all(map(network.is_loopback, ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"]))
+    assert not any(map(network.is_loopback, ["10.0.0.1", "fe80::1%eth0", "localhost"]))
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "a" * 70 + ".example", "a..b"])
 def test_a_name_that_cannot_be_resolved(name: str) -> None:
+    assert set(network.resolve("localhost")) <= {"127.0.0.1", "::1"}
+    assert network.resolve("10.1.2.3") == ["10.1.2.3"]
+    with pytest.raises(NodeError, match="no route"):
+        network.find_route("localhost", 61000)  # which needs a numeric address
     with pytest.raises(NodeError, match="cannot be resolved") as caught:
         network.resolve(name)
     assert caught.value.problem.where == name
-
-
-def test_the_route_needs_a_numeric_address() -> None:
-    with pytest.raises(NodeError, match="no route"):
-        network.find_route("localhost", 61000)
 
 
 def test_every_address_of_the_kernel_is_listed() -> None:
@@ -101,9 +84,9 @@ def test_own_addresses_lead_to_their_interface() -> None:
     for link in [network.Route("lo", "127.0.0.1"), *outside()]:
         assert network.find_route(link.address, 61000) == link.address
         assert network.find_interface(link.address) == link.interface
-        assert network.find_interface_to_head(link.address) == link
-    assert network.find_interface_to_head("127.0.1.1") == network.Route("lo", "127.0.0.1")
-    assert network.find_interface_to_head("::1") == network.Route("lo", "127.0.0.1")
+        assert network.choose_link("auto", "n", link.address) == link
+    for address in ("127.0.1.1", "::1"):
+        assert network.choose_link("auto", "n", address) == network.Route("lo", "127.0.0.1")
     with pytest.raises(NodeError, match=r"no interface has this address.* lo 127\.0\.0\.1"):
         network.find_interface("192.0.2.77")
 
@@ -161,7 +144,7 @@ def test_without_a_network_it_says_so() -> None:
     said = str(namespace("-n", "", code))
     assert "has no address that other nodes can be given" in said
     assert "[launch] interface" in said
-    code = SAY + "say(lambda: net.find_interface_to_head('192.0.2.1').address)"
+    code = SAY + "say(lambda: net.choose_link('auto', 'n', '192.0.2.1').address)"
     said = str(namespace("-n", "", code))
     assert "192.0.2.1: there is no route" in said
     assert "unreachable" in said
@@ -183,6 +166,8 @@ def test_a_job_s_port() -> None:
 
 @pytest.mark.parametrize("taken_on", ["127.0.0.1", "0.0.0.0"])
 def test_a_taken_port_is_passed_over(taken_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((taken_on, 65535)):  # after the last port comes the first
+        assert 61000 <= network.find_free_port(65535) < 61064
     base = network.find_free_port(64000)
     with socket.create_server((taken_on, base)):
         found = network.find_free_port(base)
@@ -191,8 +176,3 @@ def test_a_taken_port_is_passed_over(taken_on: str, monkeypatch: pytest.MonkeyPa
         with pytest.raises(NodeError, match=rf"none of the 1 ports from {base}.*in use"):
             network.find_free_port(base)
     assert network.find_free_port(base) == base
-
-
-def test_after_the_last_port_comes_the_first() -> None:
-    with socket.create_server(("127.0.0.1", 65535)):
-        assert 61000 <= network.find_free_port(65535) < 61064

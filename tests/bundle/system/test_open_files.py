@@ -19,7 +19,7 @@ from tests.support.jobs import job_for
 REPO = Path(__file__).resolve().parents[3]
 BEGIN = (
     f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-    "from bundle.system import processes as open_files, processes\n"
+    "from bundle.system import processes\n"
     "from bundle.protocol.job import load_job\n"
     "from bundle.launch.output_reader import Outputs\n"
     "from bundle.driver.logs import Logs\n"
@@ -33,52 +33,33 @@ def limited(code: str, soft: int, hard: int, *arguments: str) -> subprocess.Comp
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", [0, 50], ids=["many ranks", "something else holds most of them"])
+def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path, held: int) -> None:
     """Each writes again and again; soft and hard limit are the same, so nothing can be raised."""
-    job = job_for(single, tmp_path)
     (tmp_path / "logs").mkdir()
     code = (
-        "import json, pathlib\n"
-        "from dataclasses import replace\n"
-        "job = load_job(sys.argv[1])\n"
-        "logs = Logs(job)\n"
+        "import os\n"
+        "logs = Logs(load_job(sys.argv[1]))\n"
+        "held = [os.open('/', os.O_RDONLY) for _ in range(int(sys.argv[2]))]\n"
         "for turn in range(3):\n"
-        "    for rank in range(200):\n"
+        "    for rank in range(100):\n"
         "        logs.output('n1', rank, b'rank %d turn %d\\n' % (rank, turn), ('n1', rank))\n"
         "print(logs.fault, sum(logs.lost.values()))\n"
     )
     given = tmp_path / "job.json"
-    given.write_text(json.dumps(job.to_json()))
-    done = limited(code, 64, 64, str(given))
+    given.write_text(json.dumps(job_for(single, tmp_path).to_json()))
+    done = limited(code, 64, 64, str(given), str(held))
     assert (done.stdout, done.stderr) == (" 0\n", "")
-    for rank in range(200):
+    for rank in range(100):
         log = tmp_path / "logs" / f"demo.4711.n1.{rank}.out"
         assert log.read_text() == "".join(f"rank {rank} turn {turn}\n" for turn in range(3))
 
 
-def test_where_no_more_files_can_be_opened_others_are_closed(
-    single: Packed, tmp_path: Path
-) -> None:
-    """Something else in the process holds most of them."""
-    given = tmp_path / "job.json"
-    given.write_text(json.dumps(job_for(single, tmp_path).to_json()))
-    code = (
-        "import os\n"
-        "logs = Logs(load_job(sys.argv[1]))\n"
-        "held = [os.open('/', os.O_RDONLY) for _ in range(50)]\n"
-        "for rank in range(40): logs.output('n1', rank, b'said\\n', ('n1', rank))\n"
-        "print(logs.fault, sum(logs.lost.values()))\n"
-    )
-    done = limited(code, 64, 64, str(given))
-    assert (done.stdout, done.stderr) == (" 0\n", "")
-    assert len(list((tmp_path / "logs").glob("*.out"))) == 40
-
-
 def test_the_soft_limit_is_raised_and_what_is_started_has_the_old_one() -> None:
     code = (
-        "open_files.raise_open_files()\n"
+        "processes.raise_open_files()\n"
         "shell = processes.run(['sh', '-c', 'ulimit -n'], timeout=9)\n"
-        "print(open_files.get_open_file_limit(), shell.stdout)\n"
+        "print(processes.get_open_file_limit(), shell.stdout)\n"
     )
     assert limited(code, 100, 400).stdout.split() == ["400", "100"]
     assert limited(code, 100, 100).stdout.split() == ["100", "100"]

@@ -90,6 +90,8 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to(tmp_path / "target")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
+        permissions.make_folder(str(tmp_path / "target" / "logs"), LogMode.PRIVATE)
     for name in ("link", "dangling", "pipe"):
         with pytest.raises(OSError, match=r"symbolic links|No such device"):
             touch(tmp_path / name, "wb")
@@ -101,32 +103,20 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path: Path) -> Non
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("flags", ["wb", "ab"])
-def test_a_file_that_is_planted_by_a_hard_link_is_left_as_it_is(tmp_path: Path, flags: str) -> None:
-    (tmp_path / "mine").write_text("mine")
-    os.link(tmp_path / "mine", tmp_path / "log")
-    with pytest.raises(OSError, match="a hard link"):
-        touch(tmp_path / "log", flags)
-    assert (tmp_path / "mine").read_text() == "mine"
-    (tmp_path / "mine").unlink()
-    touch(tmp_path / "log", flags)
-    assert (tmp_path / "log").read_text() == ("" if flags == "wb" else "mine")
-
-
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("flags", ["wb", "ab"])
-def test_a_file_that_somebody_else_has_planted_is_left_as_it_is(tmp_path: Path, flags: str) -> None:
-    (tmp_path / "log").write_text("theirs")
-    os.chown(tmp_path / "log", 54321, -1)
+def test_a_file_that_is_planted_is_left_as_it_is(tmp_path: Path, flags: str) -> None:
+    """By a hard link, or by somebody else whose own directory it is not."""
+    log = tmp_path / "log"
+    (tmp_path / "mine").write_text("mine")
+    os.link(tmp_path / "mine", log)
+    with pytest.raises(OSError, match="a hard link"):
+        touch(log, flags)
+    (tmp_path / "mine").unlink()
+    os.chown(log, 54321, -1)
     with pytest.raises(OSError, match=r"belongs to somebody else \(uid 54321\)"):
-        touch(tmp_path / "log", flags)
-    assert (tmp_path / "log").read_text() == "theirs"
-    os.chown(tmp_path, 54321, -1)  # whose own directory it is
-    touch(tmp_path / "log", flags)
-    assert (tmp_path / "log").read_text() == ("" if flags == "wb" else "theirs")
-
-
-def test_a_file_in_the_way_of_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"File exists|Not a directory"):
-        permissions.make_folder(str(tmp_path / "file" / "logs"), LogMode.PRIVATE)
+        touch(log, flags)
+    assert log.read_text() == "mine"
+    os.chown(tmp_path, 54321, -1)
+    touch(log, flags)
+    assert log.read_text() == ("" if flags == "wb" else "mine")

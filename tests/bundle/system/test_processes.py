@@ -15,35 +15,15 @@ import pytest
 
 from bundle.system import processes
 from bundle.system.processes import TaskState, has_progress, list_own_tasks
-from tests.support.processes import until
+from tests.support.processes import is_alive, until
 
 REPO = Path(__file__).resolve().parents[3]
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def wait_for(path: Path, seconds: float = 120) -> str:
-    """The content of a file as soon as it has some."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if path.exists() and path.read_text().endswith("\n"):
-            return path.read_text()
-        time.sleep(0.02)
-    raise AssertionError(f"{path} did not appear")
-
-
-def ends(pid: int, seconds: float = 120) -> bool:
-    until = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not alive(pid)
+def wait_for(path: Path) -> str:
+    """The content of a file as soon as it has a line."""
+    assert until(lambda: path.exists() and path.read_text().endswith("\n"), pause=0.02)
+    return path.read_text()
 
 
 def python(code: str, *args: str) -> list[str]:
@@ -60,13 +40,6 @@ def test_run_returns_what_was_written(tmp_path: Path) -> None:
     assert processes.run(["cat"], timeout=300).stdout == ""
 
 
-def test_run_logs_the_command_before_it_runs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="bundle.system.processes")
-    with pytest.raises(processes.ProcessError):
-        processes.run(["/no/such program"], timeout=300)
-    assert caplog.messages == ["start: '/no/such program'"]
-
-
 def test_a_failure_carries_argv_code_and_the_last_lines() -> None:
     argv = ["/bin/sh", "-c", "seq 100 >&2; exit 3"]
     with pytest.raises(processes.ProcessError, match="exit status 3") as caught:
@@ -77,10 +50,15 @@ def test_a_failure_carries_argv_code_and_the_last_lines() -> None:
     assert processes.run(argv, timeout=300, check=False).returncode == 3
 
 
-def test_a_program_that_is_not_there_or_that_a_signal_ends() -> None:
+def test_a_program_that_is_not_there_or_that_a_signal_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each command is logged before it runs."""
+    caplog.set_level(logging.DEBUG, logger="bundle.system.processes")
     with pytest.raises(processes.ProcessError, match="No such file") as caught:
-        processes.run(["/no/such/program"], timeout=300)
+        processes.run(["/no/such program"], timeout=300)
     assert caught.value.code is None
+    assert caplog.messages == ["start: '/no/such program'"]
     with pytest.raises(processes.ProcessError, match="ended by SIGSEGV"):
         processes.run(["/bin/sh", "-c", "kill -SEGV $$"], timeout=300)
 
@@ -95,7 +73,7 @@ def test_a_timeout_ends_grandchildren_that_hold_the_pipes(tmp_path: Path) -> Non
         if caught.value.tail:
             break
     assert caught.value.tail == ("at work",)
-    assert not alive(int(note.read_text()))
+    assert not is_alive(int(note.read_text()))
 
 
 # --- stop ----------------------------------------------------------------------------------------
@@ -109,28 +87,21 @@ def test_stop_lets_a_process_end_by_itself(tmp_path: Path) -> None:
     assert processes.stop(started, grace=300) == 7
 
 
-def test_stop_kills_what_does_not_heed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grace", [0.5, 0.0])
+def test_stop_kills_what_does_not_heed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float
+) -> None:
+    """Although the machine stood still for as long as it would wait for that end."""
+    if not grace:
+        monkeypatch.setattr(processes, "_KILL_SECONDS", -1.0)
     note = tmp_path / "pid"
     code = f"trap '' TERM; sleep 300 & echo $! > {note}; wait; sleep 300"
     started = processes.start(["/bin/sh", "-c", code])
     child = int(wait_for(note))
     before = time.monotonic()
-    assert processes.stop(started, grace=0.5) == -signal.SIGKILL
-    assert 0.5 <= time.monotonic() - before < 120
-    assert not alive(child)
-
-
-def test_stop_kills_although_the_machine_stood_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For as long as it would have waited for the end of what it kills."""
-    monkeypatch.setattr(processes, "_KILL_SECONDS", -1.0)
-    note = tmp_path / "pid"
-    code = f"trap '' TERM; sleep 300 & echo $! > {note}; wait; sleep 300"
-    started = processes.start(["/bin/sh", "-c", code])
-    child = int(wait_for(note))
-    assert processes.stop(started, grace=0) == -signal.SIGKILL
-    assert not alive(child)
+    assert processes.stop(started, grace=grace) == -signal.SIGKILL
+    assert grace <= time.monotonic() - before < 120
+    assert not is_alive(child)
 
 
 def test_stop_reaches_descendants_in_sessions_of_their_own(tmp_path: Path) -> None:
@@ -145,18 +116,20 @@ def test_stop_reaches_descendants_in_sessions_of_their_own(tmp_path: Path) -> No
     worker = int(wait_for(note))
     assert os.getsid(worker) != os.getsid(started.pid)
     assert processes.stop(started, grace=0.2) == -signal.SIGTERM
-    assert not alive(worker)
+    assert not is_alive(worker)
 
 
-def test_stop_ends_what_a_dead_leader_left_behind(tmp_path: Path) -> None:
+def test_stop_ends_what_a_dead_leader_left_behind_and_nothing_else(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"setsid sleep 300 >/dev/null 2>&1 & echo $! > {note}; exit 5"
-    started = processes.start(["/bin/sh", "-c", code])
+    started, other = processes.start(["/bin/sh", "-c", code]), processes.start(["sleep", "300"])
     worker = int(wait_for(note))
     assert started.wait(300) == 5
-    assert alive(worker)
+    assert is_alive(worker)
     assert processes.stop(started, grace=5) == 5
-    assert not alive(worker)
+    assert not is_alive(worker)
+    assert is_alive(other.pid)
+    assert processes.stop(other, grace=5) == -signal.SIGTERM
 
 
 def test_stop_reaches_through_an_agent_that_was_killed(tmp_path: Path) -> None:
@@ -172,16 +145,9 @@ def test_stop_reaches_through_an_agent_that_was_killed(tmp_path: Path) -> None:
     worker = int(wait_for(note))
     agent.kill()
     agent.wait(300)
-    assert alive(worker)
+    assert is_alive(worker)
     assert processes.stop(agent, grace=0.2) == -signal.SIGKILL
-    assert not alive(worker)
-
-
-def test_stop_leaves_others_alone(tmp_path: Path) -> None:
-    one, other = processes.start(["sleep", "300"]), processes.start(["sleep", "300"])
-    processes.stop(one, grace=5)
-    assert alive(other.pid)
-    assert processes.stop(other, grace=5) == -signal.SIGTERM
+    assert not is_alive(worker)
 
 
 # --- die with the parent -------------------------------------------------------------------------
@@ -197,10 +163,10 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
         )
     )
     child = int(wait_for(note))
-    assert alive(child)
+    assert is_alive(child)
     parent.kill()
     parent.wait(300)
-    assert ends(child)
+    assert until(lambda: not is_alive(child), pause=0.02)
 
 
 def test_a_lock_that_a_signal_left_closed_holds_nothing_up() -> None:
@@ -216,12 +182,11 @@ def test_a_lock_that_a_signal_left_closed_holds_nothing_up() -> None:
 
 @pytest.mark.parametrize("code", [0, 255])
 def test_the_status_is_known_however_it_is_asked_for(code: int) -> None:
-    argv = [sys.executable, "-c", f"raise SystemExit({code})"]
+    argv = ["sh", "-c", f"exit {code}"]
     assert processes.start(argv).wait() == code
     assert processes.start(argv).wait(timeout=300) == code
     polled = processes.start(argv)
-    while polled.poll() is None:
-        time.sleep(0.01)
+    assert until(lambda: polled.poll() is not None, pause=0.01)
     assert polled.returncode == code
 
 
@@ -306,30 +271,18 @@ def child() -> Iterator[int]:
 
 
 def test_a_stopped_child_is_named_with_its_command(child: int) -> None:
+    """And a program that was started does not count: it has a session of its own."""
+    launcher = processes.start(["sleep", "600"])
     os.kill(child, signal.SIGSTOP)
+
+    def tasks() -> dict[int, str]:  # other tests may have left children
+        return {task.pid: str(task) for task in list_own_tasks()}
+
     # It is shown as stopped a moment before it is shown where.
-    until(
-        lambda: any(task.pid == child and "state T in " in str(task) for task in list_own_tasks())
-    )
-    tasks = {task.pid: task for task in list_own_tasks()}  # other tests may have left children
-    assert tasks[os.getpid()].state == "R"  # it has just looked
-    assert f"(pid {child}, stopped, state T in " in str(tasks[child])
-
-
-def test_a_program_that_was_started_does_not_count(child: int) -> None:
-    """The launcher of the ranks, which has a session of its own, runs beside the unpacking."""
-    started = os.fork()
-    if not started:
-        os.setsid()
-        time.sleep(600)
-    try:
-        until(lambda: os.getsid(started) == started)
-        found = {task.pid for task in list_own_tasks()}
-        assert found >= {os.getpid(), child}
-        assert started not in found
-    finally:
-        os.kill(started, signal.SIGKILL)
-        os.waitpid(started, 0)
+    assert until(lambda: f"(pid {child}, stopped, state T in " in tasks().get(child, ""))
+    assert tasks()[os.getpid()].endswith(f"(pid {os.getpid()}, R)")  # it has just looked
+    assert launcher.pid not in tasks()
+    processes.stop(launcher, 5)
 
 
 WAITS = TaskState(1, "S", 10)

@@ -25,17 +25,14 @@ END = (
 )
 
 
-def told(
-    work: str, *numbers: str, before: str = "signals.end_on_signals()\n", ready: str = "begun"
-) -> tuple[int, str]:
-    """Status and output of a program that works and gets signals meanwhile.
+ENDING = "signals.end_on_signals()\n"
 
-    Args:
-        work: defines the function ``work``.
-        numbers: the signals; the first is sent when the program is ready, the others once it has
-            said a line more. It gets a line itself when all are sent.
-        before: what it does first.
-        ready: the line that it says when it is ready.
+
+def told(work: str, *numbers: str, before: str = ENDING, ready: str = "begun") -> tuple[int, str]:
+    """Status and output of a program that defines ``work`` and gets signals meanwhile.
+
+    The first is sent when it says ``ready``, the others once it has said a line more; it gets a
+    line itself when all are sent.
     """
     code = f"{BEGIN}{before}{work}{END}"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -59,31 +56,21 @@ def told(
     return running.wait(timeout=300), out
 
 
-WORK = "def work(): time.sleep(240)\n"
+TIDYING = """
+def work():
+    try:
+        print('within', flush=True)
+        time.sleep(240)
+    finally:
+        print('tidies', flush=True)
+        sys.stdin.readline()  # until the others have come
+        print('tidied', flush=True)
+"""
 
 
-def test_each_of_them_ends_it() -> None:
-    for number in ("TERM", "INT", "HUP"):
-        assert told(WORK, number) == (0, "stopped\n")
-
-
-def test_a_second_one_does_not_disturb_the_tidying_up() -> None:
-    work = WORK + (
-        "import contextlib\n"
-        "@contextlib.contextmanager\n"
-        "def tidy():\n"
-        "    try:\n"
-        "        print('within', flush=True)\n"
-        "        yield\n"
-        "    finally:\n"
-        "        print('tidies', flush=True)\n"
-        "        sys.stdin.readline()  # until the others have come\n"
-        "        print('tidied', flush=True)\n"
-        "plain = work\n"
-        "def work():\n"
-        "    with tidy(): plain()\n"
-    )
-    said = told(work, "TERM", "TERM", "INT", ready="within")
+@pytest.mark.parametrize("number", ["TERM", "INT", "HUP"])
+def test_a_second_one_does_not_disturb_the_tidying_up(number: str) -> None:
+    said = told(TIDYING, number, "TERM", "INT", ready="within")
     assert said == (0, "tidies\ntidied\nstopped\n")
 
 
@@ -132,41 +119,35 @@ def test_a_hangup_that_was_ignored_stays_so() -> None:
     assert told(work, "HUP", before=before) == (0, "done\n")
 
 
-def test_what_python_drops_is_raised_again() -> None:
+HELD = """
+class Held:
+    def __del__(self): {within}
+def work():
+    held = Held()
+    del held
+    {after}
+"""
+TERM = "signal.raise_signal(signal.SIGTERM)"
+QUIET = """signals.ignore_signals()
+    print(signal.getitimer(signal.ITIMER_REAL)[0] > 0)  # it was to be raised again
+    signal.raise_signal(signal.SIGALRM)  # that moment has come
+    print('quiet', flush=True)"""
+
+
+@pytest.mark.parametrize(
+    ("within", "after", "printed"),
+    [
+        pytest.param(TERM, "time.sleep(240)", "stopped\n", id="raised again"),
+        pytest.param(TERM, QUIET, "True\nquiet\n", id="not once the end has come"),
+        pytest.param("raise ValueError('odd')", "", "ValueError: odd\n", id="others are shown"),
+    ],
+)
+def test_what_python_drops(within: str, after: str, printed: str) -> None:
     """A signal that arrives while a destructor runs; its exception is only printed by Python."""
-    work = (
-        "class Held:\n"
-        "    def __del__(self): signal.raise_signal(signal.SIGTERM)\n"
-        "def work():\n"
-        "    held = Held()\n"
-        "    del held\n"
-        "    time.sleep(240)\n"
-    )
-    assert told(work) == (0, "stopped\n")
-
-
-def test_it_is_not_raised_again_once_the_end_has_come() -> None:
-    work = (
-        "class Held:\n"
-        "    def __del__(self): signal.raise_signal(signal.SIGTERM)\n"
-        "def work():\n"
-        "    held = Held()\n"
-        "    del held\n"
-        "    signals.ignore_signals()\n"
-        "    print(signal.getitimer(signal.ITIMER_REAL)[0] > 0)  # it was to be raised again\n"
-        "    signal.raise_signal(signal.SIGALRM)  # that moment has come\n"
-        "    print('quiet', flush=True)\n"
-    )
     # Not in the usual moment: on a busy machine it would be over before the signals are ignored.
-    before = "signals._AGAIN_SECONDS = 3600\nsignals.end_on_signals()\n"
-    assert told(work, before=before) == (0, "True\nquiet\n")
-
-
-def test_other_exceptions_that_are_dropped_are_shown() -> None:
-    work = "class Held:\n    def __del__(self): raise ValueError('odd')\ndef work(): Held()\n"
-    code, out = told(work)
-    assert code == 0
-    assert "ValueError: odd" in out
+    later = "signals._AGAIN_SECONDS = 3600\n" if after == QUIET else ""
+    code, out = told(HELD.format(within=within, after=after), before=f"{later}{ENDING}")
+    assert (code, out[-len(printed) :]) == (0, printed)
 
 
 def test_a_block_that_puts_signals_off_is_not_left_half_way() -> None:

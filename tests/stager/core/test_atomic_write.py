@@ -14,16 +14,6 @@ from stager.core.errors import StagerError
 from stager.core.files import replace_file, write_output
 
 
-def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path):
-    place = tmp_path / "a"
-    place.write_bytes(b"old")
-    with replace_file(place) as file:
-        file.write(b"new")
-        file.flush()
-        assert place.read_bytes() == b"old"
-    assert place.read_bytes() == b"new"
-
-
 def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     place = tmp_path / "folder" / "a"
     place.parent.mkdir()
@@ -56,38 +46,32 @@ def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path)
     assert list(place.parent.iterdir()) == []
 
 
-def test_a_file_and_a_link_are_replaced(tmp_path):
+def test_a_file_and_a_link_are_replaced_once_all_is_written(tmp_path):
     target, link, gone = tmp_path / "target", tmp_path / "link", tmp_path / "gone"
     target.write_text("old")
     link.symlink_to(target)
     gone.symlink_to(tmp_path / "nothing")
     for place in (link, gone, tmp_path / "new"):
+        before = place.read_text() if place.exists() else None
         with replace_file(place) as handle:
             handle.write(b"new")
+            handle.flush()
+            assert (place.read_text() if place.exists() else None) == before
         assert place.read_text() == "new"
         assert not place.is_symlink()
     assert target.read_text() == "old"
-
-
-def _socket(place):
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(place))
-
-
-def _kinds(folder):
-    """Return places that are no files; a device is reached by a link, so that nothing is harmed."""
-    os.mkfifo(folder / "pipe")
-    _socket(folder / "socket")
-    (folder / "device").symlink_to("/dev/null")
-    (folder / "output").symlink_to("/proc/self/fd/1")
-    return sorted(folder.iterdir())
 
 
 def test_what_is_no_file_stays(tmp_path):
     """As root, `-o /dev/null` would take the machine's /dev/null away."""
     folder = tmp_path / "kinds"
     folder.mkdir()
-    for place in _kinds(folder):
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(folder / "socket"))
+    (folder / "device").symlink_to("/dev/null")  # by a link, so that nothing is harmed
+    (folder / "output").symlink_to("/proc/self/fd/1")
+    for place in sorted(folder.iterdir()):
         before = place.lstat()
         with (
             pytest.raises(OSError, match="is not a regular file") as failed,

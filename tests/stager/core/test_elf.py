@@ -56,13 +56,9 @@ def test_versions_of_several_libraries_count():
     header = parsed(SharedObject(versions=versions, needed=["libz.so.1"]).data())
     assert header.glibc == (2, 29)
     assert header.needed == ("libm.so.6", "libstdc++.so.6", "libz.so.1")
-
-
-def test_packed_relocations_are_a_need_of_their_own():
-    """``-z pack-relative-relocs`` asks for no symbol, and yet older loaders cannot apply them."""
+    # ``-z pack-relative-relocs`` asks for no symbol, and yet older loaders cannot apply them.
     versions = {"libc.so.6": ["GLIBC_2.2.5", "GLIBC_ABI_DT_RELR", "GLIBC_PRIVATE"]}
-    header = parsed(SharedObject(versions=versions).data())
-    assert header.glibc == (2, 36)
+    assert parsed(SharedObject(versions=versions).data()).glibc == (2, 36)
 
 
 def test_musl_and_other_processors_are_told_apart():

@@ -10,7 +10,6 @@ import subprocess
 import pytest
 from rich.console import Console as RichConsole
 
-from bundle.system.processes import CompletedCommand
 from stager.console.job_result import Console
 from stager.console.tables import make_node_table
 from stager.core import errors
@@ -20,9 +19,7 @@ from stager.core.errors import (
     StagerError,
     apply_carriage_returns,
     escape_invisible,
-    escape_line_feeds,
 )
-from stager.core.processes import CommandError
 from stager.jobs.outcome import NodeCheck
 from stager.report.page import show_value
 from tests.support.building import STAGER
@@ -35,11 +32,6 @@ FAMILY = [
 ]
 
 
-def test_exit_codes_are_the_documented_ones():
-    codes = (errors.EXIT_OK, errors.EXIT_FAILURE, errors.EXIT_JOB)
-    assert codes == (0, 1, 3)
-
-
 @pytest.mark.parametrize("kind", FAMILY)
 def test_every_error_has_the_root_and_says_why(kind):
     error = kind("it broke", hint="mend it", context=["line 1", "line 2"])
@@ -47,14 +39,6 @@ def test_every_error_has_the_root_and_says_why(kind):
     assert (str(error), error.message, error.hint) == ("it broke", "it broke", "mend it")
     assert error.context == ("line 1", "line 2")
     assert error.exit_code == (3 if kind is JobError else 1)
-
-
-def test_a_failed_command_belongs_to_the_family():
-    done = CompletedCommand(argv=("pip", "two words"), returncode=1, stdout="", stderr="")
-    error = CommandError(done, reason="exit status 1")
-    assert isinstance(error, StagerError)
-    assert error.message == "exit status 1: pip 'two words'"
-    assert error.exit_code == errors.EXIT_FAILURE
 
 
 # --- Hostile text is shown and never obeyed: on a terminal, in a pipe, in JSON, in the report
@@ -91,17 +75,10 @@ def test_a_progress_bar_is_its_last_state():
     assert apply_carriage_returns("no bar") == "no bar"
 
 
-def test_a_name_stays_in_one_line():
-    assert (
-        escape_line_feeds("d/x\n00:00:01 n1 0 | FORGED.out") == r"d/x\n00:00:01 n1 0 | FORGED.out"
-    )
-
-
 def test_the_name_of_a_log_forges_no_line(tmp_path):
     (tmp_path / "x\n00:00:01 local1 0 | FORGED.out").write_text("ValueError: z\n")
-    argv = [*STAGER, "logs", str(tmp_path)]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert "FORGED" in said
+    said = run("logs", tmp_path).stdout
+    assert r"x\n00:00:01 local1 0 | FORGED" in said
     assert len(said.splitlines()) == 1, said
 
 
@@ -125,25 +102,27 @@ def logs_of(folder):
     return folder
 
 
+def run(*command, cwd=None):
+    argv = [*STAGER, *map(str, command)]
+    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+
+
 def harmless(shown):
     return all(char.isprintable() or char in "\t\n" for char in shown)
 
 
-@pytest.mark.parametrize("command", [["logs"], ["logs", "--errors"], ["diagnose"], ["logs", "-v"]])
+@pytest.mark.parametrize("command", [["logs", "--errors"], ["diagnose"], ["logs", "-v"]])
 def test_logs_in_a_pipe(tmp_path, command):
     logs = logs_of(tmp_path / "logs")
-    argv = [*STAGER, *command, "--log-dir", str(logs)]
-    done = subprocess.run(argv, capture_output=True, check=False)
-    said = done.stdout.decode() + done.stderr.decode()
-    assert done.returncode == 0, said
-    assert r"\u202egpj.exe\u2066" in said
-    assert harmless(said), repr(said)
+    done = run(*command, "--log-dir", logs)
+    assert done.returncode == 0, done.stderr
+    assert r"\u202egpj.exe\u2066" in done.stdout + done.stderr
+    assert harmless(done.stdout + done.stderr), repr(done)
     assert HOSTILE.encode() in (logs / "demo.77.n1.0.out").read_bytes()  # a file keeps every byte
 
 
-@pytest.mark.parametrize("command", ["logs", "diagnose"])
-def test_logs_on_a_terminal(tmp_path, command):
-    argv = [*STAGER, command, "--log-dir", str(logs_of(tmp_path / "logs"))]
+def test_logs_on_a_terminal(tmp_path):
+    argv = [*STAGER, "diagnose", "--log-dir", str(logs_of(tmp_path / "logs"))]
     main, side = pty.openpty()
     try:
         done = subprocess.run(
@@ -160,17 +139,15 @@ def test_logs_on_a_terminal(tmp_path, command):
 
 @pytest.mark.parametrize("command", ["logs", "diagnose"])
 def test_json_is_ascii_and_says_all(tmp_path, command):
-    argv = [*STAGER, command, "--json", "--log-dir", str(logs_of(tmp_path / "logs"))]
-    done = subprocess.run(argv, capture_output=True, check=False)
+    done = run(command, "--json", "--log-dir", logs_of(tmp_path / "logs"))
     assert done.stdout.isascii()
-    assert harmless(done.stdout.decode())
+    assert harmless(done.stdout)
     assert TURNED in json.dumps(json.loads(done.stdout), ensure_ascii=False)
 
 
 def test_an_error_that_names_a_hostile_file(tmp_path):
     (tmp_path / "stager.toml").write_text(f'[environment]\n"{TURNED}" = 1\n')
-    argv = [*STAGER, "build", "-v"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run("build", "-v", cwd=tmp_path)
     assert done.returncode == 1
     assert r"\u202egpj.exe" in done.stderr
     assert harmless(done.stdout + done.stderr)
@@ -178,14 +155,8 @@ def test_an_error_that_names_a_hostile_file(tmp_path):
 
 def test_a_table_of_nodes(capsys):
     texts = dict.fromkeys(("node", "python", "interface", "address"), f"{OSC}{TURNED}")
-    check = NodeCheck(
-        **texts,
-        packages={f"a{OSC}": TURNED},
-        ok=False,
-        origin_ok=False,
-        seconds=1.0,
-        problems=(HOSTILE,),
-    )
+    rest = {"packages": {f"a{OSC}": TURNED}, "seconds": 1.0, "problems": (HOSTILE,)}
+    check = NodeCheck(**texts, **rest, ok=False, origin_ok=False)
     RichConsole(width=400).print(make_node_table([check], 400))
     said = capsys.readouterr().out
     assert r"\x1b]52" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -26,44 +25,34 @@ def python(code):
     return [sys.executable, "-c", code]
 
 
-def test_variables_are_added_to_this_process_own(monkeypatch):
+def test_variables_are_added_to_this_process_own_and_the_directory_counts(monkeypatch, tmp_path):
     monkeypatch.setenv("FROM_HERE", "kept")
-    code = "import os; print(os.environ['FROM_HERE'], os.environ['ADDED'])"
-    assert run(python(code), timeout=300, env={"ADDED": "more"}).stdout == "kept more\n"
+    code = "import os; print(os.environ['FROM_HERE'], os.environ['ADDED'], os.getcwd())"
+    done = run(python(code), timeout=300, env={"ADDED": "more"}, cwd=tmp_path)
+    assert done.stdout == f"kept more {tmp_path.resolve()}\n"
 
 
-def test_runs_in_the_directory_given(tmp_path):
-    done = run(python("import os; print(os.getcwd())"), timeout=300, cwd=tmp_path)
-    assert done.stdout.strip() == str(tmp_path.resolve())
-
-
-def test_a_failure_carries_command_status_and_the_end_of_stderr():
-    code = "import sys; [print('line', i, file=sys.stderr) for i in range(40)]; sys.exit(7)"
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_a_failure_carries_command_status_and_the_end_of_what_it_said(stream):
+    code = f"import sys; [print('line', i, file=sys.{stream}) for i in range(40)]; sys.exit(7)"
     with pytest.raises(CommandError) as caught:
-        run(python(code), timeout=300)
+        run([*python(code), "--token", "hunter2"], timeout=300)
     error = caught.value
     assert error.completed.returncode == 7
-    assert "exit status 7" in error.message
-    assert sys.executable in error.message
+    assert error.message.startswith(f"exit status 7: {sys.executable} ")
+    assert error.message.endswith("--token '***'")
     assert error.context == tuple(f"line {i}" for i in range(40 - TAIL_LINES, 40))
-
-
-def test_a_failure_without_stderr_shows_stdout():
-    with pytest.raises(CommandError) as caught:
-        run(python("print('the reason'); raise SystemExit(1)"), timeout=300)
-    assert caught.value.context == ("the reason",)
 
 
 LIMITS = (2, 20, 200)
 """Seconds; the longer ones where a busy machine has not let a command begin."""
 
 
-@pytest.mark.parametrize("check", [True, False])
-def test_the_time_limit_ends_the_command(check):
+def test_the_time_limit_ends_the_command():
     code = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(3600)"
     for limit in LIMITS:
         with pytest.raises(CommandError) as caught:
-            run(python(code), timeout=limit, check=check)
+            run(python(code), timeout=limit, check=False)
         assert f"took more than {limit} s" in caught.value.message
         assert caught.value.timed_out
         if caught.value.context:
@@ -87,9 +76,6 @@ def test_a_command_is_fed_and_gets_these_variables_only():
         python(code), "a script\n", environment={"A": "1", "LC_CTYPE": "C"}, timeout=300
     )
     assert done.stdout == f"A SCRIPT\n {sorted(['A', 'LC_CTYPE', MARK])}\n"
-
-
-def test_a_command_that_does_not_read_what_it_is_fed():
     with pytest.raises(CommandError, match="exit status 3"):
         run_with_input(python("raise SystemExit(3)"), "x" * 10**6, environment={}, timeout=300)
 
@@ -171,22 +157,13 @@ def test_an_error_of_the_listener_ends_the_command():
         follow_command(python(code), on_line)
 
 
-def test_a_secret_after_its_option_is_not_shown(caplog):
-    with caplog.at_level(logging.DEBUG), pytest.raises(CommandError) as caught:
-        run([*python("raise SystemExit(1)"), "--token", "hunter2", "API_KEY=hunter2"], timeout=300)
-    assert "hunter2" not in caplog.text + caught.value.message
-
-
 def test_an_informed_command_reads_the_text_and_writes_to_standard_error(capfd):
     code = "import sys; print(sys.stdin.read()); print('talk', file=sys.stderr)"
+    feed_command(["true"], "x" * (1 << 22), timeout=300)  # it need not read
     feed_command(python(code), "told", timeout=300)
     captured = capfd.readouterr()
     assert captured.out == ""
     assert sorted(captured.err.split()) == ["talk", "told"]
-
-
-def test_an_informed_command_need_not_read():
-    feed_command(["true"], "x" * (1 << 22), timeout=300)
 
 
 def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path):

@@ -26,11 +26,8 @@ DOCUMENT = {
 
 
 def test_what_is_written_reads_back_the_same():
-    assert toml.loads(toml.dumps(DOCUMENT), Path("x.toml")) == DOCUMENT
-
-
-def test_a_table_of_tables_has_no_empty_header():
-    assert toml.dumps({"tool": {"stager": {"x": 1}}}) == "[tool.stager]\nx = 1\n"
+    assert toml.loads("\ufeff" + toml.dumps(DOCUMENT), Path("x.toml")) == DOCUMENT  # with a BOM
+    assert toml.dumps({"tool": {"stager": {"x": 1}}}) == "[tool.stager]\nx = 1\n"  # no [tool]
 
 
 def test_a_value_toml_lacks_is_refused():
@@ -63,13 +60,7 @@ def test_a_table_that_is_there_twice_is_said_to_be_with_the_first(tmp_path):
     text = "[a]\n[trust.more]\n[trust]\nx = 1\n\n[trust]\n"
     with pytest.raises(ConfigError, match=r"line 6, column \d+: the table \[trust\] is") as caught:
         toml.loads(text, tmp_path / "stager.toml")
-    assert caught.value.hint == "write its keys below the first one, in line 3"
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path):
-    path = tmp_path / "marked.toml"
-    path.write_bytes(b"\xef\xbb\xbfa = 1\n")
-    assert toml.read(path) == {"a": 1}
+    assert caught.value.hint.endswith("write all its keys below the first one")
 
 
 def test_a_pipe_is_not_read(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 from packaging import tags
@@ -49,12 +50,8 @@ def test_another_python_has_its_own_tags_and_markers():
     assert not any("x86_64" in tag or "2_18" in tag or "cp310" in tag for tag in found)
     environment = dict(target.environment())
     assert Marker("python_version < '3.10' and platform_machine == 'aarch64'").evaluate(environment)
+    assert Marker("python_full_version < '3.10'").evaluate(environment)  # not as strings
     assert target.is_host_python == (HERE == "3.9")
-
-
-def test_markers_compare_versions_and_not_strings():
-    environment = dict(Target(python="3.9", platform=COMMON.platform).environment())
-    assert Marker("python_full_version < '3.10'").evaluate(environment)
 
 
 def test_musl_has_no_manylinux_names():
@@ -68,20 +65,16 @@ def test_musl_has_no_manylinux_names():
     assert target.libc == ("musl", (1, 2))
 
 
-@pytest.mark.parametrize("python", ["", "3", "3.11.2", "cp311", "2.7", "3.x", "3.11\n", " 3.11"])
-def test_a_python_that_is_none_names_its_key(python):
-    with pytest.raises(ConfigError, match=r"environment\.python") as caught:
-        Target(python=python, platform=COMMON.platform)
-    assert repr(python) in caught.value.message
-    assert "3.11" in caught.value.hint
+WRONG = [
+    *[("python", text) for text in ("", "3", "3.11.2", "cp311", "2.7", "3.x", "3.11\n", " 3.11")],
+    *[("platform", text) for text in ("", "linux", "linux_x86_64", "win_amd64")],
+    *[("platform", text) for text in ("macosx_14_0_arm64", "manylinux_2_x86_64")],
+]
 
 
-@pytest.mark.parametrize(
-    "platform",
-    ["", "linux", "linux_x86_64", "win_amd64", "macosx_14_0_arm64", "manylinux_2_x86_64"],
-)
-def test_a_platform_that_is_none_names_its_key(platform):
-    with pytest.raises(ConfigError, match=r"environment\.platform") as caught:
-        Target(python="3.11", platform=platform)
-    assert repr(platform) in caught.value.message
-    assert "manylinux_2_28_x86_64" in caught.value.hint
+@pytest.mark.parametrize(("key", "text"), WRONG)
+def test_a_value_that_is_none_names_its_key(key, text):
+    with pytest.raises(ConfigError, match=rf"environment\.{key}") as caught:
+        replace(COMMON, **{key: text})
+    assert repr(text) in caught.value.message
+    assert getattr(COMMON, key) in caught.value.hint

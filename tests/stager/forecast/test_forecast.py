@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ from tests.support.events import record as event_record
 from tests.support.past_jobs import SEEN, WORK, as_expected
 
 SIZES = {"small": (1_000, 10), "middling": (400_000, 60), "torch": (300_000_000, 30_000)}
-FAST = replace(LUSTRE, name="fast", call=1e-6, calls=1e9, node=1e12, all=1e15)
+FAST = LUSTRE._replace(name="fast", call=1e-6, calls=1e9, node=1e12, all=1e15)
 
 
 def layer(name: str, kind: str = "wheel") -> Layer:
@@ -80,7 +81,6 @@ MANIFEST = Manifest(
 SETTING = Setting(
     bundle=Path("/b.tar"),
     manifest=MANIFEST,
-    size=300_500_000,
     ranks=2,
     cpus=4,
     launcher=Launcher.TORCHRUN,
@@ -91,7 +91,7 @@ SETTING = Setting(
 
 def test_the_three_cases() -> None:
     nodes = Nodes(8, cpus=4, ranks=2)
-    work = measure_staging_work(MANIFEST.layers, MANIFEST.layers, SETTING.size)
+    work = measure_staging_work(MANIFEST.layers, MANIFEST.layers, MANIFEST.size)
     assert forecast_cold(SETTING, 8) == forecast([forecast_staging(work, nodes)], nodes)
     assert forecast_unchanged(SETTING, 8) == forecast([], nodes)
     changed = SETTING.choose_changed()
@@ -100,25 +100,13 @@ def test_the_three_cases() -> None:
     sent = excerpt_size(changed.members)
     delta = StagingWork(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
     assert forecast_one_changed(SETTING, 8) == forecast([forecast_staging(delta, nodes)], nodes)
-    assert (
-        forecast_unchanged(SETTING, 8).total
-        < forecast_one_changed(SETTING, 8).total
-        < forecast_cold(SETTING, 8).total
-    )  # type: ignore[union-attr]
-
-
-def test_a_bundle_without_packages() -> None:
-    bare = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("demo", "project"),)))
-    assert forecast_one_changed(bare, 8) is None
-    result = estimate(bare, [8])
-    assert (result.changed, result.forecasts[0].one_changed) == (None, None)
 
 
 def test_from_how_many_nodes_on_it_pays() -> None:
     assert find_break_even(SETTING, LUSTRE) == 1
     assert find_break_even(SETTING, FAST) is None
     few = [layer("small"), replace(layer("middling"), files=300)]
-    small = replace(SETTING, manifest=replace(MANIFEST, layers=tuple(few)), size=500_000)
+    small = replace(SETTING, manifest=replace(MANIFEST, layers=tuple(few)))
     count = find_break_even(small, NFS)
     assert count is not None
     assert count > 1
@@ -128,7 +116,7 @@ def test_from_how_many_nodes_on_it_pays() -> None:
 
 def test_the_report() -> None:
     report = encode(estimate(SETTING, [1, 512]))
-    assert report["bundle_bytes"] == SETTING.size
+    assert report["bundle_bytes"] == MANIFEST.size
     assert (report["nproc_per_node"], report["cpus"], report["launcher"]) == (2, 4, "torchrun")
     assert report["rates"]["basis"].startswith("assumed")
     assert report["rates"]["link"] == ASSUMED.link
@@ -140,48 +128,36 @@ def test_the_report() -> None:
     assert report["verdict"] == (
         "staging pays: against Lustre from 1 node on, against NFS from 1 node on"
     )
-    few = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("small"),)))
-    assert "against Lustre never" in estimate(few, [1]).verdict
+    few = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("demo", "project"),)))
+    bare = estimate(few, [1])
+    assert "against Lustre never" in bare.verdict
+    assert (bare.changed, bare.forecasts[0].one_changed) == (None, None), "it has no packages"
 
 
 def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> None:
-    packed = project.settings("alpha", more='[launch]\nlauncher = "srun"').build().packed
-    options = JobOptions(command=("train.py",), nodes=(3, 3), log_dir=tmp_path, allocation="slurm")
-    prepared = prepare(
-        load(project.root),
-        options,
-        (packed.path, packed.manifest),
-        action=Action.RUN,
-        source="salloc",
-    )
-    job = plan_job(prepared, ("salloc", "--nodes=3", "--export=HF_TOKEN=hunter2"))
-    assert job.argv == ("salloc", "--nodes=3", "--export=HF_TOKEN=***")
-    assert (job.bundle, job.id) == (packed.path, packed.manifest.id)
-    assert (job.transfer, job.bytes_at_most, job.nodes) == ("auto", packed.manifest.size, (3, 3))
-    assert (job.forecast.nodes, job.forecast.measured) == (3, False)
-
-
-@pytest.mark.parametrize("way", list(TransferWay))
-def test_a_dry_run_heeds_the_way_that_is_asked_for(
-    project: Project, tmp_path: Path, way: TransferWay
-) -> None:
     packed = project.settings("alpha").build().packed
-    options = JobOptions(nodes=(40, 40), log_dir=tmp_path, allocation="slurm", transfer=way)
-    bundle = packed.path, packed.manifest
-    prepared = prepare(load(project.root), options, bundle, action=Action.VERIFY, source="salloc")
-    job = plan_job(prepared, ("salloc",))
-    assert job.transfer is way
-    assert job.bytes_at_most == (0 if way is TransferWay.SHARED else packed.manifest.size)
-    work = measure_staging_work(
-        packed.manifest.layers, packed.manifest.layers, packed.manifest.size
+    bundle, size, layers = (
+        (packed.path, packed.manifest),
+        packed.manifest.size,
+        packed.manifest.layers,
     )
-    nodes = Nodes(40, cpus=1, ranks=1)
-    relayed = forecast_staging(work, nodes).send
+    work, nodes = measure_staging_work(layers, layers, size), Nodes(40, cpus=1, ranks=1)
     sends = {
         TransferWay.SBCAST: forecast_staging(work, nodes, relayed=False).send,
-        TransferWay.SHARED: packed.manifest.size / (NFS.all / 40),
+        TransferWay.SHARED: size / (NFS.all / 40),
     }
-    assert job.forecast.seconds.send == pytest.approx(sends.get(way, relayed), abs=0.001)
+    for way in TransferWay:
+        options = JobOptions(nodes=(40, 40), log_dir=tmp_path, allocation="slurm", transfer=way)
+        config = load(project.root)
+        prepared = prepare(config, options, bundle, action=Action.VERIFY, source="salloc")
+        job = plan_job(prepared, ("salloc", "--export=HF_TOKEN=hunter2"))
+        assert job.argv == ("salloc", "--export=HF_TOKEN=***")
+        assert (job.bundle, job.id, job.nodes) == (packed.path, packed.manifest.id, (40, 40))
+        assert job.transfer is way
+        assert job.bytes_at_most == (0 if way is TransferWay.SHARED else size)
+        assert (job.forecast.nodes, job.forecast.measured) == (40, False)
+        expected = sends.get(way, forecast_staging(work, nodes).send)
+        assert job.forecast.seconds.send == pytest.approx(expected, abs=0.001)
 
 
 # --- What earlier jobs took: kept, damaged, and turned into rates -------------------------------
@@ -191,59 +167,45 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     store = Store(tmp_path / "root")
     assert read_history(store) == ()
     assert not store.root.exists()
-    assert record_times(store, SEEN)
+    record_times(store, SEEN)
     other = replace(SEEN, send=None, unpack=None, nodes=6)
-    assert record_times(store, other)
+    record_times(store, other)
     assert read_history(store) == (SEEN, other)
     assert json.loads((store.root / FILE).read_text())["version"] == VERSION
-
-
-def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path)
     for number in range(1, KEPT + 4):
         record_times(store, replace(SEEN, nodes=number))
     assert [one.nodes for one in read_history(store)] == list(range(4, KEPT + 4))
+    (tmp_path / "file").write_text("")
+    record_times(Store(tmp_path / "file" / "root"), SEEN)  # which cannot be written
 
 
 def raw(**changed: Any) -> dict[str, Any]:
     return {"version": VERSION, "jobs": [{**asdict(SEEN), **changed}]}
 
 
+DAMAGED = [
+    *({"version": 99, "jobs": []}, {"jobs": []}),
+    *({"version": VERSION, "jobs": jobs} for jobs in (7, [7])),
+    *(raw(nodes=0), raw(nodes="3"), raw(step=-1), raw(stage=float("nan")), raw(send="fast")),
+    *(
+        raw(colour="red"),
+        raw(work={"sent": 1}),
+        raw(work=[]),
+        raw(work={**asdict(WORK), "files": -1}),
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "[" * 100_000,
-        json.dumps({"version": 99, "jobs": []}),
-        json.dumps({"jobs": []}),
-        json.dumps({"version": VERSION, "jobs": 7}),
-        json.dumps({"version": VERSION, "jobs": [7]}),
-        json.dumps(raw(colour="red")),
-        json.dumps(raw(nodes=0)),
-        json.dumps(raw(nodes="3")),
-        json.dumps(raw(step=-1)),
-        json.dumps(raw(stage=float("nan"))),
-        json.dumps(raw(send="fast")),
-        json.dumps(raw(work={"sent": 1})),
-        json.dumps(raw(work=[])),
-        json.dumps(raw(work={**asdict(WORK), "files": -1})),
-    ],
+    "content", ["", "{", "[]", "null", "[" * 100_000, *map(json.dumps, DAMAGED)]
 )
 def test_a_damaged_file_counts_as_none_and_is_begun_anew(tmp_path: Path, content: str) -> None:
     store = Store(tmp_path)
     (tmp_path / FILE).write_text(content)
     assert read_history(store) == ()
     assert find_known_rates(store) == KnownRates()
-    assert record_times(store, SEEN)
+    record_times(store, SEEN)
     assert read_history(store) == (SEEN,)
-
-
-def test_a_root_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert record_times(Store(tmp_path / "file" / "root"), SEEN) is False
 
 
 # --- rates ---------------------------------------------------------------------------------------
@@ -257,8 +219,6 @@ def test_rates_are_those_that_explain_what_was_seen(factor: float, relayed: bool
     expected = ASSUMED.scale_rates(send=factor, unpack=factor, step=factor)
     assert asdict(found.rates) == pytest.approx(asdict(expected))
     assert found.text == "measured on 2 jobs of up to 6 nodes"
-    alone = estimate_rates([as_expected(nodes=1)])
-    assert alone.text == "measured on 1 job of up to 1 node"
 
 
 def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
@@ -274,10 +234,15 @@ def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
     )
 
 
-def test_a_clock_that_jumped_is_kept_within_bounds() -> None:
-    assert estimate_rates([as_expected(send=1e9, step=0.0)]).rates.link == pytest.approx(
-        ASSUMED.link / 100
-    )
+def test_what_says_little_of_rates_changes_none() -> None:
+    """A small delivery, one job that was disturbed; and a clock that jumped is kept in bounds."""
+    small = StagingWork(sent=200_000, bytes=500_000, files=80, linked=34_000)
+    disturbed = [as_expected(), as_expected(factor=50.0), as_expected()]
+    for jobs in ([as_expected(work=small, send=9.0, unpack=9.0)], disturbed):
+        assert asdict(estimate_rates(jobs).rates) == pytest.approx(asdict(ASSUMED))
+    jumped = estimate_rates([as_expected(send=1e9, step=0.0)])
+    assert jumped.rates.link == pytest.approx(ASSUMED.link / 100)
+    assert jumped.text == f"measured on 1 job of up to {as_expected().nodes} nodes"
 
 
 # --- what a job shows ----------------------------------------------------------------------------
@@ -348,15 +313,12 @@ def test_a_job_is_kept_as_it_goes(tmp_path: Path) -> None:
 
 
 def test_a_job_that_ends_badly_is_not_kept(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        with keep_times(Store(tmp_path), lambda event: None) as listen:
-            for event in [plan("sbcast"), *ends()]:
-                listen(event_record(**event))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert read_history(Store(tmp_path)) == ()
+    store = Store(tmp_path)
+    with suppress(KeyboardInterrupt), keep_times(store, lambda event: None) as listen:
+        for event in [plan("sbcast"), *ends()]:
+            listen(event_record(**event))
+        raise KeyboardInterrupt
+    assert read_history(store) == ()
 
 
 # --- Running from a shared file system: the published figures that the rates were taken from ----
@@ -380,14 +342,3 @@ def test_an_import_of_torch_on_2048_nodes() -> None:
     files, size = int(FILES * share), int(SIZE * share)
     waiting = estimate_shared_reads(files, size, Nodes(2048, ranks=12), LUSTRE)
     assert waiting + 1.7 == pytest.approx(120, rel=0.1)
-
-
-def test_a_small_delivery_says_nothing_of_rates() -> None:
-    small = StagingWork(sent=200_000, bytes=500_000, files=80, linked=34_000)
-    found = estimate_rates([as_expected(work=small, send=9.0, unpack=9.0)]).rates
-    assert asdict(found) == pytest.approx(asdict(ASSUMED))
-
-
-def test_one_job_that_was_disturbed_does_not_count() -> None:
-    jobs = [as_expected(), as_expected(factor=50.0), as_expected()]
-    assert asdict(estimate_rates(jobs).rates) == pytest.approx(asdict(ASSUMED))

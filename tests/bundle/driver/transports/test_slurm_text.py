@@ -91,21 +91,6 @@ def test_the_version(text: str, found: tuple[int, int]) -> None:
     assert slurm_text.parse_version(text) == found
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [
-        ("4", [4]),
-        ("4(x3),8", [4, 4, 4, 8]),
-        ("16(x2),8(x1)", [16, 16, 8]),
-        ("", []),
-        ("many", []),
-        ("4(x3),", []),
-    ],
-)
-def test_cpus(text: str, counts: list[int]) -> None:
-    assert slurm_text.parse_cpu_counts(text) == counts
-
-
 def test_options_for_other_commands_are_dropped_and_what_steps_need_is_kept() -> None:
     dropped = (
         "NTASKS NTASKS_PER_NODE CPUS_PER_TASK LABELIO STDOUTMODE EXPORT_ENV MPI_TYPE KILL_BAD_EXIT "
