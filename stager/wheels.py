@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol.counts import format_count, format_size
@@ -24,7 +24,6 @@ from .core.values import Digest, LockedFile, Wheel
 from .lock import source_wheels
 from .lock.build_source import (
     BUILT_AGAINST,
-    BuildSettings,
     advise_on_failed_build,
     needs_nvcc,
     refuse_without_nvcc,
@@ -33,9 +32,8 @@ from .lock.indexes import Indexes, pip_settings, restore_credentials
 from .lock.lock import install
 from .lock.pip import Pip, condense, is_unreachable, unreachable_index_error
 from .lock.pylock import Lock
+from .lock.spec import Spec
 
-FindElsewhere = Callable[[LockedFile], Wheel | None]
-"""Returns the wheel of a locked file that is here in another form; None if it is not."""
 Progress = Callable[[str], None]
 BATCH = 8
 """Files requested in one call of pip: few calls, yet a progress line now and then."""
@@ -43,59 +41,48 @@ _ACTUAL_DIGEST = re.compile(r"Got\s+([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchSettings:
-    """The settings of a spec that matter for fetching what its lock names."""
+class WheelSource:
+    """The places that wheels are fetched from, and into."""
 
-    indexes: Indexes = field(default_factory=Indexes)
-    urls: tuple[str, ...] = ()
-    builds: BuildSettings = field(default_factory=BuildSettings)
-    elsewhere: FindElsewhere = lambda file: None
+    spec: Spec
+    store: Store
+    """The offline root, whose lock must be held."""
+    offline: bool
+    progress: Progress = lambda line: None
+    elsewhere: Callable[[LockedFile], Wheel | None] = lambda file: None
     """Asked for wheels that are not in the offline root, before they are fetched."""
+    run: Runner = run
 
-
-def fetch(
-    lock: Lock,
-    store: Store,
-    *,
-    offline: bool,
-    run: Runner = run,
-    progress: Progress = lambda line: None,
-    given: FetchSettings | None = None,
-) -> tuple[Wheel, ...]:
-    """Bring every file of a lock into the store and return the wheels, sorted by package."""
-    given = given or FetchSettings()
-    if offline:
-        places = Indexes(no_index=True, find_links=(str(store.wheels),))
-    else:
-        places = lock.indexes.restore_credentials(given.indexes)
-    with store.scratch("wheels") as scratch:
-        pip = Pip(
-            target=lock.target,
-            indexes=places,
-            scratch=scratch,
-            offline=offline,
-            builds=given.builds,
-            run=run,
-        )
-        fetcher = _Fetcher(lock, store, pip, progress, given)
-        try:
-            return fetcher.fetch()
-        finally:
-            fetcher.digests.save()
+    def fetch(self, lock: Lock) -> tuple[Wheel, ...]:
+        """Bring every file of a lock into the store and return the wheels, sorted by package."""
+        if self.offline:
+            places = Indexes(no_index=True, find_links=(str(self.store.wheels),))
+        else:
+            places = lock.indexes.restore_credentials(self.spec.all_indexes)
+        with self.store.scratch("wheels") as scratch:
+            pip = Pip(
+                target=lock.target,
+                indexes=places,
+                scratch=scratch,
+                offline=self.offline,
+                builds=self.spec.builds,
+                run=self.run,
+            )
+            fetcher = _Fetcher(lock, self, pip)
+            try:
+                return fetcher.fetch()
+            finally:
+                fetcher.digests.save()
 
 
 class _Fetcher:
-    def __init__(
-        self, lock: Lock, store: Store, pip: Pip, progress: Progress, given: FetchSettings
-    ) -> None:
-        self.lock, self.store, self.pip, self.progress = lock, store, pip, progress
-        self.given = given
-        self.digests = DigestCache(store)
+    def __init__(self, lock: Lock, source: WheelSource, pip: Pip) -> None:
+        self.lock, self.source, self.pip = lock, source, pip
+        self.store, self.urls = source.store, source.spec.urls
+        self.digests = DigestCache(self.store)
         self.problems: list[str] = []
         self._against = [str(file.sha256) for file in lock.files if file.name in BUILT_AGAINST]
         self._downloads = pip.scratch / "new"
-        self._output = ""
-        """That of pip's last download."""
         self._build_output: list[str] = []
 
     def fetch(self) -> tuple[Wheel, ...]:
@@ -131,7 +118,7 @@ class _Fetcher:
         self._download([self._locate(file) for file in files if file.is_wheel])
         for file in files:
             if not file.is_wheel:
-                self.progress(f"building a wheel for {file.name} {file.version}")
+                self.source.progress(f"building a wheel for {file.name} {file.version}")
                 self._build(file)
 
     def _error(self) -> WheelError:
@@ -147,30 +134,22 @@ class _Fetcher:
 
     def find(self, file: LockedFile) -> Wheel | None:
         """Return the wheel of a locked file; None unless it is here with the right digest."""
-        if file.is_wheel:
-            path: Path | None = self.store.wheels / file.filename
-        else:
+        path: Path | None = self.store.wheels / file.filename
+        if not file.is_wheel:
             path = source_wheels.find_fitting_wheel(self._choose_folder(file), self.lock.target)
         digest = self.digests.digest(path) if path is not None else None
         if path is None or digest is None:
-            return self.given.elsewhere(file)
+            return self.source.elsewhere(file)
         if digest != (file.sha256 if file.is_wheel else _read_note(path)):
             return None
-        return Wheel(
-            name=file.name,
-            version=file.version,
-            path=path,
-            sha256=digest,
-            size=path.stat().st_size,
-        )
+        size = path.stat().st_size
+        return Wheel(name=file.name, version=file.version, path=path, sha256=digest, size=size)
 
     def _choose_folder(self, file: LockedFile) -> Path:
-        key = self.given.builds.key(file.name, file.sha256, self._against)
-        return self.store.built / key
+        return self.store.built / self.pip.builds.key(file.name, file.sha256, self._against)
 
     def _digest_in_place(self, file: LockedFile) -> Digest | None:
-        place = self.store.wheels / file.filename
-        return self.digests.digest(place) if file.is_wheel else None
+        return self.digests.digest(self.store.wheels / file.filename) if file.is_wheel else None
 
     def _offline_problem(self, file: LockedFile) -> str:
         digest = self._digest_in_place(file)
@@ -196,35 +175,29 @@ class _Fetcher:
             return False
         if path is None:
             return True
-        if file.is_wheel:
-            self._copy(file, path)
-        else:
+        if not file.is_wheel:
             self._build(file)
+        elif (digest := digest_file(path)) != file.sha256:
+            self.problems.append(_describe_other(str(path), file.sha256, digest))
+        else:
+            with self.store.publish(self.store.wheels / file.filename) as partial:
+                shutil.copyfile(path, partial)
         return False
 
     def _find_here(self, file: LockedFile, source: str) -> Path | None:
+        """Return the path of a file here; what has a source may be built of its present content."""
         if file.path and file.path.is_file():
             return file.path
-        path = self._find_in_mirror(file) if "://" in source else None
-        return path or (self._rebuild(source) if source else None)
-
-    def _copy(self, file: LockedFile, path: Path) -> None:
-        digest = digest_file(path)
-        if digest != file.sha256:
-            self.problems.append(_describe_other(str(path), file.sha256, digest))
-            return
-        with self.store.publish(self.store.wheels / file.filename) as partial:
-            shutil.copyfile(path, partial)
-
-    def _find_in_mirror(self, file: LockedFile) -> Path | None:
-        known = self.lock.indexes.merge(self.pip.indexes).merge(pip_settings(self.pip.run).indexes)
-        return known.find_wheel(file.filename, file.sha256)
-
-    def _rebuild(self, source: str) -> Path:
-        """Build a local project's wheel again; a URL is built from its present content."""
+        if not source:
+            return None
         place: Path | str = self.lock.path.parent.absolute() / source
         if "://" in source:
-            place = restore_credentials(source, self.given.urls)
+            configured = pip_settings(self.pip.run).indexes
+            known = self.lock.indexes.merge(self.pip.indexes).merge(configured)
+            found = known.find_wheel(file.filename, file.sha256)
+            if found:
+                return found
+            place = restore_credentials(source, self.urls)
         described = source_wheels.describe_source(place, source)
         return source_wheels.build(described, self.store, self.pip)
 
@@ -241,49 +214,45 @@ class _Fetcher:
             names = ", ".join(f"{file.name} {file.version}" for file in batch)
             size = sum(file.size or 0 for file in batch)
             amount = f" ({format_size(size)})" if size else ""
-            self.progress(f"downloading {start + len(batch)} of {len(files)}{amount}: {names}")
-            if not self._try_to_download(_format_url, batch):
-                self._download_by_name(batch)
+            done = f"downloading {start + len(batch)} of {len(files)}"
+            self.source.progress(f"{done}{amount}: {names}")
+            said = self._try_to_download(batch)
+            if said and all(map(is_unreachable, said)):
+                raise unreachable_index_error("".join(said))
+            for file in batch if said else ():
+                self._download_alone(file)
             for file in batch:
                 downloaded = self._downloads / file.filename
                 if downloaded.is_file() and digest_file(downloaded) == file.sha256:
                     with self.store.publish(self.store.wheels / file.filename) as partial:
                         downloaded.replace(partial)
 
-    def _download_by_name(self, batch: Sequence[LockedFile]) -> None:
-        said_by_url = self._output
-        if self._try_to_download(_format_pin, batch):
-            return
-        if is_unreachable(said_by_url) and is_unreachable(self._output):
-            raise unreachable_index_error(said_by_url + self._output)
-        for file in batch:
-            self._download_alone(file)
-
     def _download_alone(self, file: LockedFile) -> None:
         """Download a file that its batch could not be downloaded with, to report it."""
-        if self._try_to_download(_format_url, [file]):
-            return
-        said_by_url = self._output
-        if self._try_to_download(_format_pin, [file]):
+        said = self._try_to_download([file])
+        if not said:
             return
         # By name, a file with another digest, or behind a password, is only "not found".
-        actual = _ACTUAL_DIGEST.search(f"{said_by_url}\n{self._output}")
+        actual = _ACTUAL_DIGEST.search("\n".join(said))
         if actual:
             place = file.url or file.filename
             self.problems.append(_describe_other(place, file.sha256, actual[1]))
             return
-        reason = condense(said_by_url if is_unreachable(said_by_url) else self._output)
+        reason = condense(next(filter(is_unreachable, said), said[-1]))
         self.problems.append(f"{file.filename}: {reason}")
 
-    def _try_to_download(
-        self, line: Callable[[LockedFile], str], files: Sequence[LockedFile]
-    ) -> bool:
-        done = self.pip.download(list(map(line, files)), self._downloads)
-        self._output = done.stderr or done.stdout
-        return done.returncode == 0
+    def _try_to_download(self, files: Sequence[LockedFile]) -> list[str]:
+        """Download files by URL, else by name; return what pip says of each, if both fail."""
+        said = []
+        for line in (_format_url, _format_pin):
+            done = self.pip.download(list(map(line, files)), self._downloads)
+            if done.returncode == 0:
+                return []
+            said.append(done.stderr or done.stdout)
+        return said
 
     def _locate(self, file: LockedFile) -> LockedFile:
-        url = restore_credentials(file.url, self.given.urls) if file.url else None
+        url = restore_credentials(file.url, self.urls) if file.url else None
         return replace(file, url=url)
 
     # --- Builds of sdists
@@ -293,7 +262,8 @@ class _Fetcher:
         lines = [f"{wheel.name} @ {wheel.path.as_uri()}" for wheel in known]
         packages = install(lines, self.pip, self.pip.scratch / "environment")
         for file in files:
-            self.progress(f"building a wheel for {file.name} {file.version} in the environment")
+            name = f"{file.name} {file.version}"
+            self.source.progress(f"building a wheel for {name} in the environment")
             self._build(file, packages)
 
     def _build(self, file: LockedFile, packages: Path | None = None) -> None:
@@ -302,8 +272,7 @@ class _Fetcher:
             try:
                 wheel = source_wheels.build_line(line, keep, self.store, self.pip, packages)
             except ResolveError as exc:
-                problem = f"{file.filename}: {exc.message}"
-                output = exc.context
+                problem, output = f"{file.filename}: {exc.message}", exc.context
                 continue
             with self.store.publish(_note(wheel)) as partial:
                 partial.write_text(f"{digest_file(wheel)}\n", encoding="utf-8")

@@ -41,11 +41,12 @@ from ..pack.bundle import Contents, Packed, list_file_needs, pack, read_stored_i
 from ..pack.bundle_file import ChosenBundle, Newest
 from ..pack.node_program import find_compiled_program
 from ..pack.proof import Proof, Wanted, prove
+from ..wheels import WheelSource
 from .current_bundle import Listener, digest_inputs, list_project_sources, lock_path, offline_root
 from .layer_sources import BundledWheels, advise_behind_air_gap, forget_files, make_hub_sources
 from .project_lock import (
-    WheelSource,
     ensure_lock,
+    fetch_decompressor,
     hub_files,
     lock_assets,
     read_buildable_spec,
@@ -297,7 +298,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 progress=lambda line: listener.step(line, 0, 0),
                 elsewhere=bundled.find,
             )
-            wheels, decompressor = source.fetch_lock(lock), source.decompressor(own is not None)
+            wheels, decompressor = source.fetch(lock), fetch_decompressor(source, own is not None)
             bundled.take_assets(lock.assets)
         with phase("layers"):
             trees = list_project_sources(config, store, lock.path, listener.note)

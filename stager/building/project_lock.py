@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from ..lock.pylock import (
 from ..lock.resolver import NONE
 from ..lock.spec import Spec, read_spec
 from ..pack.decompressor import decompressor_lock
-from ..wheels import FetchSettings, FindElsewhere, fetch
+from ..wheels import WheelSource
 from .current_bundle import Listener, hub_requests, lock_path, offline_root
 
 # --- The models and data sets of a project's lock ------------------------------------------------
@@ -253,51 +253,26 @@ def _note_gpu_packages(spec: Spec, lock: Lock) -> Iterator[str]:
         )
 
 
-# --- The wheels that a bundle is made of: those of the project's lock, and the decompressor ------
+def fetch_decompressor(source: WheelSource, bundled_python: bool) -> Wheel | None:
+    """Return what bundles are decompressed with; None where the nodes' Python can do that.
 
-
-@dataclass(frozen=True, kw_only=True)
-class WheelSource:
-    """The places that wheels are fetched from, and into."""
-
-    spec: Spec
-    store: Store
-    """The offline root, whose lock must be held."""
-    offline: bool
-    progress: Callable[[str], None]
-    elsewhere: FindElsewhere = lambda file: None
-    """Asked for wheels that are not in the offline root, before they are fetched."""
-
-    def fetch_lock(self, lock: Lock) -> tuple[Wheel, ...]:
-        """Return the wheel of each file of a lock."""
-        given = FetchSettings(
-            indexes=self.spec.all_indexes,
-            urls=self.spec.urls,
-            builds=self.spec.builds,
-            elsewhere=self.elsewhere,
-        )
-        return fetch(lock, self.store, offline=self.offline, progress=self.progress, given=given)
-
-    def decompressor(self, bundled_python: bool) -> Wheel | None:
-        """Return what bundles are decompressed with; None where the nodes' Python can do that.
-
-        The project's own indexes are asked first: where they are all there is, those of pip's
-        configuration would be waited for in vain. The digest is pinned, whatever index has it.
-        """
-        lock = decompressor_lock(self.spec.target, bundled_python=bundled_python)
-        if lock is None:
-            return None
-        indexes = self.spec.all_indexes.strip_credentials()
-        if indexes != lock.indexes:
-            with suppress(WheelError, ResolveError):
-                return self.fetch_lock(replace(lock, indexes=indexes))[0]
-        try:
-            return self.fetch_lock(lock)[0]
-        except WheelError as exc:
-            (file,) = lock.files
-            raise WheelError(
-                "the zstd decompressor that every bundle carries cannot be obtained",
-                hint=f"put {file.filename} into {self.store.wheels}, "
-                "or build once where an index has it",
-                context=exc.context or (exc.message,),
-            ) from exc
+    The project's own indexes are asked first: where they are all there is, those of pip's
+    configuration would be waited for in vain. The digest is pinned, whatever index has it.
+    """
+    lock = decompressor_lock(source.spec.target, bundled_python=bundled_python)
+    if lock is None:
+        return None
+    indexes = source.spec.all_indexes.strip_credentials()
+    if indexes != lock.indexes:
+        with suppress(WheelError, ResolveError):
+            return source.fetch(replace(lock, indexes=indexes))[0]
+    try:
+        return source.fetch(lock)[0]
+    except WheelError as exc:
+        (file,) = lock.files
+        raise WheelError(
+            "the zstd decompressor that every bundle carries cannot be obtained",
+            hint=f"put {file.filename} into {source.store.wheels}, "
+            "or build once where an index has it",
+            context=exc.context or (exc.message,),
+        ) from exc

@@ -15,7 +15,7 @@ from bundle.protocol.counts import format_count
 from bundle.protocol.digest import Digest
 
 from ..building.current_bundle import Listener, offline_root
-from ..building.project_lock import WheelSource, ensure_lock, read_buildable_spec
+from ..building.project_lock import ensure_lock, fetch_decompressor, read_buildable_spec
 from ..config.load import Config
 from ..config.sections import OF_NODE
 from ..core.errors import ConfigError, WheelError
@@ -24,6 +24,7 @@ from ..core.values import Wheel
 from ..lock.lock import ResolveOptions, make_lock
 from ..lock.pylock import Lock
 from ..lock.spec import Spec, read_spec
+from ..wheels import WheelSource
 from .mirror_folder import ListedWheel, MirrorFolder, describe_wheel, lock_mirror, refuse_other
 
 
@@ -66,8 +67,8 @@ def _fetch_for_target(
         lock = ensure_lock(project, spec, store, options, listener, locked=False)
     listener.begin("wheels")
     source = WheelSource(spec=spec, store=store, offline=request.offline, progress=listener.note)
-    wheels = [*source.fetch_lock(lock)]
-    decompressor = source.decompressor(settings.environment.interpreter != OF_NODE)
+    wheels = [*source.fetch(lock)]
+    decompressor = fetch_decompressor(source, settings.environment.interpreter != OF_NODE)
     if decompressor is not None:  # every build needs it
         wheels.append(decompressor)
     return wheels, _list_built(lock, wheels)

@@ -21,7 +21,7 @@ from ..core.store import Store
 from ..core.values import Target
 from ..lock.lock import ResolveOptions, make_lock
 from ..lock.spec import read_spec
-from ..wheels import FetchSettings, Progress, fetch
+from ..wheels import Progress, WheelSource
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -50,8 +50,8 @@ def collect_tool(
     wanted = replace(read_spec(tool), indexes=spec.indexes, index_strategy=spec.index_strategy)
     options = ResolveOptions(offline=offline)
     lock = make_lock(wanted, path=scratch / "pylock.toml", store=store, options=options)
-    given = FetchSettings(indexes=wanted.all_indexes, builds=wanted.builds)
-    wheels = fetch(lock, store, offline=offline, progress=progress, given=given)
+    source = WheelSource(spec=wanted, store=store, offline=offline, progress=progress)
+    wheels = source.fetch(lock)
     return [own, *(wheel.path for wheel in wheels)], install_program(spec.target)
 
 

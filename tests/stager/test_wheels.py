@@ -19,7 +19,7 @@ from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock
 from stager.lock.resolver import ResolvedFile
-from stager.wheels import FetchSettings, fetch
+from tests.support.building import fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
 from tests.support.wheelhouse import make_wheel
@@ -103,7 +103,7 @@ def fails(*args, **options):
 def test_files_are_downloaded_checked_and_kept(index, store):
     lines: list[str] = []
     calls, runner = counting()
-    wheels = fetch(served(index), store, offline=False, run=runner, progress=lines.append)
+    wheels = fetch(served(index), store, run=runner, progress=lines.append)
     assert calls == ["download"]  # one for both
     for wheel, file in zip(wheels, sorted(index.folder.iterdir()), strict=True):
         name, version = ResolvedFile(filename=file.name).identity
@@ -123,7 +123,7 @@ def test_files_are_downloaded_checked_and_kept(index, store):
 
 def test_what_is_there_is_not_fetched_again(index, store):
     lock = served(index)
-    first = fetch(lock, store, offline=False)
+    first = fetch(lock, store)
     calls, runner = counting()
     assert fetch(lock, store, offline=True, run=runner) == first
     assert calls == []
@@ -161,14 +161,14 @@ def test_a_file_from_a_folder_is_copied(tmp_path, store):
 def test_a_file_from_a_folder_that_is_gone_is_looked_up_by_name(index, store, tmp_path):
     file = index.folder / "alpha-1.0-py3-none-any.whl"
     lock = lock_of(locked(file, path=tmp_path / "gone" / file.name))
-    (wheel,) = fetch(lock, store, offline=False)
+    (wheel,) = fetch(lock, store)
     assert wheel.sha256 == digest_file(file)
 
 
 def test_files_for_another_target(index, store):
     target = Target(python="3.99", platform="manylinux_2_28_aarch64")
     file = make_wheel(index.folder, "fast", tag="cp399-cp399-manylinux_2_17_aarch64")
-    (wheel,) = fetch(lock_of(locked(file, index), target=target), store, offline=False)
+    (wheel,) = fetch(lock_of(locked(file, index), target=target), store)
     assert wheel.path.name == file.name
 
 
@@ -178,7 +178,7 @@ def test_files_for_another_target(index, store):
 def test_a_private_index_in_pips_configuration(index, store, monkeypatch):
     index.user, index.password = "me", "s3cret-pass"
     monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
-    assert len(fetch(served(index), store, offline=False)) == 2
+    assert len(fetch(served(index), store)) == 2
 
 
 def test_a_private_index_of_the_spec(index, store, monkeypatch, caplog):
@@ -187,10 +187,10 @@ def test_a_private_index_of_the_spec(index, store, monkeypatch, caplog):
     known = Indexes(index_url=index.url_with_password)
     lock = replace(served(index), indexes=known.strip_credentials())
     caplog.set_level(logging.DEBUG)
-    error = fails(lock, store, offline=False)
+    error = fails(lock, store)
     assert len(error.context) == 2
     assert all("401" in line for line in error.context)
-    assert len(fetch(lock, store, offline=False, given=FetchSettings(indexes=known))) == 2
+    assert len(fetch(lock, store, indexes=known)) == 2
     assert "s3cret-pass" not in caplog.text
 
 
@@ -200,7 +200,7 @@ def test_a_private_index_of_the_spec(index, store, monkeypatch, caplog):
 def test_a_file_that_differs_from_the_lock(index, store):
     lock = served(index)
     wrong = replace(lock.files[0], sha256=Digest("1" * 64))
-    error = fails(replace(lock, files=(wrong, lock.files[1])), store, offline=False)
+    error = fails(replace(lock, files=(wrong, lock.files[1])), store)
     (line,) = error.context
     found = digest_file(index.folder / wrong.filename)
     assert wrong.filename in line
@@ -214,7 +214,7 @@ def test_a_truncated_download(index, store):
     lock = served(index)
     for file in index.folder.iterdir():
         os.truncate(file, file.stat().st_size // 2)
-    error = fails(lock, store, offline=False)
+    error = fails(lock, store)
     assert len(error.context) == 2
     assert not list(store.wheels.iterdir())
 
@@ -222,7 +222,7 @@ def test_a_truncated_download(index, store):
 @pytest.mark.parametrize("same_size", [True, False])
 def test_a_bad_file_in_the_store_is_replaced(index, store, same_size):
     lock = served(index)
-    wheels = fetch(lock, store, offline=False)
+    wheels = fetch(lock, store)
     bad = wheels[0].path
     content = bytearray(bad.read_bytes())
     content[len(content) // 2] ^= 1
@@ -232,7 +232,7 @@ def test_a_bad_file_in_the_store_is_replaced(index, store, same_size):
         f"{bad.name}: differs from the lock: expected sha256 {wheels[0].sha256}, "
         f"found {digest_file(bad)}"
     )
-    assert fetch(lock, store, offline=False) == wheels
+    assert fetch(lock, store) == wheels
     assert digest_file(bad) == wheels[0].sha256
 
 
@@ -250,7 +250,7 @@ def test_files_that_are_gone_from_the_index(index, store):
     lock = served(index)
     shutil.rmtree(index.folder)
     index.folder.mkdir()
-    error = fails(lock, store, offline=False)
+    error = fails(lock, store)
     assert [line.partition(":")[0] for line in error.context] == [
         file.filename for file in lock.files
     ]
@@ -265,7 +265,7 @@ def test_no_network(store, monkeypatch, tmp_path):
     lock = lock_of(locked(file, url="http://127.0.0.1:9/alpha-1.0-py3-none-any.whl", path=None))
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(ResolveError, match="cannot be reached") as caught:
-        fetch(lock, store, offline=False)
+        fetch(lock, store)
     assert caught.value.hint
 
 
@@ -279,7 +279,7 @@ def sdist_lock(sdist, index_env):
 
 def test_an_sdist_is_built_once(sdist_lock, store, tmp_path):
     calls, runner = counting()
-    (wheel,) = fetch(sdist_lock, store, offline=False, run=runner)
+    (wheel,) = fetch(sdist_lock, store, run=runner)
     assert calls == ["wheel"]
     assert wheel.name == "from-source"
     assert wheel.version == Version("1.0")
@@ -289,14 +289,14 @@ def test_an_sdist_is_built_once(sdist_lock, store, tmp_path):
     assert calls == ["wheel"]
     # A wheel that was tampered with is built again, and has the same bytes as before.
     wheel.path.write_bytes(wheel.path.read_bytes() + b"x")
-    assert fetch(sdist_lock, store, offline=False)[0].sha256 == wheel.sha256
-    elsewhere = fetch(sdist_lock, Store(tmp_path / "two"), offline=False)
+    assert fetch(sdist_lock, store)[0].sha256 == wheel.sha256
+    elsewhere = fetch(sdist_lock, Store(tmp_path / "two"))
     assert elsewhere[0].sha256 == wheel.sha256
 
 
 def test_an_sdist_that_does_not_build(wheelhouse, index_env, store):
     sdist = make_sdist(wheelhouse, "hopeless", files={"pyproject.toml": "[build-system]\nx = 1\n"})
-    (line,) = fails(lock_of(locked(sdist)), store, offline=False).context
+    (line,) = fails(lock_of(locked(sdist)), store).context
     assert line.startswith("hopeless-1.0.tar.gz: ")
     assert "build-system" in line
 
@@ -305,7 +305,7 @@ def test_a_local_project_is_built_again_where_its_wheel_is_gone(sdist, index_env
     root = tmp_path / "project"
     root.mkdir()
     shutil.unpack_archive(sdist, root)
-    first = fetch(lock_of(locked(sdist)), store, offline=False)[0]
+    first = fetch(lock_of(locked(sdist)), store)[0]
     entry = LockedFile(
         name=canonicalize_name("from-source"),
         version=Version("1.0"),
@@ -319,12 +319,12 @@ def test_a_local_project_is_built_again_where_its_wheel_is_gone(sdist, index_env
         sources=((entry.filename, "from_source-1.0"),),
     )
     there = Store(tmp_path / "two")
-    assert fetch(lock, there, offline=False)[0].sha256 == first.sha256
+    assert fetch(lock, there)[0].sha256 == first.sha256
     (root / "from_source-1.0" / "from_source" / "__init__.py").write_text("CHANGED = 1\n")
-    (line,) = fails(lock, Store(tmp_path / "three"), offline=False).context
+    (line,) = fails(lock, Store(tmp_path / "three")).context
     assert "differs from the lock" in line
     shutil.rmtree(root / "from_source-1.0")
-    (line,) = fails(lock, Store(tmp_path / "four"), offline=False).context
+    (line,) = fails(lock, Store(tmp_path / "four")).context
     assert "no such file or folder" in line
 
 

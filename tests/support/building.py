@@ -11,7 +11,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -25,14 +25,18 @@ from packaging.version import Version
 from bundle.format.layer import HEAD_PREFIX, Index, Origin, decode_head, head_summary
 from bundle.protocol.digest import Digest
 from stager.building.build import BuildOptions, Built, build
-from stager.config.load import load
+from stager.config.load import load, parse
 from stager.core.store import ScratchKind, Store, digest_file
 from stager.core.values import Target, Wheel
 from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
+from stager.lock.indexes import Indexes
+from stager.lock.pylock import Lock
+from stager.lock.spec import read_spec
 from stager.pack.node_program import find_compiled_program, make_node_program
+from stager.wheels import WheelSource
 from tests.support.needs import lacks, needs
 from tests.support.warm_ranks import Rank, WarmRanks
 
@@ -43,6 +47,21 @@ OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.p
 SITE = f"lib/python{HOST.python}/site-packages"
 ORIGIN = Origin(kind="wheel", name="any", version="1", content=Digest.of(b"any"), options={})
 """What a layer is said to be made from where nobody looks."""
+
+
+def fetch(
+    lock: Lock,
+    store: Store,
+    *,
+    offline: bool = False,
+    indexes: Indexes = Indexes(),  # noqa: B008 - it is frozen
+    **more: Any,
+) -> tuple[Wheel, ...]:
+    """Fetch a lock's wheels for a project that has these indexes."""
+    table = {"environment": {"requirements": []}}
+    settings = parse(table, root=store.root, source=store.root / "stager.toml")
+    spec = replace(read_spec(settings), indexes=indexes)
+    return WheelSource(spec=spec, store=store, offline=offline, **more).fetch(lock)
 
 
 @dataclass

@@ -37,8 +37,7 @@ from stager.pack.bundle import Contents, Packed, pack
 from stager.pack.bundle_file import seal
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
-from stager.wheels import fetch
-from tests.support.building import ORIGIN
+from tests.support.building import ORIGIN, fetch
 
 HERE = Target.from_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
@@ -65,7 +64,7 @@ def wheel(path: Path) -> Wheel:
 def fetch_decompressor(store: Store) -> Wheel | None:
     """The real zstandard wheel for this interpreter; None from Python 3.14 on."""
     lock = decompressor_lock(HERE)
-    return fetch(lock, store, offline=False)[0] if lock else None
+    return fetch(lock, store)[0] if lock else None
 
 
 def make_bundle(

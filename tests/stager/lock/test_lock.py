@@ -18,7 +18,7 @@ from stager.lock.indexes import Indexes
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import Pip, condense
 from stager.lock.pylock import read_lock, render
-from stager.wheels import FetchSettings, fetch
+from stager.wheels import WheelSource
 from tests.support.index_server import Index, serve
 from tests.support.sources import git_commit, make_sdist, own_backend, own_sdist
 from tests.support.wheelhouse import make_wheel
@@ -423,7 +423,8 @@ def test_behind_a_gap_the_wheel_of_a_mirror_stands_for_the_repository(
     wheel.rename(mirror / wheel.name)
     shutil.rmtree(tmp_path / "repo")
     monkeypatch.setenv("PIP_INDEX_URL", (mirror / "simple").as_uri())
-    (fetched,) = fetch(made, Store(tmp_path / "one"), offline=False)
+    one = Store(tmp_path / "one")
+    (fetched,) = WheelSource(spec=ask(asked), store=one, offline=False).fetch(made)
     assert fetched.sha256 == made.files[0].sha256
     again = make_lock(
         ask(asked), path=made.path, store=Store(tmp_path / "two"),
@@ -483,9 +484,8 @@ def test_a_url_with_a_password_can_be_fetched(lock, index_env, tmp_path, store, 
         for word in ("secret", "hidden"):
             assert word not in made.path.read_text()
         shutil.rmtree(store.built)
-        given = FetchSettings(urls=ask(text).urls)
         with store.lock():
-            (wheel,) = fetch(made, store, offline=False, given=given)
+            (wheel,) = WheelSource(spec=ask(text), store=store, offline=False).fetch(made)
     assert wheel.name == "gamma"
 
 

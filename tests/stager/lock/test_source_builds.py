@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -20,7 +21,7 @@ from stager.lock.build_source import (
 from stager.lock.indexes import Indexes
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import NoNodeError
-from stager.wheels import FetchSettings, fetch
+from stager.wheels import WheelSource
 from tests.support.sources import make_sdist, own_backend, repack_installed
 from tests.support.wheelhouse import make_wheel
 
@@ -159,21 +160,23 @@ def test_a_build_imports_what_only_the_environment_has(ask, root, store, house, 
     assert 'no-build-isolation = ["pure-or-not"]' in str(caught.value.hint)
     spec = ask(*asked, no_build_isolation=["pure-or-not"], build_env={"MAX_JOBS": 4})
     lock = locked(spec, root, store)
-    wheels = fetch(lock, store, offline=False, given=FetchSettings(builds=spec.builds))
+    source = WheelSource(spec=spec, store=store, offline=False)
+    wheels = source.fetch(lock)
     (wheel,) = (wheel for wheel in wheels if wheel.name == "pure-or-not")
     with zipfile.ZipFile(wheel.path) as archive:
         assert archive.read("pure_or_not/made.py") == b"JOBS = '4'\n"
         assert any(name.endswith(".so") for name in archive.namelist()) == extension
-    assert fetch(lock, store, offline=True, given=FetchSettings(builds=spec.builds)) == wheels
+    assert replace(source, offline=True).fetch(lock) == wheels
 
 
 def test_a_failed_build_shows_its_end(ask, root, store, house):
     setup = 'import sys\nif "bdist_wheel" in sys.argv:\n    sys.exit("no compiler can do this")\n'
     setup += "from setuptools import setup\nsetup()\n"
     make_sdist(house, "broken-one", files={"setup.py": setup})
-    lock = locked(ask("broken-one"), root, store)
+    spec = ask("broken-one")
+    lock = locked(spec, root, store)
     with pytest.raises(WheelError) as caught:
-        fetch(lock, store, offline=False)
+        WheelSource(spec=spec, store=store, offline=False).fetch(lock)
     context = caught.value.context
     assert "the end of the build of broken-one 1.0:" in context
     assert any(line.startswith("  | ") and "no compiler can do this" in line for line in context)
@@ -206,9 +209,9 @@ def test_on_a_node_nothing_is_fetched(ask, root, store, house, tmp_path):
         f'#!/bin/sh\necho "$@" >> {log}\nexport PIP_INDEX_URL=http://127.0.0.1:9/\nexec "$@"\n'
     )
     wrapper.chmod(0o755)
+    spec = replace(ask("from-source"), builds=BuildSettings(launcher=(str(wrapper),)))
     lock = locked(ask("from-source"), root, store)
-    builds = BuildSettings(launcher=(str(wrapper),))
-    (wheel,) = fetch(lock, store, offline=False, given=FetchSettings(builds=builds))
+    (wheel,) = WheelSource(spec=spec, store=store, offline=False).fetch(lock)
     assert wheel.path.name == "from_source-1.0-py3-none-any.whl"
     (line,) = log.read_text().splitlines()
     assert "pip wheel" in line
@@ -221,8 +224,8 @@ def test_where_slurm_gives_no_node_no_build_has_failed(ask, root, store, house, 
     said = "srun: error: Unable to allocate resources: Invalid partition name specified"
     wrapper.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     wrapper.chmod(0o755)
+    spec = replace(ask("from-source"), builds=BuildSettings(launcher=(str(wrapper),)))
     lock = locked(ask("from-source"), root, store)
-    builds = BuildSettings(launcher=(str(wrapper),))
     with pytest.raises(NoNodeError) as caught:
-        fetch(lock, store, offline=False, given=FetchSettings(builds=builds))
+        WheelSource(spec=spec, store=store, offline=False).fetch(lock)
     assert caught.value.context == (said,)

@@ -13,7 +13,7 @@ from stager.core.store import Store, digest_file
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pylock import read_lock
 from stager.lock.uv import require_uv
-from stager.wheels import FetchSettings, fetch
+from stager.wheels import WheelSource
 from tests.support.building import Recorder
 from tests.support.golden import check_golden
 from tests.support.index_server import Index, serve
@@ -388,12 +388,8 @@ def test_an_index_that_asks_for_a_password(lock, ask, indexes, root, tmp_path, m
         made = lock("pyproject.toml")
         assert versions(made) == {"beta": "2.0", "special": "1.0"}
         assert "s3cret" not in (root / "pylock.toml").read_text()
-        wheels = fetch(
-            made,
-            Store(tmp_path / "offline"),
-            offline=False,
-            given=FetchSettings(indexes=ask("pyproject.toml").all_indexes),
-        )
+        store = Store(tmp_path / "offline")
+        wheels = WheelSource(spec=ask("pyproject.toml"), store=store, offline=False).fetch(made)
     assert [wheel.name for wheel in wheels] == ["beta", "special"]
 
 
