@@ -29,7 +29,7 @@ from .jobs.outcome import Outcome
 from .layers.layer_file import describe_compression
 from .logs.job_record import parse_event
 from .pack import bundle_file
-from .pack.bundle_file import ProjectNote, is_marked, list_marks
+from .pack.bundle_file import Newest, is_marked, list_marks
 from .pack.decompressor import PINNED
 from .slurm.request import PartitionNode
 from .trust import SUFFIX
@@ -270,7 +270,7 @@ class _Plan:
         self.now, self.limit = now, now - UNUSED_SECONDS
         self.is_lock_unread = False
         self.useless_notes: list[tuple[Path, str]] = []
-        self.alive: list[ProjectNote] = []
+        self.alive: list[Newest] = []
         for path in self._files("projects", ".json"):
             note = bundle_file.read_note(path)
             if note is None:
@@ -281,7 +281,7 @@ class _Plan:
                 self.useless_notes.append((path, f"{note.settings.parent} is gone"))
         notes = self._files("imports", ".txt")
         imported = {read_bytes(path).decode(errors="replace").strip() for path in notes}
-        self.newest = imported | {note.bundle for note in self.alive}
+        self.newest = imported | {note.path.name for note in self.alive}
         """The file names of the bundles that stay: each project's newest, built or imported."""
 
     def items(self) -> Iterator[CleanedItem]:

@@ -37,7 +37,7 @@ from ..lock.lock import ResolveOptions
 from ..lock.pylock import Lock, PackageChanges, compare_packages, read_lock
 from ..lock.spec import Spec
 from ..pack import bundle_file
-from ..pack.bundle import Contents, Packed, list_file_needs, pack, read_stored_index
+from ..pack.bundle import Contents, Packed, list_file_needs, pack, read_stored_head
 from ..pack.bundle_file import ChosenBundle, Newest
 from ..pack.node_program import find_compiled_program
 from ..pack.proof import Proof, Wanted, prove
@@ -104,7 +104,7 @@ def list_imports(
     modules: list[str] = []
     for layer in layers:
         if layer.kind == "wheel" and layer.name in names:
-            modules += list_top_modules(layer.name, read_stored_index(store, layer))
+            modules += list_top_modules(layer.name, read_stored_head(store, layer)[1])
     # setuptools refuses to be imported after another package has imported distutils, as pip does.
     return tuple(sorted(dict.fromkeys(modules), key=lambda module: module != "setuptools"))
 
@@ -192,7 +192,7 @@ def _list_shipped(old: Manifest, store: Store) -> dict[str, str]:
     with suppress(StagerError):
         for layer in old.layers:
             if layer.kind == "project":
-                files = read_stored_index(store, layer).files
+                files = read_stored_head(store, layer)[1].files
                 paths = {file.path.partition("/")[2]: file.sha256 for file in files}
                 return {path: digest for path, digest in paths.items() if path[-4:] != ".pyc"}
     return {}
@@ -334,8 +334,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 )
                 proof = _prove(packed, store, spec, wanted, listener)
         made_of = digest_inputs(config, spec, trees, lock.path)
-        newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
-        bundle_file.remember(store, config.source, newest)
+        newest = Newest(config.source, packed.path, packed.manifest.id, made_of)
+        bundle_file.remember(store, newest)
     return Built(
         packed=packed,
         lock=lock,

@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,59 +54,45 @@ _PIECE = 1 << 20
 """Bytes that are read and hashed at a time: they stay in the processor's cache."""
 
 
-def read_stored_index(store: Store, layer: Layer) -> Index:
-    """Return the index of a layer in the store."""
-    return decode_index(store, layer, read_stored_head(store, layer))
-
-
-def read_stored_head(store: Store, layer: Layer) -> bytes:
-    """Return the head of a layer in the store."""
+@contextmanager
+def open_stored_layer(store: Store, layer: Layer) -> Iterator[BufferedReader]:
+    """Open a layer of the store; one that is found damaged inside the block is removed."""
+    path = store.layer(layer.id)
     try:
-        with open_regular(store.layer(layer.id)) as handle:
-            head = handle.read(layer.head_size)
-    except OSError as exc:
-        raise remove_damaged_layer(store, layer, str(exc)) from exc
-    if Digest.of(head) != layer.head:
-        raise remove_damaged_layer(store, layer, "its index has changed on disk")
-    return head
+        with open_regular(path) as handle:
+            yield handle
+    except (LayerError, OSError) as exc:
+        path.unlink(missing_ok=True)
+        raise BundleError(
+            f"the stored layer of {describe_layer(layer)} is damaged ({exc}); it has been removed",
+            hint="run `stager build` again: only this layer is made again",
+            context=[str(path)],
+        ) from exc
 
 
-def decode_index(store: Store, layer: Layer, head: bytes) -> Index:
-    """Return the index in a layer's head."""
-    try:
-        return decode_head(head, decompress_index)
-    except LayerError as exc:
-        raise remove_damaged_layer(store, layer, str(exc)) from exc
+def read_stored_head(store: Store, layer: Layer) -> tuple[bytes, Index]:
+    """Return the head of a layer in the store, and the index in it."""
+    with open_stored_layer(store, layer) as handle:
+        head = handle.read(layer.head_size)
+        if Digest.of(head) != layer.head:
+            raise LayerError("its index has changed on disk")
+        return head, decode_head(head, decompress_index)
 
 
 def check_frames(store: Store, layer: Layer, index: Index) -> None:
     """Read all frames of a layer, and compare their digests."""
     buffer = memoryview(bytearray(_PIECE))
-    try:
-        with open_regular(store.layer(layer.id)) as handle:
-            handle.seek(layer.head_size)
-            for frame in index.frames:
-                digest, left = hashlib.sha256(), frame.size
-                while left and (size := handle.readinto(buffer[: min(left, _PIECE)])):
-                    digest.update(buffer[:size])
-                    left -= size
-                if digest.hexdigest() != frame.sha256:
-                    raise LayerError("a frame has changed on disk")
-            if handle.read(1):
-                raise LayerError("it is longer than its index says")
-    except (LayerError, OSError) as exc:
-        raise remove_damaged_layer(store, layer, str(exc)) from exc
-
-
-def remove_damaged_layer(store: Store, layer: Layer, why: str) -> BundleError:
-    """Remove a layer from the store; return the error that says so."""
-    path = store.layer(layer.id)
-    path.unlink(missing_ok=True)
-    return BundleError(
-        f"the stored layer of {describe_layer(layer)} is damaged ({why}); it has been removed",
-        hint="run `stager build` again: only this layer is made again",
-        context=[str(path)],
-    )
+    with open_stored_layer(store, layer) as handle:
+        handle.seek(layer.head_size)
+        for frame in index.frames:
+            digest, left = hashlib.sha256(), frame.size
+            while left and (size := handle.readinto(buffer[: min(left, _PIECE)])):
+                digest.update(buffer[:size])
+                left -= size
+            if digest.hexdigest() != frame.sha256:
+                raise LayerError("a frame has changed on disk")
+        if handle.read(1):
+            raise LayerError("it is longer than its index says")
 
 
 # --- The C library that wheels need: what their tags promise, and what their files ask for -------
@@ -134,8 +121,7 @@ class LibcNeed(NamedTuple):
         return f"{self.package} ({self.because})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Libraries:
+class _Libraries(NamedTuple):
     major: int = 0
     minor: int = 0
     """The oldest glibc with which all of them load; 0.0 for any."""
@@ -180,22 +166,16 @@ def list_file_needs(
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _read_libraries(native, store, target)
     found = [(tags[layer.name].package, libraries[layer.id]) for layer in native]
-    _note_strangers(found, libc, note)
+    for package, own in found:
+        file, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
+        if file:
+            note(f"{package}: {file} was built for {other}, and the nodes have {libc}")
     if libc != "glibc":
         return ()
     needs = [LibcNeed(own.version, package, own.file) for package, own in found if any(own.version)]
     _note_understated(needs, tags, newest, note)
     _refuse_newer(needs, target)
     return tuple(needs)
-
-
-def _note_strangers(
-    found: Iterable[tuple[str, _Libraries]], libc: str, note: Callable[[str], None]
-) -> None:
-    for package, own in found:
-        file, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
-        if file:
-            note(f"{package}: {file} was built for {other}, and the nodes have {libc}")
 
 
 def _note_understated(
@@ -246,7 +226,7 @@ def _read_libraries(
         new = {layer.id: libraries for layer, libraries in zip(missing, found, strict=True)}
     if new:
         kept = {key: value for key, value in known.items() if store.layer(key).exists()}
-        raw = {key: vars(value) for key, value in (kept | new).items()}
+        raw = {key: value._asdict() for key, value in (kept | new).items()}
         with store.publish(store.root / FILE_NAME) as unfinished:
             unfinished.write_text(json.dumps(raw, sort_keys=True, indent=0), encoding="utf-8")
     return {**known, **new}
@@ -260,25 +240,22 @@ def _read_record(store: Store) -> dict[Digest, _Libraries]:
 
 
 def _inspect_libraries(layer: Layer, store: Store, machine: str) -> _Libraries:
-    index = read_stored_index(store, layer)
+    _, index = read_stored_head(store, layer)
     newest, file, musl = _NONE, "", ""
-    try:
-        with open_regular(store.layer(layer.id)) as handle:
-            tar = StoredTar(handle, layer.head_size, index)
-            for entry in index.files:
-                if not _LIBRARY.search(entry.path):
-                    continue
-                header = elf.parse(partial(tar.file, entry))
-                if header is None or header.machine != machine:
-                    continue
-                path = _SITE.sub("", entry.path)
-                if header.is_for_musl:
-                    musl = musl or path
-                elif header.glibc > newest:
-                    newest, file = header.glibc, path
-    except (LayerError, OSError) as exc:
-        raise remove_damaged_layer(store, layer, str(exc)) from exc
-    return _Libraries(major=newest[0], minor=newest[1], file=file, musl=musl)
+    with open_stored_layer(store, layer) as handle:
+        tar = StoredTar(handle, layer.head_size, index)
+        for entry in index.files:
+            if not _LIBRARY.search(entry.path):
+                continue
+            header = elf.parse(partial(tar.file, entry))
+            if header is None or header.machine != machine:
+                continue
+            path = _SITE.sub("", entry.path)
+            if header.is_for_musl:
+                musl = musl or path
+            elif header.glibc > newest:
+                newest, file = header.glibc, path
+    return _Libraries(*newest, file, musl)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,8 +277,7 @@ class Contents:
     files: tuple[LibcNeed, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packed:
+class Packed(NamedTuple):
     """A bundle in the store."""
 
     path: Path
@@ -316,20 +292,17 @@ def pack(contents: Contents, store: Store) -> Packed:
     path = bundle_path(store, manifest)
     if is_sealed(store, path, manifest):
         return Packed(path=path, manifest=manifest, reused=True)
-    heads = [read_stored_head(store, layer) for layer in manifest.layers]
-    indexes = [
-        decode_index(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
-    ]
-    _refuse_conflicts(manifest.layers, indexes)
+    heads = [(layer, *read_stored_head(store, layer)) for layer in manifest.layers]
+    _refuse_conflicts([(layer, index) for layer, _, index in heads])
     checked = list_checked_files(store, manifest)
-    for layer, index in zip(manifest.layers, indexes, strict=True):
+    for layer, _, index in heads:
         if store.layer(layer.id).name not in checked:
             check_frames(store, layer, index)
     if contents.decompressor is not None:
         _keep(contents.decompressor, store, checked)
     store.require_space(manifest.thin_size, "the bundle")
     data = {MANIFEST_NAME: manifest.to_bytes(), NODE_NAME: node}
-    data |= {layer.head_member: head for layer, head in zip(manifest.layers, heads, strict=True)}
+    data |= {layer.head_member: head for layer, head, _ in heads}
     with store.publish(path) as partial, partial.open("wb") as out:
         for name, content in data.items():
             write_member(out, name, len(content), (content,))
@@ -411,18 +384,18 @@ def short_name(filename: str) -> str:
     return f"{stem}-{platforms.split('.')[0]}.whl"
 
 
-def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None:
+def _refuse_conflicts(layers: Sequence[tuple[Layer, Index]]) -> None:
     """Refuse layers of which one would overwrite or block a path of another."""
     owners: dict[str, tuple[Layer, str]] = {}
     faults = []
-    for layer, index in zip(layers, indexes, strict=True):
+    for layer, index in layers:
         for entry in index.files:
             owner, digest = owners.setdefault(entry.path, (layer, entry.sha256))
             if digest != entry.sha256 and not is_document(entry.path):
                 faults.append(
                     f"{entry.path}: in {describe_layer(owner)} and {describe_layer(layer)}"
                 )
-    for layer, index in zip(layers, indexes, strict=True):
+    for layer, index in layers:
         for path in sorted(list_folders(entry.path for entry in index.files) & owners.keys()):
             owner = owners[path][0]
             faults.append(

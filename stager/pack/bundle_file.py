@@ -59,10 +59,11 @@ def is_made_here(store: Store, path: Path, key: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Newest:
+class Newest(NamedTuple):
     """The bundle that the last build of a project made."""
 
+    settings: Path
+    """The project's settings file."""
     path: Path
     id: Digest | None
     """Its id; None if an older version of stager made it, which did not record the id."""
@@ -179,11 +180,11 @@ def node_program(path: Path, store: Store, asked: str = "") -> Path:
     return final
 
 
-def remember(store: Store, project: Path, newest: Newest) -> None:
+def remember(store: Store, newest: Newest) -> None:
     """Record the newest bundle of a project."""
-    note: dict[str, str | None] = {"project": str(project), "bundle": newest.path.name}
+    note: dict[str, str | None] = {"project": str(newest.settings), "bundle": newest.path.name}
     note |= {"id": newest.id, "inputs": newest.inputs}
-    with store.publish(_note(store, project)) as partial:
+    with store.publish(_note(store, newest.settings)) as partial:
         partial.write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
@@ -234,26 +235,15 @@ def list_imported(store: Store) -> list[tuple[str, str]]:
     return bundles
 
 
-class ProjectNote(NamedTuple):
-    """What :func:`remember` has recorded."""
-
-    settings: Path
-    """The project's settings file."""
-    bundle: str
-    """The bundle's file name."""
-    id: Digest | None
-    inputs: Digest
-
-
-def read_note(path: Path) -> ProjectNote | None:
+def read_note(path: Path) -> Newest | None:
     """Read the record of a project's newest bundle; None if it makes no sense; OSError."""
+    bundles = path.parents[1] / "bundles"
     try:
         match json.loads(read_text(path)):
             case {"project": str(project), "bundle": str(bundle), "inputs": inputs, **other}:
                 made = other.get("id")
-                return ProjectNote(
-                    Path(project), bundle, Digest(str(made)) if made else None, Digest(inputs)
-                )
+                key = Digest(str(made)) if made else None
+                return Newest(Path(project), bundles / bundle, key, Digest(inputs))
     except ValueError:
         pass
     return None
@@ -262,9 +252,9 @@ def read_note(path: Path) -> ProjectNote | None:
 def find_newest(store: Store, project: Path) -> Newest | None:
     """Return the bundle that the last build of a project made, if it is still there."""
     with suppress(OSError):
-        note = read_note(_note(store, project))
-        if note is not None and (store.bundles / note.bundle).exists():
-            return Newest(path=store.bundles / note.bundle, id=note.id, inputs=note.inputs)
+        newest = read_note(_note(store, project))
+        if newest is not None and newest.path.exists():
+            return newest
     return None
 
 
@@ -272,8 +262,8 @@ def is_named(store: Store, path: Path) -> bool:
     """Return whether a bundle is the newest of some project; equal projects share a bundle."""
     for file in store.projects.glob("*.json"):
         with suppress(OSError):
-            note = read_note(file)
-            if note is not None and note.bundle == path.name:
+            newest = read_note(file)
+            if newest is not None and newest.path.name == path.name:
                 return True
     return False
 

@@ -14,8 +14,7 @@ from typing import NamedTuple, cast
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from bundle.format.layer import LayerError
-from bundle.format.manifest import PYTHON, Layer, Manifest, estimate_room
+from bundle.format.manifest import PYTHON, Manifest, estimate_room
 from bundle.node.node_root import ROOT_VARIABLE
 from bundle.protocol.counts import format_size
 from bundle.protocol.digest import Digest, canonical_json
@@ -23,13 +22,12 @@ from bundle.protocol.problem import Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 
 from ..core.errors import BundleError, SpaceError, StagerError
-from ..core.files import open_regular
 from ..core.processes import CommandError, follow_command, run
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
 from ..interpreter import list_faults_elsewhere
 from ..layers.layer_file import StoredTar
-from .bundle import read_stored_index, remove_damaged_layer
+from .bundle import open_stored_layer, read_stored_head
 from .bundle_file import ChosenBundle, node_program
 
 _USER = "environment.requirements"
@@ -42,23 +40,19 @@ def write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
     It is read from the layers, so nothing has to run, or to be for this machine.
     """
     for layer in manifest.layers:
-        if layer.kind == "wheel":
-            _write(layer, store, site)
-
-
-def _write(layer: Layer, store: Store, site: Path) -> None:
-    index = read_stored_index(store, layer)
-    try:
-        with open_regular(store.layer(layer.id)) as handle:
+        if layer.kind != "wheel":
+            continue
+        _, index = read_stored_head(store, layer)
+        metadata = {}
+        with open_stored_layer(store, layer) as handle:
             tar = StoredTar(handle, layer.head_size, index)
             for entry in index.files:
                 match = _METADATA.fullmatch(entry.path)
                 if match:
-                    folder = site / match[1]
-                    folder.mkdir(parents=True)
-                    (folder / "METADATA").write_bytes(tar.file(entry, 0, entry.size))
-    except LayerError as exc:
-        raise remove_damaged_layer(store, layer, str(exc)) from exc
+                    metadata[match[1]] = tar.file(entry, 0, entry.size)
+        for name, text in metadata.items():
+            (site / name).mkdir(parents=True)
+            (site / name / "METADATA").write_bytes(text)
 
 
 def list_unmet(

@@ -256,7 +256,7 @@ def test_a_lock_that_another_build_changes_meanwhile(sides: Sides) -> None:
     project.build()
     text = lock.read_text()
     for meanwhile in (
-        lambda: bundle_file.remember(store, config.source, other),
+        lambda: bundle_file.remember(store, other),
         lambda: lock.write_text(f"{text}# another\n"),
     ):
         refusing = pytest.raises(BundleError, match="has built project just now")

@@ -29,7 +29,7 @@ from stager.pack.bundle import (
     list_file_needs,
     make_requires,
     pack,
-    read_stored_index,
+    read_stored_head,
     short_name,
 )
 from stager.pack.decompressor import decompressor_lock
@@ -170,7 +170,7 @@ def test_a_thin_bundle_names_the_layer_that_cannot_be_used(fault, tmp_path, stor
     made = packed(fitting_set(tmp_path / "wheels"), store)
     layer = made.manifest.layers[1]
     path = store.layer(layer.id)
-    frame = read_stored_index(store, layer).frames[-1]
+    frame = read_stored_head(store, layer)[1].frames[-1]
     if fault == "gone":
         path.unlink()
     elif fault == "cut":

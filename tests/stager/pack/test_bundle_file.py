@@ -109,11 +109,10 @@ def store(tmp_path):
 @pytest.fixture
 def known(store, tmp_path):
     """A bundle that is remembered for the project ``stager.toml``."""
-    made = Newest(
-        path=store.bundles / "p-1.pkgs.tar", id=Digest.of(b"id"), inputs=Digest.of(b"inputs")
-    )
-    made.path.write_bytes(b"a bundle")
-    remember(store, tmp_path / "stager.toml", made)
+    path, settings = store.bundles / "p-1.pkgs.tar", tmp_path / "stager.toml"
+    made = Newest(settings, path, Digest.of(b"id"), Digest.of(b"inputs"))
+    path.write_bytes(b"a bundle")
+    remember(store, made)
     return made
 
 
@@ -142,11 +141,11 @@ def test_a_note_that_makes_no_sense_counts_as_none(note, store, tmp_path, known)
 
 
 def test_a_bundle_that_another_project_shares_is_named(store, tmp_path, known):
-    other = Newest(path=store.bundles / "other.pkgs.tar", id=known.id, inputs=known.inputs)
-    remember(store, tmp_path / "two.toml", known)
-    remember(store, tmp_path / "stager.toml", other)
+    two, other = tmp_path / "two.toml", known._replace(path=store.bundles / "other.pkgs.tar")
+    remember(store, known._replace(settings=two))
+    remember(store, other)
     assert is_named(store, known.path)
-    remember(store, tmp_path / "two.toml", other)
+    remember(store, other._replace(settings=two))
     assert not is_named(store, known.path)
 
 
