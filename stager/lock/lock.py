@@ -56,14 +56,8 @@ from .spec import Spec
 # --- Resolving requirements to one exact file for each package, or to every reason against it ----
 
 _BUILD_OF_TORCH = re.compile(r"(?:^|\n)(torch[\w-]*)==[\w.]+\+(cpu|cu\d+|rocm[\d.]+)")
-Check = Callable[[ResolveRequest], object]
-"""Finds out, as cheaply as possible, whether there is a solution; raises as a solver does."""
-_SOLVERS: Mapping[str, tuple[Callable[[ResolveRequest], list[ResolvedFile]], Check]] = {
-    "auto": (uv.solve, uv.solve),
-    "uv": (uv.solve, uv.solve),
-    "pip-tools": (pip_tools.solve, pip_tools.check),
-}
-"""What resolves, and what only checks. A solver raises NoSolution, or ResolveError if it failed."""
+_SOLVERS = {"auto": uv.solve, "uv": uv.solve, "pip-tools": pip_tools.solve}
+"""A solver raises NoSolution, or ResolveError if it failed."""
 # Each round drops what the last reason involved, so this many independent reasons are found.
 ROUNDS = 20
 
@@ -95,14 +89,17 @@ def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFil
     """Resolve requirements."""
     if resolver not in _SOLVERS:
         raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
-    solve, check = _SOLVERS[resolver]
     try:
-        return solve(request)
+        return _SOLVERS[resolver](request)
     except NoSolution as failure:
+        # As cheaply as possible, to find out whether there is a solution.
+        check = pip_tools.check if resolver == "pip-tools" else uv.solve
         raise _explain(failure, request, check) from failure
 
 
-def _explain(first: NoSolution, request: ResolveRequest, check: Check) -> ResolveError:
+def _explain(
+    first: NoSolution, request: ResolveRequest, check: Callable[[ResolveRequest], object]
+) -> ResolveError:
     failures = _all_failures(first, request, check)
     reasons = [failure.reason for failure in failures if not failure.absent]
     unavailable = {one.requirement: one for failure in failures for one in failure.absent}
@@ -138,7 +135,9 @@ def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
     return f"{remedy}; {others}"
 
 
-def _all_failures(first: NoSolution, request: ResolveRequest, check: Check) -> list[NoSolution]:
+def _all_failures(
+    first: NoSolution, request: ResolveRequest, check: Callable[[ResolveRequest], object]
+) -> list[NoSolution]:
     """Find further reasons: drop the requirements that one involves and resolve the rest."""
     failures = [first]
     for _ in range(ROUNDS):
@@ -167,7 +166,7 @@ def describe_unavailable_packages(
         files = package.files or tuple(
             request.pip.list_existing_files(parse_name(package.requirement))
         )
-        lines.append(describe_unavailable(replace(package, files=files), request.spec.target))
+        lines.append(describe_unavailable(package._replace(files=files), request.spec.target))
     return lines
 
 
@@ -240,28 +239,20 @@ HEAD_SECONDS = 10.0
 HEADS_AT_ONCE = 8
 ANSWER_SECONDS = 3.0
 
-SizeOf = Callable[[str], "int | None"]
 
-
-def measure(
-    resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip, size_of: SizeOf | None = None
-) -> tuple[LockedFile, ...]:
+def measure(resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip) -> tuple[LockedFile, ...]:
     """Turn a resolver's answer into locked files, sorted by name."""
     digest_cache = DigestCache(store)
     files = [_from_disk(file, store, digest_cache) for file in resolved]
-    files = _ask_sizes(files, size_of or content_length)
+    urls = [file.url for file in files if file.url and file.size is None]
+    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+        sizes = dict(zip(urls, pool.map(content_length, urls), strict=True))
     for number, file in enumerate(files):
+        files[number] = file = replace(file, size=sizes.get(file.url or "", file.size))
         if file.url and None in (file.size, file.sha256):
             files[number] = _download(file, store, pip)
     digest_cache.save()
     return lock_files(files, source="the resolver's answer")
-
-
-def _ask_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedFile]:
-    urls = [file.url for file in files if file.url and file.size is None]
-    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-        sizes = dict(zip(urls, pool.map(size_of, urls), strict=True))
-    return [replace(file, size=sizes.get(file.url or "", file.size)) for file in files]
 
 
 def content_length(url: str) -> int | None:

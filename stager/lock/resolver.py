@@ -6,9 +6,9 @@ import contextlib
 import datetime
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from packaging.pylock import Package, PackageDirectory, PackageVcs
 from packaging.requirements import Requirement
@@ -145,13 +145,12 @@ BuildSource = Callable[[Package, PackageVcs | PackageDirectory, Path], ResolvedF
 """Builds the wheel of a package of a lock; the path is where relative ones start from."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnavailablePackage:
+class UnavailablePackage(NamedTuple):
     """A package for which no file was found that fits."""
 
     requirement: str
     """The package with the versions that would do: ``numpy==1.0``."""
-    files: tuple[str, ...] = field(default=())
+    files: tuple[str, ...] = ()
     parent: str = ""
 
 
@@ -231,8 +230,7 @@ VARIANTS = ((11, 8), (12, 6), (12, 8), (13, 0))
 """The CUDA versions that PyTorch publishes several of its releases for, as ``cu118`` and so on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownDriver:
+class KnownDriver(NamedTuple):
     """The oldest NVIDIA driver of some machines."""
 
     version: str

@@ -114,22 +114,19 @@ class SpecReader:
         """Read everything."""
         entries = self.environment.requirements
         for entry in filter(_PYLOCK.fullmatch, entries):
-            self._read_pylock(entry, alone=len(entries) == 1)
+            self.pylock = self.root / expand_user(entry)
+            if len(entries) > 1:
+                self.problems.append(
+                    f"{_INLINE}: {entry} is a complete lock and must stand alone; drop the other "
+                    "entries, or name what the lock was made from instead"
+                )
+            if not self.pylock.is_file():
+                self.problems.append(f"{_INLINE}: no such file: {entry}")
             return
         self.uv_lock, problems = uv_project.read_entries(entries, self.root)
         self.problems += problems
         if self.uv_lock is None:
             self._read_entries(entries)
-
-    def _read_pylock(self, entry: str, *, alone: bool) -> None:
-        self.pylock = self.root / expand_user(entry)
-        if not alone:
-            self.problems.append(
-                f"environment.requirements: {entry} is a complete lock and must stand alone; "
-                "drop the other entries, or name what the lock was made from instead"
-            )
-        if not self.pylock.is_file():
-            self.problems.append(f"environment.requirements: no such file: {entry}")
 
     def _read_entries(self, entries: tuple[str, ...]) -> None:
         for entry in entries:
@@ -145,9 +142,7 @@ class SpecReader:
         for line in sorted(self.lines.lines, key=lambda line: line.constraint):
             self._add_line(line)
         self._refuse_empty(entries)
-        self._choose_project(list(self.lines.uv_projects.values()))
-
-    def _choose_project(self, projects: Sequence[UvProject]) -> None:
+        projects = list(self.lines.uv_projects.values())
         self.uv_project = projects[0] if projects else None
         if len(projects) > 1:
             keys = "; ".join(key for project in projects for key in project.keys)
@@ -163,7 +158,7 @@ class SpecReader:
             try:
                 block = inline_script.read_block(path)
             except ConfigError as exc:
-                self.problems.append(f"environment.requirements: {exc.message}")
+                self.problems.append(f"{_INLINE}: {exc.message}")
                 block = {}
             if block is not None:
                 self._read_script(path, block)
@@ -232,11 +227,9 @@ class SpecReader:
         if self.problems or not all(line.constraint for line in self.lines.lines):
             return
         empty = "requirements = [] in place of it, for an environment without packages"
-        files = [entry for entry in entries if _FILE.fullmatch(entry)]
+        files = ", ".join(filter(_FILE.fullmatch, entries))
         if files:
-            self.problems.append(
-                f"environment.requirements: {', '.join(files)}: no requirement in it; write {empty}"
-            )
+            self.problems.append(f"{_INLINE}: {files}: no requirement in it; write {empty}")
         for entry in entries:
             if parse_entry(entry, self.root):
                 path = re.split(r"[\[:]", entry)[0]
@@ -247,6 +240,7 @@ class SpecReader:
                 )
 
     def _add_line(self, line: RequirementLine) -> None:
+        asked = "" if line.constraint else self.require_hashes
         try:
             line = replace(line, hashes=read_hashes(line))
         except ValueError as exc:
@@ -256,7 +250,6 @@ class SpecReader:
             self._sort(line)
         except ValueError as exc:
             self.problems.append(f"{line.origin}: {exc}")
-        asked = "" if line.constraint else self.require_hashes
         if asked and not line.hashes:
             self.problems.append(
                 f"{line.origin}: {strip_url_secrets(line.text)} has no --hash=sha256:..., which "
@@ -266,21 +259,22 @@ class SpecReader:
     def _sort(self, line: RequirementLine) -> None:
         """Add a line where it belongs; ValueError says what is wrong with it."""
         problem = ""
-        if not line.metadata and (line.constraint or not _is_archive(line.text)):
+        if not (line.metadata or _is_archive(line)):
             problem = foreign_files.explain_misread(line.text, (line.base, self.root))
         try:
             parsed = _parse_line(line)
         except InvalidRequirement as exc:
-            raise ValueError(problem or _describe_malformed(line.text, exc)) from exc
+            problem = problem or _describe_malformed(line.text, exc)
         if problem:
             raise ValueError(problem)
-        if parsed.url and not line.constraint and not line.by_uv:
+        if line.constraint:
+            self.constraints.append(self._allow_hashes(parsed, line))
+        elif parsed.url and not line.by_uv:
             self._add_place(parsed, line)
-            return
-        if line.by_uv:
-            parsed.url = None  # uv reads the place from the file
-        taken = self.constraints if line.constraint else self.requirements
-        taken.append(self._allow_hashes(parsed, line))
+        else:
+            if line.by_uv:
+                parsed.url = None  # uv reads the place from the file
+            self.requirements.append(self._allow_hashes(parsed, line))
 
     def _allow_hashes(self, parsed: Requirement, line: RequirementLine) -> str:
         """Note which files may be installed for a package; return its requirement."""
@@ -407,15 +401,15 @@ class SpecReader:
 
 def _parse_line(line: RequirementLine) -> Requirement:
     """Return a package, or a place, which has a URL and may lack a name; or InvalidRequirement."""
-    text = line.text
-    may_be_place = not line.constraint and _is_place(text)
-    if line.constraint or line.metadata or not _is_archive(text):
+    if not _is_archive(line):
         try:
-            return Requirement(text)
+            return Requirement(line.text)
         except InvalidRequirement:
-            if not may_be_place:
+            place = line.text.partition(";")[0].strip()
+            is_path = "/" in place or place.startswith((".", "~")) or place.endswith(_ARCHIVES)
+            if line.constraint or not is_path:
                 raise
-    match = _LINE.fullmatch(text)
+    match = _LINE.fullmatch(line.text)
     if match is None:
         raise InvalidRequirement("neither a requirement nor a path")
     extras, marker = match.group("extras", "marker")
@@ -424,14 +418,10 @@ def _parse_line(line: RequirementLine) -> Requirement:
     return parsed
 
 
-def _is_place(text: str) -> bool:
-    place = text.partition(";")[0].strip()
-    return "/" in place or place.startswith((".", "~")) or place.endswith(_ARCHIVES)
-
-
-def _is_archive(text: str) -> bool:
+def _is_archive(line: RequirementLine) -> bool:
     """Return whether a line is nothing but the name of a wheel or an sdist."""
-    return foreign_files.parse_bare_name(text).endswith(_ARCHIVES)
+    names_file = not (line.constraint or line.metadata)
+    return names_file and foreign_files.parse_bare_name(line.text).endswith(_ARCHIVES)
 
 
 def _describe_malformed(text: str, exc: InvalidRequirement) -> str:
