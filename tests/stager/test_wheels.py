@@ -16,12 +16,14 @@ from stager.core.errors import ResolveError, WheelError
 from stager.core.processes import run
 from stager.core.store import DigestCache, Store, digest_file
 from stager.core.values import Digest, LockedFile, Target, Wheel
+from stager.lock.build_source import BuildSettings
 from stager.lock.indexes import Indexes
+from stager.lock.pip import NoNodeError
 from stager.lock.pylock import Lock
 from stager.lock.resolver import ResolvedFile
 from tests.support.building import fetch
 from tests.support.index_server import Index, serve
-from tests.support.sources import make_sdist
+from tests.support.sources import own_sdist
 from tests.support.wheelhouse import make_wheel
 
 HERE = Target.from_host()
@@ -294,11 +296,40 @@ def test_an_sdist_is_built_once(sdist_lock, store, tmp_path):
     assert elsewhere[0].sha256 == wheel.sha256
 
 
-def test_an_sdist_that_does_not_build(wheelhouse, index_env, store):
-    sdist = make_sdist(wheelhouse, "hopeless", files={"pyproject.toml": "[build-system]\nx = 1\n"})
-    (line,) = fails(lock_of(locked(sdist)), store).context
-    assert line.startswith("hopeless-1.0.tar.gz: ")
-    assert "build-system" in line
+def test_a_failed_build_shows_its_end(tmp_path, store):
+    sdist = own_sdist(tmp_path, "hopeless", "raise OSError('no compiler can do this')\n")
+    problem, heading, *output, advice = fails(lock_of(locked(sdist)), store).context
+    assert problem.startswith("hopeless-1.0.tar.gz: ")
+    assert heading == "the end of the build of hopeless 1.0:"
+    assert output[-1] == "  | OSError: no compiler can do this"
+    assert advice.startswith("hopeless: ")
+
+
+def build_on_node(lock, store, folder, script):
+    """Fetch a lock with builds on a node; the script stands for ``srun``."""
+    launcher = folder / "srun"
+    launcher.write_text(f"#!/bin/sh\n{script}\n")
+    launcher.chmod(0o755)
+    return fetch(lock, store, builds=BuildSettings(launcher=(str(launcher),)))
+
+
+def test_on_a_node_nothing_is_fetched(sdist_lock, store, tmp_path):
+    """The launcher takes the network away as a node has none."""
+    log = tmp_path / "log"
+    script = f'echo "$@" >> {log}\nexport PIP_INDEX_URL=http://127.0.0.1:9/\nexec "$@"'
+    (wheel,) = build_on_node(sdist_lock, store, tmp_path, script)
+    assert wheel.path.name == "from_source-1.0-py3-none-any.whl"
+    (line,) = log.read_text().splitlines()
+    assert "pip wheel" in line
+    assert "--no-index" in line
+
+
+def test_where_slurm_gives_no_node_no_build_has_failed(tmp_path, store):
+    said = "srun: error: Unable to allocate resources: Invalid partition name specified"
+    lock = lock_of(locked(own_sdist(tmp_path, "mine")))
+    with pytest.raises(NoNodeError) as caught:
+        build_on_node(lock, store, tmp_path, f"echo '{said}' >&2\nexit 1")
+    assert caught.value.context == (said,)
 
 
 def test_a_local_project_is_built_again_where_its_wheel_is_gone(sdist, index_env, store, tmp_path):

@@ -32,6 +32,7 @@ from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
+from stager.lock.build_source import BuildSettings
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock
 from stager.lock.spec import read_spec
@@ -55,12 +56,13 @@ def fetch(
     *,
     offline: bool = False,
     indexes: Indexes = Indexes(),  # noqa: B008 - it is frozen
+    builds: BuildSettings = BuildSettings(),  # noqa: B008
     **more: Any,
 ) -> tuple[Wheel, ...]:
-    """Fetch a lock's wheels for a project that has these indexes."""
+    """Fetch a lock's wheels for a project that has these settings."""
     table = {"environment": {"requirements": []}}
     settings = parse(table, root=store.root, source=store.root / "stager.toml")
-    spec = replace(read_spec(settings), indexes=indexes)
+    spec = replace(read_spec(settings), indexes=indexes, builds=builds)
     return WheelSource(spec=spec, store=store, offline=offline, **more).fetch(lock)
 
 

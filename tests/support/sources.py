@@ -138,11 +138,13 @@ def own_backend(folder: Path) -> Path:
     return folder
 
 
-def own_sdist(folder: Path, name: str) -> Path:
-    """Write a source distribution, version 1.0, that brings its own build backend."""
-    path = folder / f"{name}-1.0.tar.gz"
+def own_sdist(folder: Path, name: str, fault: str = "") -> Path:
+    """Write a source distribution, version 1.0, with its own build backend, which has a fault."""
+    path, project = folder / f"{name}-1.0.tar.gz", own_backend(folder / name)
+    with (project / "backend.py").open("a") as backend:
+        backend.write(fault)
     with tarfile.open(path, "w:gz") as archive:
-        archive.add(own_backend(folder / name), arcname=f"{name}-1.0")
+        archive.add(project, arcname=f"{name}-1.0")
     return path
 
 

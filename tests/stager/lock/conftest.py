@@ -1,9 +1,16 @@
-"""A project, and its spec from a few entries of its settings."""
+"""A project, its spec from a few entries of its settings, and the lock of that."""
+
+from dataclasses import fields
 
 import pytest
 
 from stager.config import load
+from stager.core.store import Store
+from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.pylock import read_lock
 from stager.lock.spec import read_spec
+
+_OPTIONS = {field.name for field in fields(ResolveOptions)}
 
 
 @pytest.fixture
@@ -23,3 +30,35 @@ def ask(root):
         return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
 
     return read
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "offline")
+
+
+@pytest.fixture
+def resolver():
+    """The resolver; a test may be parametrized with both."""
+    return "uv"
+
+
+@pytest.fixture
+def lock(root, store, ask, resolver):
+    """Lock these requirements, and see that the file says the same.
+
+    Keywords are options of a resolution, and other keys of the settings.
+    """
+
+    def make(*requirements, reachable=lambda _: False, **more):
+        options = {"resolver": resolver}
+        options |= {name: more.pop(name) for name in _OPTIONS & more.keys()}
+        spec, path = ask(*requirements, **more), root / "pylock.toml"
+        made = make_lock(
+            spec, path=path, store=store, options=ResolveOptions(**options), reachable=reachable
+        )
+        assert read_lock(path, spec.target) == made
+        assert made.is_current(spec)
+        return made
+
+    return make

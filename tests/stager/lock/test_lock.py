@@ -1,6 +1,5 @@
 import logging
 import os
-import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -20,43 +19,11 @@ from stager.lock.pip import Pip, condense
 from stager.lock.pylock import read_lock, render
 from stager.wheels import WheelSource
 from tests.support.index_server import Index, serve
+from tests.support.locks import BOTH, fails, versions
 from tests.support.sources import git_commit, make_sdist, own_backend, own_sdist
 from tests.support.wheelhouse import make_wheel
 
 HERE = Target.from_host()
-BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "offline")
-
-
-@pytest.fixture
-def lock(root, store, ask):
-    """Lock these requirements with a resolver, and see that the file says the same."""
-
-    def make(resolver, *requirements, offline=False, **more):
-        spec = ask(*requirements, **more)
-        options = ResolveOptions(resolver=resolver, offline=offline)
-        path = root / "pylock.toml"
-        made = make_lock(spec, path=path, store=store, options=options, reachable=lambda _: False)
-        assert read_lock(path, spec.target) == made
-        assert made.is_current(spec)
-        return made
-
-    return make
-
-
-def fails(lock, *args, **more):
-    with pytest.raises(ResolveError) as caught:
-        lock(*args, **more)
-    assert "Traceback" not in "".join(caught.value.context)
-    return caught.value
-
-
-def versions(lock):
-    return {file.name: str(file.version) for file in lock.files}
 
 
 def project(folder, name, version="1.0", more=""):
@@ -93,7 +60,7 @@ def with_setuptools(wheelhouse, build_wheels, index_env):
 def test_both_resolvers_give_the_same_file(lock, root, wheelhouse):
     texts = []
     for resolver in ("uv", "pip-tools"):
-        made = lock(resolver, "alpha", "my-odd.name", constraints=["beta<2"])
+        made = lock("alpha", "my-odd.name", constraints=["beta<2"], resolver=resolver)
         assert versions(made) == {"alpha": "1.0", "beta": "1.1", "my-odd-name": "1.0"}
         texts.append((root / "pylock.toml").read_bytes())
     assert texts[0] == texts[1]
@@ -107,7 +74,7 @@ def test_both_resolvers_give_the_same_file(lock, root, wheelhouse):
 
 @pytest.mark.usefixtures("index_env")
 def test_the_file_follows_pep_751(lock, root):
-    lock("uv", "alpha")
+    lock("alpha")
     data = toml.read(root / "pylock.toml")
     document = Pylock.from_dict(data)
     assert str(document.lock_version) == "1.0"
@@ -121,7 +88,7 @@ def test_the_file_follows_pep_751(lock, root):
 
 @pytest.mark.usefixtures("index_env")
 def test_a_lock_is_current_until_the_spec_changes(lock, ask):
-    made = lock("uv", "alpha")
+    made = lock("alpha")
     assert made.is_current(ask("alpha"))
     assert not made.is_current(ask("alpha", "beta"))
     assert not made.is_current(ask("alpha", python="3.99"))
@@ -129,7 +96,7 @@ def test_a_lock_is_current_until_the_spec_changes(lock, ask):
 
 @pytest.mark.usefixtures("index_env")
 def test_the_digest_covers_content_not_place(lock, tmp_path):
-    made = lock("uv", "alpha")
+    made = lock("alpha")
     moved = replace(made.files[0], path=tmp_path / "elsewhere")
     again = replace(made, files=(moved, *made.files[1:]))
     (tmp_path / "pylock.toml").write_text(render(again))
@@ -140,28 +107,25 @@ def test_the_digest_covers_content_not_place(lock, tmp_path):
     assert read_lock(tmp_path / "pylock.toml", HERE).digest != made.digest
 
 
-@BOTH
-def test_an_sdist_is_locked_where_there_is_no_wheel(lock, with_setuptools, resolver):
+def test_an_sdist_is_locked_where_there_is_no_wheel(lock, with_setuptools):
     sdist = make_sdist(with_setuptools, "from-source")
-    (file,) = lock(resolver, "from-source").files
+    (file,) = lock("from-source").files
     assert file.path == sdist
     assert not file.is_wheel
 
 
-@BOTH
 @pytest.mark.usefixtures("index_env")
-def test_a_wheel_file_is_locked_as_that_file(lock, tmp_path, resolver):
+def test_a_wheel_file_is_locked_as_that_file(lock, tmp_path):
     mine = make_wheel(tmp_path / "mine", "beta", "1.1", files={"beta.py": "MINE = True\n"})
-    made = lock(resolver, "alpha", str(mine))
+    made = lock("alpha", str(mine))
     assert versions(made)["beta"] == "1.1"  # not 2.0, which the index has
     assert made.files[1].path == mine
 
 
-@BOTH
-def test_a_local_build_version_wins(lock, index_env, wheelhouse, resolver):
+def test_a_local_build_version_wins(lock, index_env, wheelhouse):
     make_wheel(wheelhouse, "torch", "2.13.0", requires=["nvidia-cublas", "triton"])
     make_wheel(wheelhouse, "torch", "2.13.0+cpu")
-    made = lock(resolver, "torch==2.13.0", torch_backend="cpu")
+    made = lock("torch==2.13.0", torch_backend="cpu")
     assert versions(made) == {"torch": "2.13.0+cpu"}
 
 
@@ -178,27 +142,25 @@ def test_uv_locks_for_another_python(lock, index_env, wheelhouse):
     for tag in (target.python_tag, HERE.python_tag):
         make_wheel(wheelhouse, "fast", tag=f"{tag}-{tag}-manylinux_2_17_x86_64")
     make_wheel(wheelhouse, "old-only", requires=[f"beta; python_version != '{target.python}'"])
-    made = lock("uv", "fast", "old-only", python=target.python, platform=target.platform)
+    made = lock("fast", "old-only", python=target.python, platform=target.platform)
     assert made.target == target
     assert set(versions(made)) == {"fast", "old-only"}
     assert made.files[0].filename.endswith(f"{target.python_tag}-manylinux_2_17_x86_64.whl")
 
 
-@pytest.mark.usefixtures("index_env")
 def test_pip_tools_refuses_another_python(lock):
-    error = fails(lock, "pip-tools", "alpha", python=other_python().python)
+    error = fails(lock, "alpha", python=other_python().python, resolver="pip-tools")
     assert "only for the Python and machine it runs on" in error.message
     assert "uv" in error.hint
 
 
-@BOTH
-def test_an_older_libc_gets_the_older_wheel(lock, index_env, wheelhouse, resolver):
+def test_an_older_libc_gets_the_older_wheel(lock, index_env, wheelhouse):
     machine, tag = HERE.machine, HERE.python_tag
     for libc in ("manylinux_2_17", "manylinux_2_28"):
         make_wheel(wheelhouse, "fast", tag=f"{tag}-{tag}-{libc}_{machine}")
-    old = lock(resolver, "fast", platform=f"manylinux_2_17_{machine}")
+    old = lock("fast", platform=f"manylinux_2_17_{machine}")
     assert "manylinux_2_17" in old.files[0].filename
-    new = lock(resolver, "fast", platform=f"manylinux_2_28_{machine}")
+    new = lock("fast", platform=f"manylinux_2_28_{machine}")
     assert "manylinux_2_28" in new.files[0].filename
 
 
@@ -206,19 +168,11 @@ def test_an_older_libc_gets_the_older_wheel(lock, index_env, wheelhouse, resolve
 
 
 @BOTH
-def test_all_reasons_at_once(lock, index_env, wheelhouse, resolver):
+def test_all_reasons_at_once(lock, index_env, wheelhouse):
     make_wheel(wheelhouse, "wants-old", requires=["beta<1.1"])
     make_wheel(wheelhouse, "needs-ghost", requires=["ghost-of-a-package"])
-    error = fails(
-        lock,
-        resolver,
-        "no-such-thing",
-        "cli-tool==9",
-        "alpha",
-        "wants-old",
-        "needs-ghost",
-        "ns-one",
-    )
+    asked = ("no-such-thing", "cli-tool==9", "alpha", "wants-old", "needs-ghost", "ns-one")
+    error = fails(lock, *asked)
     told = "\n".join(error.context)
     assert "4 problems" in error.message
     assert len(error.context) == 4
@@ -234,14 +188,12 @@ def test_all_reasons_at_once(lock, index_env, wheelhouse, resolver):
 
 
 @BOTH
-def test_no_wheel_for_the_target_lists_all_with_what_exists(
-    lock, index_env, wheelhouse, root, resolver
-):
+def test_no_wheel_for_the_target_lists_all_with_what_exists(lock, index_env, wheelhouse, root):
     make_wheel(wheelhouse, "mac-only", "1.0", tag="cp311-cp311-macosx_11_0_arm64")
     make_wheel(wheelhouse, "mac-only", "1.1", tag="cp311-cp311-macosx_12_0_arm64")
     make_wheel(wheelhouse, "old-only", "3.0", tag="cp27-cp27mu-manylinux1_x86_64")
     make_wheel(wheelhouse, "old-only", "3.0", tag="cp27-cp27m-win32")
-    error = fails(lock, resolver, "mac-only", "alpha", "old-only==3.0")
+    error = fails(lock, "mac-only", "alpha", "old-only==3.0")
     where = f"no wheel for {HERE.python_tag} on {HERE.platform}"
     assert sorted(error.context) == [
         f"mac-only 1.1: {where}; there are cp311-cp311-macosx_12_0_arm64",
@@ -254,7 +206,7 @@ def test_uv_lists_missing_wheels_below_one_requirement(lock, index_env, wheelhou
     make_wheel(wheelhouse, "mac-only", tag="cp311-cp311-macosx_11_0_arm64")
     make_wheel(wheelhouse, "win-only", tag="cp311-cp311-win_amd64")
     make_wheel(wheelhouse, "parent", requires=["mac-only", "win-only"])
-    error = fails(lock, "uv", "parent", "alpha")
+    error = fails(lock, "parent", "alpha")
     assert [line.partition(":")[0] for line in error.context] == ["mac-only 1.0", "win-only 1.0"]
 
 
@@ -262,37 +214,21 @@ def test_pip_tools_lists_all_files_missing_for_an_older_libc(lock, index_env, wh
     machine, tag = HERE.machine, HERE.python_tag
     for name in ("new-one", "new-two"):
         make_wheel(wheelhouse, name, tag=f"{tag}-{tag}-manylinux_2_28_{machine}")
-    error = fails(
-        lock, "pip-tools", "new-one", "new-two", "alpha", platform=f"manylinux_2_17_{machine}"
-    )
+    old = {"platform": f"manylinux_2_17_{machine}", "resolver": "pip-tools"}
+    error = fails(lock, "new-one", "new-two", "alpha", **old)
     assert [line.partition(":")[0] for line in error.context] == ["new-one 1.0", "new-two 1.0"]
     assert "manylinux_2_28" in error.context[0]
 
 
 @BOTH
-def test_cuda_packages_are_refused_for_the_cpu(lock, index_env, wheelhouse, root, resolver):
-    for name in ("nvidia-cublas", "triton", "cuda-bindings"):
-        make_wheel(wheelhouse, name)
-    make_wheel(wheelhouse, "torch", "2.13.0", requires=["nvidia-cublas", "triton", "cuda-bindings"])
-    make_wheel(wheelhouse, "torch", "2.12.1+cpu")
-    error = fails(lock, resolver, "torch", "alpha", torch_backend="cpu")
-    assert error.context[:-1] == ("cuda-bindings 1.0", "nvidia-cublas 1.0", "triton 1.0")
-    assert f"pin a build that is here: torch==2.12.1+cpu in {wheelhouse}" in error.hint
-    assert not (root / "pylock.toml").exists()
-    assert "triton" in versions(lock(resolver, "torch"))
-    error = fails(lock, resolver, "triton", torch_backend="cpu")
-    assert "the requirements name triton, which is for GPUs only" in error.message
-
-
-@BOTH
-def test_an_index_that_does_not_answer(lock, root, monkeypatch, resolver):
+def test_an_index_that_does_not_answer(lock, root, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://me:hidden@127.0.0.1:9/simple")
-    error = fails(lock, resolver, "alpha")
+    error = fails(lock, "alpha")
     assert "cannot be reached" in error.message
     assert "hidden" not in "".join(error.context)
 
@@ -301,70 +237,51 @@ def test_an_index_that_does_not_answer(lock, root, monkeypatch, resolver):
 
 
 @pytest.mark.usefixtures("index_env")
-@pytest.mark.parametrize(
-    ("backend", "answers", "added"),
-    [
-        ("cpu", True, ["https://download.pytorch.org/whl/cpu"]),
-        ("cu126", True, ["https://download.pytorch.org/whl/cu126"]),
-        ("cpu", False, []),
-        ("none", True, []),
-    ],
-)
-def test_the_torch_index_is_added_when_it_answers(root, store, ask, backend, answers, added):
+@pytest.mark.parametrize("backend", ["cpu", "cu126", "none"])
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_torch_index_is_added_when_it_answers(lock, backend, answers):
     asked = []
 
     def reachable(url):
         asked.append(url)
         return answers
 
-    made = make_lock(
-        ask("alpha", torch_backend=backend),
-        path=root / "pylock.toml",
-        store=store,
-        options=ResolveOptions(resolver="uv"),
-        reachable=reachable,
-    )
-    assert list(made.indexes.extra_index_urls) == added
-    assert asked == ([] if backend == "none" else [f"https://download.pytorch.org/whl/{backend}/"])
+    made = lock("alpha", torch_backend=backend, reachable=reachable)
+    urls = [] if backend == "none" else [f"https://download.pytorch.org/whl/{backend}"]
+    assert asked == [f"{url}/" for url in urls]
+    assert list(made.indexes.extra_index_urls) == (urls if answers else [])
 
 
 DEAD = "http://127.0.0.1:9/whl/"
 
 
-@BOTH
-def test_a_torch_index_that_gives_no_answer_is_named(
-    ask, index_env, wheelhouse, root, store, monkeypatch, resolver
-):
+def test_a_torch_index_that_gives_no_answer_is_named(lock, index_env, wheelhouse, monkeypatch):
     monkeypatch.setattr("stager.lock.lock.TORCH_INDEX", DEAD)
     make_wheel(wheelhouse, "triton")
     make_wheel(wheelhouse, "torch", "2.13.0", requires=["triton"])
     make_wheel(wheelhouse, "accelerated", requires=["torch"])
-    options = ResolveOptions(resolver=resolver)
     for requirement, backend, said in (
         ("torch", "cpu", "the lock pulls 1 CUDA packages"),
         ("torch==2.13.0+cpu", "cpu", "the requirements have no solution"),
         ("accelerated", "cu126", "only torch 2.13.0 is available, which is a different build"),
     ):
-        spec = ask(requirement, torch_backend=backend)
-        with pytest.raises(ResolveError, match=re.escape(said)) as caught:
-            make_lock(spec, path=root / "pylock.toml", store=store, options=options)
+        error = fails(lock, requirement, torch_backend=backend, reachable=None)
+        assert said in error.message
         left_out = f"{DEAD}{backend}, which environment.torch-backend adds, did not answer"
-        assert left_out in caught.value.context[-1]
-        assert "where that index can be reached" in caught.value.hint
+        assert left_out in error.context[-1]
+        assert "where that index can be reached" in error.hint
     make_wheel(wheelhouse, "torch", "2.13.0+cu126")
-    spec = ask("accelerated", torch_backend="cu126")
-    made = make_lock(spec, path=root / "pylock.toml", store=store, options=options)
+    made = lock("accelerated", torch_backend="cu126", reachable=None)
     assert versions(made)["torch"] == "2.13.0+cu126"  # as good, wherever it comes from
 
 
 # --- sources -------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_a_local_project_is_built_first(lock, with_setuptools, root, store, resolver):
+def test_a_local_project_is_built_first(lock, with_setuptools, root, store):
     more = 'dependencies = ["alpha"]\noptional-dependencies = {more = ["ns-one"]}'
     lib = project(root / "my lib", "my-lib", more=more.replace("\n", "\n    "))
-    made = lock(resolver, "./my lib[more]", "beta<2")
+    made = lock("./my lib[more]", "beta<2")
     assert versions(made) == {"alpha": "1.0", "beta": "1.1", "my-lib": "1.0", "ns-one": "1.0"}
     wheel = made.files[2]
     assert wheel.filename == "my_lib-1.0-py3-none-any.whl"
@@ -373,22 +290,14 @@ def test_a_local_project_is_built_first(lock, with_setuptools, root, store, reso
     assert sorted(path.name for path in lib.iterdir()) == ["my_lib", "pyproject.toml"]
 
 
-def test_a_local_project_is_built_once_for_each_content(lock, ask, with_setuptools, root, tmp_path):
-    lib = project(root / "mylib", "my-lib")
-    first = lock("uv", "./mylib")
+def test_a_local_project_is_built_once_for_each_content(lock, ask, index_env, root):
+    lib = own_backend(root / "mylib")
+    first = lock("./mylib")
     stamp = first.files[0].path.stat().st_mtime_ns
-    again = lock("uv", "./mylib")
-    assert again.files[0].path.stat().st_mtime_ns == stamp
-    (lib / "my_lib" / "__init__.py").write_text("X = 2\n")
-    assert not again.is_current(ask("./mylib"))
-    assert lock("uv", "./mylib").files[0].sha256 != first.files[0].sha256
-    # Elsewhere, later, the same content gives the same bytes.
-    (lib / "my_lib" / "__init__.py").write_text("X = 1\n")
-    options = ResolveOptions(resolver="uv")
-    elsewhere = make_lock(
-        ask("./mylib"), path=root / "pylock.toml", store=Store(tmp_path / "two"), options=options
-    )
-    assert elsewhere.digest == first.digest
+    assert lock("./mylib").files[0].path.stat().st_mtime_ns == stamp
+    (lib / "mylib.py").write_text("X = 2\n")
+    assert not first.is_current(ask("./mylib"))
+    assert lock("./mylib").files[0].sha256 != first.files[0].sha256
 
 
 @pytest.mark.needs("git")
@@ -399,7 +308,7 @@ def test_from_version_control(lock, index_env, tmp_path):
     commit = git_commit(repo)
     asked = f"git+file://{repo}@main#subdirectory=below/from-git"
     for requirement in (asked, f"from-git @ {asked}"):
-        made = lock("uv", requirement)
+        made = lock(requirement)
         assert versions(made) == {"from-git": "1.0"}
         label = f"git+file://{repo}@{commit}#subdirectory=below/from-git"
         assert made.sources == (("from_git-1.0-py3-none-any.whl", label),)
@@ -410,13 +319,13 @@ def test_from_version_control(lock, index_env, tmp_path):
 
 @pytest.mark.needs("git")
 def test_behind_a_gap_the_wheel_of_a_mirror_stands_for_the_repository(
-    lock, ask, tmp_path, monkeypatch
+    lock, ask, store, tmp_path, monkeypatch
 ):
     """A new lock, and a build from the lock, where neither the repository nor its build is."""
     own_backend(tmp_path / "repo" / "from-git")
     git_commit(tmp_path / "repo")
     asked = f"from-git @ git+file://{tmp_path}/repo@main#subdirectory=from-git"
-    made = lock("uv", asked)
+    made = lock(asked)
     wheel = made.files[0].path
     mirror = tmp_path / "mirror"
     (mirror / "simple").mkdir(parents=True)
@@ -426,10 +335,8 @@ def test_behind_a_gap_the_wheel_of_a_mirror_stands_for_the_repository(
     one = Store(tmp_path / "one")
     (fetched,) = WheelSource(spec=ask(asked), store=one, offline=False).fetch(made)
     assert fetched.sha256 == made.files[0].sha256
-    again = make_lock(
-        ask(asked), path=made.path, store=Store(tmp_path / "two"),
-        options=ResolveOptions(resolver="uv"), reachable=lambda _: False,
-    )  # fmt: skip
+    shutil.rmtree(store.root)
+    again = lock(asked)
     assert (again.digest, again.git, again.sources) == (made.digest, made.git, made.sources)
 
 
@@ -451,7 +358,7 @@ def test_a_version_that_git_knows(lock, index_env, tmp_path):
     (tmp_path / "repo" / "dist" / "tracked.txt").write_text("left out of a copy")
     git_commit(tmp_path / "repo")
     subprocess.run(["git", "tag", "3.1"], cwd=folder, check=True)
-    assert versions(lock("uv", str(folder))) == {"of-git": "3.1"}
+    assert versions(lock(str(folder))) == {"of-git": "3.1"}
 
 
 def test_what_the_target_does_not_need_is_not_fetched(lock, index_env, root):
@@ -460,7 +367,7 @@ def test_what_the_target_does_not_need_is_not_fetched(lock, index_env, root):
         f"gone @ {nowhere}.tar.gz ; sys_platform == 'win32'\n"
         f"gone @ {nowhere}-py3-none-any.whl ; python_version < '3'\nbeta\n"
     )
-    assert versions(lock("uv", "r.txt")) == {"beta": "2.0"}
+    assert versions(lock("r.txt")) == {"beta": "2.0"}
 
 
 def test_a_project_for_another_python_is_built(lock, index_env, tmp_path):
@@ -468,7 +375,7 @@ def test_a_project_for_another_python_is_built(lock, index_env, tmp_path):
     folder = own_backend(tmp_path / "later")
     with (folder / "pyproject.toml").open("a") as file:
         file.write('requires-python = ">=3.14"\n')
-    made = lock("uv", str(folder), python="3.14", platform=HERE.platform)
+    made = lock(str(folder), python="3.14", platform=HERE.platform)
     assert versions(made) == {"later": "1.0"}
 
 
@@ -480,7 +387,7 @@ def test_a_url_with_a_password_can_be_fetched(lock, index_env, tmp_path, store, 
     file = own_sdist(files, "gamma") if kind == "sdist" else make_wheel(files, "gamma")
     with serve(Index(folder=files, user="u", password="secret")) as index:
         text = f"gamma @ http://u:secret@127.0.0.1:{index.port}/files/{file.name}?token=hidden"
-        made = lock("uv", text)
+        made = lock(text)
         for word in ("secret", "hidden"):
             assert word not in made.path.read_text()
         shutil.rmtree(store.built)
@@ -489,15 +396,18 @@ def test_a_url_with_a_password_can_be_fetched(lock, index_env, tmp_path, store, 
     assert wheel.name == "gamma"
 
 
-def test_sources_that_cannot_be_built_are_all_named(lock, with_setuptools, root):
+def test_sources_that_cannot_be_built_are_all_named(lock, index_env, root):
     for name in ("one", "two"):
-        folder = project(root / name, name)
-        (folder / "pyproject.toml").write_text("[build-system]\nrequires = ['no-such-backend']\n")
-    project(root / "three", "three")
-    error = fails(lock, "uv", "./one", "./two", "./three")
+        (root / name).mkdir()
+        text = "[build-system]\nrequires = ['no-such-backend']\n"
+        (root / name / "pyproject.toml").write_text(text)
+    broken = own_backend(root / "three")
+    (broken / "backend.py").write_text("def build_wheel(*rest):\n    raise OSError('no room')\n")
+    error = fails(lock, "./one", "./two", "./three")
     named = [line for line in error.context if not line.startswith("  | ")]
-    assert [line.partition(":")[0] for line in named] == ["one", "two"]
+    assert [line.partition(":")[0] for line in named] == ["one", "two", "three"]
     assert "no-such-backend" in error.context[0]
+    assert error.context[-1].endswith("| OSError: no room"), "the end of the build"
 
 
 # --- a lock the user brings ----------------------------------------------------------------------
@@ -538,7 +448,7 @@ def given(root, wheelhouse):
 
 def test_a_given_lock_is_taken_as_it_is(lock, given, wheelhouse):
     target = {"python": "3.12", "platform": "manylinux_2_28_x86_64"}
-    made = lock("uv", given.name, **target)
+    made = lock(given.name, **target)
     assert versions(made) == {"alpha": "1.0", "fast": "1.0"}
     alpha, fast = made.files
     assert alpha.path == wheelhouse / "alpha-1.0-py3-none-any.whl"
@@ -559,7 +469,7 @@ def test_a_given_lock_at_the_locks_own_place_is_not_written(ask, given, store):
 
 def test_a_given_lock_without_files_for_the_target(lock, given, ask):
     target = {"python": "3.13", "platform": "manylinux_2_28_x86_64"}
-    error = fails(lock, "uv", given.name, **target)
+    error = fails(lock, given.name, **target)
     expected = (
         "fast 1.0: no wheel for cp313 on manylinux_2_28_x86_64; there are "
         "cp310-cp310-manylinux_2_17_x86_64, cp312-cp312-manylinux_2_17_x86_64",
@@ -574,13 +484,13 @@ def test_a_given_lock_without_files_for_the_target(lock, given, ask):
 
 
 @BOTH
-def test_offline_only_the_store_counts(lock, store, index_env, resolver):
+def test_offline_only_the_store_counts(lock, store, index_env):
     make_wheel(store.wheels, "alpha", requires=["beta"])
-    error = fails(lock, resolver, "alpha", offline=True)  # though the configured folder has beta
+    error = fails(lock, "alpha", offline=True)  # though the configured folder has beta
     assert "beta" in "".join(error.context)
     assert "offline root" in error.hint
     make_wheel(store.wheels, "beta", "1.0")
-    made = lock(resolver, "alpha", offline=True)
+    made = lock("alpha", offline=True)
     assert versions(made) == {"alpha": "1.0", "beta": "1.0"}
 
 
@@ -598,15 +508,15 @@ def index(wheelhouse, monkeypatch):
 
 
 @BOTH
-def test_passwords_of_pips_configuration_stay_out(lock, index, root, monkeypatch, caplog, resolver):
+def test_passwords_of_pips_configuration_stay_out(lock, index, root, monkeypatch, caplog):
     monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
     caplog.set_level(logging.DEBUG)
-    made = lock(resolver, "alpha")
+    made = lock("alpha")
     assert versions(made) == {"alpha": "1.0", "beta": "2.0"}
     assert made.files[0].url == f"http://127.0.0.1:{index.port}/files/alpha-1.0-py3-none-any.whl"
     # A HEAD request without the password is refused: the size came by way of pip.
     assert made.files[0].size == (index.folder / "alpha-1.0-py3-none-any.whl").stat().st_size
-    error = fails(lock, resolver, "alpha", "no-such-thing")
+    error = fails(lock, "alpha", "no-such-thing")
     told = caplog.text + error.message + "".join(error.context)
     assert "start: " in told
     assert "s3cret-pass" not in told
@@ -614,16 +524,15 @@ def test_passwords_of_pips_configuration_stay_out(lock, index, root, monkeypatch
 
 
 @BOTH
-def test_an_index_that_refuses_us(lock, index, monkeypatch, resolver):
+def test_an_index_that_refuses_us(lock, index, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password.replace("s3cret", "wr0ng"))
-    error = fails(lock, resolver, "alpha")
+    error = fails(lock, "alpha")
     assert "refuses" in error.message
     assert "401" in error.context[0]
     assert "wr0ng" not in error.context[0]
 
 
-@BOTH
-def test_passwords_in_requirement_files_stay_out(lock, index, root, caplog, monkeypatch, resolver):
+def test_passwords_in_requirement_files_stay_out(lock, index, root, caplog, monkeypatch):
     """Written there, or taken from the environment; the names of variables tell nothing."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("INDEX_PASSWORD", "s3cret-pass")
@@ -631,25 +540,23 @@ def test_passwords_in_requirement_files_stay_out(lock, index, root, caplog, monk
     by_name = index.url.replace("//", "//${INDEX_USER}:${INDEX_PASSWORD}@")
     for url, kept in ((index.url_with_password, index.url), (by_name, by_name)):
         (root / "r.txt").write_text(f"--index-url {url}\nalpha\n")
-        assert lock(resolver, "r.txt").indexes.index_url == kept
+        assert lock("r.txt").indexes.index_url == kept
         text = (root / "pylock.toml").read_text()
         assert kept in text
         assert "s3cret-pass" not in text + caplog.text
 
 
-@BOTH
-def test_an_index_without_digests_or_lengths(lock, index, monkeypatch, resolver):
+def test_an_index_without_digests_or_lengths(lock, index, monkeypatch):
     index.user, index.hashes, index.lengths = "", False, False
     monkeypatch.setenv("PIP_INDEX_URL", index.url)
-    made = lock(resolver, "alpha")
+    made = lock("alpha")
     for file in made.files:
         served = index.folder / file.filename
         assert file.sha256 == digest_file(served)
         assert file.size == served.stat().st_size
 
 
-@BOTH
-def test_the_best_version_over_all_indexes(lock, index, tmp_path, monkeypatch, resolver):
+def test_the_best_version_over_all_indexes(lock, index, tmp_path, monkeypatch):
     more = tmp_path / "more"
     make_wheel(more, "beta", "3.0")
     make_wheel(more, "beta", "1.5")
@@ -657,8 +564,8 @@ def test_the_best_version_over_all_indexes(lock, index, tmp_path, monkeypatch, r
         monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", second.url)
         best = {"index_strategy": "unsafe-best-match"}
-        assert versions(lock(resolver, "beta", **best)) == {"beta": "3.0"}
-        assert versions(lock(resolver, "beta<3", **best)) == {"beta": "2.0"}
+        assert versions(lock("beta", **best)) == {"beta": "3.0"}
+        assert versions(lock("beta<3", **best)) == {"beta": "2.0"}
 
 
 def test_a_version_that_only_another_index_has(lock, index, tmp_path, monkeypatch):
@@ -668,7 +575,7 @@ def test_a_version_that_only_another_index_has(lock, index, tmp_path, monkeypatc
         monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", second.url)  # uv asks it before the other
         with pytest.raises(ResolveError) as caught:
-            lock("uv", "beta<3")
+            lock("beta<3")
         (_, *more) = caught.value.context
         assert more == [
             f"beta was looked for only on {second.url}, the first index that has one",
@@ -678,16 +585,15 @@ def test_a_version_that_only_another_index_has(lock, index, tmp_path, monkeypatc
         assert caught.value.hint == remedy
         assert len(f"hint: {remedy}") <= 80
         with pytest.raises(ResolveError) as caught:
-            lock("uv", "beta<3", "no-such-name")
+            lock("beta<3", "no-such-name")
         assert caught.value.hint.startswith(f"{remedy}; check the names")
 
 
-@BOTH
-def test_a_wheel_named_by_url(lock, index, monkeypatch, resolver):
+def test_a_wheel_named_by_url(lock, index, monkeypatch):
     index.user = ""
     monkeypatch.setenv("PIP_INDEX_URL", index.url)
     url = f"http://127.0.0.1:{index.port}/files/beta-1.1-py3-none-any.whl"
-    made = lock(resolver, f"beta @ {url}")
+    made = lock(f"beta @ {url}")
     (file,) = made.files
     assert file.url == url
     assert file.sha256 == digest_file(index.folder / file.filename)
@@ -774,7 +680,7 @@ def test_the_real_index(lock, root):
     texts = []
     for resolver in ("uv", "pip-tools"):
         asked = ("colorama==0.4.6", "markupsafe==3.0.2")
-        made = lock(resolver, *asked, index_strategy="unsafe-best-match")
+        made = lock(*asked, index_strategy="unsafe-best-match", resolver=resolver)
         assert versions(made) == {"colorama": "0.4.6", "markupsafe": "3.0.2"}
         assert all(file.size for file in made.files)
         texts.append({(file.filename, file.sha256, file.size) for file in made.files})
@@ -815,14 +721,14 @@ def test_of_a_traceback_of_pip_the_last_error_is_shown_and_a_full_disk_is_named(
 def test_an_address_without_a_file_is_not_called_unreachable(lock, index_env, wheelhouse):
     with serve(Index(folder=wheelhouse)) as index:
         url = f"http://127.0.0.1:{index.port}/files/gone-1.0-py3-none-any.whl"
-        error = fails(lock, "uv", f"gone @ {url}")
+        error = fails(lock, f"gone @ {url}")
     assert "no such file or page (404)" in error.message
     assert url in "".join(error.context)
 
 
 def test_a_build_of_pytorch_without_its_index(lock, index_env, wheelhouse):
     make_wheel(wheelhouse, "torch", "1.13.1")
-    error = fails(lock, "uv", "torch==1.13.1+cu117")
+    error = fails(lock, "torch==1.13.1+cu117")
     assert "torch==1.13.1+cu117 is on PyTorch's own index: set" in error.hint
     assert 'environment.torch-backend = "cu117"' in error.hint
 
@@ -842,38 +748,37 @@ def test_constraints_of_the_configuration_count(
     (root / "more.txt").write_text("gamma<9\n")
     monkeypatch.chdir(root)
     monkeypatch.setenv(variable, f"limits.txt {root / 'more.txt'}")
-    assert versions(lock(resolver, "beta")) == {"beta": "1.1"}
+    assert versions(lock("beta")) == {"beta": "1.1"}
 
 
 def test_hashes_that_the_configuration_requires(lock, index_env, root, monkeypatch):
     (root / "pip.conf").write_text("[install]\nrequire-hashes = true\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(root / "pip.conf"))
-    assert "pip's configuration requires a hash" in fails(lock, "uv", "beta").message
+    assert "pip's configuration requires a hash" in fails(lock, "beta").message
 
 
 # --- hashes in requirement files -----------------------------------------------------------------
 
 
-@BOTH
-def test_a_file_that_the_hashes_rule_out_is_refused(lock, index_env, wheelhouse, root, resolver):
+def test_a_file_that_the_hashes_rule_out_is_refused(lock, index_env, wheelhouse, root):
     """As pip has it: the lab's build of a version is not the one that a stranger's index offers."""
     good = digest_file(wheelhouse / "beta-2.0-py3-none-any.whl")
     (root / "r.txt").write_text(f"beta==2.0 \\\n  --hash=sha256:{'0' * 64}\n")
-    error = fails(lock, resolver, "r.txt")
+    error = fails(lock, "r.txt")
     assert "beta-2.0-py3-none-any.whl: its sha256 is " + good in error.context[0]
     assert "--index-url" in error.hint
     assert not (root / "pylock.toml").exists()
     (root / "r.txt").write_text(
         f"beta==2.0 --hash=sha256:{'0' * 64} --hash sha256:{good.upper()}\n"
     )
-    made = lock(resolver, "r.txt")
+    made = lock("r.txt")
     assert versions(made) == {"beta": "2.0"}
     (root / "limits.txt").write_text(f"beta==2.0 --hash=sha256:{'1' * 64}\n")
-    assert fails(lock, resolver, "beta", constraints=["limits.txt"]).context
+    assert fails(lock, "beta", constraints=["limits.txt"]).context
 
 
 def test_hashes_are_part_of_what_a_lock_is_made_for(lock, index_env, ask, root):
-    made = lock("uv", "beta==2.0")
+    made = lock("beta==2.0")
     (root / "r.txt").write_text(f"beta==2.0 --hash=sha256:{'0' * 64}\n")
     assert not made.is_current(ask("r.txt"))
     (root / "r.txt").write_text(f"beta==2.0 --hash=sha512:{'0' * 128}\n")
@@ -899,14 +804,14 @@ def test_hashes_of_a_path_and_of_a_url_are_checked(lock, index_env, tmp_path, ro
         for line in lines["0" * 64]:
             (root / "r.txt").write_text(f"{line}\n")
             if place == "server" and "#" in line:  # uv takes the fragment's word; a build does not
-                assert lock("uv", "r.txt").files[0].sha256 == "0" * 64
+                assert lock("r.txt").files[0].sha256 == "0" * 64
                 continue
             with pytest.raises(StagerError) as caught:
-                lock("uv", "r.txt")
+                lock("r.txt")
             assert good in str(caught.value.context)
         for line in lines[good]:
             (root / "r.txt").write_text(f"{line}\n")
-            assert versions(lock("uv", "r.txt")) == {"gamma": "1.0"}
+            assert versions(lock("r.txt")) == {"gamma": "1.0"}
 
 
 def test_a_hash_of_what_has_none_is_refused(ask, root):
@@ -929,12 +834,12 @@ def test_wheels_are_chosen_by_platform_and_then_by_build_tag(lock, index_env, wh
         for build in ("", "2-", "10-"):
             wheel = make_wheel(wheelhouse, "gamma", "1.0", tag=f"py3-none-{tag}")
             wheel.rename(wheel.with_name(wheel.name.replace("1.0-", f"1.0-{build}")))
-    chosen = lock("uv", "gamma").files[0].filename
+    chosen = lock("gamma").files[0].filename
     assert chosen == f"gamma-1.0-10-py3-none-manylinux_2_17_{HERE.machine}.whl"
 
 
 @BOTH
-def test_the_file_that_the_hashes_allow_is_taken(lock, wheelhouse, root, monkeypatch, resolver):
+def test_the_file_that_the_hashes_allow_is_taken(lock, wheelhouse, root, monkeypatch):
     make_wheel(wheelhouse, "gamma", "1.0", tag=f"{HERE.python_tag}-none-any")
     other = make_wheel(wheelhouse, "gamma", "1.0")
     digest = digest_file(other)
@@ -943,7 +848,7 @@ def test_the_file_that_the_hashes_allow_is_taken(lock, wheelhouse, root, monkeyp
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with serve(Index(folder=wheelhouse)) as index:
         monkeypatch.setenv("PIP_INDEX_URL", index.url)
-        assert lock(resolver, "r.txt").files[0].filename == other.name
+        assert lock("r.txt").files[0].filename == other.name
 
 
 def test_hashes_that_are_required(lock, index_env, wheelhouse, root, ask, monkeypatch):
@@ -965,20 +870,17 @@ def test_hashes_that_are_required(lock, index_env, wheelhouse, root, ask, monkey
         digest = digest_file(wheelhouse / f"{name}-py3-none-any.whl")
         hashes[name[:-4]] = f"--hash=sha256:{digest}"
     (root / "r.txt").write_text(f"--require-hashes\nalpha==1.0 {hashes['alpha']}\n")
-    error = fails(lock, "uv", "r.txt")
+    error = fails(lock, "r.txt")
     assert error.context == ("beta==2.0 has no hash in the requirements",)
     with (root / "r.txt").open("a") as file:
         file.write(f"beta==2.0 {hashes['beta']}\n")
-    assert versions(lock("uv", "r.txt")) == {"alpha": "1.0", "beta": "2.0"}
+    assert versions(lock("r.txt")) == {"alpha": "1.0", "beta": "2.0"}
 
 
-@BOTH
-def test_hashes_leave_the_choice_of_pytorchs_build_alone(
-    lock, index_env, wheelhouse, root, resolver
-):
+def test_hashes_leave_the_choice_of_pytorchs_build_alone(lock, index_env, wheelhouse, root):
     plain = make_wheel(wheelhouse, "torch", "2.13.0")
     make_wheel(wheelhouse, "torch", "2.13.0+cpu")
     digest = digest_file(plain)
     (root / "r.txt").write_text(f"torch==2.13.0 --hash=sha256:{digest}\n")
-    assert versions(lock(resolver, "r.txt", torch_backend="cpu")) == {"torch": "2.13.0+cpu"}
-    assert fails(lock, resolver, "r.txt").context
+    assert versions(lock("r.txt", torch_backend="cpu")) == {"torch": "2.13.0+cpu"}
+    assert fails(lock, "r.txt").context

@@ -5,87 +5,74 @@ from __future__ import annotations
 import pytest
 
 from stager.core.errors import ResolveError
-from stager.core.store import Store
 from stager.core.values import Target
 from stager.lock import resolver
-from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.lock import ResolveOptions
 from stager.lock.pylock import compare_locks, find_earlier_lock, read_lock
 from stager.lock.resolver import KnownDriver, choose_backend
 from tests.support.index_server import Index, serve
+from tests.support.locks import BOTH, versions
 from tests.support.wheelhouse import make_wheel
-
-BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
 
 
 @pytest.fixture
-def relock(root, tmp_path, ask):
+def relock(root, ask, lock):
     """Lock these requirements over the lock of the call before."""
 
     def make(*requirements, **options):
-        spec = ask(*requirements)
-        path = root / "pylock.toml"
-        earlier = find_earlier_lock(path, spec.target)
-        made = make_lock(
-            spec,
-            path=path,
-            store=Store(tmp_path / "offline"),
-            options=ResolveOptions(**options),
-        )
+        earlier = find_earlier_lock(root / "pylock.toml", ask(*requirements).target)
+        made = lock(*requirements, **options)
         return made, compare_locks(earlier, made)
 
     return make
 
 
-def versions(lock):
-    return {file.name: str(file.version) for file in lock.files}
-
-
 @BOTH
 @pytest.mark.usefixtures("index_env")
-def test_pins_stay_until_they_are_upgraded(relock, wheelhouse, resolver):
-    relock("alpha", "beta<2", resolver=resolver)
+def test_pins_stay_until_they_are_upgraded(relock, wheelhouse):
+    relock("alpha", "beta<2")
     added = make_wheel(wheelhouse, "tqdm")
     make_wheel(wheelhouse, "alpha", "1.5", requires=["beta>=1.1"])
-    made, difference = relock("alpha", "beta", "tqdm", resolver=resolver)
+    made, difference = relock("alpha", "beta", "tqdm")
     assert versions(made) == {"alpha": "1.0", "beta": "1.1", "tqdm": "1.0"}
     assert [(one.name, one.old, one.new) for one in difference.added] == [("tqdm", None, "1.0")]
     assert not difference.changed
     assert difference.bytes == added.stat().st_size
 
-    made, difference = relock("alpha", "beta", resolver=resolver, upgrade_packages=("alpha",))
+    made, difference = relock("alpha", "beta", upgrade_packages=("alpha",))
     assert versions(made) == {"alpha": "1.5", "beta": "1.1"}
     assert [(one.name, one.old, one.new) for one in difference.changed] == [("alpha", "1.0", "1.5")]
     assert [(one.name, one.old, one.new) for one in difference.removed] == [("tqdm", "1.0", None)]
 
-    made, _ = relock("alpha", "beta", resolver=resolver, upgrade=True)
+    made, _ = relock("alpha", "beta", upgrade=True)
     assert versions(made) == {"alpha": "1.5", "beta": "2.0"}
 
 
 @BOTH
 @pytest.mark.usefixtures("index_env")
-def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(relock, wheelhouse, resolver):
+def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(relock, wheelhouse):
     make_wheel(wheelhouse, "gone", "1.0")
-    relock("alpha", "beta<2", "gone", resolver=resolver)
+    relock("alpha", "beta<2", "gone")
     (wheelhouse / "gone-1.0-py3-none-any.whl").unlink()
     make_wheel(wheelhouse, "gone", "1.1")
-    made, difference = relock("alpha", "beta>=2", "gone", resolver=resolver)
+    made, difference = relock("alpha", "beta>=2", "gone")
     assert versions(made) == {"alpha": "1.0", "beta": "2.0", "gone": "1.1"}
     assert [one.name for one in difference.changed] == ["beta", "gone"]
 
 
 @BOTH
-def test_files_newer_than_the_cutoff_do_not_count(relock, wheelhouse, monkeypatch, resolver):
+def test_files_newer_than_the_cutoff_do_not_count(relock, wheelhouse, monkeypatch):
     uploaded = dict.fromkeys((file.name for file in wheelhouse.iterdir()), "2024-01-01T00:00:00Z")
     uploaded["beta-2.0-py3-none-any.whl"] = "2025-06-01T12:00:00Z"
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with serve(Index(folder=wheelhouse, uploaded=uploaded)) as index:
         monkeypatch.setenv("PIP_INDEX_URL", index.url)
-        made, _ = relock("beta", resolver=resolver, exclude_newer="2025-05-31")
+        made, _ = relock("beta", exclude_newer="2025-05-31")
         assert versions(made) == {"beta": "1.1"}
-        made, _ = relock("beta", resolver=resolver, upgrade=True)  # the lock keeps the cutoff
+        made, _ = relock("beta", upgrade=True)  # the lock keeps the cutoff
         assert versions(made) == {"beta": "1.1"}
         assert made.exclude_newer == "2025-05-31"
-        made, _ = relock("beta", resolver=resolver, upgrade=True, exclude_newer="none")
+        made, _ = relock("beta", upgrade=True, exclude_newer="none")
         assert versions(made) == {"beta": "2.0"}
         assert made.exclude_newer is None
 
@@ -162,59 +149,42 @@ def test_the_build_for_a_driver(driver, backend):
     assert choose_backend(driver) == backend
 
 
-class Locking:
-    """Locks by a driver, and remembers what was said."""
-
-    def __init__(self, spec, path, store):
-        self.spec, self.path, self.store = spec, path, store
-        self.notes: list[str] = []
-
-    def by(self, version, where="allocation 7"):
-        options = ResolveOptions(
-            resolver="uv",
-            driver=lambda: KnownDriver(version=version, where=where),
-            note=self.notes.append,
-        )
-        made = make_lock(
-            self.spec,
-            path=self.path,
-            store=self.store,
-            options=options,
-            reachable=lambda _: False,
-        )
-        assert read_lock(self.path, self.spec.target) == made
-        assert made.is_current(self.spec)
-        return made
-
-
 @pytest.fixture
-def locking(root, tmp_path, ask, index_env, wheelhouse):
+def locking(lock, index_env, wheelhouse):
+    """Locks by a driver, and the notes of that."""
+    notes = []
     for local in ("cpu", "cu126", "cu130"):
         make_wheel(wheelhouse, "torch", f"2.13.0+{local}")
-    spec = ask("torch==2.13.0+cu126", torch_backend="auto")
-    return Locking(spec, root / "pylock.toml", Store(tmp_path / "offline"))
+
+    def lock_by(version, where="allocation 7", asked="torch==2.13.0+cu126"):
+        known = KnownDriver(version=version, where=where)
+        settings = {"driver": lambda: known, "note": notes.append}
+        return lock(asked, torch_backend="auto", **settings)
+
+    return lock_by, notes
 
 
 def test_the_lock_keeps_the_choice(locking):
-    made = locking.by("550.54.14")
+    lock_by, notes = locking
+    made = lock_by("550.54.14")
     assert made.torch_backend == "cu126"
-    assert locking.notes == [
+    assert notes == [
         'torch-backend "auto" is cu126: the driver of allocation 7 is 550.54.14; pylock.toml keeps '
         "it; set environment.torch-backend to have another"
     ]
-    assert locking.by("", "this machine").torch_backend == "cu126"
-    assert len(locking.notes) == 1
-    locking.path.write_text(locking.path.read_text().replace('torch-backend = "cu126"\n', ""))
+    assert lock_by("", "this machine").torch_backend == "cu126"
+    assert len(notes) == 1
+    made.path.write_text(made.path.read_text().replace('torch-backend = "cu126"\n', ""))
     with pytest.raises(ResolveError, match=r"only torch .* is available|CUDA packages"):
-        locking.by("", "this machine")
-    assert "is cpu: no NVIDIA driver on this machine" in locking.notes[1]
+        lock_by("", "this machine")
+    assert "is cpu: no NVIDIA driver on this machine" in notes[1]
 
 
-def test_a_release_for_a_newer_cuda_than_the_drivers_run_is_refused(locking, ask, wheelhouse):
+def test_a_release_for_a_newer_cuda_than_the_drivers_run_is_refused(locking, wheelhouse):
     """As an index has it whose newest torch is older than another index's."""
-    locking.spec = ask("accelerated", torch_backend="auto")
+    lock_by, _ = locking
     make_wheel(wheelhouse, "nvidia-cuda-runtime", "13.0.96")
     make_wheel(wheelhouse, "accelerated", requires=["nvidia-cuda-runtime"])
     with pytest.raises(ResolveError, match="is cu126 for the drivers, but nvidia-cuda-runtime 13"):
-        locking.by("550.54.14")
-    assert locking.by("580.65.06").torch_backend == "cu130"
+        lock_by("550.54.14", asked="accelerated")
+    assert lock_by("580.65.06", asked="accelerated").torch_backend == "cu130"

@@ -8,21 +8,20 @@ from dataclasses import replace
 import pytest
 from packaging.utils import canonicalize_name
 
-from stager.core.errors import ResolveError, WheelError
-from stager.core.store import Store
+from stager.core.errors import ResolveError
 from stager.core.values import Digest
 from stager.lock.build_source import (
     BuildSettings,
     advise_on_failed_build,
+    build_requires,
     extract_build_output,
     list_certain_builds,
     refuse_without_nvcc,
 )
 from stager.lock.indexes import Indexes
-from stager.lock.lock import ResolveOptions, make_lock
-from stager.lock.pip import NoNodeError
 from stager.wheels import WheelSource
-from tests.support.sources import make_sdist, own_backend, repack_installed
+from tests.support.locks import fails
+from tests.support.sources import make_sdist, repack_installed
 from tests.support.wheelhouse import make_wheel
 
 FLASH = canonicalize_name("flash-attn")
@@ -31,8 +30,8 @@ import os
 import needed_to_build
 from setuptools import Extension, setup
 
-open("pure_or_not/made.py", "w").write(f"JOBS = {os.environ.get('MAX_JOBS')!r}\\n")
-setup(ext_modules=[Extension("pure_or_not.native", ["native.c"])] if EXTENSION else [])
+open("native/made.py", "w").write(f"JOBS = {os.environ.get('MAX_JOBS')!r}\\n")
+setup(ext_modules=[Extension("native.native", ["native.c"])])
 """
 NATIVE_C = """\
 #include <Python.h>
@@ -103,6 +102,15 @@ def test_a_wheel_is_kept_for_what_it_was_built_with():
     assert all(key.startswith(source) for key in keys)
 
 
+def test_what_a_build_needs_first_is_read_from_its_source(tmp_path):
+    """Setuptools and wheel, where nothing says (PEP 518)."""
+    old = {"setup.py": "from setuptools import setup\nsetup()\n"}
+    for place in (tmp_path, make_sdist(tmp_path, "old", files={**old, "pyproject.toml": ""})):
+        assert build_requires(place) == ["setuptools", "wheel"]
+    named = {"pyproject.toml": "[build-system]\nrequires = ['flit', 'cython>=3']\n"}
+    assert build_requires(make_sdist(tmp_path, "new", files=named)) == ["flit", "cython>=3"]
+
+
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [
@@ -125,11 +133,6 @@ def test_what_to_do_about_a_failed_build(line, remedy):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "offline")
-
-
-@pytest.fixture
 def house(index_env, wheelhouse):
     """The index, with a package that a build imports, and setuptools."""
     make_wheel(wheelhouse, "needed-to-build", files={"needed_to_build/__init__.py": "X = 1\n"})
@@ -137,95 +140,33 @@ def house(index_env, wheelhouse):
     return wheelhouse
 
 
-def locked(spec, root, store):
-    options = ResolveOptions(resolver="uv")
-    return make_lock(spec, path=root / "pylock.toml", store=store, options=options)
-
-
-@pytest.mark.parametrize("extension", [False, True], ids=["pure", "extension"])
-def test_a_build_imports_what_only_the_environment_has(ask, root, store, house, extension):
+def test_a_build_imports_what_only_the_environment_has(lock, ask, store, house):
     """Its dependencies cannot be known without a build either: its metadata is dynamic."""
     files = {
-        "setup.py": NATIVE.replace("EXTENSION", str(extension)),
+        "setup.py": NATIVE,
         "native.c": NATIVE_C,
         "pyproject.toml": '[build-system]\nrequires = ["setuptools"]\n'
         'build-backend = "setuptools.build_meta"\n'
-        '[project]\nname = "pure-or-not"\nversion = "1.0"\ndynamic = ["dependencies"]\n'
-        '[tool.setuptools]\npackages = ["pure_or_not"]\ninclude-package-data = false\n',
+        '[project]\nname = "native"\nversion = "1.0"\ndynamic = ["dependencies"]\n'
+        '[tool.setuptools]\npackages = ["native"]\ninclude-package-data = false\n',
     }
-    make_sdist(house, "pure-or-not", files=files)
-    asked = ("pure-or-not", "needed-to-build", "setuptools")
-    with pytest.raises(ResolveError, match="pure-or-not") as caught:
-        locked(ask(*asked), root, store)
-    assert 'no-build-isolation = ["pure-or-not"]' in str(caught.value.hint)
-    spec = ask(*asked, no_build_isolation=["pure-or-not"], build_env={"MAX_JOBS": 4})
-    lock = locked(spec, root, store)
-    source = WheelSource(spec=spec, store=store, offline=False)
-    wheels = source.fetch(lock)
-    (wheel,) = (wheel for wheel in wheels if wheel.name == "pure-or-not")
+    make_sdist(house, "native", files=files)
+    asked = ("native", "needed-to-build", "setuptools")
+    assert 'no-build-isolation = ["native"]' in fails(lock, *asked).hint
+    settings = {"no_build_isolation": ["native"], "build_env": {"MAX_JOBS": 4}}
+    made = lock(*asked, **settings)
+    source = WheelSource(spec=ask(*asked, **settings), store=store, offline=False)
+    wheels = source.fetch(made)
+    (wheel,) = (wheel for wheel in wheels if wheel.name == "native")
     with zipfile.ZipFile(wheel.path) as archive:
-        assert archive.read("pure_or_not/made.py") == b"JOBS = '4'\n"
-        assert any(name.endswith(".so") for name in archive.namelist()) == extension
-    assert replace(source, offline=True).fetch(lock) == wheels
+        assert archive.read("native/made.py") == b"JOBS = '4'\n"
+        assert any(name.endswith(".so") for name in archive.namelist())
+    assert replace(source, offline=True).fetch(made) == wheels
 
 
-def test_a_failed_build_shows_its_end(ask, root, store, house):
-    setup = 'import sys\nif "bdist_wheel" in sys.argv:\n    sys.exit("no compiler can do this")\n'
-    setup += "from setuptools import setup\nsetup()\n"
-    make_sdist(house, "broken-one", files={"setup.py": setup})
-    spec = ask("broken-one")
-    lock = locked(spec, root, store)
-    with pytest.raises(WheelError) as caught:
-        WheelSource(spec=spec, store=store, offline=False).fetch(lock)
-    context = caught.value.context
-    assert "the end of the build of broken-one 1.0:" in context
-    assert any(line.startswith("  | ") and "no compiler can do this" in line for line in context)
-    assert context[-1].startswith("broken-one: ")
-
-
-def test_a_failed_build_of_a_folder_shows_its_end(ask, root, store):
-    folder = own_backend(root / "broken")
-    (folder / "backend.py").write_text("def build_wheel(*rest):\n    raise OSError('no room')\n")
-    with pytest.raises(ResolveError) as caught:
-        locked(ask("./broken"), root, store)
-    assert caught.value.context[-1].endswith("| OSError: no room")
-
-
-def test_a_wheel_in_a_folder_is_preferred(ask, root, store, house):
+def test_a_wheel_in_a_folder_is_preferred(lock, root, house):
     """To a newer sdist, too, of a package that would have to be built in the environment."""
     make_wheel(root / "prebuilt", "flash-attn", "2.7.0")
     make_sdist(house, "flash-attn", "2.8.3")
-    lock = locked(ask("flash-attn", find_links=["prebuilt"]), root, store)
-    (file,) = lock.files
+    (file,) = lock("flash-attn", find_links=["prebuilt"]).files
     assert (str(file.version), file.is_wheel, len(file.sha256)) == ("2.7.0", True, 64)
-
-
-def test_on_a_node_nothing_is_fetched(ask, root, store, house, tmp_path):
-    """The launcher stands for ``srun``, and takes the network away as a node has none."""
-    make_sdist(house, "from-source")
-    log = tmp_path / "log"
-    wrapper = tmp_path / "on-node"
-    wrapper.write_text(
-        f'#!/bin/sh\necho "$@" >> {log}\nexport PIP_INDEX_URL=http://127.0.0.1:9/\nexec "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    spec = replace(ask("from-source"), builds=BuildSettings(launcher=(str(wrapper),)))
-    lock = locked(ask("from-source"), root, store)
-    (wheel,) = WheelSource(spec=spec, store=store, offline=False).fetch(lock)
-    assert wheel.path.name == "from_source-1.0-py3-none-any.whl"
-    (line,) = log.read_text().splitlines()
-    assert "pip wheel" in line
-    assert "--no-index" in line
-
-
-def test_where_slurm_gives_no_node_no_build_has_failed(ask, root, store, house, tmp_path):
-    make_sdist(house, "from-source")
-    wrapper = tmp_path / "srun"
-    said = "srun: error: Unable to allocate resources: Invalid partition name specified"
-    wrapper.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
-    wrapper.chmod(0o755)
-    spec = replace(ask("from-source"), builds=BuildSettings(launcher=(str(wrapper),)))
-    lock = locked(ask("from-source"), root, store)
-    with pytest.raises(NoNodeError) as caught:
-        WheelSource(spec=spec, store=store, offline=False).fetch(lock)
-    assert caught.value.context == (said,)

@@ -1,28 +1,27 @@
 """Projects, locks and scripts of uv: what stands in them decides, or is refused by name."""
 
 import subprocess
-from dataclasses import dataclass
 from textwrap import dedent
+from typing import NamedTuple
 
 import pytest
 
 from stager.building.project_lock import lock_project
 from stager.config import load
 from stager.core.errors import ConfigError, ResolveError
-from stager.core.store import Store, digest_file
-from stager.lock.lock import ResolveOptions, make_lock
-from stager.lock.pylock import read_lock
+from stager.core.store import digest_file
+from stager.lock.lock import ResolveOptions
 from stager.lock.uv import require_uv
 from stager.wheels import WheelSource
 from tests.support.building import Recorder
 from tests.support.golden import check_golden
 from tests.support.index_server import Index, serve
+from tests.support.locks import versions
 from tests.support.sources import git_commit, own_backend
 from tests.support.wheelhouse import make_wheel, without_compression
 
 
-@dataclass(frozen=True)
-class Indexes:
+class Indexes(NamedTuple):
     """Two indexes: the usual one, and one that only the project names."""
 
     usual: Index
@@ -40,32 +39,6 @@ def indexes(wheelhouse, tmp_path, monkeypatch):
         monkeypatch.setenv("PIP_INDEX_URL", usual.url)
         monkeypatch.setenv("UV_DEFAULT_INDEX", usual.url)
         yield Indexes(usual, second)
-
-
-@pytest.fixture
-def lock(root, tmp_path, ask):
-    """Lock these requirements, and see that the file says the same."""
-
-    def make(*requirements, resolver="uv", **more):
-        options = {key: more.pop(key) for key in ("upgrade", "upgrade_packages") if key in more}
-        spec = ask(*requirements, **more)
-        path = root / "pylock.toml"
-        made = make_lock(
-            spec,
-            path=path,
-            store=Store(tmp_path / "offline"),
-            options=ResolveOptions(resolver=resolver, **options),
-            reachable=lambda _: False,
-        )
-        assert read_lock(path, spec.target) == made
-        assert made.is_current(spec)
-        return made
-
-    return make
-
-
-def versions(lock):
-    return {file.name: str(file.version) for file in lock.files}
 
 
 def sources(indexes, tmp_path):
@@ -371,7 +344,7 @@ def test_scripts_that_say_nothing_are_no_packages(ask, root):
     assert "has no end" in problems
 
 
-def test_an_index_that_asks_for_a_password(lock, ask, indexes, root, tmp_path, monkeypatch):
+def test_an_index_that_asks_for_a_password(lock, ask, store, indexes, root, monkeypatch):
     private = Index(folder=indexes.extra.folder, user="me", password="s3cret/word")
     monkeypatch.setenv("UV_INDEX_MY_INDEX_USERNAME", private.user)
     monkeypatch.setenv("UV_INDEX_MY_INDEX_PASSWORD", private.password)
@@ -388,7 +361,6 @@ def test_an_index_that_asks_for_a_password(lock, ask, indexes, root, tmp_path, m
         made = lock("pyproject.toml")
         assert versions(made) == {"beta": "2.0", "special": "1.0"}
         assert "s3cret" not in (root / "pylock.toml").read_text()
-        store = Store(tmp_path / "offline")
         wheels = WheelSource(spec=ask("pyproject.toml"), store=store, offline=False).fetch(made)
     assert [wheel.name for wheel in wheels] == ["beta", "special"]
 

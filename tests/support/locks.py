@@ -1,0 +1,27 @@
+"""Locks in tests: what they hold, and how one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stager.core.errors import ResolveError
+from stager.lock.pylock import Lock
+
+BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
+"""Runs a test with each resolver; the fixture ``lock`` takes it."""
+
+
+def versions(lock: Lock) -> dict[str, str]:
+    """Return the version of each package."""
+    return {str(file.name): str(file.version) for file in lock.files}
+
+
+def fails(lock: Callable[..., Lock], *args: Any, **more: Any) -> ResolveError:
+    """Return the error of a lock that cannot be made."""
+    with pytest.raises(ResolveError) as caught:
+        lock(*args, **more)
+    assert "Traceback" not in "".join(caught.value.context)
+    return caught.value
