@@ -17,8 +17,8 @@ import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.system.processes import signal_at_parent_death
 
@@ -112,8 +112,7 @@ for number, (source, path) in enumerate(json.load(sys.stdin)):
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiler:
+class Compiler(NamedTuple):
     """An interpreter on this machine that compiles for another version than the running one."""
 
     program: Path

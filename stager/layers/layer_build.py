@@ -88,12 +88,19 @@ def make_layers(
         with store.scratch("spool") as scratch:
             work = LayerWork(target=target, store=store, scratch=scratch, jobs=jobs)
             _build_all([*missing.values()], work, progress)
-    is_compiled = target.is_host_python or any(source.compiler for source in sources)
+    notes: tuple[str, ...] = ()
+    if not (target.is_host_python or any(source.compiler for source in sources)):
+        here = Target.from_host().python
+        notes = (
+            f"no bytecode is included: there is no Python {target.python} here to compile it, and "
+            f"{here}, which runs this, cannot; the first imports on each node take about twice as "
+            f"long. Install one (uv python install {target.python}) to avoid that",
+        )
     return MadeLayers(
         layers=tuple(_describe(store, key, source) for key, source in ids.items()),
         built=len(missing),
         reused=len(ids) - len(missing),
-        notes=() if is_compiled else (_explain_no_bytecode(target),),
+        notes=notes,
     )
 
 
@@ -118,15 +125,6 @@ def _estimate_spool(source: LayerSource) -> int:
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         return source.size  # it is refused with a message of its own
     return sum(size * 5 // 2 if name.endswith(".py") else size for name, size in members)
-
-
-def _explain_no_bytecode(target: Target) -> str:
-    here = Target.from_host().python
-    return (
-        f"no bytecode is included: there is no Python {target.python} here to compile it, and "
-        f"{here}, which runs this, cannot; the first imports on each node take about twice as "
-        f"long. Install one (uv python install {target.python}) to avoid that"
-    )
 
 
 def is_stored(store: Store, key: Digest) -> bool:
@@ -335,7 +333,9 @@ def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None
     except StagerError as exc:
         fault = exc
     except OSError as exc:
-        fault = _write_error(source, final, exc)
+        fault = write_error(final, exc)
+        if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
+            fault = _make_changed_error(source, f"{exc.filename}: {exc.strerror}")
     with suppress(BrokenPipeError):  # the parent is gone
         report.send(fault)
 
@@ -347,8 +347,10 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
         if source.wheel is not None:
             with _compile_wheel(source, source.wheel, work) as modules:
                 add_wheel(writer, source.wheel, target, source.prune, modules)
-        elif source.tree is not None:
-            _require_unchanged(source, _add_tree(writer, source, work))
+        elif (tree := source.tree) is not None:
+            if digest_tree(tree, _add_tree(writer, source, tree, work)) != source.digest:
+                files = ", ".join(map(quote_path, list_changed_files(tree)))
+                raise _make_changed_error(source, files or "the contents of its files changed")
         writer.write(path, make_origin(source, target))
 
 
@@ -368,28 +370,14 @@ def _compile_wheel(
     yield other
 
 
-def _write_error(source: LayerSource, final: Path, exc: OSError) -> StagerError:
-    if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
-        return _make_changed_error(source, f"{exc.filename}: {exc.strerror}")
-    return write_error(final, exc)
-
-
-def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
-    tree = source.tree or Tree()
-    if digest_tree(tree, digests) != source.digest:
-        files = ", ".join(map(quote_path, list_changed_files(tree)))
-        raise _make_changed_error(source, files or "the contents of its files changed")
-
-
-def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list[str]:
+def _add_tree(writer: LayerWriter, source: LayerSource, tree: Tree, work: LayerWork) -> list[str]:
     """Add files, with the bytecode of modules; return each file's digest."""
-    tree = source.tree or Tree()
     digests = []
     compile_file = _make_compile_function(source, tree, work)
     for file in tree.files:
         path = f"{source.prefix}/{file.path}"
         is_module = compile_file is not None and path.endswith(".py")
-        with _content(source, file, whole=is_module) as stream:
+        with _open_content(source, file, whole=is_module) as stream:
             _, digest = writer.add(path, stream, executable=file.mode == 0o755)
             digests.append(digest.hex())
             if compile_file is None or not is_module:
@@ -403,7 +391,7 @@ def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list
     return digests
 
 
-def _content(source: LayerSource, file: TreeFile, *, whole: bool) -> BinaryIO:
+def _open_content(source: LayerSource, file: TreeFile, *, whole: bool) -> BinaryIO:
     """Open a file as it is shipped; ``whole`` reads it now, so that it does not change later."""
     if source.interpreter is not None:
         return io.BytesIO(source.interpreter.content(file))

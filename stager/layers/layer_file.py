@@ -349,13 +349,13 @@ _KEPT = 3
 """Frames that are kept: a library's first, its tables, and its strings are read in turn."""
 
 
-class StoredTar:
+class LayerTar:
     """Random access to what the frames of a layer hold, by decompressing the few that are asked."""
 
-    def __init__(self, layer: BinaryIO, head_size: int, index: Index) -> None:
-        self._layer = layer
-        self._frames = index.frames
-        self._places = list(accumulate((frame.size for frame in index.frames), initial=head_size))
+    def __init__(self, index: Index, start: int, read: Callable[[int, Frame], bytes]) -> None:
+        """``read`` returns the bytes of a frame at its place; the first is at ``start``."""
+        self.index, self._read = index, read
+        self._places = list(accumulate((frame.size for frame in index.frames), initial=start))
         self._starts = list(accumulate((f.unpacked_size for f in index.frames), initial=0))
         self._kept: OrderedDict[int, bytes] = OrderedDict()
 
@@ -376,10 +376,10 @@ class StoredTar:
 
     def _frame(self, number: int) -> bytes:
         if number not in self._kept:
-            if number >= len(self._frames):
+            if number >= len(self.index.frames):
                 raise LayerError("a file lies behind the last frame")
-            self._layer.seek(self._places[number])
-            self._kept[number] = decompress_index(self._layer.read(self._frames[number].size))
+            packed = self._read(self._places[number], self.index.frames[number])
+            self._kept[number] = decompress_index(packed)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(number)

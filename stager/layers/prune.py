@@ -27,14 +27,16 @@ import posixpath
 import re
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import Entry, Index, LayerError, get_packed_index
+from bundle.format.layer import LayerError, get_packed_index
 from bundle.format.manifest import Layer
 from bundle.protocol.codec import encode
 from bundle.protocol.digest import canonical_json
@@ -44,7 +46,7 @@ from ..config.sections import HEADERS, PRUNABLE, TESTS
 from ..core.errors import ConfigError
 from ..core.values import Wheel
 from .ignore import Ignore
-from .layer_file import decompress_index
+from .layer_file import LayerTar, decompress_index
 from .tree import list_parents
 
 # --- Patterns of ``environment.prune``: ``PACKAGE:PATTERN``, with the pattern as in ``.gitignore``
@@ -218,12 +220,9 @@ class Pruned:
         return cls(words=words, files=int(raw["files"]), size=int(raw["bytes"]))
 
 
-class _Member(NamedTuple):
-    name: str
-    path: str
-    """Its installed path, relative to ``site-packages`` or to another scheme's directory."""
-    scheme: str
-    """``site``, ``headers``, ``data`` or ``scripts``."""
+Members = dict[str, dict[str, str]]
+"""Names of members by their installed paths, for each scheme: ``site``, ``headers``, ``data`` or
+``scripts``. A path in ``site`` is relative to ``site-packages``."""
 
 
 def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
@@ -234,7 +233,16 @@ def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]
     if not words:
         return ()
     members = _read_members(wheel)
-    return tuple(word for word in sorted(set(words)) if _applies(word, members))
+    site = members["site"]
+
+    def can_apply(word: str) -> bool:
+        if is_pattern(word):
+            return bool(list_matching(word, site))
+        if word == HEADERS:
+            return bool(_headers(members))
+        return bool(_test_folders(site)) or any(map(_TEST_PROGRAM.fullmatch, site))
+
+    return tuple(filter(can_apply, sorted(set(words))))
 
 
 def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[str]:
@@ -244,48 +252,39 @@ def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[s
     named = {entry.partition(":")[0] for entry in entries if is_pattern(entry)}
     if not named:
         return []
-    packages = {str(wheel.name): _site_paths(wheel, named) for wheel in wheels}
+    packages: dict[str, list[str]] = {str(wheel.name): [] for wheel in wheels}
+    for wheel in wheels:
+        if wheel.name in named:
+            packages[wheel.name] = [*_read_members(wheel.path, metadata=True)["site"]]
     return check(entries, packages)
 
 
-def _site_paths(wheel: Wheel, named: Collection[str]) -> list[str]:
-    """Return the files of a wheel in ``site-packages``; none of one that no pattern names."""
-    members = _read_members(wheel.path, metadata=True) if wheel.name in named else []
-    return [member.path for member in members if member.scheme == "site"]
-
-
-def _read_members(wheel: Path, *, metadata: bool = False) -> list[_Member]:
+def _read_members(wheel: Path, *, metadata: bool = False) -> Members:
     """Return the files of a wheel; none of an unsound one: installing it reports why."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            return list(_members(archive, metadata=metadata))
+            return _members(archive, metadata=metadata)
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        return []
-
-
-def _applies(word: str, members: Sequence[_Member]) -> bool:
-    if is_pattern(word):
-        return bool(_list_pattern_members(word, members))
-    if word == HEADERS:
-        return bool(_headers(members))
-    return bool(_test_folders(members) or _test_programs(members))
+        return defaultdict(dict)
 
 
 def list_left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
     """Return the names of the members of a wheel that are not to be installed."""
     if not words:
         return frozenset()
-    members = list(_members(archive))
+    members = _members(archive)
+    site = members["site"]
     names: set[str] = set()
     for word in filter(is_pattern, words):
-        names |= _list_pattern_members(word, members)
+        names |= {site[path] for path in list_matching(word, site)}
     if HEADERS in words:
         names |= _headers(members)
     if TESTS in words:
-        folders = _find_unneeded_folders(archive, members)
-        names |= _test_programs(members)
+        folders = _find_unneeded_folders(archive, site)
         names |= {
-            one.name for one in members if one.scheme == "site" and _is_within(one.path, folders)
+            name
+            for path, name in site.items()
+            if _TEST_PROGRAM.fullmatch(path) or _is_within(path, folders)
         }
     return frozenset(names)
 
@@ -319,110 +318,83 @@ def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
         if NOTE.encode() not in decompress_index(get_packed_index(head)):
             return
     index = bundle.index(layer, head, decompress_index)
+    tar = LayerTar(
+        index,
+        bundle.offset(layer.member),
+        lambda place, frame: bundle.frame(place, frame.size, frame.sha256),
+    )
     for entry in index.files:
         if posixpath.basename(entry.path) == NOTE and ".dist-info/" in entry.path:
-            with suppress(ValueError, KeyError, TypeError):  # a wheel's own file of that name
-                yield Pruned.from_json(json.loads(_content(bundle, layer, index, entry)))
-
-
-def _content(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> bytes:
-    offset, start, content = bundle.offset(layer.member), 0, b""
-    for frame in index.frames:
-        end = start + frame.unpacked_size
-        if start < entry.offset + entry.size and end > entry.offset:
             with bundle.turn_into_damage(LayerError):
-                data = decompress_index(bundle.frame(offset, frame.size, frame.sha256))
-            content += data[max(entry.offset - start, 0) : entry.offset + entry.size - start]
-        offset, start = offset + frame.size, end
-    return content
+                note = tar.file(entry, 0, entry.size)
+            with suppress(ValueError, KeyError, TypeError):  # a wheel's own file of that name
+                yield Pruned.from_json(json.loads(note))
 
 
-def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Iterator[_Member]:
+def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Members:
+    members: Members = defaultdict(dict)
     for name in archive.namelist():
         first, _, rest = name.partition("/")
         if name.endswith("/") or (is_metadata(name) and not metadata):
             continue
-        if not first.endswith(".data"):
-            yield _Member(name, name, "site")
-            continue
-        scheme, _, path = rest.partition("/")
-        yield _Member(name, path, "site" if scheme in ("purelib", "platlib") else scheme)
+        scheme, path = "site", name
+        if first.endswith(".data"):
+            scheme, _, path = rest.partition("/")
+        members["site" if scheme in ("purelib", "platlib") else scheme][path] = name
+    return members
 
 
-def _list_pattern_members(pattern: str, members: Sequence[_Member]) -> set[str]:
-    paths = {member.path: member.name for member in members if member.scheme == "site"}
-    return {paths[path] for path in list_matching(pattern, paths)}
-
-
-def _headers(members: Sequence[_Member]) -> set[str]:
+def _headers(members: Members) -> set[str]:
     """Return what only compilers read: not ``include`` directories from which Python loads."""
     trees: set[str] = set()
     loaded: set[str] = set()
-    for member in members:
-        above = set(_list_parent_folders(member.path, ("include",)))
+    for path in chain.from_iterable(members.values()):
+        above = set(_list_parent_folders(path, ("include",)))
         trees |= above
-        loaded |= above if member.path.endswith(_LOADED) else set()
+        loaded |= above if path.endswith(_LOADED) else set()
     trees -= loaded
-    names = {member.name for member in members if member.scheme == "headers"}
-    for member in members:
-        for_compilers = member.path.endswith(_FOR_COMPILERS) or _is_within(member.path, trees)
-        if for_compilers and member.scheme in ("site", "data"):
-            names.add(member.name)
+    names = set(members["headers"].values())
+    for path, name in (*members["site"].items(), *members["data"].items()):
+        if path.endswith(_FOR_COMPILERS) or _is_within(path, trees):
+            names.add(name)
     return names
 
 
-def _test_programs(members: Sequence[_Member]) -> set[str]:
-    return {
-        member.name
-        for member in members
-        if member.scheme == "site" and _TEST_PROGRAM.fullmatch(member.path)
-    }
-
-
-def _test_folders(members: Sequence[_Member]) -> set[str]:
+def _test_folders(site: Iterable[str]) -> set[str]:
     """Return the directories in packages that are named after tests and hold some."""
     folders: set[str] = set()
-    for member in members:
-        if member.scheme == "site" and _TEST_FILE.fullmatch(posixpath.basename(member.path)):
-            folders.update(_list_parent_folders(member.path, TEST_FOLDERS))
+    for path in site:
+        if _TEST_FILE.fullmatch(posixpath.basename(path)):
+            folders.update(_list_parent_folders(path, TEST_FOLDERS))
     # A directory at the top is a package of its own.
     return {folder for folder in folders if "/" in folder}
 
 
-def _find_unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> set[str]:
+def _find_unneeded_folders(archive: zipfile.ZipFile, site: Mapping[str, str]) -> set[str]:
     """Return the test directories that nothing which stays installed imports or names.
 
     Directories that a remaining directory imports remain as well, so this is repeated until no
     more are found.
     """
-    folders = _test_folders(members)
-    modules = [m for m in members if m.scheme == "site" and m.path.endswith(".py")]
+    folders = _test_folders(site)
     parents = {posixpath.dirname(folder) for folder in folders}
 
     @functools.cache
-    def references(module: _Member) -> set[str]:
-        source = archive.read(module.name)
-        return (
-            list_named_tests(source, module.path)
-            if may_name_tests(source, module.path, parents)
-            else set()
-        )
+    def references(path: str) -> set[str]:
+        source = archive.read(site[path])
+        return list_named_tests(source, path) if may_name_tests(source, path, parents) else set()
 
     entry_points = entry_point_modules(archive)
     while True:
         names = set(entry_points)
-        for module in modules:
-            if not _is_within(module.path, folders):
-                names |= references(module)
-        needed = folders & _find_test_folders(names)
-        if not needed:
+        for path in site:
+            if path.endswith(".py") and not _is_within(path, folders):
+                names |= references(path)
+        paths = (name.replace(".", "/") + "/" for name in names)
+        needed = {above for path in paths for above in _list_parent_folders(path, TEST_FOLDERS)}
+        if folders.isdisjoint(needed):
             return folders
         folders -= needed
-
-
-def _find_test_folders(modules: Iterable[str]) -> set[str]:
-    paths = (name.replace(".", "/") + "/" for name in modules)
-    return {above for path in paths for above in _list_parent_folders(path, TEST_FOLDERS)}
 
 
 def _list_parent_folders(path: str, names: Sequence[str]) -> Iterator[str]:

@@ -287,12 +287,10 @@ def _sound_links(
     kept = dict(links)
     notes: list[str] = []
     faults = {path: _ABSOLUTE for path, target in links.items() if target.startswith("/")}
-    if not faults:
-        faults = _faults(files, kept)
-    while faults:
+    while faults := faults or _faults(files, kept):
         for path, fault in faults.items():
             notes.append(f"{path} -> {quote_path(kept.pop(path))}: {fault}")
-        faults = _faults(files, kept)
+        faults = {}
     return kept, notes
 
 

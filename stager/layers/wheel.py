@@ -65,11 +65,6 @@ def describe_mismatch(record: RecordEntry) -> str:
     return f"{record.path} {_MISMATCH}"
 
 
-def is_mismatch(fault: str) -> bool:
-    """Return whether a fault is that of a member that is not what its line says."""
-    return fault.endswith(_MISMATCH)
-
-
 def record_hash(sha256: bytes) -> Hash:
     """Return a raw sha256 as RECORD writes it."""
     return Hash("sha256", base64.urlsafe_b64encode(sha256).decode().rstrip("="))
@@ -301,7 +296,8 @@ class _LayerDestination(WheelDestination):
         self._faults: list[str] = []
 
     def refuse_faults(self) -> None:
-        hint = _WRITE_RECORD if all(map(is_mismatch, self._faults)) else ""
+        is_record_wrong = all(fault.endswith(_MISMATCH) for fault in self._faults)
+        hint = _WRITE_RECORD if is_record_wrong else ""
         if len(self._faults) == 1:
             raise WheelError(self._faults[0], hint=hint)
         if self._faults:

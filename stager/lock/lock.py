@@ -248,9 +248,9 @@ def measure(resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip) -> tupl
     with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
         sizes = dict(zip(urls, pool.map(content_length, urls), strict=True))
     for number, file in enumerate(files):
-        files[number] = file = replace(file, size=sizes.get(file.url or "", file.size))
-        if file.url and None in (file.size, file.sha256):
-            files[number] = _download(file, store, pip)
+        files[number] = replace(file, size=sizes.get(file.url or "", file.size))
+        if file.url and None in (files[number].size, file.sha256):
+            files[number] = _download(files[number], store, pip)
     digest_cache.save()
     return lock_files(files, source="the resolver's answer")
 

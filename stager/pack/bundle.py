@@ -23,7 +23,7 @@ from packaging.utils import parse_wheel_filename
 
 from bundle.environment.listing import is_document
 from bundle.format.archive import END
-from bundle.format.layer import Index, LayerError, decode_head
+from bundle.format.layer import Frame, Index, LayerError, decode_head
 from bundle.format.manifest import (
     MANIFEST_NAME,
     NODE_NAME,
@@ -42,7 +42,7 @@ from ..core.errors import BundleError, WheelError
 from ..core.files import BUNDLE_SUFFIX, open_regular, read_bytes, read_text
 from ..core.store import Store, digest_file
 from ..core.values import Target, Wheel, libc_version
-from ..layers.layer_file import StoredTar, decompress_index
+from ..layers.layer_file import LayerTar, decompress_index
 from ..layers.tree import list_folders
 from .bundle_file import is_sealed, list_checked_files, seal
 from .members import describe_layer, write_member
@@ -77,6 +77,19 @@ def read_stored_head(store: Store, layer: Layer) -> tuple[bytes, Index]:
         if Digest.of(head) != layer.head:
             raise LayerError("its index has changed on disk")
         return head, decode_head(head, decompress_index)
+
+
+@contextmanager
+def open_stored_tar(store: Store, layer: Layer) -> Iterator[LayerTar]:
+    """Open the files in a layer of the store, see :func:`open_stored_layer`."""
+    _, index = read_stored_head(store, layer)
+    with open_stored_layer(store, layer) as handle:
+
+        def read(place: int, frame: Frame) -> bytes:
+            handle.seek(place)
+            return handle.read(frame.size)
+
+        yield LayerTar(index, layer.head_size, read)
 
 
 def check_frames(store: Store, layer: Layer, index: Index) -> None:
@@ -240,11 +253,9 @@ def _read_record(store: Store) -> dict[Digest, _Libraries]:
 
 
 def _inspect_libraries(layer: Layer, store: Store, machine: str) -> _Libraries:
-    _, index = read_stored_head(store, layer)
     newest, file, musl = _NONE, "", ""
-    with open_stored_layer(store, layer) as handle:
-        tar = StoredTar(handle, layer.head_size, index)
-        for entry in index.files:
+    with open_stored_tar(store, layer) as tar:
+        for entry in tar.index.files:
             if not _LIBRARY.search(entry.path):
                 continue
             header = elf.parse(partial(tar.file, entry))

@@ -26,8 +26,7 @@ from ..core.processes import CommandError, follow_command, run
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
 from ..interpreter import list_faults_elsewhere
-from ..layers.layer_file import StoredTar
-from .bundle import open_stored_layer, read_stored_head
+from .bundle import open_stored_tar
 from .bundle_file import ChosenBundle, node_program
 
 _USER = "environment.requirements"
@@ -42,11 +41,9 @@ def write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
     for layer in manifest.layers:
         if layer.kind != "wheel":
             continue
-        _, index = read_stored_head(store, layer)
         metadata = {}
-        with open_stored_layer(store, layer) as handle:
-            tar = StoredTar(handle, layer.head_size, index)
-            for entry in index.files:
+        with open_stored_tar(store, layer) as tar:
+            for entry in tar.index.files:
                 match = _METADATA.fullmatch(entry.path)
                 if match:
                     metadata[match[1]] = tar.file(entry, 0, entry.size)
