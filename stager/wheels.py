@@ -216,16 +216,21 @@ class _Fetcher:
             amount = f" ({format_size(size)})" if size else ""
             done = f"downloading {start + len(batch)} of {len(files)}"
             self.source.progress(f"{done}{amount}: {names}")
-            said = self._try_to_download(batch)
-            if said and all(map(is_unreachable, said)):
-                raise unreachable_index_error("".join(said))
-            for file in batch if said else ():
-                self._download_alone(file)
+            self._download_batch(batch)
             for file in batch:
                 downloaded = self._downloads / file.filename
                 if downloaded.is_file() and digest_file(downloaded) == file.sha256:
                     with self.store.publish(self.store.wheels / file.filename) as partial:
                         downloaded.replace(partial)
+
+    def _download_batch(self, batch: Sequence[LockedFile]) -> None:
+        said = self._try_to_download(batch)
+        if not said:
+            return
+        if all(map(is_unreachable, said)):
+            raise unreachable_index_error("".join(said))
+        for file in batch:
+            self._download_alone(file)
 
     def _download_alone(self, file: LockedFile) -> None:
         """Download a file that its batch could not be downloaded with, to report it."""

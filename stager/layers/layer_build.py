@@ -347,8 +347,9 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
         if source.wheel is not None:
             with _compile_wheel(source, source.wheel, work) as modules:
                 add_wheel(writer, source.wheel, target, source.prune, modules)
-        elif (tree := source.tree) is not None:
-            if digest_tree(tree, _add_tree(writer, source, tree, work)) != source.digest:
+        elif source.tree is not None:
+            tree, digests = source.tree, _add_tree(writer, source, source.tree, work)
+            if digest_tree(tree, digests) != source.digest:
                 files = ", ".join(map(quote_path, list_changed_files(tree)))
                 raise _make_changed_error(source, files or "the contents of its files changed")
         writer.write(path, make_origin(source, target))

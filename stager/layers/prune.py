@@ -27,13 +27,12 @@ import posixpath
 import re
 import zipfile
 import zlib
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundle.format.archive import BundleFile
 from bundle.format.layer import LayerError, get_packed_index
@@ -220,9 +219,14 @@ class Pruned:
         return cls(words=words, files=int(raw["files"]), size=int(raw["bytes"]))
 
 
-Members = dict[str, dict[str, str]]
-"""Names of members by their installed paths, for each scheme: ``site``, ``headers``, ``data`` or
-``scripts``. A path in ``site`` is relative to ``site-packages``."""
+class _Members(NamedTuple):
+    """The names of a wheel's members by their installed paths, for each scheme."""
+
+    site: dict[str, str]
+    """Paths are relative to ``site-packages``."""
+    headers: dict[str, str]
+    data: dict[str, str]
+    scripts: dict[str, str]
 
 
 def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
@@ -233,7 +237,7 @@ def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]
     if not words:
         return ()
     members = _read_members(wheel)
-    site = members["site"]
+    site = members.site
 
     def can_apply(word: str) -> bool:
         if is_pattern(word):
@@ -252,20 +256,21 @@ def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[s
     named = {entry.partition(":")[0] for entry in entries if is_pattern(entry)}
     if not named:
         return []
-    packages: dict[str, list[str]] = {str(wheel.name): [] for wheel in wheels}
-    for wheel in wheels:
-        if wheel.name in named:
-            packages[wheel.name] = [*_read_members(wheel.path, metadata=True)["site"]]
-    return check(entries, packages)
+    return check(entries, {str(wheel.name): _list_site(wheel, named) for wheel in wheels})
 
 
-def _read_members(wheel: Path, *, metadata: bool = False) -> Members:
+def _list_site(wheel: Wheel, named: Collection[str]) -> list[str]:
+    """Return the files of a wheel in ``site-packages``; none of one that no pattern names."""
+    return [*_read_members(wheel.path, metadata=True).site] if wheel.name in named else []
+
+
+def _read_members(wheel: Path, *, metadata: bool = False) -> _Members:
     """Return the files of a wheel; none of an unsound one: installing it reports why."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             return _members(archive, metadata=metadata)
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        return defaultdict(dict)
+        return _Members({}, {}, {}, {})
 
 
 def list_left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
@@ -273,7 +278,7 @@ def list_left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[s
     if not words:
         return frozenset()
     members = _members(archive)
-    site = members["site"]
+    site = members.site
     names: set[str] = set()
     for word in filter(is_pattern, words):
         names |= {site[path] for path in list_matching(word, site)}
@@ -331,8 +336,9 @@ def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
                 yield Pruned.from_json(json.loads(note))
 
 
-def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Members:
-    members: Members = defaultdict(dict)
+def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> _Members:
+    members = _Members({}, {}, {}, {})
+    schemes = {"purelib": members.site, "platlib": members.site, **members._asdict()}
     for name in archive.namelist():
         first, _, rest = name.partition("/")
         if name.endswith("/") or (is_metadata(name) and not metadata):
@@ -340,21 +346,21 @@ def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Members:
         scheme, path = "site", name
         if first.endswith(".data"):
             scheme, _, path = rest.partition("/")
-        members["site" if scheme in ("purelib", "platlib") else scheme][path] = name
+        schemes.get(scheme, {})[path] = name  # installing the wheel refuses any other scheme
     return members
 
 
-def _headers(members: Members) -> set[str]:
+def _headers(members: _Members) -> set[str]:
     """Return what only compilers read: not ``include`` directories from which Python loads."""
     trees: set[str] = set()
     loaded: set[str] = set()
-    for path in chain.from_iterable(members.values()):
+    for path in chain.from_iterable(members):
         above = set(_list_parent_folders(path, ("include",)))
         trees |= above
         loaded |= above if path.endswith(_LOADED) else set()
     trees -= loaded
-    names = set(members["headers"].values())
-    for path, name in (*members["site"].items(), *members["data"].items()):
+    names = set(members.headers.values())
+    for path, name in (*members.site.items(), *members.data.items()):
         if path.endswith(_FOR_COMPILERS) or _is_within(path, trees):
             names.add(name)
     return names
@@ -390,11 +396,15 @@ def _find_unneeded_folders(archive: zipfile.ZipFile, site: Mapping[str, str]) ->
         for path in site:
             if path.endswith(".py") and not _is_within(path, folders):
                 names |= references(path)
-        paths = (name.replace(".", "/") + "/" for name in names)
-        needed = {above for path in paths for above in _list_parent_folders(path, TEST_FOLDERS)}
-        if folders.isdisjoint(needed):
+        needed = folders & _find_test_folders(names)
+        if not needed:
             return folders
         folders -= needed
+
+
+def _find_test_folders(modules: Iterable[str]) -> set[str]:
+    paths = (name.replace(".", "/") + "/" for name in modules)
+    return {above for path in paths for above in _list_parent_folders(path, TEST_FOLDERS)}
 
 
 def _list_parent_folders(path: str, names: Sequence[str]) -> Iterator[str]:

@@ -87,23 +87,21 @@ def list_files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> l
     return sorted(counted)
 
 
-def digest_files(root: Path, names: Sequence[Path]) -> Digest:
-    """Return the digest of files' names, contents and executable bits, without place or time."""
-    state = hashlib.sha256()
-    for name in names:
-        path = root / name
-        executable = "x" if os.access(path, os.X_OK) else "-"
-        link = f"link {path.readlink()}" if path.is_symlink() else ""
-        line = f"{name.as_posix()}\0{link or f'{executable} {digest_file(path)}'}\n"
-        state.update(line.encode(errors="surrogateescape"))
-    return Digest(state.hexdigest())
-
-
 def digest_content(path: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> Digest:
-    """Return the digest of a file, or of the files of a project that count."""
+    """Return the digest of a file, or of the files of a project that count.
+
+    A project's covers names, contents and executable bits, without place or time.
+    """
     if path.is_file():
         return digest_file(path)
-    return digest_files(path, list_files(path, skip=skip, run=run))
+    state = hashlib.sha256()
+    for name in list_files(path, skip=skip, run=run):
+        file = path / name
+        executable = "x" if os.access(file, os.X_OK) else "-"
+        link = f"link {file.readlink()}" if file.is_symlink() else ""
+        line = f"{name.as_posix()}\0{link or f'{executable} {digest_file(file)}'}\n"
+        state.update(line.encode(errors="surrogateescape"))
+    return Digest(state.hexdigest())
 
 
 def copy(root: Path, names: Sequence[Path], to: Path) -> None:

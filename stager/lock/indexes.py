@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from packaging.pylock import PackageVcs
@@ -245,8 +245,7 @@ INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
 """Options about places to look for packages, and the meaning of one value of each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PipSettings:
+class PipSettings(NamedTuple):
     """The configuration of pip, from its files and from ``PIP_*`` variables."""
 
     indexes: Indexes
@@ -331,10 +330,8 @@ def _folder(place: str) -> Path | None:
 
 def _link(place: str) -> str:
     """Return a place for ``--find-links``: paths become URLs, as white space ends the option."""
-    path = Path(place).expanduser()
-    if "://" not in place and path.is_absolute():
-        return path.as_uri()
-    return place
+    folder = _folder(place)
+    return folder.as_uri() if folder and "://" not in place else place
 
 
 def _parse_config(listing: str) -> dict[str, str]:

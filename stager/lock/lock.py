@@ -350,7 +350,7 @@ def make_lock(
             run=run,
         )
         request = _keep_pins(request, options, earlier)
-        builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
+        builder = SourceBuilder(store, request.pip, spec.root)
         wanted = (*request.requirements, *builder.build_all(spec.local_projects, request.git))
         request = replace(request, requirements=wanted, build=builder.build_package)
         request, silent = _add_torch_index(request, reachable or can_reach_index)

@@ -31,7 +31,12 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     """Resolve with pip-tools, let pip choose each file; NoSolution if there are none."""
     _require_host(request.spec.target)
     _refuse_uv_settings(request)
-    pins = _pins(request)
+    try:
+        pins = _compile(request)
+    except (NoSolution, ResolveError):  # an index may have lost a version, for example
+        if not request.pins:
+            raise
+        pins = _compile(replace(request, pins=()))
     chosen, missing = request.pip.choose(list(pins))
     if missing:
         unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
@@ -39,6 +44,16 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     files = [_take_allowed(_parse_chosen(file), request) for file in chosen]
     _require_pinned(files, set().union(*pins.values()))
     return files
+
+
+def _require_pinned(files: list[ResolvedFile], allowed: set[str]) -> None:
+    changed = [file.filename for file in files if file.sha256 and file.sha256 not in allowed]
+    if allowed and changed:
+        raise ResolveError(
+            "the files on an index changed while the lock was being made",
+            hint="run `stager lock` again",
+            context=changed,
+        )
 
 
 def _take_allowed(file: ResolvedFile, request: ResolveRequest) -> ResolvedFile:
@@ -67,22 +82,20 @@ def check(request: ResolveRequest) -> None:
     output = done.stdout + "\n" + done.stderr
     conflict = _CONFLICT.search(output)
     if conflict:
-        raise _conflict(conflict[1], request)
+        parts = [line.strip() for line in conflict[1].splitlines() if line.strip()]
+        blamed = find_names(" ".join(parts), request.names)
+        raise NoSolution("conflict: " + "; ".join(parts), blamed=blamed, absent=[])
     if is_unreachable(output):
         raise unreachable_index_error(done.stderr)
     not_found = _NOT_FOUND.search(output)
     if not_found:
-        raise _nothing_satisfies(not_found["wanted"].strip(), not_found["parent"], request)
+        wanted, parent = not_found["wanted"].strip(), not_found["parent"] or ""
+        blamed = find_names(wanted, request.names) or find_names(parent, request.names)
+        if parent.startswith("-r "):  # required by the user, in our requirement file
+            parent = ""
+        package = UnavailablePackage(requirement=wanted, parent=parent)
+        raise NoSolution(f"nothing satisfies {wanted}", blamed=blamed, absent=[package])
     raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
-
-
-def _pins(request: ResolveRequest) -> dict[str, set[str]]:
-    try:
-        return _compile(request)
-    except (NoSolution, ResolveError):  # an index may have lost a version, for example
-        if not request.pins:
-            raise
-        return _compile(replace(request, pins=()))
 
 
 def _compile(request: ResolveRequest) -> dict[str, set[str]]:
@@ -103,7 +116,11 @@ def _compile(request: ResolveRequest) -> dict[str, set[str]]:
     if done.returncode != 0:
         if is_unreachable(done.stderr):
             raise unreachable_index_error(done.stderr)
-        _refuse_old(done.stderr)
+        if re.search("No such option.*uploaded-prior-to|requires pip", done.stderr):
+            raise ResolveError(
+                "this version of pip-tools, or of pip, does not know --exclude-newer",
+                hint="upgrade both (`pip install -U pip pip-tools`), or use --resolver uv",
+            )
         check(request)  # raises the reason in words that can be shown
         raise ResolveError(
             "pip-tools could not resolve the requirements",
@@ -111,29 +128,6 @@ def _compile(request: ResolveRequest) -> dict[str, set[str]]:
             context=[condense(done.stderr.rpartition("\nTraceback")[0] or done.stderr)],
         )
     return _parse_pins(output.read_text(encoding="utf-8"))
-
-
-def _refuse_old(output: str) -> None:
-    if re.search("No such option.*uploaded-prior-to|requires pip", output):
-        raise ResolveError(
-            "this version of pip-tools, or of pip, does not know --exclude-newer",
-            hint="upgrade both (`pip install -U pip pip-tools`), or use --resolver uv",
-        )
-
-
-def _conflict(explanation: str, request: ResolveRequest) -> NoSolution:
-    parts = [line.strip() for line in explanation.splitlines() if line.strip()]
-    blamed = find_names(" ".join(parts), request.names)
-    return NoSolution("conflict: " + "; ".join(parts), blamed=blamed, absent=[])
-
-
-def _nothing_satisfies(requirement: str, parent: str | None, request: ResolveRequest) -> NoSolution:
-    parent = parent or ""
-    blamed = find_names(requirement, request.names) or find_names(parent, request.names)
-    if parent.startswith("-r "):  # required by the user, in our requirement file
-        parent = ""
-    package = UnavailablePackage(requirement=requirement, parent=parent)
-    return NoSolution(f"nothing satisfies {requirement}", blamed=blamed, absent=[package])
 
 
 def _parse_chosen(file: ChosenFile) -> ResolvedFile:
@@ -187,15 +181,3 @@ def _parse_pins(text: str) -> dict[str, set[str]]:
         if pin and not pin.startswith(("#", "-")):
             pins[pin] = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", line))
     return pins
-
-
-def _require_pinned(files: list[ResolvedFile], allowed: set[str]) -> None:
-    if not allowed:
-        return
-    changed = [file.filename for file in files if file.sha256 and file.sha256 not in allowed]
-    if changed:
-        raise ResolveError(
-            "the files on an index changed while the lock was being made",
-            hint="run `stager lock` again",
-            context=changed,
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import filterfalse
@@ -362,7 +362,10 @@ def read_lock(path: Path, target: Target) -> Lock:
         lines = [describe_unavailable(package, target) for package in unavailable]
         raise missing_file_error(path, target, lines)
     files = lock_files(resolved, source=str(path))
-    built = toml.get_table(metadata, "sources")
+    built, pins = toml.get_table(metadata, "sources"), []
+    for entry in toml.get_list(metadata, "git"):
+        with suppress(DecodeError):
+            pins.append(decode(GitPin, entry))
     return Lock(
         path=path,
         target=target,
@@ -372,7 +375,7 @@ def read_lock(path: Path, target: Target) -> Lock:
         indexes=Indexes.from_dict(toml.get_table(metadata, "indexes")),
         sources=tuple((wheel, str(label)) for wheel, label in built.items()),
         torch_backend=resolver.read_recorded_backend(path) if metadata else None,
-        git=tuple(_decode_pins(metadata)),
+        git=tuple(pins),
         exclude_newer=cutoff,
         assets=assets,
     )
@@ -393,12 +396,6 @@ def _decode_metadata(
         raise ValueError("assets is not a list")
     target = Target(python=python, platform=platform)
     return target, Digest(digest), cutoff, tuple(map(decode_repository, assets))
-
-
-def _decode_pins(metadata: toml.Table) -> Iterator[GitPin]:
-    for entry in toml.get_list(metadata, "git"):
-        with suppress(DecodeError):
-            yield decode(GitPin, entry)
 
 
 def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:

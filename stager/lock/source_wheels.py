@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -174,15 +174,14 @@ def take_built(lock: Lock, store: Store, indexes: Indexes) -> None:
                 shutil.copyfile(found, partial)
 
 
-@dataclass(kw_only=True)
 class SourceBuilder:
     """Builds wheels of what a resolver took from elsewhere than an index."""
 
-    store: Store
-    pip: Pip
-    root: Path
-    built: list[tuple[str, str]] = field(default_factory=list)
-    git: list[GitPin] = field(default_factory=list)
+    def __init__(self, store: Store, pip: Pip, root: Path) -> None:
+        self.store, self.pip, self.root = store, pip, root
+        self.built: list[tuple[str, str]] = []
+        """File names of wheels, and their sources' labels."""
+        self.git: list[GitPin] = []
 
     def build_all(
         self, named: Sequence[SourceRequirement], pins: Sequence[GitPin]
@@ -221,7 +220,15 @@ class SourceBuilder:
     ) -> ResolvedFile:
         """Return the wheel of a package."""
         if isinstance(selected, PackageVcs):
-            source = self._from_git(package, selected)
+            if selected.type != "git" or not selected.url:
+                raise ResolveError(
+                    f"{package.name} comes from {selected.type}, which is not supported",
+                    hint="name a wheel or an sdist of it instead",
+                )
+            pin = make_git_pin(package.name, selected)
+            self.git.append(pin)
+            requirement = f"{pin.name} @ git+{selected.url}@{pin.commit}{pin.fragment}"
+            source = SourceRequirement(requirement=requirement, label=pin.label, digest=pin.digest)
         else:
             folder = Path(os.path.normpath(base / selected.path / (selected.subdirectory or "")))
             source = describe_source(folder, shorten_path(folder, self.root))
@@ -235,17 +242,3 @@ class SourceBuilder:
             ) from exc
         self.built.append((wheel.name, source.label))
         return ResolvedFile(filename=wheel.name, path=wheel)
-
-    def _from_git(self, package: Package, selected: PackageVcs) -> SourceRequirement:
-        if selected.type != "git" or not selected.url:
-            raise ResolveError(
-                f"{package.name} comes from {selected.type}, which is not supported",
-                hint="name a wheel or an sdist of it instead",
-            )
-        pin = make_git_pin(package.name, selected)
-        self.git.append(pin)
-        return SourceRequirement(
-            requirement=f"{pin.name} @ git+{selected.url}@{pin.commit}{pin.fragment}",
-            label=pin.label,
-            digest=pin.digest,
-        )

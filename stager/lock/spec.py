@@ -142,7 +142,9 @@ class SpecReader:
         for line in sorted(self.lines.lines, key=lambda line: line.constraint):
             self._add_line(line)
         self._refuse_empty(entries)
-        projects = list(self.lines.uv_projects.values())
+        self._choose_project(list(self.lines.uv_projects.values()))
+
+    def _choose_project(self, projects: Sequence[UvProject]) -> None:
         self.uv_project = projects[0] if projects else None
         if len(projects) > 1:
             keys = "; ".join(key for project in projects for key in project.keys)

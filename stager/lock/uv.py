@@ -18,7 +18,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
@@ -118,7 +117,11 @@ def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedComman
         indexes = _list_indexes(settings.indexes, request)
     lines = [*indexes.lines(), *request.requirements]
     requirements = write_lines(request.scratch / "requirements.in", lines)
-    _write_pins(request.scratch / ANSWER, request.pins)
+    # uv prefers the versions that it finds in its output file.
+    pins = (pin.partition("==") for pin in request.pins)
+    packages = [{"name": name, "version": version} for name, _, version in pins]
+    earlier = {"lock-version": "1.0", "created-by": "stager", "packages": packages}
+    (request.scratch / ANSWER).write_text(toml.dumps(earlier), encoding="utf-8")
     # uv looks for a project's settings in this folder and upwards, and stops at the first file.
     write_lines(request.scratch / "uv.toml", [])
     env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
@@ -266,14 +269,6 @@ def _select_files(
         build=request.build,
     )
     return files, [*empty, *unavailable]
-
-
-def _write_pins(path: Path, pins: Sequence[str]) -> None:
-    """Write earlier pins to uv's output file: it prefers the versions that it finds there."""
-    pairs = (pin.partition("==") for pin in pins)
-    packages = [{"name": name, "version": version} for name, _, version in pairs]
-    document = {"lock-version": "1.0", "created-by": "stager", "packages": packages}
-    path.write_text(toml.dumps(document), encoding="utf-8")
 
 
 def _list_unsearched_indexes(output: str) -> list[str]:

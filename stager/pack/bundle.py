@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -179,16 +179,22 @@ def list_file_needs(
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _read_libraries(native, store, target)
     found = [(tags[layer.name].package, libraries[layer.id]) for layer in native]
-    for package, own in found:
-        file, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
-        if file:
-            note(f"{package}: {file} was built for {other}, and the nodes have {libc}")
+    _note_strangers(found, libc, note)
     if libc != "glibc":
         return ()
     needs = [LibcNeed(own.version, package, own.file) for package, own in found if any(own.version)]
     _note_understated(needs, tags, newest, note)
     _refuse_newer(needs, target)
     return tuple(needs)
+
+
+def _note_strangers(
+    found: Iterable[tuple[str, _Libraries]], libc: str, note: Callable[[str], None]
+) -> None:
+    for package, own in found:
+        file, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
+        if file:
+            note(f"{package}: {file} was built for {other}, and the nodes have {libc}")
 
 
 def _note_understated(
