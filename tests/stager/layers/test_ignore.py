@@ -28,57 +28,39 @@ FILES = (
     "z\\",
 )
 
-CASES: dict[str, tuple[dict[str, list[str]], list[str]]] = {
-    # name: the .gitignore files by directory, the files that they leave out
-    "a bare name matches anywhere": ({"": ["a.txt"]}, ["a.txt", "doc/a.txt", "doc/frotz/a.txt"]),
-    "a star does not need to match anything": (
-        {"": ["a.txt*"]},
-        ["a.txt", "doc/a.txt", "doc/frotz/a.txt"],
-    ),
-    "a leading slash anchors": ({"": ["/a.txt"]}, ["a.txt"]),
-    "a slash inside anchors": ({"": ["doc/a.txt"]}, ["doc/a.txt"]),
-    "an anchored directory is no prefix": ({"": ["/foo/"]}, []),
-    "a trailing slash means a directory": ({"": ["build/"]}, ["build/x"]),
-    "without it a file matches too": ({"": ["build"]}, ["build/x", "src/build"]),
-    "one star stays in its directory": ({"": ["doc/*.txt"]}, ["doc/a.txt"]),
-    "a star for one directory": ({"": ["doc/*/a.txt"]}, ["doc/frotz/a.txt"]),
-    "leading double star": ({"": ["**/frotz"]}, ["doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"]),
-    "double star in the middle": (
-        {"": ["doc/**/frotz/*"]},
-        ["doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"],
-    ),
-    "trailing double star": (
-        {"": ["doc/**"]},
-        ["doc/a.txt", "doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"],
-    ),
-    "double star behind a wildcard is one star": ({"": ["?oc**/frotz"]}, ["doc/frotz/a.txt"]),
-    "a question mark is not a slash": ({"": ["/doc?a.txt"]}, []),
-    "sets and ranges": ({"": ["[!b-z].[p-p]y[a-d]"]}, ["a.pyc", "src/a.pyc"]),
-    "a range ends where it ends": ({"": ["a.[a-c-z]yc"]}, []),
-    "a set without an end matches nothing": ({"": ["[a", "a.[pt"]}, []),
-    "the last pattern decides": (
-        {"": ["*.txt", "!a.txt", "/a.txt"]},
-        ["a.txt", "doc/deep/er/frotz/b.txt"],
-    ),
-    "an excluded directory holds nothing to take back": ({"": ["build/", "!build/x"]}, ["build/x"]),
-    "its content can be excluded instead": ({"": ["build/*", "!build/x"]}, []),
-    "a nested file wins": (
-        {"": ["*.txt"], "doc": ["!a.txt"]},
-        ["a.txt", "doc/deep/er/frotz/b.txt"],
-    ),
-    "a nested file is relative to its directory": ({"doc": ["/a.txt"]}, ["doc/a.txt"]),
-    "a nested file in an excluded directory is not read": (
-        {"": ["doc"], "doc": ["!*"]},
-        ["doc/a.txt", "doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"],
-    ),
-    "comments and empty lines": ({"": ["# a.txt", "#a.txt", "", "  "]}, []),
-    "trailing spaces are cut": ({"": ["a.txt  "]}, ["a.txt", "doc/a.txt", "doc/frotz/a.txt"]),
-    "unless escaped": ({"": ["a.txt\\ "]}, []),
-    "a space inside": ({"": ["x y"]}, ["x y"]),
-    "an escaped letter is that letter": ({"": ["\\a.pyc"]}, ["a.pyc", "src/a.pyc"]),
-    "a backslash at the end matches nothing": ({"": ["a.txt\\"]}, []),
-    "Windows line ends": ({"": ["a.pyc\r", "x y\r"]}, ["a.pyc", "src/a.pyc", "x y"]),
-    "a byte order mark": ({"": ["\ufeffa.pyc"]}, ["a.pyc", "src/a.pyc"]),
+CASES: dict[str, dict[str, list[str]]] = {
+    # name: the .gitignore files by directory
+    "a bare name matches anywhere": {"": ["a.txt"]},
+    "a star does not need to match anything": {"": ["a.txt*"]},
+    "a leading slash anchors": {"": ["/a.txt"]},
+    "a slash inside anchors": {"": ["doc/a.txt"]},
+    "an anchored directory is no prefix": {"": ["/foo/"]},
+    "a trailing slash means a directory": {"": ["build/"]},
+    "without it a file matches too": {"": ["build"]},
+    "one star stays in its directory": {"": ["doc/*.txt"]},
+    "a star for one directory": {"": ["doc/*/a.txt"]},
+    "leading double star": {"": ["**/frotz"]},
+    "double star in the middle": {"": ["doc/**/frotz/*"]},
+    "trailing double star": {"": ["doc/**"]},
+    "double star behind a wildcard is one star": {"": ["?oc**/frotz"]},
+    "a question mark is not a slash": {"": ["/doc?a.txt"]},
+    "sets and ranges": {"": ["[!b-z].[p-p]y[a-d]"]},
+    "a range ends where it ends": {"": ["a.[a-c-z]yc"]},
+    "a set without an end matches nothing": {"": ["[a", "a.[pt"]},
+    "the last pattern decides": {"": ["*.txt", "!a.txt", "/a.txt"]},
+    "an excluded directory holds nothing to take back": {"": ["build/", "!build/x"]},
+    "its content can be excluded instead": {"": ["build/*", "!build/x"]},
+    "a nested file wins": {"": ["*.txt"], "doc": ["!a.txt"]},
+    "a nested file is relative to its directory": {"doc": ["/a.txt"]},
+    "a nested file in an excluded directory is not read": {"": ["doc"], "doc": ["!*"]},
+    "comments and empty lines": {"": ["# a.txt", "#a.txt", "", "  "]},
+    "trailing spaces are cut": {"": ["a.txt  "]},
+    "unless escaped": {"": ["a.txt\\ "]},
+    "a space inside": {"": ["x y"]},
+    "an escaped letter is that letter": {"": ["\\a.pyc"]},
+    "a backslash at the end matches nothing": {"": ["a.txt\\"]},
+    "Windows line ends": {"": ["a.pyc\r", "x y\r"]},
+    "a byte order mark": {"": ["\ufeffa.pyc"]},
 }
 
 
@@ -128,23 +110,16 @@ def repository(tmp_path, monkeypatch):
     return tmp_path / "repo"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_explicit(tmp_path, name):
-    rules, out = CASES[name]
-    lay_out(tmp_path, FILES, rules)
-    assert set(FILES) - ours(tmp_path) == set(out)
-
-
 @needs_git
 def test_git_agrees_with_the_explicit_cases(repository):
-    wrong = {}
-    for name, (rules, out) in CASES.items():
+    answers = {}
+    for name, rules in CASES.items():
         lay_out(repository, FILES, rules)
-        if set(FILES) - gits(repository) != set(out):
-            wrong[name] = set(FILES) - gits(repository)
+        answers[name] = ours(repository), gits(repository)
         for folder in rules:
             (repository / folder / ".gitignore").unlink()
-    assert not wrong
+    assert {name for name, (mine, theirs) in answers.items() if mine != theirs} == set()
+    assert len({frozenset(mine) for mine, _ in answers.values()}) > 15, "the cases differ"
 
 
 NAMES = (

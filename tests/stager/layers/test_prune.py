@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import subprocess
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,6 @@ from tests.support.building import (
     fake_installation,
     index_of,
     layer_of,
-    source_of,
     wheel_of,
 )
 from tests.support.wheelhouse import DAMAGED, make_wheel
@@ -182,29 +180,23 @@ def test_nothing_left_out_is_the_layer_it_always_was(tmp_path):
     assert layer_of(wheel, *BOTH).read_bytes() == before
 
 
-def test_the_id_changes_where_something_is_concerned(tmp_path):
-    plain = source_of(wheel_with(tmp_path / "1", KEPT))
-    headed = source_of(wheel_with(tmp_path / "2", {**KEPT, **HEADERS}))
+def test_what_is_left_out_is_part_of_the_id_where_a_wheel_has_it(tmp_path, monkeypatch):
+    plain = wheel_of(wheel_with(tmp_path / "1", KEPT))
+    headed = wheel_of(wheel_with(tmp_path / "2", {**KEPT, **HEADERS}))
 
-    def pruned(source, *words):
-        return replace(source, prune=list_effective_entries(source.wheel, words))
+    def key(wheel, *entries):
+        return layer_id(LayerSource.from_wheel(wheel, entries), HOST)
 
-    assert pruned(plain, *BOTH).prune == ()
-    assert layer_id(pruned(plain, *BOTH), HOST) == layer_id(plain, HOST)
-    assert pruned(headed, *BOTH).prune == ("headers",)
-    assert layer_id(pruned(headed, *BOTH), HOST) == layer_id(pruned(headed, "headers"), HOST)
-    assert layer_id(pruned(headed, "headers"), HOST) != layer_id(headed, HOST)
-    assert layer_id(pruned(headed, "tests"), HOST) == layer_id(headed, HOST)
-
-
-def test_the_id_changes_with_the_rules(tmp_path, monkeypatch):
-    wheel = wheel_with(tmp_path, HEADERS)
-    source = source_of(wheel)
-    pruned = replace(source, prune=list_effective_entries(wheel, BOTH))
-    before = layer_id(pruned, HOST)
+    assert key(plain, *BOTH, "p:/p/nothing/", "q:/p/sub/") == key(plain)
+    assert list_effective_entries(headed.path, (*BOTH, "p:/p/nothing/")) == ("headers",)
+    assert key(headed, *BOTH) == key(headed, "headers")
+    assert key(headed, "p:/p/lib/", "p:/p/sub/") == key(headed, "p:/p/sub/", "p:/p/lib/")
+    ids = [(), ("headers",), ("p:/p/lib/",), ("p:/p/sub/",)]
+    before = [key(headed, *entries) for entries in ids]
+    assert len(set(before)) == len(ids)
     monkeypatch.setattr("stager.layers.source.RULES", RULES + 1)
-    assert layer_id(pruned, HOST) != before
-    assert layer_id(source, HOST) == layer_id(source_of(wheel), HOST)
+    after = [key(headed, *entries) for entries in ids]
+    assert [one == two for one, two in zip(before, after, strict=True)] == [True, *[False] * 3]
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGED))
@@ -219,27 +211,6 @@ def test_an_unsound_wheel_is_refused_as_ever(tmp_path, kind):
         plain.value.message,
         plain.value.context,
     )
-
-
-def test_a_build_says_what_was_left_out(project, tmp_path):
-    wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
-    whole = project.locked(wheel).build()
-    saved = {"what": list(BOTH), "files": len(HEADERS) + len(TESTS)}
-    assert inspect(whole.packed.path).pruned.files == 0
-
-    project.locked(wheel, more='prune = ["tests", "headers"]')
-    done = project.stager("build", "--no-prove", "--offline", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert {key: report["pruned"][key] for key in saved} == saved
-    assert report["layers_built"] == 2  # the project's too, as stager.toml is in it
-    assert report["files"] < whole.packed.manifest.files
-    shown = project.stager("inspect").stdout
-    assert f"left out: headers and tests of the packages, {saved['files']} files, " in shown
-
-    back = project.locked(wheel).build()
-    assert back.packed.path == whole.packed.path
-    assert back.made.built == 0
 
 
 def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(project, tmp_path):
@@ -320,34 +291,27 @@ def test_what_has_no_effect_is_said():
     ]
 
 
-def test_patterns_are_in_the_id_of_the_layers_they_concern(tmp_path):
-    wheel = wheel_of(make_wheel(tmp_path, "p", files=FILES))
-
-    def key(*entries):
-        return layer_id(LayerSource.from_wheel(wheel, entries), HOST)
-
-    whole = key()
-    assert key("p:/p/test/") != whole
-    assert key("p:/p/test/") != key("p:/p/sub/")
-    assert key("p:/p/test/", "p:/p/sub/") == key("p:/p/sub/", "p:/p/test/")
-    assert key("p:/p/nothing/", "q:/p/test/", "headers:x") == whole
-    assert list_effective_entries(wheel.path, ("headers", "p:/p/nothing/")) == (
-        "headers",
-    )  # libp.a
-
-
-def test_a_build_leaves_out_what_patterns_name(project, tmp_path):
+def test_a_build_says_what_was_left_out(project, tmp_path):
     """The bytecode of a module goes with it, RECORD names what is there, and it can be undone."""
-    wheel = make_wheel(tmp_path, "p", files={**FILES, "p/sub/__init__.py": "", "p/sub/m.py": ""})
+    more = {"p/sub/__init__.py": "", "p/sub/m.py": "", "p/tests/test_it.py": "", "p/api.h": ""}
+    wheel = make_wheel(tmp_path, "p", files={**FILES, **more})
     whole = project.locked(wheel).build()
-    project.locked(wheel, more='prune = ["P:/p/sub/", "p:*.a", "p:/p/nothing/"]')
+    assert inspect(whole.packed.path).pruned.files == 0
+    entries = '["tests", "headers", "P:/p/sub/", "p:*.a", "p:/p/nothing/"]'
+    project.locked(wheel, more=f"prune = {entries}")
     done = project.stager("build", "--no-prove", "--offline", "--json")
     assert done.returncode == 0, done.stderr
     assert '"p:/p/nothing/" leaves nothing out' in done.stderr
     report = json.loads(done.stdout)
-    assert report["pruned"]["what"] == ["p:*.a", "p:/p/sub/"]
-    assert report["pruned"]["files"] == 4
-    assert "left out: what 2 patterns match, 4 files, " in project.stager("inspect").stdout
+    left_out = ["headers", "p:*.a", "p:/p/sub/", "tests"]
+    assert sorted(report["pruned"]["what"]) == left_out
+    assert report["pruned"]["files"] == 6
+    assert report["layers_built"] == 2  # the project's too, as stager.toml is in it
+    assert report["files"] < whole.packed.manifest.files
+    shown = project.stager("inspect").stdout
+    assert (
+        "left out: headers and tests of the packages and what 2 patterns match, 6 files, " in shown
+    )
     (layer,) = (one for one in inspect(Path(report["bundle"])).layers if one.name == "p")
     index = index_of(project.store.layer(layer.id))
     there = {entry.path.removeprefix(f"{SITE}/") for entry in index.files}
@@ -363,4 +327,5 @@ def test_a_build_leaves_out_what_patterns_name(project, tmp_path):
     refused = project.stager("build", "--no-prove", "--offline")
     assert refused.returncode == 1
     assert "leaves out p/__init__.py" in refused.stderr
-    assert project.locked(wheel).build().packed.path == whole.packed.path
+    back = project.locked(wheel).build()
+    assert (back.packed.path, back.made.built) == (whole.packed.path, 0)

@@ -369,7 +369,7 @@ ZEROS = bytes(3 * LARGE + 1)
 MIXED = NOISE + ZEROS + NOISE[:100]
 
 
-def member(path, content, method, promised=None):
+def member(path, content, method):
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("before", b"x" * 10)
         archive.writestr("a/large", content)
@@ -381,7 +381,7 @@ def member(path, content, method, promised=None):
         packed_size=info.compress_size,
         method=info.compress_type,
         size=info.file_size,
-        sha256=hashlib.sha256(content if promised is None else promised).digest(),
+        sha256=hashlib.sha256(content).digest(),
     )
 
 
@@ -396,39 +396,19 @@ def test_content_comes_in_pieces_of_one_length(tmp_path, content, method):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_another_content_is_noticed(tmp_path, method):
-    other = member(tmp_path / "a.zip", MIXED, method, promised=MIXED[::-1])
-    with pytest.raises(ChangedMemberError):
-        list(other.chunks(LARGE))
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_size_that_is_not_the_contents_is_noticed(tmp_path, method):
+def test_a_member_that_is_not_what_was_promised_is_noticed(tmp_path, method):
     whole = member(tmp_path / "a.zip", MIXED, method)
-    for size in (0, LARGE, len(MIXED) - 1, len(MIXED) + 1):
-        wrong = LargeMember(**{**vars(whole), "size": size})
-        with pytest.raises(ChangedMemberError):
-            list(wrong.chunks(LARGE))
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_an_archive_that_ends_early_is_noticed(tmp_path, method):
-    whole = member(tmp_path / "a.zip", MIXED, method)
+    stored = member(tmp_path / "b.zip", b"\xff" * LARGE, zipfile.ZIP_STORED)
+    elsewhere = {"wheel": stored.wheel, "offset": stored.offset}
+    sizes = [{"size": size} for size in (0, LARGE, len(MIXED) - 1, len(MIXED) + 1)]
+    short = {"packed_size": whole.packed_size // 3}
+    for change in ({"sha256": bytes(32)}, *sizes, short, elsewhere):
+        with pytest.raises((ChangedMemberError, EOFError, zlib.error)):
+            list(replace(whole, **change).chunks(LARGE))
     data = whole.wheel.read_bytes()
     whole.wheel.write_bytes(data[: whole.offset + whole.packed_size // 2])
     with pytest.raises(EOFError):
         list(whole.chunks(LARGE))
-    short = LargeMember(**{**vars(whole), "packed_size": whole.packed_size // 3})
-    with pytest.raises((EOFError, ChangedMemberError)):
-        list(short.chunks(LARGE))
-
-
-def test_bytes_that_are_no_deflated_ones_are_noticed(tmp_path):
-    whole = member(tmp_path / "a.zip", MIXED, zipfile.ZIP_DEFLATED)
-    stored = member(tmp_path / "b.zip", b"\xff" * LARGE, zipfile.ZIP_STORED)
-    wrong = LargeMember(**{**vars(whole), "wheel": stored.wheel, "offset": stored.offset})
-    with pytest.raises(zlib.error):
-        list(wrong.chunks(LARGE))
 
 
 def test_what_keeps_half_of_its_size_is_dense(tmp_path):

@@ -403,11 +403,13 @@ def test_sources_that_cannot_be_built_are_all_named(lock, index_env, root):
         (root / name / "pyproject.toml").write_text(text)
     broken = own_backend(root / "three")
     (broken / "backend.py").write_text("def build_wheel(*rest):\n    raise OSError('no room')\n")
-    error = fails(lock, "./one", "./two", "./three")
-    named = [line for line in error.context if not line.startswith("  | ")]
+    with pytest.raises(ResolveError) as caught:
+        lock("./one", "./two", "./three")
+    context = caught.value.context
+    named = [line for line in context if not line.startswith("  | ")]
     assert [line.partition(":")[0] for line in named] == ["one", "two", "three"]
-    assert "no-such-backend" in error.context[0]
-    assert error.context[-1].endswith("| OSError: no room"), "the end of the build"
+    assert "no-such-backend" in context[0]
+    assert context[-1].endswith("| OSError: no room"), "the end of the build"
 
 
 # --- a lock the user brings ----------------------------------------------------------------------
