@@ -106,7 +106,9 @@ def _explain(
     reasons += describe_unavailable_packages(list(unavailable.values()), request)
     target = request.spec.target
     configured = request.settings.indexes if request.settings else Indexes()
-    misplaced = [] if request.offline else configured.merge(request.indexes).list_misplaced()
+    misplaced = (
+        [] if request.pip.offline else configured.merge(request.pip.indexes).list_misplaced()
+    )
     not_searched = dict.fromkeys(line for one in failures for line in one.not_searched)
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
@@ -117,7 +119,7 @@ def _explain(
 
 
 def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
-    if request.offline:
+    if request.pip.offline:
         return "only the offline root was searched; lock once without --offline"
     build = _BUILD_OF_TORCH.search("\n".join(request.requirements))
     if build and request.torch_backend != build[2]:
@@ -206,7 +208,7 @@ def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[Resolve
         return resolve(request, resolver)
     first = resolve(replace(request, requirements=others), resolver)
     wheels = [file for file in first if file.filename.endswith(".whl")]
-    folder = install(map(_exact_line, wheels), request.pip, request.scratch / "environment")
+    folder = install(map(_exact_line, wheels), request.pip, request.pip.scratch / "environment")
     pins = tuple("{}=={}".format(*file.identity) for file in first)
     together = (*request.constraints, *pins)
     return resolve(replace(request, constraints=together, packages=folder), resolver)
@@ -339,35 +341,40 @@ def make_lock(
     spec = resolver.settle_torch_backend(spec, path, options.driver, options.note)
     spec, settings, earlier = _read_settings(spec, path, store, run)
     with store.scratch("lock") as scratch:
+        pip = Pip(
+            target=spec.target,
+            indexes=_offline_indexes(spec, store) if options.offline else spec.indexes,
+            scratch=scratch,
+            offline=options.offline,
+            builds=spec.builds,
+            run=run,
+        )
+        builder = SourceBuilder(store, pip, spec.root)
         request = ResolveRequest(
             spec=spec,
             requirements=spec.own_requirements,
             constraints=spec.constraints,
-            indexes=_offline_indexes(spec, store) if options.offline else spec.indexes,
-            scratch=scratch,
+            pip=pip,
             settings=settings,
-            offline=options.offline,
-            run=run,
+            build=builder.build_package,
         )
         request = _keep_pins(request, options, earlier)
-        builder = SourceBuilder(store, request.pip, spec.root)
         wanted = (*request.requirements, *builder.build_all(spec.local_projects, request.git))
-        request = replace(request, requirements=wanted, build=builder.build_package)
+        request = replace(request, requirements=wanted)
         request, silent = _add_torch_index(request, reachable or can_reach_index)
         resolved = _resolve(request, options, silent)
         if automatic:
             resolver.refuse_newer_cuda(resolved, spec.torch_backend)
-        request = replace(request, indexes=request.indexes.merge(spec.all_indexes))
-        files = measure(resolved, store=store, pip=request.pip)
+        indexes = request.pip.indexes.merge(spec.all_indexes)
+        files = measure(resolved, store=store, pip=replace(pip, indexes=indexes))
         resolver.refuse_other_files(files, spec, dict(builder.built))
-    indexes = spec.indexes if options.offline else request.indexes
     lock = Lock(
         path=path,
         target=spec.target,
         files=files,
         spec_digest=spec.digest,
         digest=digest_content(spec.target, files),
-        indexes=indexes.strip_credentials(),
+        indexes=(spec.indexes if options.offline else indexes).strip_credentials(),
         sources=tuple((name, _relate(label, spec.root, path)) for name, label in builder.built),
         torch_backend=spec.torch_backend if automatic else None,
         git=tuple(builder.git),
@@ -399,15 +406,16 @@ def _add_torch_index(
     request: ResolveRequest, reachable: Callable[[str], bool]
 ) -> tuple[ResolveRequest, str | None]:
     """Add PyTorch's own index; return it instead if it does not answer."""
-    backend = None if request.offline else request.spec.torch_backend
+    backend = None if request.pip.offline else request.spec.torch_backend
     if not backend:
         return request, None
     index = TORCH_INDEX + backend
     if not reachable(f"{index}/"):  # local wheels may do without it
         return request, index
     # For all packages; with uv, only for PyTorch's.
-    indexes = request.indexes.merge(Indexes(extra_index_urls=(index,)))
-    return replace(request, indexes=indexes, torch_backend=backend), None
+    indexes = request.pip.indexes.merge(Indexes(extra_index_urls=(index,)))
+    pip = replace(request.pip, indexes=indexes)
+    return replace(request, pip=pip, torch_backend=backend), None
 
 
 def _offline_indexes(spec: Spec, store: Store) -> Indexes:
@@ -443,7 +451,7 @@ def _local_builds(request: ResolveRequest, backend: str) -> str:
     tag = f"cp{request.spec.target.python.replace('.', '')}"
     found = [
         f"torch=={path.name.split('-')[1]} in {folder}"
-        for folder in configured.merge(request.indexes).find_links
+        for folder in configured.merge(request.pip.indexes).find_links
         for path in Path(folder.removeprefix("file://")).glob(f"torch-*+{backend}-*.whl")
         if path.name.split("-")[2] in (tag, "py3")
     ]
@@ -460,7 +468,7 @@ def _resolve(
             files = _select(parse_lock(spec.pylock), spec.pylock, request, spec.pylock.parent)
         elif spec.uv_lock:
             exported = uv.export(spec.uv_lock, request)
-            files = _select(exported, spec.uv_lock.file, request, request.scratch)
+            files = _select(exported, spec.uv_lock.file, request, request.pip.scratch)
         else:
             files = resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":

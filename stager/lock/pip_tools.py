@@ -99,18 +99,18 @@ def check(request: ResolveRequest) -> None:
 
 
 def _compile(request: ResolveRequest) -> dict[str, set[str]]:
-    lines = [*request.indexes.pip_lines(), *request.requirements]
-    source = write_lines(request.scratch / "requirements.in", lines)
-    output = request.scratch / "requirements.txt"
+    lines = [*request.pip.indexes.pip_lines(), *request.requirements]
+    source = write_lines(request.pip.scratch / "requirements.in", lines)
+    output = request.pip.scratch / "requirements.txt"
     write_lines(output, request.pins)  # pip-tools keeps what stands in its output file
     argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
     argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
     argv += ["--strip-extras", "--no-config", *_limits(request)]
-    done = request.run(
+    done = request.pip.run(
         [*argv, "--output-file", str(output), source],
         timeout=HOUR,
         env=request.pip.environment(),
-        cwd=request.scratch,
+        cwd=request.pip.scratch,
         check=False,
     )
     if done.returncode != 0:
@@ -145,7 +145,7 @@ def _parse_chosen(file: ChosenFile) -> ResolvedFile:
 def _limits(request: ResolveRequest) -> list[str]:
     places = list(request.settings.constraints) if request.settings else []
     if request.constraints:
-        places.append(write_lines(request.scratch / "constraints.txt", request.constraints))
+        places.append(write_lines(request.pip.scratch / "constraints.txt", request.constraints))
     argv = [word for place in places for word in ("--constraint", place)]
     newest = request.exclude_newer
     return [*argv, "--uploaded-prior-to", newest] if newest else argv

@@ -24,9 +24,8 @@ from bundle.driver.cuda import MINIMAL, OWN, find_cuda_need, parse_version
 
 from ..core import toml
 from ..core.errors import ResolveError, StagerError
-from ..core.processes import Runner, run
 from ..core.values import LockedFile, Target
-from .indexes import GitPin, Indexes, PipSettings, list_names
+from .indexes import GitPin, PipSettings, list_names
 from .pip import Pip
 from .spec import Spec
 
@@ -80,8 +79,7 @@ class ResolveRequest:
     requirements: tuple[str, ...]
     """PEP 508 requirements; none needs to be built, and none is uv's to read from its file."""
     constraints: tuple[str, ...]
-    indexes: Indexes
-    scratch: Path
+    pip: Pip
     pins: tuple[str, ...] = ()
     """``name==version`` of packages from an index that are kept where the requirements allow."""
     git: tuple[GitPin, ...] = ()
@@ -92,10 +90,7 @@ class ResolveRequest:
     torch_backend: str | None = None
     build: BuildSource | None = None
     """Builds the wheel of what uv takes from a folder or from a git repository."""
-    offline: bool = False
-    """True if only ``indexes.find_links`` counts."""
     packages: Path | None = None
-    run: Runner = run
 
     @property
     def exclude_newer(self) -> str | None:
@@ -107,18 +102,6 @@ class ResolveRequest:
         """Return the packages that the user named."""
         of_uv = self.spec.uv_project.requirements if self.spec.uv_project else ()
         return {parse_name(text) for text in self.requirements} | list_names(of_uv)
-
-    @property
-    def pip(self) -> Pip:
-        """Return a way to call pip with the same settings."""
-        return Pip(
-            target=self.spec.target,
-            indexes=self.indexes,
-            scratch=self.scratch,
-            offline=self.offline,
-            builds=self.spec.builds,
-            run=self.run,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,9 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
         raise _explain(request, done)
     moved = _find_moved_pins(request)
     if moved:
-        commits = write_lines(request.scratch / "commits.txt", [pin.requirement for pin in moved])
+        commits = write_lines(
+            request.pip.scratch / "commits.txt", [pin.requirement for pin in moved]
+        )
         done = _compile(request, [*target, "--overrides", commits])
         if done.returncode != 0:  # a commit is gone, for example
             moved = []
@@ -111,26 +113,26 @@ def _find_moved_pins(request: ResolveRequest) -> list[GitPin]:
 
 def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
     _refuse_redirection()
-    settings = request.settings or pip_settings(request.run)
-    indexes = request.indexes
-    if not request.offline:
+    settings = request.settings or pip_settings(request.pip.run)
+    indexes = request.pip.indexes
+    if not request.pip.offline:
         indexes = _list_indexes(settings.indexes, request)
     lines = [*indexes.lines(), *request.requirements]
-    requirements = write_lines(request.scratch / "requirements.in", lines)
+    requirements = write_lines(request.pip.scratch / "requirements.in", lines)
     # uv prefers the versions that it finds in its output file.
     pins = (pin.partition("==") for pin in request.pins)
     packages = [{"name": name, "version": version} for name, _, version in pins]
     earlier = {"lock-version": "1.0", "created-by": "stager", "packages": packages}
-    (request.scratch / ANSWER).write_text(toml.dumps(earlier), encoding="utf-8")
+    (request.pip.scratch / ANSWER).write_text(toml.dumps(earlier), encoding="utf-8")
     # uv looks for a project's settings in this folder and upwards, and stops at the first file.
-    write_lines(request.scratch / "uv.toml", [])
+    write_lines(request.pip.scratch / "uv.toml", [])
     env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
     env |= {"UV_PYTHON_DOWNLOADS": "never", **request.spec.builds.variables}
     if request.packages is not None:
         env |= list_build_variables(request.packages)
     if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
         env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
-    return request.run(
+    return request.pip.run(
         [
             *require_uv(),
             *_arguments(request, indexes),
@@ -142,7 +144,7 @@ def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedComman
         ],
         timeout=HOUR,
         env=env,
-        cwd=request.scratch,
+        cwd=request.pip.scratch,
         check=False,
     )
 
@@ -187,10 +189,10 @@ def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
     argv += ["--no-header", "--color", "never", "--quiet", "--no-progress", "--no-annotate"]
     argv += ["--python", sys.executable]
     if request.spec.uv_project:
-        argv += request.spec.uv_project.arguments(request.scratch)
-    if request.offline:
+        argv += request.spec.uv_project.arguments(request.pip.scratch)
+    if request.pip.offline:
         argv.append("--offline")
-    constraints = write_lines(request.scratch / "constraints.txt", request.constraints)
+    constraints = write_lines(request.pip.scratch / "constraints.txt", request.constraints)
     valued: dict[str, Sequence[str | None]] = {
         "--index-strategy": [request.spec.index_strategy],
         "--torch-backend": [None if indexes.no_index else request.torch_backend],
@@ -239,14 +241,14 @@ def _list_indexes(configured: Indexes, request: ResolveRequest) -> Indexes:
     project = request.spec.uv_project
     if project and project.has_default_index:  # uv would take another one in place of that
         configured = replace(configured, index_url=None)
-    indexes = configured.merge(request.indexes)
+    indexes = configured.merge(request.pip.indexes)
     torch = TORCH_INDEX + (request.torch_backend or "")  # uv takes PyTorch's packages only from it
     others = tuple(url for url in indexes.extra_index_urls if url != torch)
     return replace(indexes, extra_index_urls=others) if request.torch_backend else indexes
 
 
 def _read(request: ResolveRequest) -> tuple[Pylock, list[UnavailablePackage]]:
-    return parse_pylock(toml.read(request.scratch / ANSWER), "uv's answer")
+    return parse_pylock(toml.read(request.pip.scratch / ANSWER), "uv's answer")
 
 
 def _select_files(
@@ -264,7 +266,7 @@ def _select_files(
     files, unavailable = select(
         replace(lock, packages=packages),
         request.spec.target,
-        base=request.scratch,
+        base=request.pip.scratch,
         source="uv's answer",
         build=request.build,
     )
@@ -311,16 +313,18 @@ def _describe_failure(output: str) -> ResolveError:
 
 def export(lock: UvLock, request: ResolveRequest) -> toml.Table:
     """Return a uv.lock in the standard's form; its relative paths start at the scratch folder."""
-    answer = request.scratch / "pylock.uv.toml"
+    answer = request.pip.scratch / "pylock.uv.toml"
     start = [*require_uv(), *_list_export_arguments(lock, request), "-o", str(answer)]
 
     def ask(check: str) -> CompletedCommand:
         env = {"UV_PYTHON_DOWNLOADS": "never"}
-        return request.run([*start, check], timeout=HOUR, env=env, cwd=request.scratch, check=False)
+        return request.pip.run(
+            [*start, check], timeout=HOUR, env=env, cwd=request.pip.scratch, check=False
+        )
 
     done = ask("--locked")  # refuses a stale lock
     # uv may lack a Python or build requirements, without which it cannot check.
-    may_be_unchecked = request.offline or not request.spec.target.is_host_python
+    may_be_unchecked = request.pip.offline or not request.spec.target.is_host_python
     if done.returncode != 0 and may_be_unchecked and not _is_stale(done.stderr, request):
         done = ask("--frozen")
     if done.returncode != 0:
@@ -330,7 +334,9 @@ def export(lock: UvLock, request: ResolveRequest) -> toml.Table:
 
 def _is_stale(output: str, request: ResolveRequest) -> bool:
     """Recognize a stale lock in uv's output: offline, uv resolves only then, and fails."""
-    return "needs to be updated" in output or (request.offline and "No solution found" in output)
+    return "needs to be updated" in output or (
+        request.pip.offline and "No solution found" in output
+    )
 
 
 def _list_export_arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
@@ -338,7 +344,7 @@ def _list_export_arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
     # A .python-version may name one that is not here, and the lock is for all.
     argv += ["--python", sys.executable]
     argv += ["--quiet", "--no-header", "--color", "never", "--no-progress"]
-    if request.offline:
+    if request.pip.offline:
         argv.append("--offline")
     project = lock.project
     if project.is_script:
