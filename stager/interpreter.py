@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.environment.listing import OWN_PYTHON, own_python
 from bundle.format.manifest import PYTHON
@@ -94,8 +95,7 @@ _SYSTEM = (Path("/usr"), Path("/"))
 _UV_SECONDS = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Installation:
+class Installation(NamedTuple):
     """A CPython of this machine."""
 
     prefix: Path
@@ -124,43 +124,32 @@ def find_interpreter(
             f"the environment is for {target.machine} with {target.libc[0]}",
             hint="build on a machine of the nodes' kind, or leave the interpreter to the nodes",
         )
-    if setting == BUNDLED:
-        return _find_any(target, env, run)
-    path = Path(setting)
-    try:
-        return _installation(_find_program(path, target), target, env)
-    except _UnusableError as exc:
-        raise ConfigError(f"{_KEY}: {path} {exc}", hint=_advice(target)) from exc
-
-
-def _find_any(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
-    refused: dict[str, str] = {}
-    for path in list_candidates(target, env, run):
+    is_named = setting != BUNDLED
+    refused: dict[Path, str] = {}
+    for path in [Path(setting)] if is_named else list_candidates(target, env, run):
         try:
-            return _installation(path, target, env)
+            return _installation(_find_program(path, target), target, env)
         except _UnusableError as exc:
-            refused.setdefault(str(path), f"{path} {exc}")
+            refused.setdefault(path, f"{path} {exc}")
+    reasons = list(refused.values())
+    what = f"there is no Python {target.python} here that a bundle can bring"
     raise ConfigError(
-        f"{_KEY}: there is no Python {target.python} here that a bundle can bring",
-        hint=_advice(target),
-        context=list(refused.values()),
-    )
-
-
-def _advice(target: Target) -> str:
-    return (
-        f"uv has Pythons that can be moved: uv python install {target.python}, then "
+        f"{_KEY}: {reasons.pop() if is_named else what}",
+        hint=f"uv has Pythons that can be moved: uv python install {target.python}, then "
         f'{_KEY} = "{BUNDLED}"; or name the folder of one that pyenv (`pyenv prefix`) or conda '
-        "has made"
+        "has made",
+        context=reasons,
     )
 
 
 def list_candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
     """Yield the programs of the target's version: uv's, pyenv's, and the one that runs this."""
     program = f"bin/python{target.python}"
-    kept = _uv_folder(run)
-    if kept is not None:
-        yield from _newest_first(kept, f"cpython-{target.python}.*", program)
+    command = uv.find_uv()
+    if command is not None:
+        with suppress(StagerError):
+            kept = Path(run([*command, "python", "dir"], timeout=_UV_SECONDS).stdout.strip())
+            yield from _newest_first(kept, f"cpython-{target.python}.*", program)
     pyenv = Path(env.get("PYENV_ROOT") or expand_home("~/.pyenv"))
     yield from _newest_first(pyenv / "versions", f"{target.python}.*", program)
     if target.is_host_python:
@@ -183,16 +172,6 @@ def _patch(program: Path) -> tuple[int, int, str]:
     digits = name.removeprefix("cpython-").split(".")[2:3]
     number = "".join(digits).partition("-")[0].partition("+")[0]
     return int(number) if number.isdigit() else -1, -len(name), name
-
-
-def _uv_folder(run: Runner) -> Path | None:
-    command = uv.find_uv()
-    if command is None:
-        return None
-    try:
-        return Path(run([*command, "python", "dir"], timeout=_UV_SECONDS).stdout.strip())
-    except StagerError:
-        return None
 
 
 def _find_program(path: Path, target: Target) -> Path:
@@ -315,13 +294,12 @@ class Libraries:
         ]
         relative = False
         for needed in header.needed:
-            name = needed.rpartition("/")[2]
-            if _OF_GLIBC.fullmatch(name):
+            if _OF_GLIBC.fullmatch(needed.rpartition("/")[2]):
                 continue
             if "/" in needed:
                 place = self._find_by_path(path, needed)
             else:
-                place = self._find_library([folder for _, folder in folders], name)
+                place = self._find_library([folder for _, folder in folders], needed)
                 relative |= bool(place)
             self._note(path, needed, place)
             if needed.startswith(f"{self.prefix}/"):
@@ -476,9 +454,7 @@ def make_bundled_interpreter(
 def _refuse_other_libc(installation: Installation, target: Target) -> None:
     program = installation.prefix / installation.program
     header = elf.read_elf(program)
-    libc = ""
-    if header is not None:
-        libc = "musl" if Path(header.loader).name.startswith("ld-musl") else "glibc"
+    libc = "musl" if header and Path(header.loader).name.startswith("ld-musl") else "glibc"
     if header is None:
         fault = "is not a program for 64-bit Linux"
         hint = "name the Python itself, not a script that starts it"
