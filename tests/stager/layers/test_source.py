@@ -44,17 +44,12 @@ def test_content_kind_names_and_place_count(source, changes):
     assert layer_id(replace(source, **changes), HOST) != layer_id(source, HOST)
 
 
-def test_the_python_counts_where_there_is_bytecode():
+def test_the_python_counts_where_there_is_bytecode_and_the_platform_does_not():
     other = Target(python="3.99", platform=HOST.platform)
-    asset = replace(PROJECT, kind="asset")
-    assert layer_id(WHEEL, other) != layer_id(WHEEL, HOST)
-    assert layer_id(PROJECT, other) != layer_id(PROJECT, HOST)
-    assert layer_id(asset, other) == layer_id(asset, HOST)
-
-
-def test_the_platform_does_not_count():
     older = Target(python=HOST.python, platform="manylinux_2_17_x86_64")
-    assert layer_id(WHEEL, older) == layer_id(WHEEL, HOST)
+    for source, counts in ((WHEEL, True), (PROJECT, True), (replace(PROJECT, kind="asset"), False)):
+        assert (layer_id(source, other) != layer_id(source, HOST)) is counts
+        assert layer_id(source, older) == layer_id(source, HOST)
 
 
 @pytest.mark.parametrize("what", ["bytecode", "compression"])
@@ -98,8 +93,10 @@ def test_results_of_trackers_and_those_of_earlier_runs_stay_out(tmp_path):
     assert [file.path for file in tree.files] == ["stager.toml", "sub/wandb/file"]
 
 
-def test_a_large_project_is_told_which_folder_makes_it_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(layersource, "LARGE_PROJECT", 100)
+@pytest.mark.parametrize(("limit", "value"), [("LARGE_PROJECT", 100), ("MANY_FILES", 3)])
+def test_a_large_project_is_told_which_folder_makes_it_so(tmp_path, monkeypatch, limit, value):
+    """By its size, and by the number of its files."""
+    monkeypatch.setattr(layersource, limit, value)
     (tmp_path / "data" / "train").mkdir(parents=True)
     (tmp_path / "stager.toml").write_text('[environment]\nrequirements = ["six"]\n')
     (tmp_path / "train.py").write_text("#" * 150)

@@ -59,11 +59,6 @@ def test_what_is_no_bundle_is_an_error_with_its_path(kind, no_bundle):
     assert "stager build" in caught.value.hint
 
 
-def test_the_manifest_is_the_builds_own(project):
-    packed = project.build().packed
-    assert read_manifest(packed.path) == packed.manifest
-
-
 def test_damage_found_later_is_a_bundle_error_too(project):
     packed = project.build().packed
     data = bytearray(packed.path.read_bytes())
@@ -87,15 +82,10 @@ def test_the_node_program_is_laid_out_once_and_runs(project):
     assert program.read_bytes() == make_node_program()
     before = program.stat().st_ino
     assert node_program(packed.path, project.store).stat().st_ino == before
-    argv = [sys.executable, "-I", "-S", str(program), "unpack", "--help"]
-    assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
-
-
-def test_a_damaged_program_is_laid_out_anew(project):
-    packed = project.build().packed
-    program = node_program(packed.path, project.store)
     program.write_bytes(b"something else")
     assert node_program(packed.path, project.store).read_bytes() == make_node_program()
+    argv = [sys.executable, "-I", "-S", str(program), "unpack", "--help"]
+    assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
 # --- the newest one ------------------------------------------------------------------------------
@@ -121,9 +111,6 @@ def test_what_is_remembered_is_found(store, tmp_path, known):
     (tmp_path / "alias").symlink_to(tmp_path)
     assert find_newest(store, tmp_path / "alias" / "stager.toml") == known
     assert find_newest(store, tmp_path / "other" / "stager.toml") is None
-
-
-def test_a_bundle_that_is_gone_is_not_the_newest(store, tmp_path, known):
     known.path.unlink()
     assert find_newest(store, tmp_path / "stager.toml") is None
 
@@ -214,23 +201,15 @@ def test_a_mark_counts_until_the_job_is_over(store):
     assert not is_marked(bundle, now)
 
 
-def test_a_mark_is_given_up_after_a_month(store):
-    bundle = bundle_in(store)
-    assert mark(store, bundle)
-    assert is_marked(bundle, time.time() + (DAYS - 1) * DAY)
-    assert not is_marked(bundle, time.time() + (DAYS + 1) * DAY)
-
-
-def test_a_mark_is_of_one_bundle(store):
-    assert mark(store, bundle_in(store))
-    assert not is_marked(bundle_in(store, "lab-fedcba987654.pkgs.tar"), time.time())
-
-
-def test_a_bundle_elsewhere_needs_no_mark(store, tmp_path):
-    elsewhere = tmp_path / "copy.pkgs.tar"
+def test_a_mark_is_of_one_bundle_in_the_store_for_a_month(store, tmp_path):
+    bundle, elsewhere = bundle_in(store), tmp_path / "copy.pkgs.tar"
     elsewhere.touch()
+    assert mark(store, bundle)
     assert mark(store, elsewhere)
     assert [*list_marks(tmp_path)] == []
+    assert is_marked(bundle, time.time() + (DAYS - 1) * DAY)
+    assert not is_marked(bundle, time.time() + (DAYS + 1) * DAY)
+    assert not is_marked(bundle_in(store, "lab-fedcba987654.pkgs.tar"), time.time())
 
 
 def test_what_cannot_be_marked_is_said(store):
