@@ -317,6 +317,18 @@ def extract_build_output(output: str) -> list[str]:
     return [line for line in kept if line][-TAIL_LINES:]
 
 
+_ADVICE = {
+    r"nvcc|CUDA_HOME": "load NVIDIA's compiler (module load cuda), or build on a node: "
+    "stager build --on-node",
+    r"(?i)Killed|signal 9|cannot allocate memory|out of memory": "it ran out of memory: set "
+    'build-env = { MAX_JOBS = "2" } in [environment]',
+    r"gcc|g\+\+|cc1plus|Python\.h": "a compiler or header is missing or failed: install it, or "
+    "build on a node: --on-node",
+    "": "name a folder with a prebuilt wheel in environment.find-links, or ask for another version",
+}
+"""What to do, by what the output of a failed build has; the first that matches."""
+
+
 def advise_on_failed_build(name: str, output: str) -> str:
     """Return what to do about a failed build."""
     missing = re.search(r"No module named '([\w.]+)'", output)
@@ -325,19 +337,7 @@ def advise_on_failed_build(name: str, output: str) -> str:
             f'its build imports {missing[1]}: write no-build-isolation = ["{name}"] into '
             f"[environment], and {missing[1].partition('.')[0]} among the requirements"
         )
-    if re.search(r"nvcc|CUDA_HOME", output):
-        return (
-            "load NVIDIA's compiler (module load cuda), or build on a node: stager build --on-node"
-        )
-    if re.search(r"Killed|signal 9|cannot allocate memory|out of memory", output, re.IGNORECASE):
-        return 'it ran out of memory: set build-env = { MAX_JOBS = "2" } in [environment]'
-    if re.search(r"gcc|g\+\+|cc1plus|Python\.h", output):
-        return (
-            "a compiler or header is missing or failed: install it, or build on a node: --on-node"
-        )
-    return (
-        "name a folder with a prebuilt wheel in environment.find-links, or ask for another version"
-    )
+    return next(advice for words, advice in _ADVICE.items() if re.search(words, output))
 
 
 def build_requires(source: Path) -> list[str]:

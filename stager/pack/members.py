@@ -63,43 +63,41 @@ class CheckedMembers:
             yield content
         elif name in self._parts:
             part = self._parts[name]
-            yield self._check_digest(name, read(part.size), part.sha256)
-        elif name == self._layers[name].head_member:
-            yield self._head(self._layers[name], read)
+            yield _check_digest(name, read(part.size), part.sha256)
         else:
-            yield from self._read_frames(
-                describe_layer(self._layers[name]), self._indexes[name], read
-            )
+            layer = self._layers[name]
+            shown = describe_layer(layer)
+            try:
+                if name == layer.head_member:
+                    head = _check_digest(shown, read(layer.head_size), layer.head)
+                    yield self._check_head(layer, head)
+                else:
+                    yield from self._read_frames(shown, self._indexes[name], read)
+            except LayerError as exc:
+                raise MemberError(f"{shown}: {exc}") from exc
+
+    def _check_head(self, layer: Layer, head: bytes) -> bytes:
+        index = decode_head(head, decompress_index)
+        if Digest(read_origin(head).id) != layer.id:
+            raise LayerError("it was made from something else")
+        if sum(frame.size for frame in index.frames) != layer.size - layer.head_size:
+            raise LayerError("its frames do not add up to its size")
+        self._indexes[layer.member] = index
+        return head
 
     def _read_frames(self, name: str, index: Index, read: Read) -> Iterator[bytes]:
         files = _Files(index)
-        try:
-            for frame in index.frames:
-                data = self._check_digest(name, read(frame.size), frame.sha256)
-                if self._compare_files:
-                    files.compare(decompress_frame(data, frame.unpacked_size))
-                yield data
-        except LayerError as exc:
-            raise MemberError(f"{name}: {exc}") from exc
+        for frame in index.frames:
+            data = _check_digest(name, read(frame.size), frame.sha256)
+            if self._compare_files:
+                files.compare(decompress_frame(data, frame.unpacked_size))
+            yield data
 
-    def _check_digest(self, name: str, data: bytes, expected: str) -> bytes:
-        if hashlib.sha256(data).hexdigest() != expected:
-            raise MemberError(f"{name} does not have the digest that it must have")
-        return data
 
-    def _head(self, layer: Layer, read: Read) -> bytes:
-        name = describe_layer(layer)
-        head = self._check_digest(name, read(layer.head_size), layer.head)
-        try:
-            index = decode_head(head, decompress_index)
-            if Digest(read_origin(head).id) != layer.id:
-                raise LayerError("it was made from something else")
-        except LayerError as exc:
-            raise MemberError(f"{name}: {exc}") from exc
-        if sum(frame.size for frame in index.frames) != layer.size - layer.head_size:
-            raise MemberError(f"{name}: its frames do not add up to its size")
-        self._indexes[layer.member] = index
-        return head
+def _check_digest(name: str, data: bytes, expected: str) -> bytes:
+    if hashlib.sha256(data).hexdigest() != expected:
+        raise MemberError(f"{name} does not have the digest that it must have")
+    return data
 
 
 class _Files:

@@ -345,6 +345,8 @@ def test_relative_project_directories(tmp_path, monkeypatch):
     assert paths(project_files(root, asset_excludes(["data"], root))) == ["x.py"]
     monkeypatch.chdir(tmp_path / "project")
     assert paths(asset_files(Path(), ["data"])) == ["data/a.csv"]
+    (below,) = paths(asset_files(Path("/"), [str(tmp_path / "project/data")]))
+    assert f"/{below}" == str(tmp_path / "project/data/a.csv"), "all lies in the topmost directory"
 
 
 def test_all_bad_entries_are_reported_at_once(tmp_path):
