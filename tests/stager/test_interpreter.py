@@ -14,7 +14,6 @@ import pytest
 from bundle.node import interpreter
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
-from stager.core import elf
 from stager.core.errors import ConfigError, StagerError
 from stager.core.store import Store
 from stager.core.values import Target
@@ -224,22 +223,16 @@ def no_uv(argv, **_):
     raise StagerError(f"{argv[-1]}: uv is not here")
 
 
-def test_a_program_or_its_folder_may_be_named(own):
-    by_folder, by_program = (
-        find_interpreter(str(own.prefix), own.target),
-        find_interpreter(str(own.program), own.target),
-    )
-    assert by_folder == by_program == find_interpreter(str(own.prefix / "bin"), own.target)
-    assert (by_folder.prefix, by_folder.program) == (own.prefix, f"bin/{own.program.name}")
-    assert by_folder.library == f"lib/python{own.target.python}"
-
-
-def test_of_a_virtual_environment_its_base_is_taken(own, tmp_path):
+def test_a_program_its_folder_a_link_or_a_virtual_environment_may_be_named(own, tmp_path):
+    found = find_interpreter(str(own.prefix), own.target)
+    assert (found.prefix, found.program) == (own.prefix, f"bin/{own.program.name}")
+    assert found.library == f"lib/python{own.target.python}"
+    (tmp_path / "link" / "bin").mkdir(parents=True)
+    (tmp_path / "link" / "bin" / own.program.name).symlink_to(own.program)
     argv = [str(own.program), "-m", "venv", "--without-pip", str(tmp_path / "venv")]
     subprocess.run(argv, check=True)
-    assert find_interpreter(str(tmp_path / "venv"), own.target) == find_interpreter(
-        str(own.prefix), own.target
-    )
+    for place in (own.program, own.prefix / "bin", tmp_path / "link", tmp_path / "venv"):
+        assert find_interpreter(str(place), own.target) == found
 
 
 def test_another_version_is_refused(own):
@@ -297,12 +290,6 @@ def test_a_systems_python_is_refused():
     error = refused(system, target)
     assert "belongs to the system in /usr, which cannot be moved" in error.message
     assert "uv python install" in error.hint
-
-
-def test_a_link_leads_to_its_folder(own, tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / own.program.name).symlink_to(own.program)
-    assert find_interpreter(str(tmp_path), own.target).prefix == own.prefix
 
 
 def test_for_other_machines_there_is_none(own):
@@ -421,26 +408,6 @@ def followed(prefix):
 def file_of(prefix, path):
     source = prefix / path
     return TreeFile(path=path, source=source, mode=0o755, size=source.stat().st_size)
-
-
-def test_what_the_loader_is_told(prefix):
-    header = elf.read_elf(prefix / PROGRAM)
-    assert header.needed[0] == "libown.so.1"
-    assert header.run_path == f"{prefix}/lib"
-    data = (prefix / PROGRAM).read_bytes()
-    assert data[header.run_path_at :].startswith(f"{prefix}/lib\0".encode())
-    assert Path(header.loader).is_file()
-    assert header.glibc >= (2, 0)
-    module = elf.read_elf(prefix / MODULE)
-    assert (module.loader, module.run_path) == ("", "")
-
-
-@pytest.mark.parametrize("length", [0, 5, 20, 70, 1000])
-def test_what_is_cut_short_is_no_library(prefix, length):
-    path = prefix / "short.so"
-    path.write_bytes((prefix / MODULE).read_bytes()[:length])
-    header = elf.read_elf(path)
-    assert header is None or header.needed == ()
 
 
 def test_its_own_library_goes_with_it_and_another_is_left_to_the_nodes(prefix):

@@ -135,21 +135,7 @@ def test_settings_in_the_projects_folder_hold_for_requirement_files(lock, ask, r
     assert refused.value.context[0].startswith(f"{name}: {table}pip: it is not honoured here")
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ("[tool.uv.pip]\nuniversal = true\n", "tool.uv.pip: it is not honoured here"),
-        ("[tool.uv]\nenvironments = [\"sys_platform == 'win32'\"]\n", "does not support the nodes"),
-    ],
-)
-def test_what_uv_itself_would_ignore_is_refused(ask, root, settings, expected):
-    write_project(root, '"alpha"', settings)
-    with pytest.raises(ConfigError) as caught:
-        ask("pyproject.toml")
-    assert expected in caught.value.context[0]
-
-
-def test_extras_that_conflict_are_refused(ask, root):
+def test_extras_that_conflict_and_other_platforms_are_refused(ask, root):
     more = """\
     [project.optional-dependencies]
     cpu = ["alpha"]
@@ -162,6 +148,10 @@ def test_extras_that_conflict_are_refused(ask, root):
     with pytest.raises(ConfigError) as caught:
         ask("pyproject.toml[cpu,gpu]")
     assert "does not allow cpu and gpu together" in caught.value.context[0]
+    write_project(root, "", "[tool.uv]\nenvironments = [\"sys_platform == 'win32'\"]\n")
+    with pytest.raises(ConfigError) as caught:
+        ask("pyproject.toml")
+    assert "does not support the nodes" in caught.value.context[0]
 
 
 def test_the_first_index_with_a_package_counts_unless_the_user_says_otherwise(lock, indexes, root):
