@@ -240,7 +240,6 @@ def find_compiler(
     target: Target,
     own: Path | None = None,
     env: Mapping[str, str] = os.environ,
-    run: Runner = run,
 ) -> Compiler | None:
     """Return a Python of the target's version that compiles for it; None if there is none.
 

@@ -35,7 +35,7 @@ from bundle.protocol.digest import canonical_json
 
 from ..core import toml
 from ..core.errors import ResolveError, StagerError
-from ..core.processes import Runner, run
+from ..core.processes import run
 from ..core.store import digest_file
 from ..core.values import Digest
 from .indexes import (
@@ -72,11 +72,11 @@ _FROM_GIT = re.compile(
 _NAMES_AT_ONCE = 1000
 
 
-def list_files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
+def list_files(root: Path, *, skip: Iterable[Path] = ()) -> list[Path]:
     """Return the files of a project, relative to its folder, sorted."""
     skipped = tuple(skip)
     counted = []
-    for relative in _list_git_files(root, run) or _walk(root):
+    for relative in _list_git_files(root) or _walk(root):
         path = root / relative
         if any(_is_left_behind(part) for part in relative.parts):
             continue
@@ -87,7 +87,7 @@ def list_files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> l
     return sorted(counted)
 
 
-def digest_content(path: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> Digest:
+def digest_content(path: Path, *, skip: Iterable[Path] = ()) -> Digest:
     """Return the digest of a file, or of the files of a project that count.
 
     A project's covers names, contents and executable bits, without place or time.
@@ -95,7 +95,7 @@ def digest_content(path: Path, *, skip: Iterable[Path] = (), run: Runner = run) 
     if path.is_file():
         return digest_file(path)
     state = hashlib.sha256()
-    for name in list_files(path, skip=skip, run=run):
+    for name in list_files(path, skip=skip):
         file = path / name
         executable = "x" if os.access(file, os.X_OK) else "-"
         link = f"link {file.readlink()}" if file.is_symlink() else ""
@@ -112,18 +112,18 @@ def copy(root: Path, names: Sequence[Path], to: Path) -> None:
         shutil.copy2(root / name, target, follow_symlinks=False)
 
 
-def copy_to_build(root: Path, to: Path, run: Runner = run) -> Path:
+def copy_to_build(root: Path, to: Path) -> Path:
     """Copy a project into a folder, and return the copy; a build writes into its source.
 
     Where its version is taken from git, the copy gets the repository's history as well.
     """
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
     if top is None or not _is_versioned_by_git(root):
-        copy(root, list_files(root, run=run), to / root.name)
+        copy(root, list_files(root), to / root.name)
         return to / root.name
     copied = to / (top.name or "repository")
-    copy(root, list_files(root, run=run), copied / root.relative_to(top))
-    _add_history(top, copied, to / "history", run)
+    copy(root, list_files(root), copied / root.relative_to(top))
+    _add_history(top, copied, to / "history")
     return copied / root.relative_to(top)
 
 
@@ -137,7 +137,7 @@ def _is_versioned_by_git(root: Path) -> bool:
     return False
 
 
-def _add_history(top: Path, copied: Path, scratch: Path, run: Runner) -> None:
+def _add_history(top: Path, copied: Path, scratch: Path) -> None:
     """Make a copy of a repository's files a work tree that is at the same commit.
 
     What was not copied does not count as removed, or each version would be that of a change.
@@ -162,7 +162,7 @@ def _is_left_behind(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in _LEFT_BEHIND)
 
 
-def _list_git_files(root: Path, run: Runner) -> list[Path]:
+def _list_git_files(root: Path) -> list[Path]:
     """Return the files git tracks or would track; none outside of a work tree or without git."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return []

@@ -21,7 +21,6 @@ from bundle.protocol.counts import format_count
 
 from ..core import toml
 from ..core.errors import ConfigError, ResolveError
-from ..core.processes import Runner, run
 from ..core.store import DigestCache, Store, digest_file
 from ..core.values import LockedFile
 from . import pip_tools, resolver, uv
@@ -325,7 +324,6 @@ def make_lock(
     path: Path,
     store: Store,
     options: ResolveOptions,
-    run: Runner = run,
     reachable: Callable[[str], bool] | None = None,
 ) -> Lock:
     """Resolve a spec and write the lock, unless it is the very one that the spec names.
@@ -339,7 +337,7 @@ def make_lock(
         )
     automatic = spec.torch_backend == resolver.AUTO
     spec = resolver.settle_torch_backend(spec, path, options.driver, options.note)
-    spec, settings, earlier = _read_settings(spec, path, store, run)
+    spec, settings, earlier = _read_settings(spec, path, store)
     with store.scratch("lock") as scratch:
         pip = Pip(
             target=spec.target,
@@ -347,7 +345,6 @@ def make_lock(
             scratch=scratch,
             offline=options.offline,
             builds=spec.builds,
-            run=run,
         )
         builder = SourceBuilder(store, pip, spec.root)
         request = ResolveRequest(
@@ -386,7 +383,7 @@ def make_lock(
 
 
 def _read_settings(
-    spec: Spec, path: Path, store: Store, run: Runner
+    spec: Spec, path: Path, store: Store
 ) -> tuple[Spec, PipSettings | None, Lock | None]:
     """Return the spec, pip's configuration, and the lock to start from; None for a given lock.
 
@@ -394,7 +391,7 @@ def _read_settings(
     """
     if spec.pylock is not None or spec.uv_lock is not None:
         return spec, None, None
-    settings, earlier = pip_settings(run), find_earlier_lock(path, spec.target)
+    settings, earlier = pip_settings(), find_earlier_lock(path, spec.target)
     if settings.require_hashes and not spec.require_hashes:
         spec = replace(spec, require_hashes="pip's configuration")
     if earlier is not None:

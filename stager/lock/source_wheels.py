@@ -99,7 +99,7 @@ def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
     if folder.is_absolute() and folder.is_dir():
         # A build writes into its source, and an old build/ ends up in the wheel: build a copy.
         work = pip.scratch / f"source-{source.digest[:12]}"
-        line = build_source.copy_to_build(folder, work, pip.run).as_uri()
+        line = build_source.copy_to_build(folder, work).as_uri()
     elif folder.is_absolute():
         line = folder.as_uri()
     else:

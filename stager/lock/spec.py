@@ -39,7 +39,6 @@ from ..config import foreign_files, inline_script
 from ..config.load import Config
 from ..core import toml
 from ..core.errors import ConfigError
-from ..core.processes import Runner, run
 from ..core.store import digest_file
 from ..core.values import Digest, Target
 from . import uv_project
@@ -93,8 +92,8 @@ _COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
 class SpecReader:
     """Sorts lines into requirements, constraints and sources; collects every problem."""
 
-    def __init__(self, config: Config, python: str, run: Runner) -> None:
-        self.root, self.environment, self.run = config.root, config.environment, run
+    def __init__(self, config: Config, python: str) -> None:
+        self.root, self.environment = config.root, config.environment
         self.lines = RequirementReader(config.root, python)
         self.problems = self.lines.problems
         self.skipped = [config.root / name for name in config.project.outputs]
@@ -336,7 +335,7 @@ class SpecReader:
 
     def digest_content(self, path: Path) -> Digest:
         """Return the digest of a file, or of a folder's files that count."""
-        return digest_content(path, skip=self.skipped, run=self.run)
+        return digest_content(path, skip=self.skipped)
 
     def _add_url(self, parsed: Requirement, line: RequirementLine, parts: SplitResult) -> None:
         url, hashes = parsed.url or "", line.hashes
@@ -537,7 +536,7 @@ class Spec:
         return of_uv.overridden if of_uv else frozenset()
 
 
-def read_spec(config: Config, *, run: Runner = run) -> Spec:
+def read_spec(config: Config) -> Spec:
     """Read every requirement a project names; refuse all that is wrong with them at once."""
     environment = config.environment
     python, platform = environment.python, environment.platform
@@ -545,7 +544,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         host = Target.from_host()
         python, platform = python or host.python, platform or host.platform
     target = Target(python=python, platform=platform)
-    reader = SpecReader(config, target.python, run)
+    reader = SpecReader(config, target.python)
     reader.read()
     if reader.problems:
         many = format_count(len(reader.problems), "problem")

@@ -22,7 +22,7 @@ from bundle.protocol.problem import Problem
 from ..config.load import Config
 from ..core.errors import BundleError, ConfigError
 from ..core.files import ANOTHER_OUTPUT, BUNDLE_SUFFIX, write_output
-from ..core.processes import CommandError, Runner, run
+from ..core.processes import CommandError, run
 from ..layers.layer_file import decompress_frame, decompress_index
 from ..layers.prune import Pruned, sum_notes
 from .bundle_file import ChosenBundle, open_bundle
@@ -356,9 +356,7 @@ def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
 _SECONDS = 1200.0
 
 
-def unpack_here(
-    program: Path, bundle: ChosenBundle, folder: Path, *, trusted: bool, run: Runner = run
-) -> Path:
+def unpack_here(program: Path, bundle: ChosenBundle, folder: Path, *, trusted: bool) -> Path:
     """Make the environment of a bundle below a directory, and return its path."""
     python = getattr(sys, "_base_executable", sys.executable)
     argv = [sys.executable, "-I", "-S", str(program), "unpack", str(bundle.path), str(folder)]
