@@ -324,7 +324,7 @@ def make_lock(
     path: Path,
     store: Store,
     options: ResolveOptions,
-    reachable: Callable[[str], bool] | None = None,
+    reachable: Callable[[str], bool] = can_reach_index,
 ) -> Lock:
     """Resolve a spec and write the lock, unless it is the very one that the spec names.
 
@@ -358,7 +358,7 @@ def make_lock(
         request = _keep_pins(request, options, earlier)
         wanted = (*request.requirements, *builder.build_all(spec.local_projects, request.git))
         request = replace(request, requirements=wanted)
-        request, silent = _add_torch_index(request, reachable or can_reach_index)
+        request, silent = _add_torch_index(request, reachable)
         resolved = _resolve(request, options, silent)
         if automatic:
             resolver.refuse_newer_cuda(resolved, spec.torch_backend)
