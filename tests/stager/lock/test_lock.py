@@ -20,37 +20,10 @@ from stager.lock.pylock import read_lock, render
 from stager.wheels import WheelSource
 from tests.support.index_server import Index, serve
 from tests.support.locks import BOTH, fails, versions
-from tests.support.sources import git_commit, make_sdist, own_backend, own_sdist
+from tests.support.sources import git_commit, own_backend, own_sdist, repack_installed
 from tests.support.wheelhouse import make_wheel
 
 HERE = Target.from_host()
-
-
-def project(folder, name, version="1.0", more=""):
-    folder.mkdir(parents=True, exist_ok=True)
-    text = f"""\
-    [build-system]
-    requires = ["setuptools"]
-    build-backend = "setuptools.build_meta"
-    [project]
-    name = "{name}"
-    version = "{version}"
-    {more}
-    [tool.setuptools]
-    packages = ["{name.replace("-", "_")}"]
-    """
-    (folder / "pyproject.toml").write_text(dedent(text))
-    package = folder / name.replace("-", "_")
-    package.mkdir(exist_ok=True)
-    (package / "__init__.py").write_text("X = 1\n")
-    return folder
-
-
-@pytest.fixture
-def with_setuptools(wheelhouse, build_wheels, index_env):
-    for wheel in build_wheels.iterdir():
-        (wheelhouse / wheel.name).write_bytes(wheel.read_bytes())
-    return wheelhouse
 
 
 # --- what a lock holds ---------------------------------------------------------------------------
@@ -107,8 +80,8 @@ def test_the_digest_covers_content_not_place(lock, tmp_path):
     assert read_lock(tmp_path / "pylock.toml", HERE).digest != made.digest
 
 
-def test_an_sdist_is_locked_where_there_is_no_wheel(lock, with_setuptools):
-    sdist = make_sdist(with_setuptools, "from-source")
+def test_an_sdist_is_locked_where_there_is_no_wheel(lock, index_env, wheelhouse):
+    sdist = own_sdist(wheelhouse, "from-source")
     (file,) = lock("from-source").files
     assert file.path == sdist
     assert not file.is_wheel
@@ -278,16 +251,31 @@ def test_a_torch_index_that_gives_no_answer_is_named(lock, index_env, wheelhouse
 # --- sources -------------------------------------------------------------------------------------
 
 
-def test_a_local_project_is_built_first(lock, with_setuptools, root, store):
-    more = 'dependencies = ["alpha"]\noptional-dependencies = {more = ["ns-one"]}'
-    lib = project(root / "my lib", "my-lib", more=more.replace("\n", "\n    "))
+def test_a_local_project_is_built_first(lock, index_env, wheelhouse, root, store):
+    repack_installed(wheelhouse, "setuptools")
+    folder = root / "my lib"
+    (folder / "my_lib").mkdir(parents=True)
+    (folder / "my_lib" / "__init__.py").write_text("X = 1\n")
+    text = """\
+    [build-system]
+    requires = ["setuptools"]
+    build-backend = "setuptools.build_meta"
+    [project]
+    name = "my-lib"
+    version = "1.0"
+    dependencies = ["alpha"]
+    optional-dependencies = {more = ["ns-one"]}
+    [tool.setuptools]
+    packages = ["my_lib"]
+    """
+    (folder / "pyproject.toml").write_text(dedent(text))
     made = lock("./my lib[more]", "beta<2")
     assert versions(made) == {"alpha": "1.0", "beta": "1.1", "my-lib": "1.0", "ns-one": "1.0"}
     wheel = made.files[2]
     assert wheel.filename == "my_lib-1.0-py3-none-any.whl"
     assert wheel.path.is_relative_to(store.built)
     assert made.sources == ((wheel.filename, "my lib"),)
-    assert sorted(path.name for path in lib.iterdir()) == ["my_lib", "pyproject.toml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["my_lib", "pyproject.toml"]
 
 
 def test_a_local_project_is_built_once_for_each_content(lock, ask, index_env, root):
@@ -817,7 +805,7 @@ def test_hashes_of_a_path_and_of_a_url_are_checked(lock, index_env, tmp_path, ro
 
 
 def test_a_hash_of_what_has_none_is_refused(ask, root):
-    project(root / "lib", "lib")
+    own_backend(root / "lib")
     digest = "0" * 64
     (root / "r.txt").write_text(
         f"./lib --hash=sha256:{digest}\ngit+https://example.org/a.git --hash=sha256:{digest}\n"
