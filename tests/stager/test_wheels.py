@@ -280,9 +280,9 @@ def test_an_sdist_is_built_once(sdist_lock, store, tmp_path):
     assert elsewhere[0].sha256 == wheel.sha256
 
 
-def test_a_failed_build_shows_its_end(tmp_path, store):
+def test_a_failed_build_shows_its_end(index_env, wheelhouse, store):
     fault = "def build_wheel(*rest):\n    raise OSError('no compiler can do this')\n"
-    sdist = own_sdist(tmp_path, "hopeless", fault)
+    sdist = own_sdist(wheelhouse, "hopeless", fault)
     with pytest.raises(WheelError) as caught:
         fetch(lock_of(locked(sdist)), store)
     problem, heading, *output, advice = caught.value.context

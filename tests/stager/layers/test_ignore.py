@@ -119,7 +119,7 @@ def test_git_agrees_with_the_explicit_cases(repository):
         for folder in rules:
             (repository / folder / ".gitignore").unlink()
     assert {name for name, (mine, theirs) in answers.items() if mine != theirs} == set()
-    assert len({frozenset(mine) for mine, _ in answers.values()}) > 15, "the cases differ"
+    assert len({frozenset(mine) for mine, _ in answers.values()}) > 10, "the cases differ"
 
 
 NAMES = (

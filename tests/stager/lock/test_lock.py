@@ -20,7 +20,7 @@ from stager.lock.pylock import read_lock, render
 from stager.wheels import WheelSource
 from tests.support.index_server import Index, serve
 from tests.support.locks import BOTH, fails, versions
-from tests.support.sources import git_commit, own_backend, own_sdist, repack_installed
+from tests.support.sources import git_commit, own_backend, own_sdist
 from tests.support.wheelhouse import make_wheel
 
 HERE = Target.from_host()
@@ -251,8 +251,9 @@ def test_a_torch_index_that_gives_no_answer_is_named(lock, index_env, wheelhouse
 # --- sources -------------------------------------------------------------------------------------
 
 
-def test_a_local_project_is_built_first(lock, index_env, wheelhouse, root, store):
-    repack_installed(wheelhouse, "setuptools")
+def test_a_local_project_is_built_first(lock, index_env, wheelhouse, build_wheels, root, store):
+    for built in build_wheels.iterdir():
+        shutil.copy2(built, wheelhouse)
     folder = root / "my lib"
     (folder / "my_lib").mkdir(parents=True)
     (folder / "my_lib" / "__init__.py").write_text("X = 1\n")
