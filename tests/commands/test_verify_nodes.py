@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stager.core.store import Store
-from tests.support.building import Project
-from tests.support.bundles import forge, make_bundle, wheel
+from tests.support.building import Project, wheel_of
+from tests.support.bundles import forge, make_bundle
 from tests.support.namespaces import entering
 from tests.support.needs import needs
 from tests.support.wheelhouse import make_wheel
@@ -53,7 +53,7 @@ def tiny(tmp_path: Path, zstandard_wheel: Path) -> Path:
     """A bundle of one wheel that takes 8 MB."""
     store = Store(tmp_path / "made")
     one = make_wheel(tmp_path, "single", files={"single.py": "", "large.txt": "8 bytes\n" * 10**6})
-    return make_bundle(store, [one], decompressor=wheel(zstandard_wheel), name="tiny").path
+    return make_bundle(store, [one], decompressor=wheel_of(zstandard_wheel), name="tiny").path
 
 
 def test_the_small_bundle_is_good(tiny: Path, tmp_path: Path) -> None:

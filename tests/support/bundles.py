@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import zstandard
-from packaging.utils import parse_wheel_filename
 
 from bundle.environment import unpack
 from bundle.environment.unpack import Environment
@@ -28,7 +27,7 @@ from bundle.format.manifest import count_padding, estimate_room, member_header
 from bundle.node import node_root
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
-from stager.core.store import Store, digest_file
+from stager.core.store import Store
 from stager.core.values import Target, Wheel
 from stager.layers.layer_build import make_layers
 from stager.layers.project import project_files
@@ -37,7 +36,7 @@ from stager.pack.bundle import Contents, Packed, pack
 from stager.pack.bundle_file import seal
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
-from tests.support.building import ORIGIN, fetch
+from tests.support.building import ORIGIN, fetch, wheel_of
 
 HERE = Target.from_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
@@ -52,13 +51,6 @@ _SKIPPABLE = 0x184D2A50
 
 Pair = tuple[Packed, Packed]
 """Two bundles that differ in one layer."""
-
-
-def wheel(path: Path) -> Wheel:
-    """A wheel file as the build knows it."""
-    name, version, _, _ = parse_wheel_filename(path.name)
-    size = path.stat().st_size
-    return Wheel(name=name, version=version, path=path, sha256=digest_file(path), size=size)
 
 
 def fetch_decompressor(store: Store) -> Wheel | None:
@@ -86,7 +78,7 @@ def make_bundle(
         thin: True to leave the layers out of its file, as a build does.
         **says: further fields of ``Contents``.
     """
-    found = tuple(map(wheel, wheels))
+    found = tuple(map(wheel_of, wheels))
     sources = [LayerSource.from_wheel(one) for one in found]
     if project is not None:
         sources.append(

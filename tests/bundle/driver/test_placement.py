@@ -39,7 +39,8 @@ from bundle.protocol.messages import (
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from stager.core.store import Store
 from stager.pack.bundle import Packed
-from tests.support.bundles import make_bundle, wheel
+from tests.support.building import wheel_of
+from tests.support.bundles import make_bundle
 from tests.support.displayed import displayed
 from tests.support.jobs import job_for
 from tests.support.namespaces import namespace
@@ -147,10 +148,10 @@ def whys(state: State) -> dict[str, str]:
 
 def test_a_thin_bundle_is_sent_in_one_file(zstandard_wheel: Path, tmp_path: Path) -> None:
     store, wheels = Store(tmp_path / "store"), [make_wheel(tmp_path, "single")]
-    whole = make_bundle(store, wheels, decompressor=wheel(zstandard_wheel))
+    whole = make_bundle(store, wheels, decompressor=wheel_of(zstandard_wheel))
     data = whole.path.read_bytes()
     whole.path.unlink()
-    thin = make_bundle(store, wheels, decompressor=wheel(zstandard_wheel), thin=True)
+    thin = make_bundle(store, wheels, decompressor=wheel_of(zstandard_wheel), thin=True)
     transport = Sending()
     carried_out(thin, tmp_path, transport)
     ((transfer, sent),) = transport.transfers

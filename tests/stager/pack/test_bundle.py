@@ -36,7 +36,7 @@ from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
 from stager.pack.node_program import make_node_program
 from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
-from tests.support.bundles import rot, wheel
+from tests.support.bundles import rot
 from tests.support.shared_objects import AARCH64, glibc, musl
 from tests.support.wheelhouse import make_wheel, standard_set
 
@@ -340,7 +340,7 @@ class House:
 
     def needs(self, target=TARGET, prune=()):
         """Make the layers; return what they need."""
-        wheels = [wheel(path) for path in self.wheels]
+        wheels = [wheel_of(path) for path in self.wheels]
         sources = [LayerSource.from_wheel(one, prune) for one in wheels]
         self.notes.clear()
         with self.store.lock():

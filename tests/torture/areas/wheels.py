@@ -22,7 +22,8 @@ from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
-from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, wheel
+from tests.support.building import wheel_of
+from tests.support.bundles import BASE_PYTHON, HERE, make_bundle
 from tests.support.wheelhouse import EPOCH, Member, Parts, parts
 
 from ..product import sound, stager
@@ -97,7 +98,7 @@ def _by_call(round_: Round, draft: Draft, path: Path) -> str:
     store = Store(round_.offline)
     store.wheels.joinpath(path.name).write_bytes(path.read_bytes())
     path = store.wheels / path.name
-    source = LayerSource.from_wheel(wheel(path))
+    source = LayerSource.from_wheel(wheel_of(path))
     # A fork of this process instead of one of a server's: as fresh, and many times as quick.
     forking = patch.object(
         multiprocessing, "get_context", partial(_fork, multiprocessing.get_context)
