@@ -333,8 +333,9 @@ def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None
     except StagerError as exc:
         fault = exc
     except OSError as exc:
-        fault = write_error(final, exc)
-        if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
+        if exc.filename is None or Path(exc.filename).is_relative_to(final.parents[1]):
+            fault = write_error(final, exc)
+        else:
             fault = _make_changed_error(source, f"{exc.filename}: {exc.strerror}")
     with suppress(BrokenPipeError):  # the parent is gone
         report.send(fault)

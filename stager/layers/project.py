@@ -20,9 +20,7 @@ from ..core.errors import ConfigError
 from ..core.files import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
 from ..core.store import to_stamp
 from .ignore import Ignore, anchor, is_excluded
-from .tree import Collector, Tree, TreeFile, describe_kind, quote_path
-
-__all__ = ["Tree", "TreeFile", "asset_excludes", "asset_files", "project_files"]
+from .tree import Collector, Tree, describe_kind, quote_path
 
 NEVER_SHIPPED = (
     *(".git", ".hg", ".svn", ".DS_Store", "__pycache__/", "*.pyc", ".venv", "node_modules/"),
