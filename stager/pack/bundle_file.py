@@ -380,8 +380,11 @@ def unmark(bundle: Path, job_id: str) -> None:
 
 def is_marked(bundle: Path, now: float, *, by_jobs: bool = False) -> bool:
     """Return whether a batch script names a bundle; ``by_jobs`` ignores printed scripts."""
-    marks = list_marks(bundle.parent, bundle.name, by_jobs=by_jobs)
-    return any(_counts(path, now) for path in marks)
+    for path in list_marks(bundle.parent, bundle.name, by_jobs=by_jobs):
+        with suppress(OSError):  # it was removed just now
+            if now - path.stat().st_mtime < _SECONDS:
+                return True
+    return False
 
 
 def list_marked(store: Store, now: float, *, by_jobs: bool = False) -> list[Path]:
@@ -400,10 +403,3 @@ def list_marks(
 
 def _mark(bundle: Path, job_id: str) -> Path:
     return bundle.with_name(bundle.name + (f"{_OF_JOB}{job_id}" if job_id else _OF_SCRIPT))
-
-
-def _counts(mark: Path, now: float) -> bool:
-    try:
-        return now - mark.stat().st_mtime < _SECONDS
-    except OSError:  # it was removed just now
-        return False

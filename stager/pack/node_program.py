@@ -70,7 +70,6 @@ def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 # that runs here, is kept beside it, and works with any other, which ignores bytecode that it cannot
 # use.
 
-_STRIPPED_EPOCH = (1980, 1, 1, 0, 0, 0)
 _DIGITS = 64
 """Length of the digest at the end of the file, which a zip takes for a comment."""
 
@@ -116,7 +115,7 @@ def add_bytecode(program: bytes) -> bytes:
                 made.writestr(same_time, bytecode, zipfile.ZIP_DEFLATED)
             made.writestr(info, text, zipfile.ZIP_DEFLATED)
         for name, text in agent_modules(program).items():
-            same_time = zipfile.ZipInfo(f"{STRIPPED}{name}", _STRIPPED_EPOCH)
+            same_time = zipfile.ZipInfo(f"{STRIPPED}{name}", _EPOCH)
             made.writestr(same_time, text, zipfile.ZIP_DEFLATED)
         made.comment = b"0" * _DIGITS
     content = memory.getvalue()[:-_DIGITS]
