@@ -25,7 +25,7 @@ from ..core.store import DigestCache, Store, digest_file
 from ..core.values import LockedFile
 from . import pip_tools, resolver, uv
 from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
-from .pip import Pip, condense
+from .pip import Pip, ResolvedFile, condense
 from .pylock import (
     Lock,
     digest_content,
@@ -42,7 +42,6 @@ from .resolver import (
     NONE,
     FindDriver,
     NoSolution,
-    ResolvedFile,
     ResolveRequest,
     ResolverName,
     UnavailablePackage,

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from packaging.utils import NormalizedName, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
+
 from bundle.node import interpreter
 from bundle.protocol.problem import NodeError
 from bundle.redaction.secrets import strip_url_secrets
@@ -25,7 +28,7 @@ from ..core.processes import Runner, run
 from ..core.store import remove
 from ..core.values import Target
 from .build_source import BuildSettings, build_requires, list_build_variables
-from .indexes import Indexes, resolve_place_variables, write_lines
+from .indexes import Indexes, resolve_place_variables, strip_credentials, write_lines
 
 HOUR = 3600.0
 LONGEST_ERROR = 1200
@@ -50,8 +53,24 @@ _TRACEBACK = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)*", re.MULTILINE)
 _NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File")
 
 
-ChosenFile = tuple[str, "str | None"]
-"""The file that pip would install for a pin: its address, and the sha256 that its index gives."""
+@dataclass(frozen=True, kw_only=True)
+class ResolvedFile:
+    """The file a resolver chose for a package; None for what it does not know."""
+
+    filename: str
+    url: str | None = None
+    path: Path | None = None
+    sha256: str | None = None
+    size: int | None = None
+
+    @property
+    def identity(self) -> tuple[NormalizedName, Version]:
+        """Package and version by the name; ValueError for none, or one that leaves its folder."""
+        if "/" in self.filename or not self.filename.isprintable():
+            raise ValueError(f"{self.filename!r} is not the name of a file")
+        if self.filename.endswith(".whl"):
+            return parse_wheel_filename(self.filename)[:2]
+        return parse_sdist_filename(self.filename)
 
 
 class NoNodeError(StagerError):
@@ -116,7 +135,7 @@ class Pip:
         platforms = [word for tag in self.target.platforms() for word in ("--platform", tag)]
         return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]
 
-    def choose(self, pins: Sequence[str]) -> tuple[list[ChosenFile], list[str]]:
+    def choose(self, pins: Sequence[str]) -> tuple[list[ResolvedFile], list[str]]:
         """Return the file pip would install for each pin, and the pins that no file fits.
 
         The pins have no hashes, or pip downloads every file whole.
@@ -128,7 +147,7 @@ class Pip:
         while left:
             done = self.call("install", [*options, *self.other_target_options()], left)
             if done.returncode == 0:
-                return _chosen(report), missing
+                return _read_report(report), missing
             if is_unreachable(done.stderr):
                 raise unreachable_index_error(done.stderr)
             unmatched = _find_unmatched(done.stderr, left)
@@ -230,12 +249,21 @@ class Pip:
         return [*options, "--target", str(self.scratch / "nowhere")] if options else []
 
 
-def _chosen(report: Path) -> list[ChosenFile]:
+def _read_report(report: Path) -> list[ResolvedFile]:
     """Read pip's installation report (its format 1)."""
-    entries = json.loads(report.read_text(encoding="utf-8")).get("install", [])
-    files = [entry["download_info"] for entry in entries]
-    hashes = [file.get("archive_info", {}).get("hashes", {}) for file in files]
-    return [(file["url"], known.get("sha256")) for file, known in zip(files, hashes, strict=True)]
+    files = []
+    for entry in json.loads(report.read_text(encoding="utf-8")).get("install", []):
+        info = entry["download_info"]
+        url = info["url"]
+        path, is_local = unquote(urlsplit(url).path), url.startswith("file://")
+        file = ResolvedFile(
+            filename=path.rpartition("/")[2],
+            url=None if is_local else strip_credentials(url),
+            path=Path(path) if is_local else None,
+            sha256=info.get("archive_info", {}).get("hashes", {}).get("sha256"),
+        )
+        files.append(file)
+    return files
 
 
 def _refuse_without_node(output: str) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from ..core.errors import ResolveError
 from ..core.values import Target
-from .indexes import strip_credentials, write_lines
-from .pip import HOUR, ChosenFile, condense, is_unreachable, unreachable_index_error
-from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, find_names
+from .indexes import write_lines
+from .pip import HOUR, ResolvedFile, condense, is_unreachable, unreachable_index_error
+from .resolver import NoSolution, ResolveRequest, UnavailablePackage, find_names
 
 _NOT_FOUND = re.compile(
     r"Could not find a version that satisfies the requirement (?P<wanted>[^;\n(]+?)"
@@ -41,7 +39,7 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     if missing:
         unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
         raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
-    files = [_take_allowed(_parse_chosen(file), request) for file in chosen]
+    files = [_take_allowed(file, request) for file in chosen]
     _require_pinned(files, set().union(*pins.values()))
     return files
 
@@ -70,7 +68,7 @@ def _take_allowed(file: ResolvedFile, request: ResolveRequest) -> ResolvedFile:
         chosen, _ = request.pip.choose([line])
     except ResolveError:  # there is none; the digest of this one is refused
         return file
-    return _parse_chosen(chosen[0]) if chosen else file
+    return chosen[0] if chosen else file
 
 
 def check(request: ResolveRequest) -> None:
@@ -128,18 +126,6 @@ def _compile(request: ResolveRequest) -> dict[str, set[str]]:
             context=[condense(done.stderr.rpartition("\nTraceback")[0] or done.stderr)],
         )
     return _parse_pins(output.read_text(encoding="utf-8"))
-
-
-def _parse_chosen(file: ChosenFile) -> ResolvedFile:
-    url, sha256 = file
-    path = unquote(urlsplit(url).path)
-    is_local = url.startswith("file://")
-    return ResolvedFile(
-        filename=path.rpartition("/")[2],
-        url=None if is_local else strip_credentials(url),
-        path=Path(path) if is_local else None,
-        sha256=sha256,
-    )
 
 
 def _limits(request: ResolveRequest) -> list[str]:

@@ -39,13 +39,8 @@ from ..core.values import Digest, LockedFile, Target
 from ..hub.repositories import LockedRepository, decode_repository
 from . import resolver
 from .indexes import GitPin, Indexes, strip_credentials
-from .resolver import (
-    BuildSource,
-    ResolvedFile,
-    UnavailablePackage,
-    describe_unavailable,
-    to_timestamp,
-)
+from .pip import ResolvedFile
+from .resolver import BuildSource, UnavailablePackage, describe_unavailable, to_timestamp
 from .spec import Spec
 
 SelectedFile = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel

@@ -15,8 +15,6 @@ from packaging.requirements import Requirement
 from packaging.utils import (
     NormalizedName,
     canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
 )
 from packaging.version import Version
 
@@ -26,7 +24,7 @@ from ..core import toml
 from ..core.errors import ResolveError, StagerError
 from ..core.values import LockedFile, Target
 from .indexes import GitPin, PipSettings, list_names
-from .pip import Pip
+from .pip import Pip, ResolvedFile
 from .spec import Spec
 
 # --- The moment after which uploaded files do not count, as ``--exclude-newer`` takes it ---------
@@ -102,26 +100,6 @@ class ResolveRequest:
         """Return the packages that the user named."""
         of_uv = self.spec.uv_project.requirements if self.spec.uv_project else ()
         return {parse_name(text) for text in self.requirements} | list_names(of_uv)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedFile:
-    """The file a resolver chose for a package; None for what it does not know."""
-
-    filename: str
-    url: str | None = None
-    path: Path | None = None
-    sha256: str | None = None
-    size: int | None = None
-
-    @property
-    def identity(self) -> tuple[NormalizedName, Version]:
-        """Package and version by the name; ValueError for none, or one that leaves its folder."""
-        if "/" in self.filename or not self.filename.isprintable():
-            raise ValueError(f"{self.filename!r} is not the name of a file")
-        if self.filename.endswith(".whl"):
-            return parse_wheel_filename(self.filename)[:2]
-        return parse_sdist_filename(self.filename)
 
 
 BuildSource = Callable[[Package, PackageVcs | PackageDirectory, Path], ResolvedFile]

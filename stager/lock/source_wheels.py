@@ -24,9 +24,8 @@ from ..core.values import Digest, Target
 from . import build_source
 from .build_source import SourceRequirement, extract_build_output
 from .indexes import GitPin, Indexes, make_git_pin, shorten_path, strip_credentials
-from .pip import Pip, condense
+from .pip import Pip, ResolvedFile, condense
 from .pylock import Lock
-from .resolver import ResolvedFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

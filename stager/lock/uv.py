@@ -38,9 +38,16 @@ from .indexes import (
     resolve_place_variables,
     write_lines,
 )
-from .pip import HOUR, find_gone_address, is_unreachable, keep_end, unreachable_index_error
+from .pip import (
+    HOUR,
+    ResolvedFile,
+    find_gone_address,
+    is_unreachable,
+    keep_end,
+    unreachable_index_error,
+)
 from .pylock import drop_other_files, parse_pylock, select
-from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, find_names
+from .resolver import NoSolution, ResolveRequest, UnavailablePackage, find_names
 from .uv_project import UvLock
 
 # The platforms `uv pip compile --help` lists: the newest that is not newer than the target's.

@@ -17,9 +17,8 @@ from stager.core.store import DigestCache, Store, digest_file
 from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.build_source import BuildSettings
 from stager.lock.indexes import Indexes
-from stager.lock.pip import NoNodeError
+from stager.lock.pip import NoNodeError, ResolvedFile
 from stager.lock.pylock import Lock
-from stager.lock.resolver import ResolvedFile
 from tests.support.building import fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import own_sdist
