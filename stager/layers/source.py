@@ -197,13 +197,10 @@ def project_sources(
 ) -> list[LayerSource]:
     """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
-    Args:
-        config: the project's settings.
-        own: stager's own files, left out of the project: the offline root, those who may sign, and
-            the lock, which is of no use on a node and may name wheels by paths of this machine.
-        note: called with notes on other files that were left out.
-        tracked: results of trackers, left out unless ``project.exclude`` takes them back.
-        read: returns the digest of a file.
+    Left out of the project are stager's ``own`` files (the offline root, those who may sign, and
+    the lock, which is of no use on a node and may name wheels by paths of this machine), and the
+    results of trackers, ``tracked``, unless ``project.exclude`` takes them back. ``note`` gets
+    notes on other files that were left out; ``read`` returns the digest of a file.
     """
     sources = []
     assets = [str(path) for path in config.assets.paths]

@@ -330,13 +330,10 @@ def find_earlier_lock(path: Path, target: Target) -> Lock | None:
 
 
 def read_lock(path: Path, target: Target) -> Lock:
-    """Read a lock.
+    """Read a lock; the target selects the files of one that another tool wrote.
 
-    Args:
-        path: the file.
-        target: the target to select files for, in a lock that another tool wrote. A lock of ours
-            has no choice left and is read for the target it names; :meth:`Lock.is_current` tells
-            if that is still the right one.
+    A lock of ours has no choice left, and is read for the target it names; :meth:`Lock.is_current`
+    tells if that is still the right one.
     """
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")

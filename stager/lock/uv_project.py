@@ -57,11 +57,8 @@ Tables = Mapping[Path, toml.Table]
 def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> tuple[str, ...]:
     """Return the settings that change what is installed, each with its file, as messages name them.
 
-    Args:
-        tables: the settings.
-        requested: the packages that are asked for, normalised: a source of any other does not
-            matter, nor does an explicit index without a source. None where they are not known.
-        root: the folder that file names in messages are relative to.
+    A source of a package that is not ``requested`` (normalised names) does not matter, nor does an
+    explicit index without a source; None where the requested ones are not known.
     """
     keys = []
     for path, settings in tables.items():

@@ -33,7 +33,7 @@ from tests.support.building import (
     index_of,
     layer_of,
 )
-from tests.support.wheelhouse import DAMAGED, Member, Parts, make_wheel, parts
+from tests.support.wheelhouse import DAMAGED, Member, make_wheel, parts
 
 FAULTS = {
     "truncated": "damaged or cut short",
@@ -169,11 +169,11 @@ def test_a_compiled_extension_keeps_its_mode_and_name(tmp_path, native_wheel):
 @pytest.mark.parametrize("algorithm", ["sha384", "sha512"])
 def test_better_digests_than_sha256_count(algorithm, tmp_path):
     base = parts("strong", files={"strong/__init__.py": "", "strong/data.bin": b"data"})
-    assert contents(layer_of(rehashed(base, algorithm).write(tmp_path)))
+    assert contents(layer_of(base.write(tmp_path, rows_with(algorithm, base))))
     lying = replace(
         base, members=(*base.members[:1], replace(base.members[1], data=b"else"), *base.members[2:])
     )
-    wheel = lying.write(tmp_path, rehashed(base, algorithm).record())
+    wheel = lying.write(tmp_path, rows_with(algorithm, base))
     assert "strong/data.bin does not have the size and hash" in story(refusal(tmp_path, wheel))
 
 
@@ -299,7 +299,8 @@ def test_two_members_for_one_place(tmp_path):
 
 
 def test_a_digest_that_proves_nothing(tmp_path):
-    text = story(refusal(tmp_path, rehashed(parts("bad"), "md5").write(tmp_path)))
+    base = parts("bad")
+    text = story(refusal(tmp_path, base.write(tmp_path, rows_with("md5", base))))
     assert "md5" in text
 
 
@@ -346,19 +347,14 @@ def test_any_changed_bit_is_harmless_or_refused(tmp_path, wheelhouse):
     assert refused > 100
 
 
-def rehashed(base, algorithm):
-    """The wheel with a RECORD in another algorithm, as a member like any other."""
-
-    class Rehashed(Parts):
-        def record(self):
-            rows = []
-            for member in self.members:
-                digest = hashlib.new(algorithm, member.data).digest()
-                value = urlsafe_b64encode(digest).decode().rstrip("=")
-                rows.append([member.name, f"{algorithm}={value}", str(len(member.data))])
-            return [*rows, [f"{self.dist_info}/RECORD", "", ""]]
-
-    return Rehashed(filename=base.filename, dist_info=base.dist_info, members=base.members)
+def rows_with(algorithm, base):
+    """The lines of a RECORD with digests of another algorithm."""
+    rows = []
+    for member in base.members:
+        digest = hashlib.new(algorithm, member.data).digest()
+        value = urlsafe_b64encode(digest).decode().rstrip("=")
+        rows.append([member.name, f"{algorithm}={value}", str(len(member.data))])
+    return [*rows, [f"{base.dist_info}/RECORD", "", ""]]
 
 
 # --- Large members of wheels: the same bytes as through ``zipfile``, and all damage noticed
