@@ -28,11 +28,6 @@ HERE = Target.from_host()
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "offline")
-
-
-@pytest.fixture
 def index(tmp_path, monkeypatch):
     """An index with two wheels; pip is configured for it and nothing else."""
     folder = tmp_path / "served"

@@ -142,9 +142,8 @@ def other(program):
 
 
 @pytest.mark.parametrize("program", OTHERS)
-def test_a_wheel_has_bytecode_that_the_other_python_runs(program, tmp_path):
+def test_a_wheel_has_bytecode_that_the_other_python_runs(program, tmp_path, store):
     target, compiler = other(program)
-    store = Store(tmp_path / "store")
     source = replace(source_of(make_wheel(tmp_path, "one", files=FILES)), compiler=compiler)
     with store.lock():
         made = make_layers([source], store=store, target=target, jobs=1)
@@ -194,8 +193,7 @@ def test_the_version_that_runs_this_needs_no_other_process():
     assert find_compiler(replace(HOST, platform="manylinux_2_28_aarch64")) is None
 
 
-def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path):
-    store = Store(tmp_path / "store")
+def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path, store):
     source = source_of(make_wheel(tmp_path, "one", files=FILES))
     arm = replace(HOST, platform="manylinux_2_28_aarch64")
     with store.lock():
@@ -242,9 +240,8 @@ def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path):
 
 
 @pytest.mark.parametrize("program", OTHERS[-1:])
-def test_a_damaged_wheel_is_refused_for_what_it_is(program, tmp_path):
+def test_a_damaged_wheel_is_refused_for_what_it_is(program, tmp_path, store):
     target, compiler = other(program)
-    store = Store(tmp_path / "store")
     source = replace(source_of(truncated(tmp_path)), compiler=compiler)
     with store.lock(), pytest.raises(WheelError, match="damaged or cut short"):
         make_layers([source], store=store, target=target, jobs=1)
@@ -285,8 +282,7 @@ def no_children():
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
-def test_a_layer_has_the_bytecode_of_every_module(large, tmp_path, jobs):
-    store = Store(tmp_path / "store")
+def test_a_layer_has_the_bytecode_of_every_module(large, store, jobs):
     with store.lock():
         made = make_layers([source_of(large)], store=store, target=HOST, jobs=jobs)
     found = contents(store.layer(made.layers[0].id))
@@ -381,10 +377,9 @@ def no_text(data):
 @pytest.mark.parametrize(
     "damage", [partial(noise_at, place=0.02), partial(noise_at, place=0.9), no_text]
 )
-def test_a_damaged_wheel_is_refused_as_ever(large, tmp_path, damage):
+def test_a_damaged_wheel_is_refused_as_ever(large, tmp_path, damage, store):
     damaged = tmp_path / large.name
     damaged.write_bytes(damage(large.read_bytes()))
-    store = Store(tmp_path / "store")
     with store.lock(), pytest.raises(WheelError, match=r"large-1\.0"):
         make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
     assert left_in_tmp(store) == []
@@ -392,7 +387,7 @@ def test_a_damaged_wheel_is_refused_as_ever(large, tmp_path, damage):
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
-def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs):
+def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs, store):
     helper = "large/tests/helper.py"
     tests = {"large/tests/__init__.py": "", helper: "# the last words of a helper\n" * 40_000}
     wheel = make_wheel(tmp_path, "large", files={**LARGE_FILES, **tests})
@@ -402,7 +397,6 @@ def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs):
     assert data.count(crc) == 2
     wheel.write_bytes(data.replace(crc, bytes(4)))
     source = LayerSource.from_wheel(wheel_of(wheel), ("tests",))
-    store = Store(tmp_path / "store")
     with store.lock():
         made = make_layers([source], store=store, target=HOST, jobs=jobs)
     found = contents(store.layer(made.layers[0].id))

@@ -33,11 +33,6 @@ from tests.support.building import (
 from tests.support.wheelhouse import DAMAGED, make_wheel, standard_set
 
 
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
 def make(sources, store, jobs=2, target=HOST):
     """Make layers and give their digests; nothing may be left over."""
     with store.lock():

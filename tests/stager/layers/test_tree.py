@@ -14,7 +14,6 @@ from bundle.format.layer import (
 )
 from bundle.protocol.digest import Digest, canonical_json
 from stager.core.errors import StagerError, WheelError
-from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.project import asset_files, project_files
 from stager.layers.tree import Collector, digest_contents, digest_tree
@@ -182,8 +181,7 @@ def test_a_wheel_with_a_path_that_no_node_can_hold_is_refused(kind, tmp_path, pr
     assert project.build().packed.path.exists(), "the next build is not disturbed"
 
 
-def test_what_a_node_can_just_hold_passes(tmp_path):
-    store = Store(tmp_path / "store")
+def test_what_a_node_can_just_hold_passes(tmp_path, store):
     module = "m" * 252 + ".py"  # whose bytecode would have too long a name
     files = {"deep.py": "", f"deep/{LONG_NAME}": "x", "deep/" + "d/" * 200 + "x": "x", module: ""}
     source = source_of(make_wheel(tmp_path, "deep", files=files))

@@ -5,7 +5,6 @@ from dataclasses import fields
 import pytest
 
 from stager.config import load
-from stager.core.store import Store
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pylock import read_lock
 from stager.lock.spec import read_spec
@@ -30,11 +29,6 @@ def ask(root):
         return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
 
     return read
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "offline")
 
 
 @pytest.fixture

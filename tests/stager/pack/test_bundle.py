@@ -41,11 +41,6 @@ from tests.support.shared_objects import AARCH64, glibc, musl
 from tests.support.wheelhouse import make_wheel, standard_set
 
 
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
 def fitting_set(folder):
     """The standard wheels without the versions of one that stand in each other's way."""
     return [wheel for wheel in standard_set(folder) if "beta-1" not in wheel.name]

@@ -92,11 +92,6 @@ def test_the_node_program_is_laid_out_once_and_runs(project):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def known(store, tmp_path):
     """A bundle that is remembered for the project ``stager.toml``."""
     path, settings = store.bundles / "p-1.pkgs.tar", tmp_path / "stager.toml"

@@ -1,0 +1,15 @@
+"""The offline root of a test of the login side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stager.core.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty offline root."""
+    return Store(tmp_path / "store")
