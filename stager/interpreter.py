@@ -287,22 +287,23 @@ class Libraries:
             return []
         self.glibc = max(self.glibc, header.glibc)
         known = len(self.own)
-        folders = [
-            (entry, Path(os.path.realpath(_replace_origin(self.prefix, path, entry))))
-            for entry in filter(None, header.run_path.split(":"))
-        ]
+        origin = str((self.prefix / path).parent)
+
+        def resolve(entry: str) -> Path:
+            return Path(os.path.realpath(_ORIGIN.sub(lambda _: origin, entry)))
+
+        folders = [(entry, resolve(entry)) for entry in header.run_path.split(":") if entry]
         relative = False
         for needed in header.needed:
-            if _OF_GLIBC.fullmatch(needed.rpartition("/")[2]):
+            # Until 2025, a program of python-build-standalone needed its libpython by a path:
+            # ``$ORIGIN/../lib/libpython3.12.so.1.0``.
+            folder, slash, name = needed.rpartition("/")
+            if _OF_GLIBC.fullmatch(name):
                 continue
-            if "/" in needed:
-                place = self._find_by_path(path, needed)
-            else:
-                place = self._find_library([folder for _, folder in folders], needed)
-                relative |= bool(place)
+            searched = [resolve(folder)] if slash else [found for _, found in folders]
+            place = self._find_library(searched, name)
+            relative |= bool(place) and not slash
             self._note(path, needed, place)
-            if needed.startswith(f"{self.prefix}/"):
-                self.faults.append(f"{path}: it needs {needed}")
         if relative:
             self._make_relative(path, header, folders)
         return list(self.own.values())[known:]
@@ -317,17 +318,8 @@ class Libraries:
                 self.faults.append(
                     f"{path}: it finds {needed} by LD_LIBRARY_PATH, or in the system"
                 )
-
-    def _find_by_path(self, path: str, needed: str) -> str:
-        """Return the path in the folder of a library that is needed by its path; empty for none.
-
-        Until 2025, a program of python-build-standalone needed
-        ``$ORIGIN/../lib/libpython3.12.so.1.0``.
-        """
-        folder, _, name = _replace_origin(self.prefix, path, needed).rpartition("/")
-        place = Path(os.path.realpath(folder), name)
-        inside = place.is_file() and place.is_relative_to(self.prefix)
-        return str(place.relative_to(self.prefix)) if inside else ""
+        if needed.startswith(f"{self.prefix}/"):
+            self.faults.append(f"{path}: it needs {needed}")
 
     def _find_library(self, folders: Sequence[Path], name: str) -> str:
         folder = next((folder for folder in folders if (folder / name).is_file()), None)
@@ -367,11 +359,6 @@ def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libr
             context=libraries.faults,
         )
     return libraries
-
-
-def _replace_origin(prefix: Path, path: str, entry: str) -> str:
-    origin = str((prefix / path).parent)
-    return _ORIGIN.sub(lambda _: origin, entry)
 
 
 # --- The files of a Python that go into a bundle, as the source of a layer -----------------------
