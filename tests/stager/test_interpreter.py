@@ -25,10 +25,9 @@ from stager.interpreter import (
     list_faults_elsewhere,
     make_bundled_interpreter,
 )
-from stager.layers.layer_build import make_layers
 from stager.layers.source import Interpreter, layer_id
 from stager.layers.tree import TreeFile
-from tests.support.building import HOST, contents, index_of
+from tests.support.building import HOST, contents, index_of, layers_in
 from tests.support.needs import lacks, needs
 from tests.support.own_pythons import movable_python
 
@@ -170,7 +169,7 @@ def laid_out(own, place, linked):
 def unpacked(source, target, env):
     """Make the layer of a Python, and unpack it."""
     store = Store(Path(os.environ["OFFLINE_ROOT"]))
-    (layer,) = make_layers([source], store=store, target=target, jobs=2).layers
+    (layer,) = layers_in(store, source, target=target, jobs=2).layers
     stored = store.layer(layer.id)
     modes = {entry.path: entry.mode for entry in index_of(stored).files}
     for path, data in contents(stored).items():

@@ -28,6 +28,7 @@ from stager.building.build import BuildOptions, Built, build
 from stager.config.load import load, parse
 from stager.core.store import ScratchKind, Store, digest_file
 from stager.core.values import Target, Wheel
+from stager.layers.layer_build import MadeLayers, make_layers
 from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
@@ -64,6 +65,14 @@ def fetch(
     settings = parse(table, root=store.root, source=store.root / "stager.toml")
     spec = replace(read_spec(settings), indexes=indexes, builds=builds)
     return WheelSource(spec=spec, store=store, offline=offline, **more).fetch(lock)
+
+
+def layers_in(
+    store: Store, *sources: LayerSource, target: Target = HOST, jobs: int = 1
+) -> MadeLayers:
+    """Make the layers of these sources in an offline root."""
+    with store.lock():
+        return make_layers(sources, store=store, target=target, jobs=jobs)
 
 
 @dataclass

@@ -30,9 +30,17 @@ from stager.layers.bytecode import (
     compile_module,
     is_worth_compiling,
 )
-from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource, layer_id
-from tests.support.building import HOST, OTHER, contents, left_in_tmp, source_of, tree_of, wheel_of
+from tests.support.building import (
+    HOST,
+    OTHER,
+    contents,
+    layers_in,
+    left_in_tmp,
+    source_of,
+    tree_of,
+    wheel_of,
+)
 from tests.support.interpreters import OTHERS
 from tests.support.processes import is_alive, until
 from tests.support.wheelhouse import make_wheel, truncated
@@ -145,8 +153,7 @@ def other(program):
 def test_a_wheel_has_bytecode_that_the_other_python_runs(program, tmp_path, store):
     target, compiler = other(program)
     source = replace(source_of(make_wheel(tmp_path, "one", files=FILES)), compiler=compiler)
-    with store.lock():
-        made = make_layers([source], store=store, target=target, jobs=1)
+    made = layers_in(store, source, target=target)
     assert made.notes == ()
     files = contents(store.layer(made.layers[0].id))
     site = f"lib/python{target.python}/site-packages"
@@ -179,8 +186,7 @@ def test_a_project_too_and_the_same_bytes_each_time(program, tmp_path):
     layers = []
     for number in (1, 2):
         store = Store(tmp_path / f"store{number}")
-        with store.lock():
-            made = make_layers(sources, store=store, target=target, jobs=2)
+        made = layers_in(store, *sources, target=target, jobs=2)
         layers.append([store.layer(layer.id).read_bytes() for layer in made.layers])
     assert layers[0] == layers[1]
     names = contents(store.layer(made.layers[1].id))
@@ -196,8 +202,7 @@ def test_the_version_that_runs_this_needs_no_other_process():
 def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path, store):
     source = source_of(make_wheel(tmp_path, "one", files=FILES))
     arm = replace(HOST, platform="manylinux_2_28_aarch64")
-    with store.lock():
-        made = make_layers([source], store=store, target=arm, jobs=1)
+    made = layers_in(store, source, target=arm)
     assert made.notes == ()
     assert layer_id(source, arm) == layer_id(source, HOST)
 
@@ -243,8 +248,8 @@ def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path):
 def test_a_damaged_wheel_is_refused_for_what_it_is(program, tmp_path, store):
     target, compiler = other(program)
     source = replace(source_of(truncated(tmp_path)), compiler=compiler)
-    with store.lock(), pytest.raises(WheelError, match="damaged or cut short"):
-        make_layers([source], store=store, target=target, jobs=1)
+    with pytest.raises(WheelError, match="damaged or cut short"):
+        layers_in(store, source, target=target)
 
 
 # --- Compiling the modules of a large wheel beside its unpacking: the same bytes, and nothing l...
@@ -283,8 +288,7 @@ def no_children():
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
 def test_a_layer_has_the_bytecode_of_every_module(large, store, jobs):
-    with store.lock():
-        made = make_layers([source_of(large)], store=store, target=HOST, jobs=jobs)
+    made = layers_in(store, source_of(large), jobs=jobs)
     found = contents(store.layer(made.layers[0].id))
     site = f"lib/python{HOST.python}/site-packages"
     modules = [name for name in LARGE_FILES if name.endswith(".py")][:-2]
@@ -380,8 +384,8 @@ def no_text(data):
 def test_a_damaged_wheel_is_refused_as_ever(large, tmp_path, damage, store):
     damaged = tmp_path / large.name
     damaged.write_bytes(damage(large.read_bytes()))
-    with store.lock(), pytest.raises(WheelError, match=r"large-1\.0"):
-        make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
+    with pytest.raises(WheelError, match=r"large-1\.0"):
+        layers_in(store, source_of(damaged), jobs=4)
     assert left_in_tmp(store) == []
     assert list(store.layers.iterdir()) == []
 
@@ -397,8 +401,7 @@ def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs, store
     assert data.count(crc) == 2
     wheel.write_bytes(data.replace(crc, bytes(4)))
     source = LayerSource.from_wheel(wheel_of(wheel), ("tests",))
-    with store.lock():
-        made = make_layers([source], store=store, target=HOST, jobs=jobs)
+    made = layers_in(store, source, jobs=jobs)
     found = contents(store.layer(made.layers[0].id))
     assert not any("/tests/" in name for name in found)
     modules = [name for name in LARGE_FILES if name.endswith(".py") and "tests" not in name]

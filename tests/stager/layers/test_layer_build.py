@@ -26,6 +26,7 @@ from tests.support.building import (
     Recorder,
     contents,
     digests,
+    layers_in,
     left_in_tmp,
     source_of,
     tree_of,
@@ -35,8 +36,7 @@ from tests.support.wheelhouse import DAMAGED, make_wheel, standard_set
 
 def make(sources, store, jobs=2, target=HOST):
     """Make layers and give their digests; nothing may be left over."""
-    with store.lock():
-        made = make_layers(sources, store=store, target=target, jobs=jobs)
+    made = layers_in(store, *sources, target=target, jobs=jobs)
     assert left_in_tmp(store) == []
     assert [store.layer(layer.id).stat().st_size for layer in made.layers] == [
         layer.size for layer in made.layers
@@ -80,8 +80,8 @@ def test_several_bad_wheels_are_all_reported_and_the_good_ones_kept(tmp_path, st
     bad = [damaged(tmp_path, kind, f"bad{n}") for n, kind in enumerate(kinds)]
     good = standard_set(tmp_path / "wheels")
     sources = [source_of(wheel) for wheel in (*bad, *good)]
-    with store.lock(), pytest.raises(WheelError, match="4 layers cannot be built") as caught:
-        make_layers(sources, store=store, target=HOST, jobs=2)
+    with pytest.raises(WheelError, match="4 layers cannot be built") as caught:
+        layers_in(store, *sources, jobs=2)
     for wheel in bad:
         assert any(wheel.name in line for line in caught.value.context)
     assert caught.value.hint
@@ -98,8 +98,7 @@ def test_a_layer_that_is_cut_short_is_made_again(keep, tmp_path, store):
     before = digests(store.layers)
     victim = store.layer(layer_id(sources[0], HOST))
     os.truncate(victim, keep if keep >= 0 else victim.stat().st_size - 1)
-    with store.lock():
-        made = make_layers(sources, store=store, target=HOST, jobs=2)
+    made = layers_in(store, *sources, jobs=2)
     assert made.built == 1
     assert digests(store.layers) == before
 
@@ -107,8 +106,8 @@ def test_a_layer_that_is_cut_short_is_made_again(keep, tmp_path, store):
 def test_a_layer_that_cannot_be_read_is_an_error(tmp_path, store):
     source = source_of(make_wheel(tmp_path, "alpha"))
     store.layer(layer_id(source, HOST)).mkdir()
-    with store.lock(), pytest.raises(StagerError, match="directory") as caught:
-        make_layers([source], store=store, target=HOST, jobs=1)
+    with pytest.raises(StagerError, match="directory") as caught:
+        layers_in(store, source)
     assert caught.value.hint
 
 
@@ -144,8 +143,8 @@ def test_a_project_gets_bytecode_and_an_asset_does_not(folder, store):
 def test_a_file_that_changes_meanwhile_is_noticed(name, folder, store):
     source = LayerSource.from_tree("project", "mine", project_files(folder, []), "project")
     (folder / name).write_text("something else\n")
-    with store.lock(), pytest.raises(StagerError, match="project mine changed") as caught:
-        make_layers([source], store=store, target=HOST, jobs=1)
+    with pytest.raises(StagerError, match="project mine changed") as caught:
+        layers_in(store, source)
     assert f"packed: {name}" in caught.value.message
     assert "project.exclude" in caught.value.hint
     assert list(store.layers.iterdir()) == []
@@ -154,8 +153,8 @@ def test_a_file_that_changes_meanwhile_is_noticed(name, folder, store):
 def test_a_file_that_goes_away_meanwhile_is_named(folder, store):
     source = LayerSource.from_tree("project", "mine", tree_of(folder), "project")
     (folder / "data.csv").unlink()
-    with store.lock(), pytest.raises(StagerError, match=r"data\.csv: No such file"):
-        make_layers([source], store=store, target=HOST, jobs=1)
+    with pytest.raises(StagerError, match=r"data\.csv: No such file"):
+        layers_in(store, source)
 
 
 # --- the note, the room, and processes that end --------------------------------------------------
@@ -163,9 +162,8 @@ def test_a_file_that_goes_away_meanwhile_is_named(folder, store):
 
 def test_without_bytecode_there_is_a_note_that_says_what_it_costs(tmp_path, store):
     sources = [source_of(make_wheel(tmp_path, "alpha"))]
-    with store.lock():
-        there = make_layers(sources, store=store, target=HOST, jobs=1)
-        other = make_layers(sources, store=store, target=OTHER, jobs=1)
+    there = layers_in(store, *sources)
+    other = layers_in(store, *sources, target=OTHER)
     assert there.notes == ()
     (note,) = other.notes
     for part in (HOST.python, OTHER.python, "twice as long"):
@@ -178,8 +176,8 @@ def test_room_is_asked_for_before_anything_is_written(tmp_path, store):
     huge = LayerSource(
         kind="wheel", name="alpha", digest=source_of(wheel).digest, wheel=wheel, size=1 << 60
     )
-    with store.lock(), pytest.raises(SpaceError, match="the layers: need"):
-        make_layers([huge], store=store, target=HOST, jobs=1)
+    with pytest.raises(SpaceError, match="the layers: need"):
+        layers_in(store, huge)
     assert list(store.layers.iterdir()) == []
 
 
@@ -223,8 +221,8 @@ def test_a_killed_process_is_an_error_with_its_status(tmp_path, store):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with store.lock(), pytest.raises(StagerError, match="stuck ended with status -9") as caught:
-        make_layers([blocked_source(tmp_path)], store=store, target=HOST, jobs=1)
+    with pytest.raises(StagerError, match="stuck ended with status -9") as caught:
+        layers_in(store, blocked_source(tmp_path))
     over.set()
     killer.join()
     assert "--jobs 1" in caught.value.hint
@@ -241,8 +239,8 @@ def test_an_interrupt_ends_the_processes(tmp_path, store):
 
     helper = threading.Thread(target=interrupt)
     helper.start()
-    with store.lock(), pytest.raises(KeyboardInterrupt):
-        make_layers([blocked_source(tmp_path)], store=store, target=HOST, jobs=1)
+    with pytest.raises(KeyboardInterrupt):
+        layers_in(store, blocked_source(tmp_path))
     helper.join()
     assert layer_processes() == []
     assert left_in_tmp(store) == []

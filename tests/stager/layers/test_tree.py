@@ -14,10 +14,9 @@ from bundle.format.layer import (
 )
 from bundle.protocol.digest import Digest, canonical_json
 from stager.core.errors import StagerError, WheelError
-from stager.layers.layer_build import make_layers
 from stager.layers.project import asset_files, project_files
 from stager.layers.tree import Collector, digest_contents, digest_tree
-from tests.support.building import HOST, contents, left_in_tmp, source_of
+from tests.support.building import contents, layers_in, left_in_tmp, source_of
 from tests.support.wheelhouse import make_wheel
 
 
@@ -171,8 +170,8 @@ def test_a_wheel_with_a_path_that_no_node_can_hold_is_refused(kind, tmp_path, pr
     path, why = HARD[kind]
     wheel = make_wheel(tmp_path, "deep", files={"deep.py": "", f"deep/{path}": "x"})
     store = project.store
-    with store.lock(), pytest.raises(WheelError, match=wheel.name) as caught:
-        make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
+    with pytest.raises(WheelError, match=wheel.name) as caught:
+        layers_in(store, source_of(wheel))
     told = "\n".join([caught.value.message, *caught.value.context])
     assert why in told
     assert path[:40] in told
@@ -185,8 +184,7 @@ def test_what_a_node_can_just_hold_passes(tmp_path, store):
     module = "m" * 252 + ".py"  # whose bytecode would have too long a name
     files = {"deep.py": "", f"deep/{LONG_NAME}": "x", "deep/" + "d/" * 200 + "x": "x", module: ""}
     source = source_of(make_wheel(tmp_path, "deep", files=files))
-    with store.lock():
-        (layer,) = make_layers([source], store=store, target=HOST, jobs=1).layers
+    (layer,) = layers_in(store, source).layers
     there = {path.rpartition("/")[2] for path in contents(store.layer(layer.id))}
     assert {LONG_NAME, module} <= there
 
