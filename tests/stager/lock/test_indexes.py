@@ -1,7 +1,10 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
+from stager.lock import indexes
 from stager.lock.indexes import Indexes, pip_settings, restore_credentials, strip_credentials
 
 FULL = Indexes(
@@ -134,21 +137,25 @@ def test_pips_configuration(tmp_path, monkeypatch):
     assert "SSL_CERT_FILE" not in pip_settings().environment
 
 
-def test_variables_alone_say_what_pip_makes_of_them(monkeypatch, tmp_path):
+def test_variables_alone_say_what_pip_makes_of_them(monkeypatch):
     """Without files to read pip is not asked; it would answer the same."""
+    variables = {
+        "PIP_INDEX_URL": "https://it's.example/simple",
+        "PIP_EXTRA_INDEX_URL": "https://two.example/simple https://three.example/simple",
+        "PIP_FIND_LINKS": "",
+        "PIP_NO_INDEX": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_INDEX_URL", "https://it's.example/simple")
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://two.example/a https://two.example/b")
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    argv = [sys.executable, "-m", "pip", "config", "list"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     never: list[object] = []
-    alone = pip_settings(never.append)
-    assert (alone.indexes.find_links, alone.indexes.no_index, never) == ((), True, [])
-    (tmp_path / "pip.conf").touch()
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    assert pip_settings() == alone
+    values = indexes._pip_values(never.append)
+    assert (values, never) == (indexes._parse_config(said), [])
+    assert pip_settings().indexes.find_links == ()
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
