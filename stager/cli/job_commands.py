@@ -30,28 +30,22 @@ _TALK = frozenset({"--quiet", "--verbose", "--json", "--help"})
 """Options that many programs have, too, and that change nothing of a job."""
 
 
-def warn_about_misplaced_options(
+def _warn_about_misplaced_options(
     context: typer.Context, command: Sequence[str], console: Output
 ) -> None:
     """Warn of options of ``stager`` behind a script, where no ``--`` says that they are its own."""
-    words = find_misplaced_options(
-        command, [word for param in context.command.params for word in param.opts]
-    )
     is_marked = sys.argv[-len(command) - 1 :][:1] == ["--"]
-    if words and not is_marked:
+    if is_marked or not command or not command[0].endswith(".py"):
+        return
+    own = {word for param in context.command.params for word in param.opts} - _TALK
+    named = [word.partition("=")[0] for word in command[1:] if word.startswith("--")]
+    words = [word for word in dict.fromkeys(named) if word in own]
+    if words:
         console.warn(
             f"{command[0]} gets {', '.join(words)}, and stager does not: words behind the script "
             f"are the program's. Options of stager stand before it; `-- {command[0]} ...` passes "
             "the same words on without this warning"
         )
-
-
-def find_misplaced_options(command: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return the words behind a script that are options of ``stager``, in their order."""
-    if not command or not command[0].endswith(".py"):
-        return []
-    named = [word.partition("=")[0] for word in command[1:] if word.startswith("--")]
-    return [word for word in dict.fromkeys(named) if word in options and word not in _TALK]
 
 
 # --- The part that ``verify`` and ``run`` share: a job from its options to its exit code ---------
@@ -148,7 +142,7 @@ def run(
     from ..jobs.outcome import make_run_result
 
     options = replace(options, command=tuple(command or ()), show_all=console.verbose)
-    warn_about_misplaced_options(context, options.command, console)
+    _warn_about_misplaced_options(context, options.command, console)
     run_command(console, Action.RUN, options, make_run_result, console.show_run)
 
 
@@ -193,7 +187,7 @@ def script(
     from ..pack.bundle_file import mark
 
     options = replace(options, allocation="slurm", command=tuple(command or ()))
-    warn_about_misplaced_options(context, options.command, console)
+    _warn_about_misplaced_options(context, options.command, console)
     config = load_project(options.bundle, options.bundle_id, get_settings_place(), options.command)
     bundle = get_current_bundle(config, options.bundle, console, options.bundle_id)
     prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")

@@ -66,23 +66,20 @@ def logs(
 @app.command()
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, console: JobTalk) -> None:
     """Say what failed first in a job, why, and what to do."""
-    console.show(_diagnose(job, log_dir, console), console.show_diagnosis)
-
-
-def _diagnose(job: str | None, log_dir: Path | None, console: Console) -> Diagnosis:
-    """Return the diagnosis of a job, by default of what came last here; that may be a refusal."""
     from ..config.load import find_project_file
-    from ..diagnosis.diagnosis import diagnose as diagnose_job
-    from ..diagnosis.diagnosis import diagnose_refused
+    from ..diagnosis import diagnosis
     from ..logs import job_record
     from ..logs.job_files import choose_log_dir
 
     folder = choose_log_dir(log_dir)
-    if job is None:
+    refusal = None
+    if job is None:  # what came last here may be a refusal
         refusal = job_record.find_refused(folder, find_project_file(get_settings_place()))
-        if refusal:
-            return diagnose_refused(refusal, folder)
-    return diagnose_job(choose_job_files(job, log_dir, console))
+    if refusal:
+        found = diagnosis.diagnose_refused(refusal, folder)
+    else:
+        found = diagnosis.diagnose(choose_job_files(job, log_dir, console))
+    console.show(found, console.show_diagnosis)
 
 
 # --- ``stager report``: write one HTML page about a job ------------------------------------------

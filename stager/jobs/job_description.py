@@ -240,50 +240,45 @@ def _list_nodes(allocation: Allocation, hosts: tuple[str, ...], most: int) -> tu
 def _check_transfer(
     cluster: ClusterConfig, options: JobOptions, allocation: Allocation
 ) -> ClusterConfig:
-    """Return the settings without transfer ways that the allocation does not have."""
+    """Return the settings without what the allocation does not have: they may be a cluster's.
+
+    What the command line asks for is refused.
+    """
     if allocation is Allocation.SLURM:
         return cluster
-    if allocation is Allocation.LOCAL:
-        # The settings may be a cluster's; pyxis is refused where the command line asks for it.
-        if options.container_image:
-            asked = f"--container-image {options.container_image}"
-            _refuse_pyxis(cluster, asked, "this job runs on this machine, without Slurm")
-        return _check_local_transfer(cluster, options)
-    asked = f"container-image {cluster.container_image}"
-    _refuse_pyxis(cluster, asked, "these hosts are reached over ssh")
-    if cluster.transfer is not TransferWay.SBCAST:
-        return cluster
-    if options.transfer is TransferWay.SBCAST:
-        raise ConfigError(
-            "--transfer sbcast: only Slurm has sbcast, and these hosts are reached over ssh",
-            hint="leave it out: the hosts pass the bundle on to each other",
-        )
-    return replace(cluster, transfer=TransferWay.AUTO)
-
-
-def _refuse_pyxis(cluster: ClusterConfig, asked: str, why: str) -> None:
-    image = cluster.container_image
-    if image and not image.endswith((".sif", "/")):
-        raise ConfigError(
-            f"{asked}: Slurm's pyxis plugin starts such containers, and {why}",
-            hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
-            "starts",
-        )
-
-
-def _check_local_transfer(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
-    """Return the settings for one machine, where those about sending have no effect."""
-    asked = {"--stage": options.stage, "--transfer": options.transfer}
-    for option, value in asked.items():
-        if value in (*_SENDING, Stage.ALWAYS):
+    is_local = allocation is Allocation.LOCAL
+    for option, value in (("--stage", options.stage), ("--transfer", options.transfer)):
+        if is_local and value in (*_SENDING, Stage.ALWAYS):
             raise ConfigError(
                 f"{option} {value}: nothing is sent in a local allocation, whose nodes are all this"
                 " machine",
                 hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
             )
-    transfer = TransferWay.AUTO if cluster.transfer in _SENDING else cluster.transfer
-    stage = Stage.AUTO if cluster.stage is Stage.ALWAYS else cluster.stage
+        if value is TransferWay.SBCAST:
+            raise ConfigError(
+                "--transfer sbcast: only Slurm has sbcast, and these hosts are reached over ssh",
+                hint="leave it out: the hosts pass the bundle on to each other",
+            )
+    if options.container_image or not is_local:
+        _refuse_pyxis(cluster.container_image, options, is_local=is_local)
+    absent = _SENDING if is_local else (TransferWay.SBCAST,)
+    transfer = TransferWay.AUTO if cluster.transfer in absent else cluster.transfer
+    stage = Stage.AUTO if is_local and cluster.stage is Stage.ALWAYS else cluster.stage
     return replace(cluster, transfer=transfer, stage=stage)
+
+
+def _refuse_pyxis(image: str | None, options: JobOptions, *, is_local: bool) -> None:
+    if not image or image.endswith((".sif", "/")):
+        return
+    why, asked = "these hosts are reached over ssh", f"container-image {image}"
+    if is_local:
+        why = "this job runs on this machine, without Slurm"
+        asked = f"--container-image {options.container_image}"
+    raise ConfigError(
+        f"{asked}: Slurm's pyxis plugin starts such containers, and {why}",
+        hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
+        "starts",
+    )
 
 
 def _refuse_unbindable(*folders: Path) -> None:
