@@ -60,9 +60,8 @@ def _interpreter(root: Path) -> Check[str]:
 @checks.check(**checks.texts.schema)
 def _read_prune(value: object) -> tuple[str, ...]:
     """Words and patterns, sorted, each once; the packages' names are normalized."""
-    return tuple(
-        sorted({*checks.read_each((("", one) for one in checks.texts(value)), _read_entry)})
-    )
+    entries = checks.read_each((("", one) for one in checks.texts(value)), _read_entry)
+    return tuple(sorted({*entries}))
 
 
 def _read_entry(entry: str) -> str:
@@ -180,9 +179,8 @@ def _make_variables_check(root: Path) -> Callable[[object], tuple[tuple[str, Pat
             raise ValueError(f"{text!r} is no path") from None
 
     def read(value: object) -> tuple[tuple[str, Path], ...]:
-        return checks.read_each(
-            ((f".{pair[0]}", pair) for pair in checks.variables(value)), read_pair
-        )
+        pairs = ((f".{pair[0]}", pair) for pair in checks.variables(value))
+        return checks.read_each(pairs, read_pair)
 
     return read
 

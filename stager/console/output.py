@@ -26,7 +26,7 @@ from ..core.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
     from rich.table import Table
 
 T = TypeVar("T")
@@ -138,7 +138,6 @@ class Output:
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._colour = self._terminal and not os.environ.get("NO_COLOR")
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
         self._pulse: Pulse | None = None
         self._has_pulse = False
         """True if the last line of the terminal is the pulse's, without an end."""
@@ -276,7 +275,9 @@ class Output:
             return
         what = escape_invisible(what)
         if self._terminal and total:
-            self._move_progress(what, done, total)
+            self._progress = self._progress or self._start_progress(total)
+            (task,) = self._progress.task_ids
+            self._progress.update(task, completed=done, description=what)
         elif self._terminal:
             self._write(f"  {what}", "dim")
         else:
@@ -299,15 +300,9 @@ class Output:
             self._pulse = None
         if self._progress is not None:
             self._progress.stop()
-            self._progress, self._task = None, None
+            self._progress = None
 
-    def _move_progress(self, what: str, done: int, total: int) -> None:
-        if self._progress is None:
-            self._progress, self._task = self._start_progress(total)
-        if self._task is not None:
-            self._progress.update(self._task, completed=done, description=what)
-
-    def _start_progress(self, total: int) -> tuple[Progress, TaskID]:
+    def _start_progress(self, total: int) -> Progress:
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
@@ -322,4 +317,5 @@ class Output:
             transient=True,
         )
         progress.start()
-        return progress, progress.add_task("", total=total)
+        progress.add_task("", total=total)
+        return progress

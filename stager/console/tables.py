@@ -82,8 +82,8 @@ def make_node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
 
 def _fit(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[str]]]:
     packages = _packages(nodes)
-    titles = [SHORT.get(name, escape_invisible(name)) for name in packages]
-    titles = ["node", "state", "python", *titles, "interface", "address", "seconds"]
+    names = [SHORT.get(name, escape_invisible(name)) for name in packages]
+    titles = ["node", "state", "python", *names, "interface", "address", "seconds"]
     rows = [_cells(node, packages) for node in nodes]
     count = len(titles)
     widths = [max(map(len, column)) + 2 for column in zip(titles, *rows, strict=True)]
@@ -93,15 +93,11 @@ def _fit(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[s
 
 
 def _cells(node: NodeCheck, packages: Sequence[str]) -> list[str]:
-    return [
-        escape_invisible(node.node),
-        "OK" if node.ok else "FAILED",
-        escape_invisible(node.python or ""),
-        *(escape_invisible(node.packages.get(name) or "") for name in packages),
-        escape_invisible(node.interface or ""),
-        escape_invisible(node.address or ""),
-        "" if node.seconds is None else f"{node.seconds:.1f}",
-    ]
+    versions = [node.packages.get(name) or "" for name in packages]
+    seconds = "" if node.seconds is None else f"{node.seconds:.1f}"
+    state = "OK" if node.ok else "FAILED"
+    cells = [node.node, state, node.python, *versions, node.interface, node.address, seconds]
+    return list(map(escape_invisible, cells))
 
 
 def _packages(nodes: Sequence[NodeCheck]) -> list[str]:
@@ -193,13 +189,10 @@ def _list_forecasts(estimate: Estimate) -> Iterator[tuple[int, str, Sequence[str
             if phases is not None:
                 seconds = asdict(phases)
                 yield forecast.nodes, case, [_format_seconds(seconds[name]) for name in PHASES]
+        blank = [""] * (len(PHASES) - 1)
         for name, total in forecast.shared.items():
-            blank = [""] * (len(PHASES) - 1)
-            yield (
-                forecast.nodes,
-                f"run from {_FILE_SYSTEMS[name]}",
-                [*blank, _format_seconds(total)],
-            )
+            case = f"run from {_FILE_SYSTEMS[name]}"
+            yield forecast.nodes, case, [*blank, _format_seconds(total)]
 
 
 def _format_seconds(value: float) -> str:
@@ -298,19 +291,15 @@ def format_pairs(measured: AllReduceMeasured) -> list[str]:
 
 def summarize_network(measured: AllReduceMeasured) -> list[str]:
     """Return a line about all ranks together, and one about the slowest pair."""
-    summary = [
-        f"all-reduce of {format_size(measured.bytes)} over "
-        f"{format_count(measured.world_size, 'rank')} "
-        f"({measured.backend}): {measured.seconds:.3f} s, {measured.gb_per_s:.2f} GB/s"
-    ]
+    size, ranks = format_size(measured.bytes), format_count(measured.world_size, "rank")
+    speed = f"{measured.seconds:.3f} s, {measured.gb_per_s:.2f} GB/s"
+    summary = [f"all-reduce of {size} over {ranks} ({measured.backend}): {speed}"]
     pairs = measured.pairs
     if pairs:
         worst = min(pairs, key=_rate)
-        count = format_count(len(pairs), "pair")
         of = f", shown are {SHOWN}" if len(pairs) > SHOWN else ""
-        summary.append(
-            f"{count} of nodes{of}; slowest: {worst.a} and {worst.b}, {worst.gb_per_s:.2f} GB/s"
-        )
+        slowest = f"{worst.a} and {worst.b}, {worst.gb_per_s:.2f} GB/s"
+        summary.append(f"{format_count(len(pairs), 'pair')} of nodes{of}; slowest: {slowest}")
     return summary
 
 
