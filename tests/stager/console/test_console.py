@@ -412,28 +412,24 @@ def test_an_interrupted_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count("interrupted; nothing is left running; logs: /logs\n") == 2
 
 
-def test_logs_that_are_not_complete_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_output_is_a_warning_unless_it_is_the_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     fault = "demo.77.local1.0.out: No space left on device"
     lost = [{"node": "local1", "rank": rank, "bytes": 5, "why": fault} for rank in range(20)]
+    source = {"source": "rank 3 (5 bytes)", "why": "no disk"}
+    error = Problem(ProblemCode.OUTPUT_NOT_LOGGED, "local1", source).to_json()
     Console().show_run(outcome(ok=True, world_size=1, logs_fault=fault, logs_lost=lost))
     said = capsys.readouterr().err
     assert f"warning: the logs are not complete: {fault}\n" in said
     assert "warning: local1: output of rank 7 (5 bytes) is lost\n" in said
     assert "rank 8" not in said
     assert "warning: and output of 12 more ranks\n" in said
-
-
-def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lost = [{"node": node, "rank": 3, "bytes": 5, "why": "no disk"} for node in ("n1", "n2")]
-    what = Problem(
-        ProblemCode.OUTPUT_NOT_LOGGED, "n1", {"source": "rank 3 (5 bytes)", "why": "no disk"}
-    )
-    ended = outcome(problems={"n1": [what.to_json()]}, logs_lost=lost)
-    Console().show_verify(ended)
+    Console().show_verify(outcome(problems={"local1": [error]}, logs_lost=lost))
     said = capsys.readouterr().err
-    assert said.count("n1: output of rank 3 (5 bytes) is lost") == 1
-    assert "error: n1: output of rank 3 (5 bytes) is lost; no disk\nhint: the ranks" in said
-    assert "warning: n2: output of rank 3 (5 bytes) is lost\n" in said
+    assert said.count("local1: output of rank 3 (5 bytes) is lost") == 1
+    assert "error: local1: output of rank 3 (5 bytes) is lost; no disk\nhint: the ranks" in said
+    assert "warning: local1: output of rank 4 (5 bytes) is lost\n" in said
 
 
 def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
