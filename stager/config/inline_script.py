@@ -139,11 +139,10 @@ def make_script_name(path: Path) -> str:
 def _read_tool_table(block: Document, path: Path) -> dict[str, Any]:
     data = dict(toml.get_table(block, "tool", "stager"))
     for key in ("environment", "project"):
-        value = data.get(key, {})
-        if not isinstance(value, dict):
+        data[key] = data.get(key, {})
+        if not isinstance(data[key], dict):
             raise ConfigError(
-                f"{path}: tool.stager.{key}: found {describe(value)}, allowed: a table",
+                f"{path}: tool.stager.{key}: found {describe(data[key])}, allowed: a table",
                 hint="docs/settings.md explains every key",
             )
-        data[key] = dict(value)
     return data

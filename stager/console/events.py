@@ -190,9 +190,8 @@ class Events(Reports):
 
     @_show.register(PreflightAnswer)
     def _show_preflight(self, event: PreflightAnswer, record: Record) -> None:
-        seen = (("proj", event.proj), ("pkgs", event.pkgs))
-        words = " ".join(f"{name}={'ok' if there else 'missing'}" for name, there in seen)
-        self.say(f"  {event.node} {words}")
+        proj, pkgs = ("ok" if there else "missing" for there in (event.proj, event.pkgs))
+        self.say(f"  {event.node} proj={proj} pkgs={pkgs}")
 
     @_show.register(UnpackAnswer)
     def _show_unpack(self, event: UnpackAnswer, record: Record) -> None:
@@ -240,9 +239,8 @@ class Events(Reports):
         return event.rank < self._each
 
     def _drop_launcher_lines(self, lines: Sequence[str]) -> Sequence[str]:
-        if not self._launcher_reports and not any(
-            line.startswith(_LAUNCHERS_BEGIN) for line in lines
-        ):
+        begins = (line.startswith(_LAUNCHERS_BEGIN) for line in lines)
+        if not self._launcher_reports and not any(begins):
             return lines
         return [line for line in lines if not self._is_launcher_line(line)]
 

@@ -296,10 +296,8 @@ class Reports(Output):
             self.say(f"{result.name} {result.id[:12]} was here already", "good")
         else:
             here = f", {result.layers_here} were here" if result.layers_here else ""
-            layers = format_count(result.layers, "layer") + here
-            self.say(
-                f"{result.name} {result.id[:12]}: {format_size(result.bytes)}, {layers}", "good"
-            )
+            size = f"{format_size(result.bytes)}, {format_count(result.layers, 'layer')}{here}"
+            self.say(f"{result.name} {result.id[:12]}: {size}", "good")
         self.say(f"  {_format_signature(result.signature)}")
         self.say(f"  next: stager verify --id {result.id[:12]}")
         if result.project is not None:
@@ -314,8 +312,9 @@ class Reports(Output):
             self.say(f"  {name} is gone from there, and is no longer listed")
         for name in result.replaced:
             self.say(f"  {name} was damaged or another one, and is replaced")
-        wheels, packages = format_count(result.wheels, "wheel"), result.packages
-        have = f"{wheels} of {format_count(packages, 'package')}"
+        have = (
+            f"{format_count(result.wheels, 'wheel')} of {format_count(result.packages, 'package')}"
+        )
         added = format_count(len(result.added), "wheel")
         self.say(f"added {added}: the mirror has {have}, {format_size(result.bytes)}", "good")
         self.say(f"  pip install --index-url {result.index} NAME")
@@ -361,10 +360,8 @@ class Reports(Output):
         self._show_table(estimate, make_forecast_table, format_forecast)
         self.data(estimate.verdict)
         ranks = format_count(estimate.nproc_per_node, "rank")
-        cpus = format_count(estimate.cpus, "CPU")
-        self.say(
-            f"seconds, for {ranks} and {cpus} a node; stage: send and unpack, which overlap", "dim"
-        )
+        each = f"{ranks} and {format_count(estimate.cpus, 'CPU')} a node"
+        self.say(f"seconds, for {each}; stage: send and unpack, which overlap", "dim")
         self.say(f"rates: {estimate.rates.basis}", "dim")
 
     def show_failed_nodes(self, result: NodesResult) -> None:
@@ -374,10 +371,8 @@ class Reports(Output):
         if result.forgotten is not None:
             self.say(f"forgotten: {format_count(result.forgotten, 'failure')}", "good")
         if not result.nodes:
-            self.say(
-                "no node is remembered to have failed in the last "
-                f"{format_count(result.days, 'day')}"
-            )
+            days = format_count(result.days, "day")
+            self.say(f"no node is remembered to have failed in the last {days}")
             self.say(
                 "  jobs on Slurm leave here what failed because of a node: a full disk, no answer, "
                 "a wrong clock; failures of programs do not count"
@@ -416,10 +411,8 @@ def _list_changes(changes: PackageChanges) -> list[str]:
     lines = [f"  added    {one.name} {one.new}  {format_size(one.bytes)}" for one in changes.added]
     lines += [f"  removed  {one.name} {one.old}" for one in changes.removed]
     for one in changes.changed:
-        other = ", another file" if one.old == one.new else ""
-        lines.append(
-            f"  changed  {one.name} {one.old} -> {one.new}{other}  {format_size(one.bytes)}"
-        )
+        new = f"{one.new}, another file" if one.old == one.new else one.new
+        lines.append(f"  changed  {one.name} {one.old} -> {new}  {format_size(one.bytes)}")
     if lines:
         lines.append(f"  {format_size(changes.bytes)} to send to a node that has the rest")
     return lines
@@ -447,9 +440,9 @@ def _format_pruned(pruned: Pruned) -> list[str]:
     if not pruned.files:
         return []
     words = [word for word in pruned.words if ":" not in word]
+    count = len(pruned.words) - len(words)
     what = [" and ".join(words) + " of the packages"] if words else []
-    if len(words) < len(pruned.words):
-        count = len(pruned.words) - len(words)
+    if count:
         what.append(f"what {format_count(count, 'pattern')} {'matches' if count == 1 else 'match'}")
     much = f"{format_count(pruned.files, 'file')}, {format_size(pruned.size)}"
     return [f"left out: {' and '.join(what)}, {much}"]
