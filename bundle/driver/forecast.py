@@ -37,11 +37,11 @@ class Nodes:
     """The number of nodes that share one machine and its CPUs; 1 on a cluster of many machines."""
     ranks: int = 1
 
-    def spread(self, cpu_seconds: float) -> float:
+    def compute_parallel(self, cpu_seconds: float) -> float:
         """Return the seconds for work that every node does on all of its CPUs."""
         return cpu_seconds * self.sharing / self.cpus
 
-    def serialize(self, cpu_seconds: float) -> float:
+    def compute_serial(self, cpu_seconds: float) -> float:
         """Return the seconds for work that every node does on one CPU."""
         return cpu_seconds * max(1.0, self.sharing / self.cpus)
 
@@ -155,16 +155,16 @@ def _add_unpacking(
 ) -> Staging:
     """Add to ``send``, seconds until all nodes have it; ``receiving`` are CPU seconds of a node."""
     content = rates.file * work.files + rates.byte * work.bytes
-    fixed = nodes.serialize(rates.environment + rates.link_file * work.linked)
+    fixed = nodes.compute_serial(rates.environment + rates.link_file * work.linked)
     share = min(1.0, BLOCK / work.sent) if work.sent else 0.0
-    unpack = fixed + nodes.spread(content + receiving)
-    return Staging(send, unpack, nodes.spread(content) * share + rates.environment / 2)
+    unpack = fixed + nodes.compute_parallel(content + receiving)
+    return Staging(send, unpack, nodes.compute_parallel(content) * share + rates.environment / 2)
 
 
 def forecast_step(nodes: Nodes, rates: Rates = ASSUMED) -> float:
     """Return the seconds for a Slurm step on these nodes."""
     started = rates.step + rates.node * nodes.count
-    return started + nodes.serialize(rates.agent)
+    return started + nodes.compute_serial(rates.agent)
 
 
 def forecast(
@@ -172,11 +172,11 @@ def forecast(
 ) -> Forecast:
     """Return the seconds by phase; groups are staged in turn, none if all have the environment."""
     step = forecast_step(nodes, rates)
-    probe = nodes.serialize(rates.probe)
+    probe = nodes.compute_serial(rates.probe)
     # Several groups have a step each, and so have ranks that Slurm starts. Where nothing is staged,
     # torchrun starts while the nodes are probed.
     extrforecast_steps = len(staged) if len(staged) > 1 else 0
-    torchrun = max(0.0, nodes.serialize(rates.torchrun) - (0.0 if staged else probe))
+    torchrun = max(0.0, nodes.compute_serial(rates.torchrun) - (0.0 if staged else probe))
     return Forecast(
         preflight=step,
         send=sum(group.send for group in staged),

@@ -104,21 +104,6 @@ def _add_outcome(state: State) -> None:
     )
 
 
-def _list_rank_notes(state: State) -> tuple[str, ...]:
-    world_size = state.result.world_size or 0
-    answers = state.get_answers(LaunchAnswer).values()
-    alone = any(answer.alone for answer in answers)
-    joined = any(answer.joined for answer in answers)
-    if world_size < 2 or joined or not alone:
-        return ()
-    return (
-        f"no rank joined a process group of torch.distributed: each of the {world_size} ranks ran "
-        "by itself; if they were to train together, the program has to call "
-        "torch.distributed.init_process_group (Hugging Face's Trainer and Accelerate do so where "
-        "they take the run for a distributed one)",
-    )
-
-
 # --- The phases of a job, in their order: each asks the nodes, then uses their answers -----------
 
 
@@ -230,7 +215,17 @@ def _ask_launch(state: State) -> None:
 
 def _use_launch(state: State) -> None:
     """Fail where ranks have failed, unless an elastic group has gone on without them."""
-    state.result = replace(state.result, notes=_list_rank_notes(state))
+    world_size, answers = state.result.world_size or 0, state.get_answers(LaunchAnswer).values()
+    joined = any(answer.joined for answer in answers)
+    notes: tuple[str, ...] = ()
+    if world_size > 1 and not joined and any(answer.alone for answer in answers):
+        notes = (
+            f"no rank joined a process group of torch.distributed: each of the {world_size} ranks "
+            "ran by itself; if they were to train together, the program has to call "
+            "torch.distributed.init_process_group (Hugging Face's Trainer and Accelerate do so "
+            "where they take the run for a distributed one)",
+        )
+    state.result = replace(state.result, notes=notes)
     if state.job.launch.elastic is not None:
         state.leave_out_or_fail()
     state.fail_if_any()
