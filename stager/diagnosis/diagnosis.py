@@ -424,14 +424,14 @@ def _explain_failure(
 ) -> tuple[FirstFailure, LogVerdict]:
     """Add what only the logs show to the driver's verdict: missing ranks, a kill for memory."""
     if first.exit_code == 0:  # it left early; ranks missing in the logs are a consequence
-        return first, replace(in_logs, missing=())
+        return first, in_logs._replace(missing=())
     if first.kind == FailureClass.HANG:
         return _explain_hang(case, first, in_logs)
     if first.kind == FailureClass.KILLED and first.exit_code in (-9, 137):
         for hit in case.hits:
             if hit.entry.kind == FailureClass.OUT_OF_MEMORY and hit.node in ("", first.node):
-                return first.explain(CatalogueMatch(hit.entry, hit.groups)), replace(
-                    in_logs, shown=(hit,)
+                return first.explain(CatalogueMatch(hit.entry, hit.groups)), in_logs._replace(
+                    shown=(hit,)
                 )
     return first, in_logs
 
@@ -446,7 +446,7 @@ def _explain_hang(
     if first.rank not in waited or not waiting:
         return first, in_logs
     missing = find_absent_ranks(waiting, case.nodes) or tuple(sorted(set(case.nodes) - waited))
-    in_logs = replace(in_logs, shown=tuple(waiting[:3]), missing=missing)
+    in_logs = in_logs._replace(shown=tuple(waiting[:3]), missing=missing)
     return describe_hang(waiting[0], missing, case.nodes), in_logs
 
 

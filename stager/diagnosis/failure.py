@@ -101,23 +101,16 @@ def describe_lingering(
     finished: float | None, left: float | None, waits_for: Sequence[str]
 ) -> tuple[str, str]:
     """Return cause and hint for a rank whose process goes on for too long."""
-    if finished is None and left is not None:
-        return (
-            "it has left its process group and goes on, and others may wait for it there",
-            "call destroy_process_group on every rank, after the last thing they do together",
-        )
     if finished is None:
-        return (
-            "it goes on though other ranks of its node have ended",
-            "see what only this rank does at the end, and whom it waits for there",
-        )
-    ended = "its program has ended, but its process goes on"
-    if not waits_for:
-        return (
-            f"{ended}: its exit handlers do not come to an end",
-            "see what is registered with atexit, and what open libraries do as they are closed",
-        )
-    return (
-        f"{ended}: it waits for {', '.join(waits_for)}",
-        "end such threads and processes before the program ends, or make them daemons",
-    )
+        if left is None:
+            cause = "it goes on though other ranks of its node have ended"
+            return cause, "see what only this rank does at the end, and whom it waits for there"
+        cause = "it has left its process group and goes on, and others may wait for it there"
+        hint = "call destroy_process_group on every rank, after the last thing they do together"
+        return cause, hint
+    cause = "its program has ended, but its process goes on: "
+    if waits_for:
+        hint = "end such threads and processes before the program ends, or make them daemons"
+        return cause + f"it waits for {', '.join(waits_for)}", hint
+    hint = "see what is registered with atexit, and what open libraries do as they are closed"
+    return cause + "its exit handlers do not come to an end", hint

@@ -6,7 +6,7 @@ import collections
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -289,8 +289,7 @@ _LOST_PEER = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogVerdict:
+class LogVerdict(NamedTuple):
     """The failure that logs show."""
 
     first: FirstFailure | None

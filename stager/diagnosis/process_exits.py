@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from bundle.launch.rank_results import CAUSE, LOST_PEER, weigh_exit
 from bundle.launch.wrapper import is_own_frame, keep_own_frame
@@ -192,8 +193,7 @@ ENDED_BY_OTHERS = (-15, 143, -2, 130, -6, 134)
 """Statuses that another rank's failure leaves: SIGTERM, SIGINT, or a watchdog's abort."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exit:
+class Exit(NamedTuple):
     """The report of one process that ended badly."""
 
     log: LogFile
@@ -237,7 +237,7 @@ def list_exits(hits: Sequence[Hit]) -> list[Exit]:
             task = "" if tables else hit.groups["tasks"]
             report = _make_exit(hit, hit.groups.get("node", ""), task)
             is_later = hit.number > ends.get(hit.log.path, hit.number)
-            tasks.append(replace(report, followed=is_later))
+            tasks.append(report._replace(followed=is_later))
         else:
             ranks = filter(str.isdigit, (hit.groups.get("rank", ""), str(hit.rank)))
             others.append(_make_exit(hit, hit.node, next(ranks, "")))
@@ -354,15 +354,14 @@ _TAIL_BYTES = 1 << 18
 _TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Torchruns:
+class Torchruns(NamedTuple):
     """The ranks of logs that are of whole torchruns; without effect on any other logs."""
 
-    each: int = 1
     first: Mapping[Path, int]
     """The lowest rank of each log's torchrun."""
     blamed: Mapping[Path, int]
     """The rank that ended with an exception, by its log; of several the one that was first."""
+    each: int = 1
 
     def drop_task(self, log: LogFile) -> LogFile:
         """Return the log, without a task's number that is no rank's."""

@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.counts import format_count
@@ -119,8 +118,6 @@ MAX_OF_JOB = 500
 MAX_BYTES = 1 << 24
 """A larger file is none of ours, and is not read."""
 _FILE = "history.jsonl"
-_OLDER = re.compile(r"\d{13}-\d{1,20}\.jsonl")
-"""The files of earlier versions, one for each job."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """The name of a node: one that goes into Slurm's ``--exclude`` stands for no others."""
 _JOB = re.compile(r"\d{1,20}")
@@ -147,9 +144,8 @@ def keep_incidents(store: Store, incidents: Sequence[Incident], now: float) -> b
 def read_incidents(store: Store, days: int, now: float) -> list[Incident]:
     """Return the incidents of the last days, the oldest first; what is damaged is skipped."""
     since = now - days * DAY
-    every = (incident for path in _find_files(store) for incident in _read_file(path))
     # A clock may be wrong, but not by more than a day.
-    possible = [one for one in every if since <= one.time <= now + DAY]
+    possible = [one for one in _read_all(store) if since <= one.time <= now + DAY]
     return sorted(possible, key=_get_time)[-MAX_INCIDENTS:]
 
 
@@ -159,7 +155,7 @@ def forget_nodes(store: Store, nodes: Collection[str], now: float) -> int:
     Raises:
         StagerError: the root cannot be written.
     """
-    if not _find_files(store):
+    if not read_incidents(store, KEPT_DAYS, now):
         return 0
     with _lock_history(store):
         kept = read_incidents(store, KEPT_DAYS, now)
@@ -184,36 +180,21 @@ def _lock_history(store: Store) -> Iterator[None]:
 
 def _write(store: Store, incidents: Sequence[Incident]) -> None:
     lines = [json.dumps(encode(incident)) + "\n" for incident in incidents[-MAX_INCIDENTS:]]
-    target = store.incidents / _FILE
-    with store.publish(target) as partial:
+    with store.publish(store.incidents / _FILE) as partial:
         partial.write_text("".join(lines), encoding="utf-8")
-    for path in _find_files(store):
-        if path != target:
-            with suppress(OSError):
-                path.unlink()
 
 
-def _find_files(store: Store) -> list[Path]:
+def _read_all(store: Store) -> Iterator[Incident]:
     try:
-        paths = sorted((store.root / INCIDENTS).iterdir())
-    except OSError:
-        return []
-    return [path for path in paths if path.name == _FILE or _OLDER.fullmatch(path.name)]
-
-
-def _read_file(path: Path) -> Iterator[Incident]:
-    try:
-        with open_regular(path) as handle:
+        with open_regular(store.root / INCIDENTS / _FILE) as handle:
             content = handle.read(MAX_BYTES + 1)
     except OSError:
         return
     for line in content.splitlines() if len(content) <= MAX_BYTES else ():
-        try:
+        with suppress(ValueError, RecursionError):
             incident = decode(Incident, json.loads(line), strict=False)
-        except (ValueError, RecursionError):
-            continue
-        if _NODE.fullmatch(incident.node) and _JOB.fullmatch(incident.job_id):
-            yield incident
+            if _NODE.fullmatch(incident.node) and _JOB.fullmatch(incident.job_id):
+                yield incident
 
 
 # --- The incidents of each node, counted and in words --------------------------------------------

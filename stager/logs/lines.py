@@ -435,8 +435,7 @@ _POLL_SECONDS = 0.5
 _NAMED = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineFilter:
+class LineFilter(NamedTuple):
     """The choice of lines; empty or None for all."""
 
     ranks: tuple[int, ...] = ()
@@ -501,30 +500,26 @@ def follow_logs(
     Lines that are added at about the same time may be out of order by half a second. Somebody
     else's logs have no visible end: they are followed for as long as somebody reads.
     """
-    return wanted.select(_read_growing_logs(files, wanted, sleep))
 
+    def read() -> Iterator[Line]:
+        readers: dict[Path, LogReader] = {}
+        added_at: float | None = None  # lines that exist already have their times
+        while True:
+            now = files()
+            has_ended = bool(now.job_id) and read_events(now.events).result is not None
+            if new := [log for log in wanted.select_logs(now) if log.path not in readers]:
+                readers.update((each.log.path, each) for each in _make_readers(now, new, wanted))
+            rests = []
+            for each in readers.values():  # new lines of ranks count as just written
+                at = added_at if each.log.own else None
+                rests.append(each.read_rest(whole=not has_ended, time=at))
+            yield from heapq.merge(*rests)
+            if has_ended:
+                return
+            sleep(_POLL_SECONDS)
+            added_at = time.time()
 
-def _read_growing_logs(
-    files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None]
-) -> Iterator[Line]:
-    readers: dict[Path, LogReader] = {}
-    added_at: float | None = None  # lines that exist already have their times
-    while True:
-        now = files()
-        ended = bool(now.job_id) and read_events(now.events).result is not None
-        if new := [log for log in wanted.select_logs(now) if log.path not in readers]:
-            readers |= {reader.log.path: reader for reader in _make_readers(now, new, wanted)}
-        # New lines of ranks count as just written.
-        yield from heapq.merge(
-            *(
-                reader.read_rest(whole=not ended, time=added_at if reader.log.own else None)
-                for reader in readers.values()
-            )
-        )
-        if ended:
-            return
-        sleep(_POLL_SECONDS)
-        added_at = time.time()
+    return wanted.select(read())
 
 
 def _explain_missing_log(files: JobFiles) -> StagerError:
@@ -532,22 +527,18 @@ def _explain_missing_log(files: JobFiles) -> StagerError:
     if files.logs:
         ranks = {log.rank for log in files.logs if log.rank is not None}
         nodes = sorted({log.node for log in files.logs if log.node})
-        of_ranks = f"ranks {min(ranks)} to {max(ranks)}" if ranks else "files without ranks"
-        named = ", ".join([*nodes[:_NAMED], *(["..."] * (len(nodes) > _NAMED))])
-        on_nodes = f" on {named}" if nodes else ""
-        return StagerError(
-            "there is no log of that rank and node", hint=f"the logs are of {of_ranks}{on_nodes}"
-        )
+        hint = f"ranks {min(ranks)} to {max(ranks)}" if ranks else "files without ranks"
+        if nodes:
+            hint += f" on {', '.join([*nodes[:_NAMED], *['...'] * (len(nodes) > _NAMED)])}"
+        return StagerError("there is no log of that rank and node", hint=f"the logs are of {hint}")
     job = files.read_job()
     if job.is_plan or job.action is Action.VERIFY:
-        return StagerError(
-            f"job {number} was a {job.kind}: it started no ranks",
-            hint=f"only `stager run` starts ranks; {diagnose} says how this job ended",
-        )
-    return StagerError(
-        f"job {number} has left no logs of ranks in {files.folder}",
-        hint=f"it ended before any rank was started: {diagnose} says why",
-    )
+        what = f"job {number} was a {job.kind}: it started no ranks"
+        hint = f"only `stager run` starts ranks; {diagnose} says how this job ended"
+    else:
+        what = f"job {number} has left no logs of ranks in {files.folder}"
+        hint = f"it ended before any rank was started: {diagnose} says why"
+    return StagerError(what, hint=hint)
 
 
 # --- The result of ``stager logs`` ---------------------------------------------------------------

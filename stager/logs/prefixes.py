@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TRACEBACK = "Traceback (most recent call last)"
 _ESCAPES = re.compile(
@@ -159,8 +159,7 @@ _JSON_TEXTS = ("log", "message", "msg")
 _JSON_STAMPS = ("time", "timestamp", "asctime", "ts")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParsedLine:
+class ParsedLine(NamedTuple):
     """One line, and what its prefixes tell; the prefix nearest to the text counts most."""
 
     text: str

@@ -121,17 +121,14 @@ def _list_files(job: KeptJob, record: JobRecord) -> list[Path]:
 
 
 def _is_written_by(path: Path, record: JobRecord) -> bool:
-    """Return whether a file was last written while the ranks ran, or that is not known."""
-    launches = [kept.time for kept in record.records if kept.phase == PhaseName.LAUNCH]
-    if not launches:
-        return False
-    begun, ended = launches[0], record.end_time
+    """Return whether a file was last written while the ranks ran."""
+    launches = (kept.time for kept in record.records if kept.phase == PhaseName.LAUNCH)
+    begun, ended = next(launches, None), record.end_time
     try:
         changed = path.stat().st_mtime
     except OSError:
         return False
-    is_early = begun is not None and changed < begun
-    return not is_early and (ended is None or changed <= ended + _AFTER)
+    return begun is not None and begun <= changed <= (ended or math.inf) + _AFTER
 
 
 def _read_objects(path: Path) -> Iterator[Mapping[str, object]]:
@@ -153,9 +150,9 @@ def _read_figures(raw: Mapping[str, object]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name in _FIGURES:
         value = raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            continue
         # A longer integer has no float, and neither NaN nor infinity is below the limit.
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
         if abs(value) < _LARGEST:
             figures[name] = float(value)
     return figures
@@ -177,8 +174,6 @@ _UNITS = 1000
 _EDGE = 0.04
 """A label nearer than this to an end of its axis would be cut off there."""
 _STEPS = (1.0, 2.0, 5.0)
-_CLOCK = (1, 2, 5, 10, 15, 30)
-"""Steps that are round on a clock; 60 of them are one of the next unit."""
 _ALIKE = 1e-9
 """Numbers that differ by less than this part of them are one to an axis."""
 
@@ -336,16 +331,11 @@ def ticks(low: float, high: float, most: int = 5) -> list[Tick]:
 
 def time_ticks(seconds: float, most: int = 6) -> tuple[list[Tick], str]:
     """Return round times from 0 up to a length in seconds, each with its text, and their unit."""
-    if seconds < 90:
-        unit, length = "seconds", 1.0
-        step = _round_step(max(seconds, 1e-3), most)
-    else:
+    unit, length = "seconds", 1.0
+    if seconds >= 90:
         unit, length = ("minutes", 60.0) if seconds < 90 * 60 else ("hours", 3600.0)
-        amount = seconds / length
-        fitting = [step for step in _CLOCK if step * most >= amount]
-        step = float(fitting[0]) if fitting else _round_step(amount, most)
-    last = math.floor(seconds / length / step + 1e-9)
-    steps = [number * step for number in range(last + 1)]
+    step = _round_step(max(seconds / length, 1e-3), most)
+    steps = [number * step for number in range(math.floor(seconds / length / step + 1e-9) + 1)]
     return [(value * length, _text(value, step)) for value in steps], unit
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from bundle.protocol.events import (
     Event,
-    FileSent,
     JobBegins,
     JobEnds,
     NodesLeftOut,
@@ -19,26 +18,17 @@ from bundle.protocol.messages import Answer, LaunchAnswer, ProbeAnswer, Started
 from ..diagnosis.process_exits import SIGNAL_NAMES, find_signal
 from ..logs.job_record import JobRecord
 
-# --- The events of a job, each with a moment even where it has no time ---------------------------
-
-_TIMED = (Answer, PhaseEnds, FileSent)
-"""Events that tell how long something took."""
+# --- The events of a job, each with its moment ---------------------------------------------------
 
 
 def _list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
-    """Yield each event with its moment in seconds: since the epoch, or since the beginning.
+    """Yield each event with its moment, in seconds since the epoch.
 
-    Events of older drivers have no time. A phase's length is told at its end, though, and a node's
-    with its answer, so one phase is put after the other. A clock that was set back while the job
-    ran makes no phase end before it has begun.
+    A clock that was set back while the job ran makes no phase end before it has begun.
     """
-    begun = now = job.begun or 0.0
+    begun = job.begun or 0.0
     for record in job.records:
-        at = record.time
-        if at is None:
-            at = now if not isinstance(record.event, _TIMED) else begun + record.event.seconds
-        at = max(at, begun)
-        now = max(now, at)
+        at = max(begun, record.time or begun)
         if isinstance(record.event, PhaseBegins):
             begun = at
         yield at, record.event

@@ -145,14 +145,12 @@ class Told:
     folder: Path
     job_id: str = "77"
     clock: float = T0
-    timed: bool = True
     lines: list[str] = field(default_factory=list)
 
     def say(self, kind: str, after: float = 0.0, **fields: Any) -> Told:
         """An event, some seconds after the one before."""
         self.clock = round(self.clock + after, 3)
-        time = {"time": self.clock} if self.timed else {}
-        event = {"v": 1, "job_id": self.job_id, **time, "event": kind, **fields}
+        event = {"v": 1, "job_id": self.job_id, "time": self.clock, "event": kind, **fields}
         self.lines.append(json.dumps(event))
         return self
 

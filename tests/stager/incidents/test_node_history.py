@@ -240,31 +240,21 @@ def test_what_is_damaged_or_cannot_be_true_is_skipped(store: Store) -> None:
     assert names(store) == ["n2"]
 
 
-def test_the_files_of_earlier_versions_are_read_and_become_one(store: Store) -> None:
-    keep(store, {"n2": [FULL]})
-    new = store.incidents / "history.jsonl"
-    older = new.rename(store.incidents / f"{int(ENDED * 1000)}-4711.jsonl")
-    assert names(store) == ["n2"]
-    keep(store, {"n2": [FULL]})
-    keep(store, {"n3": [FULL]}, job_id="12")
-    assert sorted(names(store)) == ["n2", "n3"]
-    assert (new.exists(), older.exists()) == (True, False)
-
-
-def test_files_that_are_none_of_ours_are_ignored(store: Store, tmp_path: Path) -> None:
-    folder = store.incidents
-    stamp = f"{int(ENDED * 1000)}"
-    (folder / "notes.txt").write_text("{}")
-    (folder / f"{stamp}-1.jsonl").mkdir()
-    os.mkfifo(folder / f"{stamp}-2.jsonl")
-    (folder / f"{stamp}-3.jsonl").symlink_to("/dev/zero")
-    (folder / f"{stamp}-4.jsonl").symlink_to(tmp_path / "nowhere")
-    with (folder / f"{stamp}-5.jsonl").open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
+@pytest.mark.parametrize("what", ["folder", "pipe", "/dev/zero", "nowhere", "large"])
+def test_a_file_that_is_none_of_ours_is_not_read(store: Store, what: str) -> None:
+    path = store.incidents / "history.jsonl"
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "large":
+        with path.open("wb") as file:
+            file.truncate(MAX_BYTES + 1)
+    else:
+        path.symlink_to(what)
     assert names(store) == []
-    keep(store, {"n2": [FULL]})
-    assert names(store) == ["n2"]
-    assert (folder / "notes.txt").exists()
+    assert keep(store, {"n2": [FULL]}) == (what != "folder")
+    assert names(store) == ["n2"] * (what != "folder")
 
 
 def test_a_node_is_forgotten(store: Store) -> None:

@@ -204,32 +204,17 @@ def test_a_store_that_cannot_be_written_is_no_failure(tmp_path: Path, logs: Path
 # --- jobs that are over ---
 
 
-def test_a_job_is_read_from_its_events(tmp_path: Path) -> None:
-    event_log(tmp_path, {"n2": [FULL]}, left_out={"n3": [FULL]})
-    job = read_ended_job(tmp_path, "4711")
-    assert (job.nodes, job.end_time) == (("n1", "n2", "n3"), ENDED)
-    assert job.result.problems == {"n2": (FULL,)}
-    assert job.left_out == {"n3": (FULL,)}
+def test_a_job_that_began_before_it_was_submitted_is_another_of_its_number(
+    store: Store, logs: Path
+) -> None:
+    event_log(logs, {"n2": [FULL]})
+    note_job(store, replace(pending(logs), submitted=ENDED + DAY))
+    settle_notes(store, ENDED + DAY)
+    assert (names(store), len(notes(store))) == ([], 1)
 
 
-def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
-    event_log(tmp_path, {}, left_out={"n3": [FULL]})
-    event_log(tmp_path, {"n2": [FULL]}, ended=ENDED + 60)
-    job = read_ended_job(tmp_path, "4711")
-    assert (job.end_time, job.left_out) == (ENDED + 60, {})
-
-
-def test_a_job_that_began_before_it_was_submitted_is_another_of_its_number(tmp_path: Path) -> None:
-    event_log(tmp_path, {"n2": [FULL]})
-    assert read_ended_job(tmp_path, "4711", ENDED - 60) is not None
-    assert read_ended_job(tmp_path, "4711", ENDED + 60) is None
-
-
-def test_a_job_that_runs_or_left_nothing_is_none(tmp_path: Path) -> None:
-    assert read_ended_job(tmp_path, "4711") is None
+def test_events_that_are_none_say_nothing(tmp_path: Path) -> None:
     assert read_ended_job(tmp_path / "nowhere", "4711") is None
-    event_log(tmp_path, {}, ended=None)
-    assert read_ended_job(tmp_path, "4711") is None
     (tmp_path / "events.12.jsonl").write_bytes(b"\xff\n\n{}\n[]\n")
     assert read_ended_job(tmp_path, "12") is None
 

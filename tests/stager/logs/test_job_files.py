@@ -11,7 +11,6 @@ import pytest
 from bundle.protocol.enumerations import LogMode
 from stager.core.errors import StagerError
 from stager.logs.job_files import (
-    JobFiles,
     KeptJob,
     KeptLaunch,
     find_job_files,
@@ -45,42 +44,23 @@ def test_what_is_no_description_says_nothing() -> None:
 # --- A file that a command makes about a job does not take the place of the job's own files.
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> JobFiles:
-    """Somebody's logs."""
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("new", "new"), ("old", "old"), ("link", "old"), ("pipe", "not a regular file"),
+     ("/dev/null", "not a regular file"), ("logs/rank0.out", "made from"), ("to_log", "made from")],
+)  # fmt: skip
+def test_where_a_command_writes(tmp_path: Path, name: str, target: str) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.out").write_text("ValueError: z\n")
-    return find_job_files(str(tmp_path / "logs"), tmp_path)
-
-
-def test_a_new_file_an_old_one_and_the_target_of_a_link(tmp_path: Path, files: JobFiles) -> None:
+    files = find_job_files(str(tmp_path / "logs"), tmp_path)
+    files.events.symlink_to(files.events.name)  # a loop of links is no obstacle
     (tmp_path / "old").write_text("old")
     (tmp_path / "link").symlink_to("old")
-    assert resolve_output(tmp_path / "new", files, "the report") == tmp_path / "new"
-    assert resolve_output(tmp_path / "old", files, "the report") == tmp_path / "old"
-    assert resolve_output(tmp_path / "link", files, "the report") == tmp_path / "old"
-
-
-def test_a_device_and_a_pipe_are_refused(tmp_path: Path, files: JobFiles) -> None:
+    (tmp_path / "to_log").symlink_to("logs/rank0.out")
     os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path / "pipe", Path(os.devnull)):
-        with pytest.raises(StagerError, match="is not a regular file") as caught:
-            resolve_output(place, files, "the archive")
-        assert "--output" in caught.value.hint
-
-
-def test_a_log_is_not_overwritten_with_what_is_made_from_it(
-    tmp_path: Path, files: JobFiles
-) -> None:
-    log = tmp_path / "logs" / "rank0.out"
-    (tmp_path / "link").symlink_to(log)
-    for place in (log, tmp_path / "link"):
-        with pytest.raises(StagerError, match="one of the files that the archive is made from"):
-            resolve_output(place, files, "the archive")
-
-
-def test_a_loop_of_links_among_the_job_s_files_is_no_obstacle(
-    tmp_path: Path, files: JobFiles
-) -> None:
-    files.events.symlink_to(files.events.name)
-    assert resolve_output(tmp_path / "new", files, "the report") == tmp_path / "new"
+    if target in ("new", "old"):
+        assert resolve_output(tmp_path / name, files, "the report") == tmp_path / target
+        return
+    with pytest.raises(StagerError, match=target) as caught:
+        resolve_output(tmp_path / name, files, "the archive")
+    assert "--output" in caught.value.hint

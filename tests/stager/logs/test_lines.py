@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -255,6 +256,7 @@ def test_a_dry_run_and_a_clean_are_not_the_newest_job(written: Written) -> None:
         ({"dry_run": True, "action": "clean"}, "dry run of clean"),
         ({"action": "clean"}, "clean"),
         ({"action": "verify"}, "verify"),
+        ({}, ""),
     ],
 )
 def test_a_job_without_ranks_is_named_for_what_it_was(
@@ -264,7 +266,10 @@ def test_a_job_without_ranks_is_named_for_what_it_was(
     files.job.write_text(json.dumps({**json.loads(files.job.read_text()), **changed}))
     with pytest.raises(StagerError) as caught:
         merge_logs(files, LineFilter())
-    assert caught.value.message == f"job 17 was a {kind}: it started no ranks"
+    said = f"job 17 was a {kind}: it started no ranks"
+    assert caught.value.message == (
+        said if kind else f"job 17 has left no logs of ranks in {files.folder}"
+    )
     assert "`stager diagnose 17`" in caught.value.hint
 
 
@@ -302,62 +307,45 @@ def test_stamps_put_foreign_logs_in_order(foreign: Callable[..., Path]) -> None:
     ]
 
 
+HERE = time.mktime((2026, 3, 4, 10, 22, 31, 0, 0, -1))
+THERE = 1772619751.0
+
+
 @pytest.mark.parametrize(
-    ("line", "second"),
+    ("line", "at"),
     [
-        (b"E1122 05:21:32.123456 4711 x.py] y", 32.123456),
-        (b"[rank3]:[W1122 05:21:32.5 socket.cpp:460] z", 32.5),
-        (b"2026-11-22 05:21:32,250 INFO x", 32.25),
-        (b"  time      : 2026-11-22_05:21:32", 32.0),
-        (b"11/22/2026 05:21:32 - WARNING - x", 32.0),
-        (b"[11/22/26 05:21:32] INFO x", 32.0),
-        (b"ERROR 11-22 05:21:32 [core.py:1141] x", 32.0),
-        (b"Nov 22 05:21:32 node03 kernel: x", 32.0),
-        (b"Sun Nov 22 05:21:32 2026[1,3]<stderr>:x", 32.0),
-        (b"elapsed 0:01:23, 2026-11-22 05:21:32", 32.0),
-        (b"slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2026-11-22T05:21:32 ***", 32.0),
+        (b"E0304 10:22:31.5 4711 x.py] y", HERE + 0.5),
+        (b"[rank3]:[W0304 10:22:31.5 socket.cpp:460] z", HERE + 0.5),
+        (b"[rank0]:[E304 10:22:31.5 x.cpp:1] y", HERE + 0.5),
+        (b"[W304 10:22:31.5 x]", HERE + 0.5),
+        (b"2026-03-04 10:22:31,250 INFO x", HERE + 0.25),
+        (b"  time      : 2026-03-04_10:22:31", HERE),
+        (b"03/04/2026 10:22:31 - WARNING - x", HERE),
+        (b"[03/04/26 10:22:31] INFO x", HERE),
+        (b"ERROR 03-04 10:22:31 [core.py:1141] x", HERE),
+        (b"Mar  4 10:22:31 node03 kernel: x", HERE),
+        (b"Wed Mar  4 10:22:31 2026[1,3]<stderr>:x", HERE),
+        (b"elapsed 0:01:23, 2026-03-04 10:22:31", HERE),
+        (b"slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2026-03-04T10:22:31 ***", HERE),
+        (b"2026-03-04T10:22:31.5Z x", THERE + 0.5),
+        (b"2026-03-04T12:22:31.500+02:00 node03 slurmd[12]: x", THERE + 0.5),
+        (b"[2026-03-04 10:22:31,5+0000] x", THERE + 0.5),
+        (b"Wed Mar  4 10:22:31.5 UTC 2026", THERE + 0.5),
+        (b"1772619751.5 x", THERE + 0.5),
+        (b"[1772619751.500] x", THERE + 0.5),
+        (b'{"level": "error", "msg": "x", "ts": 1772619751.5}', THERE + 0.5),
+        (b'{"log":"' + b"x" * 300 + b'","time":"2026-03-04T10:22:31.5Z"}', THERE + 0.5),
+        (b"step 05:21:32", None),
+        (b"E9922 05:21:32.1 x", None),
+        (b"W1122 99:21:32.1 x", None),
+        (b"loss 2026", None),
+        (b"", None),
     ],
 )
-def test_stamps(line: bytes, second: float) -> None:
-    found = read_stamp(line, 2026)
-    assert found is not None
-    assert found % 60 == pytest.approx(second)
-    has_year = any(year in line for year in (b"2026", b"/26"))
-    assert (read_stamp(line, 1999) == found) == has_year
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"2026-03-04T10:22:31.5Z x",
-        b"2026-03-04T12:22:31.500+02:00 node03 slurmd[12]: x",
-        b"[2026-03-04 10:22:31,5+0000] x",
-        b"Wed Mar  4 10:22:31.5 UTC 2026",
-        b"1772619751.5 x",
-        b"[1772619751.500] x",
-        b'{"level": "error", "msg": "x", "ts": 1772619751.5}',
-        b'{"log":"' + b"x" * 300 + b'","stream":"stderr","time":"2026-03-04T10:22:31.5Z"}',
-    ],
-)
-def test_stamps_with_a_time_zone(line: bytes) -> None:
-    assert read_stamp(line, 2026) == 1772619751.5
-
-
-def test_a_month_of_one_digit() -> None:
-    march = read_stamp(b"2026-03-04 10:22:31.5", 1999)
-    for line in (
-        b"[rank0]:[E304 10:22:31.5 x.cpp:1] y",
-        b"[W304 10:22:31.5 x]",
-        b"E0304 10:22:31.5 1",
-    ):
-        assert read_stamp(line, 2026) == march
-
-
-@pytest.mark.parametrize(
-    "line", [b"step 05:21:32", b"E9922 05:21:32.1 x", b"W1122 99:21:32.1 x", b"loss 2026", b""]
-)
-def test_what_is_no_stamp(line: bytes) -> None:
-    assert read_stamp(line, 2026) is None
+def test_stamps(line: bytes, at: float | None) -> None:
+    assert read_stamp(line, 2026) == at
+    has_year = any(year in line for year in (b"2026", b"/26", b"1772"))
+    assert (read_stamp(line, 1999) == at) == (has_year or at is None)
 
 
 @pytest.mark.parametrize(
@@ -450,6 +438,13 @@ def test_the_newest_of_somebody_else_s_jobs_counts(
         assert sorted(log.path.relative_to(tmp_path).as_posix() for log in logs) == sorted(older)
 
 
+@pytest.mark.parametrize("errors", [False, True])
+def test_a_log_without_a_line(foreign: Callable[..., Path], errors: bool) -> None:
+    folder = foreign(slurm__out="")
+    assert all_of(folder, errors=errors) == []
+    assert diagnose(find_job_files(str(folder), folder)).first is None
+
+
 def test_files_that_are_no_logs_are_left_alone(foreign: Callable[..., Path]) -> None:
     folder = foreign(a__log="a line\n", model__pt="x", train__py="x")
     (folder / "blob").write_bytes(b"\0\1\2")
@@ -527,13 +522,6 @@ def test_errors_come_once_and_without_noise(foreign: Callable[..., Path]) -> Non
     assert found[5:] == [
         f"n1 2: {line}" for line in TRACE.format(line=3, closing="KeyError: 'x'").splitlines()
     ]
-
-
-def test_a_job_without_ranks_has_no_logs(tmp_path: Path) -> None:
-    (tmp_path / "events.5.jsonl").write_text("")
-    with pytest.raises(StagerError) as caught:
-        all_of(tmp_path)
-    assert "stager diagnose" in caught.value.hint
 
 
 # --- files that mean no good ---------------------------------------------------------------------

@@ -132,13 +132,6 @@ def test_results_that_got_another_name_on_their_way_home(tmp_path: Path) -> None
     assert [(one.path, one.loss) for one in curves] == [(str(mine), ((1.0, 9.0),))]
 
 
-def test_a_job_from_before_events_had_times(tmp_path: Path) -> None:
-    told = went_well(tmp_path / "logs", ["a"])
-    told.lines = [line.replace('"time": 1', '"was": 1') for line in told.lines]
-    left(tmp_path / "out", T0 - 9, STEP)
-    assert len(found(told, tmp_path, "out")[0]) == 1
-
-
 # --- Charts: round numbers on axes, lines in their places, amounts in words ----------------------
 
 

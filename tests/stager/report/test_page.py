@@ -292,19 +292,3 @@ def test_a_real_jobs_page_in_a_browser_by_keyboard(browser: Browser, project: Pr
     assert page.value("scrollX") == 0
     looks_right(page)
     page.close()
-
-
-def test_a_bad_page_would_be_seen(browser: Browser, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.html"
-    bad.write_text(
-        '<!DOCTYPE html><meta http-equiv="Content-Security-Policy" content="script-src \'none\'">'
-        '<body><p><script>1</script><img src="other.png"><div style="width: 600px">wide</div>'
-    )
-    page = browser.open(bad, 400)
-    assert len(page.requests()) == 2
-    assert any("Content Security Policy" in error for error in page.errors())
-    assert page.value("document.documentElement.scrollWidth") == 608
-    assert len(page.value(WIDE.replace(", svg", ""))) == 1
-    page.press("Tab", 9)
-    assert page.value(FOCUSED)[0] == "BODY"
-    page.close()

@@ -37,22 +37,6 @@ def test_a_job_from_its_beginning_to_its_end(tmp_path: Path) -> None:
     assert found["b"][4:] == [("launch", 2.75, 2.752, "ended"), ("train", 2.752, 62.752, "ended")]
 
 
-def test_the_same_without_times(tmp_path: Path) -> None:
-    """As older drivers wrote events: lengths are there, and moments are not."""
-    job = went_well(tmp_path, NODES)
-    job.lines = [line.replace('"time": 1', '"was": 1') for line in job.lines]
-    found = told(job)
-    assert found["b"] == [
-        ("preflight", 0.0, 0.5, "ended"),
-        ("place", 0.5, 0.5, "ended"),
-        ("unpack", 0.5, 2.5, "ended"),
-        ("probe", 2.5, 2.75, "ended"),
-        ("launch", 2.75, 2.75, "ended"),
-        ("train", 2.75, 62.75, "ended"),
-    ]
-    assert read_events(job.write().events).begun is None
-
-
 def test_unpacking_includes_the_sending(tmp_path: Path) -> None:
     """Two groups are served one after the other; a node that has all of it gets nothing."""
     job = Told(tmp_path).say("job", nodes=["here", "one", "two"]).say("begin", phase="unpack")

@@ -6,20 +6,17 @@ import json
 import os
 import re
 import resource
-import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from bundle.system.processes import CompletedCommand
 from stager.core.errors import StagerError
-from stager.core.processes import run
 from stager.logs.job_files import find_job_files
 from stager.report.page import write_report
 from stager.slurm import messages
 from tests.support.building import Project
 from tests.support.stories import T0, Parsed, Told, ran, reported, running, trainable, went_well
-from tests.support.torch_project import TorchProject
 
 NODES = ["node01", "node02", "node03"]
 
@@ -250,52 +247,15 @@ def test_the_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert names == {"link.html", "logs", "nodes", "pipe", "target.html"}
 
 
-def test_a_pipe_in_place_of_the_job(project: Project, tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_job(tmp_path: Path) -> None:
     files = went_well(tmp_path / "logs", NODES).write()
     for name in (files.job.name, ".job.1.2.json"):
         (files.folder / name).unlink(missing_ok=True)
         os.mkfifo(files.folder / name)
-    done = project.stager("report", str(files.folder))
-    assert done.returncode == 0, done.stderr
-
-
-def test_there_is_no_such_job(project: Project) -> None:
-    done = reported(project, "4711")
-    assert done.returncode == 1
-    assert "there are no logs of job 4711" in done.stderr
-    assert done.stdout == ""
+    assert write_report(find_job_files(str(files.folder), tmp_path)).size
 
 
 def test_times_are_those_of_the_driver(tmp_path: Path) -> None:
     page = page_of(went_well(tmp_path, NODES))
     assert page.facts()["Duration"] == "1 min 3 s"
-    done = run(["date", "-d", f"@{int(T0)}", "+%Y-%m-%d %H:%M:%S"], timeout=300)
-    assert isinstance(done, CompletedCommand)
-    assert page.facts()["Started"] == done.stdout.strip()
-
-
-@pytest.mark.slow
-@pytest.mark.network
-def test_the_trainers_own_curves(torch_project: TorchProject, tmp_path: Path) -> None:
-    """A real training with PyTorch: what it says while it learns is what is drawn."""
-    project = tmp_path / "mlp"
-    shutil.copytree(Path(__file__).resolve().parents[3] / "examples" / "mlp", project)
-    built = torch_project.stager("build", "--json", "--no-prove", cwd=project, timeout=300)
-    assert built.returncode == 0, built.stderr
-    logs = ("--log-dir", str(tmp_path / "logs"))
-    done = torch_project.stager(
-        "run", "--allocation", "local", *logs, "--", "-m", "trainer", "mlp", cwd=project
-    )
-    assert done.returncode == 0, done.stderr
-    said = torch_project.stager("report", *logs, cwd=project)
-    page = Parsed(Path(said.stdout.strip()).read_text())
-    last = json.loads((project / "mlp_out" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["epoch"] == 3
-    losses, rates = ([chart.given["aria-label"] for chart in page.all("svg", role="img")])[-2:]
-    assert losses.startswith("Loss, ")
-    assert f"at step {last['step']:,}" in losses
-    assert rates.startswith("Samples a second, ")
-    cells = [cell.text for cell in page.all("td")]
-    assert f"{last['accuracy']:.2%}" in cells
-    titles = [dot.text for dot in page.all("circle")]
-    assert [title.split(":")[0] for title in titles] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert page.facts()["Started"] == time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(T0))
