@@ -19,8 +19,7 @@ from ..core.toml import read
 # Logs repeat themselves: lines differ in digits only, and words come again and again. A word is
 # looked at once, whatever the number of files it is in.
 
-_WORDS = 200_000
-"""Words that are remembered, so that memory stays small."""
+_WORDS = 200_000  # words that are remembered, so that memory stays small
 
 
 class Prefilter:

@@ -292,10 +292,7 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
 
     The driver's result counts most: the records of the ranks, the problems of the nodes, and the
     way Slurm ended the job. Logs explain it, and stand in for it where there was no such driver.
-
-    Args:
-        files: the job's files.
-        record: its events; None to read them from its files.
+    A record of None is read from the files.
     """
     if record is None:
         record = read_events(files.events) if files.job_id else JobRecord()

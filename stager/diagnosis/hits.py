@@ -140,8 +140,7 @@ _LINE_CHARACTERS = 2_000
 _LINES = 200
 _WINDOW = 1_000
 """Lines among which those of one traceback are looked for, where several ranks' are mixed."""
-_CHAIN = 4
-"""Lines within which one traceback says that it led to another one."""
+_CHAIN = 4  # lines within which one traceback says that it led to another one
 _OTHERS = 25
 """Lines of other processes among which a traceback that another one led to is still looked for."""
 _FRAME = 4
@@ -157,20 +156,13 @@ _FRAMED = " \t╰+"
 
 
 class Trace:
-    """A traceback, with those that led to it.
-
-    Attributes:
-        at: the places of its lines among those that were given.
-        texts: its lines, without the mark before each of them.
-        closing: the indexes of its exceptions; empty where it breaks off.
-        is_open: whether lines that are not there yet may belong to it.
-    """
+    """A traceback, with those that led to it."""
 
     def __init__(self) -> None:
-        self.at: list[int] = []
-        self.texts: list[str] = []
-        self.closing: list[int] = []
-        self.is_open = True
+        self.at: list[int] = []  # the places of its lines among those that were given
+        self.texts: list[str] = []  # its lines, without the mark before each of them
+        self.closing: list[int] = []  # the indexes of its exceptions; empty where it breaks off
+        self.is_open = True  # whether lines that are not there yet may belong to it
         self._inside = True
         self._chained = True  # the first line says "Traceback" as well
 
@@ -260,10 +252,8 @@ BLOCK = 4 << 20
 _DIGITS = b"0123456789"
 _EVENT = b'{"v": , "'
 """The beginning of the driver's events in a batch log: they repeat lines of other logs."""
-_PER_ENTRY = 8
-"""Hits that are kept of one entry and file: the first ones count."""
-_STAMP_LINES = 400
-"""Lines above a hit in which a time stamp is looked for."""
+_PER_ENTRY = 8  # hits that are kept of one entry and file: the first ones count
+_STAMP_LINES = 400  # lines above a hit in which a time stamp is looked for
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
 LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 """A frame of a traceback of torchrun itself, and of no rank."""
@@ -336,11 +326,9 @@ class Hit:
 def scan_logs(
     logs: Iterable[LogFile], files: JobFiles
 ) -> tuple[list[Hit], dict[Path, tuple[int, ...]]]:
-    """Scan a job's logs; one that cannot be read has no hits.
+    """Return the hits of a job's logs in order; one that cannot be read has none.
 
-    Returns:
-        the hits in order, and the numbers of the lines that begin as the first line of their log
-        does, by its path.
+    With them, by log: the numbers of the lines that begin as its first line does.
     """
     order = read_order(files)
     texts = {text for entry in catalogue() for text in (entry.needle, entry.over) if text}

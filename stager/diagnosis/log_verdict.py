@@ -42,12 +42,9 @@ from .verdict import Candidate, Role, pick_first_failure
 # an optional import. Only what follows such a line tells it from the one that ended the process.
 
 _BYTES = 1 << 16
-_ENOUGH = 200
-"""Ordinary lines after which nothing more is counted."""
-_NEAR = 3
-"""Ordinary lines below a hit that may tell what its program did about it."""
-_LAST_OUTPUT = 5
-"""Lines at the end of a standard output that may say how it ended."""
+_ENOUGH = 200  # ordinary lines after which nothing more is counted
+_NEAR = 3  # ordinary lines below a hit that may tell what its program did about it
+_LAST_OUTPUT = 5  # lines at the end of a standard output that may say how it ended
 _STREAMS = (
     (re.compile(r"\.err$"), ".out"),
     (re.compile(r"\.e$"), ".o"),
@@ -57,8 +54,7 @@ _STREAMS = (
 """The names of a file of standard errors, and of the standard output beside it."""
 _RULE = re.compile(r"-{60,}")
 """The line above and below each of Open MPI's messages, which have many lines."""
-_FIRST = 20
-"""Lines below an end in which another attempt says that it begins."""
+_FIRST = 20  # lines below an end in which another attempt says that it begins
 _CHARACTERS = 500
 _OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
 """Ordinary lines from which on the writer of a traceback, or of a line, has survived it; the last
@@ -277,8 +273,7 @@ _ENDED_BY_KERNEL = (FailureClass.OUT_OF_MEMORY, FailureClass.KILLED)
 """Classes of failures whose own line tells no rank, but that of the launcher does."""
 _NEAR_LINES = 40
 """Lines below a library's own line within which the traceback that follows from it ends."""
-_SHOWN = 3
-"""Lines that are shown of ranks that waited, or of consequences."""
+_SHOWN = 3  # lines that are shown of ranks that waited, or of consequences
 _ENDED_BY_SIGTERM = (-15, 143)
 _IN_COLLECTIVE = re.compile(
     r"torch/distributed/(?!_shard/|checkpoint/|fsdp/|pipelining/|tensor/)|c10d|ProcessGroup"

@@ -25,8 +25,7 @@ from .hits import LAUNCHER_FRAME, Hit
 
 _HIGHEST_SIGNAL = 64
 SIGNAL_NAMES = {int(known): known.name for known in signal.Signals}
-LINES = 20
-"""Lines that are kept of a failure."""
+LINES = 20  # lines that are kept of a failure
 
 _ERROR = re.compile(
     r"(?:\[RANK \d+\] )?(?!srun|slurm|sbatch)(?:[\w./][\w./ -]*: )?error: \S.*", re.IGNORECASE
@@ -349,8 +348,7 @@ def _read_exit_code(hit: Hit) -> int:
 # Where ``srun`` starts one torchrun a node, ``%t`` counts nodes. The table that each torchrun
 # closes with names its ranks.
 
-_TAIL_BYTES = 1 << 18
-"""Bytes at the end of a log in which the table is looked for."""
+_TAIL_BYTES = 1 << 18  # bytes at the end of a log in which the table is looked for
 _TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
 
 

@@ -165,8 +165,7 @@ def convert_ending(ending: str, job_id: str, node: str) -> FirstFailure:
 _ROLES = {CAUSE: Role.CAUSE, LOST_PEER: Role.LOST_PEER, ENDED: Role.ENDED_BY_OTHERS}
 """The role of a rank, by the weight of its failure."""
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
-_NOTICE_SECONDS = 1.0
-"""Seconds by which a busy node may be late to notice that a rank has ended."""
+_NOTICE_SECONDS = 1.0  # seconds by which a busy node may be late to notice that a rank has ended
 
 
 def judge_result(result: JobEnds, job_id: str) -> FirstFailure | None:

@@ -46,14 +46,11 @@ _NAMING = ("-w", "--nodel", "-F", "--nodef")
 def choose_avoided(
     nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode] | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """Return which nodes to avoid: the worst first, as long as enough others are left.
-
-    Returns:
-        their names; what the user should know of that; and what the user must know.
-    """
-    why = _find_obstacle(asked, listing)
-    if not nodes or why:
-        return [], [], [why] * bool(nodes)
+    """Return the nodes to avoid, the worst first while enough others are up; notes; warnings."""
+    if not nodes:
+        return [], [], []
+    if why := _find_obstacle(asked, listing):
+        return [], [], [why]
     listing = listing or ()
     avoided, kept = _divide(nodes, asked, listing)
     notes = name_first([f"avoiding {node.summary(DAYS)}" for node in avoided])

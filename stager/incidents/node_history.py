@@ -50,13 +50,7 @@ def find_incidents(
     """Return what the nodes of a job are to blame for, each kind of failure once for each node.
 
     A failure that more than half of the nodes share is the job's, and so is one that tells nothing
-    about a node in a job of so few.
-
-    Args:
-        record: the events of a job that has ended.
-        job_id: its number.
-        project: its name.
-        first: what failed first; None where that is not known.
+    about a node in a job of so few. ``first`` is what failed first, if that is known.
     """
     nodes, ended = record.nodes, record.end_time
     if ended is None:
@@ -112,11 +106,9 @@ def _list_suspicions(
 
 DAY = 24 * 3600.0
 KEPT_DAYS = 90
-MAX_INCIDENTS = 5_000
-"""Incidents that are kept, the newest of all."""
+MAX_INCIDENTS = 5_000  # incidents that are kept, the newest of all
 MAX_OF_JOB = 500
-MAX_BYTES = 1 << 24
-"""A larger file is none of ours, and is not read."""
+MAX_BYTES = 1 << 24  # a larger file is none of ours, and is not read
 _FILE = "history.jsonl"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """The name of a node: one that goes into Slurm's ``--exclude`` stands for no others."""
@@ -200,8 +192,7 @@ def _read_all(store: Store) -> Iterator[Incident]:
 # --- The incidents of each node, counted and in words --------------------------------------------
 
 DAYS = 7
-MAX_NAMED = 5
-"""Nodes that a command names before it refers to ``stager nodes``."""
+MAX_NAMED = 5  # nodes that a command names before it refers to ``stager nodes``
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,14 +74,10 @@ def find_first_failure(record: JobRecord, log_dir: Path, job_id: str) -> FirstFa
 # Each note is a small file in the offline root. Only the user who wrote it reads it, as nobody else
 # may read the job's files. What a job's nodes are to blame for is kept before its note is removed.
 
-NOTE_DAYS = 30
-"""Days after which a job that never began, or never ended, is given up."""
-MAX_NOTES = 1000
-"""Notes of one user that are kept, the newest of all."""
-MAX_BYTES = 1 << 20
-"""A larger file is none of ours, and is not read."""
-SETTLE_SECONDS = 2.0
-"""Time after which a command reads no more notes: the next one goes on."""
+NOTE_DAYS = 30  # days after which a job that never began, or never ended, is given up
+MAX_NOTES = 1000  # notes of one user that are kept, the newest of all
+MAX_BYTES = 1 << 20  # a larger file is none of ours, and is not read
+SETTLE_SECONDS = 2.0  # time after which a command reads no more notes: the next one goes on
 _NOTE_NAME = re.compile(r"\d{13}-\d{1,20}\.json")
 
 

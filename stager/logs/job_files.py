@@ -83,8 +83,7 @@ def format_time(seconds: float) -> str:
 DEFAULT_LOG_DIR = "~/slurm_logs"
 
 _EVENTS = re.compile(r"events\.(.+)\.jsonl$")
-_NUMBER = re.compile(r"\d[\w.+-]*")
-"""A job's number, also of an array or a heterogeneous job."""
+_NUMBER = re.compile(r"\d[\w.+-]*")  # a job's number, also of an array or a heterogeneous job
 _BATCH = re.compile(r".+\.(\d+)\.batch\.out$")
 _HOST = (
     r"(?!(?:rank|task|attempt|step|try|restart|run|seed|fold|stage|epoch|part|array|retry|exp|trial|"
@@ -124,8 +123,7 @@ _NO_LOGS = {
     ".pt", ".pth", ".bin", ".safetensors", ".npz", ".npy", ".ckpt", ".pkl", ".parquet", ".arrow",
     ".png", ".jpg", ".gz", ".zst", ".xz", ".zip", ".tar", ".whl", ".pyc", ".py", ".so", ".html",
 }  # fmt: skip
-_APART = 60.0
-"""Seconds between the files of two jobs from which on their times tell them apart."""
+_APART = 60.0  # seconds between the files of two jobs from which on their times tell them apart
 _BINARY_PROBE = 4096
 _LISTED = 8
 
@@ -213,11 +211,7 @@ def choose_log_dir(asked: Path | None) -> Path:
 
 
 def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
-    """Return the files of a job.
-
-    Args:
-        wanted: a job's number, a directory, or a file; None for the newest job.
-        log_dir: where jobs leave their logs.
+    """Return the files of a job: by its number, a directory, or a file; None is the newest job.
 
     Raises:
         StagerError: there is no such job or directory, or nothing to read in it.

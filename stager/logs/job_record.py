@@ -105,9 +105,9 @@ class JobRecord:
     def plan(self) -> TransferPlan | None:
         """The plan of the transfer, with the reason; None where there was none."""
         plans = self.find_events(TransferPlan)
-        if plans or self.result is None:
-            return plans[-1] if plans else None
-        return self.result.plan
+        if plans:
+            return plans[-1]
+        return self.result.plan if self.result else None
 
 
 def read_events(path: Path) -> JobRecord:

@@ -53,10 +53,8 @@ _DATES = (
 _LONGEST_DATE = 16
 _EPOCH = re.compile(rb"\W{0,2}(?P<whole>1[5-9]\d{8})(?P<part>\.\d{1,9})?(?=[\s\]:,|]|$)")
 _EPOCH_IN_JSON = re.compile(rb'"(?:ts|time|timestamp)": ?(?P<whole>1[5-9]\d{8})(?P<part>\.\d+)?')
-_LATEST = 1e11
-"""An upper limit for times, in seconds since the epoch."""
-_HEAD = 256
-"""A stamp stands near the beginning of its line; of a JSON object, near its end, too."""
+_LATEST = 1e11  # an upper limit for times, in seconds since the epoch
+_HEAD = 256  # a stamp stands near the beginning of its line; of a JSON object, near its end, too
 
 
 def read_stamp(line: bytes, year: int) -> float | None:
@@ -218,8 +216,7 @@ _PARTS_OF_MARKS = (": ", "]:", ":[", "<std", "pid=", "[rank", "[pod/", "] ", '{"
 _LONGEST_PREFIX = 120
 _EVENT = b'{"v": '
 _BLOCK = 1 << 16
-_STAMP_LINES = 400
-"""Lines among which a time is looked for, above one that has none."""
+_STAMP_LINES = 400  # lines among which a time is looked for, above one that has none
 
 
 class Line(NamedTuple):
@@ -241,19 +238,13 @@ class Line(NamedTuple):
 
 
 class LogReader:
-    """One log, read further and further; ``suspects`` selects lines, None all.
-
-    Attributes:
-        log: the file.
-        time: the time of its last line, as far as it is known; it never goes back.
-    """
+    """One log, read further and further; ``suspects`` selects lines, None all."""
 
     def __init__(
         self, log: LogFile, suspects: Suspects | None = None, pieces: Pieces | None = None
     ) -> None:
-        """Start at the beginning."""
         self.log = log
-        self.time = 0.0
+        self._time = 0.0  # of its last line, as far as it is known; it never goes back
         self._suspects, self._pieces = suspects, pieces
         self._open: list[OpenTrace] = []
         self._number = self._offset = 0
@@ -275,12 +266,12 @@ class LogReader:
                 if at not in wanted:
                     skipped += 1
                 elif raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have it, too
-                    self.time = max(self.time, _read_event_time(raw))
+                    self._time = max(self._time, _read_event_time(raw))
                 else:
                     # Of lines that are skipped, the last one with a time tells it.
                     above = raws[at - min(skipped, _STAMP_LINES) : at + 1]
                     skipped = 0
-                    self.time = max(self.time, self._find_time(above) if time is None else time)
+                    self._time = max(self._time, self._find_time(above) if time is None else time)
                     yield self._make_line(raw)
 
     def _read_block(self, whole: bool) -> list[bytes]:
@@ -305,7 +296,7 @@ class LogReader:
             rank, node = _find_writer(text, self.log)
         if marked := _MARK.match(text):
             rank, text = int(marked[1]), text[marked.end() :]
-        return Line(self.time, self.log.path, self._number, text, node, rank)
+        return Line(self._time, self.log.path, self._number, text, node, rank)
 
 
 def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:

@@ -33,13 +33,10 @@ _CUT_TITLE = re.compile(
 _WHOLE_TITLE = r"\1(most recent call last) ╮".encode()
 """The title of a box that is narrow, as that of rich's logger is where no terminal is."""
 _NUMBER = re.compile(r"\d+")
-_BOX_TOP = re.compile(r"( *)[╭┌]")
-"""The top of a box, which rich's logger draws behind its columns."""
+_BOX_TOP = re.compile(r"( *)[╭┌]")  # the top of a box, which rich's logger draws behind its columns
 _BOX_TITLES = ("╭╮", "┌┐")
-_BOX_SIDES = ("││", "┃┃")
-"""First and last character of a title and of a line in a box."""
-_MOST = 8
-"""Prefixes of one line that are looked at."""
+_BOX_SIDES = ("││", "┃┃")  # first and last character of a title and of a line in a box
+_MOST = 8  # prefixes of one line that are looked at
 _COLUMN = r"(?: (?=(?:  )*(?! )))?"
 """A space of the prefix: lines of a traceback begin with an even number of their own."""
 _LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|SUCCESS|WARN(?:ING)?|ERR(?:OR)?|CRIT(?:ICAL)?|FATAL)\b"
@@ -135,8 +132,7 @@ _BAR = re.compile(
     r"|━[━╸╺]* +(?:\d+/\d+ [\d:]+ • [\d:-]+ [\d.]+it/s|\d+% [\d:-]+) *(?:[\w/]+: \S+ +)*(?=\S))"
 )
 """A bar of tqdm or rich: it has no end of its own, so what is printed next follows it."""
-_FIRST_MARK = re.compile(rf"{_NODE}|{_MPICH}")
-"""Prefixes that mean something else behind a time."""
+_FIRST_MARK = re.compile(rf"{_NODE}|{_MPICH}")  # prefixes that mean something else behind a time
 _LOGGER = re.compile("|".join(_LOGGERS))
 _PART = re.compile("|".join(_ROW))
 _PLAIN = re.compile(

@@ -30,8 +30,7 @@ _FIGURES = ("step", "loss", "samples_per_second", "epoch", "avg_loss", "accuracy
 _LONGEST = 1 << 26
 _LINE = 1 << 16
 _FILES = 8
-_LARGEST = 1e15
-"""Beyond this a number is an accident, and no axis can show it beside others."""
+_LARGEST = 1e15  # beyond this a number is an accident, and no axis can show it beside others
 _AFTER = 5.0
 """Seconds by which a file server's clock may be ahead of the driver's. Where it is behind, only a
 training that took less than that is missed."""
@@ -66,11 +65,9 @@ class Curves(NamedTuple):
 def find_curves(
     files: JobFiles, job: KeptJob, record: JobRecord
 ) -> tuple[list[Curves], list[Path]]:
-    """Return the curves of a job's training, as far as its outputs have them.
+    """Return the curves of a job's training, and the files that are not this job's.
 
-    Returns:
-        the curves of each file that has some, and the files that this job has not written: they are
-        older, or were changed after its end.
+    Those are older, or were changed after its end.
     """
     if not files.job_id:
         mine, others = [log.path for log in files.logs if log.path.name == NAME], []
@@ -167,15 +164,11 @@ Tick = tuple[float, str]
 
 _HEIGHT, _ABOVE, _BELOW = 190, 10, 24
 """Of a line chart: the plot's height, and the room above and below it, in pixels."""
-_POINTS = 400
-"""More cannot be told apart; of each stretch the lowest and the highest are kept."""
-_UNITS = 1000
-"""Of the coordinates in which a line is drawn, whatever size it then has."""
-_EDGE = 0.04
-"""A label nearer than this to an end of its axis would be cut off there."""
+_POINTS = 400  # more cannot be told apart; of each stretch the lowest and the highest are kept
+_UNITS = 1000  # of the coordinates in which a line is drawn, whatever size it then has
+_EDGE = 0.04  # a label nearer than this to an end of its axis would be cut off there
 _STEPS = (1.0, 2.0, 5.0)
-_ALIKE = 1e-9
-"""Numbers that differ by less than this part of them are one to an axis."""
+_ALIKE = 1e-9  # numbers that differ by less than this part of them are one to an axis
 
 
 @dataclass(frozen=True, kw_only=True)

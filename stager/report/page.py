@@ -209,10 +209,8 @@ def _read_bundle(job: KeptJob) -> BundleContents:
 
 # --- The timeline: the nodes that are drawn, and the stretches of time ---------------------------
 
-_MOST = 40
-"""Rows that are drawn; more cannot be looked over."""
-_NAME = 16
-"""Characters of a node's name beside its row; the table has all of it."""
+_MOST = 40  # rows that are drawn; more cannot be looked over
+_NAME = 16  # characters of a node's name beside its row; the table has all of it
 _SHORT = 0.25
 """The beginning is drawn again, larger, where it takes no more than this share of the job."""
 
@@ -240,12 +238,7 @@ class TimeWindow(NamedTuple):
 
 
 def choose_rows(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
-    """Return the rows to draw: those with a failure and the slowest, in the job's order.
-
-    Args:
-        rows: all nodes.
-        first: the node that failed first; empty for none.
-    """
+    """Return the rows to draw: the first failure, others, and the slowest, in the job's order."""
     ranked = sorted(
         rows, key=lambda row: (row.node != first, not row.has_failed, -_sum_staging(row))
     )
@@ -299,8 +292,7 @@ def describe_timeline(window: TimeWindow, rows: Sequence[NodePhases], first: str
 # value becomes part of it in one way only, which shows what is invisible in it and escapes the
 # rest.
 
-_LONGEST = 600
-"""Characters of a text that are shown; what ranks write may have no end."""
+_LONGEST = 600  # characters of a text that are shown; what ranks write may have no end
 _SHOWN = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
 _SHOWN |= {0x7F: "\u2421"}
 _SHOWN |= dict.fromkeys(
