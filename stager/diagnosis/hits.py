@@ -21,7 +21,7 @@ from ..catalogue.catalogue import (
     match_line,
 )
 from ..logs.job_files import JobFiles, LogFile
-from ..logs.lines import Pieces, read_order, read_stamp, read_year
+from ..logs.lines import Pieces, find_stamp, read_order, read_year
 from ..logs.prefixes import (
     TRACEBACK,
     TracebackPrefix,
@@ -387,7 +387,7 @@ class _Scanner:
         suspected = [at for at in places if not shapes[at].startswith(_EVENT)]
         traces = {at for at in suspected if TRACEBACK.encode() in shapes[at]}
         done = self._look_at_lines(lines, suspected, traces, entries, last=last)
-        self._stamped = self._find_stamp(lines, done) or self._stamped
+        self._stamped = self._find_stamp(lines, done)
         self.line += done
         self._above = lines[done - 1] if done else self._above
         rest = b"".join(line + b"\n" for line in lines[done:])
@@ -476,7 +476,7 @@ class _Scanner:
         (at, last), (rank, text) = places, author
         line = parse_line(_show_line(lines[at]))
         if self._pieces is None:
-            time = self._find_stamp(lines, at + 1) or self._stamped
+            time = self._find_stamp(lines, at + 1)
         else:
             time = self._pieces.find_time(self._find_offset(lines, at))
         self._hits.append(
@@ -512,10 +512,7 @@ class _Scanner:
         return self.offset + sum(map(len, lines[:at])) + at
 
     def _find_stamp(self, lines: list[bytes], end: int) -> float | None:
-        for line in reversed(lines[max(0, end - _STAMP_LINES) : end]):
-            if (time := read_stamp(line, self._year)) is not None:
-                return time
-        return None
+        return find_stamp(lines[max(0, end - _STAMP_LINES) : end], self._year) or self._stamped
 
     def _is_enough(self, name: str) -> bool:
         self._counts[name] += 1

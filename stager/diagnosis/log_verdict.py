@@ -21,6 +21,7 @@ from ..logs.prefixes import ParsedLine, parse_line, show_line
 from .failure import FirstFailure, format_ranks
 from .hits import (
     EXCEPTION,
+    LAUNCHER_FRAME,
     Hit,
     is_of_an_end,
     says_ended_well,
@@ -265,9 +266,7 @@ def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
 
 # The candidates are made here; :mod:`.verdict` has their order, and the reasons for it.
 
-_OF_LAUNCHER = re.compile(
-    r"torch/distributed/(?:run|launcher/api)\.py|accelerate/commands/|deepspeed/launcher/"
-)
+_OF_LAUNCHER = re.compile(rf"{LAUNCHER_FRAME.pattern}|accelerate/commands/|deepspeed/launcher/")
 """Frames of a launcher's own traceback, which is no rank's."""
 _ENDED_BY_KERNEL = (FailureClass.OUT_OF_MEMORY, FailureClass.KILLED)
 """Classes of failures whose own line tells no rank, but that of the launcher does."""

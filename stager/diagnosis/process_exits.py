@@ -177,17 +177,7 @@ _TABLE_ENTRIES = ("torchrun-report", "child-failed")
 """Entries that stand above a table of torchrun's."""
 _STEP_ENDS = ("cancelled", "task-failure", "step-ended")
 """Entries by which Slurm says that it ends the tasks that are left."""
-_SIGNALS = {
-    "Killed": -9,
-    "Segmentation fault": -11,
-    "Aborted": -6,
-    "Illegal instruction": -4,
-    "Bus error": -7,
-    "Terminated": -15,
-    "Hangup": -1,
-    "Interrupt": -2,
-    "Floating point exception": -8,
-}
+_SIGNALS = {str(signal.strsignal(number)).lower(): -number for number in signal.Signals}
 ENDED_BY_OTHERS = (-15, 143, -2, 130, -6, 134)
 """Statuses that another rank's failure leaves: SIGTERM, SIGINT, or a watchdog's abort."""
 
@@ -337,7 +327,7 @@ def _read_exit_code(hit: Hit) -> int:
     if name.isdigit():
         return -int(name)
     for known, number in _SIGNALS.items():
-        if name.lower().startswith(known.lower()):
+        if name.lower().startswith(known):
             return number
     killed = signal.SIGKILL if hit.entry.kind == FailureClass.KILLED else -1
     return -signal.Signals.__members__.get(name, killed)

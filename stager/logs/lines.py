@@ -51,6 +51,7 @@ _DATES = (
     re.compile(rb"\b(?P<month>" + _MONTHS + rb") {1,2}(?P<day>\d\d?) $"),
 )  # fmt: skip
 _LONGEST_DATE = 16
+_STAMP_LINES = 400  # lines among which a time is looked for, above one that has none
 _EPOCH = re.compile(rb"\W{0,2}(?P<whole>1[5-9]\d{8})(?P<part>\.\d{1,9})?(?=[\s\]:,|]|$)")
 _EPOCH_IN_JSON = re.compile(rb'"(?:ts|time|timestamp)": ?(?P<whole>1[5-9]\d{8})(?P<part>\.\d+)?')
 _LATEST = 1e11  # an upper limit for times, in seconds since the epoch
@@ -73,6 +74,12 @@ def read_stamp(line: bytes, year: int) -> float | None:
             return _to_seconds(date, clock, year)
     epoch = _EPOCH_IN_JSON.search(line) if line.startswith(b"{") else _EPOCH.match(line)
     return float(epoch["whole"] + (epoch["part"] or b"")) if epoch else None
+
+
+def find_stamp(lines: Sequence[bytes], year: int) -> float | None:
+    """Return the time stamp of the last of these lines that has one, if it is not far up."""
+    times = (read_stamp(line, year) for line in reversed(lines[-_STAMP_LINES:]))
+    return next((time for time in times if time is not None), None)
 
 
 def _to_seconds(date: re.Match[bytes], clock: re.Match[bytes], year: int) -> float | None:
@@ -216,7 +223,6 @@ _PARTS_OF_MARKS = (": ", "]:", ":[", "<std", "pid=", "[rank", "[pod/", "] ", '{"
 _LONGEST_PREFIX = 120
 _EVENT = b'{"v": '
 _BLOCK = 1 << 16
-_STAMP_LINES = 400  # lines among which a time is looked for, above one that has none
 
 
 class Line(NamedTuple):
@@ -268,9 +274,7 @@ class LogReader:
                 elif raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have it, too
                     self._time = max(self._time, _read_event_time(raw))
                 else:
-                    # Of lines that are skipped, the last one with a time tells it.
-                    above = raws[at - min(skipped, _STAMP_LINES) : at + 1]
-                    skipped = 0
+                    above, skipped = raws[at - skipped : at + 1], 0
                     self._time = max(self._time, self._find_time(above) if time is None else time)
                     yield self._make_line(raw)
 
@@ -286,8 +290,7 @@ class LogReader:
     def _find_time(self, raws: Sequence[bytes]) -> float:
         if self._pieces and (time := self._pieces.find_time(self._offset - 1)) is not None:
             return time
-        times = (read_stamp(raw, self._year) for raw in reversed(raws))
-        return next((time for time in times if time is not None), 0.0)
+        return find_stamp(raws, self._year) or 0.0
 
     def _make_line(self, raw: bytes) -> Line:
         text = show_line(raw)
