@@ -247,11 +247,15 @@ class LogReader:
     """One log, read further and further; ``suspects`` selects lines, None all."""
 
     def __init__(
-        self, log: LogFile, suspects: Suspects | None = None, pieces: Pieces | None = None
+        self,
+        log: LogFile,
+        suspects: Suspects | None = None,
+        pieces: Pieces | None = None,
+        block: int = _BLOCK,
     ) -> None:
         self.log = log
         self._time = 0.0  # of its last line, as far as it is known; it never goes back
-        self._suspects, self._pieces = suspects, pieces
+        self._suspects, self._pieces, self._block = suspects, pieces, block
         self._open: list[OpenTrace] = []
         self._number = self._offset = 0
         self._year = read_year(log.path)
@@ -282,7 +286,7 @@ class LogReader:
         try:  # opened for each block: there may be more files than may be open
             with open_regular(self.log.path) as handle:
                 handle.seek(self._offset)
-                raws = handle.readlines(_BLOCK)
+                raws = handle.readlines(self._block)
         except OSError:
             return []
         return raws[:-1] if whole and raws and not raws[-1].endswith(b"\n") else raws
@@ -426,6 +430,7 @@ def _skip_repeated(group: list[Line], seen: collections.Counter[str]) -> Iterato
 # --- The logs of a job as one stream: by time, each line with its node and rank ------------------
 
 _POLL_SECONDS = 0.5
+_MANY = 500  # logs of which smaller blocks are held at a time
 _NAMED = 8
 
 
@@ -477,13 +482,13 @@ def merge_logs(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
 
 
 def _make_readers(
-    files: JobFiles, logs: Iterable[LogFile], wanted: LineFilter
+    files: JobFiles, logs: Sequence[LogFile], wanted: LineFilter
 ) -> Iterator[LogReader]:
     pick = Suspects() if wanted.errors else None
     order = read_order(files)
-    return (
-        LogReader(log, pick, order.get((log.node, log.rank)) if log.own else None) for log in logs
-    )
+    block = _BLOCK if len(logs) < _MANY else _BLOCK // 16
+    for log in logs:
+        yield LogReader(log, pick, order.get((log.node, log.rank)) if log.own else None, block)
 
 
 def follow_logs(
