@@ -287,10 +287,11 @@ def _read_rows(log: LogFile, lines: Iterable[tuple[int, str]]) -> Iterator[tuple
         field = _FIELD.match(text)
         if field is None:
             continue
-        fields[field["name"]] = field["value"].strip()
-        if field["name"] != "exitcode":
+        name, value = field.groups()
+        fields[name] = value.strip()
+        if name != "exitcode":
             continue
-        if code := _CODE.match(fields["exitcode"]):
+        if code := _CODE.match(fields[name]):
             rank = _RANK.match(fields.get("rank", ""))
             process = Exit(
                 log=log,

@@ -364,7 +364,7 @@ def parse_log_name(path: Path, folder: Path) -> LogFile:
     """
     shown = path.relative_to(folder).as_posix()
     if named := _NODE_AND_TASK.fullmatch(path.name):
-        job, node, task = named.groups()[:3] if named["job"] else named.groups()[3:]
+        job, node, task = named.groups()[:3] if named[1] else named.groups()[3:]
         return LogFile(path=path, job=job, node=node, rank=int(task))
     job = "" if _OF_TORCHRUN.search(shown) else _find_job_number(path.name)
     log = LogFile(path=path, job=job, node=_find_host(shown, job))
@@ -372,17 +372,18 @@ def parse_log_name(path: Path, folder: Path) -> LogFile:
         attempt, local_rank = map(int, of_torchrun.groups())
         return replace(log, attempt=attempt, local_rank=local_rank)
     for rank in _RANK.finditer(shown):
-        if rank["of"] is None:
-            return replace(log, rank=int(rank["number"]))
-        if rank["of"].lower() == "local":
-            log = replace(log, local_rank=int(rank["number"]))
+        of, number = rank.groups()
+        if of is None:
+            return replace(log, rank=int(number))
+        if of.lower() == "local":
+            log = replace(log, local_rank=int(number))
     return log
 
 
 def _find_host(shown: str, job: str) -> str:
     name = shown.rpartition("/")[2]
     if after_job := _BEHIND_JOB.fullmatch(name):
-        return after_job["node"]
+        return after_job[1]
     # What stands before the number of a job is its name.
     place = shown[: -len(name)] if job and job in name else shown
     known = _KNOWN_HOST.search(place)

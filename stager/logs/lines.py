@@ -73,7 +73,7 @@ def read_stamp(line: bytes, year: int) -> float | None:
         if date is not None:
             return _to_seconds(date, clock, year)
     epoch = _EPOCH_IN_JSON.search(line) if line.startswith(b"{") else _EPOCH.match(line)
-    return float(epoch["whole"] + (epoch["part"] or b"")) if epoch else None
+    return float(b"".join(filter(None, epoch.groups()))) if epoch else None
 
 
 def find_stamp(lines: Sequence[bytes], year: int) -> float | None:
@@ -84,25 +84,26 @@ def find_stamp(lines: Sequence[bytes], year: int) -> float | None:
 
 def _to_seconds(date: re.Match[bytes], clock: re.Match[bytes], year: int) -> float | None:
     """Return the time of a stamp's parts; None for an impossible date."""
-    found = {name: text or b"" for name, text in (clock.groupdict() | date.groupdict()).items()}
-    month, told_year = found["month"], int(found.get("year") or found["late_year"] or year)
+    hour, minute, second, part, zone, utc, late_year = clock.groups()
+    month, day = date.group("month", "day")
+    told_year = int(date.groupdict().get("year") or late_year or year)
     try:
         whole = datetime(
             told_year if told_year > 99 else 2000 + told_year,
             int(month) if month.isdigit() else _MONTHS.split(b"|").index(month) + 1,
-            int(found["day"]),
-            int(found["hour"]),
-            int(found["minute"]),
-            int(found["second"]),
-            tzinfo=_read_zone(b"Z" if found["utc"] else found["zone"]),
+            int(day),
+            int(hour),
+            int(minute),
+            int(second),
+            tzinfo=_read_zone(b"Z" if utc else zone),
         ).timestamp()
     except (OverflowError, ValueError):
         return None
-    return whole + float(b"0." + (found["part"] or b"0"))
+    return whole + float(b"0." + (part or b"0"))
 
 
 @functools.cache
-def _read_zone(zone: bytes) -> tzinfo | None:
+def _read_zone(zone: bytes | None) -> tzinfo | None:
     return datetime.strptime(zone.decode(), "%z").tzinfo if zone else None
 
 
