@@ -198,22 +198,31 @@ def _explain_missing_package(module: str, manifest: Manifest, root: Path) -> tup
 _MOST = 5
 
 
-def _find_evidence(case: _Case, first: FirstFailure, in_logs: LogVerdict) -> tuple[Evidence, ...]:
-    if hits := _find_in_logs(first, in_logs, case.hits):
-        return tuple(map(_make_evidence, hits))
-    shown = str(first.problem).partition("\n")[0]
+def _find_evidence(case: _Case, first: FirstFailure, in_logs: LogVerdict) -> Iterator[Evidence]:
+    hits = _find_in_logs(first, in_logs, case.hits)
+    yield from map(_make_evidence, hits)
+    if not hits and case.files.job_id:
+        found = _find_in_preflight(first, case.files) or _find_in_events(first, case)
+        yield from filter(None, [found])
+
+
+def _find_in_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
+    shown = f"{first.node} problem: {first.problem}".partition("\n")[0]
+    for number, line in number_lines(files.preflight) if first.problem else ():
+        if line == shown:
+            return Evidence(path=files.preflight, number=number, text=line)
+    return None
+
+
+def _find_in_events(first: FirstFailure, case: _Case) -> Evidence | None:
+    """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
     texts = list(_list_signs(first, case.result))
-    files = case.files
-    for number, line in number_lines(files.preflight) if first.problem and files.job_id else ():
-        if line == f"{first.node} problem: {shown}":
-            return (Evidence(path=files.preflight, number=number, text=line),)
-    for number, line in number_lines(files.events) if texts and files.job_id else ():
-        if first.node and json.dumps(first.node) not in line:
-            continue
-        for text in texts:
-            if re.search(re.escape(text) + r"(?![\d.])", line):
-                return (Evidence(path=files.events, number=number, text=text),)
-    return ()
+    for number, line in number_lines(case.files.events) if texts else ():
+        if not first.node or json.dumps(first.node) in line:
+            for text in texts:
+                if re.search(re.escape(text) + r"(?![\d.])", line):
+                    return Evidence(path=case.files.events, number=number, text=text)
+    return None
 
 
 def _make_evidence(hit: Hit | Exit) -> Evidence:
@@ -251,7 +260,7 @@ def _agrees(in_logs: LogVerdict, first: FirstFailure) -> bool:
 
 
 def _list_signs(first: FirstFailure, result: JobEnds) -> Iterator[str]:
-    """Yield the parts of the driver's events that show what no log does: a kill, a lost node."""
+    """Yield the parts of events that may show a failure, the most telling first."""
     signs: list[Mapping[str, object]] = []
     if result.ended_by and first.exit_code is None:
         signs.append({"ended_by": result.ended_by})
@@ -303,8 +312,7 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         first, in_logs = _explain_failure(case, first, in_logs)
     elif ok is None:
         ok, first = _judge_without_result(case, in_logs)
-    job = files.read_job()
-    has_begun = record.begun is not None and not record.has_launched
+    before_launch = record.begun is not None and not record.has_launched
     diagnosis = Diagnosis(
         job_id=files.job_id,
         folder=files.folder,
@@ -312,11 +320,18 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         first=first,
         interrupted=case.result.interrupted,
         read=len(files.logs),
-        before_launch=has_begun and job.action is Action.RUN,
+        before_launch=before_launch and files.read_job().action is Action.RUN,
     )
-    if first is None:
-        return replace(diagnosis, evidence=() if ok else tuple(map(_make_evidence, in_logs.weak)))
-    if files.ours:
+    if first is not None:
+        return _complete_diagnosis(diagnosis, case, first, in_logs)
+    return replace(diagnosis, evidence=() if ok else tuple(map(_make_evidence, in_logs.weak)))
+
+
+def _complete_diagnosis(
+    diagnosis: Diagnosis, case: _Case, first: FirstFailure, in_logs: LogVerdict
+) -> Diagnosis:
+    if case.files.ours:
+        job = case.files.read_job()
         first = explain_missing_module(explain_withheld_variable(first, job), job)
     same_failure = _find_same_failure(first, case.result)
     failed = {each.rank for each in case.result.failures or ()} | set(in_logs.failed)
@@ -324,7 +339,7 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         diagnosis,
         first=_add_last_lines(first, case.files),
         entry=first.entry,
-        evidence=_find_evidence(case, first, in_logs),
+        evidence=tuple(_find_evidence(case, first, in_logs)),
         same_failure=same_failure,
         consequences=tuple(sorted(failed - {first.rank, *in_logs.missing, *same_failure})),
         missing=in_logs.missing if first.kind == FailureClass.HANG else (),
@@ -458,9 +473,9 @@ def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
 
 
 def _find_same_failure(first: FirstFailure, result: JobEnds) -> tuple[int, ...]:
-    errors = {record.rank: make_comparable(record) for record in result.failures or ()}
-    own = [record for record in result.failures or () if record.rank == first.rank]
-    if not own or not own[-1].exception or weigh_failure(own[-1]) != CAUSE:
+    records = {record.rank: record for record in result.failures or ()}
+    own = None if first.rank is None else records.pop(first.rank, None)
+    if own is None or not own.exception or weigh_failure(own) != CAUSE:
         return ()
-    same = (rank for rank, error in errors.items() if error == errors[own[-1].rank])
-    return tuple(sorted(rank for rank in same if rank != first.rank))
+    error = make_comparable(own)
+    return tuple(sorted(rank for rank, other in records.items() if make_comparable(other) == error))

@@ -244,6 +244,14 @@ def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
     Collectives are counted for each group of ranks. A rank with several numbers has several groups,
     and where groups are not named nothing can be said of them.
     """
+    for numbers in _group_collectives(waiting).values():
+        lowest = min(numbers.values())
+        if lowest < max(numbers.values()):
+            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
+    return ()
+
+
+def _group_collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
     by_group: dict[str, dict[int, int]] = {}
     is_ambiguous = False
     for hit in waiting:
@@ -255,11 +263,7 @@ def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
             is_ambiguous |= not group and known != int(number)
     if is_ambiguous:
         del by_group[""]
-    for numbers in by_group.values():
-        lowest = min(numbers.values())
-        if lowest < max(numbers.values()):
-            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
-    return ()
+    return by_group
 
 
 # --- The first failure as logs alone tell it, whoever's launcher wrote them ----------------------
@@ -493,20 +497,17 @@ def _is_own_failure(hit: Hit) -> bool:
 
 
 def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
-    named, rank = hit.groups.get("rank", ""), hit.rank
-    if rank is None and named.isdigit():
-        rank = int(named)
+    rank = _find_failed_rank(hit)
+    own = [end for end in ended if end.rank == rank is not None][:1]
     node = hit.node or ("" if rank is None else nodes.get(rank, ""))
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    own = next((end for end in ended if end.rank == rank is not None), None)
-    if own is None and hit.rank is None and not node:
-        # The one node of all failed processes in its log.
-        others = {end.node for end in ended if end.log == hit.log}
-        node = others.pop() if len(others) == 1 else ""
+    # A hit without a rank is of the one node of all failed processes in its log.
+    near = own or [end for end in ended if end.log == hit.log and hit.rank is None]
+    others = {end.node for end in near}
     return FirstFailure(
-        node=node or (own.node if own else ""),
+        node=node or (others.pop() if len(others) == 1 else ""),
         rank=rank,
-        exit_code=own.code if own else None,
+        exit_code=own[0].code if own else None,
         kind=hit.entry.kind,
         cause=hit.text if hit.trace else meaning,
         hint=hint,
@@ -515,6 +516,11 @@ def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> F
         meaning=meaning,
         entry=hit.entry.name,
     )
+
+
+def _find_failed_rank(hit: Hit) -> int | None:
+    named = hit.groups.get("rank", "")
+    return int(named) if hit.rank is None and named.isdigit() else hit.rank
 
 
 def _convert_exit(report: Exit) -> FirstFailure:

@@ -6,7 +6,7 @@ import collections
 import fcntl
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.counts import format_count
 from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
 from bundle.protocol.events import JobEnds
+from bundle.protocol.problem import Problem
 
 from ..core.errors import StagerError
 from ..core.files import open_regular
@@ -83,20 +84,25 @@ def _list_suspicions(
     result = record.result or JobEnds(ok=False, interrupted=True)
     # What went wrong at last may follow from the end of the job.
     is_over = not result.interrupted and result.ended_by in ("", Ending.NODE_FAILURE)
-    problems = [*record.left_out.items()]
+    yield from _list_node_problems(record, record.left_out)
     if is_over and not result.of_driver:
-        problems += result.problems.items()
-    for node, listed in problems:
+        yield from _list_node_problems(record, result.problems)
+    # Of the failures of ranks only this one is a node's (a faulty GPU or memory): no program can
+    # cause it. A full disk may be a file system that all nodes share.
+    is_node_failure = first is not None and first.kind is FailureClass.NODE_FAILURE
+    if first and is_over and is_node_failure and first.problem is None:
+        yield first.node, NodeFault.NODE_FAILURE, "", first.meaning or "node failure"
+
+
+def _list_node_problems(
+    record: JobRecord, problems: Mapping[str, Sequence[Problem]]
+) -> Iterator[tuple[str, NodeFault, str, str]]:
+    for node, listed in problems.items():
         for problem in listed:
             row = problem.code.row
             if row.fault is not None and row.least_nodes <= len(record.nodes):
                 cause = "; ".join(filter(None, (problem.what, problem.why)))
                 yield node, row.fault, str(problem.code), cause
-    # Of the failures of ranks only this one is a node's (a faulty GPU or memory): no program can
-    # cause it. A full disk may be a file system that all nodes share.
-    is_ranks = is_over and first is not None and first.problem is None
-    if first and is_ranks and first.kind is FailureClass.NODE_FAILURE:
-        yield first.node, NodeFault.NODE_FAILURE, "", first.meaning or "node failure"
 
 
 # --- The incidents in the offline root: one file of JSON lines -----------------------------------
