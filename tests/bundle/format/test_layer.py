@@ -292,3 +292,7 @@ def test_an_index_that_is_none_is_refused(body: bytes) -> None:
     head = forged_head(raw(), 150)
     with pytest.raises(LayerError):
         decode_head(head, lambda data: body)
+
+
+def test_an_empty_layer_is_possible() -> None:
+    assert decode(files=[], links=[], frames=[]) == Index((), (), ())
