@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import queue
@@ -250,14 +249,14 @@ def test_a_slow_disk_is_no_hang() -> None:
     progress = TaskProgress((WRITER,))
     for switches in range(6, 9):
         assert looks(progress, (WRITER,), LOOKS - 1) == [""] * (LOOKS - 1)
-        slow = dataclasses.replace(WRITER, switches=switches)
+        slow = WRITER._replace(switches=switches)
         assert progress.find_hang((slow,), HANG_SECONDS / LOOKS) == ""
         assert looks(progress, (slow,), LOOKS - 1) == [""] * (LOOKS - 1)
         assert progress.find_hang((WRITER,), HANG_SECONDS / LOOKS) == ""
 
 
 def test_few_of_many_are_named() -> None:
-    many = tuple(dataclasses.replace(WRITER, pid=10**9 + number) for number in range(5))
+    many = tuple(WRITER._replace(pid=10**9 + number) for number in range(5))
     *_, found = looks(TaskProgress(many), many, LOOKS)
     assert found.count("state D") == 3
     assert found.endswith("; and 2 more")
