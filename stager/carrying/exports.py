@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bundle.format.archive import END, BundleFile
+from bundle.format.archive import END
 from bundle.format.manifest import (
     BLOCK,
     MANIFEST_NAME,
@@ -35,8 +36,8 @@ from ..building.current_bundle import (
     offline_root,
 )
 from ..config.load import Config
-from ..core.errors import BundleError, StagerError
-from ..core.files import CARRIED_SUFFIX, read_bytes, replace_file
+from ..core.errors import BundleError
+from ..core.files import CARRIED_SUFFIX, read_bytes, write_output
 from ..core.store import Store
 from ..inventory.provenance import find_lock, list_possible_locks
 from ..lock.spec import read_spec
@@ -78,6 +79,7 @@ _LABEL_LIMIT = 1 << 20
 _PARTS_LIMIT = 512 << 20
 """Bytes of what is carried besides the bundle's layers, as it is read whole: the manifest, the lock
 and the tool's wheels."""
+_OCTAL = re.compile(rb"[0-7]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SAME_VERSION = "use the same version on both sides; `stager export --with-tool` carries it"
 _COPY_AGAIN = "the copy is damaged: copy it again, and compare `sha256sum` on both sides"
@@ -116,7 +118,7 @@ def read_label(path: Path, data: bytes) -> Label:
     """Read ``carried.json``."""
     try:
         raw = json.loads(data)
-        digest = raw.pop("digest")
+        del raw["digest"]
         if raw["format"] != FORMAT:
             raise BundleError(
                 f"{path} was written by another version of stager: its format is "
@@ -126,7 +128,7 @@ def read_label(path: Path, data: bytes) -> Label:
         label = decode(Label, raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise BundleError(f"{path}: {LABEL_NAME} cannot be read", hint=_COPY_AGAIN) from exc
-    if label.to_bytes() != data or digest != Digest.of(canonical_json(asdict(label))):
+    if label.to_bytes() != data:  # its digest is among them
         raise BundleError(f"{path}: {LABEL_NAME} has been changed", hint=_COPY_AGAIN)
     sizes = [part.size for part in label.parts]
     if min(sizes, default=0) < 0 or sum(sizes) > _PARTS_LIMIT:
@@ -143,7 +145,7 @@ class CarriedFile:
     def __init__(self, path: Path, handle: BinaryIO) -> None:
         """Read the label and the manifest; BundleError if the file is cut short or damaged."""
         self.path, self._handle = path, handle
-        self.label = read_label(path, self._first())
+        self.label = read_label(path, self._read_label())
         names = [part.name for part in self.label.parts]
         is_first = names[:1] == [MANIFEST_NAME]
         self._require(is_first, f"{LABEL_NAME} does not name the manifest first")
@@ -155,10 +157,26 @@ class CarriedFile:
         members = self.manifest.members()
         self._refuse_short([size for name, size in members if name not in left_out])
 
+    def _read_label(self) -> bytes:
+        header = self._read_up_to(BLOCK)
+        octal = header[124:135]
+        size = int(octal, 8) if _OCTAL.fullmatch(octal) else 0  # no sign, and no space
+        if size <= _LABEL_LIMIT and header == member_header(LABEL_NAME, size):
+            data = self._read(size)
+            self._skip_padding(size)
+            return data
+        why = "is no file that `stager export` has written, or is damaged at its beginning"
+        hint = "name the exported file; if this is it, copy it again"
+        if not header:
+            why, hint = "is empty", "the copy was interrupted: copy it again"
+        elif header.startswith(MANIFEST_NAME.encode() + b"\0"):
+            why = "is a bundle, which needs no import"
+            hint = f"use it as it is: stager verify --bundle {self.path}"
+        raise BundleError(f"{self.path} {why}", hint=hint)
+
     def _read_manifest(self) -> Manifest:
-        part = self.label.parts[0]
         try:
-            manifest = parse(self._read_member(part))
+            manifest = parse(self._read_part(self.label.parts[0]))
         except FormatError as exc:
             raise BundleError(
                 f"{self.path} carries a bundle of another version of stager: {exc}",
@@ -172,59 +190,41 @@ class CarriedFile:
         self._require(is_name, f"no project is called {manifest.name!r}")
         return manifest
 
-    def _read_member(self, part: CarriedPart) -> bytes:
-        self._begin(part.name, part.size)
-        data = self._read(part.size)
-        self._end(part.size)
-        return data
+    def _read_part(self, part: CarriedPart) -> bytes:
+        with self._check_frame(part.name, part.size):
+            return self._read(part.size)
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
         """Yield name and content of what is carried besides the bundle."""
         for part in self.label.parts[1:]:
-            data = self._read_member(part)
+            data = self._read_part(part)
             is_right = Digest.of(data) == part.sha256
             self._require(is_right, f"{part.name} does not have the digest that it must have")
             yield part.name, data
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the next member of the bundle, checked."""
-        self._begin(name, size)
-        try:
+        with self._check_frame(name, size):
             yield from self.members.pieces(name, self._read)
-        except MemberError as exc:
-            raise self._make_damage_error(str(exc)) from exc
-        self._end(size)
 
     def end(self) -> None:
         """Check that the tar ends here."""
         self._require(self._read(len(END)) == END, "more follows than it says")
 
-    def _first(self) -> bytes:
-        header = self._read_up_to(BLOCK)
-        octal = header[124:135]
+    @contextlib.contextmanager
+    def _check_frame(self, name: str, size: int) -> Iterator[None]:
+        """Check what is before and after a member's content, which the block reads."""
         try:
-            size = int(octal, 8) if octal.isdigit() else 0  # no sign, and no space
-            expected = member_header(LABEL_NAME, size)
-        except ValueError:
-            expected = b""
-        if not header:
-            raise BundleError(
-                f"{self.path} is empty", hint="the copy was interrupted: copy it again"
-            )
-        if header == expected and size <= _LABEL_LIMIT:
-            data = self._read(size)
-            self._end(size)
-            return data
-        if header.startswith(MANIFEST_NAME.encode() + b"\0"):
-            raise BundleError(
-                f"{self.path} is a bundle, which needs no import",
-                hint=f"use it as it is: stager verify --bundle {self.path}",
-            )
-        raise BundleError(
-            f"{self.path} is no file that `stager export` has written, or is damaged at its "
-            "beginning",
-            hint="name the exported file; if this is it, copy it again",
-        )
+            is_header = self._read(BLOCK) == member_header(name, size)
+            self._require(is_header, f"{name} does not begin where it must")
+            yield
+        except (ManifestError, MemberError) as exc:  # no tar has a name like that; damage
+            raise self._make_damage_error(str(exc)) from exc
+        self._skip_padding(size)
+
+    def _skip_padding(self, size: int) -> None:
+        padding = self._read(count_padding(size))
+        self._require(not padding.strip(b"\0"), "there are bytes between its members")
 
     def _refuse_short(self, members: Iterable[int]) -> None:
         """Refuse a file that cannot hold its parts, and members of the bundle of these sizes."""
@@ -237,17 +237,6 @@ class CarriedFile:
                 f"{format_size(needed)}",
                 hint="the copy was interrupted: copy it again; nothing was imported",
             )
-
-    def _begin(self, name: str, size: int) -> None:
-        try:
-            expected = member_header(name, size)
-        except ManifestError as exc:  # no tar has a name like that
-            raise self._make_damage_error(str(exc)) from exc
-        self._require(self._read(BLOCK) == expected, f"{name} does not begin where it must")
-
-    def _end(self, size: int) -> None:
-        padding = self._read(count_padding(size))
-        self._require(not padding.strip(b"\0"), "there are bytes between its members")
 
     def _read(self, size: int) -> bytes:
         data = self._read_up_to(size)
@@ -288,18 +277,16 @@ class ExportResult:
     signed: bool
 
 
-def find_base_manifest(
-    store: Store, name: str, asked: str, since: datetime.datetime | None
-) -> Manifest | None:
+def _find_base(store: Store, name: str, options: ExportOptions) -> Manifest | None:
     """Return the manifest of the bundle that the other side has; None if none is named.
 
     It is named by its id, or the first digits of that, or as exported before a time.
     """
-    if asked:
-        return _find_base_by_id(store, asked)
-    if since is None:
+    if options.base:
+        return _find_base_by_id(store, options.base)
+    if options.since is None:
         return None
-    limit = since.timestamp()
+    limit = options.since.timestamp()
     known = [(time, manifest) for time, manifest in _list_exported(store) if manifest.name == name]
     before = [manifest for time, manifest in known if time < limit]
     if before:
@@ -308,7 +295,7 @@ def find_base_manifest(
     if known:
         first = f"; the first export was at {datetime.datetime.fromtimestamp(known[0][0]):%F %T}"
     raise BundleError(
-        f"no bundle of {name} was exported before {since:%F %T}{first}",
+        f"no bundle of {name} was exported before {options.since:%F %T}{first}",
         hint="leave out --since to carry all of it",
     )
 
@@ -316,17 +303,14 @@ def find_base_manifest(
 def _list_exported(store: Store) -> list[tuple[float, Manifest]]:
     found = []
     for path in store.exports.glob("*.json"):
-        try:
+        # That of another version is passed over: its layers are not these.
+        with contextlib.suppress(OSError, ManifestError):
             found.append((path.stat().st_mtime, parse(read_bytes(path))))
-        except (OSError, ManifestError):
-            continue  # of another version: its layers are not these
     return sorted(found, key=lambda pair: pair[0])
 
 
 def _find_base_by_id(store: Store, asked: str) -> Manifest:
     found = {item.id: item for _, item in _list_exported(store) if item.id.startswith(asked)}
-    if len(found) == 1:
-        return next(iter(found.values()))
     if len(found) > 1:
         raise BundleError(
             f"--base {asked} names more than one bundle",
@@ -334,6 +318,8 @@ def _find_base_by_id(store: Store, asked: str) -> Manifest:
             context=sorted(found),
         )
     try:
+        for manifest in found.values():
+            return manifest
         chosen = bundle_file.find_by_id(store, asked)
         return bundle_file.read_manifest(chosen.path, chosen.id)
     except BundleError as exc:
@@ -380,7 +366,7 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     manifest = bundle_file.read_manifest(chosen.path, chosen.id)
     store = Store(offline_root(config))
     before = None if options.bundle is not None else read_bytes(_own_lock(config))
-    base = find_base_manifest(store, manifest.name, options.base, options.since)
+    base = _find_base(store, manifest.name, options)
     since = "" if base is None else f"-since-{base.id[:12]}"
     name = f"{manifest.name}-{manifest.id[:12]}{since}{CARRIED_SUFFIX}"
     output = (options.output or Path(name)).absolute()
@@ -433,25 +419,30 @@ def export(
         manifest = bundle.manifest
         known = list_shared_members(base) if base else frozenset()
         shared = {name for name, _, _ in known & list_shared_members(manifest)}
-        left_out = tuple(name for name, _ in manifest.members() if name in shared)
         parts = {MANIFEST_NAME: manifest.to_bytes(), CARRIED_LOCK: lock}
         signature = read_signature(locate_signature(chosen.path))
         if signature is not None:
             parts[SIGNATURE_NAME] = signature.encode()
         parts |= {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
-        label = _make_label(manifest, base.id if base else "", left_out, parts)
-        try:
-            with replace_file(output) as handle:
-                out = _Digesting(handle)
-                _write(out, bundle, {LABEL_NAME: label.to_bytes(), **parts}, left_out)
-                out.write(program)
-        except OSError as exc:
-            raise StagerError(
-                f"{output} cannot be written: {exc.strerror or exc}",
-                hint="name another file with --output",
-            ) from exc
+        label = Label(
+            name=manifest.name,
+            id=manifest.id,
+            base=base.id if base else "",
+            left_out=tuple(name for name, _ in manifest.members() if name in shared),
+            parts=tuple(
+                CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
+                for name, data in parts.items()
+            ),
+        )
+        with write_output(output) as handle:
+            out = _Digesting(handle)
+            for name, data in {LABEL_NAME: label.to_bytes(), **parts}.items():
+                write_member(out, name, len(data), (data,))
+            # It refuses what is damaged in the store, so that it does not cross the gap.
+            write_members(bundle, out, {MANIFEST_NAME, *label.left_out})
+            out.write(program)
     _note_export(store, manifest)
-    carried = sum(layer.member not in left_out for layer in manifest.layers)
+    carried = sum(layer.member not in shared for layer in manifest.layers)
     return ExportResult(
         file=output,
         id=manifest.id,
@@ -465,33 +456,12 @@ def export(
     )
 
 
-def _write(
-    out: _Digesting, bundle: BundleFile, parts: Mapping[str, bytes], left_out: Collection[str]
-) -> None:
-    """Write the tar; refuse what is damaged in the store, so that it does not cross the gap."""
-    for name, data in parts.items():
-        write_member(out, name, len(data), iter((data,)))
-    write_members(bundle, out, {MANIFEST_NAME, *left_out})
-
-
-def _make_label(
-    manifest: Manifest, base: str, left_out: tuple[str, ...], parts: Mapping[str, bytes]
-) -> Label:
-    described = tuple(
-        CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
-        for name, data in parts.items()
-    )
-    return Label(name=manifest.name, id=manifest.id, base=base, left_out=left_out, parts=described)
-
-
 def _note_export(store: Store, manifest: Manifest) -> None:
     """Note that a bundle was exported; the time of the note is that of its first export."""
     note = store.exports / f"{manifest.id}.json"
-    try:
+    with contextlib.suppress(OSError):
         if read_bytes(note) == manifest.to_bytes():
             return
-    except OSError:
-        pass
     with store.publish(note) as partial:
         partial.write_bytes(manifest.to_bytes())
 

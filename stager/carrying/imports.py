@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 from bundle.environment.unpack import Fresh, write_layers
 from bundle.format.archive import END, BundleFile
-from bundle.format.layer import Entry, Index, LayerError, check_links
-from bundle.format.manifest import MANIFEST_NAME, Manifest
+from bundle.format.layer import Index, LayerError, check_links
+from bundle.format.manifest import MANIFEST_NAME
 from bundle.protocol.counts import format_count
 from bundle.protocol.problem import NodeError
 
@@ -100,135 +98,124 @@ def import_file(path: Path, config: Config, store: Store, *, asked: str = "") ->
             f"{path} cannot be read: {exc.strerror or exc}", hint="name the exported file"
         ) from exc
     with handle:
-        return _Import(path, handle, store, asked).take(config)
-
-
-@contextlib.contextmanager
-def _remove_on_failure(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-class _Import:
-    def __init__(self, path: Path, handle: BinaryIO, store: Store, asked: str) -> None:
-        self._store = store
-        self._file = CarriedFile(path, handle)
-        self._manifest: Manifest = self._file.manifest
-        self._size = self._manifest.size
-        if not self._manifest.id.startswith(asked):
+        carried = CarriedFile(path, handle)
+        manifest = carried.manifest
+        if not manifest.id.startswith(asked):
             raise BundleError(
-                f"{path} does not carry the bundle that was asked for: its id is "
-                f"{self._manifest.id}, expected {asked}",
+                f"{path} does not carry the bundle that was asked for: its id is {manifest.id}, "
+                f"expected {asked}",
                 hint="name the right file, or leave out --id",
             )
+        return _take(carried, config, store)
 
-    def take(self, config: Config) -> ImportResult:
-        manifest, store = self._manifest, self._store
-        final = bundle_path(store, manifest)
-        lock = bundle_file.find_imported_lock(final)
-        here = is_sealed(store, final, manifest)
-        beside = dict(self._file.parts())
-        self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))
-        if not here:
-            store.require_space(self._size, "the bundle")
-        with store.publish(lock) as partial:  # first: it tells an import from a build's bundle
-            partial.write_bytes(beside[CARRIED_LOCK])
-            if here:  # what is here stays as it is
-                self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), partial)
-        if not here:
-            with _remove_on_failure(lock):
-                self._write(final)
-            with _remove_on_failure(lock), _remove_on_failure(final):
-                self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), lock)
-            seal(store, final, manifest)  # only now it counts as checked
-        if SIGNATURE_NAME in beside:
-            with store.publish(locate_signature(final)) as partial:
-                partial.write_bytes(beside[SIGNATURE_NAME])
-        bundle_file.remember_import(store, manifest.name, final)
-        # As a build does: whoever may only read this offline root could not make them.
-        find_compiled_program(bundle_file.node_program(final, store, manifest.id), store)
-        left_out = set(self._file.label.left_out)
-        layers = sum(layer.member not in left_out for layer in manifest.layers)
-        return ImportResult(
-            bundle=final,
-            id=manifest.id,
-            name=manifest.name,
-            bytes=self._size,
-            layers=layers,
-            layers_here=len(manifest.layers) - layers,
-            lock=lock,
-            already_here=here,
-            signature=inspect_signature(config, final, manifest.id),
+
+def _take(carried: CarriedFile, config: Config, store: Store) -> ImportResult:
+    manifest = carried.manifest
+    final = bundle_path(store, manifest)
+    lock = bundle_file.find_imported_lock(final)
+    here = is_sealed(store, final, manifest)
+    beside = dict(carried.parts())
+    signature = beside.get(SIGNATURE_NAME)
+    if config.trust.require:
+        text = None if signature is None else signature.decode("ascii", "replace")
+        what, place = f"the bundle in {carried.path}", f"{SIGNATURE_NAME} in that file"
+        decide(config, text, manifest.id, what=what, place=place)
+    if not here:
+        store.require_space(manifest.size, "the bundle")
+    with store.publish(lock) as partial:  # first: it tells an import from a build's bundle
+        partial.write_bytes(beside[CARRIED_LOCK])
+        if here:  # what is here stays as it is
+            _refuse_other_lock(carried, final, partial)
+    if not here:
+        with contextlib.ExitStack() as undo:
+            undo.callback(lock.unlink, missing_ok=True)
+            _write_bundle(carried, store, final)
+            undo.callback(final.unlink, missing_ok=True)
+            _refuse_other_lock(carried, final, lock)
+            undo.pop_all()
+        seal(store, final, manifest)  # only now it counts as checked
+    if signature is not None:
+        with store.publish(locate_signature(final)) as partial:
+            partial.write_bytes(signature)
+    bundle_file.remember_import(store, manifest.name, final)
+    # As a build does: whoever may only read this offline root could not make them.
+    find_compiled_program(bundle_file.node_program(final, store, manifest.id), store)
+    layers = sum(layer.member not in carried.label.left_out for layer in manifest.layers)
+    return ImportResult(
+        bundle=final,
+        id=manifest.id,
+        name=manifest.name,
+        bytes=manifest.size,
+        layers=layers,
+        layers_here=len(manifest.layers) - layers,
+        lock=lock,
+        already_here=here,
+        signature=inspect_signature(config, final, manifest.id),
+    )
+
+
+def _refuse_other_lock(carried: CarriedFile, bundle: Path, lock: Path) -> None:
+    """Refuse a lock that names other wheels than the bundle has: the id does not cover it."""
+    if not has_bundle_wheels(ChosenBundle(path=bundle, id=carried.manifest.id), lock):
+        raise BundleError(
+            f"{carried.path}: the lock in it is not the one that its bundle was made from",
+            hint="carry the file again; if it is as it was exported, export it once more",
         )
 
-    def _refuse_unsigned(self, config: Config, signature: bytes | None) -> None:
-        if config.trust.require:
-            text = None if signature is None else signature.decode("ascii", "replace")
-            what, place = f"the bundle in {self._file.path}", f"{SIGNATURE_NAME} in that file"
-            decide(config, text, self._manifest.id, what=what, place=place)
 
-    def _refuse_other_lock(self, chosen: ChosenBundle, lock: Path) -> None:
-        """Refuse a lock that names other wheels than the bundle has: the id does not cover it."""
-        if not has_bundle_wheels(chosen, lock):
-            raise BundleError(
-                f"{self._file.path}: the lock in it is not the one that its bundle was made from",
-                hint="carry the file again; if it is as it was exported, export it once more",
-            )
+def _write_bundle(carried: CarriedFile, store: Store, final: Path) -> None:
+    manifest = carried.manifest
+    with contextlib.ExitStack() as opened_bundles:
+        sources = _open_sources(carried, store, opened_bundles)
+        with store.publish(final) as partial, partial.open("wb") as out:
+            for name, size in manifest.members():
+                if name == MANIFEST_NAME:
+                    pieces = iter((manifest.to_bytes(),))
+                elif name in sources:
+                    pieces = _copy_from_source(carried, name, sources[name])
+                else:
+                    pieces = carried.pieces(name, size)
+                write_member(out, name, size, pieces)
+            carried.end()
+            out.write(END)
 
-    def _write(self, final: Path) -> None:
-        with contextlib.ExitStack() as opened_bundles:
-            sources = self._sources(opened_bundles)
-            with self._store.publish(final) as partial, partial.open("wb") as out:
-                for name, size in self._manifest.members():
-                    if name == MANIFEST_NAME:
-                        pieces = iter((self._manifest.to_bytes(),))
-                    elif name in sources:
-                        pieces = self._copy_from_source(name, sources[name])
-                    else:
-                        pieces = self._file.pieces(name, size)
-                    write_member(out, name, size, pieces)
-                self._file.end()
-                out.write(END)
 
-    def _copy_from_source(self, name: str, source: BundleFile) -> Iterator[bytes]:
-        try:
-            yield from self._file.members.pieces(name, make_reader(source, name))
-        except (MemberError, NodeError) as exc:
-            why = exc.problem.why if isinstance(exc, NodeError) else str(exc)
-            raise BundleError(
-                f"{source.path}, which the carried file builds on, is damaged: {why}",
-                hint="import a file that carries all of the bundle (`stager export` without --base "
-                "and --since)",
-            ) from exc
+def _copy_from_source(carried: CarriedFile, name: str, source: BundleFile) -> Iterator[bytes]:
+    try:
+        yield from carried.members.pieces(name, make_reader(source, name))
+    except (MemberError, NodeError) as exc:
+        why = exc.problem.why if isinstance(exc, NodeError) else str(exc)
+        raise BundleError(
+            f"{source.path}, which the carried file builds on, is damaged: {why}",
+            hint="import a file that carries all of the bundle (`stager export` without --base "
+            "and --since)",
+        ) from exc
 
-    def _sources(self, opened_bundles: contextlib.ExitStack) -> Mapping[str, BundleFile]:
-        """Open the bundles that have the members left out of the file; BundleError if none has."""
-        left_out = set(self._file.label.left_out)
-        wanted = {member for member in list_shared_members(self._manifest) if member[0] in left_out}
-        sources: dict[str, BundleFile] = {}
-        for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
-            if not wanted:
-                break
-            with contextlib.suppress(BundleError):  # this one is damaged, or of another format
-                bundle = opened_bundles.enter_context(bundle_file.open_bundle(path))
-                found = wanted & list_shared_members(bundle.manifest)
-                sources.update((name, bundle) for name, _, _ in found)
-                wanted -= found
-        if wanted or left_out - sources.keys():
-            raise self._make_missing_base_error(len(wanted))
-        return sources
 
-    def _make_missing_base_error(self, missing: int) -> BundleError:
-        label = self._file.label
-        return BundleError(
-            f"{self._file.path} carries only what is new since the bundle {label.base[:12]}, and "
-            f"{format_count(missing, 'part')} of that cannot be found in {self._store.root}",
+def _open_sources(
+    carried: CarriedFile, store: Store, opened_bundles: contextlib.ExitStack
+) -> Mapping[str, BundleFile]:
+    """Open the bundles that have the members left out of the file; BundleError if none has."""
+    label = carried.label
+    left_out = set(label.left_out)
+    wanted = {item for item in list_shared_members(carried.manifest) if item[0] in left_out}
+    sources: dict[str, BundleFile] = {}
+    for path in sorted(store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
+        if not wanted:
+            break
+        with contextlib.suppress(BundleError):  # this one is damaged, or of another format
+            bundle = opened_bundles.enter_context(bundle_file.open_bundle(path))
+            found = wanted & list_shared_members(bundle.manifest)
+            sources |= {name: bundle for name, _, _ in found}
+            wanted -= found
+    if wanted or left_out - sources.keys():
+        raise BundleError(
+            f"{carried.path} carries only what is new since the bundle {label.base[:12]}, and "
+            f"{format_count(len(wanted), 'part')} of that cannot be found in {store.root}",
             hint=f"import the file that carries {label.base[:12]} first, or export again on the "
             "other side without --base and --since",
         )
+    return sources
 
 
 # --- The code of a project, written out of its bundle, to be edited where the bundle was imported
@@ -236,29 +223,24 @@ class _Import:
 _WRITTEN = ("project", "assets")
 """Folders of an environment: what is in them is written to the project's folder."""
 _ALL = "all"
-_PATH = operator.attrgetter("path")
+_LINK = "link"
 _STILL_RUNS = "the bundle was imported, and runs; to edit the project, bring its folder itself"
 
 
 def refuse_used(folder: Path) -> None:
     """Refuse a folder that has something in it."""
-    if folder.is_symlink():  # what is written takes its place by a rename
-        raise ConfigError(
-            f"--project {folder}: it is a symbolic link",
-            hint="name the directory itself, or a new one",
-        )
+    fault, hint = "", "name a new directory"
     try:
-        used = any(folder.iterdir())
+        if folder.is_symlink():  # what is written takes its place by a rename
+            fault, hint = "it is a symbolic link", "name the directory itself, or a new one"
+        elif any(folder.iterdir()):
+            fault = "there are files in it already"
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise ConfigError(
-            f"--project {folder}: {exc.strerror or exc}", hint="name a new directory"
-        ) from exc
-    if used:
-        raise ConfigError(
-            f"--project {folder}: there are files in it already", hint="name a new directory"
-        )
+        fault = exc.strerror or str(exc)
+    if fault:
+        raise ConfigError(f"--project {folder}: {fault}", hint=hint)
 
 
 def write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
@@ -287,15 +269,15 @@ def _unpack(bundle: BundleFile, place: Path) -> None:
     final.mkdir()
     for name in _WRITTEN:
         (place / name).symlink_to(_ALL)
-    fresh = list(_layers(bundle))
+    fresh = list(_find_layers(bundle))
     refuse_clashes([index for _, index, _ in fresh])
-    for _, index, entries in fresh:
-        for path in [entry.path for entry in entries] + [link.path for link in index.links]:
-            (place / path).parent.mkdir(parents=True, exist_ok=True)
+    links = [link for _, index, _ in fresh for link in index.links]
+    files = [entry.path for _, _, entries in fresh for entry in entries]
+    for path in (*files, *(link.path for link in links)):  # before one could be followed
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
     write_layers(bundle, str(place), fresh, decompress_frame, processes=1, compare=True)
-    for _, index, _ in fresh:
-        for link in index.links:
-            (place / link.path).symlink_to(link.target)
+    for link in links:
+        (place / link.path).symlink_to(link.target)
 
 
 def refuse_clashes(indexes: Sequence[Index]) -> None:
@@ -304,44 +286,31 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
     In an environment the project and each asset have places of their own; each layer alone, and all
     together, were judged by these.
     """
-    files: dict[str, Entry] = {}
-    links: dict[str, str] = {}
+    seen: dict[str, tuple[object, str]] = {}
     for index in indexes:
-        for link in index.links:
-            path = _make_project_path(link.path)
-            if path in files or links.setdefault(path, link.target) != link.target:
-                raise _make_clash_error(path)
-        for entry in index.files:
-            path = _make_project_path(entry.path)
-            other = files.setdefault(path, entry)
-            if path in links or (other.size, other.sha256) != (entry.size, entry.sha256):
-                raise _make_clash_error(path)
+        content = [(entry.path, (entry.size, entry.sha256)) for entry in index.files]
+        for place, what in [*content, *((link.path, (_LINK, link.target)) for link in index.links)]:
+            path = place.partition("/")[2]
+            if seen.setdefault(path, what) != what:
+                raise StagerError(
+                    f"two different files of the bundle would be {path} in the project's folder: "
+                    "one lay in the project, the other elsewhere (assets.paths, project.path)",
+                    hint=_STILL_RUNS,
+                )
     try:
-        check_links({f"{_ALL}/{path}": target for path, target in links.items()})
+        check_links({f"{_ALL}/{at}": goal for at, (kind, goal) in seen.items() if kind == _LINK})
     except LayerError as exc:
         raise StagerError(
             f"the project's links lead out of its folder: {exc}", hint=_STILL_RUNS
         ) from exc
 
 
-def _make_project_path(path: str) -> str:
-    return path.partition("/")[2]
-
-
-def _make_clash_error(path: str) -> StagerError:
-    return StagerError(
-        f"two different files of the bundle would be {path} in the project's folder: one lay in "
-        "the project, the other elsewhere (assets.paths, project.path)",
-        hint=_STILL_RUNS,
-    )
-
-
-def _layers(bundle: BundleFile) -> Iterator[Fresh]:
+def _find_layers(bundle: BundleFile) -> Iterator[Fresh]:
     """Yield the layers to write: not those of models and data sets, which a lock names."""
     for layer in bundle.manifest.layers:
         if layer.kind == "project" or (layer.kind == "asset" and not layer.version):
             index = bundle.index(layer, bundle.head(layer), decompress_index)
-            paths = [*map(_PATH, index.files), *map(_PATH, index.links)]
+            paths = [one.path for one in index.files] + [link.path for link in index.links]
             if {path.partition("/")[0] for path in paths} <= {*_WRITTEN}:
                 # Bytecode was added when the layer was made.
                 yield layer, index, [one for one in index.files if not one.path.endswith(".pyc")]

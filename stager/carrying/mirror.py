@@ -22,10 +22,19 @@ from ..core.errors import ConfigError, WheelError
 from ..core.store import Store, digest_file
 from ..core.values import Wheel
 from ..lock.lock import ResolveOptions, make_lock
-from ..lock.pylock import Lock
 from ..lock.spec import Spec, read_spec
 from ..wheels import WheelSource
-from .mirror_folder import ListedWheel, MirrorFolder, describe_wheel, lock_mirror, refuse_other
+from .mirror_folder import (
+    INDEX,
+    ListedWheel,
+    describe_wheel,
+    lock_mirror,
+    publish_index,
+    put_wheel,
+    read_record,
+    refuse_other,
+    write_record,
+)
 
 
 @dataclass(frozen=True)
@@ -39,15 +48,6 @@ class MirrorRequest:
     platforms: tuple[str, ...] = ()
     """Platforms, as ``manylinux_2_28_x86_64``, each with each Python; empty for the project's."""
     offline: bool = False
-
-    def list_settings(self, config: Config) -> list[Config]:
-        """Return the settings for each target."""
-        environment = config.environment
-        return [
-            replace(config, environment=replace(environment, python=python, platform=platform))
-            for platform in dict.fromkeys(self.platforms or (environment.platform,))
-            for python in dict.fromkeys(self.pythons or (environment.python,))
-        ]
 
 
 def _fetch_for_target(
@@ -71,13 +71,9 @@ def _fetch_for_target(
     decompressor = fetch_decompressor(source, settings.environment.interpreter != OF_NODE)
     if decompressor is not None:  # every build needs it
         wheels.append(decompressor)
-    return wheels, _list_built(lock, wheels)
-
-
-def _list_built(lock: Lock, wheels: Sequence[Wheel]) -> set[str]:
     from_index = {file.sha256 for file in lock.files if file.is_wheel}
     built = {wheel.path.name for wheel in wheels if wheel.sha256 not in from_index}
-    return built.union(name for name, _ in lock.sources)
+    return wheels, built.union(name for name, _ in lock.sources)
 
 
 def _read_requested(config: Config, requirements: Sequence[str]) -> Spec:
@@ -95,9 +91,9 @@ def _read_requested(config: Config, requirements: Sequence[str]) -> Spec:
     return replace(asked, indexes=read_spec(config).all_indexes.merge(asked.indexes))
 
 
-def _digest_wheels(folder: MirrorFolder, listener: Listener) -> dict[str, Digest]:
+def _digest_wheels(root: Path, listener: Listener) -> dict[str, Digest]:
     """Return the digest of each wheel that is there, read anew: a copy has other times."""
-    paths = folder.wheels()
+    paths = sorted(root.glob("*.whl"))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         digests: dict[str, Digest] = {}
         for path, digest in zip(paths, pool.map(_digest, paths), strict=True):
@@ -114,22 +110,6 @@ def _digest(path: Path) -> Digest:
             f"{path} cannot be read: {exc.strerror or exc}",
             hint="make it readable, or remove it and run the command again",
         ) from exc
-
-
-def _suggest_repair(folder: MirrorFolder, damaged: Collection[str]) -> str:
-    pins = []
-    for name in damaged:
-        with suppress(InvalidWheelFilename):
-            package, version, _, _ = parse_wheel_filename(name)
-            pins.append(f"'{package}=={version}'")
-    remove = "remove them from there if they are not needed, and run the command again"
-    if not pins:
-        return remove
-    target = ""
-    if not all(name.endswith("-none-any.whl") for name in damaged):
-        target = ", if it gets the --python and --platform that each is for"
-    command = f"stager mirror {folder.root} {' '.join(pins)}"
-    return f"`{command}` replaces what is damaged{target}; or {remove}"
 
 
 # --- ``stager mirror``: put wheels into a folder with an index; what is there stays --------------
@@ -163,10 +143,14 @@ def mirror_wheels(
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         wheels: list[Wheel] = []
         built: set[str] = set()
-        for settings in request.list_settings(config):
-            more, own = _fetch_for_target(config, settings, request, store, listener)
-            wheels += more
-            built |= own
+        environment = config.environment
+        for platform in dict.fromkeys(request.platforms or (environment.platform,)):
+            for python in dict.fromkeys(request.pythons or (environment.python,)):
+                target = replace(environment, python=python, platform=platform)
+                settings = replace(config, environment=target)
+                more, own = _fetch_for_target(config, settings, request, store, listener)
+                wheels += more
+                built |= own
         listener.begin("mirror")
         return fill(root, wheels, built, listener)
 
@@ -182,43 +166,43 @@ def fill(
     ``built`` has the file names of those built here: the next time they may have other bytes.
     """
     wheels = {wheel.path.name: wheel for wheel in wanted}
-    with lock_mirror(
-        root, lambda: listener.note(f"waiting for another process at {root}")
-    ) as folder:
-        recorded, present = folder.read_record(), _digest_wheels(folder, listener)
+    with lock_mirror(root, lambda: listener.note(f"waiting for another process at {root}")):
+        recorded, present = read_record(root), _digest_wheels(root, listener)
         added = sorted(wheels.keys() - present.keys())
-        digests = {name: wheel.sha256 for name, wheel in wheels.items()}
-        replaced = sorted(dict(digests.items() - present.items()).keys() - added)
-        changed = dict(present.items() - recorded.items())
-        damaged = sorted((changed.keys() & recorded.keys()) - wheels.keys())
-        kept = {name: present[name] for name in present.keys() - {*replaced, *damaged}}
+        replaced = [
+            name
+            for name in sorted(wheels.keys() & present.keys())
+            if wheels[name].sha256 != present[name]
+        ]
         new = [wheels[name] for name in (*added, *replaced)]
+        changed = dict(present.items() - recorded.items()).keys()
+        damaged = sorted((changed & recorded.keys()) - wheels.keys())
         problems = [
             f"{name}: is damaged: expected sha256 {recorded[name]}, found {present[name]}"
             for name in damaged
-        ]
-        problems += [
+        ] + [
             f"{name}: the mirror has another file of this name: sha256 {present[name]}; "
-            f"the new one is {digests[name]}"
-            for name in sorted(set(replaced) - {*built, *changed})
+            f"the new one is {wheels[name].sha256}"
+            for name in replaced
+            if name not in {*built, *changed}
         ]
-        listed, unusable = _describe_wheels(root, kept, new)
-        problems += unusable
+        kept = {name: present[name] for name in sorted(present.keys() - {*replaced, *damaged})}
+        listed = _list_wheels(root, kept, new, problems)
         if problems:
             raise WheelError(
                 f"{format_count(len(problems), 'wheel')} cannot be listed in the mirror {root}",
-                hint=_suggest_repair(folder, damaged),
+                hint=_suggest_repair(root, damaged),
                 context=problems,
             )
         if replaced:  # nothing is claimed of them until they are there
-            folder.record(kept)
+            write_record(root, kept)
         for number, wheel in enumerate(new, 1):
-            folder.put(wheel)
+            put_wheel(root, wheel)
             listener.step(wheel.path.name, number, len(new))
-        folder.publish(listed)
+        publish_index(root, listed)
     return MirrorResult(
         mirror=root,
-        index=folder.index.as_uri(),
+        index=(root / INDEX).as_uri(),
         packages=len({wheel.name for wheel in listed}),
         wheels=len(listed),
         bytes=sum(wheel.size for wheel in listed),
@@ -228,15 +212,31 @@ def fill(
     )
 
 
-def _describe_wheels(
-    root: Path, kept: Mapping[str, Digest], new: Collection[Wheel]
-) -> tuple[list[ListedWheel], list[str]]:
-    """Return what an index lists of the wheels that stay and of new ones, and problems."""
-    places = [(root / name, digest) for name, digest in sorted(kept.items())]
-    listed, problems = [], []
+def _list_wheels(
+    root: Path, kept: Mapping[str, Digest], new: Collection[Wheel], problems: list[str]
+) -> list[ListedWheel]:
+    """Return what an index lists of the wheels that stay and of new ones; add to the problems."""
+    listed = []
+    places = [(root / name, digest) for name, digest in kept.items()]
     for path, digest in (*places, *((wheel.path, wheel.sha256) for wheel in new)):
         try:
             listed.append(describe_wheel(path, digest))
         except ValueError as exc:
             problems.append(str(exc))
-    return listed, problems
+    return listed
+
+
+def _suggest_repair(root: Path, damaged: Collection[str]) -> str:
+    pins = []
+    for name in damaged:
+        with suppress(InvalidWheelFilename):
+            package, version, _, _ = parse_wheel_filename(name)
+            pins.append(f"'{package}=={version}'")
+    remove = "remove them from there if they are not needed, and run the command again"
+    if not pins:
+        return remove
+    target = ""
+    if not all(name.endswith("-none-any.whl") for name in damaged):
+        target = ", if it gets the --python and --platform that each is for"
+    command = f"stager mirror {root} {' '.join(pins)}"
+    return f"`{command}` replaces what is damaged{target}; or {remove}"

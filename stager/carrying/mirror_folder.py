@@ -48,11 +48,6 @@ class ListedWheel:
     requires_python: str
     """The versions of Python it is for; empty where it does not say."""
 
-    @property
-    def metadata_digest(self) -> Digest:
-        """Return the digest of its METADATA file."""
-        return Digest.of(self.metadata)
-
 
 def describe_wheel(path: Path, sha256: Digest) -> ListedWheel:
     """Return what an index says of a wheel whose digest is known."""
@@ -66,6 +61,9 @@ def describe_wheel(path: Path, sha256: Digest) -> ListedWheel:
     except UNREADABLE as exc:
         raise ValueError(f"{path.name}: it cannot be read as a wheel: {exc}") from None
     raw, _ = parse_email(metadata)
+    specifier = SpecifierSet()  # an installer would refuse one that is not valid
+    with contextlib.suppress(InvalidSpecifier):
+        specifier = SpecifierSet(raw.get("requires_python", ""))
     return ListedWheel(
         filename=path.name,
         name=name,
@@ -73,7 +71,7 @@ def describe_wheel(path: Path, sha256: Digest) -> ListedWheel:
         sha256=sha256,
         size=size,
         metadata=metadata,
-        requires_python=_read_specifier(raw.get("requires_python", "")),
+        requires_python=str(specifier),
     )
 
 
@@ -89,14 +87,6 @@ def _metadata(path: Path) -> bytes:
     return metadata
 
 
-def _read_specifier(specifier: str) -> str:
-    """Return a version specifier; empty if it is not valid: an installer would refuse that."""
-    try:
-        return str(SpecifierSet(specifier))
-    except InvalidSpecifier:
-        return ""
-
-
 # --- The pages of a package index as text: HTML (PEP 503) and JSON (PEP 691), for the same wheels
 
 # All links are relative, so that the folder can lie anywhere. Both forms name the METADATA file
@@ -110,7 +100,7 @@ _UP = "../../"
 """The folder of the wheels, from a project's page."""
 
 
-def pages(wheels: Iterable[ListedWheel]) -> Iterator[tuple[str, str]]:
+def make_pages(wheels: Iterable[ListedWheel]) -> Iterator[tuple[str, str]]:
     """Yield the path of each page below ``simple`` with its text, the list of projects last."""
     projects: dict[str, list[ListedWheel]] = {}
     for wheel in sorted(wheels, key=lambda wheel: (wheel.name, wheel.version, wheel.filename)):
@@ -125,27 +115,27 @@ def pages(wheels: Iterable[ListedWheel]) -> Iterator[tuple[str, str]]:
     yield "index.json", _json({"projects": [{"name": name} for name in projects]})
 
 
+_HTML = """\
+<!DOCTYPE html>
+<html>
+<head>
+<meta charset="utf-8">
+<meta name="pypi:repository-version" content="{api}">
+<title>{title}</title>
+</head>
+<body>
+{links}</body>
+</html>
+"""
+
+
 def _html(title: str, links: Iterable[str]) -> str:
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            "<html>",
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta name="pypi:repository-version" content="{_API}">',
-            f"<title>{title}</title>",
-            "</head>",
-            "<body>",
-            *(f"{link}<br>" for link in links),
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    lines = "".join(f"{link}<br>\n" for link in links)
+    return _HTML.format(api=_API, title=title, links=lines)
 
 
 def _link(wheel: ListedWheel) -> str:
-    attributes = {"data-core-metadata": f"sha256={wheel.metadata_digest}"}
+    attributes = {"data-core-metadata": f"sha256={Digest.of(wheel.metadata)}"}
     if wheel.requires_python:
         attributes["data-requires-python"] = wheel.requires_python
     written = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
@@ -159,7 +149,7 @@ def _file(wheel: ListedWheel) -> Mapping[str, object]:
         "url": _url(wheel),
         "hashes": {"sha256": wheel.sha256},
         "size": wheel.size,
-        "core-metadata": {"sha256": wheel.metadata_digest},
+        "core-metadata": {"sha256": Digest.of(wheel.metadata)},
     }
     if wheel.requires_python:
         entry["requires-python"] = wheel.requires_python
@@ -197,87 +187,86 @@ _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _SUM = re.compile(r"([0-9a-f]{64}) [ *]([^/]+)")
 
 
-class MirrorFolder:
-    """The folder of a mirror, which this process holds alone; see :func:`lock_mirror`."""
+def read_record(root: Path) -> dict[str, Digest]:
+    """Return what each wheel must be, by file name."""
+    path = root / SUMS
+    try:
+        lines = read_text(path).splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as exc:
+        raise _make_record_error(path, str(exc)) from exc
+    found = list(map(_SUM.fullmatch, lines))
+    bad = [f"line {number}" for number, match in enumerate(found, 1) if match is None]
+    if bad:
+        raise _make_record_error(path, ", ".join(bad))
+    return {match[2]: Digest(match[1]) for match in found if match is not None}
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
 
-    @property
-    def index(self) -> Path:
-        """Return the folder of the index."""
-        return self.root / INDEX
+def _make_record_error(path: Path, what: str) -> StagerError:
+    return StagerError(
+        f"{path} is damaged: {what}",
+        hint="take it from another copy of the mirror; or remove it, and the wheels that are "
+        "there are taken to be sound",
+    )
 
-    def wheels(self) -> list[Path]:
-        """Return the wheels that are there."""
-        return sorted(self.root.glob("*.whl"))
 
-    def read_record(self) -> dict[str, Digest]:
-        """Return what each wheel must be, by file name."""
-        path = self.root / SUMS
-        try:
-            lines = read_text(path).splitlines()
-        except FileNotFoundError:
-            return {}
-        except (OSError, UnicodeDecodeError) as exc:
-            raise _make_record_error(path, str(exc)) from exc
-        found = [(number, _SUM.fullmatch(line)) for number, line in enumerate(lines, 1)]
-        bad = [f"line {number}" for number, match in found if match is None]
-        if bad:
-            raise _make_record_error(path, ", ".join(bad))
-        return {match[2]: Digest(match[1]) for _, match in found if match is not None}
+def write_record(root: Path, digests: Mapping[str, Digest]) -> None:
+    """Write what each wheel must be."""
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
+    _write_changed(root / SUMS, "".join(lines))
 
-    def record(self, digests: Mapping[str, Digest]) -> None:
-        """Write what each wheel must be."""
-        lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
-        self._write(self.root / SUMS, "".join(lines).encode())
 
-    def put(self, wheel: Wheel) -> None:
-        """Copy a wheel into the folder, in place of one that is there."""
-        place = self.root / wheel.path.name
-        state = hashlib.sha256()
-        with (
-            convert_write_error(place),
-            replace_file(place) as target,
-            open_regular(wheel.path) as source,
-        ):
-            while chunk := source.read(CHUNK):
-                state.update(chunk)
-                target.write(chunk)
-            if state.hexdigest() != wheel.sha256:
-                raise WheelError(
-                    f"{wheel.path} is damaged, or was changed just now",
-                    hint="remove it, and run the command again",
-                )
+def put_wheel(root: Path, wheel: Wheel) -> None:
+    """Copy a wheel into the folder, in place of one that is there."""
+    place = root / wheel.path.name
+    state = hashlib.sha256()
+    with (
+        convert_write_error(place),
+        replace_file(place) as target,
+        open_regular(wheel.path) as source,
+    ):
+        while chunk := source.read(CHUNK):
+            state.update(chunk)
+            target.write(chunk)
+        if state.hexdigest() != wheel.sha256:
+            raise WheelError(
+                f"{wheel.path} is damaged, or was changed just now",
+                hint="remove it, and run the command again",
+            )
 
-    def publish(self, wheels: Collection[ListedWheel]) -> None:
-        """Write the index of these wheels, and remove from it what is no longer there."""
-        self.record({wheel.filename: wheel.sha256 for wheel in wheels})
-        metadata = {f"{wheel.filename}{_METADATA}": wheel.metadata for wheel in wheels}
-        for name, data in metadata.items():
-            self._write(self.root / name, data)
-        written = dict(pages(wheels))
-        for path, text in written.items():
-            self._write(self.index / path, text.encode())
-        with convert_write_error(self.index):
-            projects = [page.parent for page in self.index.glob("*/index.json")]
-            _remove(path for path in projects if f"{path.name}/index.json" not in written)
-            others = self.root.glob(f"*.whl{_METADATA}")
-            _remove(path for path in others if path.name not in metadata)
 
-    def _write(self, path: Path, data: bytes) -> None:
-        """Write a file unless it has this content already: a USB stick is slow, and wears out."""
-        with convert_write_error(path):
-            with contextlib.suppress(FileNotFoundError):
-                if read_bytes(path) == data:
-                    return
-            path.parent.mkdir(exist_ok=True, parents=True)
-            with replace_file(path) as target:
-                target.write(data)
+def publish_index(root: Path, wheels: Collection[ListedWheel]) -> None:
+    """Write the index of these wheels, and remove from it what is no longer there."""
+    write_record(root, {wheel.filename: wheel.sha256 for wheel in wheels})
+    metadata = {f"{wheel.filename}{_METADATA}": wheel.metadata for wheel in wheels}
+    for name, data in metadata.items():
+        _write_changed(root / name, data)
+    written = dict(make_pages(wheels))
+    index = root / INDEX
+    for path, text in written.items():
+        _write_changed(index / path, text)
+    with convert_write_error(index):
+        projects = [page.parent for page in index.glob("*/index.json")]
+        _remove(path for path in projects if f"{path.name}/index.json" not in written)
+        others = root.glob(f"*.whl{_METADATA}")
+        _remove(path for path in others if path.name not in metadata)
+
+
+def _write_changed(path: Path, content: str | bytes) -> None:
+    """Write a file unless it has this content already: a USB stick is slow, and wears out."""
+    data = content.encode() if isinstance(content, str) else content
+    with convert_write_error(path):
+        with contextlib.suppress(FileNotFoundError):
+            if read_bytes(path) == data:
+                return
+        path.parent.mkdir(exist_ok=True, parents=True)
+        with replace_file(path) as target:
+            target.write(data)
 
 
 @contextlib.contextmanager
-def lock_mirror(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolder]:
+def lock_mirror(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Make the folder if need be, and hold it alone until the block ends."""
     refuse_other(root)
     handle = -1
@@ -292,7 +281,7 @@ def lock_mirror(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolde
                 waiting()
                 fcntl.flock(handle, fcntl.LOCK_EX)
             _begin(root, handle)
-        yield MirrorFolder(root)
+        yield
     finally:
         if handle >= 0:
             os.close(handle)  # never removed: a lock on a removed file keeps nobody out
@@ -350,11 +339,3 @@ def _remove(paths: Iterable[Path]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _make_record_error(path: Path, what: str) -> StagerError:
-    return StagerError(
-        f"{path} is damaged: {what}",
-        hint="take it from another copy of the mirror; or remove it, and the wheels that are "
-        "there are taken to be sound",
-    )
