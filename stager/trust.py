@@ -9,7 +9,7 @@ import re
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,11 +29,10 @@ from bundle.system.processes import CompletedCommand
 
 from .config.load import Config
 from .core.errors import BundleError, ConfigError, StagerError
-from .core.files import open_regular, replace_file
+from .core.files import open_regular, write_output
 from .core.processes import CommandError, follow_command, run_with_input
 from .core.store import Store
-from .pack import bundle_file
-from .pack.bundle_file import ChosenBundle, is_sealed, read_manifest
+from .pack.bundle_file import ChosenBundle, is_sealed, open_bundle, read_manifest
 
 if TYPE_CHECKING:
     from .pack.members import InspectedSignature
@@ -124,50 +123,46 @@ def read_signers(path: Path) -> str:
     """Return the content of an ``allowed_signers`` file."""
     setting = f"trust.allowed-signers: {path}"
     try:
-        _refuse_open_folder(path.parent, setting)
         with open_regular(path) as handle:
-            _refuse_writable(os.fstat(handle.fileno()), path, setting)
-            text = handle.read(MOST_SIGNERS_BYTES + 1).decode("utf-8")
+            for fault, hint in _find_writers(path, os.fstat(handle.fileno())):
+                raise ConfigError(f"{setting} {fault}", hint=hint)
+            data = handle.read(MOST_SIGNERS_BYTES + 1)
     except OSError as exc:
         raise ConfigError(
             f"{setting} cannot be read: {exc.strerror or exc}",
             hint="name the file with the keys that may sign; its form is in ssh-keygen(1), "
             "ALLOWED SIGNERS",
         ) from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{setting} is not a text", hint="ssh-keygen(1) has its form") from exc
-    if len(text.encode()) > MOST_SIGNERS_BYTES:
+    if len(data) > MOST_SIGNERS_BYTES:
         raise ConfigError(
             f"{setting} has more than {MOST_SIGNERS_BYTES >> 10} KiB",
             hint="let one key certify the others: a line with cert-authority, see ssh-keygen(1)",
         )
-    return text
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{setting} is not a text", hint="ssh-keygen(1) has its form") from exc
 
 
-def _refuse_writable(status: os.stat_result, path: Path, setting: str) -> None:
+def _find_writers(path: Path, status: os.stat_result) -> Iterator[tuple[str, str]]:
+    """Yield who else could change a file or replace it, with what to do about that."""
+    folder = path.parent.stat()
+    others = bool(folder.st_mode & stat.S_IWOTH)
+    group = folder.st_mode & stat.S_IWGRP and not _has_nobody_else(folder.st_gid)
+    if (others or group) and not folder.st_mode & stat.S_ISVTX:  # there only owners replace a file
+        who, bit = ("anyone", "o-w") if others else ("a group", "g-w")
+        yield (
+            f"is in a folder in which {who} can replace it",
+            f"chmod {bit} {path.parent}, or use a copy elsewhere",
+        )
     if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(
-            f"{setting} belongs to another user, who may change it",
-            hint="use a copy of your own, or one of root's",
+        yield (
+            "belongs to another user, who may change it",
+            "use a copy of your own, or one of root's",
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"{setting} may be changed by others: its mode is {stat.S_IMODE(status.st_mode):04o}",
-            hint=f"chmod go-w {path}",
-        )
-
-
-def _refuse_open_folder(folder: Path, setting: str) -> None:
-    """Refuse a file that others could replace; a sticky folder lets only its owners do so."""
-    status = folder.stat()
-    others = bool(status.st_mode & stat.S_IWOTH)
-    group = status.st_mode & stat.S_IWGRP and not _has_nobody_else(status.st_gid)
-    if (others or group) and not status.st_mode & stat.S_ISVTX:
-        who, bit = ("anyone", "o-w") if others else ("a group", "g-w")
-        raise ConfigError(
-            f"{setting} is in a folder in which {who} can replace it",
-            hint=f"chmod {bit} {folder}, or use a copy elsewhere",
-        )
+        mode = stat.S_IMODE(status.st_mode)
+        yield f"may be changed by others: its mode is {mode:04o}", f"chmod go-w {path}"
 
 
 def _has_nobody_else(gid: int) -> bool:
@@ -273,7 +268,7 @@ def decide_trust(
 
 def _refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
     """Read all of a bundle, unless this store has written it and it has not changed since."""
-    with bundle_file.open_bundle(bundle, bundle_id) as held:
+    with open_bundle(bundle, bundle_id) as held:
         if is_sealed(store, bundle, held.manifest):
             return
         from .pack.members import MemberError, refuse_damage  # not before: it takes a while
@@ -370,15 +365,11 @@ def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) ->
     return SignatureVerdict(why=f"that key may not sign ({why})", key=key, remedy=_CHANGE_LINE)
 
 
-def _get_signer(line: str, signers: str) -> str:
-    """Return the line of the file of signers that ``ssh-keygen`` speaks of; empty for none."""
-    numbered, lines = _LINE.match(line), signers.split("\n")
-    at = int(numbered[1]) if numbered else 0
-    return "".join(lines[at - 1 : at]).strip() if at else ""
-
-
 def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
-    lines = [line for line in parse_keygen_lines(found) if _get_signer(line, signers)]
+    written = signers.split("\n")
+    named = [(line, _LINE.match(line)) for line in parse_keygen_lines(found)]
+    # Not the empty line behind the last.
+    lines = [line for line, at in named if at and "".join(written[int(at[1]) - 1 :][:1]).strip()]
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
@@ -452,11 +443,6 @@ def copy_signature(signature: Path, copy: Path) -> Path:
 
 
 def _write(place: Path, signature: str) -> None:
-    try:
-        with replace_file(place) as handle:
-            handle.write(signature.encode())
-    except OSError as exc:
-        raise StagerError(
-            f"the signature {place} cannot be written: {exc.strerror or exc}",
-            hint="it lies beside its bundle: sign a copy that is in a folder of yours",
-        ) from exc
+    hint = "it lies beside its bundle: sign a copy that is in a folder of yours"
+    with write_output(place, hint=hint) as handle:
+        handle.write(signature.encode())

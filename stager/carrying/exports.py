@@ -394,7 +394,16 @@ def _own_lock(config: Config) -> Path:
 def _lock(config: Config, chosen: ChosenBundle, before: bytes | None) -> bytes:
     """Return a bundle's lock; ``before`` is None for a named one. The store's lock must be held."""
     if before is None:
-        return read_bytes(find_lock(chosen, list_possible_locks(chosen.path, config)))
+        locks = list_possible_locks(chosen.path, config)
+        found = find_lock(chosen, locks)
+        if found is not None:
+            return read_bytes(found)
+        raise BundleError(
+            f"the lock that {chosen.path} was made from is not here, and would have to come along",
+            hint="export it in its project's folder, before the requirements change; or carry the "
+            "file itself, which `--bundle` takes over there",
+            context=[f"not its lock, or not there: {path}" for path in locks],
+        )
     if read_bytes(_own_lock(config)) != before or newest_bundle(config).id != chosen.id:
         raise BundleError(
             f"another command has built {config.name} just now, so its lock may not be that of "

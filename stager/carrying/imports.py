@@ -22,7 +22,7 @@ from ..config.load import Config, find, load
 from ..core.errors import BundleError, ConfigError, StagerError
 from ..core.files import BUNDLE_SUFFIX, open_regular, read_bytes, write_output
 from ..core.store import Store, remove
-from ..inventory.provenance import has_bundle_wheels
+from ..inventory.provenance import find_lock
 from ..layers.layer_file import decompress_frame, decompress_index
 from ..lock.pylock import read_lock
 from ..lock.spec import read_spec
@@ -156,7 +156,7 @@ def _take(carried: CarriedFile, config: Config, store: Store) -> ImportResult:
 
 def _refuse_other_lock(carried: CarriedFile, bundle: Path, lock: Path) -> None:
     """Refuse a lock that names other wheels than the bundle has: the id does not cover it."""
-    if not has_bundle_wheels(ChosenBundle(path=bundle, id=carried.manifest.id), lock):
+    if find_lock(ChosenBundle(path=bundle, id=carried.manifest.id), (lock,)) is None:
         raise BundleError(
             f"{carried.path}: the lock in it is not the one that its bundle was made from",
             hint="carry the file again; if it is as it was exported, export it once more",

@@ -129,11 +129,11 @@ def _asset(asset: InventoryItem) -> Component:
     files = [
         Component(
             type=ComponentType.FILE,
-            name=file.path,
+            name=path,
             bom_ref=f"{asset.id}/{number}",
-            hashes=_hashes(file.sha256),
+            hashes=_hashes(sha256),
         )
-        for number, file in enumerate(listed)
+        for number, (path, sha256) in enumerate(listed)
     ]
     return Component(
         type=_ASSET_TYPES[asset.kind],

@@ -27,7 +27,7 @@ from .package_metadata import (
     read_metadata,
     read_wheel_metadata,
 )
-from .provenance import ContentFile, LockedSources, Provenance, asset_contents
+from .provenance import ContentFile, LockedSources, Provenance, list_asset_files
 
 _EPOCH = "SOURCE_DATE_EPOCH"
 """The variable that fixes the time in what is generated (reproducible-builds.org)."""
@@ -87,7 +87,7 @@ def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
             packages=packages,
             direct=tuple(p.name for p in packages if p.name in asked or p.name not in needed),
             assets=tuple(_assets(bundle, origins)),
-            parts=(*_parts(manifest, origins), *_decompressor(bundle, sources)),
+            parts=tuple(_parts(bundle, origins, sources)),
         )
 
 
@@ -135,27 +135,10 @@ def _environment(manifest: Manifest) -> Mapping[str, str]:
     return {**values, "python_full_version": f"{needs.python}.0"}
 
 
-def _decompressor(bundle: BundleFile, sources: LockedSources) -> Iterator[InventoryItem]:
-    part = bundle.manifest.decompressor
-    if part is not None:
-        metadata = read_wheel_metadata(bundle.read_part(part))
-        name, version, *_ = [*clean(part.name).removesuffix(".whl").split("-"), ""]
-        name, version = metadata.name or name, metadata.version or version
-        yield InventoryItem(
-            kind="decompressor",
-            id=part.sha256,
-            name=name,
-            version=version,
-            sha256=part.sha256,
-            licence=choose_licence(metadata),
-            provenance=sources.find(name, version, part.sha256),
-        )
-
-
 def _assets(bundle: BundleFile, origins: Mapping[Digest, Origin]) -> Iterator[InventoryItem]:
     layers = [layer for layer in bundle.manifest.layers if layer.kind == "asset"]
     hubs = {layer.id: _read_hub_entry(origins[layer.id]) for layer in layers}
-    contents = asset_contents(bundle, {key: hub.get("commit", "") for key, hub in hubs.items()})
+    contents = list_asset_files(bundle, {key: hub.get("commit", "") for key, hub in hubs.items()})
     for layer in layers:
         hub = hubs[layer.id]
         kind = hub.get("type", "")
@@ -177,8 +160,10 @@ def _read_hub_entry(origin: Origin) -> Mapping[str, str]:
     return {str(name): clean(str(value)) for name, value in fields}
 
 
-def _parts(manifest: Manifest, origins: Mapping[Digest, Origin]) -> Iterator[InventoryItem]:
-    for layer in manifest.layers:
+def _parts(
+    bundle: BundleFile, origins: Mapping[Digest, Origin], sources: LockedSources
+) -> Iterator[InventoryItem]:
+    for layer in bundle.manifest.layers:
         if layer.kind in ("project", "trainer", PYTHON):
             yield InventoryItem(
                 kind=layer.kind,
@@ -187,8 +172,21 @@ def _parts(manifest: Manifest, origins: Mapping[Digest, Origin]) -> Iterator[Inv
                 version=clean(layer.version),
                 sha256=origins[layer.id].content,
             )
-    node = manifest.node
+    node, part = bundle.manifest.node, bundle.manifest.decompressor
     yield InventoryItem(kind="program", id=node.sha256, name=node.name, sha256=node.sha256)
+    if part is not None:
+        metadata = read_wheel_metadata(bundle.read_part(part))
+        name, version, *_ = [*clean(part.name).removesuffix(".whl").split("-"), ""]
+        name, version = metadata.name or name, metadata.version or version
+        yield InventoryItem(
+            kind="decompressor",
+            id=part.sha256,
+            name=name,
+            version=version,
+            sha256=part.sha256,
+            licence=choose_licence(metadata),
+            provenance=sources.find(name, version, part.sha256),
+        )
 
 
 # --- The result of ``stager inspect --licenses`` -------------------------------------------------

@@ -11,7 +11,7 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import zstandard
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
@@ -38,8 +38,7 @@ _PATH = re.compile(r"lib/python3\.\d+/site-packages/[^/]+\.dist-info/METADATA")
 _MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageMetadata:
+class PackageMetadata(NamedTuple):
     """Fields of a METADATA file; empty ones where it has none."""
 
     name: str = ""
@@ -161,8 +160,7 @@ _HUB_ID = re.compile(r"[\w.+-]+")
 """An id of a licence, as the hub's cards have them; a name of a card's own has spaces."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Licence:
+class Licence(NamedTuple):
     """A licence as somebody has declared it."""
 
     names: tuple[str, ...] = ()

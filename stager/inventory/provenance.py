@@ -10,8 +10,8 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
@@ -24,7 +24,7 @@ from ..building.current_bundle import LOCK_NAME
 from ..config import inline_script
 from ..config.load import Config
 from ..core import toml
-from ..core.errors import BundleError, StagerError
+from ..core.errors import StagerError
 from ..layers.layer_file import decompress_index
 from ..lock.indexes import strip_credentials
 from ..pack.bundle_file import ChosenBundle, find_imported_lock, open_bundle
@@ -36,17 +36,11 @@ _PREFIX = "assets/"
 """Where assets that are no repository of a hub lie in an environment."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContentFile:
-    """A file of an asset."""
-
-    path: str
-    size: int
-    sha256: str
-    """Digest of its bytes; empty if the index has none that could be true."""
+ContentFile = tuple[str, str]
+"""Path and digest of a file of an asset; no digest if the index has none that could be true."""
 
 
-def asset_contents(
+def list_asset_files(
     bundle: BundleFile, commits: Mapping[Digest, str]
 ) -> dict[Digest, tuple[ContentFile, ...]]:
     """Return the files of each asset by the id of its layer."""
@@ -73,7 +67,7 @@ def _contents(
         _, found, name = path.partition(mark)
         entry = files.get(_follow_links(path, links)) if found else None
         if entry is not None:
-            yield ContentFile(path=name, size=entry.size, sha256=digest_or_empty(entry.sha256))
+            yield name, digest_or_empty(entry.sha256)
 
 
 def digest_or_empty(text: str) -> str:
@@ -101,8 +95,7 @@ _URL = re.compile(
 _URL_LIMIT = 2000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
+class Provenance(NamedTuple):
     """The source of a package."""
 
     url: str = ""
@@ -131,8 +124,7 @@ class LockedSources:
 
     def find(self, name: str, version: str, sha256: str) -> Provenance:
         """Return the source of a wheel by its digest, else by the version of a locked sdist."""
-        known = self._wheels.get(sha256) or self._sdists.get((name, version))
-        return known or Provenance()
+        return self._wheels.get(sha256) or self._sdists.get((name, version)) or Provenance()
 
     def _add(self, package: Package, built: toml.Table) -> None:
         for sha256, found in _wheels(package, built):
@@ -198,37 +190,16 @@ def list_possible_locks(bundle: Path, config: Config | None) -> tuple[Path, ...]
     return (beside, *(config.root / name for name in names))
 
 
-# --- The lock of a bundle that is named: it is carried beside the bundle, which does not hold it
-
-
-def has_bundle_wheels(chosen: ChosenBundle, lock: Path) -> bool:
-    """Return whether a lock names every wheel of a bundle."""
-    return _names_all(lock, _list_bundle_wheels(chosen))
-
-
-def _names_all(lock: Path, wheels: Sequence[tuple[str, str, str]]) -> bool:
-    known = LockedSources((lock,))
-    return all(known.find(*wheel).kind for wheel in wheels)
-
-
-def _list_bundle_wheels(chosen: ChosenBundle) -> list[tuple[str, str, str]]:
+def find_lock(chosen: ChosenBundle, locks: Sequence[Path]) -> Path | None:
+    """Return the first lock that names every wheel of a bundle, which does not hold it itself."""
     with open_bundle(chosen.path, chosen.id) as bundle, bundle.turn_into_damage(LayerError):
-        return [
+        wheels = [
             (layer.name, layer.version, str(read_origin(bundle.head(layer)).content))
             for layer in bundle.manifest.layers
             if layer.kind == "wheel"
         ]
-
-
-def find_lock(chosen: ChosenBundle, locks: Sequence[Path]) -> Path:
-    """Return the first lock that names every wheel of a bundle."""
-    wheels = _list_bundle_wheels(chosen)
     for path in filter(Path.is_file, locks):
-        if _names_all(path, wheels):
+        known = LockedSources((path,))
+        if all(known.find(*wheel).kind for wheel in wheels):
             return path
-    raise BundleError(
-        f"the lock that {chosen.path} was made from is not here, and would have to come along",
-        hint="export it in its project's folder, before the requirements change; or carry the file "
-        "itself, which `--bundle` takes over there",
-        context=[f"not its lock, or not there: {path}" for path in locks],
-    )
+    return None

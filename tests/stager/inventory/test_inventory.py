@@ -51,9 +51,7 @@ def test_it_agrees_with_what_the_bundle_was_made_from(project: Project, wheelhou
 
     (asset,) = found.assets
     assert (asset.kind, asset.name, asset.version) == ("file", "data", "")
-    (rows,) = asset.files
-    assert (rows.path, rows.size) == ("data/rows.csv", 4)
-    assert rows.sha256 == hashlib.sha256(b"1,2\n").hexdigest()
+    assert asset.files == (("data/rows.csv", hashlib.sha256(b"1,2\n").hexdigest()),)
     assert {part.kind for part in found.parts} - {"decompressor"} == {
         "project",
         "trainer",

@@ -18,7 +18,6 @@ from stager.core.store import Store, digest_file
 from stager.inventory.cyclonedx_document import FILES_LIMIT
 from stager.inventory.inventory import Inventory, InventoryItem, inventory, sbom
 from stager.inventory.package_metadata import Licence
-from stager.inventory.provenance import ContentFile
 from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 from tests.support.bundles import make_bundle
@@ -157,7 +156,7 @@ def test_the_same_bundle_makes_the_same_document(found: Inventory) -> None:
 
 def test_models_and_data_sets(found: Inventory) -> None:
     commit = "c" * 40
-    files = (ContentFile(path="config.json", size=2, sha256="b" * 64),)
+    files = (("config.json", "b" * 64),)
     licence = Licence(names=("Apache-2.0",), spdx=True, field="card")
     model = InventoryItem(
         id="1" * 64,
@@ -170,7 +169,7 @@ def test_models_and_data_sets(found: Inventory) -> None:
     )
     data = replace(model, id="2" * 64, kind="dataset", name="org/news", licence=Licence())
     alone = replace(model, id="3" * 64, kind="dataset", name="ag_news")
-    many = tuple(replace(files[0], path=f"{n}.txt") for n in range(FILES_LIMIT + 1))
+    many = tuple((f"{n}.txt", "") for n in range(FILES_LIMIT + 1))
     local = replace(model, id="4" * 64, kind="file", name="rows", version="", files=many)
     document = valid(sbom(replace(found, assets=(model, data, alone, local))))
     components = by_name(document)
@@ -218,7 +217,7 @@ def test_names_that_no_package_url_can_have(found: Inventory, tmp_path: Path) ->
         version="x/../@?#",
         sha256="a" * 64,
         licence=Licence(names=("(", "MIT"), field="card"),
-        files=(ContentFile(path="f", size=1, sha256=""),),
+        files=(("f", ""),),
     )
     packages = (replace(found.packages[0], name="", version="", requires=()),)
     changed = replace(found, packages=packages, direct=("",), assets=(asset,))
