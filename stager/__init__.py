@@ -49,31 +49,21 @@ __all__ = [
     "load",
 ]
 
-_MODULES = {
-    "Backend": "bundle.protocol.enumerations",
-    "BuildOptions": "stager.building.build",
-    "BuildResult": "stager.building.build",
-    "CleanOptions": "stager.pipeline",
-    "CleanResult": "stager.cleanup",
-    "CleanedItem": "stager.cleanup",
-    "FirstFailure": "stager.diagnosis.failure",
-    "JobError": "stager.core.errors",
-    "JobListener": "stager.jobs.driver",
-    "JobOptions": "stager.config.job_settings",
-    "Launcher": "bundle.protocol.enumerations",
-    "NodeCheck": "stager.jobs.outcome",
-    "PlannedJob": "stager.forecast",
-    "Project": "stager.api",
-    "RunResult": "stager.jobs.outcome",
-    "SilentListener": "stager.jobs.driver",
-    "Stage": "bundle.protocol.enumerations",
-    "TransferWay": "bundle.protocol.enumerations",
-    "StagerError": "stager.core.errors",
-    "SubmittedJob": "stager.jobs.outcome",
-    "VerifyResult": "stager.jobs.outcome",
-    "load": "stager.api",
+_NAMES = {
+    "bundle.protocol.enumerations": ("Backend", "Launcher", "Stage", "TransferWay"),
+    "stager.api": ("Project", "load"),
+    "stager.building.build": ("BuildOptions", "BuildResult"),
+    "stager.cleanup": ("CleanResult", "CleanedItem"),
+    "stager.config.job_settings": ("JobOptions",),
+    "stager.core.errors": ("JobError", "StagerError"),
+    "stager.diagnosis.failure": ("FirstFailure",),
+    "stager.forecast": ("PlannedJob",),
+    "stager.jobs.driver": ("JobListener", "SilentListener"),
+    "stager.jobs.outcome": ("NodeCheck", "RunResult", "SubmittedJob", "VerifyResult"),
+    "stager.pipeline": ("CleanOptions",),
 }
-"""The module of each public name."""
+"""The public names of each module."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

@@ -21,6 +21,7 @@ from ..config.template import find_unnamed_requirements
 from ..core.errors import BundleError, StagerError
 from ..core.store import Store
 from ..core.values import Target
+from ..hub.client import HubFiles
 from ..interpreter import (
     BundledInterpreter,
     find_compiler,
@@ -47,7 +48,6 @@ from .layer_sources import BundledWheels, advise_behind_air_gap, forget_files, m
 from .project_lock import (
     ensure_lock,
     fetch_decompressor,
-    hub_files,
     lock_assets,
     read_buildable_spec,
     sort_upgrades,
@@ -274,6 +274,10 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     earlier = find_previous_manifest(store, config.source)
     seconds: dict[str, float] = {}
     phase = partial(_time_phase, listener, seconds)
+
+    def show(line: str) -> None:
+        listener.step(line, 0, 0)
+
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"), advise_behind_air_gap(store):
             spec = read_buildable_spec(config, options.launcher)
@@ -285,7 +289,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                     f"environment.requirements is empty: the bundle gets no packages; {unnamed} is "
                     f"here, but {config.source.name} does not name it"
                 )
-            files = hub_files(store, options.offline, listener)
+            files = HubFiles(offline=options.offline, store=store, progress=show)
             resolving, moved = sort_upgrades(config, options)
             lock = ensure_lock(config, spec, store, resolving, listener, locked=options.locked)
             lock = lock_assets(config, lock, files, listener, locked=options.locked, moved=moved)
@@ -295,7 +299,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 spec=spec,
                 store=store,
                 offline=options.offline,
-                progress=lambda line: listener.step(line, 0, 0),
+                progress=show,
                 elsewhere=bundled.find,
             )
             wheels, decompressor = source.fetch(lock), fetch_decompressor(source, own is not None)

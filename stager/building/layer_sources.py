@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from bundle.environment.hub_datasets import PART
 from bundle.environment.listing import STATE
@@ -63,7 +63,7 @@ class BundledWheels:
     def find(self, file: LockedFile) -> Wheel | None:
         """Return the wheel of a locked file whose layer is here; its path leads to no file."""
         if file.sha256 not in self._found:
-            self._found[file.sha256] = self._decompressor(file) or self._find_layer(file)
+            self._found[file.sha256] = self._find_decompressor(file) or self._find_layer(file)
         return self._found[file.sha256]
 
     def source(self, wheel: Wheel) -> LayerSource:
@@ -112,7 +112,7 @@ class BundledWheels:
                         self._known.append((path, manifest))
         return self._known
 
-    def _decompressor(self, file: LockedFile) -> Wheel | None:
+    def _find_decompressor(self, file: LockedFile) -> Wheel | None:
         for path, manifest in self._bundles():
             part = manifest.decompressor
             if part is None or part.sha256 != file.sha256:
@@ -252,18 +252,8 @@ _NOWHERE = Path("/nonexistent")
 """The source of a file that need not be read: its layer exists."""
 
 
-@dataclass(kw_only=True)
-class _Content:
-    files: dict[str, tuple[HubFile | bytes, int]] = field(default_factory=dict)
-    """Files of the hub, or small ones of our own, and their sizes, by their paths."""
-    links: dict[str, str] = field(default_factory=dict)
-    """Targets of links by their paths."""
-
-    def own(self, path: str, text: str) -> None:
-        self.files[path] = (text.encode(), len(text.encode()))
-
-    def link(self, path: str, goal: str) -> None:
-        self.links[path] = os.path.relpath(goal, str(PurePosixPath(path).parent))
+_Content = dict[str, HubFile | bytes]
+"""Files of the hub, or small ones of our own, by their paths."""
 
 
 def make_hub_sources(
@@ -274,15 +264,15 @@ def make_hub_sources(
     blobs: dict[Digest, str] = {}
     taken = {f"{r.request.folder}/refs/main" for r in repositories if not r.request.revision}
     for repository in repositories:
-        content = _content(repository, blobs)
+        content, links = _list_content(repository, blobs)
         request = repository.request
         # ``main`` is a ref even if only another revision is in the cache.
         for name in sorted({"main", request.revision or "main"} - {repository.commit}):
             ref = f"{request.folder}/refs/{name}"
             if ref not in taken or not request.revision:
-                content.own(ref, repository.commit)
+                content[ref] = repository.commit.encode()
                 taken.add(ref)
-        source = _source(repository, content)
+        source = _make_hub_source(repository, content, links)
         if not is_stored(files.store, layer_id(source, target)):
             source = _place_files(source, repository, content, files)
         sources.append(source)
@@ -295,40 +285,52 @@ def forget_files(store: Store) -> None:
         remove(store.hub)
 
 
-def _content(repository: LockedRepository, blobs: dict[Digest, str]) -> _Content:
-    """Return the files of a snapshot; ``blobs`` collects the first path of each content."""
-    content = _Content()
+def _list_content(
+    repository: LockedRepository, blobs: dict[Digest, str]
+) -> tuple[_Content, dict[str, str]]:
+    """Return the files of a snapshot, and the targets of its links.
+
+    ``blobs`` collects the first path of each content.
+    """
+    content: _Content = {}
+    goals: dict[str, str] = {}
     request = repository.request
     snapshot = f"{request.folder}/snapshots/{repository.commit}"
     for file in repository.files:
         path = f"{snapshot}/{file.path}"
         if request.kind == "dataset":
-            content.files[path] = (file, file.size)
+            content[path] = file
             continue
         blob = f"{request.folder}/blobs/{file.sha256}"
         stored = blobs.setdefault(file.sha256, blob)
         if stored == blob:  # also of another revision: of equal files the first is written
-            content.files[blob] = (file, file.size)
+            content[blob] = file
         else:
-            content.link(blob, stored)
-        content.link(path, blob)
+            goals[blob] = stored
+        goals[path] = blob
     if repository.left_out:
         listed = "".join(f"{path}\n" for path in repository.left_out)
-        content.own(f"{request.folder}/{PART}/{repository.commit}", listed)
+        content[f"{request.folder}/{PART}/{repository.commit}"] = listed.encode()
     if request.kind == "model":
         there = {*(file.path for file in repository.files), *repository.left_out}
-        for name in sorted(set(_ASKED) - there):
-            content.own(f"{request.folder}/.no_exist/{repository.commit}/{name}", "")
-    return content
+        for name in set(_ASKED) - there:
+            content[f"{request.folder}/.no_exist/{repository.commit}/{name}"] = b""
+    return content, {path: os.path.relpath(goal, Path(path).parent) for path, goal in goals.items()}
 
 
-def _source(repository: LockedRepository, content: _Content) -> LayerSource:
+def _make_hub_source(
+    repository: LockedRepository, content: _Content, links: Mapping[str, str]
+) -> LayerSource:
     request = repository.request
     files, digests = [], []
-    for path, (file, size) in sorted(content.files.items()):
+    for path, file in sorted(content.items()):
+        if isinstance(file, bytes):
+            size, digest = len(file), Digest.of(file)
+        else:
+            size, digest = file.size, file.sha256
         files.append(TreeFile(path=path, source=_NOWHERE, mode=0o644, size=size))
-        digests.append(Digest.of(file) if isinstance(file, bytes) else file.sha256)
-    tree = Tree(files=tuple(files), links=tuple(sorted(content.links.items())))
+        digests.append(digest)
+    tree = Tree(files=tuple(files), links=tuple(sorted(links.items())))
     said: dict[str, object] = {
         "type": request.kind,
         "name": request.name,
@@ -356,7 +358,7 @@ def _place_files(
     tree = source.tree or Tree()
     placed = []
     for file in tree.files:
-        origin = content.files[file.path][0]
+        origin = content[file.path]
         if isinstance(origin, bytes):
             place = files.store.hub / f"own-{Digest.of(origin)[:16]}"
             place.write_bytes(origin)

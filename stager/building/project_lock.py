@@ -39,15 +39,6 @@ from .current_bundle import Listener, hub_requests, lock_path, offline_root
 # --- The models and data sets of a project's lock ------------------------------------------------
 
 
-def hub_files(store: Store, offline: bool, listener: Listener) -> HubFiles:
-    """Return the files of the hub; none is fetched if that is not allowed."""
-    return HubFiles(
-        offline=offline,
-        store=store,
-        progress=lambda line: listener.step(line, 0, 0),
-    )
-
-
 def sort_upgrades(
     config: Config, options: ResolveOptions
 ) -> tuple[ResolveOptions, frozenset[HubRequest]]:
@@ -144,7 +135,9 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
     with store.lock():
         earlier = find_earlier_lock(lock_path(config, spec), spec.target)
         lock = _make_lock(config, spec, store, options, listener)
-        files = hub_files(store, options.offline, listener)
+        files = HubFiles(
+            offline=options.offline, store=store, progress=lambda line: listener.step(line, 0, 0)
+        )
         lock = lock_assets(config, lock, files, listener, moved=moved)
     kinds = Counter(repository.request.kind for repository in lock.assets)
     return LockResult(
