@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote
+
+from tests.support.index_server import run_server
 
 PATIENT = {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}
 """Ten seconds each else, in which a busy machine need not let the hub of a test answer."""
@@ -132,12 +133,6 @@ _TREE = re.compile(r"/api/(model|dataset|space)s/(.+?)/tree/([^/]+)(?:/(.*))?$")
 _PATHS = re.compile(r"/api/(model|dataset|space)s/(.+?)/paths-info/([^/]+)$")
 _API = re.compile(r"/api/(model|dataset|space)s/(.+?)(?:/revision/([^/]+))?$")
 _RESOLVE = re.compile(r"/(datasets/|spaces/)?((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)$")
-
-
-class Server(ThreadingHTTPServer):
-    """A server that many may ask at a time: with a short queue some would be told to come later."""
-
-    request_queue_size = 256
 
 
 @contextlib.contextmanager
@@ -275,13 +270,5 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = Server(("127.0.0.1", 0), Handler)
-    hub.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with run_server(Handler) as hub.port:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

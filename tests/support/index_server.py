@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,30 +50,45 @@ class Index:
     def page(self, name: str) -> str:
         """The links of one project."""
         links = []
-        for file in sorted(self.folder.iterdir()):
-            if canonicalize_name(file.name.split("-")[0]) == name:
-                digest = hashlib.sha256(file.read_bytes()).hexdigest() if self.hashes else ""
-                anchor = f"#sha256={digest}" if digest else ""
-                links.append(f'<a href="/files/{quote(file.name)}{anchor}">{file.name}</a><br>')
+        for file, digest in self._find(name):
+            anchor = f"#sha256={digest}" if self.hashes else ""
+            links.append(f'<a href="/files/{quote(file)}{anchor}">{file}</a><br>')
         return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>" if links else ""
 
     def json_page(self, name: str) -> str:
         """The files of one project with their times."""
         files = []
-        for file in sorted(self.folder.iterdir()):
-            if canonicalize_name(file.name.split("-")[0]) == name:
-                digest = hashlib.sha256(file.read_bytes()).hexdigest()
-                entry = {"filename": file.name, "url": f"/files/{quote(file.name)}"}
-                times = {"upload-time": self.uploaded[file.name]}
-                files.append({**entry, "hashes": {"sha256": digest}, **times})
+        for file, digest in self._find(name):
+            entry = {"filename": file, "url": f"/files/{quote(file)}"}
+            times = {"upload-time": self.uploaded[file]}
+            files.append({**entry, "hashes": {"sha256": digest}, **times})
         page = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": files}
         return json.dumps(page) if files else ""
+
+    def _find(self, name: str) -> list[tuple[str, str]]:
+        files = sorted(self.folder.iterdir())
+        own = [file for file in files if canonicalize_name(file.name.split("-")[0]) == name]
+        return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in own]
 
 
 class Server(ThreadingHTTPServer):
     """A server that many may ask at a time: with a short queue some would be told to come later."""
 
     request_queue_size = 256
+
+
+@contextlib.contextmanager
+def run_server(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Run a server on this machine's loopback until the block ends; yield its port."""
+    server = Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @contextlib.contextmanager
@@ -116,13 +131,5 @@ def serve(index: Index) -> Iterator[Index]:
         def log_message(self, *args: object) -> None:
             """Say nothing."""
 
-    server = Server(("127.0.0.1", 0), Handler)
-    index.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with run_server(Handler) as index.port:
         yield index
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -7,11 +7,12 @@ import functools
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from tests.support.index_server import run_server
 
 UV = str(Path(sys.executable).with_name("uv"))
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -29,13 +30,13 @@ def plain_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def installed_by(tool: str, index: str, folder: Path, *names: str) -> list[str]:
-    """Install from an index and nothing else; returns the ``dist-info`` folders."""
+def install(tool: str, index: str, folder: Path, *words: str) -> Path:
+    """Install from an index and nothing else; returns the directory with what is installed."""
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--index-url", index]
     uv = [UV, "pip", "install", "--python", sys.executable, "--default-index", index]
     target = folder / f"by-{tool}"
     done = subprocess.run(
-        [*(pip if tool == "pip" else uv), "--target", str(target), *names],
+        [*(pip if tool == "pip" else uv), "--target", str(target), *words],
         env=plain_environment(folder),
         capture_output=True,
         text=True,
@@ -43,6 +44,12 @@ def installed_by(tool: str, index: str, folder: Path, *names: str) -> list[str]:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def installed_by(tool: str, index: str, folder: Path, *names: str) -> list[str]:
+    """Do that; returns the ``dist-info`` folders."""
+    target = install(tool, index, folder, *names)
     return sorted(path.name.lower() for path in target.glob("*.dist-info"))
 
 
@@ -78,12 +85,5 @@ def served(folder: Path, *, as_json: bool = False) -> Iterator[tuple[str, list[s
     """Serve a folder on the loopback; yields its address, and the paths that are asked for."""
     asked: list[str] = []
     kind = type("Handler", (_JsonHandler if as_json else _Handler,), {"asked": asked})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(kind, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with run_server(functools.partial(kind, directory=str(folder))) as port:
+        yield f"http://127.0.0.1:{port}", asked

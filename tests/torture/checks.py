@@ -48,10 +48,10 @@ def whole_store(offline: Path, *, bundles: bool = True) -> None:
         _whole_bundle(path)
 
 
-def nothing_half_written(nodes: Path) -> None:
-    """Hold that unpacking left nothing behind but environments and locks."""
+def nothing_half_written(nodes: Path, *more: str) -> None:
+    """Hold that unpacking left nothing behind but environments and locks; ``more``: not these."""
     for root in (*nodes.glob("stager-*"), *nodes.glob("stager-*/nodes/*/stager-*")):
-        left = [*root.glob("incoming/*"), *root.glob("jobs/*")]
+        left = [path for name in ("incoming", "jobs", *more) for path in root.glob(f"{name}/*")]
         require(not left, "nothing half-written is left on the node", left)
 
 

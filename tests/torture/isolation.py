@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -213,8 +212,3 @@ def _reaped() -> bool:
             return False
         if number == 0:
             return True
-
-
-def say(text: str) -> None:
-    """Talk to people: on standard error."""
-    print(text, file=sys.stderr, flush=True)

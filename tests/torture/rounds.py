@@ -67,6 +67,12 @@ class Round:
                 self.world.template / name, self.folder / name, symlinks=True, dirs_exist_ok=True
             )
 
+    def forget_builds(self) -> None:
+        """Leave only the wheels in the store."""
+        for path in self.offline.iterdir():
+            if path.name != "wheels":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     @property
     def project(self) -> Path:
         """Where the copy of the project lies."""

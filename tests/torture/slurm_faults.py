@@ -44,7 +44,8 @@ def nothing() -> None:
     """Undo nothing."""
 
 
-def _stop_slurmd(target: Target) -> Undo:
+def stop_slurmd(target: Target) -> Undo:
+    """Let the daemon of a node die."""
     target.cluster.stop_slurmd(target.node)
     return lambda: target.cluster.start_slurmd(target.node)
 
@@ -54,10 +55,15 @@ def _lose(target: Target) -> Undo:
     return lambda: script("up", "--name", target.cluster.name)
 
 
-def _cut_link(target: Target) -> Undo:
-    cluster, node = target.cluster, target.node
-    links = json.loads(cluster.on(node, ["ip", "-j", "link"]).stdout)
-    link = next(one["ifname"] for one in links if one["ifname"] != "lo")
+def find_link(target: Target) -> str:
+    """Return the network interface of a node."""
+    links = json.loads(target.cluster.on(target.node, ["ip", "-j", "link"]).stdout)
+    return str(next(one["ifname"] for one in links if one["ifname"] != "lo"))
+
+
+def cut_link(target: Target) -> Undo:
+    """Take a node off the network."""
+    cluster, node, link = target.cluster, target.node, find_link(target)
     routes = cluster.on(node, ["ip", "route", "show", "default"], check=False).stdout.split("\n")
     cluster.on(node, ["ip", "link", "set", link, "down"])
 
@@ -66,6 +72,11 @@ def _cut_link(target: Target) -> Undo:
         for route in filter(None, routes):
             cluster.on(node, ["ip", "route", "replace", *route.split()], check=False)
 
+    return undo
+
+
+def _cut_link(target: Target) -> Undo:
+    undo = cut_link(target)
     if target.rng.random() < 0.5:  # for a moment only
         target.pause(0.1, 3)
         undo()
@@ -196,7 +207,7 @@ def _lose_root(target: Target) -> Undo:
 
 
 FAULTS: dict[str, Callable[[Target], Undo]] = {
-    "slurmd dies": _stop_slurmd,
+    "slurmd dies": stop_slurmd,
     "a node is lost": _lose,
     "a link is cut": _cut_link,
     "a node is drained": _drain,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .slurm_faults import Target, Undo, nothing
+from .slurm_faults import Target, Undo, cut_link, find_link, nothing, stop_slurmd
 
 _PROCESSES = """\
 import glob, os, signal, sys, time
@@ -68,38 +67,22 @@ def _signal(
     return strike
 
 
-def _link(target: Target) -> str:
-    links = json.loads(target.cluster.on(target.node, ["ip", "-j", "link"]).stdout)
-    return str(next(one["ifname"] for one in links if one["ifname"] != "lo"))
-
-
 def shape(target: Target, rate: str) -> None:
     """Hold what a node sends to a rate."""
-    shaped = f"tc qdisc replace dev {_link(target)} root tbf rate {rate} burst 32kb latency 100ms"
+    shaped = (
+        f"tc qdisc replace dev {find_link(target)} root tbf rate {rate} burst 32kb latency 100ms"
+    )
     target.cluster.on(target.node, shaped.split())
 
 
 def unshape(target: Target) -> None:
     """Let a node send as fast as it can."""
-    argv = ["tc", "qdisc", "del", "dev", _link(target), "root"]
+    argv = ["tc", "qdisc", "del", "dev", find_link(target), "root"]
     target.cluster.on(target.node, argv, check=False)
 
 
-def _cut(target: Target) -> Undo:
-    cluster, node, link = target.cluster, target.node, _link(target)
-    routes = cluster.on(node, ["ip", "route", "show", "default"], check=False).stdout.split("\n")
-    cluster.on(node, ["ip", "link", "set", link, "down"])
-
-    def undo() -> None:
-        cluster.on(node, ["ip", "link", "set", link, "up"])
-        for route in filter(None, routes):
-            cluster.on(node, ["ip", "route", "replace", *route.split()], check=False)
-
-    return undo
-
-
 def _cut_for_a_while(target: Target) -> Undo:
-    undo = _cut(target)
+    undo = cut_link(target)
     target.pause(0.1, 3)
     undo()
     return nothing
@@ -121,11 +104,6 @@ def _fill(target: Target) -> Undo:
     return lambda: target.cluster.on(target.node, ["rm", "-f", "/tmp/filler"], check=False)
 
 
-def _stop_slurmd(target: Target) -> Undo:
-    target.cluster.stop_slurmd(target.node)
-    return lambda: target.cluster.start_slurmd(target.node)
-
-
 FAULTS = {
     "its agent is killed": TransferFault(_signal("agent", "SIGKILL"), True),
     "its agent is stopped": TransferFault(_signal("agent", "SIGSTOP"), True),
@@ -134,11 +112,11 @@ FAULTS = {
     ),
     "its relay is killed": TransferFault(_signal("relay", "SIGKILL"), True),
     "its relay is stopped": TransferFault(_signal("relay", "SIGSTOP"), True),
-    "its link is cut": TransferFault(_cut, True),
+    "its link is cut": TransferFault(cut_link, True),
     "its link is cut for a while": TransferFault(_cut_for_a_while, True),
     "its link becomes slow": TransferFault(_slow, False),
     "its copy is damaged": TransferFault(_damage, False),
     "its disk is full": TransferFault(_fill, True),
-    "its slurmd dies": TransferFault(_stop_slurmd, True),
+    "its slurmd dies": TransferFault(stop_slurmd, True),
 }
 """By what is said of it."""

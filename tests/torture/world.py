@@ -150,16 +150,8 @@ class World:
         self.zstandard = fetch_decompressor(self.store)
         self.small = make_bundle(self.store, [one], decompressor=self.zstandard)
         self.bundle, self.other = self._bundle("1.0"), self._bundle("1.1")
-        base = self.place / "sound"
-        base.mkdir()
-        made = unpack(
-            str(self.bundle.path),
-            root=make_secure_root(str(base)),
-            expected=self.bundle.manifest.id,
-            python=BASE_PYTHON,
-            processes=1,
-        )
-        self.unpacked = tree_of(Path(made.path))
+        made = unpack_below(self.place / "sound", self.bundle.path, self.bundle.manifest.id)
+        self.unpacked = tree_of(made)
 
     def _bundle(self, version: str) -> Packed:
         names = [f"alpha-{version}", "beta-1.1", "gamma-1.0"]
@@ -189,6 +181,20 @@ def prepared(place: Path, decompressor: Path) -> World:
         raise RuntimeError("what rounds begin with could not be made, as said above")
     world: World = pickle.loads(note.read_bytes())
     return world
+
+
+def unpack_below(base: Path, bundle: Path, identity: str, processes: int = 1) -> Path:
+    """Make the environment of a bundle in a node root in a new directory; return its path.
+
+    Raises:
+        NodeError: the node refuses it.
+    """
+    base.mkdir()
+    root = make_secure_root(str(base))
+    made = unpack(
+        str(bundle), root=root, expected=identity, python=BASE_PYTHON, processes=processes
+    )
+    return Path(made.path)
 
 
 def tree_of(folder: Path) -> dict[str, str]:

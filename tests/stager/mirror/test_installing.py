@@ -15,7 +15,7 @@ from stager.carrying.mirror import MirrorRequest, mirror_wheels
 from stager.config.load import load
 from stager.core.values import Target
 from tests.support.building import HOST, STAGER, Project, Recorder
-from tests.support.mirrors import UV, installed_by, plain_environment, served
+from tests.support.mirrors import UV, install, installed_by, plain_environment, served
 from tests.support.namespaces import entering
 from tests.support.own_pythons import fetch_zstandard
 from tests.support.wheelhouse import make_wheel
@@ -127,20 +127,9 @@ def test_one_mirror_for_several_pythons_and_platforms(
 
 def wheel_taken_by(tool: str, index: str, folder: Path, python: str) -> str:
     """The Python that the wheel is for which a tool installs for another Python, made up here."""
-    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--index-url", index]
-    pip += ["--platform", HOST.platform]
-    uv = [UV, "pip", "install", "--python", sys.executable, "--default-index", index]
-    fits = ["--python-version", python, "--only-binary", ":all:", "--target", str(folder / "there")]
-    done = subprocess.run(
-        [*(pip if tool == "pip" else uv), *fits, "native"],
-        env=plain_environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    [wheel] = (folder / "there").glob("native-1.0.dist-info/WHEEL")
+    own = ["--platform", HOST.platform] if tool == "pip" else []
+    fits = [*own, "--python-version", python, "--only-binary", ":all:", "native"]
+    [wheel] = install(tool, index, folder, *fits).glob("native-1.0.dist-info/WHEEL")
     [line] = [line for line in wheel.read_text().splitlines() if line.startswith("Tag: ")]
     return line.removeprefix("Tag: ").partition("-")[0]
 

@@ -6,18 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, count_padding
-from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON
 
+from ..checks import nothing_half_written
 from ..product import refused, sound, stager
 from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, require
-from ..world import tree_of
+from ..world import tree_of, unpack_below
 
 _COMMANDS = 25
 """Of so many rounds one goes through the command line."""
@@ -39,25 +37,17 @@ def play(round_: Round) -> str:
 
 
 def _by_call(round_: Round, path: Path, real: Packed, *, same: bool) -> str:
-    round_.nodes.mkdir()
-    root = Path(make_secure_root(str(round_.nodes)))
+    processes = round_.rng.choice((1, 1, 2))
     try:
-        made = unpack(
-            str(path),
-            root=str(root),
-            expected=real.manifest.id,
-            python=BASE_PYTHON,
-            processes=round_.rng.choice((1, 1, 2)),
-        )
+        made = unpack_below(round_.nodes, path, real.manifest.id, processes)
     except NodeError as exc:
         problem = exc.problem
         said = (problem.what, problem.where, problem.why, problem.fix)
         require(all(said), "the problem says what, where, why and what to do", said)
         require(not same, "a sound bundle is taken", exc)
-        left = [*root.glob("envs/*"), *root.glob("incoming/*")]
-        require(not left, "nothing is left behind", left)
+        nothing_half_written(round_.nodes, "envs")
         return REFUSED
-    require(tree_of(Path(made.path)) == round_.world.unpacked, "the environment is the same bytes")
+    require(tree_of(made) == round_.world.unpacked, "the environment is the same bytes")
     require(same, "an altered bundle is refused")
     return SAME
 
@@ -80,8 +70,7 @@ def _by_command(round_: Round, path: Path, *, same: bool) -> str:
     if done.code == 0 and (same or argv[0] in ("inspect", "script")):
         return SAME
     refused(done)
-    left = [*round_.nodes.glob("stager-*/envs/*"), *round_.nodes.glob("stager-*/incoming/*")]
-    require(not left, "nothing is left behind", left)
+    nothing_half_written(round_.nodes, "envs")
     return REFUSED
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 from .. import checks
 from ..product import Done, finish, sound, stager, start
 from ..registry import Area
@@ -30,7 +28,7 @@ def play(round_: Round) -> str:
     round_.use("project", "project2", "offline", "home")
     round_.nodes.mkdir()
     if rng.random() < 0.3:
-        _cold(round_)
+        round_.forget_builds()
         argvs = [rng.choice((_BUILD, ("build",), ("lock",))) for _ in range(rng.choice((2, 3)))]
     else:
         argvs = [rng.choice(_READING) for _ in range(rng.choice((2, 3)))]
@@ -62,12 +60,6 @@ def _as_alone(done: Done, folder: str) -> None:
     if done.argv[1] == "exec":
         wanted = ANSWER if folder == "project" else OTHER_ANSWER
         require(done.out == wanted, "what runs is the project's own", done)
-
-
-def _cold(round_: Round) -> None:
-    for path in round_.offline.iterdir():
-        if path.name != "wheels":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 AREA = Area(

@@ -89,9 +89,7 @@ def play(round_: Round) -> str:
 def _prepare(round_: Round, command: Command) -> None:
     round_.use("project", "offline", "home", "nodes")
     if command.argv[0] == "build" and command.cold:
-        for path in round_.offline.iterdir():
-            if path.name != "wheels":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        round_.forget_builds()
         (round_.project / "pylock.toml").unlink()
     elif command.argv[0] == "build":
         (round_.project / "train.py").write_text(f"print({round_.number})\n")

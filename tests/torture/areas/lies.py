@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -18,17 +17,17 @@ from typing import Any
 
 import zstandard
 
-from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import count_padding, member_header
-from bundle.node.node_root import make_secure_root
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
 from tests.support.bundles import _HEAD, BASE_PYTHON, forged_head
 
+from ..checks import nothing_half_written
 from ..product import environment, sound, stager
 from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, require
+from ..world import unpack_below
 
 _MEMORY = 4 << 30
 """Bytes of address space in which a hostile bundle must be refused."""
@@ -107,22 +106,21 @@ def play(round_: Round) -> str:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     if round_.number % _COMMANDS == _COMMANDS - 1:
         return _by_command(round_, path, lie)
-    round_.nodes.mkdir()
     if lie.process:
         return _by_process(round_, path, lie)
-    root = Path(make_secure_root(str(round_.nodes)))
     try:
-        made = unpack(str(path), root=str(root), expected=identity, python=BASE_PYTHON, processes=1)
+        made = unpack_below(round_.nodes, path, identity)
     except NodeError as exc:
         require(bool(exc.problem.what and exc.problem.why), "the problem says what and why", exc)
         _nothing_left(round_)
         return REFUSED
     require(not lie.must_refuse, "a bundle that lies like that is refused")
-    _as_listed(Path(made.path), lie)
+    _as_listed(made, lie)
     return SAME
 
 
 def _by_process(round_: Round, path: Path, lie: Lie) -> str:
+    round_.nodes.mkdir()
     program = round_.folder / "node.pyz"
     program.write_bytes(lie.node)
     argv = [sys.executable, "-I", "-S", str(program), "unpack", str(path), str(round_.nodes)]
@@ -164,9 +162,7 @@ def _by_command(round_: Round, path: Path, lie: Lie) -> str:
 
 
 def _nothing_left(round_: Round) -> None:
-    root = round_.nodes / f"stager-{os.geteuid()}"
-    left = [*root.glob("envs/*"), *root.glob("incoming/*")]
-    require(not left, "nothing is left behind", left)
+    nothing_half_written(round_.nodes, "envs")
     outside = [
         str(one)
         for one in round_.folder.rglob("*canary*")

@@ -54,12 +54,7 @@ def _nodes(round_: Round) -> str:
     argv = _unpacking(round_)
     done = _first(round_, *argv)
     if done.code:
-        left = [
-            path
-            for root in round_.nodes.rglob("stager-*")
-            for path in (*root.glob("envs/*"), *root.glob("incoming/*"))
-        ]
-        require(not left, "nothing half-written is left on the node", left)
+        checks.nothing_half_written(round_.nodes, "envs")
     _grow(round_.nodes)
     _then(round_, *argv)
     checks.nothing_half_written(round_.nodes)

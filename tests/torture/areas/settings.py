@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from hypothesis import strategies as st
 
 from stager.config.load import load
@@ -102,19 +106,25 @@ def play(round_: Round) -> str:
 
 def _understood(folder: Path) -> str:
     """Read everything a build reads first; hold that what is wrong is said."""
-    try:
+
+    def read() -> None:
         config = load(folder)
         spec = read_spec(config)
         read_lock(folder / "pylock.toml", spec.target)
+
+    return _judge(read)
+
+
+def _judge(read: Callable[[], object], text: str = "") -> str:
+    try:
+        read()
     except StagerError as exc:
         require(bool(exc.message.strip()), "the message says something", repr(exc))
         require(len(exc.message) < 4000, "a message can be read", exc.message)
         return REFUSED
     except Exception as exc:
-        import traceback
-
         trace = "".join(traceback.format_exception(exc)[-6:])
-        raise Broken("no exception but the product's own errors", trace) from exc
+        raise Broken("no exception but the product's own errors", f"{trace}\n{text}") from exc
     return SAME
 
 
@@ -132,8 +142,6 @@ def _requirements(folder: Path, lines: list[str]) -> str:
 
 def _lock(folder: Path, change: tuple[list[int], Any, str]) -> str:
     """Set, remove or repeat one value of a real lock."""
-    import tomllib
-
     steps, value, how = change
     source = folder / "pylock.sound.toml"
     if not source.exists():
@@ -159,17 +167,7 @@ def _lock(folder: Path, change: tuple[list[int], Any, str]) -> str:
     text = "".join(f"{_key(name)} = {_toml(content)}\n" for name, content in raw.items())
     path = folder / "pylock.toml"
     path.write_text(text, encoding="utf-8")
-    try:
-        read_lock(path, Target.from_host())
-    except StagerError as exc:
-        require(bool(exc.message.strip()), "the message says something", repr(exc))
-        return REFUSED
-    except Exception as exc:
-        import traceback
-
-        trace = "".join(traceback.format_exception(exc)[-6:])
-        raise Broken("no exception but the product's own errors", f"{trace}\n{text}") from exc
-    return SAME
+    return _judge(partial(read_lock, path, Target.from_host()), text)
 
 
 def _bytes(round_: Round, change: tuple[str, int, bytes]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from .. import checks
@@ -94,8 +95,6 @@ def _damage(round_: Round) -> str:
 
 def _folder(folder: Path, round_: Round) -> str:
     """Damage a folder of the store as a whole."""
-    import shutil
-
     kind = round_.rng.choice(("gone", "a file", "a link to nowhere", "empty"))
     shutil.rmtree(folder)
     if kind == "a file":

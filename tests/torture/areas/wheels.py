@@ -15,20 +15,19 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from bundle.environment.unpack import unpack
-from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError
 from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
 from tests.support.building import wheel_of
-from tests.support.bundles import BASE_PYTHON, HERE, make_bundle
+from tests.support.bundles import HERE, make_bundle
 from tests.support.wheelhouse import EPOCH, Member, Parts, parts
 
 from ..product import sound, stager
 from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, require
+from ..world import unpack_below
 
 _TOKEN = "canary"
 """Part of the name of everything that must not appear outside an environment."""
@@ -125,19 +124,10 @@ def _fork(get_context: Callable[[str], object], kind: str) -> object:
 def _unpacked(round_: Round, store: Store, path: Path) -> str:
     """Hold that an accepted wheel can be unpacked, and installs what its archive holds."""
     packed = make_bundle(store, [path], decompressor=round_.world.zstandard)
-    round_.nodes.mkdir()
-    root = make_secure_root(str(round_.nodes))
     try:
-        made = unpack(
-            str(packed.path),
-            root=root,
-            expected=packed.manifest.id,
-            python=BASE_PYTHON,
-            processes=1,
-        )
+        env = unpack_below(round_.nodes, packed.path, packed.manifest.id)
     except NodeError as exc:
         require(False, "a wheel that no node can hold is refused when its layer is made", exc)
-    env = Path(made.path)
     _nothing_outside(round_, env)
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
