@@ -41,7 +41,6 @@ def test_the_sides_are_there() -> None:
         pytest.param(house.imports_between_tests, TESTS, id="tests"),
         pytest.param(house.classes_of_one_name, ALL, id="class-names"),
         pytest.param(house.starts_processes, [*STAGER, *BUNDLE], id="processes"),
-        pytest.param(house.banned_calls, ALL, id="calls"),
         pytest.param(house.leaves_early, ALL, id="exits"),
     ],
 )
@@ -170,20 +169,12 @@ BAD = [
     (house.classes_of_one_name, "stager.x", "class A: ...\nclass A: ..."),
     (house.starts_processes, "stager.x", "import subprocess"),
     (house.starts_processes, "bundle.x", "def f():\n    from subprocess import run"),
-    (house.starts_processes, "stager.core.processes", "subprocess.run('x', shell=True)"),
     (house.starts_processes, "stager.x", "import os\nos.system('x')"),
     (house.starts_processes, "stager.x", "import os\nos.posix_spawn('x', [], {})"),
-    (house.banned_calls, "stager.x", "eval('1')"),
-    (house.banned_calls, "bundle.x", "exec('1')"),
-    (house.banned_calls, "bundle.x", "import pickle"),
-    (house.banned_calls, "stager.x", "from pickle import loads"),
-    (house.leaves_early, "stager.x", "assert True"),
-    (house.leaves_early, "bundle.__main__", "assert True"),
     (house.leaves_early, "stager.x", "import sys\nsys.exit(1)"),
     (house.leaves_early, "stager.x", "raise SystemExit(1)"),
     (house.leaves_early, "stager.x", "exit()"),
     (house.leaves_early, "stager.x", "raise NotImplementedError"),
-    (house.leaves_early, "stager.x", "try:\n    f()\nexcept Exception:\n    pass"),
 ]
 
 
@@ -208,11 +199,8 @@ GOOD = [
     (house.against_the_order, "stager.lock.x", "from .spec import Spec"),
     (house.classes_of_one_name, "stager.x", "class A: ...\nclass _B: ...\nclass _B: ..."),
     (house.starts_processes, "bundle.system.processes", "import subprocess"),
-    (house.banned_calls, "bundle.x", "import re\nre.compile('x')"),
     (house.leaves_early, "stager.__main__", "import sys\nsys.exit(main())"),
-    (house.leaves_early, "trainer.x", "assert True"),
     (house.leaves_early, "bundle.x", "import sys\nif __name__ == '__main__':\n    sys.exit(0)"),
-    (house.leaves_early, "stager.x", "try:\n    f()\nexcept OSError:\n    pass"),
 ]
 
 
