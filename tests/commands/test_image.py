@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.building import HOST, STAGER, Project, left_in_tmp
+from tests.support.building import HOST, STAGER, Project, fetch_zstandard, left_in_tmp
 from tests.support.bundles import tree
 from tests.support.namespaces import entering
-from tests.support.own_pythons import fetch_zstandard, movable_python
+from tests.support.own_pythons import movable_python
 from tests.support.torch_project import TorchProject
 from tests.support.wheelhouse import make_wheel
 

@@ -12,8 +12,8 @@ import pytest
 from stager.core.store import Store
 from stager.interpreter import find_compiler
 from stager.pack.bundle_file import read_manifest
-from tests.support.building import Project, contents
-from tests.support.own_pythons import fetch_zstandard, movable_python
+from tests.support.building import Project, contents, fetch_zstandard
+from tests.support.own_pythons import movable_python
 from tests.support.wheelhouse import make_wheel
 
 CODE = "import alpha, sys; print(alpha.__cached__, sys.version.split()[0], alpha.NAME)"

@@ -12,10 +12,10 @@ import pytest
 
 from bundle.environment.listing import OWN_PYTHON
 from stager.pack.bundle_file import read_manifest
-from tests.support.building import STAGER, Project
+from tests.support.building import STAGER, Project, fetch_zstandard
 from tests.support.missing_libraries import library_of, without
 from tests.support.needs import needs
-from tests.support.own_pythons import fetch_zstandard, movable_python, oldest_python
+from tests.support.own_pythons import movable_python, oldest_python
 
 RANK = """\
 import json, os, sys

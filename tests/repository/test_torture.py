@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nesting import nest
 from tests.support.torture_rounds import breaks, fails, hangs, leaves, round_of, torture
 from tests.torture import deadline, isolation
 from tests.torture.registry import MODULES, areas
 from tests.torture.rounds import BROKEN
-from tests.torture.world import nest
 
 REPO = Path(__file__).resolve().parents[2]
 SEED = os.environ.get("STAGER_TORTURE_SEED", "1")

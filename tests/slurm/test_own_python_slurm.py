@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.building import fetch_zstandard
 from tests.support.cluster import Cluster
 from tests.support.missing_libraries import changes, library_of
 from tests.support.node_faults import only_python
-from tests.support.own_pythons import OwnPython, fetch_zstandard, movable_python, oldest_python
+from tests.support.own_pythons import OwnPython, movable_python, oldest_python
 from tests.support.provoking import Bench, bench_for, build, instead
 
 NODES = ("node01", "node02")

@@ -8,30 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from bundle.protocol.digest import Digest
-from bundle.protocol.enumerations import Action, Allocation
-from bundle.protocol.job import Job, Requires
 from stager.slurm.batch_script import ScriptFacts
 from stager.slurm.request import Request
-from tests.support.jobs import LAUNCH
+from tests.support.jobs import LAUNCH, PLAIN
 
 EXAMPLES = ("run", "requeue")
 
-JOB = Job(
+JOB = replace(
+    PLAIN,
     id="",
-    name="demo",
-    allocation=Allocation.SLURM,
     nodes=(),
     bundle="/shared/bundles/demo-abababababab.pkgs.tar",
     bundle_id=Digest("ab" * 32),
-    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
     room=(1_600_000_000, 36_000),
-    packages=("torch",),
-    imports=("torch",),
-    node_root="auto",
     run_dir="/shared/work",
     log_dir="/shared/slurm_logs",
-    action=Action.RUN,
-    import_modules=False,
     python_hints=("/usr/bin/python3.11",),
     launch=replace(LAUNCH, command=("train.py", "--epochs", "3"), nproc_per_node=2),
     cpus_per_task=4,

@@ -5,7 +5,6 @@ Chromium speaks its DevTools protocol on two pipes: one JSON object a message, a
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -15,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +65,12 @@ class Page:
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         said = browser.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session, self._target = said["sessionId"], target
-        self._width = width
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
-        self._resize(900)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Page.navigate", url=path.as_uri())
         browser.wait(lambda: "Page.loadEventFired" in self.told())
 
@@ -94,45 +93,22 @@ class Page:
         return [one["params"]["request"]["url"] for one in sent]
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript comes to; pages with a strict policy allow that too."""
-        said = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """What JavaScript, or a promise in it, comes to; a strict policy allows that, too."""
+        asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        said = self.call("Runtime.evaluate", **asked)
         assert "exceptionDetails" not in said, said
-        return said["result"].get("value")
-
-    def later(self, promise: str) -> Any:
-        """What a promise comes to."""
-        said = self.call(
-            "Runtime.evaluate", expression=promise, returnByValue=True, awaitPromise=True
-        )
         return said["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
         """Press a key."""
-        text = "\r" if key == "Enter" else ""
         named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        for kind in ("keyDown", "keyUp"):
-            said = {"text": text} if text and kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, **named, **said)
-
-    def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
-        self._resize(int(self.value("document.documentElement.scrollHeight")))
-        said = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(said["data"]))
-        self._resize(900)
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **named, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def close(self) -> None:
         """Close it."""
         self._browser.call("Target.closeTarget", targetId=self._target)
-
-    def _resize(self, height: int) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=self._width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
 
     def _events(self) -> list[dict[str, Any]]:
         return [one for one in self._browser.events if one.get("sessionId") == self._session]
@@ -148,6 +124,7 @@ class Browser:
     def __init__(self, program: str, folder: Path) -> None:
         """Start it with a new, empty profile."""
         self.events: list[dict[str, Any]] = []
+        self._answers: dict[int, dict[str, Any]] = {}
         self._rest, self._number = b"", 0
         reads, self._in = os.pipe()
         self._out, writes = os.pipe()
@@ -176,19 +153,13 @@ class Browser:
         if session:
             asked["sessionId"] = session
         os.write(self._in, json.dumps(asked).encode() + b"\0")
-        answers: list[dict[str, Any]] = []
-        self.wait(lambda: bool(answers), answers.append, number)
-        assert "error" not in answers[0], f"{method}: {answers[0]['error']}"
-        return dict(answers[0]["result"])
+        self.wait(lambda: number in self._answers)
+        answer = self._answers.pop(number)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return dict(answer["result"])
 
-    def wait(self, done: Any, take: Any = None, number: int = 0) -> None:
-        """Read what the browser tells until something is done.
-
-        Args:
-            done: says whether it is.
-            take: is given the answer to the message of this number.
-            number: the message's.
-        """
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Read what the browser tells until something is done."""
         until = time.monotonic() + _SECONDS
         while not done():
             left = until - time.monotonic()
@@ -199,8 +170,8 @@ class Browser:
             *whole, self._rest = (self._rest + data).split(b"\0")
             for raw in whole:
                 message = json.loads(raw)
-                if take is not None and message.get("id") == number:
-                    take(message)
+                if "id" in message:
+                    self._answers[message["id"]] = message
                 elif "method" in message:
                     self.events.append(message)
 
@@ -217,16 +188,11 @@ class Browser:
         os.close(self._out)
 
 
-def program() -> str:
-    """The path of the browser."""
-    needs("browser")
-    return str(next(filter(None, map(shutil.which, BROWSERS))))
-
-
 @contextlib.contextmanager
 def browsing(folder: Path) -> Iterator[Browser]:
     """A browser for as long as the block runs; its profile lies in a new folder."""
-    browser = Browser(program(), folder)
+    needs("browser")
+    browser = Browser(str(next(filter(None, map(shutil.which, BROWSERS)))), folder)
     try:
         yield browser
     finally:

@@ -162,15 +162,25 @@ def zstandard_wheel(
     tmp_path_factory: pytest.TempPathFactory, pip_settings: Mapping[str, str]
 ) -> Path:
     """The pinned decompressor for this interpreter, from the index that the caller's pip uses."""
-    folder = tmp_path_factory.mktemp("zstandard")
+    return fetch_zstandard(HOST.python, tmp_path_factory.mktemp("zstandard"), pip_settings)
+
+
+def fetch_zstandard(
+    python: str, folder: Path, pip_settings: Mapping[str, str], target: Target = HOST
+) -> Path:
+    """Download the pinned decompressor for a version of Python, on a target's platform."""
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder)]
-    argv += ["--only-binary", ":all:", "zstandard==0.25.0"]
+    argv += ["--only-binary", ":all:", "--python-version", python, "zstandard==0.25.0"]
+    argv += [word for platform in target.platforms() for word in ("--platform", platform)]
+    # The test's own index, if it has one, does not count.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     done = subprocess.run(
-        argv, env={**os.environ, **pip_settings}, capture_output=True, text=True, check=False
+        argv, env={**env, **pip_settings}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         lacks("index", done.stderr.strip()[-300:])
-    return next(folder.iterdir())
+    tag = f"-cp{python.replace('.', '')}-"
+    return next(path for path in folder.iterdir() if tag in path.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,16 +37,29 @@ def failed_job(
     **result: Any,
 ) -> JobRecord:
     """A job of three nodes that failed."""
-    listed = {node: tuple(each) for node, each in (problems or {}).items()}
-    out = {node: tuple(each) for node, each in (left_out or {}).items()}
     record = JobRecord()
-    for event in (
-        JobBegins(tuple(nodes), "/logs"),
-        NodesLeftOut({}, out),
-        JobEnds(ok=False, problems=listed, **result),
-    ):
+    for event in _events(problems or {}, nodes, left_out, "/logs", ok=False, **result):
         record.take(Record(event, time=ended))
     return record
+
+
+def _events(
+    problems: Mapping[str, Sequence[Problem]],
+    nodes: Sequence[str],
+    left_out: Mapping[str, Sequence[Problem]] | None,
+    log_dir: str,
+    **result: Any,
+) -> list[DriverEvent]:
+    """The events of a job; without a result, of one that still runs."""
+    events: list[DriverEvent] = [JobBegins(tuple(nodes), log_dir)]
+    if left_out:
+        words = {node: tuple(map(str, listed)) for node, listed in left_out.items()}
+        out = {node: tuple(listed) for node, listed in left_out.items()}
+        events.append(NodesLeftOut(words, out))
+    if result:
+        listed = {node: tuple(each) for node, each in problems.items()}
+        events.append(JobEnds(problems=listed, **result))
+    return events
 
 
 def incidents_of(
@@ -78,15 +91,8 @@ def event_log(
     **result: Any,
 ) -> Path:
     """Write the events of a job; ``ended=None`` is a job that still runs."""
-    events: list[DriverEvent] = [JobBegins(tuple(nodes), str(log_dir))]
-    if left_out:
-        words = {node: tuple(map(str, listed)) for node, listed in left_out.items()}
-        events.append(
-            NodesLeftOut(words, {node: tuple(listed) for node, listed in left_out.items()})
-        )
-    if ended is not None:
-        listed = {node: tuple(each) for node, each in problems.items()}
-        events.append(JobEnds(ok=not listed, problems=listed, **result))
+    ending = {"ok": not problems, **result} if ended is not None else {}
+    events = _events(problems, nodes, left_out, str(log_dir), **ending)
     log_dir.mkdir(parents=True, exist_ok=True)
     path = log_dir / f"events.{job_id}.jsonl"
     with path.open("a") as file:

@@ -66,9 +66,8 @@ def launch_request(
 def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:
     """A job that verifies a bundle on two local nodes, and logs below a folder."""
     manifest = packed.manifest
-    job = Job(
-        id="4711",
-        name="demo",
+    job = replace(
+        PLAIN,
         allocation=Allocation.LOCAL,
         nodes=("local1", "local2"),
         bundle=str(packed.path),
@@ -77,13 +76,10 @@ def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:
         room=estimate_room(manifest.layers),
         packages=manifest.packages,
         imports=manifest.imports,
-        node_root="auto",
         run_dir=str(folder),
         log_dir=str(folder / "logs"),
         action=Action.VERIFY,
-        import_modules=False,
         python_hints=(BASE_PYTHON,),
-        launch=LAUNCH,
     )
     return replace(job, **changed)
 

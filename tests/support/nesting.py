@@ -19,16 +19,21 @@ def nested() -> Iterator[Nested]:
 
     def make(folder: Path, depth: int) -> Path:
         made.append(folder)
-        folder.mkdir()
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        for _ in range(depth):
-            os.mkdir("d", dir_fd=handle)
-            inner = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
-            os.close(handle)
-            handle = inner
-        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=handle))
-        os.close(handle)
+        nest(folder, depth, "d")
         return folder
 
     yield make
     subprocess.run(["rm", "-rf", "--", *map(str, made)], check=True)
+
+
+def nest(folder: Path, depth: int, name: str = "deeper") -> None:
+    """Make directories in one another, deeper than Python recurses, and than a path reaches."""
+    folder.mkdir()
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=handle)
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=handle))
+    os.close(handle)

@@ -6,21 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher
-from bundle.protocol.job import Job, Launch, Requires
+from bundle.protocol.enumerations import Allocation
+from bundle.protocol.job import Job
 from stager.jobs.outcome import Outcome
 from tests.support.events import job_ends
+from tests.support.jobs import LAUNCH, PLAIN
 
 
 def job() -> Job:
-    launch = Launch(("t.py",), 2, Launcher.TORCHRUN, Backend.AUTO, "auto", None, 0)
-    return Job(
-        id="77", name="demo", allocation=Allocation.LOCAL, nodes=("local1", "local2"),
-        bundle="/b.tar",
-        bundle_id="0" * 64, requires=Requires("3.11", "x86_64", "glibc", "2.28"), room=(1, 1),
-        packages=(), imports=(), node_root="auto", run_dir="/w", log_dir="/logs", action=Action.RUN,
-        import_modules=False, python_hints=(), launch=launch,
-    )  # fmt: skip
+    local = {"id": "77", "allocation": Allocation.LOCAL, "nodes": ("local1", "local2")}
+    bundle = {"bundle": "/b.tar", "bundle_id": "0" * 64, "packages": (), "imports": ()}
+    launch = replace(LAUNCH, nproc_per_node=2)
+    return replace(PLAIN, **local, **bundle, room=(1, 1), run_dir="/w", log_dir="/logs",
+                   launch=launch)  # fmt: skip
 
 
 def outcome(**result: Any) -> Outcome:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,26 +58,6 @@ def oldest_python(other_than: OwnPython) -> OwnPython:
     if not usable:
         lacks("movable python", f"there is none older than {other_than.target.python}")
     return usable[0]
-
-
-def fetch_zstandard(
-    python: str, folder: Path, pip_settings: Mapping[str, str], target: Target = HOST
-) -> Path:
-    """Download the pinned decompressor for a version of Python, on a target's platform."""
-    argv: Sequence[str] = [
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder)),
-        *("--only-binary", ":all:", "--python-version", python, "zstandard==0.25.0"),
-        *(word for platform in target.platforms() for word in ("--platform", platform)),
-    ]
-    # The test's own index, if it has one, does not count.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    done = subprocess.run(
-        argv, env={**env, **pip_settings}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lacks("index", done.stderr.strip()[-300:])
-    tag = f"-cp{python.replace('.', '')}-"
-    return next(path for path in folder.iterdir() if tag in path.name)
 
 
 def _minor(own: OwnPython) -> int:

@@ -87,12 +87,7 @@ def repack_installed(folder: Path, name: str) -> Path:
     members = []
     for file in found.files or ():
         generated = file.parts[0] == ".." or file.suffix == ".pyc"
-        if not generated and file.name not in {
-            "RECORD",
-            "INSTALLER",
-            "REQUESTED",
-            "direct_url.json",
-        }:
+        if not generated and file.name not in _INSTALLERS_OWN:
             members.append(Member(name=file.as_posix(), data=file.read_binary()))
     info = next(m.name.split("/")[0] for m in members if m.name.endswith(".dist-info/METADATA"))
     filename = f"{escaped(name)}-{found.version}-py3-none-any.whl"

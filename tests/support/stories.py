@@ -16,32 +16,11 @@ from typing import Any
 from stager.logs.job_files import JobFiles, list_job_files
 from tests.support.building import STAGER, Project
 from tests.support.processes import until
+from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
 # --- real jobs -----------------------------------------------------------------------------------
 
-# In the place of PyTorch's launcher, which takes a gigabyte: it starts ranks and waits for them.
-LAUNCHER = """\
-import os, subprocess, sys
-
-def main():
-    words = list(sys.argv[1:])
-    options = {}
-    while words and words[0].startswith("--"):
-        name, _, value = words.pop(0).partition("=")
-        options[name] = value
-    each, node = int(options["--nproc-per-node"]), int(options["--node-rank"])
-    world = each * int(options["--nnodes"])
-    ranks = []
-    for local in range(each):
-        own = {"RANK": node * each + local, "LOCAL_RANK": local, "WORLD_SIZE": world}
-        env = {**os.environ, **{name: str(value) for name, value in own.items()}}
-        ranks.append(subprocess.Popen([sys.executable, *words], env=env))
-    return 1 if any([rank.wait() for rank in ranks]) else 0
-
-if __name__ == "__main__":
-    sys.exit(main())
-"""
 # What the trainer says while it trains (trainer/engine/progress.py), without training.
 TRAIN = """\
 import json, os, pathlib, sys, time
@@ -69,14 +48,7 @@ if rank == 1 and "fail" in sys.argv:
 
 def trainable(project: Project) -> Project:
     """The project with a launcher in the place of PyTorch's, built."""
-    packages = ("", "distributed/", "distributed/elastic/", "distributed/elastic/agent/")
-    packages += ("distributed/elastic/agent/server/", "distributed/elastic/rendezvous/")
-    files = {f"torch/{package}__init__.py": "" for package in packages}
-    files |= {
-        "torch/distributed/run.py": LAUNCHER,
-        "torch/distributed/elastic/agent/server/local_elastic_agent.py": "",
-        "torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py": "",
-    }
+    files = {**TORCH, "torch/__init__.py": ""}
     make_wheel(project.root.parent / "wheelhouse", "torch", "2.0", files=files)
     more = 'torch-backend = "none"\n[project]\nname = "demo"\noutputs = ["out"]\n'
     project.settings("torch", "beta", more=more)
@@ -88,16 +60,8 @@ def trainable(project: Project) -> Project:
 def ran(project: Project, *words: str, nodes: int = 2) -> dict[str, Any]:
     """What ``stager run`` reports of a real job, whose logs are in ``logs`` beside the project."""
     logs = project.root.parent / "logs"
-    argv = [
-        "run",
-        "--json",
-        "--allocation",
-        "local",
-        "--nodes",
-        str(nodes),
-        "--nproc-per-node",
-        "2",
-    ]
+    argv = ["run", "--json", "--allocation", "local", "--nodes", str(nodes)]
+    argv += ["--nproc-per-node", "2"]
     done = project.stager(*argv, "--log-dir", str(logs), "--", "train.py", *words)
     assert done.stdout, done.stderr
     return dict(json.loads(done.stdout))

@@ -218,19 +218,6 @@ def tree_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def nest(place: Path, levels: int) -> None:
-    """Make directories in one another, deeper than Python recurses, and than a path reaches."""
-    place.mkdir()
-    here = os.open(place, os.O_RDONLY)
-    for _ in range(levels):
-        os.mkdir("deeper", dir_fd=here)
-        deeper = os.open("deeper", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = deeper
-    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
-    os.close(here)
-
-
 def fetch_zstandard(cache: Path) -> Path:
     """Return the pinned decompressor's wheel; fetched once, by pip from its configured index.
 

@@ -30,8 +30,8 @@ from tests.support.bundles import (
     stage,
 )
 from tests.support.namespaces import namespace
+from tests.support.nesting import nest
 from tests.support.wheelhouse import make_wheel
-from tests.torture.world import nest
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,9 @@ import pytest
 from stager.carrying.mirror import MirrorRequest, mirror_wheels
 from stager.config.load import load
 from stager.core.values import Target
-from tests.support.building import HOST, STAGER, Project, Recorder
+from tests.support.building import HOST, STAGER, Project, Recorder, fetch_zstandard
 from tests.support.mirrors import UV, install, installed_by, plain_environment, served
 from tests.support.namespaces import entering
-from tests.support.own_pythons import fetch_zstandard
 from tests.support.wheelhouse import make_wheel
 
 LOCAL = "1.0+cpu.1"

@@ -288,7 +288,7 @@ def test_a_real_jobs_page_in_a_browser_by_keyboard(browser: Browser, project: Pr
         }
         look()
     })"""
-    assert page.later(moved) > 0
+    assert page.value(moved) > 0
     assert page.value("scrollX") == 0
     looks_right(page)
     page.close()

@@ -10,11 +10,12 @@ from random import Random
 
 from bundle.node.node_root import make_secure_root
 from bundle.protocol.digest import Digest
+from tests.support.nesting import nest
 
 from ..product import Done, refused, sound, stager
 from ..registry import Area
 from ..rounds import HEALED, REFUSED, SAME, Round, require
-from ..world import ANSWER, PROGRAM, nest, tree_of
+from ..world import ANSWER, PROGRAM, tree_of
 
 _STRANGER = 54321
 
