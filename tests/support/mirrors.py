@@ -30,13 +30,13 @@ def plain_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def install(tool: str, index: str, folder: Path, *words: str) -> Path:
-    """Install from an index and nothing else; returns the directory with what is installed."""
+def installed_by(tool: str, index: str, folder: Path, *names: str) -> list[str]:
+    """Install from an index and nothing else; returns the ``dist-info`` folders."""
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--index-url", index]
     uv = [UV, "pip", "install", "--python", sys.executable, "--default-index", index]
     target = folder / f"by-{tool}"
     done = subprocess.run(
-        [*(pip if tool == "pip" else uv), "--target", str(target), *words],
+        [*(pip if tool == "pip" else uv), "--target", str(target), *names],
         env=plain_environment(folder),
         capture_output=True,
         text=True,
@@ -44,12 +44,6 @@ def install(tool: str, index: str, folder: Path, *words: str) -> Path:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return target
-
-
-def installed_by(tool: str, index: str, folder: Path, *names: str) -> list[str]:
-    """Do that; returns the ``dist-info`` folders."""
-    target = install(tool, index, folder, *names)
     return sorted(path.name.lower() for path in target.glob("*.dist-info"))
 
 

@@ -112,12 +112,9 @@ def test_a_bundle_comes_out_as_it_went_in(sides: Sides) -> None:
     assert same(bundle, built.packed.path)
     [lock] = bundle.parent.glob("*.pylock.toml")
     assert same(lock, built.lock.path)
-
-
-def test_again_is_nothing_new(sides: Sides, built: Built) -> None:
     before = digests(sides.inside.root)
     sides.take(sides.export().file)
-    assert digests(sides.inside.root) == before
+    assert digests(sides.inside.root) == before, "again is nothing new"
 
 
 def test_only_what_is_new_is_carried(sides: Sides, built: Built, wheelhouse: Path) -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from bundle.checks.signature import statement
-from bundle.environment.unpack import unpack
-from bundle.node.node_root import make_secure_root
-from bundle.protocol.problem import NodeError
 from stager import trust
 from stager.config.load import load
 from stager.core.errors import BundleError, StagerError
@@ -28,11 +25,10 @@ from stager.trust import (
     read_signers,
 )
 from tests.support.building import Project
-from tests.support.bundles import BASE_PYTHON
 from tests.support.needs import needs
 from tests.support.signing import ALICE, Key, allow, certified, make_key, requiring
 
-PLACES = 200
+PLACES = 60
 ID = "5" * 64
 
 
@@ -90,27 +86,18 @@ def test_an_unknown_key_is_refused_and_named(asking: Asking, mallory: Key) -> No
     assert refused.message.count(str(bundle)) == 1, "the path is long enough"
 
 
-def test_a_faulty_line_is_named_where_the_key_is_in_no_other(asking: Asking, alice: Key) -> None:
+def test_the_remedy_is_for_the_line_that_is_wrong(asking: Asking, alice: Key) -> None:
     asking.sign(alice)
     asking.signers.write_text(f"{ALICE}\n{ALICE} {alice.public}\n")
     assert asking.find_signer() == ALICE
+    asking.signers.write_text(f'{ALICE} valid-before="20200101" {alice.public}\n')
+    hint = asking.refuse("key has expired").hint
+    assert f"another key of {asking.signers}, or change this key's line" in hint
     asking.signers.write_text("\n# nobody yet\n\n")
     assert "add a line for it there" in asking.refuse("may not sign").hint
     asking.signers.write_text(f"# people\n{ALICE}\n")
     refused = asking.refuse("faulty at line 2: missing key")
     assert f"correct that line of {asking.signers}" in refused.hint
-
-
-def test_a_key_whose_line_does_not_hold_is_to_have_another(asking: Asking, alice: Key) -> None:
-    asking.signers.write_text(f'{ALICE} valid-before="20200101" {alice.public}\n')
-    asking.sign(alice)
-    hint = asking.refuse("key has expired").hint
-    assert f"another key of {asking.signers}, or change this key's line" in hint
-
-
-def test_a_signature_of_another_bundle_is_to_be_made_again(asking: Asking, alice: Key) -> None:
-    asking.sign(alice, statement(ID))
-    assert "sign the bundle again" in asking.refuse("no signature of this bundle").hint
 
 
 # --- the keys that may sign ----------------------------------------------------------------------
@@ -122,25 +109,16 @@ def why(key: Key, line: str, namespace: str = "stager-bundle") -> str:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "{who} {key}",
-        '{who} namespaces="stager-bundle" {key}',
-        '{who} namespaces="file,stager-*" {key}',
-        '{who} valid-after="20200101",valid-before="20990101" {key}',
-        "bob@example.org,{who} {key}",
-        "*@example.org {key}",
-        "!eve,{who} {key}",
-        "eve@example.org {other}\n# a comment\n{who} {key}",
-    ],
-)
-def test_a_line_that_allows_it(alice: Key, mallory: Key, line: str) -> None:
-    assert why(alice, line.format(who=ALICE, key=alice.public, other=mallory.public)) == ""
-
-
-@pytest.mark.parametrize(
     ("line", "expected"),
     [
+        ("{who} {key}", ""),
+        ('{who} namespaces="stager-bundle" {key}', ""),
+        ('{who} namespaces="file,stager-*" {key}', ""),
+        ('{who} valid-after="20200101",valid-before="20990101" {key}', ""),
+        ("bob@example.org,{who} {key}", ""),
+        ("*@example.org {key}", ""),
+        ("!eve,{who} {key}", ""),
+        ("eve@example.org {other}\n# a comment\n{who} {key}", ""),
         ('{who} valid-before="20200101" {key}', "that key may not sign (line 1: key has expired"),
         ('{who} valid-after="20990101" {key}', "not yet valid"),
         ('{who} namespaces="git" {key}', "not permitted for use in signature namespace"),
@@ -148,8 +126,9 @@ def test_a_line_that_allows_it(alice: Key, mallory: Key, line: str) -> None:
         ("garbage", "missing key"),
     ],
 )
-def test_a_line_that_does_not(alice: Key, line: str, expected: str) -> None:
-    assert expected in why(alice, line.format(who=ALICE, key=alice.public))
+def test_whether_a_line_allows_it(alice: Key, mallory: Key, line: str, expected: str) -> None:
+    found = why(alice, line.format(who=ALICE, key=alice.public, other=mallory.public))
+    assert expected in found if expected else not found
 
 
 def test_a_signature_for_another_purpose(alice: Key) -> None:
@@ -162,6 +141,7 @@ def test_a_signature_of_another_bundle(alice: Key) -> None:
     found = examine(alice.sign(statement("6" * 64)), ID, f"{ALICE} {alice.public}\n")
     assert (found.is_accepted, found.key) == (False, "")
     assert "incorrect signature" in found.why
+    assert found.remedy.startswith("sign the bundle again")
 
 
 @pytest.mark.parametrize(
@@ -257,18 +237,14 @@ def flip(bundle: Path, place: int) -> None:
 def test_an_altered_bundle_is_refused_before_anything_of_it_runs(
     asking: Asking, alice: Key, tmp_path: Path
 ) -> None:
-    """At 200 places: here all of it is read first; on a node nothing of it is published."""
+    """All of it is read first; that a node publishes nothing of it, torture's ``bundles`` hold."""
     bundle = asking.sign(alice)
     copy = copy_to(bundle, tmp_path / "copy.tar")
     shutil.copy(locate_signature(bundle), locate_signature(copy))
-    root = make_secure_root(str(tmp_path))
     for place in places_in(copy, PLACES):
         flip(copy, place)
         with pytest.raises(BundleError):
             asking.find_signer(copy)
-        with pytest.raises(NodeError):
-            unpack(str(copy), root=root, expected=asking.id, python=BASE_PYTHON, processes=1)
-        assert os.listdir(Path(root) / "envs") == [], place
         flip(copy, place)
     assert asking.find_signer(copy) == ALICE
 
