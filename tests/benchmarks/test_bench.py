@@ -200,61 +200,12 @@ def test_steps_take_turns() -> None:
 
 # --- commands ------------------------------------------------------------------------------------
 
-WANTED = peers.Wanted(wheels=Path("/w"), requirements=Path("/r.txt"))
-
-
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (
-            peers.pip_install("py", WANTED, Path("/t")),
-            "py -m pip install --quiet --no-cache-dir --no-index --find-links /w --target /t "
-            "--requirement /r.txt",
-        ),
-        (
-            peers.uv_install("uv", "py", WANTED, ("--target", Path("/t")), Path("/c")),
-            "uv pip install --quiet --no-index --compile-bytecode --python py --find-links /w "
-            "--cache-dir /c --target /t --requirement /r.txt",
-        ),
-        (peers.tar_gz(Path("/t"), Path("/a.tar.gz")), "tar czf /a.tar.gz -C /t ."),
-        (peers.tar_zst(Path("/t"), Path("/a")), "tar -I zstd -3 -T0 -cf /a -C /t ."),
-        (peers.untar_gz(Path("/a"), Path("/t")), "tar xzf /a -C /t"),
-        (peers.untar_zst(Path("/a"), Path("/t")), "tar --zstd -xf /a -C /t"),
-        (
-            peers.unsquashfs(Path("/i"), Path("/t")),
-            "unsquashfs -quiet -no-progress -processors 2 -dest /t/tree /i",
-        ),
-        (
-            peers.torchrun(Path("/e"), Path("/s.py"), 2, 4000),
-            "/e/bin/torchrun --nnodes 1 --nproc-per-node 2 --master-addr 127.0.0.1 "
-            "--master-port 4000 /s.py",
-        ),
-        (ours.build("stager"), "stager build --json --locked --offline --no-prove"),
-        (
-            ours.unpack("py", Path("/n.pyz"), Path("/b.tar"), Path("/base")),
-            "py -I -S /n.pyz unpack --trusted --python py /b.tar /base",
-        ),
-    ],
-)
-def test_what_is_run_is_plain_to_see(argv: tuple[str, ...], line: str) -> None:
-    assert " ".join(argv) == line
-
 
 def test_on_slurm_everything_is_sent() -> None:
     job = ours.Job(allocation="slurm", nodes=3, ranks=2, bundle=Path("/b"), logs=Path("/l"))
     assert " ".join(ours.run("stager", job, "a.py")) == (
         "stager run --allocation slurm --nodes 3 --stage always --bundle /b --log-dir /l "
         "--nproc-per-node 2 -- a.py"
-    )
-
-
-def test_a_transfer_can_be_chosen() -> None:
-    job = ours.Job(
-        allocation="slurm", nodes=3, ranks=2, bundle=Path("/b"), logs=Path("/l"), transfer="relay"
-    )
-    assert " ".join(ours.verify("stager", job)) == (
-        "stager verify --json --allocation slurm --nodes 3 --stage always --transfer relay "
-        "--bundle /b --log-dir /l"
     )
 
 

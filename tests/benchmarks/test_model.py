@@ -101,11 +101,6 @@ def test_unpacking_goes_on_while_bytes_arrive() -> None:
     assert staged.unpacked < staged.sent + 0.2 * unpacking
 
 
-def test_the_same_is_computed_twice() -> None:
-    site = Site(nodes=13, link=LINK, cpus=2, shared=True)
-    assert relay(WORK, site, REAL) == relay(WORK, site, REAL)
-
-
 def test_coarse_chunks_change_nothing() -> None:
     """A file with more chunks than are simulated, on links and on CPUs that decide."""
     work = replace(WORK, sent=2000 * MB, bytes=2000 * MB)
