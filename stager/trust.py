@@ -61,15 +61,10 @@ def run(argv: Sequence[str], text: str) -> CompletedCommand:
         ) from exc
 
 
-def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
-    """Write the signature of a file beside that, with ``.sig`` behind the name.
+def _make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
+    """Write the signature of a file beside it; it may ask for a passphrase or for a touch.
 
-    It may ask for a passphrase on the terminal, or for a touch of a hardware key.
-
-    Args:
-        key: the private key; or the public one, of a key that an agent holds.
-        text: the file that is signed.
-        say: called with lines of ``ssh-keygen``; of a failure, only with requests for a touch.
+    Lines of ``ssh-keygen`` are passed on; where it fails, only requests for a touch.
     """
     lines: list[str] = []
 
@@ -292,8 +287,8 @@ def inspect_signature(
     signature = read_signature(place)
     if signature is None:
         return None
-    path = config.trust.allowed_signers if config is not None else None
-    verdict = examine(signature, bundle_id, read_signers(path) if path is not None else None)
+    path = config.trust.allowed_signers if config else None
+    verdict = examine(signature, bundle_id, read_signers(path) if path else None)
     return InspectedSignature(
         file=place,
         accepted=verdict.is_accepted,
@@ -308,7 +303,7 @@ def decide(
 ) -> tuple[SignatureVerdict, Trust | None]:
     """Decide on a signature, see :func:`decide_trust`; ``what`` and ``place`` are for messages."""
     path = config.trust.allowed_signers
-    signers = read_signers(path) if path is not None else None
+    signers = read_signers(path) if path else None
     verdict = examine(signature, bundle_id, signers)
     if not config.trust.require:
         return verdict, None
@@ -425,7 +420,7 @@ def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignRes
     with tempfile.TemporaryDirectory(prefix="stager-sign-") as folder:
         text = Path(folder) / "statement"
         text.write_text(statement(bundle_id), encoding="ascii")
-        make_signature(key, text, say)
+        _make_signature(key, text, say)
         signature = read_signature(locate_signature(text)) or ""
     verdict = examine(signature, bundle_id, None)
     if not verdict.key:
@@ -435,11 +430,9 @@ def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignRes
     return SignResult(bundle=chosen.path, id=bundle_id, signature=place, key=verdict.key)
 
 
-def copy_signature(signature: Path, copy: Path) -> Path:
-    """Write a signature beside a copy of its bundle, and return where."""
-    place = locate_signature(copy)
-    _write(place, read_signature(signature) or "")
-    return place
+def copy_signature(signature: Path, copy: Path) -> None:
+    """Write a signature beside a copy of its bundle."""
+    _write(locate_signature(copy), read_signature(signature) or "")
 
 
 def _write(place: Path, signature: str) -> None:

@@ -56,10 +56,9 @@ from .project_lock import (
 # --- The Python that a project's bundle brings, if the settings ask for one ----------------------
 
 
-def own_interpreter(
+def _find_own_interpreter(
     config: Config, spec: Spec, note: Callable[[str], None]
 ) -> BundledInterpreter | None:
-    """Return the Python that goes into the bundle; None where the nodes' own is used."""
     setting = config.environment.interpreter
     if setting == OF_NODE:
         return None
@@ -75,7 +74,7 @@ REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages whose versions a probe always reports where they are present."""
 
 
-def list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
+def _list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
     """Return the user's requirements; all packages of a lock without requirements."""
     if spec.pylock is not None:
         requested = [str(file.name) for file in lock.files]
@@ -87,14 +86,13 @@ def list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
     return (*requested, *(parse_wheel_filename(wheel)[0] for wheel, _ in lock.sources))
 
 
-def list_reported(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return the packages whose versions a probe reports."""
+def _list_reported(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
     present = {layer.name for layer in layers if layer.kind == "wheel"}
     names = [canonicalize_name(Requirement(text).name) for text in requested]
     return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in present)
 
 
-def list_imports(
+def _list_imports(
     config: Config, requested: Sequence[str], layers: Sequence[Layer], store: Store
 ) -> tuple[str, ...]:
     """Return the modules that must import: as set, else those of the requested packages."""
@@ -126,7 +124,7 @@ def find_previous_manifest(store: Store, project: Path) -> Manifest | None:
         return None
 
 
-def compare_manifests(old: Manifest | None, new: Manifest) -> PackageChanges:
+def _compare_manifests(old: Manifest | None, new: Manifest) -> PackageChanges:
     """Compare a bundle with the one before; without one, all packages are added.
 
     The bytes are those of all layers, as they are sent, that the earlier bundle does not have.
@@ -281,7 +279,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"), advise_behind_air_gap(store):
             spec = read_buildable_spec(config, options.launcher)
-            own = own_interpreter(config, spec, listener.note)
+            own = _find_own_interpreter(config, spec, listener.note)
             compiler = find_compiler(spec.target, own.program if own else None)
             unnamed = find_unnamed_requirements(config.root)
             if unnamed and not config.environment.requirements:
@@ -312,15 +310,15 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             sources = [*map(bundled.source, wheels), *trees, *hub, *([own.source] if own else [])]
             made = _make_missing_layers(sources, spec, store, compiler, options, listener)
         with phase("bundle"):
-            requested = list_requested(spec, lock)
+            requested = _list_requested(spec, lock)
             contents = Contents(
                 name=config.name,
                 target=spec.target,
                 wheels=wheels,
                 layers=made.layers,
                 decompressor=decompressor,
-                packages=list_reported(requested, made.layers),
-                imports=list_imports(config, requested, made.layers, store),
+                packages=_list_reported(requested, made.layers),
+                imports=_list_imports(config, requested, made.layers, store),
                 bundled_glibc=own.glibc if own else None,
                 files=list_file_needs(wheels, made.layers, store, spec.target, listener.note),
             )
@@ -344,7 +342,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         packed=packed,
         lock=lock,
         made=made,
-        changes=compare_manifests(earlier, packed.manifest),
+        changes=_compare_manifests(earlier, packed.manifest),
         proof=proof,
         seconds=seconds,
     )

@@ -88,7 +88,7 @@ def export_image(
     config: Config, output: Path | None, listener: Listener, chosen: ChosenBundle | None = None
 ) -> ImageResult:
     """Write the environment of a bundle to a squashfs image."""
-    tool = find_tool()
+    tool = _find_tool()
     if output is not None:
         refuse_in_project(output, project_folder(config), IMAGE_SUFFIX)
     chosen = chosen or current_bundle(config, listener)
@@ -98,8 +98,8 @@ def export_image(
         program = bundle.read_part(manifest.node)
     whole = ChosenBundle(path=chosen.path, id=manifest.id)
     decide_trust(config, store, whole.path, whole.id)  # its program is about to run
-    output = output or Path(f"{manifest.name}-{manifest.id[:12]}{IMAGE_SUFFIX}")
-    output = output.absolute()
+    name = f"{manifest.name}-{manifest.id[:12]}{IMAGE_SUFFIX}"
+    output = (output or Path(name)).absolute()
     needed, inodes = estimate_room(manifest.layers, manifest)
     store.require_space(needed, "the environment, before it is an image", inodes)
     # The file is opened first: a place that cannot be written is known before anything is unpacked.
@@ -123,8 +123,7 @@ def export_image(
     )
 
 
-def find_tool() -> str:
-    """Return the path of mksquashfs."""
+def _find_tool() -> str:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_PLACES])
     found = shutil.which(PROGRAM, path=path)
     if found is None:
@@ -144,14 +143,8 @@ def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
         path = tree / name
         path.write_text(text.replace("@VERSION@", manifest.requires.python))
         path.chmod(0o755)
-    _set_image_modes(tree)
-
-
-def _set_image_modes(tree: Path) -> None:
-    """Give everything the mode that the bundle says: all of it is to be root's, for all to read.
-
-    What was unpacked lacks what the umask takes away, and has a shared offline root's setgid bit.
-    """
+    # All of it is to be root's, for all to read, with the modes that the bundle says: what was
+    # unpacked lacks what the umask takes away, and has a shared offline root's setgid bit.
     for folder, _, files in os.walk(tree):
         Path(folder).chmod(0o755)
         for name in files:

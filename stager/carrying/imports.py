@@ -67,17 +67,12 @@ def import_bundle(
 ) -> ImportResult:
     """Add the bundle of a carried file to the offline root; write its project out, if asked to.
 
-    Args:
-        config: the settings: they say what signature is needed, and where the offline root is.
-        path: the carried file.
-        listener: called with each step.
-        asked: the id that the bundle must have, or its first digits; empty for any.
-        project: a new folder for the project's code; None for none.
-        for_builds: let builds take packages out of the bundle, as they may with a project.
+    ``asked`` is the id that it must have, or its first digits. With ``for_builds`` builds may take
+    packages out of it, as they may with a project.
     """
     store = Store(offline_root(config))
     if project is not None:
-        refuse_used(project)
+        _refuse_used(project)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         listener.begin("import")
         result = import_file(path, config, store, asked=asked)
@@ -85,7 +80,7 @@ def import_bundle(
             bundle_file.allow_for_builds(store, result.bundle, result.id)
         if project is None:
             return result
-        notes = write_project(result, store, project)
+        notes = _write_project(result, store, project)
         return replace(result, project=project.absolute(), notes=tuple(notes))
 
 
@@ -227,8 +222,7 @@ _LINK = "link"
 _STILL_RUNS = "the bundle was imported, and runs; to edit the project, bring its folder itself"
 
 
-def refuse_used(folder: Path) -> None:
-    """Refuse a folder that has something in it."""
+def _refuse_used(folder: Path) -> None:
     fault, hint = "", "name a new directory"
     try:
         if folder.is_symlink():  # what is written takes its place by a rename
@@ -243,7 +237,7 @@ def refuse_used(folder: Path) -> None:
         raise ConfigError(f"--project {folder}: {fault}", hint=hint)
 
 
-def write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
+def _write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
     """Write a project, its assets and its lock into a new folder; return notes for a build."""
     folder = folder.absolute()
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")

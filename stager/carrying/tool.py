@@ -42,7 +42,7 @@ def collect_tool(
     Returns:
         The wheels, and a zip that Python can run from the end of another file: it installs them.
     """
-    own, spec = own_wheel(scratch), read_spec(config)
+    own, spec = _write_own_wheel(scratch), read_spec(config)
     target = {"python": config.environment.python, "platform": config.environment.platform}
     settings: dict[str, object] = {key: value for key, value in target.items() if value is not None}
     settings["requirements"] = [*_dependencies(), "pip"]
@@ -63,18 +63,10 @@ def _dependencies() -> list[str]:
             found.append(text)
             continue
         carried = any(needed.marker.evaluate({"extra": extra}) for extra in _CARRIED_EXTRAS)
-        if carried and _is_here(needed.name):
+        if carried and any(metadata.distributions(name=needed.name)):
             needed.marker = None
             found.append(str(needed))
     return found
-
-
-def _is_here(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _distribution() -> metadata.Distribution:
@@ -87,7 +79,7 @@ def _distribution() -> metadata.Distribution:
         ) from None
 
 
-def own_wheel(folder: Path) -> Path:
+def _write_own_wheel(folder: Path) -> Path:
     """Write stager's own wheel, from the files that run now, and return its path."""
     distribution = _distribution()
     info = f"stager-{distribution.version}.dist-info"

@@ -64,8 +64,7 @@ class HubAnswer(NamedTuple):
     """``configs`` of a data set's card."""
 
 
-def describe_repository(request: HubRequest) -> HubAnswer:
-    """Return what a repository holds at the revision that is asked for."""
+def _describe_repository(request: HubRequest) -> HubAnswer:
     library = _library()
     with _convert_errors(request):
         api = library.HfApi(endpoint=_endpoint(), library_name="stager")
@@ -84,7 +83,7 @@ def describe_repository(request: HubRequest) -> HubAnswer:
     return HubAnswer(info.sha, _licence(card), entries, tuple(configs))
 
 
-def fetch_file(request: HubRequest, commit: str, path: str, cache: Path) -> Path:
+def _fetch_file(request: HubRequest, commit: str, path: str, cache: Path) -> Path:
     """Fetch a file into a cache, or find it there; return its path.
 
     A connection that is cut is taken up where it was. The library's progress bars are for a
@@ -210,10 +209,8 @@ def _status(exc: BaseException | None) -> int | None:
 
 
 def _reasons(exc: BaseException) -> list[str]:
-    text = f"{type(exc).__name__}: {exc}"
-    return [re.sub(r"\bhf_\w{8,}", "hf_***", line) for line in text.splitlines() if line.strip()][
-        :_WHY_LINES
-    ]
+    text = re.sub(r"\bhf_\w{8,}", "hf_***", f"{type(exc).__name__}: {exc}")
+    return list(filter(str.strip, text.splitlines()))[:_WHY_LINES]
 
 
 def _licence(card: Mapping[str, object]) -> str:
@@ -333,7 +330,7 @@ class HubFiles:
             )
         self.store.require_space(size, f"{request.name} {path}")
         self.progress(f"{request.label} {path}, {format_size(size)}")
-        return fetch_file(request, commit, path, self.store.hub)
+        return _fetch_file(request, commit, path, self.store.hub)
 
 
 def _is_listed(path: Path, entry: HubEntry) -> bool:
@@ -496,7 +493,7 @@ def _resolve_one(request: HubRequest, files: HubFiles) -> LockedRepository:
             f"{request.kind} {request.label} is not in the lock, and nothing may be fetched",
             hint="run `stager lock` once where the hub can be reached",
         )
-    answer = describe_repository(request)
+    answer = _describe_repository(request)
     paths = select_files(request, [entry.path for entry in answer.entries], answer.configs)
     return LockedRepository(
         request=request,

@@ -41,8 +41,7 @@ class Inside:
     @property
     def root(self) -> Path:
         """Its files, as this machine sees them."""
-        init = (self.hosts.state_dir / LOGIN / "init").read_text().strip()
-        return Path("/proc", init, "root")
+        return self.hosts.root(LOGIN)
 
     def seen(self, path: Path) -> Path:
         """A file of its, as this machine sees it."""

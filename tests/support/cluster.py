@@ -49,24 +49,46 @@ def script(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Hosts:
+    """Hosts that scripts/cluster has made, in namespaces of this machine."""
+
+    name: str
+    """As scripts/cluster knows them."""
+    nodes: tuple[str, ...]
+    """Their names, in order."""
+
+    @property
+    def state_dir(self) -> Path:
+        """Where configuration, logs and keys are."""
+        return STATES / self.name
+
+    def init(self, node: str) -> str:
+        """The number here of the first process of a host."""
+        return (self.state_dir / node / "init").read_text().strip()
+
+    def root(self, node: str) -> Path:
+        """The files of a host, seen from here."""
+        return Path("/proc", self.init(node), "root")
+
+    def entering(self, node: str) -> list[str]:
+        """The beginning of a command line that runs on the host, beside Slurm and ssh."""
+        return ["nsenter", f"--target={self.init(node)}", "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def lose(self, node: str) -> None:
+        """Pull the host's plug: every process on it is gone, and its ``/tmp``."""
+        script("lose", node, "--name", self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Hosts):
     """A cluster that stands.
 
     Attributes:
-        name: as scripts/cluster knows it.
-        nodes: their names, in order.
         shared: a directory that the login side and all nodes see; ``tmp_path`` is below ``/tmp``,
             of which every node has its own.
     """
 
-    name: str
-    nodes: tuple[str, ...]
     shared: Path
-
-    @property
-    def state_dir(self) -> Path:
-        """Where its configuration and its logs are."""
-        return STATES / self.name
 
     @property
     def env(self) -> dict[str, str]:
@@ -86,11 +108,6 @@ class Cluster:
         if check:
             assert done.returncode == 0, (argv, done.stdout, done.stderr)
         return done
-
-    def entering(self, node: str) -> list[str]:
-        """The beginning of a command line that runs on the node, beside Slurm."""
-        init = (self.state_dir / node / "init").read_text().strip()
-        return ["nsenter", f"--target={init}", "-m", "-u", "-i", "-n", "-p", "--"]
 
     def on(
         self, node: str, argv: Sequence[str], *, check: bool = True, timeout: float = 900
@@ -126,10 +143,6 @@ class Cluster:
     def start_slurmd(self, node: str) -> None:
         """Start it again, if it does not run."""
         script("start", node, "--name", self.name)
-
-    def lose(self, node: str) -> None:
-        """Pull the node's plug: every process on it is gone, and its ``/tmp``."""
-        script("lose", node, "--name", self.name)
 
     def controller(self) -> int | None:
         """The number of its slurmctld; None while there is none."""

@@ -168,12 +168,11 @@ class Bench:
 
     def place(self, node: str) -> Path:
         """A node's root, seen from here."""
-        init = (self.cluster.state_dir / node / "init").read_text().strip()
-        return Path(f"/proc/{init}/root", ROOT)
+        return self.cluster.root(node) / ROOT
 
     def processes(self, node: str) -> dict[int, str]:
         """What runs on a node besides its own services: command lines by number here."""
-        init = (self.cluster.state_dir / node / "init").read_text().strip()
+        init = self.cluster.init(node)
         own = ("slurmd", "sleep infinity", "unshare")
         found: dict[int, str] = {}
         try:
@@ -318,8 +317,7 @@ def build(
 def empty_nodes(cluster: Cluster) -> None:
     """Take the node roots away: a test starts from nothing."""
     for node in cluster.nodes:
-        init = (cluster.state_dir / node / "init").read_text().strip()
-        shutil.rmtree(Path(f"/proc/{init}/root", ROOT), ignore_errors=True)
+        shutil.rmtree(cluster.root(node) / ROOT, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -10,24 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import Cluster
-from tests.support.torch_project import STAGER, TorchProject
+from tests.support.torch_project import STAGER, Ran, TorchProject
 
 PATIENCE = 1000.0
 """Seconds after which a job is taken to hang; on a busy machine it takes minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmRan:
-    """A finished job."""
-
-    code: int
-    """The exit code of ``stager``."""
-    report: dict[str, Any]
-    """The JSON object that it printed."""
-    stderr: str
-    """What it said."""
-    logs: Path
-    """Its log directory."""
+class SlurmRan(Ran):
+    """A finished job on Slurm."""
 
     @property
     def id(self) -> str:

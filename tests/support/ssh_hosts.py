@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.building import STAGER
-from tests.support.cluster import STATES, script
+from tests.support.cluster import STATES, Hosts, script
 from tests.support.needs import lacks, needs
 from tests.support.processes import living, until
 
@@ -31,20 +31,11 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshHosts:
+class SshHosts(Hosts):
     """Hosts that stand, and a folder of the login side that none of them sees."""
 
-    name: str
-    """As scripts/cluster knows them."""
-    nodes: tuple[str, ...]
-    """Their names, in order."""
     hidden: Path
     """The folder."""
-
-    @property
-    def state_dir(self) -> Path:
-        """Where keys, configuration and logs are."""
-        return STATES / self.name
 
     @property
     def env(self) -> dict[str, str]:
@@ -87,11 +78,6 @@ class SshHosts:
         assert not check or done.returncode == 0, (argv, done.stdout, done.stderr)
         return done.stdout
 
-    def entering(self, node: str) -> list[str]:
-        """The beginning of a command line that runs on the host, beside ssh."""
-        init = (self.state_dir / node / "init").read_text().strip()
-        return ["nsenter", f"--target={init}", "-m", "-u", "-i", "-n", "-p", "--"]
-
     def agents(self, node: str) -> list[str]:
         """The command lines of what a job runs on a host."""
         lines = self.on(node, "ps", "-ww", "-eo", "args").splitlines()
@@ -128,10 +114,6 @@ class SshHosts:
     def clients(self) -> list[str]:
         """The command lines of ``ssh`` that run here for these hosts."""
         return [line for line in living(self.state_dir / "ssh_config") if "/ssh -F " in line]
-
-    def lose(self, node: str) -> None:
-        """Pull the host's plug."""
-        script("lose", node, "--name", self.name)
 
     def restore(self) -> None:
         """Bring back what was stopped or lost."""
