@@ -63,13 +63,13 @@ def main(argv: Sequence[str]) -> int:
     progress = _Progress(_count(chosen, options))
 
     def on_played(played: Played) -> None:
-        tallies[played.task.area].add(played)
+        tallies[played.area].add(played)
         progress.add(played)
         if played.outcome == BROKEN:
             _show(played, seed)
         elif options.verbose:
             said = f"{played.outcome} in {played.seconds:.2f} s: {'; '.join(played.steps)}"
-            print(f"{played.task.area} {played.task.number}: {said}", file=sys.stderr, flush=True)
+            print(f"{played.area} {played.number}: {said}", file=sys.stderr, flush=True)
 
     play(chosen, options, seed, on_played)
     seconds = time.monotonic() - started
@@ -102,7 +102,7 @@ def play(chosen: Sequence[Area], options: argparse.Namespace, seed: int, on_play
 def _tasks(chosen: Sequence[Area], options: argparse.Namespace) -> Iterator[Task]:
     """Return the rounds in an order in which every area has had its share at any time."""
     if options.round is not None:
-        yield from (Task(area=area.name, number=options.round) for area in chosen)
+        yield from ((area.name, options.round) for area in chosen)
         return
     if options.seconds is not None:
         yield from _endless(chosen, time.monotonic() + options.seconds)
@@ -111,8 +111,7 @@ def _tasks(chosen: Sequence[Area], options: argparse.Namespace) -> Iterator[Task
     for area in chosen:
         count = _rounds(area, options)
         waiting += [((number + 1) / (count + 1), area.name, number) for number in range(count)]
-    for _, name, number in sorted(waiting):
-        yield Task(area=name, number=number)
+    yield from ((name, number) for _, name, number in sorted(waiting))
 
 
 def _rounds(area: Area, options: argparse.Namespace) -> int:
@@ -133,7 +132,7 @@ def _endless(chosen: Sequence[Area], end: float) -> Iterator[Task]:
     done = dict.fromkeys((area.name for area in chosen), 0)
     while time.monotonic() < end:
         area = min(chosen, key=lambda one: (done[one.name] + 1) / one.rounds)
-        yield Task(area=area.name, number=done[area.name])
+        yield area.name, done[area.name]
         done[area.name] += 1
 
 
@@ -176,19 +175,18 @@ class _Progress:
         self._rounds += 1
         self._broken += played.outcome == BROKEN
         now = time.monotonic()
-        if now - self._shown < _EVERY_SECONDS:
-            return
-        self._shown = now
-        minutes, seconds = divmod(int(now - self._started), 60)
-        said = f"{self._rounds}{self._total} rounds, {self._broken} broken; {played.task.area}"
-        print(f"{minutes}:{seconds:02d} {said}", file=sys.stderr, flush=True)
+        if now - self._shown >= _EVERY_SECONDS:
+            self._shown = now
+            minutes, seconds = divmod(int(now - self._started), 60)
+            said = f"{self._rounds}{self._total} rounds, {self._broken} broken; {played.area}"
+            print(f"{minutes}:{seconds:02d} {said}", file=sys.stderr, flush=True)
 
 
 def _show(played: Played, seed: int) -> None:
-    lines = [f"BROKEN {played.task.area}, round {played.task.number}: {played.promise}"]
+    lines = [f"BROKEN {played.area}, round {played.number}: {played.promise}"]
     lines += [f"  did: {step}" for step in played.steps]
     lines += [f"  | {line}" for line in played.evidence.splitlines()[-40:]]
-    lines.append(f"  again: {repeat(played.task.area, seed, played.task.number)}")
+    lines.append(f"  again: {repeat(played.area, seed, played.number)}")
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
@@ -217,12 +215,12 @@ def _report(tallies: dict[str, Tally], seed: int, seconds: float) -> dict[str, o
     rows = [dict(zip(keys, row, strict=True)) for row in _rows(tallies)]
     broken = [
         {
-            "area": one.task.area,
-            "round": one.task.number,
+            "area": one.area,
+            "round": one.number,
             "promise": one.promise,
-            "did": list(one.steps),
+            "did": one.steps,
             "evidence": one.evidence,
-            "again": repeat(one.task.area, seed, one.task.number),
+            "again": repeat(one.area, seed, one.number),
         }
         for tally in tallies.values()
         for one in tally.broken

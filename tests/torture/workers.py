@@ -23,23 +23,16 @@ from .registry import Area
 from .rounds import NotHere, Round
 from .world import prepared
 
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One round to be played."""
-
-    area: str
-    """The area's name."""
-    number: int
-    """The round's number in it."""
+Task = tuple[str, int]
+"""One round to be played: the area's name, and the round's number in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
     """A round that was played."""
 
-    task: Task
-    """Which."""
+    area: str
+    number: int
     outcome: str
     """One of ``rounds.OUTCOMES``; ``absent`` where this machine cannot play it."""
     counts: Mapping[str, int]
@@ -48,10 +41,9 @@ class Played:
     """What was broken."""
     evidence: str
     """What shows it."""
-    steps: tuple[str, ...]
+    steps: list[str]
     """What was done."""
     seconds: float
-    """How long it took."""
 
 
 OnPlayed = Callable[[Played], None]
@@ -113,20 +105,13 @@ class Workers:
                         raise RuntimeError(f"worker {number} has ended")
                     said = json.loads(line)
                     if said is not None:
-                        on_played(_played(said))
+                        on_played(Played(**said))
                     task = next(tasks, None)
                     if task is None:
                         busy -= 1
                         selector.unregister(key.fileobj)
                         continue
-                    asked = json.dumps([task.area, task.number]) + "\n"
-                    self._processes[number].sendall(asked.encode())
-
-
-def _played(said: dict[str, object]) -> Played:
-    area, number = said.pop("task")  # type: ignore[misc]
-    said["steps"] = tuple(said["steps"])  # type: ignore[arg-type]
-    return Played(task=Task(area=area, number=number), **said)  # type: ignore[arg-type]
+                    self._processes[number].sendall(json.dumps(task).encode() + b"\n")
 
 
 class _Worker:
@@ -165,7 +150,7 @@ class _Worker:
                 told = _absent(str(exc))
             finally:
                 isolation.remove(folder)
-        return {"task": [name, number], **told}
+        return {"area": name, "number": number, **told}
 
     def _begin(self, area: Area) -> None:
         if area.begin is not None and area.name not in self._begun:
