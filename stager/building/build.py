@@ -145,12 +145,18 @@ def describe_changed_files(
     Empty if none differs, or it is not known; ``trees`` are the layers that are not wheels, now.
     """
     was = _list_shipped(old, store)
-    now = _find_contents(trees, was) if was else was
+    now = was  # where nobody has looked at them
+    for one in trees if was else ():
+        if one.kind == "project" and one.tree is not None:
+            paths = [file.path for file in one.tree.files]
+            now = dict(zip(paths, one.contents, strict=True))
+    there = {layer.id for layer in old.layers}
+    assets = [one for one in trees if one.kind == "asset" and layer_id(one, target) not in there]
     added = now.keys() - was.keys()
     edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
     kinds = {
         "new": _merge_new_folders(added, list_folders(was)),
-        "changed": [*_list_changed_assets(old, trees, target), *edited],
+        "changed": [*(one.name for one in assets), *edited],
         "removed": list(was.keys() - now.keys()),
     }
     named = list(_name_some(kinds))
@@ -158,21 +164,6 @@ def describe_changed_files(
     if only_new and not any(path.endswith(".py") for path in added):
         named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
     return f" ({'; '.join(named)})" if named else ""
-
-
-def _find_contents(trees: Sequence[LayerSource], unknown: dict[str, str]) -> dict[str, str]:
-    """Return the digests of the project's files; ``unknown`` where nobody has looked at them."""
-    for one in trees:
-        if one.kind == "project" and one.tree is not None:
-            paths = [file.path for file in one.tree.files]
-            return dict(zip(paths, one.contents, strict=True))
-    return unknown
-
-
-def _list_changed_assets(old: Manifest, trees: Sequence[LayerSource], target: Target) -> list[str]:
-    there = {layer.id for layer in old.layers}
-    assets = (one for one in trees if one.kind == "asset")
-    return [one.name for one in assets if layer_id(one, target) not in there]
 
 
 def _name_some(kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:

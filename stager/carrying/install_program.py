@@ -43,7 +43,10 @@ def main(carried: str, arguments: Sequence[str]) -> int:
         return 0 if arguments in (["-h"], ["--help"]) else 2
     named = arguments[1] if len(arguments) == 2 else "~/.local/share/stager"
     place = pathlib.Path(named).expanduser().absolute()
-    end_on_signals()
+    # They end it as Ctrl-C does: nothing half-made is left behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         install(pathlib.Path(carried), place)
     except InstallRefused as exc:
@@ -64,13 +67,6 @@ def main(carried: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end it as Ctrl-C does: nothing half-made is left behind."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
-
-
 def install(carried: pathlib.Path, place: pathlib.Path) -> None:
     """Make a virtual environment and install the carried wheels in it, or leave nothing."""
     refuse_other_python(carried)
@@ -89,17 +85,12 @@ def install(carried: pathlib.Path, place: pathlib.Path) -> None:
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
-    program = place / "bin" / "stager"
-    print(program)
+    programs, file = shlex.quote(str(place / "bin")), shlex.quote(str(carried))
+    print(place / "bin" / "stager")
     sys.stderr.write(
-        f"stager is installed; put it on PATH: export PATH={quote_path(program.parent)}:$PATH\n"
-        f"then take the bundle out of this file: stager import {quote_path(carried)}\n"
+        f"stager is installed; put it on PATH: export PATH={programs}:$PATH\n"
+        f"then take the bundle out of this file: stager import {file}\n"
     )
-
-
-def quote_path(path: pathlib.Path) -> str:
-    """Return a path as a word of a shell."""
-    return shlex.quote(str(path))
 
 
 def refuse_other_python(carried: pathlib.Path) -> None:
@@ -107,8 +98,7 @@ def refuse_other_python(carried: pathlib.Path) -> None:
     with zipfile.ZipFile(carried) as program:
         target = json.loads(program.read("target.json"))
     wanted = (target["python"], target["machine"])
-    here = "{}.{}".format(*sys.version_info[:2])
-    machine = os.uname().machine
+    here, machine = "{}.{}".format(*sys.version_info[:2]), os.uname().machine
     if (here, machine) == wanted:
         return
     hint = f"start it with that Python: python{wanted[0]} {carried} install"

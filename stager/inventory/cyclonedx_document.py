@@ -176,12 +176,8 @@ def _part(part: InventoryItem) -> Component:
 def _references(source: Provenance) -> list[ExternalReference]:
     if not source.url:
         return []
-    reference = ExternalReference(
-        type=_REFERENCES[source.kind],
-        url=XsUri(source.url),
-        hashes=_hashes(source.sha256),
-    )
-    return [reference]
+    kind, url, hashes = _REFERENCES[source.kind], XsUri(source.url), _hashes(source.sha256)
+    return [ExternalReference(type=kind, url=url, hashes=hashes)]
 
 
 def _hashes(sha256: str) -> list[HashType]:
