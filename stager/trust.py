@@ -362,9 +362,11 @@ def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) ->
 
 def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
     written = signers.split("\n")
-    named = [(line, _LINE.match(line)) for line in parse_keygen_lines(found)]
-    # Not the empty line behind the last.
-    lines = [line for line, at in named if at and "".join(written[int(at[1]) - 1 :][:1]).strip()]
+    lines = []
+    for line in parse_keygen_lines(found):
+        at = _LINE.match(line)
+        if at and "".join(written[int(at[1]) - 1 : int(at[1])]).strip():  # not behind the last
+            lines.append(line)
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
