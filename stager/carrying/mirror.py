@@ -37,26 +37,17 @@ from .mirror_folder import (
 )
 
 
-@dataclass(frozen=True)
-class MirrorRequest:
-    """What a mirror is to be given, and for which machines."""
-
-    requirements: tuple[str, ...] = ()
-    """What is to be mirrored in place of the project's requirements; paths start here."""
-    pythons: tuple[str, ...] = ()
-    """Versions of Python, as ``3.12``; empty for the project's."""
-    platforms: tuple[str, ...] = ()
-    """Platforms, as ``manylinux_2_28_x86_64``, each with each Python; empty for the project's."""
-    offline: bool = False
-
-
 def _fetch_for_target(
-    project: Config, settings: Config, request: MirrorRequest, store: Store, listener: Listener
+    project: Config,
+    settings: Config,
+    asked: Sequence[str],
+    store: Store,
+    listener: Listener,
+    offline: bool,
 ) -> tuple[Sequence[Wheel], set[str]]:
     """Fetch the wheels for the target of ``settings``; return them, and names of built ones."""
-    options = ResolveOptions(offline=request.offline, note=listener.note)
+    options = ResolveOptions(offline=offline, note=listener.note)
     listener.begin("lock")
-    asked = request.requirements
     spec = _read_requested(settings, asked) if asked else read_buildable_spec(settings)
     if settings != project:
         listener.note(f"for Python {spec.target.python} on {spec.target.platform}")
@@ -66,7 +57,7 @@ def _fetch_for_target(
     else:
         lock = ensure_lock(project, spec, store, options, listener, locked=False)
     listener.begin("wheels")
-    source = WheelSource(spec=spec, store=store, offline=request.offline, progress=listener.note)
+    source = WheelSource(spec=spec, store=store, offline=offline, progress=listener.note)
     wheels = [*source.fetch(lock)]
     decompressor = fetch_decompressor(source, settings.environment.interpreter != OF_NODE)
     if decompressor is not None:  # every build needs it
@@ -135,22 +126,32 @@ class MirrorResult:
 
 
 def mirror_wheels(
-    config: Config, root: Path, request: MirrorRequest, listener: Listener
+    config: Config,
+    root: Path,
+    requirements: Sequence[str],
+    listener: Listener,
+    *,
+    targets: Sequence[tuple[str | None, str | None]] = (),
+    offline: bool = False,
 ) -> MirrorResult:
-    """Add the wheels of requirements, or of the project's lock, to the mirror in a folder."""
+    """Add wheels to the mirror in a folder, for some Pythons and platforms or for the project's.
+
+    They are those of requirements, whose paths start here; without any, of the project's lock.
+    """
     refuse_other(root)
     store = Store(offline_root(config))
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         wheels: list[Wheel] = []
         built: set[str] = set()
-        environment = config.environment
-        for platform in dict.fromkeys(request.platforms or (environment.platform,)):
-            for python in dict.fromkeys(request.pythons or (environment.python,)):
-                target = replace(environment, python=python, platform=platform)
-                settings = replace(config, environment=target)
-                more, own = _fetch_for_target(config, settings, request, store, listener)
-                wheels += more
-                built |= own
+        own = (config.environment.python, config.environment.platform)
+        for python, platform in dict.fromkeys(targets or (own,)):
+            target = replace(config.environment, python=python, platform=platform)
+            settings = replace(config, environment=target)
+            more, names = _fetch_for_target(
+                config, settings, requirements, store, listener, offline
+            )
+            wheels += more
+            built |= names
         listener.begin("mirror")
         return fill(root, wheels, built, listener)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -174,19 +175,19 @@ def mirror(
     console: Talk,
 ) -> None:
     """Keep a folder of wheels with an index for pip and uv."""
-    from ..carrying.mirror import MirrorRequest, mirror_wheels
+    from ..carrying.mirror import mirror_wheels
     from ..config.load import load
     from ..config.sections import PLATFORM, PLATFORMS, VERSION, VERSIONS
     from ..config.template import load_or_default
     from ..core.files import expand_home
 
-    request = MirrorRequest(
-        tuple(requirements or ()),
-        read_texts(VERSION, python, "--python", VERSIONS),
-        read_texts(PLATFORM, platform, "--platform", PLATFORMS),
-        offline=offline,
-    )
-    place = get_settings_place()
-    config = load_or_default(place) if requirements else load(place)
-    result = mirror_wheels(config, expand_home(folder).absolute(), request, console)
+    pythons = read_texts(VERSION, python, "--python", VERSIONS)
+    platforms = read_texts(PLATFORM, platform, "--platform", PLATFORMS)
+    place, wanted = get_settings_place(), requirements or ()
+    config = load_or_default(place) if wanted else load(place)
+    own = config.environment
+    each = product(platforms or (own.platform,), pythons or (own.python,))
+    targets = [(version, tag) for tag, version in each]
+    root = expand_home(folder).absolute()
+    result = mirror_wheels(config, root, wanted, console, targets=targets, offline=offline)
     console.show(result, console.show_mirror)

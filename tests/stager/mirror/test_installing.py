@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.carrying.mirror import MirrorRequest, mirror_wheels
+from stager.carrying.mirror import mirror_wheels
 from stager.config.load import load
 from stager.core.values import Target
 from tests.support.building import HOST, STAGER, Project, Recorder, fetch_zstandard
@@ -34,9 +34,9 @@ def mirror(
     made = tmp_path / "made"
     wanted = (f"odd=={LOCAL}", "My.Odd_Name")
     config = load(project.root)
-    mirror_wheels(config, made, MirrorRequest(requirements=wanted), Recorder())
+    mirror_wheels(config, made, wanted, Recorder())
     newer.rename(made / newer.name)  # by hand
-    mirror_wheels(config, made, MirrorRequest(requirements=("beta==1.0",)), Recorder())
+    mirror_wheels(config, made, ["beta==1.0"], Recorder())
     return made.rename(tmp_path / "a stick")
 
 
