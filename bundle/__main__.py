@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 _PROBED = ("python", "prefix", "packages", "origins", "origin_ok", "problems")
 """What ``probe`` prints of the answer."""
-_ATTEMPTS = 3
-"""Attempts to make an environment that is removed before it can be held."""
+_ATTEMPTS = 3  # attempts to make an environment that is removed before it can be held
 
 
 def main(argv: Sequence[str]) -> int:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from .pack.members import InspectedSignature
 
 
-_LOCKED = "incorrect passphrase"
-"""What it says of a key whose passphrase nobody has typed."""
+_LOCKED = "incorrect passphrase"  # what it says of a key whose passphrase nobody has typed
 _TOUCH = re.compile(r"user presence", re.IGNORECASE)
 """What it says of a hardware key that is to be touched."""
 OLDEST = "OpenSSH 8.2"
@@ -110,8 +109,7 @@ def _has_terminal() -> bool:
 
 # --- The file with the keys that may sign: read once, and refused where others could change it
 
-MOST_SIGNERS_BYTES = 1 << 16
-"""Length of the file: it travels to every node."""
+MOST_SIGNERS_BYTES = 1 << 16  # length of the file: it travels to every node
 
 
 def read_signers(path: Path) -> str:
@@ -175,8 +173,7 @@ def _has_nobody_else(gid: int) -> bool:
 # A signature is that of the bundle's id. Where one is required, every byte of the bundle is
 # compared with that id here, before anything in the bundle is started; the nodes do so again.
 
-SUFFIX = ".sig"
-"""The signature of a bundle lies beside it, under its name with this ending."""
+SUFFIX = ".sig"  # the signature of a bundle lies beside it, under its name with this ending
 MOST_SIGNATURE_BYTES = 1 << 16
 """Length of a signature; that of a large certificate has a few kilobytes."""
 _LINES = 4

@@ -35,8 +35,7 @@ from .lock.pylock import Lock
 from .lock.spec import Spec
 
 Progress = Callable[[str], None]
-BATCH = 8
-"""Files requested in one call of pip: few calls, yet a progress line now and then."""
+BATCH = 8  # files requested in one call of pip: few calls, yet a progress line now and then
 _ACTUAL_DIGEST = re.compile(r"Got\s+([0-9a-f]{64})")
 
 

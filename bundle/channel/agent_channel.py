@@ -24,16 +24,13 @@ from .frames import FrameWriter, Lines, heartbeat
 
 GO, STOP = "go", "stop"
 """Commands to an agent that waits for a file: all of it has come, or it will not."""
-PACKED = "="
-"""The beginning of a compressed request; zlib's result follows, in base64."""
+PACKED = "="  # the beginning of a compressed request; zlib's result follows, in base64
 RELAY = "relay"
 """The beginning of the command to take part in a relay; the nodes of it follow, compressed."""
-END = "end"
-"""The command to agents at work: end it, and stay until all output has come."""
+END = "end"  # the command to agents at work: end it, and stay until all output has come
 SIGNAL = "signal "
 """The beginning of the command to pass a signal on to the ranks; its number follows."""
-AGAIN = "again"
-"""The key of a line that asks for frames once more, by source."""
+AGAIN = "again"  # the key of a line that asks for frames once more, by source
 STAY_SECONDS = 900.0
 """Time that an agent stays after its last answer, unless the driver ends its input before.
 
@@ -52,8 +49,7 @@ hours; ranks would go on that long.
 """
 HANG_SECONDS = 60.0
 """Time without progress after which processes hang: no disk takes as long for one request."""
-_MOST_NAMED = 3
-"""Processes that a heartbeat names."""
+_MOST_NAMED = 3  # processes that a heartbeat names
 _REPEAT_SECONDS = 4.0
 """Time after which an agent that stays repeats its last message; the pause doubles each time."""
 

@@ -53,8 +53,7 @@ class Lines:
         return last
 
 
-LONGEST = 960
-"""Bytes of one frame, its line end included."""
+LONGEST = 960  # bytes of one frame, its line end included
 KEPT = 4 << 20
 """Bytes of frames that a writer keeps, to send them again, and that a reader holds behind a gap.
 
@@ -63,11 +62,9 @@ _RS = b"\x1e"
 _HEAD = re.compile(rb"([^\s\x1e]{1,400}) (\d{1,15}) (\d{1,3}) ([0-9a-f]{8}) ([.(+)]) ")
 _UNCOUNTED = re.compile(rb"([^\s\x1e]{1,400}) 0 0 - \. ([^\n]*)\n")
 _LONGEST_UNCOUNTED = 1 << 13
-_LONGEST_LINE = 1 << 16
-"""Bytes outside any frame after which they are passed on without a line end."""
+_LONGEST_LINE = 1 << 16  # bytes outside any frame after which they are passed on without a line end
 
-Gap = tuple[int, int]
-"""The first and the last number of frames that are missing."""
+Gap = tuple[int, int]  # the first and the last number of frames that are missing
 
 
 def heartbeat(source: str) -> bytes:
@@ -121,8 +118,7 @@ class _Source:
 
     next: int = 1
     pieces: list[bytes] = field(default_factory=list)
-    broken: bool = False
-    """True if frames are passed over until a message begins."""
+    broken: bool = False  # true if frames are passed over until a message begins
     early: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Frames behind a gap, by number: mark and payload."""
     early_bytes: int = 0

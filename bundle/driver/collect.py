@@ -216,8 +216,7 @@ def _emit_collected(state: State, nodes: Sequence[str], received: Received) -> N
 
 # --- Earlier results, which the nodes are sent that do not see the run directory -----------------
 
-_TRIES = 2
-"""Times that results are read which change meanwhile."""
+_TRIES = 2  # times that results are read which change meanwhile
 
 
 def send_earlier_results(state: State) -> None:

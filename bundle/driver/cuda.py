@@ -48,16 +48,14 @@ OWN: Mapping[tuple[int, int], str] = {
 }
 """The first driver with all that a version of CUDA can do."""
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
-_BUILD = re.compile(r"cu(\d{2})(\d)(?:\D.*)?")
-"""The local version of a build for CUDA: ``cu128``."""
+_BUILD = re.compile(r"cu(\d{2})(\d)(?:\D.*)?")  # the local version of a build for CUDA: ``cu128``
 
 
 class CudaNeed(NamedTuple):
     """The CUDA version of a bundle."""
 
     version: tuple[int, int]
-    package: str
-    """The package that it is known from: ``torch 2.9.0+cu128``."""
+    package: str  # the package that it is known from: ``torch 2.9.0+cu128``
 
     @property
     def text(self) -> str:

@@ -34,8 +34,7 @@ from .transports.transport import Event
 COMMAND = ("-m", "trainer", "all-reduce")
 ALL_REDUCE_SECONDS = 1800
 """The time after which a launcher is ended that none of the ranks' own time limits has ended."""
-Problems = dict[str, list[Problem]]
-"""The problems of each node, by its name."""
+Problems = dict[str, list[Problem]]  # the problems of each node, by its name
 
 
 def check_nodes(state: State) -> None:
@@ -184,8 +183,7 @@ def _run_ranks(
     return printed
 
 
-_NO_ANSWER = Answer()
-"""An answer without a problem."""
+_NO_ANSWER = Answer()  # an answer without a problem
 
 
 def _add_problems(answer: Answer, found: list[Problems], before: Answer = _NO_ANSWER) -> Answer:
@@ -334,8 +332,7 @@ def read_measurement(lines: Iterable[str]) -> AllReduceMeasured | None:
 class _Report(NamedTuple):
     node: str
     text: str
-    for_all: bool
-    """True if the rank reports it for all ranks, which all know it."""
+    for_all: bool  # true if the rank reports it for all ranks, which all know it
 
     @property
     def pair(self) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ from ..format.manifest import Layer
 from ..protocol.events import StagingWork
 from ..protocol.job import ASSUMED, Rates
 
-BLOCK = 8 << 20
-"""Bytes that ``sbcast`` sends at a time."""
+BLOCK = 8 << 20  # bytes that ``sbcast`` sends at a time
 WIDEST = 8
 """The most nodes that a sender of a broadcast serves directly, up to Slurm 23.02; 64 later."""
 
@@ -31,8 +30,7 @@ class Nodes:
     """The nodes of a job."""
 
     count: int
-    cpus: int = 2
-    """CPUs that unpack on each; if nodes share a machine, that machine's."""
+    cpus: int = 2  # CPUs that unpack on each; if nodes share a machine, that machine's
     sharing: int = 1
     """The number of nodes that share one machine and its CPUs; 1 on a cluster of many machines."""
     ranks: int = 1
@@ -60,12 +58,9 @@ def measure_staging_work(fresh: Sequence[Layer], every: Sequence[Layer], sent: i
 class Staging(NamedTuple):
     """Seconds to stage the environment on the nodes."""
 
-    send: float
-    """Until the last byte has arrived on the last node; 0 if nothing is sent."""
-    unpack: float
-    """To unpack everything, without waiting for bytes."""
-    tail: float
-    """To unpack the rest after the last byte has arrived: that of a block."""
+    send: float  # until the last byte has arrived on the last node; 0 if nothing is sent
+    unpack: float  # to unpack everything, without waiting for bytes
+    tail: float  # to unpack the rest after the last byte has arrived: that of a block
 
     @property
     def seconds(self) -> float:
@@ -81,8 +76,7 @@ class Forecast(NamedTuple):
     unpack: float
     stage: float
     probe: float
-    launch: float
-    """Until the launcher starts the ranks."""
+    launch: float  # until the launcher starts the ranks
 
     @property
     def total(self) -> float:

@@ -33,8 +33,7 @@ from .transports.slurm_text import parse_submit_time
 # Slurm's numbers begin anew when it is set up again, and two clusters may share a log directory.
 
 _ASK_SECONDS = 30.0
-CLOCK_SECONDS = 60.0
-"""Seconds by which the clocks of two hosts may differ."""
+CLOCK_SECONDS = 60.0  # seconds by which the clocks of two hosts may differ
 
 
 def cluster_name(job: Job) -> str:

@@ -110,10 +110,8 @@ def _add_outcome(state: State) -> None:
 class Phase(NamedTuple):
     """One step of a job, on all of its nodes at once."""
 
-    name: PhaseName
-    """Its name in the events ``begin`` and ``end``, and in the result's ``seconds``."""
-    ask: Callable[[State], None]
-    """Asks the nodes; ``state.answers`` then has the answer of each."""
+    name: PhaseName  # its name in the events ``begin`` and ``end``, and in the result's ``seconds``
+    ask: Callable[[State], None]  # asks the nodes; ``state.answers`` then has the answer of each
     use: Callable[[State], None]
     """Learns from the answers; leaves out the nodes that have a problem, or fails."""
 

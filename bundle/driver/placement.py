@@ -152,8 +152,7 @@ def send_results(state: State, source: str) -> None:
 class _Shipment(NamedTuple):
     source: str
     size: int
-    folder: str
-    """The name of the directory that it goes to, in ``incoming/`` of each node root."""
+    folder: str  # the name of the directory that it goes to, in ``incoming/`` of each node root
     relayed: bool
     """True if the nodes pass it on to each other; False if ``sbcast`` or ``ssh`` brings it."""
     manifest: str | None = None

@@ -60,8 +60,7 @@ def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> in
 
 
 PRESENT, SHARED, RELAY, SBCAST, SSH = "present", "shared", "relay", "sbcast", "ssh"
-SENT = (RELAY, SBCAST, SSH)
-"""The ways in which a file is sent."""
+SENT = (RELAY, SBCAST, SSH)  # the ways in which a file is sent
 
 
 class TransferRule(NamedTuple):

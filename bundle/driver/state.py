@@ -97,8 +97,7 @@ def drop_known_command(event: messages.Started, known: set[tuple[str, ...]]) -> 
 
 
 _A = TypeVar("_A", bound=Answer)
-RequestFor = Callable[[str], messages.AgentRequest]
-"""Returns the request of a node."""
+RequestFor = Callable[[str], messages.AgentRequest]  # returns the request of a node
 
 
 class NodesFailed(Exception):

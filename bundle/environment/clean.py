@@ -95,8 +95,7 @@ class _Cleaning:
     keep: Collection[str]
     dry_run: bool
     idle_since: float
-    prefix: str = ""
-    """What labels begin with; empty but for the node roots of a local allocation."""
+    prefix: str = ""  # what labels begin with; empty but for the node roots of a local allocation
     removed: list[tuple[str, int]] = field(default_factory=list)
     kept: list[tuple[str, str]] = field(default_factory=list)
     left_overs: list[tuple[str, int]] = field(default_factory=list)
@@ -258,8 +257,7 @@ def list_names(folder: str) -> list[str]:
 # process of its own: whatever the user puts in their place meanwhile, no file of anybody else can
 # be removed.
 
-DAYS = 7.0
-"""Days after which an environment that nobody has used is removed."""
+DAYS = 7.0  # days after which an environment that nobody has used is removed
 SECONDS_A_USER = 300.0
 """Time after which the removal of one user's files is ended: an epilog keeps the node waiting."""
 _NODE_ROOT = re.compile(r"stager-(\d{1,10})")
@@ -273,8 +271,7 @@ class Retention(NamedTuple):
 
     days: float = DAYS
     """Days for which an unused environment or job's directory stays; at least an hour."""
-    bytes_a_user: int | None = None
-    """Bytes of the environments of one node root; None for no limit."""
+    bytes_a_user: int | None = None  # bytes of the environments of one node root; None for no limit
 
 
 def clean_node(

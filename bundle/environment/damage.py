@@ -97,8 +97,7 @@ def pyvenv_cfg(python: str) -> bytes:
 
 # --- Strays: paths in an environment that no listing has, as programs leave them -----------------
 
-_UNGUARDED = ("project", "assets")
-"""Directories in which programs may leave files of their own."""
+_UNGUARDED = ("project", "assets")  # directories in which programs may leave files of their own
 
 
 def is_directory(path: str) -> bool:
@@ -140,13 +139,10 @@ def _is_allowed_stray(path: str) -> bool:
 
 
 MANIFEST = f"{STATE}/manifest.json"
-SHOWN = 3
-"""Number of damaged paths that a message names; the others are counted."""
+SHOWN = 3  # number of damaged paths that a message names; the others are counted
 
-_STRAY = -4
-"""The code of a name that is not listed."""
-_RUN = 16
-"""Directories that are compared as one task: some hundred microseconds of work."""
+_STRAY = -4  # the code of a name that is not listed
+_RUN = 16  # directories that are compared as one task: some hundred microseconds of work
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

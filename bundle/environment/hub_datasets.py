@@ -38,15 +38,13 @@ _KEYWORDS = {
 """Words that mean a split in the names of files and folders (``datasets``: ``data_files.py``)."""
 _SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 """Names that say a split of any name (``SPLIT_PATTERN_SHARDED`` there)."""
-_BETWEEN = "[-._ 0-9]"
-"""Characters that part such a word from others (``NON_WORDS_CHARS`` there)."""
+_BETWEEN = "[-._ 0-9]"  # characters that part such a word from others (``NON_WORDS_CHARS`` there)
 _NO_DATA = (
     *("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip"),
     "dataset_dict.json",
 )
 """Files that are never data unless a pattern names them (``FILES_TO_IGNORE`` there)."""
-_SHOWN = 5
-"""Missing files that a message names."""
+_SHOWN = 5  # missing files that a message names
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MARK = "reads_snapshots_for_stager"

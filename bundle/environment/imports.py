@@ -39,8 +39,7 @@ PATIENCE = 1_000_000
 MANY = 10_000
 """An import that makes more objects than these spares the next collection from looking at them."""
 
-OFTEN = 100
-"""No more often than this: each time, the next full collection is put off."""
+OFTEN = 100  # no more often than this: each time, the next full collection is put off
 
 
 def activate() -> None:

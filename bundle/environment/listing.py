@@ -19,10 +19,8 @@ from ..system.files import error_text, read_file
 # Of equal files in several layers the first one is written, as of documents at the top. Two layers
 # that disagree about another path are refused, and so is a path of the environment itself.
 
-STATE = ".stager"
-"""The directory of an environment for its manifest and its listing."""
-OWN_PYTHON = "python"
-"""The directory of an environment for the Python that a bundle brings."""
+STATE = ".stager"  # the directory of an environment for its manifest and its listing
+OWN_PYTHON = "python"  # the directory of an environment for the Python that a bundle brings
 KEPT = ("layers", "decompressor")
 """Directories in it: the heads of the layers, and the wheel that they were unpacked with."""
 
@@ -35,20 +33,16 @@ _DOCUMENT = re.compile(
 
 HOOK = "_stager_"
 """Prefix of the modules that an environment's interpreters run at start; no wheel has such."""
-HOOKS = ("imports", "patches")
-"""The rest of their names."""
-HOOK_MODULES = ("hub_datasets",)
-"""The rest of the names of modules that those import."""
+HOOKS = ("imports", "patches")  # the rest of their names
+HOOK_MODULES = ("hub_datasets",)  # the rest of the names of modules that those import
 
 
 class Merged(NamedTuple):
     """The content of an environment."""
 
-    entries: tuple[tuple[Entry, ...], ...]
-    """The files that each layer writes."""
+    entries: tuple[tuple[Entry, ...], ...]  # the files that each layer writes
     links: dict[str, str]
-    directories: tuple[str, ...]
-    """Every directory, each after its parents."""
+    directories: tuple[str, ...]  # every directory, each after its parents
 
 
 def site_packages(python: str) -> str:
@@ -179,25 +173,20 @@ class Window(NamedTuple):
 class Listing(NamedTuple):
     """A listing that has been read, its digest checked."""
 
-    heads: list[str]
-    """The digest of each layer's head."""
+    heads: list[str]  # the digest of each layer's head
     layers: list[Window]
     """When the files of each layer were written: linked ones for an older environment."""
-    own: Window
-    """The same of all other files."""
-    folders: Sequence[bytes]
-    """A line for each directory."""
+    own: Window  # the same of all other files
+    folders: Sequence[bytes]  # a line for each directory
 
 
 class Folder(NamedTuple):
     """The content of one directory."""
 
     path: str
-    names: dict[str, int]
-    """The code of each name; files of layers come first, in the layers' order."""
+    names: dict[str, int]  # the code of each name; files of layers come first, in the layers' order
     links: dict[str, str]
-    layers: list[list[int]]
-    """Numbers of layers, each with the count of its files among the names."""
+    layers: list[list[int]]  # numbers of layers, each with the count of its files among the names
 
     def to_line(self) -> bytes:
         """Return its line in the listing."""

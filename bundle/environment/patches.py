@@ -34,16 +34,13 @@ _SAID = "STAGER_PATCHES_SAID"
 class Patch(NamedTuple):
     """One repair: its module, its condition and its action."""
 
-    name: str
-    """Its name for users and logs: lower case, words joined by hyphens."""
+    name: str  # its name for users and logs: lower case, words joined by hyphens
     reason: str
     link: str
-    module: str
-    """Full name of the module after whose import the patch is considered."""
+    module: str  # full name of the module after whose import the patch is considered
     applies: Callable[[types.ModuleType], bool]
     """Returns True if the imported module has the fault; must turn false once it is patched."""
-    apply: Callable[[types.ModuleType], None]
-    """Repairs the imported module in place."""
+    apply: Callable[[types.ModuleType], None]  # repairs the imported module in place
 
 
 def _is_without_cuda(torch: types.ModuleType) -> bool:

@@ -24,8 +24,7 @@ _RUNS = 1024
 """Numbers that fit one page: the least capacity of a pipe, for a user with many (pipe(7)).
 
 With more tasks than that, each number stands for a run of tasks."""
-_SHOWN = 1000
-"""Characters of an unexpected error that are shown."""
+_SHOWN = 1000  # characters of an unexpected error that are shown
 
 
 def run_tasks(

@@ -56,11 +56,9 @@ Fresh = tuple[Layer, Index, Sequence[Entry]]
 class _Task(NamedTuple):
     """One frame, and the files that have bytes in it."""
 
-    offset: int
-    """Where its compressed bytes begin in the bundle."""
+    offset: int  # where its compressed bytes begin in the bundle
     frame: Frame
-    start: int
-    """Where its content begins in the layer's tar."""
+    start: int  # where its content begins in the layer's tar
     entries: Sequence[Entry]
 
 
@@ -369,8 +367,7 @@ def _require_room(path: str, manifest: Manifest, older: Container[str]) -> None:
         raise NodeError(Problem(ProblemCode.NO_ROOM, path, {"why": "; ".join(faults)}))
 
 
-_AT_FDCWD, _EXCHANGE = -100, 2
-"""Constants of renameat2(2)."""
+_AT_FDCWD, _EXCHANGE = -100, 2  # constants of renameat2(2)
 _LEFT_OVER = re.compile(r"([0-9a-f]{64})\.")
 
 
@@ -379,13 +376,10 @@ class Environment(NamedTuple):
 
     path: str
     reused: bool
-    linked: int
-    """Files taken by hard link from older environments."""
+    linked: int  # files taken by hard link from older environments
     written: int
-    seconds: float
-    """Includes the wait for others."""
-    mended: Problem | None = None
-    """The damage of the former environment; None if there was none."""
+    seconds: float  # includes the wait for others
+    mended: Problem | None = None  # the damage of the former environment; None if there was none
 
 
 class Source(NamedTuple):
@@ -395,8 +389,7 @@ class Source(NamedTuple):
     """The content of a partial file; the rest is taken from older environments here."""
     arrival: Arrival | None = None
     """The progress of a file that is still being transferred; it is unpacked as it arrives."""
-    checked: bool = False
-    """True if the environment has just been found here without damage."""
+    checked: bool = False  # true if the environment has just been found here without damage
     trusted: bool = False
     """True if the caller made the bundle: files are not compared with its index."""
 

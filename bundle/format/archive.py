@@ -43,8 +43,7 @@ _RUNNING, _DONE, _FAILED = range(3)
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.004, 0.03
 """Time between two looks at the file: short at first, and longer while nothing comes. On a slow
 link most of the processor time of those that wait would be spent looking."""
-_SLOTS = 256
-"""Processes whose waiting times are kept apart; more of them share a slot."""
+_SLOTS = 256  # processes whose waiting times are kept apart; more of them share a slot
 
 
 class Arrival:
@@ -103,8 +102,7 @@ class Arrival:
         return sum(waits) / len(waits) if waits else 0.0
 
 
-END = bytes(2 * BLOCK)
-"""The end of every tar, and so of a bundle."""
+END = bytes(2 * BLOCK)  # the end of every tar, and so of a bundle
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Opening a named pipe would wait for a writer; O_NONBLOCK does not affect a file."""
 
@@ -112,8 +110,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 class Excerpt(NamedTuple):
     """The content of a file with only some members of a bundle, in the bundle's order."""
 
-    manifest: bytes
-    """The bundle's manifest, which is not in the file."""
+    manifest: bytes  # the bundle's manifest, which is not in the file
     members: frozenset[str]
 
 

@@ -25,12 +25,10 @@ from .manifest import BLOCK, Layer
 PATH_LIMIT = 3584
 """Bytes of a path in an environment. Linux takes 4,095 in all (path_resolution(7)); the rest is for
 the node root."""
-NAME_LIMIT = 255
-"""Bytes of one name, on every file system that nodes have."""
+NAME_LIMIT = 255  # bytes of one name, on every file system that nodes have
 DEPTH_LIMIT = 256
 """Names in a path; tools that walk trees by recursion end a few hundred further down."""
-_SHOWN = 300
-"""Characters of a path that a message shows."""
+_SHOWN = 300  # characters of a path that a message shows
 
 
 def explain_excess(path: str) -> str:
@@ -51,12 +49,10 @@ def abridge_path(path: str) -> str:
 
 FRAME_LIMIT = 64 << 20
 """The most a frame may hold, packed or not: bounds the memory a hostile bundle can claim."""
-LINK_LIMIT = 40
-"""Links in a row that Linux follows before it reports a loop (path_resolution(7))."""
+LINK_LIMIT = 40  # links in a row that Linux follows before it reports a loop (path_resolution(7))
 
 _MODES = (0o644, 0o755)
-_UNSAFE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
-"""A part of a path that is empty, ``.`` or ``..``."""
+_UNSAFE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")  # a part of a path that is empty, ``.`` or ``..``
 
 
 class LayerError(ValueError):
@@ -66,14 +62,11 @@ class LayerError(ValueError):
 class Entry(NamedTuple):
     """One file of a layer."""
 
-    path: str
-    """Its path in the environment, with forward slashes."""
+    path: str  # its path in the environment, with forward slashes
     size: int
-    mode: int
-    """0644 or 0755."""
+    mode: int  # 0644 or 0755
     sha256: str
-    offset: int
-    """The index of its first byte in the uncompressed tar."""
+    offset: int  # the index of its first byte in the uncompressed tar
 
 
 class Link(NamedTuple):
@@ -86,22 +79,17 @@ class Link(NamedTuple):
 class Frame(NamedTuple):
     """One independently compressed piece of the tar."""
 
-    size: int
-    """Compressed length in bytes."""
-    unpacked_size: int
-    """Length in bytes of the piece of tar inside."""
+    size: int  # compressed length in bytes
+    unpacked_size: int  # length in bytes of the piece of tar inside
     sha256: str
 
 
 class Index(NamedTuple):
     """The content of a layer."""
 
-    files: tuple[Entry, ...]
-    """Sorted by path."""
-    links: tuple[Link, ...]
-    """Sorted by path."""
-    frames: tuple[Frame, ...]
-    """In the order in which they are stored, right behind the head."""
+    files: tuple[Entry, ...]  # sorted by path
+    links: tuple[Link, ...]  # sorted by path
+    frames: tuple[Frame, ...]  # in the order in which they are stored, right behind the head
 
     @property
     def unpacked_size(self) -> int:
@@ -249,22 +237,17 @@ def _check_unique_paths(index: Index) -> None:
 
 # --- The origin of a layer: the value whose digest is the layer's id -----------------------------
 
-ORIGIN_LIMIT = 1 << 16
-"""The most bytes that an origin may have."""
+ORIGIN_LIMIT = 1 << 16  # the most bytes that an origin may have
 
 
 @dataclass(frozen=True)
 class Origin:
     """The source and the options of a layer; known before the layer is made."""
 
-    kind: str
-    """``wheel``, ``project``, ``trainer`` or ``asset``."""
-    name: str
-    """The distribution's normalized name; empty for the other kinds, where it is a label."""
-    version: str
-    """The distribution's version; empty for the other kinds."""
-    content: Digest
-    """Digest of the wheel, or of the tree."""
+    kind: str  # ``wheel``, ``project``, ``trainer`` or ``asset``
+    name: str  # the distribution's normalized name; empty for the other kinds, where it is a label
+    version: str  # the distribution's version; empty for the other kinds
+    content: Digest  # digest of the wheel, or of the tree
     options: Mapping[str, object]
     """Every option that shapes the layer's bytes, the format's version among them."""
 
@@ -311,22 +294,17 @@ INDEX_FORMAT = 2
 _SKIPPABLE = 0x184D2A50
 _FRAME_HEADER = 8
 _HEAD = struct.Struct("<IIQQQI")
-HEAD_PREFIX = _HEAD.size
-"""Bytes that :func:`head_summary` needs."""
+HEAD_PREFIX = _HEAD.size  # bytes that :func:`head_summary` needs
 
 
 class HeadSummary(NamedTuple):
     """The lengths in the first bytes of a layer, which are not compressed."""
 
-    head_size: int
-    """Length in bytes of the head."""
-    size: int
-    """Length in bytes of the whole layer."""
-    unpacked_size: int
-    """Sum in bytes of the files inside."""
+    head_size: int  # length in bytes of the head
+    size: int  # length in bytes of the whole layer
+    unpacked_size: int  # sum in bytes of the files inside
     files: int
-    origin_size: int
-    """Length in bytes of the origin, which follows these numbers."""
+    origin_size: int  # length in bytes of the origin, which follows these numbers
 
 
 def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]) -> bytes:

@@ -43,16 +43,13 @@ NODE_NAME = "node.pyz"
 BLOCK = 512
 PART_LIMIT = 64 << 20
 """The largest member that is read whole: it bounds what a hostile bundle can claim."""
-HEAD_LIMIT = 256 << 20
-"""The same for the head of a layer."""
-PYTHON = "python"
-"""The kind of the layer with a bundle's own Python."""
+HEAD_LIMIT = 256 << 20  # the same for the head of a layer
+PYTHON = "python"  # the kind of the layer with a bundle's own Python
 KINDS = ("wheel", "project", "trainer", "asset", PYTHON)
 
 _SIZE_LIMIT = 1 << 60
 _DISK_BLOCK = 4096
-_LISTED = 64
-"""Bytes that a file takes in the listing of an environment, generously."""
+_LISTED = 64  # bytes that a file takes in the listing of an environment, generously
 _OWN_BYTES, _OWN_INODES = 256 << 10, 96
 """Size of the files that every environment has: hooks, links, directories."""
 
@@ -75,12 +72,9 @@ class StoredMember(NamedTuple):
 
     name: str
     size: int
-    file: str
-    """The name of the file in the offline root that ends with it."""
-    start: int
-    """Where it begins there."""
-    digest: Digest
-    """The digest in the manifest that its content follows from."""
+    file: str  # the name of the file in the offline root that ends with it
+    start: int  # where it begins there
+    digest: Digest  # the digest in the manifest that its content follows from
 
 
 @dataclass(frozen=True)
@@ -96,22 +90,14 @@ class Part:
 class Layer:
     """One wheel, the project, the trainer, an asset or a Python, as a compressed tar."""
 
-    id: Digest
-    """Digest of the layer's origin; known before the layer is built."""
-    kind: str
-    """One of :data:`KINDS`."""
-    name: str
-    """The distribution's normalized name, or the project's or asset's."""
-    version: str
-    """The distribution's or the interpreter's version; empty for the other kinds."""
-    head: Digest
-    """Digest of the first ``head_size`` bytes, which hold the index of all the rest."""
-    head_size: int
-    """Length in bytes of the head."""
-    size: int
-    """Length in bytes of the whole layer, head included."""
-    unpacked_size: int
-    """Sum in bytes of the files inside."""
+    id: Digest  # digest of the layer's origin; known before the layer is built
+    kind: str  # one of :data:`KINDS`
+    name: str  # the distribution's normalized name, or the project's or asset's
+    version: str  # the distribution's or the interpreter's version; empty for the other kinds
+    head: Digest  # digest of the first ``head_size`` bytes, which hold the index of all the rest
+    head_size: int  # length in bytes of the head
+    size: int  # length in bytes of the whole layer, head included
+    unpacked_size: int  # sum in bytes of the files inside
     files: int
 
     @property
@@ -143,8 +129,7 @@ class Manifest:
     """In the order in which they are stored; on equal paths the first one writes."""
     packages: tuple[str, ...]
     """Names of the packages asked for by the user, the ones a probe reports."""
-    imports: tuple[str, ...]
-    """Modules that must import on every node."""
+    imports: tuple[str, ...]  # modules that must import on every node
     format: int = FORMAT
 
     # These are needed again and again, and each takes milliseconds for a hundred layers.

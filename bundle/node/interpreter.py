@@ -34,11 +34,9 @@ print(json.dumps([
 class InterpreterFacts(NamedTuple):
     """An interpreter's description of itself."""
 
-    version: str
-    """Its full version, ``3.11.7``."""
+    version: str  # its full version, ``3.11.7``
     implementation: str
-    abiflags: str
-    """``t`` stands for free-threaded, which needs extension modules of its own."""
+    abiflags: str  # ``t`` stands for free-threaded, which needs extension modules of its own
     base_prefix: str
     """The directory of the installation that it, or its virtual environment, belongs to."""
     base_executable: str

@@ -27,16 +27,13 @@ _COLUMNS = "name,memory.total,driver_version,mig.mode.current"
 _SECONDS = 20.0
 """The longest time for all questions; without ``nvidia-persistenced`` the first takes seconds."""
 _MIB = 1 << 20
-_LIMIT = 1 << 20
-"""Bytes that are read of an answer; a node with many GPUs gives some thousands."""
+_LIMIT = 1 << 20  # bytes that are read of an answer; a node with many GPUs gives some thousands
 _ROW = re.compile(", ".join(["([^,]*)"] * 4))
 _DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
-_SHOWN = 200
-"""Characters of a line that are shown."""
+_SHOWN = 200  # characters of a line that are shown
 _VERSION = re.compile(r"\bKernel Module\b.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$)")
 """In ``/proc/driver/nvidia/version``, for either kind of kernel module."""
-_PART = re.compile(r"^\s+MIG (\S+)", re.MULTILINE)
-"""An instance of a GPU in ``nvidia-smi -L``."""
+_PART = re.compile(r"^\s+MIG (\S+)", re.MULTILINE)  # an instance of a GPU in ``nvidia-smi -L``
 _LIBRARY = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
 
 
@@ -151,8 +148,7 @@ _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of th
 class Limits(NamedTuple):
     """Limits that cgroups set; None stands for no limit."""
 
-    cpus: float | None = None
-    """CPU time a second, in CPUs."""
+    cpus: float | None = None  # CPU time a second, in CPUs
     memory: int | None = None
     memory_left: int | None = None
     """Bytes of memory still free; page cache that can be reclaimed counts as free."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     Links = Counter[tuple[int, int]]
     """The number of names counted of each file, by device and inode."""
 
-STARTING_SECONDS = 0.2
-"""Seconds that a program may take from its execve to its command line."""
+STARTING_SECONDS = 0.2  # seconds that a program may take from its execve to its command line
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -12,10 +12,8 @@ from .secrets import Span, change_bytes, find_all, find_match_end, hide_spans, l
 
 _MIN_LENGTH = 5
 _MIN_DIFFERENT = 3
-_MIN_DIGITS = 6
-"""A number of fewer digits is too common."""
-_MIN_LINE = 24
-"""Characters of one line of a long value that tell by themselves."""
+_MIN_DIGITS = 6  # a number of fewer digits is too common
+_MIN_LINE = 24  # characters of one line of a long value that tell by themselves
 _ORDINARY = frozenset(
     b"true false none null empty enabled disabled required basic bearer digest kerberos munge "
     b"token password secret admin root user test local changeme default".split()
@@ -57,30 +55,22 @@ _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _SIGNS = bytes(set(range(256)) - set(_LETTERS))
 _IS_LETTER = re.compile(rb"[A-Za-z0-9]")
 _ENCODED = re.compile(rb"[A-Za-z0-9+/_-]*=*")
-_ENCODED_BYTES = 4096
-"""Bytes around a find that may belong to the same base64 text."""
+_ENCODED_BYTES = 4096  # bytes around a find that may belong to the same base64 text
 _GRAM = 8
 """Letters that are looked for; any part of a value of twice as many, less one, has such ones."""
-_MIN_PART = 12
-"""Letters of a part that is too long to be there by chance."""
-_MAX_LETTERS = 1 << 14
-"""Letters of a value that are looked for at all."""
-_MAX_ENCODED = 1024
-"""Letters of a value in base64 or hexadecimal digits that are looked for."""
+_MIN_PART = 12  # letters of a part that is too long to be there by chance
+_MAX_LETTERS = 1 << 14  # letters of a value that are looked for at all
+_MAX_ENCODED = 1024  # letters of a value in base64 or hexadecimal digits that are looked for
 
 
 class _Form(NamedTuple):
     """A spelling of a value, by its letters."""
 
     letters: bytes
-    grams: dict[bytes, int]
-    """The parts that are looked for, with their starts."""
-    least: int
-    """Letters in a row that count as a find."""
-    in_base64: bool = False
-    """True for a part of a base64 text, which is a secret as a whole."""
-    value: bytes = b""
-    """The value itself, which may begin and end with signs."""
+    grams: dict[bytes, int]  # the parts that are looked for, with their starts
+    least: int  # letters in a row that count as a find
+    in_base64: bool = False  # true for a part of a base64 text, which is a secret as a whole
+    value: bytes = b""  # the value itself, which may begin and end with signs
 
 
 class KnownValues:

@@ -135,10 +135,8 @@ _PAIRED_KINDS = {
 class Meaning(NamedTuple):
     """The kind of secret that a name stands for."""
 
-    kind: str
-    """The kind: ``password``, ``token``, ``api-key``."""
-    sure: bool = True
-    """False where the value must decide: ``token`` alone may be anything."""
+    kind: str  # the kind: ``password``, ``token``, ``api-key``
+    sure: bool = True  # false where the value must decide: ``token`` alone may be anything
 
 
 def remove_secret_variables(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
@@ -171,12 +169,9 @@ class _Rule(NamedTuple):
     """A last word that may mean anything: the word before it decides."""
 
     kind: str
-    sure: frozenset[str]
-    """Words before it that make it surely a secret."""
-    prefixes: frozenset[str] = frozenset()
-    """Words before it in one compound word: ``githubtoken``."""
-    unsure: bool = False
-    """True if the value decides after any other word but these."""
+    sure: frozenset[str]  # words before it that make it surely a secret
+    prefixes: frozenset[str] = frozenset()  # words before it in one compound word: ``githubtoken``
+    unsure: bool = False  # true if the value decides after any other word but these
     harmless: frozenset[str] = frozenset()
 
 

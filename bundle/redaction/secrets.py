@@ -11,25 +11,18 @@ from typing import NamedTuple
 
 from .secret_names import HINT, SPLIT, Meaning, is_secret, judge_secret_name
 
-HIDDEN = "***"
-"""The replacement of a secret in arguments, events and messages."""
+HIDDEN = "***"  # the replacement of a secret in arguments, events and messages
 
 
 class Span(NamedTuple):
     """A place in a text that is to be replaced."""
 
-    start: int
-    """Its first byte."""
-    end: int
-    """The byte after its last one."""
-    kind: str
-    """The kind of secret or name, for the reader and for the count."""
-    anchor: int
-    """The start of what gave it away: the name before a value, or the span itself."""
-    quote: bytes = b""
-    """Quotes to put around the replacement: of a number or a list in JSON."""
-    pseudonym: bytes = b""
-    """The replacement; empty for a secret."""
+    start: int  # its first byte
+    end: int  # the byte after its last one
+    kind: str  # the kind of secret or name, for the reader and for the count
+    anchor: int  # the start of what gave it away: the name before a value, or the span itself
+    quote: bytes = b""  # quotes to put around the replacement: of a number or a list in JSON
+    pseudonym: bytes = b""  # the replacement; empty for a secret
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
@@ -74,12 +67,10 @@ _NEEDLES = (
     b"pw\"", b"pw'", b"pw\\", b"wort",
 )  # fmt: skip
 """Every name that means a secret has one of these in it, in small letters."""
-_REACH = 64
-"""Bytes of a name on either side of a needle; anything longer is no name."""
+_REACH = 64  # bytes of a name on either side of a needle; anything longer is no name
 _PART = re.compile(rb"[A-Za-z0-9_.-]*")
 _WORD_BEFORE = re.compile(rb"\b([A-Za-z0-9]{2,16}) \Z")
-_BEFORE_OPTION = b"- \t\n\r\"'`\0=,[("
-"""The bytes that may stand before the last dash of an option."""
+_BEFORE_OPTION = b"- \t\n\r\"'`\0=,[("  # the bytes that may stand before the last dash of an option
 
 
 class _Name(NamedTuple):
@@ -88,12 +79,9 @@ class _Name(NamedTuple):
     start: int
     end: int
     meaning: Meaning
-    is_option: bool = False
-    """True for an option of a command: ``--token``."""
-    in_query: bool = False
-    """True for a name in the query of a URL: ``?token=``."""
-    in_argument: bool = False
-    """True if the text is one argument, whose blanks are a part of it."""
+    is_option: bool = False  # true for an option of a command: ``--token``
+    in_query: bool = False  # true for a name in the query of a URL: ``?token=``
+    in_argument: bool = False  # true if the text is one argument, whose blanks are a part of it
 
 
 def _find_names(text: bytes, in_argument: bool) -> Iterator[_Name]:
@@ -173,10 +161,8 @@ _TAG = re.compile(rb"(?:[!&][A-Za-z][\w/:-]{0,40}[ \t]{1,9}){1,3}")
 """The tags that YAML may have before a value."""
 _BRACKET = re.compile(rb"(?P<open>\\*[\"'])[^\n]*?(?<!\\)(?P=open)|[\[\]{}()]")
 """A bracket of a list or a table, or a quoted text, whose brackets do not count."""
-_LIST_BYTES = 4096
-"""Bytes of a list that are looked through for its end."""
-_QUOTED_BYTES = 1 << 16
-"""Bytes of a quoted text in which escapes are understood."""
+_LIST_BYTES = 4096  # bytes of a list that are looked through for its end
+_QUOTED_BYTES = 1 << 16  # bytes of a quoted text in which escapes are understood
 _MAX_GLUED = 16
 _MAX_NESTED = 4
 _OPENING = {b")": b"(", b"]": b"[", b"}": b"{"}
@@ -190,8 +176,7 @@ _SEVERAL_WORDS = ("authorization", "cookie")
 _PASSPHRASES = ("password", "secret", "credential")
 """Kinds whose value may be several words where nothing else follows on the line."""
 
-LONG = 256
-"""A value of more bytes is no placeholder and no number, and is not compared with any."""
+LONG = 256  # a value of more bytes is no placeholder and no number, and is not compared with any
 _PLACEHOLDER = re.compile(
     rb"none|null|nil|true|false|yes|no|on|off|undefined|unset|missing|empty|default|required"
     rb"|\*+|\.{2,}|x{3,}|<[a-z _.-]*>|\[redacted[^\]]*\]?[\"']?|\$\{?[A-Z_][A-Z0-9_]*\}?|%\w+%"
@@ -620,8 +605,7 @@ _BEFORE_PASSWORD = {
     for program, before in _COMMANDS.items()
 }
 _BARE = re.compile(rb"[^\s\"'|]+")
-_STEP = 64
-"""Bytes after a command in which no other one of its kind is looked for."""
+_STEP = 64  # bytes after a command in which no other one of its kind is looked for
 _URL = re.compile(rb"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
 _AUTHORITY = re.compile(rb"[^\s/?#\"'<>\\]*")
 _URL_REST = re.compile(rb"[^\s\"'<>]*")

@@ -12,8 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
-Pattern = tuple[str, ...]
-"""The parts of an output's path or pattern; none for everything."""
+Pattern = tuple[str, ...]  # the parts of an output's path or pattern; none for everything
 
 _MAGIC = frozenset("*?[")
 _ANY_DIRECTORIES = "**"

@@ -29,8 +29,7 @@ from .stream import InvalidStream
 
 SentEntries = Mapping[str, OutputEntry]
 """What the nodes of a job were sent before it began, by path."""
-PARTIAL = ".partial"
-"""Suffix of the name of an output that did not arrive in full."""
+PARTIAL = ".partial"  # suffix of the name of an output that did not arrive in full
 
 _HIDDEN = re.compile(r"\.stager-results\.(?P<owner>.+)\.(?P<pid>[0-9]+)\.[0-9]+")
 _OLD = 7 * 24 * 3600

@@ -38,8 +38,7 @@ from .stream import (
     read_head,
 )
 
-_NAME_LIMIT = 64 << 10
-"""Bytes of a long name; Linux accepts no path over 4096."""
+_NAME_LIMIT = 64 << 10  # bytes of a long name; Linux accepts no path over 4096
 _HALF_BLOCK = 2048
 """Bytes that a file wastes on average, where a file system allocates 4 KiB blocks."""
 _SPARE_INODES = 16
@@ -52,25 +51,18 @@ class Received:
     complete: bool
     """True if everything that was announced has arrived; if not, names end with ``.partial``."""
     files: int = 0
-    bytes: int = 0
-    """Bytes of the regular files that arrived in full."""
-    names: frozenset[str] = frozenset()
-    """Files and links that arrived, by their paths on the node."""
-    placed: tuple[str, ...] = ()
-    """The outputs as they are named now, relative to the target."""
+    bytes: int = 0  # bytes of the regular files that arrived in full
+    names: frozenset[str] = frozenset()  # files and links that arrived, by their paths on the node
+    placed: tuple[str, ...] = ()  # the outputs as they are named now, relative to the target
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Outputs that got another name than on the node, with that name."""
-    missing: tuple[str, ...] = ()
-    """Outputs that the node did not have."""
+    missing: tuple[str, ...] = ()  # outputs that the node did not have
     left_out: Mapping[str, str] = field(default_factory=dict)
     changed: Mapping[str, str] = field(default_factory=dict)
     """Files that changed while they were sent, with what happened; as in ``left_out``, by path."""
-    gaps: int = 0
-    """Files and directories that the node could not read, or not to their end."""
-    removed: int = 0
-    """Files that were removed, as the job has deleted them."""
-    problems: tuple[Problem, ...] = ()
-    """The reasons why it is not complete, or was put elsewhere."""
+    gaps: int = 0  # files and directories that the node could not read, or not to their end
+    removed: int = 0  # files that were removed, as the job has deleted them
+    problems: tuple[Problem, ...] = ()  # the reasons why it is not complete, or was put elsewhere
 
 
 def receive_outputs(

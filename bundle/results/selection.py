@@ -19,33 +19,22 @@ _SPECIAL_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 class OutputEntry(NamedTuple):
     """One directory, file or link to send."""
 
-    name: str
-    """Its path below the run directory."""
-    source: str
-    """The path that it is read from."""
-    size: int
-    """Length in bytes; 0 for directories and links."""
-    mode: int
-    """Type and permissions, as ``st_mode``."""
-    mtime_ns: int
-    """Time of its last change, in nanoseconds since 1970."""
-    link: str
-    """The target of a link; empty for anything else."""
+    name: str  # its path below the run directory
+    source: str  # the path that it is read from
+    size: int  # length in bytes; 0 for directories and links
+    mode: int  # type and permissions, as ``st_mode``
+    mtime_ns: int  # time of its last change, in nanoseconds since 1970
+    link: str  # the target of a link; empty for anything else
 
 
 class Selection(NamedTuple):
     """The files, directories and links that the outputs of a job stand for."""
 
-    roots: tuple[str, ...]
-    """Their paths; none lies inside another."""
-    entries: tuple[OutputEntry, ...]
-    """Everything in them, directories before their content."""
-    missing: tuple[str, ...]
-    """Outputs that match nothing."""
-    left_out: Mapping[str, str]
-    """Paths that cannot be sent, each with the reason."""
-    unread: int
-    """The number of those that this user could not read, whatever they hold."""
+    roots: tuple[str, ...]  # their paths; none lies inside another
+    entries: tuple[OutputEntry, ...]  # everything in them, directories before their content
+    missing: tuple[str, ...]  # outputs that match nothing
+    left_out: Mapping[str, str]  # paths that cannot be sent, each with the reason
+    unread: int  # the number of those that this user could not read, whatever they hold
 
 
 class Sizes(NamedTuple):

@@ -34,15 +34,11 @@ from ..system.files import error_text
 from .selection import OutputEntry, Selection, exclude_received, measure_entries, select_outputs
 
 VERSION = 3
-LINE_LIMIT = 16 << 20
-"""Bytes that a line of JSON may have."""
-CHUNK = 1 << 20
-"""Bytes of a file that are held in memory at a time."""
-MOST_NAMES = 1000
-"""Paths that are named with a reason; the others are only counted."""
+LINE_LIMIT = 16 << 20  # bytes that a line of JSON may have
+CHUNK = 1 << 20  # bytes of a file that are held in memory at a time
+MOST_NAMES = 1000  # paths that are named with a reason; the others are only counted
 
-_SHOWN_BYTES = 80
-"""Bytes of a line that a message shows."""
+_SHOWN_BYTES = 80  # bytes of a line that a message shows
 _SHOWN_FAULT = 200
 """Characters of a fault that a message shows: a name in it may be as long as its line."""
 _DELETED_NAMES = LINE_LIMIT // 8
@@ -82,10 +78,8 @@ class StreamEnd:
 
     end: int
     sha256: AnyText
-    changed: dict[str, AnyText]
-    """Files that changed while they were sent, with what happened."""
-    gaps: int
-    """Files and directories that could not be read, or not to their end; unnamed ones too."""
+    changed: dict[str, AnyText]  # files that changed while they were sent, with what happened
+    gaps: int  # files and directories that could not be read, or not to their end; unnamed ones too
     deleted: tuple[AnyText, ...] = ()
     """Earlier results that were sent to the node, and that the job has deleted there."""
 

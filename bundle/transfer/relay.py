@@ -36,8 +36,7 @@ from .relay_peers import (
 _SLOW_SHARE = 0.5
 """The part of the other half's rate below which a parent is slow. The halves share this node's
 link, and not always evenly: a larger part would blame parents for it."""
-_LEAST_CHUNKS = 8
-"""Chunks that should have come before a rate is judged."""
+_LEAST_CHUNKS = 8  # chunks that should have come before a rate is judged
 
 
 class Pace:
@@ -81,8 +80,7 @@ class Pace:
 
 # --- One tree's half of the file on its way to this node: who it comes from, and who is next -----
 
-_RETRY_SECONDS = 0.3
-"""Time between two rounds through all candidates."""
+_RETRY_SECONDS = 0.3  # time between two rounds through all candidates
 GIVE_UP_SECONDS = 15.0
 """Time without a chunk after which a node gives up, if it has no parent and finds none."""
 _UNREACHED_SECONDS = 6.0
@@ -276,15 +274,13 @@ class Inflow:
 
 MOST_CHILDREN = 8
 """Nodes that one node serves at a time: two in its own tree, and those whose parent has failed."""
-MOST_OF_SOURCE = 64
-"""Connections that the source serves: it is the last that a node can turn to."""
+MOST_OF_SOURCE = 64  # connections that the source serves: it is the last that a node can turn to
 MOST_STRANGERS = 64
 """Connections that have not proved their right; a further one ends any of them. If it ended the
 oldest, whoever connects fast enough would keep everybody out."""
 _MOST_ACCEPTED = 16
 """Connections that are taken in one round, so that those that stand are served in between."""
-_TICK_SECONDS = 0.05
-"""Time between two looks at all connections."""
+_TICK_SECONDS = 0.05  # time between two looks at all connections
 _PAUSE_SECONDS = 0.002
 """Time for bytes to gather after a round that has left none: on a slow link one round for each
 packet would cost several times the processor time of the relaying."""
@@ -300,14 +296,11 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class RelayOutcome:
     """The end of a transfer on one node."""
 
-    failure: str = ""
-    """Why the file did not come; empty if it did."""
+    failure: str = ""  # why the file did not come; empty if it did
     unreached: tuple[tuple[int, str], ...] = ()
     """If nobody could be reached: the places of those that were tried, with the reasons."""
-    seconds: float = 0.0
-    """From the beginning to the last byte."""
-    corrupt: tuple[int, ...] = ()
-    """The places of those that sent damaged chunks."""
+    seconds: float = 0.0  # from the beginning to the last byte
+    corrupt: tuple[int, ...] = ()  # the places of those that sent damaged chunks
 
 
 def listen(address: str) -> socket.socket:

@@ -20,10 +20,8 @@ from ..system.files import error_text
 # the double binary tree of Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
 # broadcast, reduction and scan" (2009).
 
-SOURCE = 0
-"""The position that has the whole file from the beginning."""
-TREES = 2
-"""The number of trees; chunk ``n`` of a file travels along tree ``n % TREES``."""
+SOURCE = 0  # the position that has the whole file from the beginning
+TREES = 2  # the number of trees; chunk ``n`` of a file travels along tree ``n % TREES``
 
 
 def find_parent(position: int, nodes: int, tree: int) -> int:

@@ -48,8 +48,7 @@ from .relay_chunks import ChunkFile
 NONCE_BYTES = 16
 _MAC_BYTES = 32
 _FIELDS = struct.Struct("!IBQ")
-PLACES = 255
-"""What a question for places has in the place of a tree."""
+PLACES = 255  # what a question for places has in the place of a tree
 _ASKED_BYTES = NONCE_BYTES + _FIELDS.size
 HELLO_BYTES = _ASKED_BYTES + _MAC_BYTES
 REPLY_BYTES = _FIELDS.size + _MAC_BYTES
@@ -58,8 +57,7 @@ REPLY_BYTES = _FIELDS.size + _MAC_BYTES
 class ChunkRequest(NamedTuple):
     """The chunks that a child asks for: those of a tree, from a position in it on."""
 
-    parent: int
-    """The position of the node that it asks, as it believes."""
+    parent: int  # the position of the node that it asks, as it believes
     tree: int
     first: int
 
@@ -67,21 +65,16 @@ class ChunkRequest(NamedTuple):
 class ParentReply(NamedTuple):
     """A parent's answer."""
 
-    parent: int
-    """The position of the node that answers."""
-    accepted: bool
-    """False if it serves as many as it can, or another node was meant."""
-    have: int
-    """The number of the tree's chunks that it has."""
+    parent: int  # the position of the node that answers
+    accepted: bool  # false if it serves as many as it can, or another node was meant
+    have: int  # the number of the tree's chunks that it has
 
 
 class Handshake(NamedTuple):
     """The handshake of one connection, at either end of it."""
 
-    token: bytes
-    """The transfer's token."""
-    nonce: bytes
-    """The parent's nonce, with which the handshake begins."""
+    token: bytes  # the transfer's token
+    nonce: bytes  # the parent's nonce, with which the handshake begins
 
     def make_hello(self, child_nonce: bytes, request: ChunkRequest) -> bytes:
         """Return the child's message."""
@@ -125,8 +118,7 @@ CHUNK, ALIVE = 1, 2
 """The kinds of frames. One that only shows that the parent is alive has the number of the chunks
 that it has as its position, and nothing follows."""
 HANDSHAKE_SECONDS = 5.0
-ALIVE_SECONDS = 1.0
-"""After so long without a chunk a parent says that it is alive."""
+ALIVE_SECONDS = 1.0  # after so long without a chunk a parent says that it is alive
 _STUCK_SECONDS = 15.0
 """Time without a byte taken, or acknowledged, after which a child is given up: it was stopped, or
 its network is gone, and it would keep its place."""
@@ -416,8 +408,7 @@ class RelayParent:
 
 ASK_SECONDS = 15.0
 """Time in which a node asks again: a source that many strangers connect to may end its question."""
-_UNREACHED_ASKS = 4
-"""Questions of a node to which the source has never answered a word."""
+_UNREACHED_ASKS = 4  # questions of a node to which the source has never answered a word
 _PAUSE_SECONDS = 0.3
 _SPREAD_SECONDS = 0.0005
 """Time for each node of the transfer over which the first questions are spread."""
@@ -429,10 +420,8 @@ class RelayPlace:
     """One end of a relay's connections: a node, or the source, at its position in the trees."""
 
     position: int
-    name: str
-    """What it is called in messages."""
-    address: str
-    """Where it listens; empty for the address of the driver's host."""
+    name: str  # what it is called in messages
+    address: str  # where it listens; empty for the address of the driver's host
     port: int
 
 
@@ -440,12 +429,10 @@ class RelayPlace:
 class RelayCandidates:
     """The facts that one node must know of the others."""
 
-    position: int
-    """Its own position in the trees."""
+    position: int  # its own position in the trees
     by_tree: tuple[tuple[int, ...], ...]
     """For each tree, the positions that it may take chunks from, in the order of preference."""
-    places: tuple[RelayPlace, ...]
-    """All of them, each one once."""
+    places: tuple[RelayPlace, ...]  # all of them, each one once
 
 
 class SourceUnreachable(Exception):

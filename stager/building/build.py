@@ -109,8 +109,7 @@ def _list_imports(
 
 # --- The difference between a project's new bundle, or its files, and the bundle before ----------
 
-_MOST_NAMED = 3
-"""Names of one kind in a message."""
+_MOST_NAMED = 3  # names of one kind in a message
 
 
 def find_previous_manifest(store: Store, project: Path) -> Manifest | None:

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from ..lock.spec import Spec
 
 LOCK_NAME = "pylock.toml"
-_NAME = re.compile(r'^name = "([^"]+)"$', re.MULTILINE)
-"""The name of a package in a lock of ours."""
+_NAME = re.compile(r'^name = "([^"]+)"$', re.MULTILINE)  # the name of a package in a lock of ours
 
 
 class Listener(Protocol):

@@ -246,14 +246,11 @@ _ASKED = (
 """Files that libraries ask for in each model. A cache notes which of them a repository does not
 have; without the note a library fails offline where it would go on (``_CACHED_NO_EXIST`` in
 ``huggingface_hub/file_download.py``, ``cached_files`` in ``transformers/utils/hub.py``)."""
-_LISTED = 20
-"""Files that were left out which the origin of a layer names; it has a limit."""
-_NOWHERE = Path("/nonexistent")
-"""The source of a file that need not be read: its layer exists."""
+_LISTED = 20  # files that were left out which the origin of a layer names; it has a limit
+_NOWHERE = Path("/nonexistent")  # the source of a file that need not be read: its layer exists
 
 
-_Content = dict[str, HubFile | bytes]
-"""Files of the hub, or small ones of our own, by their paths."""
+_Content = dict[str, HubFile | bytes]  # files of the hub, or small ones of our own, by their paths
 
 
 def make_hub_sources(

@@ -28,8 +28,7 @@ Installs stager, which this file carries, into a virtual environment of its own.
   DIR    a new directory for it; default: ~/.local/share/stager
 """
 TOOL = "tool/"
-LIMIT = 1 << 30
-"""No wheel of the tool is larger, in bytes."""
+LIMIT = 1 << 30  # no wheel of the tool is larger, in bytes
 
 
 class InstallRefused(Exception):

@@ -30,8 +30,7 @@ from ..core.store import CHUNK
 from ..core.values import Wheel
 from ..layers.wheel_members import UNREADABLE, read_beginning
 
-_LARGEST_METADATA = 16 << 20
-"""Bytes; no real package has a longer description."""
+_LARGEST_METADATA = 16 << 20  # bytes; no real package has a longer description
 _MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
 
 
@@ -94,10 +93,8 @@ def _metadata(path: Path) -> bytes:
 # Debian 12, reads the older one and then finds no wheel whose name is not normalised; without it
 # that pip reads METADATA in the wheel.
 
-_API = "1.1"
-"""The version of both forms: JSON then has sizes and versions (PEP 700)."""
-_UP = "../../"
-"""The folder of the wheels, from a project's page."""
+_API = "1.1"  # the version of both forms: JSON then has sizes and versions (PEP 700)
+_UP = "../../"  # the folder of the wheels, from a project's page
 
 
 def make_pages(wheels: Iterable[ListedWheel]) -> Iterator[tuple[str, str]]:
@@ -173,8 +170,7 @@ def _json(page: Mapping[str, object]) -> str:
 MARK = "stager-mirror.txt"
 SUMS = "SHA256SUMS"
 INDEX = "simple"
-_METADATA = ".metadata"
-"""The ending of a wheel's METADATA file, after the wheel's name (PEP 658)."""
+_METADATA = ".metadata"  # the ending of a wheel's METADATA file, after the wheel's name (PEP 658)
 _TEXT = f"""\
 `stager mirror` keeps this folder: wheels, and an index of them. It may be copied as a whole.
 

@@ -120,8 +120,7 @@ def option(words: str, help: str, **more: Any) -> Any:  # noqa: ANN401
     return typer.Option(*names, **{"metavar": metavar, "help": help, **more})
 
 
-path_flag = partial(option, parser=path_option)
-"""Makes an option whose value is a path."""
+path_flag = partial(option, parser=path_option)  # makes an option whose value is a path
 
 # --- Options that several commands share, written once -------------------------------------------
 

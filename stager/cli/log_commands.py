@@ -102,8 +102,7 @@ def report(
 
 # --- ``stager support``: pack the evidence of a job, without its secrets -------------------------
 
-_QUIET_SECONDS = 2.0
-"""Seconds after which progress is shown."""
+_QUIET_SECONDS = 2.0  # seconds after which progress is shown
 
 
 @app.command()

@@ -18,13 +18,11 @@ from bundle.protocol.enumerations import TextEnum
 
 S = TypeVar("S")
 T = TypeVar("T")
-Schema = Mapping[str, Any]
-"""The values that a check allows, as JSON Schema says it."""
+Schema = Mapping[str, Any]  # the values that a check allows, as JSON Schema says it
 T_co = TypeVar("T_co", covariant=True)
 EnumT = TypeVar("EnumT", bound=TextEnum)
 
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-"""The name of an environment variable, as a regular expression."""
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"  # the name of an environment variable, as a regular expression
 
 MOST = 65_535
 """Most nodes, CPUs, ranks, restarts or seconds: Slurm has 16 bits for the CPUs of a task."""
@@ -120,8 +118,7 @@ def make_pattern_check(pattern: str) -> Check[str]:
     )
 
 
-word = make_pattern_check(r"\S+")
-"""A string without white space."""
+word = make_pattern_check(r"\S+")  # a string without white space
 
 
 def make_list_check(item: Callable[[object], T]) -> Check[tuple[T, ...]]:

@@ -25,10 +25,8 @@ HEADERS, TESTS = "headers", "tests"
 PRUNABLE = (HEADERS, TESTS)
 """Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
 _PRUNABLE = " and ".join(f'"{word}"' for word in PRUNABLE)
-VERSION = checks.make_pattern_check(r"3\.\d+")
-"""A version of Python."""
-VERSIONS = 'major.minor in quotes, for example "3.11"'
-"""Such versions, in words."""
+VERSION = checks.make_pattern_check(r"3\.\d+")  # a version of Python
+VERSIONS = 'major.minor in quotes, for example "3.11"'  # such versions, in words
 PLATFORM = checks.make_pattern_check(r"(manylinux|musllinux)_\d+_\d+_\w+")
 """A platform that wheels are for."""
 PLATFORMS = 'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"'

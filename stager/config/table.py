@@ -22,8 +22,7 @@ from .job_settings import SettingRow, make_key
 
 # --- The places that settings come from, and the rule by which a variable is named after a key
 
-Document = Mapping[str, Any]
-"""A parsed TOML document, or a table of one."""
+Document = Mapping[str, Any]  # a parsed TOML document, or a table of one
 PREFIX = "STAGER_"
 TABLES = ("environment", "project", "assets", "cluster", "launch")
 
@@ -42,8 +41,7 @@ SITE_FILE = Path("/etc/stager/config.toml")
 """The site's settings: below all others, and above them for the keys that ``fixed`` lists."""
 OVERRIDING = {"environment.offline-root": "OFFLINE_ROOT", "cluster.node-root": ROOT_VARIABLE}
 """Variables with names of their own, which win over every other place."""
-NO_HOME = "/nonexistent"
-"""The home of users without one, as Debian has it in its password file."""
+NO_HOME = "/nonexistent"  # the home of users without one, as Debian has it in its password file
 
 
 class SettingsSource(NamedTuple):

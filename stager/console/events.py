@@ -46,10 +46,8 @@ _TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ \S*torch/distributed/")
 _NOISE = re.compile(r"\[W\d{4} .*\[c10d\] The hostname of the client socket cannot be retrieved")
 """A warning of c10d where addresses have no names, which matters to nobody."""
 
-_LAUNCHERS_BEGIN = ("E", "W", "I", "[W")
-"""The beginnings of lines that one of these may match."""
-_MAX_NAMED = 8
-"""Nodes that are named in a line."""
+_LAUNCHERS_BEGIN = ("E", "W", "I", "[W")  # the beginnings of lines that one of these may match
+_MAX_NAMED = 8  # nodes that are named in a line
 
 
 class Events(Reports):

@@ -38,11 +38,9 @@ _STAGED = re.compile(
     r"(?<![^\s\"'])[^\s\"']*/envs/[0-9a-f]{64}/(?:lib/python[\d.]+/site-packages/)?"
 )
 """The path of an environment on a node, which fills a line and says nothing."""
-_LAST_LINES = 6
-"""Lines of a failure that are shown at once; the log has the others."""
+_LAST_LINES = 6  # lines of a failure that are shown at once; the log has the others
 _WIDEST = 28
-_LONG = 600
-"""Characters of a line that are shown."""
+_LONG = 600  # characters of a line that are shown
 
 
 class JobLogs(Output):
@@ -194,8 +192,7 @@ _LOSSES = (
     ProblemCode.OUTPUT_NOT_LOGGED,
     ProblemCode.OUTPUT_DISK_FULL,
 )
-_MAX_NAMED = 8
-"""Losses of output that are listed one by one."""
+_MAX_NAMED = 8  # losses of output that are listed one by one
 
 
 class Console(Events, JobLogs):

@@ -33,13 +33,10 @@ T = TypeVar("T")
 
 # --- A sign of life while a phase prints nothing: its seconds, and the bytes that were written
 
-SILENT_SECONDS = 4.0
-"""Time without a line after which there is one."""
-RANKS_SECONDS = 60.0
-"""Time without output of any rank after which a line says so."""
+SILENT_SECONDS = 4.0  # time without a line after which there is one
+RANKS_SECONDS = 60.0  # time without output of any rank after which a line says so
 _NO_OUTPUT = ", no output yet (does the script set MASTER_ADDR or MASTER_PORT?)"
-_LEAST = 1_000_000
-"""Bytes from which on they are worth a word."""
+_LEAST = 1_000_000  # bytes from which on they are worth a word
 
 
 class Pulse:

@@ -40,8 +40,7 @@ T = TypeVar("T")
 
 # --- The rows of the table that says what a build did --------------------------------------------
 
-_MOST_NAMES = 8
-"""Names in one row; more are counted."""
+_MOST_NAMES = 8  # names in one row; more are counted
 
 
 def _list_build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
@@ -84,11 +83,9 @@ def _names(names: Sequence[str]) -> str:
 # --- The licences in a bundle, as lines of at most 80 columns ------------------------------------
 
 _COLUMNS = 80
-_NAME, _VERSION = 30, 16
-"""The widest that a column gets for the sake of one long entry."""
+_NAME, _VERSION = 30, 16  # the widest that a column gets for the sake of one long entry
 _LABELS = {"decompressor": "decompressor ", "model": "model ", "dataset": "data set "}
-_COMMIT = 12
-"""Digits of a commit that are shown."""
+_COMMIT = 12  # digits of a commit that are shown
 
 
 def licence_lines(result: LicenceList) -> Iterator[str]:
@@ -134,8 +131,7 @@ _WAYS: Mapping[TransferWay, str] = {
     TransferWay.SHARED: "each node would read the bundle where it lies",
 }
 """What a dry run says of the way in which nodes get the bundle."""
-_SOME = 10
-"""Files that were left out which a line names."""
+_SOME = 10  # files that were left out which a line names
 
 
 class Reports(Output):

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ..tracing import TraceResult
 
 
-Cell = str | tuple[str, str]
-"""A text, or a text and its style."""
+Cell = str | tuple[str, str]  # a text, or a text and its style
 _LAYOUTS: Mapping[str, dict[str, Any]] = {
     "text": {},
     "whole": {"no_wrap": True},
@@ -51,16 +50,12 @@ def draw_table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]
 
 # --- The nodes of a verification -----------------------------------------------------------------
 
-SHORT = {"transformers": "tfm"}
-"""Names of packages that the one-line form shortens as well."""
+SHORT = {"transformers": "tfm"}  # names of packages that the one-line form shortens as well
 REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages that come first; a project without them has its own."""
-MAX_PACKAGES = 5
-"""Columns for packages: more do not fit on a screen."""
-_KEPT_COLUMNS = 2
-"""Columns that are shown whole on any terminal: node and state."""
-_PROBLEM_WIDTH = 40
-"""Characters that are left for a column of problems."""
+MAX_PACKAGES = 5  # columns for packages: more do not fit on a screen
+_KEPT_COLUMNS = 2  # columns that are shown whole on any terminal: node and state
+_PROBLEM_WIDTH = 40  # characters that are left for a column of problems
 
 
 def make_node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
@@ -201,11 +196,9 @@ def _format_seconds(value: float) -> str:
 
 # --- Files that a smoke test did not read: a table, a summary, the setting that leaves them out
 
-MOST_ROWS = 20
-"""Rows of the table; what is left is summed in one more."""
+MOST_ROWS = 20  # rows of the table; what is left is summed in one more
 _HEAD = ("package", "not read", "files", "bytes")
-_MOST_NAMES = 6
-"""Packages that are named in a line."""
+_MOST_NAMES = 6  # packages that are named in a line
 
 
 def format_trace(trace: TraceResult) -> list[str]:

@@ -288,10 +288,8 @@ _AFTER_SLURM = (FailureClass.UNKNOWN, FailureClass.KILLED, FailureClass.HANG)
 class _Case(NamedTuple):
     files: JobFiles
     record: JobRecord
-    result: JobEnds
-    """What of its result can be used; an empty one of a job without a result."""
-    has_torchruns: bool
-    """Whether logs are of whole torchruns, so that a task is no rank."""
+    result: JobEnds  # what of its result can be used; an empty one of a job without a result
+    has_torchruns: bool  # whether logs are of whole torchruns, so that a task is no rank
     hits: Sequence[Hit]
     nodes: dict[int, str]
 

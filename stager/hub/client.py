@@ -29,8 +29,7 @@ from ..core.store import Store, digest_file, write_error
 from .repositories import HubFile, HubRequest, LockedRepository, is_safe
 
 _INSTALL = "uv tool install --reinstall '.[hub]'"
-_TOO_MANY, _SERVER_FAULT = 429, 500
-"""Statuses of HTTP; from the second on it is the server's fault."""
+_TOO_MANY, _SERVER_FAULT = 429, 500  # statuses of HTTP; from the second on it is the server's fault
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
 """Errors that are those of this machine's disk."""
 _WHY_LINES = 3

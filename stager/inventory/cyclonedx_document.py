@@ -32,8 +32,7 @@ from .inventory import Inventory, InventoryItem
 from .package_metadata import Licence
 from .provenance import Provenance
 
-FILES_LIMIT = 1000
-"""Files of an asset that are listed; of more, only the number is."""
+FILES_LIMIT = 1000  # files of an asset that are listed; of more, only the number is
 _ASSET_TYPES = {
     "model": ComponentType.MACHINE_LEARNING_MODEL,
     "dataset": ComponentType.DATA,

@@ -30,10 +30,8 @@ from ..layers.wheel_members import UNREADABLE, read_beginning
 HEADERS_LIMIT = 256 << 10
 """Bytes of a METADATA file that are read: its fields come first, a description follows them."""
 TEXT_LIMIT = 200
-_REQUIREMENT_LIMIT = 1000
-"""Characters of a requirement; what is longer is none that anybody wrote."""
-_LIST_LIMIT = 2000
-"""Values that are kept of a field that may be repeated."""
+_REQUIREMENT_LIMIT = 1000  # characters of a requirement; what is longer is none that anybody wrote
+_LIST_LIMIT = 2000  # values that are kept of a field that may be repeated
 _PATH = re.compile(r"lib/python3\.\d+/site-packages/[^/]+\.dist-info/METADATA")
 _MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
 
@@ -217,8 +215,7 @@ def _expression(name: str) -> str:
 
 # --- The dependencies between the packages of a bundle, as their metadata says -------------------
 
-_EXTRAS_LIMIT = 50
-"""Extras of one package that are looked at: more are nobody's but an attacker's."""
+_EXTRAS_LIMIT = 50  # extras of one package that are looked at: more are nobody's but an attacker's
 
 
 def find_dependencies(

@@ -32,8 +32,7 @@ from .package_metadata import clean
 
 # --- The files of models, data sets and other assets in a bundle, with their digests -------------
 
-_PREFIX = "assets/"
-"""Where assets that are no repository of a hub lie in an environment."""
+_PREFIX = "assets/"  # where assets that are no repository of a hub lie in an environment
 
 
 ContentFile = tuple[str, str]

@@ -21,8 +21,7 @@ _NODE_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE")
 """Variables with the path of a file that has a line for each slot of a job of PBS, LSF or OAR."""
 _SLOTS = re.compile(r"(max[-_]?)?(slots|cpus?|ncpus)=\d+", re.IGNORECASE)
 """What MPI's host files have behind a name."""
-_MOST_BYTES = 16 << 20
-"""Bytes of a file of hosts; a line for each slot of 65,536 hosts has fewer."""
+_MOST_BYTES = 16 << 20  # bytes of a file of hosts; a line for each slot of 65,536 hosts has fewer
 _LONGEST_LINE = 1 << 16
 _HOW = "write them as in node[01-08],user@gpu9"
 _LOOPBACK = re.compile(r"localhost(\..*)?|127(\.\d+){3}|::1", re.IGNORECASE)
@@ -170,8 +169,7 @@ def _exclude_hosts(hosts: Hosts, excluded: str) -> Hosts:
 # --- The options of Slurm that a job without an allocation of its own cannot have ----------------
 
 _UNITS = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
-_USED = ("nodes", "cpus_per_task")
-"""Options that a job keeps to within what its allocation has."""
+_USED = ("nodes", "cpus_per_task")  # options that a job keeps to within what its allocation has
 
 
 def _is_within(name: str, asked: str, there: str) -> bool:

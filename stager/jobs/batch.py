@@ -39,8 +39,7 @@ OUTPUT_SECONDS = 2.0
 _BEFORE = re.compile(r"\S+ (?:staged|reused) -> /|NODE \S+ OK -> ")
 """The driver's lines at the head of a log, which were shown as events."""
 _SHARED = "Its nodes must see the offline root and --log-dir, or leave out --batch"
-_MOST_LINES = 500
-"""Lines of one rank that are shown at a time; of a flood, the last."""
+_MOST_LINES = 500  # lines of one rank that are shown at a time; of a flood, the last
 
 
 class BatchOutput:
@@ -82,16 +81,12 @@ class BatchOutput:
 
 # --- Batch jobs: submitting the script, and following the job to its end -------------------------
 
-SUBMIT_SECONDS = 120
-"""Time that Slurm may take to answer; a busy controller needs a minute."""
+SUBMIT_SECONDS = 120  # time that Slurm may take to answer; a busy controller needs a minute
 POLL_SECONDS = (1.0, 15.0)
 """Time between two questions to the controller: at first, and when the job takes long."""
-LOOK_SECONDS = 0.5
-"""Time between two looks at the event log."""
-SILENCE_SECONDS = 600
-"""Time without an answer from the controller after which a wait is given up."""
-LATE_SECONDS = 10
-"""Time that the last events may take to arrive on a slow shared file system."""
+LOOK_SECONDS = 0.5  # time between two looks at the event log
+SILENCE_SECONDS = 600  # time without an answer from the controller after which a wait is given up
+LATE_SECONDS = 10  # time that the last events may take to arrive on a slow shared file system
 
 
 class Submission(NamedTuple):

@@ -127,8 +127,7 @@ def _advise(program: str, shown: str, table: Collection[str]) -> str:
 ACCELERATE_LAUNCH = "accelerate launch"
 EXAMPLE = "name a script or a module: stager run -- train.py --epochs 3, or -- -m package.train"
 
-_NEAR = 0.8
-"""How alike an option and a known one must be; ``--use_fsdp`` is not ``--use_cpu``."""
+_NEAR = 0.8  # how alike an option and a known one must be; ``--use_fsdp`` is not ``--use_cpu``
 
 _RENDEZVOUS = "the job's own nodes, port and id are used"
 _LOGS = "every rank has a log of its own in the log directory"

@@ -69,8 +69,7 @@ class SilentListener:
 
 # --- The command that hears of a failed job: it gets the verdict as JSON on its standard input
 
-SECONDS = 60.0
-"""The time that it may take."""
+SECONDS = 60.0  # the time that it may take
 
 
 def run_hook(

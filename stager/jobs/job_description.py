@@ -36,8 +36,7 @@ from ..logs.job_files import DEFAULT_LOG_DIR
 # --- The settings as the command line changes them -----------------------------------------------
 
 
-_SECTIONS = ("project", "cluster", "launch")
-"""The tables that have settings which options change."""
+_SECTIONS = ("project", "cluster", "launch")  # the tables that have settings which options change
 
 
 def apply_options(config: Config, options: JobOptions) -> Config:
@@ -105,8 +104,7 @@ def _resolve_image(named: str | None, folder: Path) -> str | None:
 
 # --- A job's log directory, and the number of a job that is claimed in it ------------------------
 
-_RANDOM_DIGITS = 6
-"""Random digits at the end of the number of a job that Slurm has not numbered."""
+_RANDOM_DIGITS = 6  # random digits at the end of the number of a job that Slurm has not numbered
 
 
 def make_log_dir(log_dir: Path, mode: LogMode) -> None:

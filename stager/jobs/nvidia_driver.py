@@ -20,8 +20,7 @@ from ..lock.resolver import KnownDriver
 from ..logs import job_files
 from ..logs.job_record import read_records
 
-_SECONDS = 120.0
-"""Time for the nodes of an allocation to answer."""
+_SECONDS = 120.0  # time for the nodes of an allocation to answer
 _ACCOUNT = "/proc/driver/nvidia/version"
 
 

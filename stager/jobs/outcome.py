@@ -41,8 +41,7 @@ from ..logs.job_record import JobRecord
 NAME = "metrics.json"
 """The file that ``python -m trainer`` writes into its output folder, and any program may."""
 
-_LARGEST = 1 << 16
-"""Bytes; a longer file is a log and no summary."""
+_LARGEST = 1 << 16  # bytes; a longer file is a log and no summary
 _NAME = re.compile(r"[\w.@/ -]{1,60}")
 
 Times = Mapping[str, int]

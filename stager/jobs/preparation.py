@@ -55,11 +55,9 @@ from .job_description import apply_options, make_job, refuse_launcher
 
 # --- The check that a job can be started: its script or module is here, or in the bundle ---------
 
-_MAX_SHOWN = 200
-"""Characters of a name that are shown."""
+_MAX_SHOWN = 200  # characters of a name that are shown
 _SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
-_PROJECT = "project/"
-"""The folder of the project in an environment."""
+_PROJECT = "project/"  # the folder of the project in an environment
 _PACKAGES = re.compile(r"lib/python3\.\d+t?/site-packages/")
 _EXEC = "run starts Python scripts and modules; for other programs: stager exec --"
 

@@ -27,8 +27,7 @@ from ..core.processes import run_with_input
 from ..core.values import Target
 from .wheel_members import UNREADABLE
 
-_UNCHECKED_HASH = 0b01
-"""The pyc flag word of PEP 552 for "has a source hash, never check it"."""
+_UNCHECKED_HASH = 0b01  # the pyc flag word of PEP 552 for "has a source hash, never check it"
 
 COMPILED = "all but test modules"
 """The modules of a wheel that are compiled (:func:`is_worth_compiling`); part of a layer's id."""
@@ -92,8 +91,7 @@ Made = dict[str, tuple[bytes, "bytes | None"]]
 SETTINGS = "by another process"
 """Part of the id of each layer that was compiled here: its bytes may differ from others'."""
 _SECONDS = 900.0
-_LIBRARIES = "LD_LIBRARY_PATH"
-"""Where Pythons of environment modules have their own libpython from."""
+_LIBRARIES = "LD_LIBRARY_PATH"  # where Pythons of environment modules have their own libpython from
 # Whatever the version. As for wheels: unchecked (PEP 552), and the characters first, without which
 # marshal's output depends on what was compiled before.
 _COMPILE = """\

@@ -18,8 +18,7 @@ from typing import NamedTuple
 class _Pattern(NamedTuple):
     regex: re.Pattern[str]
     directories_only: bool
-    leaves_out: bool
-    """False if it was written with ``!``."""
+    leaves_out: bool  # false if it was written with ``!``
 
 
 class Ignore:

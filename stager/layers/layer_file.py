@@ -43,15 +43,11 @@ from .wheel_members import DENSE
 # not the name of a file. A frame that is stored is a zstd frame all the same (RFC 8878, section
 # 3.1.1), of raw blocks, which every decoder copies.
 
-SAMPLES = 8
-"""Pieces of a frame's content that are tried."""
-SAMPLE = 64 << 10
-"""Bytes of each of them."""
-PAYS = 0.9
-"""The share of its size that a sample must at most keep when it is compressed."""
+SAMPLES = 8  # pieces of a frame's content that are tried
+SAMPLE = 64 << 10  # bytes of each of them
+PAYS = 0.9  # the share of its size that a sample must at most keep when it is compressed
 _MAGIC = 0xFD2FB528
-_BLOCK = 128 << 10
-"""The most that a block holds."""
+_BLOCK = 128 << 10  # the most that a block holds
 _FULL_SIZE = 0xE0
 """Frame header descriptor: one segment, eight bytes of content size, no dictionary, no checksum."""
 
@@ -95,8 +91,7 @@ def decompress_frame(frame: bytes, size: int) -> bytes:
 FRAME_TARGET = 16 << 20
 """Tar bytes after which a frame is closed: large enough to compress well, small enough that the
 frames of one large wheel keep every process of an unpacking node busy."""
-LEVEL = 7
-"""zstd level of most files; see benchmarks/NOTES.md for size against time."""
+LEVEL = 7  # zstd level of most files; see benchmarks/NOTES.md for size against time
 HUGE = 64 << 20
 """Bytes from which a file is huge: a build of PyTorch has few of them, and they take most of the
 time."""
@@ -109,8 +104,7 @@ WINDOW_LOG = 24
 """Binary logarithm of the distance in bytes at which matches are found: all of a frame. A level's
 own windows are made for streams, and smaller."""
 HEAD_LEVEL = 9
-_SHORT_NAME = 100
-"""Bytes that a tar header has for a name; longer ones take a member of their own."""
+_SHORT_NAME = 100  # bytes that a tar header has for a name; longer ones take a member of their own
 SPOOL_MEMORY = 64 << 20
 """Bytes of one layer's content kept in memory before it goes to a temporary file."""
 COPY = 1 << 20
@@ -147,16 +141,14 @@ class Unread(NamedTuple):
     """True if compressing it well does not pay."""
 
 
-_Chunk = tuple["bytes | bytearray", int]
-"""Some bytes of the tar, and the level that suits them."""
+_Chunk = tuple["bytes | bytearray", int]  # some bytes of the tar, and the level that suits them
 
 
 class _File(NamedTuple):
     size: int
     mode: int
     sha256: str
-    content: int | Unread
-    """Its place in the spool, or what reads it."""
+    content: int | Unread  # its place in the spool, or what reads it
 
     @property
     def level(self) -> int:
@@ -345,8 +337,7 @@ def _pieces(stream: Iterator[_Chunk]) -> Iterator[tuple[bytearray, int]]:
 
 # --- The tar in a layer of the store, of which parts are read without the rest -------------------
 
-_KEPT = 3
-"""Frames that are kept: a library's first, its tables, and its strings are read in turn."""
+_KEPT = 3  # frames that are kept: a library's first, its tables, and its strings are read in turn
 
 
 class LayerTar:

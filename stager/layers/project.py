@@ -42,15 +42,13 @@ NEVER_SHIPPED = (
 """Patterns for files that tools leave behind, of no use elsewhere; no setting takes them back."""
 ENVIRONMENT_MARKS = {"pyvenv.cfg": "a virtual environment", "conda-meta": "a conda environment"}
 """A directory that holds one of these is a Python environment; the bundle brings its own."""
-NEARBY = 5
-"""Names that a message lists of a directory without the requested one."""
+NEARBY = 5  # names that a message lists of a directory without the requested one
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
     never: Ignore
-    forced: Ignore
-    """``project.exclude``, which decides before any ``.gitignore``."""
+    forced: Ignore  # ``project.exclude``, which decides before any ``.gitignore``
     prefix: str
     """The project's path in the git repository around it, with a slash at the end, or empty."""
     gitignores: tuple[Ignore, ...]
@@ -67,12 +65,9 @@ class _Rules:
 
 class _Asset(NamedTuple):
     path: str
-    source: str
-    """Its path, as the user wrote it."""
-    real: str
-    """Its path with every link followed."""
-    inside: bool
-    """True if it lies in the project; its path in the tree is then its path there."""
+    source: str  # its path, as the user wrote it
+    real: str  # its path with every link followed
+    inside: bool  # true if it lies in the project; its path in the tree is then its path there
 
 
 def project_files(root: Path, exclude: Sequence[str]) -> Tree:

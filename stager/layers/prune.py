@@ -222,8 +222,7 @@ class Pruned:
 class _Members(NamedTuple):
     """The names of a wheel's members by their installed paths, for each scheme."""
 
-    site: dict[str, str]
-    """Paths are relative to ``site-packages``."""
+    site: dict[str, str]  # paths are relative to ``site-packages``
     headers: dict[str, str]
     data: dict[str, str]
     scripts: dict[str, str]

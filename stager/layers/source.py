@@ -278,10 +278,8 @@ def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
 # inode. A directory's times say nothing of the content of its files, so each file is asked for.
 
 _VERSION = 2
-_STAMP, _CHANGED = 4, 2
-"""Length of a stamp, and the place of the time of the last change in it."""
-_FEWEST = 1_000
-"""Files and directories below which a look is as quick as its record."""
+_STAMP, _CHANGED = 4, 2  # length of a stamp, and the place of the time of the last change in it
+_FEWEST = 1_000  # files and directories below which a look is as quick as its record
 
 
 class ProjectLook:

@@ -130,14 +130,11 @@ def read_entry_point_names(text: str) -> set[str]:
         ) from exc
 
 
-RESERVED = ("pyvenv.cfg", ".stager")
-"""Names in an environment that no wheel may provide."""
+RESERVED = ("pyvenv.cfg", ".stager")  # names in an environment that no wheel may provide
 SHARED = ("project", "assets", OWN_PYTHON)
 """Directories of an environment to which a wheel may add files, but cannot be a file itself."""
-_PROGRAMS = re.compile(r"bin/python(\d+(\.\d+)*)?")
-"""The environment's own programs."""
-_SCRIPTS = "libexec"
-"""The directory of scripts that cannot begin with lines for a shell."""
+_PROGRAMS = re.compile(r"bin/python(\d+(\.\d+)*)?")  # the environment's own programs
+_SCRIPTS = "libexec"  # the directory of scripts that cannot begin with lines for a shell
 
 _WRITE_RECORD = (
     "ask its publisher for a correct one; or, if you trust this one, let `wheel unpack` and `wheel "

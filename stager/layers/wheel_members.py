@@ -18,8 +18,7 @@ from bundle.format.layer import LayerError, check_path
 
 from ..core.errors import WheelError
 
-MOST_FAULTS = 50
-"""Number of members of one wheel that a message names."""
+MOST_FAULTS = 50  # number of members of one wheel that a message names
 DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
@@ -94,15 +93,12 @@ def _list_kind_faults(member: zipfile.ZipInfo) -> list[str]:
 # Its size and digest are in RECORD already, so a layer needs no copy of it in between. It is read
 # without ``zipfile``, whose reader of a deflated member takes half as long again as zlib by itself.
 
-LARGE = 1 << 20
-"""Bytes from which a member is large."""
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""The ways of packing that are read here."""
+LARGE = 1 << 20  # bytes from which a member is large
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the ways of packing that are read here
 DENSE = 0.5
 """The share of its size that a deflated member keeps if little is to be gained from it. NVIDIA's
 libraries for many kinds of GPU keep 0.54 and more, others 0.45 and less."""
-_PIECE = 256 << 10
-"""Packed bytes read at a time."""
+_PIECE = 256 << 10  # packed bytes read at a time
 _HEADER = struct.Struct("<26x2H")
 """The header before a member's bytes (APPNOTE.TXT 4.3.7): the lengths of its name and its extra
 field. ``zipfile`` has compared the name with the directory's."""

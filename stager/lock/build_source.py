@@ -216,8 +216,7 @@ BUILT_AGAINST = frozenset(
 TAIL_LINES = 12
 _CUDA_SETUP = re.compile(rb"CUDAExtension|\bnvcc\b")
 _PART = re.compile(r"^\W*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
-_LARGEST = 1 << 20
-"""Bytes that are read of a file of a source."""
+_LARGEST = 1 << 20  # bytes that are read of a file of a source
 
 
 @dataclass(frozen=True, kw_only=True)

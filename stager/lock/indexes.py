@@ -119,8 +119,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl/"
 
 # What pip and uv expand from the environment when they read a requirement file.
 _VARIABLE = r"\$\{[A-Z0-9_]+\}"
-_SETTING = re.compile(r"(:env:|[\w-]+)\.([\w-]+)=(.*)")
-"""A line of ``pip config list``."""
+_SETTING = re.compile(r"(:env:|[\w-]+)\.([\w-]+)=(.*)")  # a line of ``pip config list``
 _UV_VARIABLES = {
     "SSL_CERT_FILE": "cert",
     "SSL_CLIENT_CERT": "client-cert",

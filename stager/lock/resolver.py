@@ -29,8 +29,7 @@ from .spec import Spec
 
 # --- The moment after which uploaded files do not count, as ``--exclude-newer`` takes it ---------
 
-NONE = "none"
-"""Lifts the cutoff that a lock has kept."""
+NONE = "none"  # lifts the cutoff that a lock has kept
 ALLOWED = "a date (2026-01-31), a time (2026-01-31T12:00:00Z), or none"
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")

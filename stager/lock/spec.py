@@ -70,8 +70,7 @@ from .uv_project import UvLock, UvProject, make_script_project, parse_entry
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
-_CONDA_NAMES = {"pytorch": "torch"}
-"""Packages of conda that have another name in a package index."""
+_CONDA_NAMES = {"pytorch": "torch"}  # packages of conda that have another name in a package index
 _CONDA_LINE = re.compile(r"([\w.-]+)=(\d[^=\s]*)(=\S+)?\s*$")
 """A line of `conda list --export`: package, version, build."""
 _INLINE = "environment.requirements"

@@ -60,8 +60,7 @@ _REDIRECTING = (
     *("UV_RESOLUTION", "UV_TORCH_BACKEND", "UV_WORKING_DIR"),
 )
 """Variables that make uv lock something else than what the project asks for."""
-ANSWER = "pylock.toml"
-"""The file that uv writes its answer to, in the scratch folder."""
+ANSWER = "pylock.toml"  # the file that uv writes its answer to, in the scratch folder
 _FIRST_INDEX = re.compile(
     r"`?([\w.-]+?)`? was found on (\S+), but not at the requested version .*?"
     r"on a subsequent index \(e\.g\., (\S+?)\)"

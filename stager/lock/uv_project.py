@@ -50,8 +50,7 @@ _PROJECT_KEYS = (
 )
 """Keys of ``[project]`` that a ``uv.lock`` depends on."""
 
-Tables = Mapping[Path, toml.Table]
-"""The tables with settings of uv, by the file they stand in."""
+Tables = Mapping[Path, toml.Table]  # the tables with settings of uv, by the file they stand in
 
 
 def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> tuple[str, ...]:

@@ -50,8 +50,7 @@ from .node_program import make_node_program
 
 # --- The layers in the store: their heads and frames, each compared with its digest --------------
 
-_PIECE = 1 << 20
-"""Bytes that are read and hashed at a time: they stay in the processor's cache."""
+_PIECE = 1 << 20  # bytes that are read and hashed at a time: they stay in the processor's cache
 
 
 @contextmanager
@@ -136,12 +135,9 @@ class LibcNeed(NamedTuple):
 
 class _Libraries(NamedTuple):
     major: int = 0
-    minor: int = 0
-    """The oldest glibc with which all of them load; 0.0 for any."""
-    file: str = ""
-    """The one that needs it."""
-    musl: str = ""
-    """One that was linked with musl; empty for none."""
+    minor: int = 0  # the oldest glibc with which all of them load; 0.0 for any
+    file: str = ""  # the one that needs it
+    musl: str = ""  # one that was linked with musl; empty for none
 
     @property
     def version(self) -> tuple[int, int]:

@@ -29,8 +29,7 @@ from ..core.files import BUNDLE_SUFFIX, open_regular, read_text
 from ..core.store import Store, digest_file, to_stamp
 
 _SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
-LABEL_NAME = "carried.json"
-"""The first member of a file that ``stager export`` has written."""
+LABEL_NAME = "carried.json"  # the first member of a file that ``stager export`` has written
 LOCK_SUFFIX = ".pylock.toml"
 """The ending of the lock of an imported bundle, see :func:`find_imported_lock`."""
 FOR_BUILDS_SUFFIX = ".for-builds"

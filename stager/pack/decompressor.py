@@ -15,8 +15,7 @@ from ..lock.indexes import Indexes
 from ..lock.pylock import Lock
 
 PINNED = "zstandard.toml"
-_STANDARD_LIBRARY_HAS_ZSTD = (3, 14)
-"""The first version with ``compression.zstd`` (PEP 784)."""
+_STANDARD_LIBRARY_HAS_ZSTD = (3, 14)  # the first version with ``compression.zstd`` (PEP 784)
 _LAST_WITHOUT_ZSTD = "3.13"
 
 

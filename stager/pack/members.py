@@ -27,8 +27,7 @@ from ..layers.layer_file import decompress_frame, decompress_index
 from ..layers.prune import Pruned, sum_notes
 from .bundle_file import ChosenBundle, open_bundle
 
-Read = Callable[[int], bytes]
-"""Returns the next bytes of a member, as many as are asked for."""
+Read = Callable[[int], bytes]  # returns the next bytes of a member, as many as are asked for
 
 
 class Writable(Protocol):

@@ -70,8 +70,7 @@ def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 # that runs here, is kept beside it, and works with any other, which ignores bytecode that it cannot
 # use.
 
-_DIGITS = 64
-"""Length of the digest at the end of the file, which a zip takes for a comment."""
+_DIGITS = 64  # length of the digest at the end of the file, which a zip takes for a comment
 
 
 def find_compiled_program(program: Path, store: Store) -> Path:

@@ -153,8 +153,7 @@ _OTHER_PYTHON = (
     "name another one with environment.interpreter, such as one of uv's (uv python install); "
     "--no-prove skips this check"
 )
-_NOWHERE = "http://127.0.0.1:9"
-"""The discard port: nothing listens there."""
+_NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
 
 class Proof(NamedTuple):

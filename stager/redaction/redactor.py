@@ -165,8 +165,7 @@ _NOBODY = frozenset(
     b"runner node login none slurm work main".split()
 )
 _FORMS = {"user": b"USER-%d", "email": b"person-%d@example.org"}
-_MIN_NAME = 3
-"""Letters of a user's name that is hidden."""
+_MIN_NAME = 3  # letters of a user's name that is hidden
 
 
 class Pseudonyms:
@@ -273,16 +272,13 @@ def _is_address(text: bytes) -> bool:
 # A text comes in pieces. What has been looked at goes out, but for the last part, which is looked
 # at again together with what follows: so no secret is missed because it was cut in two.
 
-BLOCK = 1 << 18
-"""Bytes that go out at a time."""
+BLOCK = 1 << 18  # bytes that go out at a time
 HELD = 1 << 16
 """Bytes that are looked at again with what follows; no secret of a few lines is longer."""
 LONGEST = 1 << 22
 """Bytes that are kept at most; of a secret that is longer the rest is taken out as it comes."""
-_MAX_LEARNED_BYTES = 400
-"""Bytes of a value that is learned: a longer one is not repeated by chance."""
-_MAX_LEARNED = 500
-"""Values that are learned from texts at most."""
+_MAX_LEARNED_BYTES = 400  # bytes of a value that is learned: a longer one is not repeated by chance
+_MAX_LEARNED = 500  # values that are learned from texts at most
 _WIDTHS = frozenset((79, 80, 88, 99, 100, 119, 120, 132, 159, 160, 199, 200))
 """Characters of a line at which programs begin a new one, whatever it says."""
 _WIDEST = 1000

@@ -101,8 +101,7 @@ _BODY = re.compile(
     rb"(?:[A-Za-z0-9+/=]{16,}|\\+[nr]|[\s,\"']|\[\w{1,20}\]: |(?:Proc-Type|DEK-Info): [^\n]{1,80})*"
 )
 _LINES_BACKWARDS = re.compile(rb"(?:(?: :\]\w{1,20}\[)?[ \t]*\r?\n[ \t\r]*[A-Za-z0-9+/=]{4,})+")
-_KEY_BYTES = 1 << 16
-"""No private key is longer."""
+_KEY_BYTES = 1 << 16  # no private key is longer
 
 
 def _find_private_keys(text: bytes) -> Iterator[Span]:

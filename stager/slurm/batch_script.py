@@ -33,16 +33,13 @@ from .request import Request
 # in. Launching the ranks is the driver's part, see ``bundle/driver/driver.py``.
 
 OLDEST_PYTHON = (3, 9)
-NEWEST_PYTHON = (3, 15)
-"""Names from ``python3.15`` down to ``python3.9`` are looked for on a node."""
+NEWEST_PYTHON = (3, 15)  # names from ``python3.15`` down to ``python3.9`` are looked for on a node
 _BASE64_COLUMNS = 76
 
 TEMPLATE = Path(__file__).with_name("batch.sh")
 """The shell of the script; its first lines say how it is filled in."""
-MOST_RESTARTS = 10
-"""How often a job goes back into the queue at most."""
-_COLUMNS = 98
-"""Columns of the comment block."""
+MOST_RESTARTS = 10  # how often a job goes back into the queue at most
+_COLUMNS = 98  # columns of the comment block
 _PLACEHOLDER = re.compile(r"@(\w+)@")
 _CONDITION = "#@if "
 _END = "#@end"

@@ -24,8 +24,7 @@ from ..core.processes import CommandError, Runner, run, run_with_input
 
 COMMANDS = ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH to use Slurm from here."""
-INSIDE = ("srun", "sbcast", "scontrol", "squeue")
-"""What must be on PATH inside an allocation."""
+INSIDE = ("srun", "sbcast", "scontrol", "squeue")  # what must be on PATH inside an allocation
 
 GivenOption = tuple[str, str, list[str]]
 """An option's long name, its value, and the words that give it."""
@@ -257,8 +256,7 @@ def make_build_launcher(config: Config, env: Mapping[str, str]) -> tuple[str, ..
 
 # --- Requests that no partition could ever satisfy: Slurm would let them wait forever ------------
 
-_SECONDS = 60
-"""Time limit for each command; where Slurm does not answer, nothing is refused here."""
+_SECONDS = 60  # time limit for each command; where Slurm does not answer, nothing is refused here
 LISTING = ("sinfo", "--all", "--Node", "--noheader", "--format=%P %N %c %T")
 """The command that lists each node of each partition."""
 _DOWN = ("down", "drain", "fail", "error", "inval", "unknown", "power", "reboot", "maint", "future")

@@ -45,8 +45,7 @@ from .evidence import (
 
 # --- The secrets that are known here: those of the environment, and those that settings spell out
 
-_MIN_BYTES = 6
-"""The shortest value of settings that is looked for elsewhere, too."""
+_MIN_BYTES = 6  # the shortest value of settings that is looked for elsewhere, too
 _BRACKETS = (b"[", b"{", b"(")
 
 

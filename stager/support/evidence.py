@@ -28,8 +28,7 @@ from ..redaction.redactor import HELD, Redactor
 # --- The files of a job: only regular ones, inside their directory, and of long ones both ends
 
 _CHUNK = 1 << 20
-_ALIGN = 1 << 16
-"""Bytes within which the end of a line is looked for, where a file is cut."""
+_ALIGN = 1 << 16  # bytes within which the end of a line is looked for, where a file is cut
 
 
 class UnfitError(StagerError):
@@ -127,8 +126,7 @@ def read_range(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:
 
 # --- The contents of the archive: the files, their names there, and what is left out -------------
 
-SMALL = 64 << 20
-"""Bytes of a file that is read as a whole."""
+SMALL = 64 << 20  # bytes of a file that is read as a whole
 
 
 class ArchiveItem(NamedTuple):
@@ -241,8 +239,7 @@ def _list_manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
 
 # --- The pages about the archive in it: versions, the diagnosis, and a list of its members -------
 
-_SLURM_SECONDS = 10.0
-"""Time that Slurm may take to tell its version."""
+_SLURM_SECONDS = 10.0  # time that Slurm may take to tell its version
 
 
 def collect_versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
@@ -335,5 +332,4 @@ def write_readme(
     return "\n".join(lines).encode(errors="surrogateescape") + b"\n"
 
 
-Describe = Callable[[Diagnosis], str]
-"""Returns a diagnosis in words."""
+Describe = Callable[[Diagnosis], str]  # returns a diagnosis in words

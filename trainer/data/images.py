@@ -17,8 +17,7 @@ from ..config import Options, TrainerError, explain_errors, format_count
 from .rows import Rows, choose_rows
 
 CLASSES = 10
-DIGIT, THING = (28, 28), (3, 32, 32)
-"""The shape of an image of MNIST, and of CIFAR-10."""
+DIGIT, THING = (28, 28), (3, 32, 32)  # the shape of an image of MNIST, and of CIFAR-10
 _UNSIGNED_BYTES = 0x08
 """The only type of number that MNIST's files have (http://yann.lecun.com/exdb/mnist)."""
 _SPLITS = ("train", "t10k")

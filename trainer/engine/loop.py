@@ -31,10 +31,8 @@ from .run import Position, Run, Share, Task
 
 _INTERVAL_SECONDS = 0.3
 """Between two reductions: each wakes every rank, which costs most if ranks share CPUs."""
-_MOST_STEPS = 50
-"""Steps between two reductions at most."""
-_EVALUATION_ROWS = 256
-"""Rows of one batch of an evaluation, which takes less memory than training."""
+_MOST_STEPS = 50  # steps between two reductions at most
+_EVALUATION_ROWS = 256  # rows of one batch of an evaluation, which takes less memory than training
 
 # --- Signals to stop: from a scheduler before its time limit, from an administrator, from Ctrl-C
 

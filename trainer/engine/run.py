@@ -24,10 +24,8 @@ from . import sync
 Augment = Callable[[Tensor, Tensor, int], Tensor]
 """Given inputs, the numbers of their rows and the epoch, returns them changed a little."""
 
-_WARMUP = 0.1
-"""The fraction of all rows over which the rate rises."""
-_EPOCHS = 1 << 20
-"""More epochs than any run has: the seeds of different runs stay apart."""
+_WARMUP = 0.1  # the fraction of all rows over which the rate rises
+_EPOCHS = 1 << 20  # more epochs than any run has: the seeds of different runs stay apart
 
 
 class Position(NamedTuple):

@@ -34,8 +34,7 @@ from .run import Position, Run
 # last: a checkpoint without one is not complete.
 
 BEST = "best.pt"
-DAMAGED = ".damaged"
-"""Added to the name of a damaged checkpoint, which is no longer used."""
+DAMAGED = ".damaged"  # added to the name of a damaged checkpoint, which is no longer used
 _NAME = re.compile(r"checkpoint_(epoch|step)_\d+\.pt")
 
 
@@ -145,8 +144,7 @@ def _locate_note(path: Path) -> Path:
 # --- The files of a run: checkpoints while it lasts, model and metrics at its end ----------------
 
 MODEL = "model.pt"
-_JOB = ".job"
-"""The file with the job that writes here; if that is started again, it resumes."""
+_JOB = ".job"  # the file with the job that writes here; if that is started again, it resumes
 
 
 def prepare_folder(run: Run, environ: Mapping[str, str]) -> None:

@@ -49,12 +49,10 @@ if TYPE_CHECKING:
 
 # It runs before Gloo, which tries for minutes if there is no answer, and names no node.
 
-Address = tuple[str, int]
-"""Numeric address and port."""
+Address = tuple[str, int]  # numeric address and port
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
-_AT_ONCE = 256
-"""Connections that are tried at a time: a process may have about 1000 files open."""
+_AT_ONCE = 256  # connections that are tried at a time: a process may have about 1000 files open
 
 
 def find_own_address(environ: Mapping[str, str]) -> str:
@@ -109,15 +107,12 @@ def find_unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, 
 
 NAME = "all-reduce"
 PREFIX = "ALL-REDUCE "
-MOST_NODES = 32
-"""Every pair of up to so many nodes is measured; for more see :func:`schedule`."""
+MOST_NODES = 32  # every pair of up to so many nodes is measured; for more see :func:`schedule`
 
 _MIB = 1 << 20
-_LARGE, _SMALL = 3, 20
-"""Round trips that are timed."""
+_LARGE, _SMALL = 3, 20  # round trips that are timed
 _ROUNDS = 3
-_SHOWN = 5
-"""Unreachable nodes that one node names."""
+_SHOWN = 5  # unreachable nodes that one node names
 
 
 class AllReduceOptions(NamedTuple):

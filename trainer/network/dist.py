@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MEET_SECONDS = 60.0
-"""Seconds that ranks may take to come together."""
+_MEET_SECONDS = 60.0  # seconds that ranks may take to come together
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 """Variables that hold numbers, with their defaults."""
@@ -218,8 +217,7 @@ def choose_backend(world: World, environ: Mapping[str, str], gpus: int) -> str:
 # If a connection between two ranks is stuck, all ranks still learn which one it is, and end with
 # the same message.
 
-MARGIN = 10.0
-"""Seconds that a rank waits for the others' messages beyond the time of their work."""
+MARGIN = 10.0  # seconds that a rank waits for the others' messages beyond the time of their work
 
 _AT_ONCE = 1.0
 """Seconds in which further faults of the same step are collected before all ranks end."""

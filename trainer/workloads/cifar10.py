@@ -21,8 +21,7 @@ from ..engine.run import Task
 from ..network import dist
 from ..network.dist import World
 
-MEAN, SPREAD = 0.4734, 0.2516
-"""Of all pixels of the training split, from 0 to 1."""
+MEAN, SPREAD = 0.4734, 0.2516  # of all pixels of the training split, from 0 to 1
 _STAGES = 4
 _GROUPS = 8
 _PADDING = 4

@@ -15,8 +15,7 @@ from ..engine.loop import train
 from ..engine.run import Task
 from ..network.dist import World
 
-ROWS, HELD_OUT = 4096, 512
-"""To train on and to hold out, when the command line does not say."""
+ROWS, HELD_OUT = 4096, 512  # to train on and to hold out, when the command line does not say
 
 
 def run(options: Options, world: World) -> None:

@@ -16,8 +16,7 @@ from ..engine.run import Task
 from ..network import dist
 from ..network.dist import World
 
-MEAN, SPREAD = 0.1307, 0.3081
-"""Of all pixels of the training split, from 0 to 1."""
+MEAN, SPREAD = 0.1307, 0.3081  # of all pixels of the training split, from 0 to 1
 
 
 def run(options: Options, world: World) -> None:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, Trainer, TrainingArguments
 
 MAX_TOKENS = 128
-WARMUP = 50
-"""Steps over which the learning rate rises, or a tenth of all steps when that is less."""
+WARMUP = 50  # steps over which the learning rate rises, or a tenth of all steps when that is less
 
 
 def run(options: Options, world: World) -> None:

@@ -39,8 +39,7 @@ from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
 """
 """The main module, for a request that names another Python than the bootstrap program's own."""
-VARIABLE = "STAGER_PROGRAM_"
-"""The beginning of the names of the variables that carry a program."""
+VARIABLE = "STAGER_PROGRAM_"  # the beginning of the names of the variables that carry a program
 _LONGEST_VARIABLE = 100_000
 """Characters of one of them; Linux refuses 128 KiB (``MAX_ARG_STRLEN`` in execve(2))."""
 _ROOM = 1 << 19

@@ -26,18 +26,15 @@ _WAIT_SECONDS = 1.0
 """The longest single wait for messages; whatever else has to be done may be late by as much."""
 _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
-_KEPT_ERRORS = 1 << 18
-"""Bytes of standard error that are kept; a failure shows at its end."""
+_KEPT_ERRORS = 1 << 18  # bytes of standard error that are kept; a failure shows at its end
 _AFTER_SECONDS = 5.0
 _KILL_SECONDS = 15.0
 _ASK_SECONDS = 2.0
 """Time that an agent gets to send missing frames again, before it is asked once more.
 
 Each time it gets twice as long: what it sends comes behind all that is under way already."""
-_MOST_ASKED = 3
-"""The number of times that an agent is asked for them."""
-_MOST_GAPS = 20
-"""Gaps of one source that are asked for at once: each task reads the request."""
+_MOST_ASKED = 3  # the number of times that an agent is asked for them
+_MOST_GAPS = 20  # gaps of one source that are asked for at once: each task reads the request
 _MOST_STRAY_LINES = 100
 _PIPE = 1 << 20
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on

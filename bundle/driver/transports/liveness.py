@@ -21,8 +21,7 @@ from ...protocol.messages import Answer, Heartbeat, RanksEnded
 from ...protocol.problem import Problem, ProblemCode
 from .transport import Ended, Event, OnEvent
 
-LOOK_SECONDS = 3 * BEAT_SECONDS
-"""Silence after which a node is checked, in every phase."""
+LOOK_SECONDS = 3 * BEAT_SECONDS  # silence after which a node is checked, in every phase
 LOST_SECONDS = 6 * BEAT_SECONDS
 """Silence after which a node is lost, except while ranks run: a stopped agent must not cost hours
 of work, so only a check decides then."""
@@ -30,12 +29,10 @@ START_SECONDS = 300.0
 """The same for a node that has sent nothing yet: it may still fetch the image of a container."""
 _INTERRUPTED_SECONDS = 1.5 * BEAT_SECONDS
 """Silence after which a node seems lost when the job is told to end."""
-_CHECK_SECONDS = 1.0
-"""Time between two rounds over all nodes, of which there may be thousands."""
+_CHECK_SECONDS = 1.0  # time between two rounds over all nodes, of which there may be thousands
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0
 """Limits of the time between two checks of silent nodes; it doubles each time."""
-_MOST_COUNTED = 2.0
-"""Seconds that count at once: if more pass, this process itself was stopped."""
+_MOST_COUNTED = 2.0  # seconds that count at once: if more pass, this process itself was stopped
 
 
 class Heartbeats:

@@ -36,10 +36,8 @@ FAILURE_GRACE = 3.0
 
 Short: the grace period after SIGTERM comes on top of it.
 """
-_FAILED = 3
-"""Exit status of an agent that did not do its part."""
-_POLL_SECONDS = 1.0
-"""Longest time for which the output of agents is waited for at once."""
+_FAILED = 3  # exit status of an agent that did not do its part
+_POLL_SECONDS = 1.0  # longest time for which the output of agents is waited for at once
 _LEAVE_SECONDS = 0.5
 """Time that agents get to leave by themselves, once there is nothing more to ask."""
 _CHUNK = 1 << 18

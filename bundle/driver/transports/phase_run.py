@@ -136,8 +136,7 @@ _ELASTIC_GRACE = 2.0
 
 Short: the grace period after SIGTERM comes on top of it.
 """
-_STRAY_LINES, _STRAY_CHARACTERS = 5, 200
-"""Limits of the stray lines of ``srun`` that are shown."""
+_STRAY_LINES, _STRAY_CHARACTERS = 5, 200  # limits of the stray lines of ``srun`` that are shown
 
 
 class PhaseRun:

@@ -125,8 +125,7 @@ class Reachability:
 # sender. Faulty memory or a faulty network card of its own looks the same to it. But then several
 # senders fail it one after the other, while each of them serves others well.
 
-_SENDERS = 2
-"""Senders that fail one node, and no other, for it to be the node that is at fault."""
+_SENDERS = 2  # senders that fail one node, and no other, for it to be the node that is at fault
 
 
 def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
@@ -152,13 +151,11 @@ def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
 
 # --- Remarks for the user about the nodes of a relay ---------------------------------------------
 
-_SLOW_SHARE = 3.0
-"""A node is slow if its file took so many times as long as the others' ..."""
+_SLOW_SHARE = 3.0  # a node is slow if its file took so many times as long as the others'
 _SLOW_SECONDS = 6.0
 """... and so many seconds more: for as long a sound node may wait for a slow or silent parent,
 until it takes another one."""
-_MOST_REMARKS = 8
-"""Lines of one kind."""
+_MOST_REMARKS = 8  # lines of one kind
 
 
 def describe_transfer(answers: PhaseAnswers, size: int) -> tuple[str, ...]:

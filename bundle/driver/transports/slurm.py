@@ -28,8 +28,7 @@ CONTROLLER_SECONDS = 180.0
 
 A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
 """
-_SETTLING_SECONDS = 30.0
-"""Time that it may refuse a step once it is back."""
+_SETTLING_SECONDS = 30.0  # time that it may refuse a step once it is back
 _RETRY_SECONDS = 3.0
 
 

@@ -29,8 +29,7 @@ from .transport import Ended, Step, StepErrors, Transfer
 _NO_SSH = 127
 _SSH_FAILED = 255
 _KILLED = 128 + 9
-_TAIL = 3
-"""Lines of a host that are shown."""
+_TAIL = 3  # lines of a host that are shown
 
 
 class SshErrors(StepErrors):

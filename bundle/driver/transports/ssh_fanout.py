@@ -26,8 +26,7 @@ from ...system import processes, signals
 
 LOGINS = 16
 """Logins that are under way at once; sshd and what checks passwords take no more at a time."""
-PAUSES = (1.0, 2.0, 4.0, 8.0, 8.0)
-"""Seconds before each further try of a host that was turned away."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 8.0)  # seconds before each further try of a host that was turned away
 
 
 class LoginQueue:
@@ -131,8 +130,7 @@ SSH_OPTIONS = (
 the user's own forwardings would be in the way. All else is as the user has configured it."""
 _KEPT_ERRORS = 1 << 14
 _KEPT_LINES = 30
-_MOST_NOISE = 1 << 16
-"""Bytes that may come before a login is done."""
+_MOST_NOISE = 1 << 16  # bytes that may come before a login is done
 _READ_BYTES = 1 << 18
 
 
@@ -156,8 +154,7 @@ class HostEnd(NamedTuple):
     host: str
     status: int
     begun: bool
-    slow: bool
-    """True if its login took too long, and was ended."""
+    slow: bool  # true if its login took too long, and was ended
     said: Sequence[str]
     tries: int = 1
 
@@ -260,8 +257,7 @@ def _read(stream: IO[bytes]) -> bytes | None:
 # standard error. It ends when all hosts have. Of one host alone the bytes are passed on as they
 # come.
 
-_MOST_UNSENT = 8 << 20
-"""Bytes of input that wait for the slowest host before more is read."""
+_MOST_UNSENT = 8 << 20  # bytes of input that wait for the slowest host before more is read
 _WAIT_SECONDS = 1.0
 """Longest wait for something to do; also the time between two looks at every host."""
 _TICK_SECONDS = 0.02

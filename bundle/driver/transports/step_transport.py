@@ -41,8 +41,7 @@ from .transport import Delivery, Ended, OnEvent, Requests, Retry, Step, Take, Tr
 
 # A disk or a network that hangs would otherwise hold the allocation, and the user, for ever.
 
-SILENT_SECONDS = 300.0
-"""Time without a byte after which no more is expected."""
+SILENT_SECONDS = 300.0  # time without a byte after which no more is expected
 _CHUNK = 1 << 20
 
 
@@ -112,8 +111,7 @@ class SendCommand(NamedTuple):
     argv: list[str]
     find_faults: Callable[[str], dict[str, str]]
     """Finds in what it wrote to standard error the nodes that it failed on, and how."""
-    source: str = os.devnull
-    """The file that it reads from standard input."""
+    source: str = os.devnull  # the file that it reads from standard input
 
 
 def send_file(
@@ -191,11 +189,9 @@ class StepTransport(transport.Transport):
     """All variables for commands of ours, and for agents that start no ranks."""
     rank_variables: Mapping[str, str]
     """All variables for agents that start ranks in a step of their own."""
-    carries: bool = False
-    """True if variables may carry the program of the agents."""
+    carries: bool = False  # true if variables may carry the program of the agents
     cpus: int = 1
-    patience: int
-    """Seconds that nodes may go on after the first has ended well; 0 for any time."""
+    patience: int  # seconds that nodes may go on after the first has ended well; 0 for any time
     errors: transport.StepErrors
     not_started: ProblemCode
 

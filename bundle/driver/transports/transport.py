@@ -16,11 +16,9 @@ from ...protocol.messages import AgentEvent, AgentRequest
 from ...protocol.problem import ProblemCode
 from ...system import signals
 
-Event = Union[AgentEvent, DriverEvent]
-"""An event of an agent, or of the driver about agents."""
+Event = Union[AgentEvent, DriverEvent]  # an event of an agent, or of the driver about agents
 OnEvent = Callable[[Event], None]
-Requests = Mapping[str, AgentRequest]
-"""The request of each node's agent."""
+Requests = Mapping[str, AgentRequest]  # the request of each node's agent
 Take = Callable[[IO[bytes]], None]
 TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
 """Exit statuses of an agent that was ended for a rank of another node."""
@@ -46,12 +44,10 @@ class Ended(NamedTuple):
 
     problem: ProblemCode
     """One of the ``NO_ANSWER`` codes, or another that says why nothing could begin."""
-    values: Mapping[str, str]
-    """The values of that problem, besides the phase and the log directory."""
+    values: Mapping[str, str]  # the values of that problem, besides the phase and the log directory
     code: int | None = None
     """Exit status, negative for a signal; None where only that of the whole step is known."""
-    unreachable: bool = False
-    """True if no rank has begun anywhere because none could begin here."""
+    unreachable: bool = False  # true if no rank has begun anywhere because none could begin here
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,7 @@ class Transfer:
     """A file on its way to some nodes."""
 
     source: str
-    target: str
-    """Its path on the nodes, for ``sbcast`` and ``ssh``."""
+    target: str  # its path on the nodes, for ``sbcast`` and ``ssh``
     size: int
     token: str = field(default="", repr=False)
     """The random token of a relay, in hexadecimal digits; empty if it is sent without one."""
@@ -90,8 +85,7 @@ class Transport(Protocol):
     """Runs agents, and brings them files."""
 
     nodes_here: int = 1
-    lost_node: str = ""
-    """The node that was lost before the job was told to end, as far as is known."""
+    lost_node: str = ""  # the node that was lost before the job was told to end, as far as is known
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on all given nodes at once; ``on_event`` is called in this thread."""
@@ -128,19 +122,14 @@ class Transport(Protocol):
 class Step(NamedTuple):
     """One command that runs a program on some nodes."""
 
-    phase: str
-    """The phase of the agents; also the name of the step."""
+    phase: str  # the phase of the agents; also the name of the step
     nodes: tuple[str, ...]
     cpus: int
-    tasks_per_node: int = 1
-    """More than one only where Slurm itself starts the ranks."""
-    together: bool = False
-    """True if the first task that fails takes the others with it."""
-    patience: int = 0
-    """Seconds that tasks may go on after the first has ended; 0 for any time."""
+    tasks_per_node: int = 1  # more than one only where Slurm itself starts the ranks
+    together: bool = False  # true if the first task that fails takes the others with it
+    patience: int = 0  # seconds that tasks may go on after the first has ended; 0 for any time
     image: str | None = None
-    mounts: tuple[str, ...] = ()
-    """Paths of the node that the container sees, as pyxis takes them."""
+    mounts: tuple[str, ...] = ()  # paths of the node that the container sees, as pyxis takes them
 
 
 class StepErrors(Protocol):
