@@ -413,6 +413,7 @@ _PAUSE_SECONDS = 0.3
 _SPREAD_SECONDS = 0.0005
 """Time for each node of the transfer over which the first questions are spread."""
 _MOST_BYTES = 1 << 20
+_UNKNOWN = "it does not know this transfer, or this node"
 
 
 @dataclass(frozen=True)
@@ -505,13 +506,15 @@ def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
             hello = handshake.make_hello(secrets.token_bytes(NONCE_BYTES), question)
             connection.sendall(hello)
             head = read(_FIELDS.size)
-            length = min(ParentReply(*_FIELDS.unpack(head)).have, _MOST_BYTES)
+            length = ParentReply(*_FIELDS.unpack(head)).have
+            if length > _MOST_BYTES:  # a stranger, who may never send as much
+                raise _NoAnswer(_UNKNOWN)
             places = read(length)
             answer = handshake.read_reply(hello, head + places + read(_MAC_BYTES))
         except OSError as exc:
             raise _NoAnswer(_describe_connection_error(exc, HANDSHAKE_SECONDS)) from exc
     if answer is None or not answer.accepted:
-        raise _NoAnswer("it does not know this transfer, or this node")
+        raise _NoAnswer(_UNKNOWN)
     return decode(RelayCandidates, json.loads(zlib.decompress(places)))
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def test_who_is_no_node_of_the_transfer_learns_nothing(
     answer, why, unreached = asked(source, node, token)
     assert (answer, unreached) == (None, [])
     assert why in ("it does not know this transfer, or this node", "it closed the connection")
+
+
+def test_a_stranger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server at the port sends something, and then waits in its turn."""
+    monkeypatch.setattr(relay_peers, "ASK_SECONDS", 0.0)  # one question
+    monkeypatch.setattr(relay_peers, "HANDSHAKE_SECONDS", 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(asked, server.getsockname(), "node1")
+        stranger, _ = server.accept()
+        with stranger:
+            stranger.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n")
+            unknown = "it does not know this transfer, or this node"
+            assert answer.result() == (None, unknown, [])
 
 
 def test_a_node_that_serves_no_places_refuses(tmp_path: Path) -> None:
