@@ -302,6 +302,7 @@ def _compare_open_file(handle: int, entry: Entry) -> str:
 
 
 def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
+    yield from find_interpreter_faults(env_dir)  # first: it says whether the link is missing
     python = os.path.join(env_dir, "bin", "python")
     if not os.access(python, os.X_OK):
         yield Fault("bin/python", "it leads to no program that can be run")
@@ -309,7 +310,6 @@ def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
         entry = Entry(path, len(content), 0o644, Digest.of(content), 0)
         if why := _compare_file(env_dir, entry):
             yield Fault(path, why)
-    yield from find_interpreter_faults(env_dir)
     try:
         listing.read(env_dir)
     except listing.ListingError as exc:

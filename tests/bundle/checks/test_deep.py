@@ -160,6 +160,7 @@ def test_an_interpreter_that_has_gone_and_one_that_is_being_renewed(copy: Path) 
     assert set(found(copy)) <= {"bin/python.4711-99"}
     (copy / "bin" / "python.4711-99").unlink()
     python.unlink()
+    assert found(copy)["bin/python"].startswith("it is missing or no link: No such file")
     python.symlink_to(os.path.join(os.path.dirname(target), "python-of-long-ago"))
     said = found(copy)
     assert set(said) == {"bin/python", "pyvenv.cfg"}
