@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,8 +111,8 @@ def _read_zone(zone: bytes | None) -> tzinfo | None:
 class Pieces(NamedTuple):
     """The growth of a log: the end of each piece, and its time."""
 
-    ends: list[int]
-    times: list[float]
+    ends: array[int]
+    times: array[float]
 
     def find_time(self, offset: int) -> float | None:
         """Return when the byte at an offset was written; None behind the last piece."""
@@ -125,7 +126,7 @@ def read_order(files: JobFiles) -> Mapping[tuple[str, int | None], Pieces]:
     A line that cannot be true ends them: a driver that was killed may have left half a line.
     """
     by_author: dict[tuple[str, int | None], Pieces] = collections.defaultdict(
-        lambda: Pieces([], [])
+        lambda: Pieces(array("q"), array("d"))
     )
     if not files.job_id:
         return by_author

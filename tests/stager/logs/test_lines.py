@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from stager.logs.lines import (
     merge_logs,
     number_lines,
     read_last_lines,
+    read_order,
     read_stamp,
     select_errors,
 )
@@ -173,6 +175,19 @@ def test_more_logs_than_files_may_be_open(written: Written) -> None:
     assert len(found) == 800
     assert found[0] == "n1 0: rank 0"
     assert found[-1] == "n1 399: again 399"
+
+
+def test_the_order_of_a_long_job_takes_little_memory(tmp_path: Path) -> None:
+    files, pieces = list_job_files(tmp_path, "7"), 20_000
+    files.order.write_text("1000.123\tn1\t0\t1000\n" * pieces)
+    tracemalloc.start()
+    try:
+        order = read_order(files)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert order["n1", 0].find_time(pieces * 1000 - 1) == 1000.123
+    assert used < 32 * pieces
 
 
 def test_following_ends_with_the_job(written: Written) -> None:
