@@ -184,7 +184,12 @@ class Pseudonyms:
         for kind, names in (("user", self._users), ("node", self._hosts)):
             for name in names:
                 self._pseudonym(kind, name)
-        self._patterns = self._compile_patterns()
+        stems = {host.rstrip(b"0123456789") for host in self._hosts} - {*self._hosts, b""}
+        self._host_patterns = [
+            *_compile_names("node", self._hosts, _EDGE + _DOMAIN),
+            *_compile_names("node", stems, _RANGE),
+        ]
+        self._user_patterns = _compile_names("user", self._users, _EDGE)
 
     def find(self, text: bytes) -> Iterator[Span]:
         """Find all names in a text, each with its pseudonym."""
@@ -205,7 +210,7 @@ class Pseudonyms:
             if home[1] in self._users:
                 yield "user", *home.span(1)
         mail = [("email", _MAIL)] if b"@" in text else []
-        for kind, pattern in (*self._patterns, *mail):
+        for kind, pattern in (*self._user_patterns, *self._host_patterns, *mail):
             yield from ((kind, *match.span()) for match in pattern.finditer(text))
         for match in _URL_HOST.finditer(text) if b"://" in text else ():
             host = match[1].rstrip(b".").lower()
@@ -218,14 +223,8 @@ class Pseudonyms:
         """Learn a name from a home directory: it is hidden from then on, wherever it stands."""
         if user not in self._users and _is_name(user):
             self._users.append(user)
-            self._patterns = self._compile_patterns()
+            self._user_patterns = _compile_names("user", self._users, _EDGE)  # hosts stay
             self.learned += 1
-
-    def _compile_patterns(self) -> list[tuple[str, re.Pattern[bytes]]]:
-        stems = {host.rstrip(b"0123456789") for host in self._hosts} - {*self._hosts, b""}
-        of_hosts = ("node", self._hosts, _EDGE + _DOMAIN), ("node", stems, _RANGE)
-        of_all = (("user", self._users, _EDGE), *of_hosts)
-        return [(kind, _compile_names(names, behind)) for kind, names, behind in of_all if names]
 
     def _pseudonym(self, kind: str, name: bytes) -> bytes:
         if b"[" in name:
@@ -253,10 +252,13 @@ def _is_name(user: bytes) -> bool:
     return len(user) >= _MIN_NAME and user.lower() not in _NOBODY
 
 
-def _compile_names(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes]:
-    """Return a pattern for the names, longer ones first, and what follows."""
+def _compile_names(
+    kind: str, names: Iterable[bytes], behind: bytes
+) -> list[tuple[str, re.Pattern[bytes]]]:
+    """Return a pattern for the names, longer ones first, and what follows; nothing for no names."""
     any_of = b"|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
-    return re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind)
+    pattern = re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind)
+    return [(kind, pattern)] if any_of else []
 
 
 def _is_address(text: bytes) -> bool:
