@@ -25,6 +25,8 @@ class Option(NamedTuple):
     """An option of a launcher, and its meaning for a job."""
 
     takes_value: bool = False
+    is_number: bool = False
+    """True if its value begins with a digit, as in ``--tee 0:3``: no script does."""
     dropped: str = ""
     """The reason why it is left out of the job; empty where it is used."""
     refused: str = ""
@@ -68,7 +70,9 @@ def _read_value(shown: str, option: Option, word: str, rest: list[str]) -> str:
     wrong = ""
     if not has_end and (not rest or rest[0].startswith("-")):
         wrong = "its value is missing"
-    elif (value := end if has_end else rest.pop(0)).endswith(".py"):
+    elif (value := end if has_end else rest.pop(0)).endswith(".py") or (
+        option.is_number and value[:1] not in "-$0123456789"
+    ):
         wrong = f"{value} is not a value, it looks like the script"
     if wrong:
         out = "leave the option out" + (f": {option.dropped}" if option.dropped else "")
@@ -141,6 +145,10 @@ def _values(names: str, why: str = "") -> dict[str, Option]:
     return _make_options(names, Option(takes_value=True, dropped=why))
 
 
+def _numbers(names: str, why: str) -> dict[str, Option]:
+    return _make_options(names, Option(takes_value=True, is_number=True, dropped=why))
+
+
 def _flags(names: str, why: str = "") -> dict[str, Option]:
     return _make_options(names, Option(dropped=why))
 
@@ -156,12 +164,12 @@ TORCHRUN: dict[str, Option] = {
     "no-python": Option(refused=_NO_PYTHON),
     **_flags("standalone", "stager sets where the ranks meet"),
     **_values("rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr local-addr", _RENDEZVOUS),
-    **_values("node-rank master-port", _RENDEZVOUS),
+    **_numbers("node-rank master-port", _RENDEZVOUS),
     **_values("log-dir logs-specs duplicate-stdout-filters duplicate-stderr-filters", _LOGS),
-    **_values("local-ranks-filter redirects/r tee/t", _LOGS),
+    **_numbers("local-ranks-filter redirects/r tee/t", _LOGS),
     **_flags("run-path", "the wrapper runs the script in its own interpreter anyway"),
-    **_values("event-log-handler role signals-to-handle monitor-interval", _SET_BY_STAGER),
-    **_values("shutdown-timeout start-method", _SET_BY_STAGER),
+    **_values("event-log-handler role signals-to-handle start-method", _SET_BY_STAGER),
+    **_numbers("monitor-interval shutdown-timeout", _SET_BY_STAGER),
     **_values("numa-binding", _BIND),
     **_flags("virtual-local-rank", "each rank finds its GPU by LOCAL_RANK"),
 }
@@ -173,13 +181,14 @@ ACCELERATE: dict[str, Option] = {
     **_values("num-processes num-machines max-restarts mixed-precision dynamo-backend"),
     **_flags("multi-gpu cpu use-cpu module/m"),
     "no-python": Option(refused=_NO_PYTHON),
-    **_values("main-process-ip main-process-port machine-rank", _RENDEZVOUS),
-    **_values("rdzv-backend rdzv-conf", _RENDEZVOUS),
+    **_values("main-process-ip rdzv-backend rdzv-conf", _RENDEZVOUS),
+    **_numbers("main-process-port machine-rank", _RENDEZVOUS),
     **_flags("same-network", _RENDEZVOUS),
     **_values("log-dir tee/t", _LOGS),
-    **_values("role monitor-interval", _SET_BY_STAGER),
+    **_values("role", _SET_BY_STAGER),
+    **_numbers("monitor-interval", _SET_BY_STAGER),
     **_values("gpu-ids", "Slurm decides which GPUs a job gets"),
-    **_values("num-cpu-threads-per-process", "set it with [launch] omp-num-threads"),
+    **_numbers("num-cpu-threads-per-process", "set it with [launch] omp-num-threads"),
     **_flags("enable-cpu-affinity", _BIND),
     **_flags("quiet/q", "stager run -q is quiet"),
     **_flags("debug", "set ACCELERATE_DEBUG_MODE=true before stager runs"),

@@ -149,6 +149,8 @@ def test_values_of_variables_are_not_told() -> None:
             "--rdzv-id: its value is missing",
         ),
         ("torchrun --rdzv_id t.py c.yaml", "--rdzv-id: t.py is not a value"),
+        ("torchrun --node_rank bin/t other.py", "--node-rank: bin/t is not a value"),
+        ("accelerate launch --machine_rank t a.py", "--machine-rank: t is not a value"),
         ("torchrun --nproc-per-node t.py other.py", "--nproc-per-node: t.py is not a value"),
         ("torchrun --nproc-per-node 2 python t.py", "python cannot be converted"),
         ("python -m torch.distributed.launch --master_port t.py a", "t.py is not a value"),
