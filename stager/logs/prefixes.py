@@ -24,7 +24,7 @@ _TAG = (
     rb"\[[^\]\s,]{0,40}\d,\d+\]<std(?:out|err|diag)>:"
 )
 _TAGS = re.compile(rb"^([^\n]*?" + _TAG + rb")|" + _TAG, re.M)
-_REPEATED = re.compile(rb"<std\w+>:[^\n<]*<std")
+_REPEATED = re.compile(rb"<std\w+>:[^\n]*<std")
 """Open MPI 4 tags what a process writes, not its lines: Python writes an exception in pieces."""
 _BOX = "╭".encode()
 _CUT_TITLE = re.compile(

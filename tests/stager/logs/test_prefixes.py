@@ -151,6 +151,7 @@ def test_what_looks_like_a_prefix_is_left(line: str) -> None:
         ("  1%|   | 1/100\r  2%|   | 2/100\r\n", "  2%|   | 2/100"),
         ("bus error\0", "bus error"),
         ("[1,1]<stderr>:KeyError[1,1]<stderr>:: [1,1]<stderr>:'x'[1,1]<stderr>:", "KeyError: 'x'"),
+        ("[1,1]<stderr>:<Model of 2 layers>[1,1]<stderr>:", "<Model of 2 layers>"),
         (
             f"{CTIME}[1,1]<stderr>:    {CTIME}[1,1]<stderr>:main(){CTIME}[1,1]<stderr>:",
             "    main()",
