@@ -169,13 +169,13 @@ def forecast(
     probe = nodes.compute_serial(rates.probe)
     # Several groups have a step each, and so have ranks that Slurm starts. Where nothing is staged,
     # torchrun starts while the nodes are probed.
-    extrforecast_steps = len(staged) if len(staged) > 1 else 0
+    extra_steps = len(staged) if len(staged) > 1 else 0
     torchrun = max(0.0, nodes.compute_serial(rates.torchrun) - (0.0 if staged else probe))
     return Forecast(
         preflight=step,
         send=sum(group.send for group in staged),
         unpack=sum(group.unpack for group in staged),
-        stage=sum(group.seconds for group in staged) + extrforecast_steps * step,
+        stage=sum(group.seconds for group in staged) + extra_steps * step,
         probe=probe,
         launch={"torchrun": torchrun, "srun": step}.get(launcher, 0.0),
     )
