@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -33,7 +34,8 @@ def test_variables_are_added_to_this_process_own_and_the_directory_counts(monkey
 
 
 @pytest.mark.parametrize("stream", ["stderr", "stdout"])
-def test_a_failure_carries_command_status_and_the_end_of_what_it_said(stream):
+def test_a_failure_carries_command_status_and_the_end_of_what_it_said(stream, caplog):
+    caplog.set_level(logging.DEBUG)
     code = f"import sys; [print('line', i, file=sys.{stream}) for i in range(40)]; sys.exit(7)"
     with pytest.raises(CommandError) as caught:
         run([*python(code), "--token", "hunter2"], timeout=300)
@@ -41,6 +43,8 @@ def test_a_failure_carries_command_status_and_the_end_of_what_it_said(stream):
     assert error.completed.returncode == 7
     assert error.message.startswith(f"exit status 7: {sys.executable} ")
     assert error.message.endswith("--token '***'")
+    assert "--token" in caplog.text
+    assert "hunter2" not in caplog.text
     assert error.context == tuple(f"line {i}" for i in range(40 - TAIL_LINES, 40))
 
 
