@@ -268,13 +268,16 @@ class LogReader:
         All get the time; None uses that of their pieces, else their own stamps.
         """
         while raws := self._read_block(whole):
+            sizes = [*map(len, raws)]
+            if self._pieces:  # no stamp is looked for
+                raws = [*map(_drop_overwritten, raws)]
             wanted: Collection[int] = range(len(raws))
             if self._suspects is not None:
                 wanted, self._open = self._suspects.pick(raws, self._open)
             skipped = 0
             for at, raw in enumerate(raws):
                 self._number += 1
-                self._offset += len(raw)
+                self._offset += sizes[at]
                 if at not in wanted:
                     skipped += 1
                 elif raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have it, too
@@ -306,6 +309,11 @@ class LogReader:
         if marked := _MARK.match(text):
             rank, text = int(marked[1]), text[marked.end() :]
         return Line(self._time, self.log.path, self._number, text, node, rank)
+
+
+def _drop_overwritten(raw: bytes) -> bytes:
+    """Return only the last state of a progress bar that grew for hours; other lines as they are."""
+    return raw if len(raw) < _BLOCK else raw[raw.rstrip(b"\r\n").rfind(b"\r") + 1 :]
 
 
 def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:

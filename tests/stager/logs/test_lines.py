@@ -177,6 +177,23 @@ def test_more_logs_than_files_may_be_open(written: Written) -> None:
     assert found[-1] == "n1 399: again 399"
 
 
+def test_long_progress_bars_take_little_memory(tmp_path: Path) -> None:
+    bar, ranks = b"\r 12%|####      | 12/100" * 10_000, range(20)
+    for rank in ranks:
+        (tmp_path / f"a.7.n1.{rank}.out").write_bytes(bar + b"\r100%|done\nafter it\n")
+    rows = (f"1000.0\tn1\t{rank}\t{len(bar) + 20}\n" for rank in ranks)
+    (tmp_path / "order.7.tsv").write_text("".join(rows))
+    tracemalloc.start()
+    try:
+        found = merge_logs(list_job_files(tmp_path, "7"), LineFilter())
+        assert next(found).text == "100%|done"
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 5 * len(bar)
+    assert [line.text for line in found].count("after it") == len(ranks)
+
+
 def test_the_order_of_a_long_job_takes_little_memory(tmp_path: Path) -> None:
     files, pieces = list_job_files(tmp_path, "7"), 20_000
     files.order.write_text("1000.123\tn1\t0\t1000\n" * pieces)
