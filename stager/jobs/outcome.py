@@ -57,7 +57,8 @@ def find_output_files(run_dir: str, outputs: Sequence[str], name: str) -> list[s
         places = set() if pattern else {name}
         with suppress(ValueError, OSError):
             places |= patterns.expand_pattern(run_dir, pattern)
-        paths += [one if Path(one).name == name else f"{one}/{name}" for one in sorted(places)]
+        end = f"/{name}"
+        paths += [one if f"/{one}".endswith(end) else one + end for one in sorted(places)]
     return list(dict.fromkeys(paths))
 
 
