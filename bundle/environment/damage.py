@@ -66,9 +66,11 @@ _RENEWAL_SECONDS = 0.05
 
 def find_interpreter_faults(env_dir: str) -> list[Fault]:
     """Compare ``pyvenv.cfg`` with the link to the interpreter; another job may just change both."""
-    if _compare_interpreter_link(env_dir):
+    found = _compare_interpreter_link(env_dir)
+    if found:
         time.sleep(_RENEWAL_SECONDS)
-    return _compare_interpreter_link(env_dir)
+        found = _compare_interpreter_link(env_dir)
+    return found
 
 
 def _compare_interpreter_link(env_dir: str) -> list[Fault]:

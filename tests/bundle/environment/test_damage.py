@@ -6,14 +6,17 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bundle.checks.deep import find_damaged_files
+from bundle.environment import damage
 from bundle.environment.damage import compare_with_listing
 from bundle.environment.unpack import Environment
 from bundle.node.node_root import make_secure_root
+from bundle.system.files import read_file
 from stager.pack.bundle import Packed
 from tests.support.bundles import (
     HERE,
@@ -126,6 +129,25 @@ def test_bytecode_and_the_users_own_files_may_stay(single: Packed, env: Path, lo
     (env / lost).unlink()
     assert stage(single, env.parents[2]).mended is not None
     assert (env / "project" / "out" / "model.pt").read_text() == "weights"
+
+
+def test_another_job_that_just_renews_the_interpreter_damages_nothing(
+    env: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes ``pyvenv.cfg``, then the link; it may begin before a look, or right behind one."""
+    renewed = env / "pyvenv.cfg"
+    whole = renewed.read_bytes()
+
+    def read_and_begin(path: str, *limit: int) -> bytes:
+        data = read_file(path, *limit)
+        renewed.write_text("of another one")
+        return data
+
+    monkeypatch.setattr(damage, "read_file", read_and_begin)
+    assert damage.find_interpreter_faults(str(env)) == []
+    end = SimpleNamespace(sleep=lambda seconds: renewed.write_bytes(whole))
+    monkeypatch.setattr(damage, "time", end)
+    assert damage.find_interpreter_faults(str(env)) == []
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "file", "planted"])
