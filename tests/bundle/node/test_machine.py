@@ -16,6 +16,7 @@ from bundle.node.machine import Limits
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.messages import Gpu, GpuFacts, HostFacts, NodeRootFacts, NodeRootProblem
 from tests.support.gpu_machines import CLOSED_MODULE, OPEN_MODULE, nvidia_smi, proc
+from tests.support.processes import is_alive, until
 
 REPO = Path(__file__).resolve().parents[3]
 GB = 1 << 30
@@ -252,7 +253,9 @@ def test_rows_that_make_no_sense_are_no_gpus_of_a_driver(tmp_path: Path, memory:
 
 
 def test_a_flood_is_not_read_to_its_end(tmp_path: Path) -> None:
-    nvidia_smi(tmp_path, "", body=f"yes {tmp_path}; sleep 300")
+    """It is ended with what it started."""
+    nvidia_smi(tmp_path, "", body=f"echo $$ > {tmp_path}/pid; yes; sleep 300")
     kernel = proc(tmp_path / "proc", "570.26")
     facts = found(tmp_path, kernel)
     assert facts == GpuFacts("570.26", fault="nvidia-smi wrote more than 1 MiB")
+    assert until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
