@@ -130,7 +130,7 @@ def read_order(files: JobFiles) -> Mapping[tuple[str, int | None], Pieces]:
     )
     if not files.job_id:
         return by_author
-    with suppress(OSError, ValueError), open_regular(files.order) as handle:
+    with suppress(OSError, ValueError, OverflowError), open_regular(files.order) as handle:
         for line in handle:
             time, node, task, length = line.decode().split("\t")
             at, size = float(time), int(length)

@@ -570,7 +570,13 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) ->
     assert diagnose(list_job_files(tmp_path, "7")).first is None
 
 
-@pytest.mark.parametrize("row", ["1\tn1\t0\t-5", f"1\tn1\t0\t{'9' * 40}", "inf\tn1\t0\t2", "x"])
+_HUGE = f"5.0\tn1\t0\t{2**62 - 1}"
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["1\tn1\t0\t-5", f"1\tn1\t0\t{'9' * 40}", "inf\tn1\t0\t2", "x", f"{_HUGE}\n{_HUGE}"],
+)
 def test_an_order_that_cannot_be_true_is_left(tmp_path: Path, row: str) -> None:
     (tmp_path / "events.7.jsonl").write_text("")
     (tmp_path / "n.7.n1.0.out").write_text("one\ntwo\n")
