@@ -254,10 +254,12 @@ class LogReader:
         suspects: Suspects | None = None,
         pieces: Pieces | None = None,
         block: int = _BLOCK,
+        end: float = 0.0,
     ) -> None:
         self.log = log
         self._time = 0.0  # of its last line, as far as it is known; it never goes back
         self._suspects, self._pieces, self._block = suspects, pieces, block
+        self._end = end  # the time of what has neither a piece nor a stamp
         self._open: list[OpenTrace] = []
         self._number = self._offset = 0
         self._year = read_year(log.path)
@@ -299,7 +301,7 @@ class LogReader:
     def _find_time(self, raws: Sequence[bytes]) -> float:
         if self._pieces and (time := self._pieces.find_time(self._offset - 1)) is not None:
             return time
-        return find_stamp(raws, self._year) or 0.0
+        return find_stamp(raws, self._year) or self._end
 
     def _make_line(self, raw: bytes) -> Line:
         text = show_line(raw)
@@ -497,8 +499,10 @@ def _make_readers(
     pick = Suspects() if wanted.errors else None
     order = read_order(files)
     block = _BLOCK if len(logs) < _MANY else _BLOCK // 16
+    last = max((pieces.times[-1] for pieces in order.values()), default=0.0)
     for log in logs:
-        yield LogReader(log, pick, order.get((log.node, log.rank)) if log.own else None, block)
+        pieces = order.get((log.node, log.rank)) if log.own else None
+        yield LogReader(log, pick, pieces, block, last if log.own else 0.0)
 
 
 def follow_logs(

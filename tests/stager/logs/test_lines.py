@@ -151,12 +151,18 @@ def test_a_progress_bar_is_one_line(written: Written) -> None:
 
 
 def test_what_a_log_has_beyond_the_order_is_not_lost(written: Written) -> None:
-    written.say(1001, "n1", 0, "kept")
-    with (written.folder / "a.17.b.17.n1.0.out").open("a") as log:
+    """It comes at the end, however long ago its rank had said something."""
+    written.say(1001, "n2", 1, "kept")
+    written.say(1002, "n1", 0, "later")
+    with (written.folder / "a.17.b.17.n2.1.out").open("a") as log:
         log.write("after the driver was killed\n")
     with (written.folder / "order.17.tsv").open("a") as order:
-        order.write("1002.0\tn1\t")
-    assert all_of(written.folder) == ["n1 0: kept", "n1 0: after the driver was killed"]
+        order.write("1003.0\tn1\t")
+    assert all_of(written.folder) == [
+        "n2 1: kept",
+        "n1 0: later",
+        "n2 1: after the driver was killed",
+    ]
 
 
 def test_more_logs_than_files_may_be_open(written: Written) -> None:
