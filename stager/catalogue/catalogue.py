@@ -75,6 +75,22 @@ class Prefilter:
 
 # --- The entries: each table of ``catalogue/*.toml`` is one --------------------------------------
 
+# Each table of ``catalogue/*.toml`` is one entry::
+#
+#     [disk-full]                                 # its name
+#     needle = "No space left on device"          # no line without it can match; no digits in it
+#     pattern = 'No space left on device'         # a regular expression, searched for in one line
+#     role = "primary"                            # one of LineRole
+#     class = "disk-full"                         # one of FailureClass
+#     cause = "a disk is full on that node"       # {name}: what a group of the pattern matched
+#     remedy = "free some space there"
+#     source = "Linux, ENOSPC"                    # who writes such a line
+#     tells = "exit"                              # optional: one of LineTells
+#     over = "Step created for"                   # optional: see CatalogueEntry.over
+#     needs = "gloo-mesh"                         # optional: see CatalogueEntry.needs
+#     weak = true                                 # optional: see CatalogueEntry.weak
+#     explains = ["nccl-system"]                  # optional: see CatalogueEntry.explains
+
 LONGEST = 2_000
 """Characters of a line that are searched: no pattern may take long, whatever the line."""
 _WARNING = re.compile(r"[A-Za-z]Warning: ")
