@@ -144,18 +144,12 @@ def describe_changed_files(
     Empty if none differs, or it is not known; ``trees`` are the layers that are not wheels, now.
     """
     was = _list_shipped(old, store)
-    now = was  # where nobody has looked at them
-    for one in trees if was else ():
-        if one.kind == "project" and one.tree is not None:
-            paths = [file.path for file in one.tree.files]
-            now = dict(zip(paths, one.contents, strict=True))
-    there = {layer.id for layer in old.layers}
-    assets = [one for one in trees if one.kind == "asset" and layer_id(one, target) not in there]
+    now = _list_present(trees, was) if was else was
     added = now.keys() - was.keys()
     edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
     kinds = {
         "new": _merge_new_folders(added, list_folders(was)),
-        "changed": [*(one.name for one in assets), *edited],
+        "changed": [*_list_changed_assets(old, trees, target), *edited],
         "removed": list(was.keys() - now.keys()),
     }
     named = list(_name_some(kinds))
@@ -163,6 +157,25 @@ def describe_changed_files(
     if only_new and not any(path.endswith(".py") for path in added):
         named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
     return f" ({'; '.join(named)})" if named else ""
+
+
+def _list_present(trees: Sequence[LayerSource], was: dict[str, str]) -> dict[str, str]:
+    """Return the digests of the project's files now; ``was`` where nobody has looked at them."""
+    now = was
+    for one in trees:
+        if one.kind == "project" and one.tree is not None:
+            paths = [file.path for file in one.tree.files]
+            now = dict(zip(paths, one.contents, strict=True))
+    return now
+
+
+def _list_changed_assets(
+    old: Manifest, trees: Sequence[LayerSource], target: Target
+) -> Iterator[str]:
+    there = {layer.id for layer in old.layers}
+    for one in trees:
+        if one.kind == "asset" and layer_id(one, target) not in there:
+            yield one.name
 
 
 def _name_some(kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:

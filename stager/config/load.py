@@ -227,13 +227,7 @@ def _check_together(config: Config, reader: SettingsReader) -> None:
         reader.note(
             "environment.requirements", 'missing; name what to install: ["requirements.txt"]'
         )
-    try:  # the target is made later: its problem is listed with the others
-        Target(
-            python=environment.python or "3.11",
-            platform=environment.platform or "manylinux_2_28_x86_64",
-        )
-    except ConfigError as exc:
-        reader.problems.append(exc.message)
+    _check_target(environment, reader)
     if (cluster.min_nodes or 0) > cluster.nodes[1]:
         reader.note(
             "cluster.min-nodes", f"found {cluster.min_nodes}, which is more than cluster.nodes"
@@ -242,6 +236,17 @@ def _check_together(config: Config, reader: SettingsReader) -> None:
         reader.note(
             "trust.require", "true needs allowed-signers, the file with the keys that may sign"
         )
+
+
+def _check_target(environment: EnvironmentConfig, reader: SettingsReader) -> None:
+    """Note a target that cannot be: it is made later, its problem is listed with the others."""
+    try:
+        Target(
+            python=environment.python or "3.11",
+            platform=environment.platform or "manylinux_2_28_x86_64",
+        )
+    except ConfigError as exc:
+        reader.problems.append(exc.message)
 
 
 def find_project_file(start: Path | None = None) -> Path:

@@ -224,7 +224,7 @@ class SettingsReader:
         found = self._list_values(key)
         fixed = next((source for source in self._sources if source.is_fixed(key)), None)
         if fixed is None:
-            return found[0] if found else None
+            return next(iter(found), None)
         own = next((one for one in found if one.place == fixed.name), None)
         values = [own.value] if own else []  # none: the default is fixed
         for other in (*found, *self._list_variable(key, OVERRIDING.get(key, ""))):
@@ -273,14 +273,7 @@ class SettingsReader:
 
     def finish(self) -> list[str]:
         """Return all problems, including keys and variables that nothing read."""
-        tables = [key for key in self._known if "." not in key]
-        for table in ("", *tables):
-            for source in self._sources:
-                for key in _list_key_paths(source, table):
-                    if key not in self._known:
-                        self._note_key(
-                            key, source, f"unknown key; {_suggest_key(key, self._known)}"
-                        )
+        self._note_unknown_keys()
         for source in self._sources:
             for key in source.fixed:
                 if not any(is_within(path, key) for path in self._known):
@@ -290,6 +283,16 @@ class SettingsReader:
         for name, problem in find_misspelt_variables(self._env, names):
             self._note(ListedSetting(name, None, "variable", name), problem)
         return self.problems
+
+    def _note_unknown_keys(self) -> None:
+        tables = [key for key in self._known if "." not in key]
+        for table in ("", *tables):
+            for source in self._sources:
+                for key in _list_key_paths(source, table):
+                    if key not in self._known:
+                        self._note_key(
+                            key, source, f"unknown key; {_suggest_key(key, self._known)}"
+                        )
 
 
 def _list_readings(found: ListedSetting) -> Iterable[object]:

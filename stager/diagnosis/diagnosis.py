@@ -235,8 +235,11 @@ def _find_in_logs(
     """Return the failure's own line, else the first of its entry and those of the verdict."""
     if own := [hit for hit in hits if _is_own(hit, first)]:
         return own[-1:]
-    named = (hit for hit in hits if first.entry == hit.entry.name != "")
-    of_entry = [hit for hit in named if hit.log.node in ("", first.node)][:1]
+    of_entry = [
+        hit
+        for hit in hits
+        if first.entry == hit.entry.name != "" and hit.log.node in ("", first.node)
+    ][:1]
     if not _agrees(in_logs, first):
         return of_entry
     return [*of_entry, *(hit for hit in in_logs.shown if hit not in of_entry)][:_MOST]
@@ -374,7 +377,7 @@ def _read_logs(files: JobFiles, record: JobRecord) -> tuple[_Case, LogVerdict]:
     result = verdict.select_usable_result(record.result or JobEnds(ok=False))
     # The names of logs win over the order of the nodes.
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
-    nodes = _deal_ranks(result.world_size or 0, record.nodes) | named | launched.nodes(files.logs)
+    nodes = _deal_ranks(result.world_size, record.nodes) | named | launched.nodes(files.logs)
     hits, heads = scan_logs(logs, files)
     hits = launched.add_ranks(hits)
     case = _Case(files, record, result, bool(launched.first), hits, nodes)
@@ -392,9 +395,9 @@ def _select_last_attempt(logs: Sequence[LogFile]) -> tuple[LogFile, ...]:
     )
 
 
-def _deal_ranks(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
+def _deal_ranks(world_size: int | None, nodes: Sequence[str]) -> dict[int, str]:
     """Return the node of each rank; empty if the nodes cannot have equally many ranks."""
-    if not nodes or world_size % len(nodes):
+    if not nodes or not world_size or world_size % len(nodes):
         return {}
     ranks_per_node = world_size // len(nodes)
     return {rank: nodes[rank // ranks_per_node] for rank in range(world_size)}

@@ -501,11 +501,8 @@ def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> F
     own = [end for end in ended if end.rank == rank is not None][:1]
     node = hit.node or ("" if rank is None else nodes.get(rank, ""))
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    # A hit without a rank is of the one node of all failed processes in its log.
-    near = own or [end for end in ended if end.log == hit.log and hit.rank is None]
-    others = {end.node for end in near}
     return FirstFailure(
-        node=node or (others.pop() if len(others) == 1 else ""),
+        node=node or _find_node(hit, own, ended),
         rank=rank,
         exit_code=own[0].code if own else None,
         kind=hit.entry.kind,
@@ -516,6 +513,14 @@ def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> F
         meaning=meaning,
         entry=hit.entry.name,
     )
+
+
+def _find_node(hit: Hit, own: Sequence[Exit], ended: Sequence[Exit]) -> str:
+    """Return the node of the hit's own exit, or of its log; empty if that is of several."""
+    # A hit without a rank is of the one node of all failed processes in its log.
+    near = own or [end for end in ended if end.log == hit.log and hit.rank is None]
+    nodes = {end.node for end in near}
+    return nodes.pop() if len(nodes) == 1 else ""
 
 
 def _find_failed_rank(hit: Hit) -> int | None:

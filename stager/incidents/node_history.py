@@ -89,8 +89,7 @@ def _list_suspicions(
         yield from _list_node_problems(record, result.problems)
     # Of the failures of ranks only this one is a node's (a faulty GPU or memory): no program can
     # cause it. A full disk may be a file system that all nodes share.
-    is_node_failure = first is not None and first.kind is FailureClass.NODE_FAILURE
-    if first and is_over and is_node_failure and first.problem is None:
+    if first and is_over and first.kind is FailureClass.NODE_FAILURE and first.problem is None:
         yield first.node, NodeFault.NODE_FAILURE, "", first.meaning or "node failure"
 
 
