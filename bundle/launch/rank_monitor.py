@@ -250,13 +250,16 @@ class RankMonitor:
         If all ranks of a node have left their group, the program is made that way; but a single
         rank of a node may be waited for by those of other nodes.
         """
-        ranks, limit = list(self.ranks.values()), time.time() - self._seconds
+        ranks = list(self.ranks.values())
         running = [rank for rank in ranks if rank.ended is None and rank.finished is None]
-        is_left_alone = any(rank.ended and rank.ended < limit and not rank.code for rank in ranks)
+        is_left_alone = any(map(self._has_long_succeeded, ranks))
         may_be_missed = len(ranks) == 1 or None in [rank.left for rank in running]
         for rank in running:
             if is_left_alone or (may_be_missed and self._is_long_out(rank)):
                 self._note_lingering(rank, ())
+
+    def _has_long_succeeded(self, rank: Rank) -> bool:
+        return bool(rank.ended and rank.ended < time.time() - self._seconds and not rank.code)
 
     def _is_long_out(self, rank: Rank) -> bool:
         return rank.left is not None and rank.left < time.time() - self._seconds

@@ -61,9 +61,7 @@ def run_ranks(
             channel.output(own_rank if native else rank, data)
 
         _report_events(outputs, channel, request.node, send_output)
-        if job.allocation is Allocation.SLURM and not machine.has_step_cgroup():
-            signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
-        signals.take_user_signals()  # those from before are for no rank
+        _discard_user_signals(job.allocation)
         with contextlib.closing(outputs), _limit_time(request.limit):
             running = early.launch(start.argv, start.variables, start.cwd) if early else None
             killed_before = machine.oom_kills()
@@ -81,6 +79,13 @@ def run_ranks(
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
     answer = messages.LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
     return _add_observations(answer, request.node, monitor, recent)
+
+
+def _discard_user_signals(allocation: Allocation) -> None:
+    """Discard those from before the start, which are for no rank; and later ones of Slurm's."""
+    if allocation is Allocation.SLURM and not machine.has_step_cgroup():
+        signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
+    signals.take_user_signals()
 
 
 def _report_events(

@@ -64,10 +64,8 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
         listed, path = _list_entries(os.path.join(source, folder)), os.path.join(tree, folder)
         room -= len(listed)
         if not os.path.lexists(path):
-            if room >= 0 or _may_hold(folder, job):
-                os.mkdir(path, 0o700)
-            else:
-                os.symlink(os.path.join(source, folder), path)
+            is_linked = room < 0 and not _may_hold(folder, job)
+            _make_folder(os.path.join(source, folder), path, is_linked=is_linked)
         if os.path.islink(path) or not os.path.isdir(path):
             continue
         for entry in listed:
@@ -75,10 +73,17 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
             if entry.is_dir(follow_symlinks=False):
                 pending.append(name)
             elif not os.path.lexists(os.path.join(tree, name)):
-                is_output = _is_among(os.path.relpath(name, job.run_subdir or "."), job.outputs)
+                is_output = _is_among(os.path.relpath(name, job.run_subdir), job.outputs)
                 limit = to_copy if room >= 0 else -1
                 copied = _place(entry, os.path.join(tree, name), limit, is_output)
                 to_copy = max(0, to_copy - copied)
+
+
+def _make_folder(source: str, path: str, *, is_linked: bool) -> None:
+    if is_linked:
+        os.symlink(source, path)
+    else:
+        os.mkdir(path, 0o700)
 
 
 def _place(entry: os.DirEntry[str], path: str, limit: int, is_output: bool) -> int:
@@ -106,7 +111,7 @@ def _is_among(inner: str, outputs: Sequence[str]) -> bool:
 
 
 def _may_hold(name: str, job: Job) -> bool:
-    parts = os.path.relpath(name, job.run_subdir or ".").split("/")
+    parts = os.path.relpath(name, job.run_subdir).split("/")
     return any(
         all(asked == "**" or fnmatchcase(part, asked) for part, asked in zip(parts, pattern))
         for pattern in map(patterns.split_pattern, job.outputs)

@@ -42,7 +42,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -71,17 +71,8 @@ def main(argv: list[str]) -> int:
     write_whole_lines()
     name = args[0]
     if kind == "script":
-        # An absolute name joined to a root is that name itself, so both places are then one.
-        roots = [Path(root).absolute() for root in (_find_project(), Path.cwd()) if root]
-        paths = list(dict.fromkeys(root / name for root in roots))
-        name = next((str(path) for path in paths if path.exists()), "")
+        name, why = _find_script(name)
         if not name:
-            why = f"no {paths[0]}"
-            if len(paths) > 1:
-                why = (
-                    f"neither {paths[0]} (the staged project) nor {paths[1]} (the working "
-                    "directory); check the name, and that the project does not exclude it"
-                )
             return _refuse(FileNotFoundError(f"no script {args[0]}: there is {why}"))
     program = (kind, name)
     arrange_path(program)
@@ -100,6 +91,20 @@ def main(argv: list[str]) -> int:
     return status
 
 
+def _find_script(name: str) -> tuple[str, str]:
+    """Return a script's absolute path, empty if there is none, and the words for that case."""
+    # An absolute name joined to a root is that name itself, so both places are then one.
+    roots = [Path(root).absolute() for root in (_find_project(), Path.cwd()) if root]
+    paths = list(dict.fromkeys(root / name for root in roots))
+    found = next((str(path) for path in paths if path.exists()), "")
+    if len(paths) == 1:
+        return found, f"no {paths[0]}"
+    return found, (
+        f"neither {paths[0]} (the staged project) nor {paths[1]} (the working directory); check "
+        "the name, and that the project does not exclude it"
+    )
+
+
 def arrange_path(program: Program) -> None:
     """Put the program's directory, the project and the packages at the head of ``sys.path``.
 
@@ -114,16 +119,19 @@ def arrange_path(program: Program) -> None:
     if Path(packages).is_dir() and packages not in map(os.path.realpath, sys.path):
         site.addsitedir(packages)  # not a plain entry: its .pth files count, too
     head = [entry for entry in sys.path if os.path.realpath(entry) == packages]
-    kind, name = program
-    if kind == "module":  # first comes what Python itself would put first
-        first = _find_project() or str(Path.cwd())
-    else:
-        first = name if Path(name).is_dir() else str(Path(name).parent)
-    own_code = [first, _find_project(), find_src_folder(_find_project())]
+    own_code = [_find_own_folder(program), _find_project(), find_src_folder(_find_project())]
     kept: dict[str, str] = {}
     for entry in filter(None, [*own_code, *head, *sys.path, os.environ.get("STAGER_TRAINER")]):
         kept.setdefault(os.path.realpath(entry), entry)
     sys.path[:] = kept.values()
+
+
+def _find_own_folder(program: Program) -> str:
+    """Return what Python itself would put first on ``sys.path``; for a module, the project."""
+    kind, name = program
+    if kind == "module":
+        return _find_project() or str(Path.cwd())
+    return name if Path(name).is_dir() else str(Path(name).parent)
 
 
 def _find_project() -> Optional[str]:
@@ -204,7 +212,7 @@ def _handle_error(error: BaseException, program: Program, *, is_rank: bool) -> i
         write_record(error, status)
     if not isinstance(error, SystemExit):
         _show(error)
-    elif error.code is not None and not isinstance(error.code, int):
+    elif not isinstance(error.code, (int, type(None))):
         _complain(str(error.code))
     return status
 
@@ -241,10 +249,15 @@ def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     frames = frames[frames.index(handler) :]
     if len(frames) == 1 or all(_LIBRARY.search(frame.f_code.co_filename) for frame in frames):
         return True
-    text = _get_text(caught)
+    return _is_among(caught, frames[1].f_locals.values())
+
+
+def _is_among(error: BaseException, values: Iterable[object]) -> bool:
+    """Return whether one of the values is the exception, or holds its text."""
+    text = _get_text(error)
     return any(
-        value is caught or (isinstance(value, str) and text != "" and text in value)
-        for value in frames[1].f_locals.values()
+        value is error or (isinstance(value, str) and text != "" and text in value)
+        for value in values
     )
 
 

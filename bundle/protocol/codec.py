@@ -68,6 +68,10 @@ def _encode_value(value: object) -> object:
         return value.to_json()
     if dataclasses.is_dataclass(value):
         return encode(value)
+    return _encode_plain(value)
+
+
+def _encode_plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         value = value.value
     return os.fspath(value) if isinstance(value, os.PathLike) else value

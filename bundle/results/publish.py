@@ -135,9 +135,7 @@ class ResultsWriter:
         place stays in a directory that is no longer hidden.
         """
         if not complete:
-            full = {self._split_root(name)[0] for name in self.names}
-            for root in self._roots.keys() - full:
-                removal.delete_as_far_as_possible(self._locate_hidden(root))
+            self._delete_empty_roots()
         inner = self._inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
@@ -152,6 +150,11 @@ class ResultsWriter:
                 failed[root] = error_text(exc)
         if failed:
             self._keep_unpublished(failed)
+
+    def _delete_empty_roots(self) -> None:
+        full = {self._split_root(name)[0] for name in self.names}
+        for root in self._roots.keys() - full:
+            removal.delete_as_far_as_possible(self._locate_hidden(root))
 
     def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
         """Remove what the job has deleted of what it was sent, unless it has changed here.

@@ -55,10 +55,7 @@ def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
     Raises:
         NodeError: the directory cannot be read.
     """
-    base = os.path.realpath(directory)
-    if not os.path.isdir(base):
-        why = "it is not a directory" if os.path.exists(base) else "it does not exist"
-        raise NodeError(Problem(ProblemCode.RUN_DIR_MISSING, directory, {"why": why}))
+    base = _resolve_directory(directory)
     sources: dict[str, str] = {}
     missing: list[str] = []
     left_out: dict[str, str] = {}
@@ -71,13 +68,22 @@ def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
         names = sorted(expand_pattern(base, pattern))
         missing += [] if names else [output]
         sources.update((name, os.path.realpath(os.path.join(base, name))) for name in names)
-    refused = {name: _refuse_root(base, source) for name, source in sources.items()}
-    left_out.update((name, reason) for name, reason in refused.items() if reason)
-    sources = {name: source for name, source in sources.items() if not refused[name]}
+    for name, source in tuple(sources.items()):
+        if reason := _refuse_root(base, source):
+            left_out[name] = reason
+            del sources[name]
     roots = [name for name in sorted(sources) if sources.keys().isdisjoint(list_parents(name))]
     walks = (_walk(root, sources[root], left_out, unread) for root in roots)
     entries = tuple(itertools.chain.from_iterable(walks))
     return Selection(tuple(roots), entries, tuple(missing), left_out, len(unread))
+
+
+def _resolve_directory(directory: str) -> str:
+    base = os.path.realpath(directory)
+    if not os.path.isdir(base):
+        why = "it is not a directory" if os.path.exists(base) else "it does not exist"
+        raise NodeError(Problem(ProblemCode.RUN_DIR_MISSING, directory, {"why": why}))
+    return base
 
 
 def exclude_received(selection: Selection, brought: Collection[str]) -> Selection:

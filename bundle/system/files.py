@@ -51,9 +51,9 @@ class Mount(NamedTuple):
         """Return True if a path without links is its point, or below it."""
         return self.point in ("/", path) or path.startswith(f"{self.point}/")
 
-    def is_mounted_on(self, other: Mount) -> bool:
-        """Return True if this mount lies directly on another one; a root names itself."""
-        return self.parent == other.id and self.id != other.id
+    def is_parent_of(self, other: Mount) -> bool:
+        """Return True if another mount lies directly on this one; a root names itself."""
+        return other.parent == self.id and other.id != self.id
 
 
 def parse_mounts(text: str) -> list[Mount]:
@@ -89,7 +89,7 @@ def choose_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
     current = next(roots, None)
     if current is None:
         return max(reversed(covering), key=_measure_depth, default=None)
-    while children := [mount for mount in covering if mount.is_mounted_on(current)]:
+    while children := list(filter(current.is_parent_of, covering)):
         current = min(reversed(children), key=_measure_depth)
     return current
 

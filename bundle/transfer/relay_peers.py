@@ -217,15 +217,18 @@ class RelayChild:
             self._unsent = self._unsent[self._socket.send(self._unsent, flags) :]
         if self._unsent:
             return
-        offset, length = self._body
-        if length:
-            sent = os.sendfile(self._socket.fileno(), *self._file.locate(offset, length))
-            if not sent:
-                raise ConnectionOver("the file has become shorter")
-            self._body = offset + sent, length - sent
+        if self._body[1]:
+            self._send_body()
         elif self._asked and not self.accepted:
             raise ConnectionOver("it has its answer")
         self.blocked = self._body[1] > 0
+
+    def _send_body(self) -> None:
+        offset, length = self._body
+        sent = os.sendfile(self._socket.fileno(), *self._file.locate(offset, length))
+        if not sent:
+            raise ConnectionOver("the file has become shorter")
+        self._body = offset + sent, length - sent
 
     def _begin_chunk(self) -> None:
         self._body = self._file.place(self._tree, self._next)

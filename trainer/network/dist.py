@@ -61,18 +61,23 @@ def read_world(environ: Mapping[str, str]) -> World:
     if not any(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return World()
     texts = {name: environ.get(name) or default for name, default in _NUMBERS.items()}
-    wrong = [name for name, text in texts.items() if not text.isdecimal()]
     problems = [f"{name} is not set" for name in _REQUIRED if not environ.get(name)]
-    problems += [f"{name}={texts[name]} is not a number" for name in wrong]
-    rank, size, local_rank, local_size = (0,) * 4 if wrong else map(int, texts.values())
-    if not wrong and rank >= size:
-        problems.append(f"RANK={rank} is not below WORLD_SIZE={size}")
+    problems += _find_wrong_numbers(texts)
     if problems:
         raise TrainerError(
             "the environment does not describe a distributed job: " + ", ".join(problems),
             hint="start it with torchrun, or unset RANK and WORLD_SIZE to train in one process",
         )
+    rank, size, local_rank, local_size = map(int, texts.values())
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launched=True)
+
+
+def _find_wrong_numbers(texts: Mapping[str, str]) -> list[str]:
+    wrong = [f"{name}={text}" for name, text in texts.items() if not text.isdecimal()]
+    if wrong:
+        return [f"{setting} is not a number" for setting in wrong]
+    rank, size, *_ = map(int, texts.values())
+    return [f"RANK={rank} is not below WORLD_SIZE={size}"] if rank >= size else []
 
 
 def start(
