@@ -248,6 +248,10 @@ def send_earlier_results(state: State) -> None:
     if refusal:
         _note_not_sent(state, f"{what}: {refusal}")
         return
+    _send_selection(state, selection, what)
+
+
+def _send_selection(state: State, selection: Selection, what: str) -> None:
     with make_scratch_dir() as folder:
         path = os.path.join(folder, "results")
         try:
@@ -255,7 +259,7 @@ def send_earlier_results(state: State) -> None:
         except NodeError as exc:
             _note_not_sent(state, f"{what}: {exc.problem.why or exc}")
             return
-        state.note(f"sending earlier results to the nodes: {what} in {job.run_dir}")
+        state.note(f"sending earlier results to the nodes: {what} in {state.job.run_dir}")
         try:
             send_results(state, path)
         except NodesFailed:

@@ -113,12 +113,15 @@ def list_driver_notes(nodes: GpusByNode, need: CudaNeed | None) -> list[str]:
     ]
     if need is not None:
         notes += _note_unfit_drivers(nodes, need)
+    return [*notes, *_note_different_gpus(nodes)]
+
+
+def _note_different_gpus(nodes: GpusByNode) -> Iterator[str]:
     gpus = {node: () if facts is None else facts.gpus for node, facts in nodes.items()}
     if len({frozenset(map(_describe_gpu, own)) for own in gpus.values()}) > 1:
         kinds = {node: describe_gpus(own) or "no NVIDIA GPU" for node, own in gpus.items()}
         parts = [f"{shorten_names(named)}: {kind}" for kind, named in group_nodes(kinds).items()]
-        notes.append(f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}")
-    return notes
+        yield f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"
 
 
 def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
@@ -135,7 +138,7 @@ def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
     older = [
         node
         for node, facts in nodes.items()
-        if facts is not None and facts.driver and find_newest_cuda(facts) < parse_version(own)
+        if facts is not None and _is_driver_older(facts, own)
         if find_driver_problem(node, facts, need) is None
     ]
     if older:
@@ -143,6 +146,10 @@ def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
             f"{shorten_names(older)}: the driver is older than the one of CUDA {need.text} "
             f"({own}): built kernels run, what the driver must compile (PTX) does not"
         )
+
+
+def _is_driver_older(facts: GpuFacts, version: str) -> bool:
+    return bool(facts.driver) and find_newest_cuda(facts) < parse_version(version)
 
 
 def format_gpu_line(node: str, facts: GpuFacts) -> str:

@@ -138,12 +138,11 @@ def _do(phase: Phase, state: State) -> None:
 
 def _conclude(state: State) -> int:
     problems, interrupted = dict(state.result.problems), state.result.interrupted
-    ended_by = _find_ending(state) if problems or interrupted else ""
+    ended_by = _find_ending(state)
     collect.collect_outputs(state, standing=not ended_by)
     if ended_by:  # its first problem; and it was no interruption by the user
         interrupted = False
-        lost = state.transport.lost_node if state.has_transport else ""
-        node = lost or state.lost_node or state.job.nodes[0]
+        node = state.lost_node or state.job.nodes[0]
         problems[node] = (make_ending_problem(ended_by, state.job.id), *problems.get(node, ()))
     losses = state.output.losses()
     if losses and not (problems or interrupted):
@@ -168,6 +167,8 @@ def _conclude(state: State) -> int:
 
 def _find_ending(state: State) -> str:
     interrupted = state.result.interrupted
+    if not (state.result.problems or interrupted):
+        return ""
     if state.has_transport:
         if interrupted:
             state.transport.hurry()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,10 +89,9 @@ def _add_outcome(state: State) -> None:
     answers = state.get_answers(LaunchAnswer)
     chain, every = itertools.chain.from_iterable, answers.values()
     failures = tuple(chain(answer.failures for answer in every))
-    codes = {node: answer.exit_code for node, answer in answers.items()}
     state.result = replace(
         state.result,
-        exit_codes={node: 1 if code is None else code for node, code in codes.items()},
+        exit_codes=_get_exit_codes(answers),
         task_codes=dict(state.task_codes),
         failures=failures,
         tails={node: answer.tail for node, answer in answers.items() if answer.tail},
@@ -102,6 +101,11 @@ def _add_outcome(state: State) -> None:
         # Without a failure nobody asks who ended first.
         left=tuple(chain(answer.left for answer in every)) if failures else None,
     )
+
+
+def _get_exit_codes(answers: Mapping[str, LaunchAnswer]) -> dict[str, int]:
+    codes = {node: answer.exit_code for node, answer in answers.items()}
+    return {node: 1 if code is None else code for node, code in codes.items()}
 
 
 # --- The phases of a job, in their order: each asks the nodes, then uses their answers -----------
@@ -178,14 +182,18 @@ def _use_unpack(state: State) -> None:
         unpack_seconds=max(seconds, default=None),
         repaired=repaired or None,
     )
-    for node, answer in answers.items():
-        if answer.ok:
-            done = "reused" if answer.reused else "staged"
-            state.log_line(node, f"{node} {done} -> {answer.path}")
+    _log_environments(state, answers)
     for node, damage in repaired.items():
         if state.facts[node].damage is None:
             state.note(f"{node}: {damage}", warning=True)
     state.leave_out_or_fail()
+
+
+def _log_environments(state: State, answers: Mapping[str, messages.UnpackAnswer]) -> None:
+    for node, answer in answers.items():
+        if answer.ok:
+            done = "reused" if answer.reused else "staged"
+            state.log_line(node, f"{node} {done} -> {answer.path}")
 
 
 def _ask_probe(state: State) -> None:

@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -99,40 +99,45 @@ def make_and_emit_plan(state: State) -> None:
 
 def execute_plan(state: State) -> None:
     """Do what was planned; ``state.answers`` then has every node's."""
-    groups = () if state.plan is None else state.plan.groups
+    groups = _find_groups(state)
 
     def request(node: str) -> UnpackRequest:
         ready = state.facts[node].ready
         return UnpackRequest(**state.place(node), bundle=state.job.bundle, checked=ready)
 
     # Some nodes read the bundle where it is, or have the environment.
-    direct = [node for group in groups if group.how not in SENT for node in group.nodes]
-    kept = set(state.job.nodes)
-    state.ask(PhaseName.UNPACK, request, nodes=tuple(node for node in direct if node in kept))
+    direct = tuple(node for group in groups if group.how not in SENT for node in group.nodes)
+    state.ask(PhaseName.UNPACK, request, nodes=direct)
     for number, group in enumerate(groups):
-        nodes = tuple(node for node in group.nodes if node in kept)
-        if group.how in SENT and nodes and state.bundle is not None:
-            _send_to_group(state, state.bundle, group, nodes, number)
+        if group.how in SENT and group.nodes and state.bundle is not None:
+            _send_to_group(state, state.bundle, group, number)
 
 
-def _send_to_group(
-    state: State, bundle: BundleFile, group: NodeGroup, nodes: tuple[str, ...], number: int
-) -> None:
+def _find_groups(state: State) -> list[NodeGroup]:
+    """Return the groups of the plan, with those of their nodes that the job still uses."""
+    groups, kept = () if state.plan is None else state.plan.groups, set(state.job.nodes)
+    return [
+        group._replace(nodes=tuple(node for node in group.nodes if node in kept))
+        for group in groups
+    ]
+
+
+def _send_to_group(state: State, bundle: BundleFile, group: NodeGroup, number: int) -> None:
     """Send a group its file; nodes that turn out to need more get the whole bundle."""
     thin = bundle if bundle.is_thin else None
     folder, size = f"{INCOMING_PREFIX}{state.job.id}.{number}", bundle.manifest.size
     whole = _Shipment(bundle.path, size, folder, relayed=group.how == RELAY, thin=thin)
     if group.members is None:
-        _deliver(state, whole, nodes)
+        _deliver(state, whole, group.nodes)
         return
     with make_scratch_dir() as scratch:
         source = os.path.join(scratch, "parts.tar")
         size = planning.write_excerpt(bundle, group.members, source)
         manifest = bundle.manifest.to_bytes().decode()
         part = whole._replace(source=source, size=size, manifest=manifest, thin=None)
-        _deliver(state, part._replace(members=group.members), nodes)
+        _deliver(state, part._replace(members=group.members), group.nodes)
     answers = state.get_answers(UnpackAnswer)
-    lacking = tuple(node for node in nodes if node in answers and answers[node].lacking)
+    lacking = tuple(node for node in group.nodes if node in answers and answers[node].lacking)
     if lacking:  # an older environment has gone meanwhile
         _deliver(state, whole, lacking)
 
@@ -231,17 +236,21 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
         faults = delivery.failed
         if not faults:
             break
-        left = tuple(node for node in nodes if node not in delivery.settled)
+        left = _leave_out(nodes, delivery.settled)
         named = [node for node in left if node in faults]
         unexplained += not (named or delivery.settled)
         if unexplained > 1:
             _note_not_sent(state, shipment, left, faults)
             break
         failed_nodes += named
-        nodes = tuple(node for node in left if node not in named)
+        nodes = _leave_out(left, named)
         if nodes and named:
             state.note(f"sending again, without {', '.join(failed_nodes)}")
     return failed_nodes
+
+
+def _leave_out(nodes: tuple[str, ...], dropped: Collection[str]) -> tuple[str, ...]:
+    return tuple(node for node in nodes if node not in dropped)
 
 
 def _find_damaged_copies(
@@ -283,15 +292,29 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
     delivery = state.deliver(transfer, nodes, request)
     for remark in delivery.remarks:
         state.note(remark, warning=True)
+    _record_sending(state, shipment, delivery, nodes)
+    return delivery
+
+
+def _record_sending(
+    state: State, shipment: _Shipment, delivery: Delivery, nodes: tuple[str, ...]
+) -> None:
     # What is learnt of sending bundles comes from bundles only.
     if shipment.results or delivery.seconds is None:
-        return delivery
+        return
     if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
         state.bytes_sent += shipment.size
         seconds = round(delivery.seconds, 3)
         state.send_seconds = round((state.send_seconds or 0.0) + seconds, 3)
         state.emit(FileSent(shipment.size, seconds, shipment.relayed))
-    return delivery
+
+
+def _classify_fault(fault: str, answered: Iterable[Problem]) -> ProblemCode:
+    if slurm_text.is_network_fault(fault):
+        return ProblemCode.BUNDLE_NOT_SENT_NETWORK
+    if any(told.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM for told in answered):
+        return ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
+    return ProblemCode.BUNDLE_NOT_SENT
 
 
 def _note_not_sent(
@@ -302,11 +325,7 @@ def _note_not_sent(
     for node in nodes:
         fault = faults.get(node) or faults.get("") or "it failed on another node, see there"
         answered = state.answers.get(node, Answer()).problems[:1]
-        code = ProblemCode.BUNDLE_NOT_SENT
-        if slurm_text.is_network_fault(fault):
-            code = ProblemCode.BUNDLE_NOT_SENT_NETWORK
-        elif any(told.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM for told in answered):
-            code = ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
+        code = _classify_fault(fault, answered)
         values = {
             "file": "earlier results" if shipment.results else "the bundle",
             "why": "; ".join(filter(None, [fault, *(told.why for told in answered)])),

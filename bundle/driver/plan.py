@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..format.archive import END, BundleFile
-from ..format.manifest import BLOCK, Manifest, count_padding, member_header
+from ..format.manifest import BLOCK, Layer, Manifest, count_padding, member_header
 from ..protocol.counts import format_count, format_size
 from ..protocol.enumerations import Stage, TransferWay
 from ..protocol.events import StagingWork
@@ -113,31 +113,17 @@ def make_plan(
     """Return how each node gets its environment, and the problems of nodes without a way."""
     ready = tuple(node for node, answer in facts.items() if answer.ready)
     waiting = [node for node, answer in facts.items() if not answer.ready]
-    blind = [node for node in waiting if facts[node].rate is None]
     how, no_relay = _choose_way(rule, waiting, facts)
-    # One file each for nodes with one path; nodes of a relay may have any.
-    same = [tuple(waiting)] if how == RELAY else group_by_root(waiting, facts)
-    groups = [
-        _find_missing_layers(NodeGroup(nodes, how), facts, manifest, size)
-        for nodes in same
-        if nodes
-    ]
+    groups = _make_groups(how, waiting, facts, manifest, size)
     forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
-    is_sent, why = _choose(waiting, blind, rule.stage, groups, facts, forecast)
+    is_sent, why = _choose(waiting, rule.stage, groups, facts, forecast)
     can_send = is_sent and manifest is not None
     problems: dict[str, Problem] = {}
-    if rule.stage == Stage.NEVER:
-        problems = {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
-    elif is_sent != can_send:
-        problems = {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in blind or waiting}
     if is_sent:
         why = f"{how} to {format_count(len(waiting), 'node')}: {why}{no_relay}"
-    if not can_send:  # nodes read the bundle where it lies
-        groups = [
-            NodeGroup(nodes, SHARED, work=group.work)
-            for group in groups
-            if (nodes := tuple(node for node in group.nodes if node not in problems))
-        ]
+    if not can_send:
+        problems = _find_unserved(waiting, rule.stage, facts, is_sent=is_sent)
+        groups = _share_bundle(groups, problems)
     present = [NodeGroup(ready, PRESENT)] if ready else []
     return Plan((*present, *groups), why, tuple(map(forecast, groups))), problems
 
@@ -174,6 +160,43 @@ def _choose_way(
     return RELAY, ""
 
 
+def _make_groups(
+    how: str,
+    nodes: Sequence[str],
+    facts: Mapping[str, PreflightAnswer],
+    manifest: Manifest | None,
+    size: int,
+) -> list[NodeGroup]:
+    # One file each for nodes with one path; nodes of a relay may have any.
+    same = [tuple(nodes)] if how == RELAY and nodes else group_by_root(nodes, facts)
+    return [_find_missing_layers(NodeGroup(own, how), facts, manifest, size) for own in same]
+
+
+def _find_blind(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[str]:
+    """Return the nodes that cannot see the bundle."""
+    return [node for node in nodes if facts[node].rate is None]
+
+
+def _find_unserved(
+    waiting: Sequence[str], stage: Stage, facts: Mapping[str, PreflightAnswer], *, is_sent: bool
+) -> dict[str, Problem]:
+    """Return the problems of nodes that would need a bundle which cannot be sent to them."""
+    blind = _find_blind(waiting, facts)
+    if stage == Stage.NEVER:
+        return {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
+    unserved = (blind or waiting) if is_sent else ()
+    return {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in unserved}
+
+
+def _share_bundle(groups: Sequence[NodeGroup], problems: Collection[str]) -> list[NodeGroup]:
+    """Return the groups without nodes that have problems; they read the bundle where it lies."""
+    return [
+        NodeGroup(nodes, SHARED, work=group.work)
+        for group in groups
+        if (nodes := tuple(node for node in group.nodes if node not in problems))
+    ]
+
+
 def _find_slowest_reader(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
 ) -> tuple[str, float]:
@@ -195,7 +218,6 @@ def _forecast_group(
 
 def _choose(
     waiting: Sequence[str],
-    blind: Sequence[str],
     stage: Stage,
     groups: Sequence[NodeGroup],
     facts: Mapping[str, PreflightAnswer],
@@ -206,11 +228,21 @@ def _choose(
         return False, "nothing to send: every node has the environment"
     if stage == Stage.NEVER:
         return False, f"{count} to read the shared bundle, as asked for"
+    blind = _find_blind(waiting, facts)
     if stage == Stage.ALWAYS or blind:
         unseen = f"{shorten_names(blind)} cannot see the bundle"
         return True, "sending is asked for" if stage == Stage.ALWAYS else unseen
     if any(group.work is None for group in groups):
         return False, f"{count} read the shared bundle: the first node cannot see it"
+    return _choose_quicker(waiting, groups, facts, forecast)
+
+
+def _choose_quicker(
+    waiting: Sequence[str],
+    groups: Sequence[NodeGroup],
+    facts: Mapping[str, PreflightAnswer],
+    forecast: Callable[[NodeGroup], Staging],
+) -> tuple[bool, str]:
     slowest, rate = _find_slowest_reader(waiting, facts)
     # All nodes read at the same time; files are sent one after the other.
     reading = max(forecast(group._replace(how=SHARED)).seconds for group in groups)
@@ -218,6 +250,7 @@ def _choose(
     if reading > sending:
         speed = f"{format_size(int(rate))}/s on {slowest}, about {reading:.1f} s"
         return True, f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
+    count = format_count(len(waiting), "node")
     return False, (
         f"{count} read the shared bundle: reading from the shared disk "
         f"(about {reading:.1f} s) is quicker than sending ({sending:.1f} s)"
@@ -231,6 +264,16 @@ def group_by_root(
     return [*map(tuple, group_nodes({node: facts[node].root for node in nodes}).values())]
 
 
+def _choose_members(
+    manifest: Manifest, layers: Sequence[Layer], answers: Sequence[PreflightAnswer]
+) -> list[tuple[str, int]]:
+    """Return the members of some layers, with what unpacks these where a node lacks it."""
+    sent = {name for layer in layers for name, _ in layer.members}
+    if manifest.decompressor is not None and not all(one.has_wheel for one in answers):
+        sent.add(manifest.decompressor.name)
+    return [member for member in manifest.members() if member[0] in sent]
+
+
 def _find_missing_layers(
     group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest | None, size: int
 ) -> NodeGroup:
@@ -241,10 +284,7 @@ def _find_missing_layers(
     layers = [manifest.layers[number] for number in sorted(missing)]
     members: tuple[str, ...] | None = None
     if len(layers) < len(every):
-        sent = {name for layer in layers for name, _ in layer.members}
-        if manifest.decompressor is not None and not all(one.has_wheel for one in answers):
-            sent.add(manifest.decompressor.name)
-        excerpt = [member for member in manifest.members() if member[0] in sent]
+        excerpt = _choose_members(manifest, layers, answers)
         members, size = tuple(name for name, _ in excerpt), excerpt_size(excerpt)
     return group._replace(
         members=members,

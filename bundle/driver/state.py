@@ -37,6 +37,18 @@ def _join_answers(first: Answer | None, second: Answer) -> Answer:
     """Return the answers of two tasks of one node as one; the first failure gives the status."""
     if first is None:
         return second
+    return replace(
+        first,
+        ok=first.ok and second.ok,
+        lost=first.lost or second.lost,
+        unreachable=first.unreachable or second.unreachable,
+        tasks=first.tasks + second.tasks,
+        exit_code=first.exit_code or second.exit_code or 0,
+        **_join_fields(first, second),
+    )
+
+
+def _join_fields(first: Answer, second: Answer) -> dict[str, Any]:
     fields: dict[str, Any] = {
         name: (*getattr(first, name), *getattr(second, name, ()))
         for name in _JOINED
@@ -46,15 +58,7 @@ def _join_answers(first: Answer | None, second: Answer) -> Answer:
         fields["stopped"] = second.stopped if first.lost else first.stopped
         if second.first_rank is not None:
             fields["first_rank"] = second.first_rank
-    return replace(
-        first,
-        ok=first.ok and second.ok,
-        lost=first.lost or second.lost,
-        unreachable=first.unreachable or second.unreachable,
-        tasks=first.tasks + second.tasks,
-        exit_code=first.exit_code or second.exit_code or 0,
-        **fields,
-    )
+    return fields
 
 
 class _Common(TypedDict):
@@ -154,8 +158,9 @@ class State:
 
     @property
     def lost_node(self) -> str:
-        """A node that has not answered; empty if all have."""
-        return next((node for node, answer in self.answers.items() if answer.lost), "")
+        """A node that was lost, or has not answered; empty if all have."""
+        lost = self.transport.lost_node if self.has_transport else ""
+        return lost or next((node for node, answer in self.answers.items() if answer.lost), "")
 
     def emit(self, event: DriverEvent) -> None:
         """Print an event of the driver, and keep it."""
@@ -285,14 +290,19 @@ class State:
         if failed:
             raise NodesFailed(failed)
 
+    @property
+    def _fewest_nodes(self) -> int:
+        """Nodes without which the job cannot go on."""
+        elastic = self.job.launch.elastic or (len(self.job.nodes),)
+        return max(1, self.job.min_nodes or elastic[0])
+
     def leave_out_or_fail(self) -> None:
         """Go on without the nodes that have a problem if enough remain; else stop."""
         failed = self.find_failed()
         if not failed:
             return
         good = tuple(node for node in self.job.nodes if node not in failed)
-        elastic = self.job.launch.elastic or (len(self.job.nodes),)
-        if len(good) < max(1, self.job.min_nodes or elastic[0]):
+        if len(good) < self._fewest_nodes:
             raise NodesFailed(failed)
         problems = {node: answer.problems for node, answer in failed.items()}
         reasons = {node: tuple(map(str, listed)) for node, listed in problems.items()}
@@ -359,22 +369,28 @@ class State:
         for node, end in ended.items():
             if node in self.answers and self.answers[node].tasks >= tasks:
                 continue
-            values = {**end.values, "phase": phase, "log_dir": self.job.log_dir}
-            silence = events.find_answer_class(phase)(
-                node=node,
-                ok=False,
-                problems=(Problem(end.problem, node, values),),
-                exit_code=end.code,
-                lost=True,
-                unreachable=end.unreachable,
-            )
-            self.answers[node] = _join_answers(self.answers.get(node), silence)
-            if launches:
-                first = self.node_rank(node) * tasks
-                for task in range(first, first + tasks):
-                    self.task_codes.setdefault(str(task), 1 if end.code is None else end.code)
+            self._add_silence(phase, node, end, tasks)
         if launches:
-            for node, seconds in self._late.items():
-                problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
-                self.answers[node] = replace(self.answers[node], ok=False, problems=(problem,))
+            self._blame_late_nodes()
         self.answers = {node: self.answers[node] for node in self.job.nodes if node in self.answers}
+
+    def _add_silence(self, phase: str, node: str, end: Ended, tasks: int) -> None:
+        values = {**end.values, "phase": phase, "log_dir": self.job.log_dir}
+        silence = events.find_answer_class(phase)(
+            node=node,
+            ok=False,
+            problems=(Problem(end.problem, node, values),),
+            exit_code=end.code,
+            lost=True,
+            unreachable=end.unreachable,
+        )
+        self.answers[node] = _join_answers(self.answers.get(node), silence)
+        if phase == PhaseName.LAUNCH:
+            first = self.node_rank(node) * tasks
+            for task in range(first, first + tasks):
+                self.task_codes.setdefault(str(task), 1 if end.code is None else end.code)
+
+    def _blame_late_nodes(self) -> None:
+        for node, seconds in self._late.items():
+            problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
+            self.answers[node] = replace(self.answers[node], ok=False, problems=(problem,))

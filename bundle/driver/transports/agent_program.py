@@ -92,13 +92,13 @@ def agent_modules(program: bytes) -> dict[str, bytes]:
             return {name[len(STRIPPED) :]: archive.read(name) for name in ready}
         # Environments hold the source of these, which must be the same whoever makes them.
         hooks = [f"bundle/environment/{hook}.py" for hook in (*HOOKS, *HOOK_MODULES)]
-        modules = {
-            name: archive.read(name)
-            for name in names
-            if name.startswith("bundle/") and name.endswith(".py")
-            if not name.startswith(_NOT_SENT)
-        }
+        modules = {name: archive.read(name) for name in names if _is_sent(name)}
     return {name: data if name in hooks else blank_texts(data) for name, data in modules.items()}
+
+
+def _is_sent(name: str) -> bool:
+    is_module = name.startswith("bundle/") and name.endswith(".py")
+    return is_module and not name.startswith(_NOT_SENT)
 
 
 def blank_texts(source: bytes) -> bytes:
@@ -205,11 +205,12 @@ def _split_common(
         if items.count(items[0]) == len(items):
             common[key] = items[0]
             continue
+        absent: object = _ABSENT
         if all(isinstance(item, dict) for item in items):
-            common[key], parts = _split_common(items)
-            items = [part or _ABSENT for part in parts]
+            common[key], items = _split_common(items)
+            absent = {}
         for mine, item in zip(own, items):
-            if item is not _ABSENT:
+            if item != absent:
                 mine[key] = item
     return common, own
 

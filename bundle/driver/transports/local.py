@@ -209,9 +209,7 @@ def _follow_agents(
             output = cast("IO[bytes]", agent.stdout)
             selector.register(output, selectors.EVENT_READ, (node, Lines()))
         while selector.get_map() and time.monotonic() < until:
-            for number in signals.take_user_signals():
-                for agent in agents.values():
-                    agent.send_signal(number)
+            _pass_user_signals(agents)
             wait = min(until, end_others_at) - time.monotonic()
             for key, _ in selector.select(min(_POLL_SECONDS, max(0.0, wait))):
                 node = key.data[0]
@@ -225,7 +223,13 @@ def _follow_agents(
                 end_others_at, is_told = math.inf, True
                 for key in selector.get_map().values():
                     agents[key.data[0]].send_signal(signal.SIGTERM)
-    return {node: codes.get(node, _FAILED) for node in agents}
+    return {**dict.fromkeys(agents, _FAILED), **codes}
+
+
+def _pass_user_signals(agents: Mapping[str, processes.Process]) -> None:
+    for number in signals.take_user_signals():
+        for agent in agents.values():
+            agent.send_signal(number)
 
 
 def _take_events(

@@ -56,6 +56,10 @@ class PhaseAnswers:
         active, self._active = self._active, []
         return active
 
+    def is_relay_over(self, node: str) -> bool:
+        """Return whether a node's part in a relay is over."""
+        return node in self.relayed or node in self.answered
+
     def is_complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
     ) -> bool:

@@ -212,14 +212,20 @@ def await_relay(
     while awaited and not reachability.why and time.monotonic() < deadline:
         active = run.receive_events(awaited)
         for node in active:
-            if node in answers.relayed or node in answers.answered:
+            if answers.is_relay_over(node):
                 awaited.discard(node)
             if node in answers.out_of_reach:
                 reachability.add(node, answers.out_of_reach[node])
         if awaited and not active:  # else an answer may be among what is still to be read
             check_source()
-    failed = {node: report.failure for node, report in answers.relayed.items() if report.failure}
-    return {**failed, **dict.fromkeys(awaited, reachability.why or "it did not finish in time")}
+    return {
+        **_find_failures(answers),
+        **dict.fromkeys(awaited, reachability.why or "it did not finish in time"),
+    }
+
+
+def _find_failures(answers: PhaseAnswers) -> dict[str, str]:
+    return {node: report.failure for node, report in answers.relayed.items() if report.failure}
 
 
 # --- The watch over a relay's source, a process on this host: whether it makes progress -----------

@@ -57,15 +57,17 @@ class ControllerWait:
             if fault:
                 text = f"Slurm's controller does not answer ({fault}); trying again for up to "
                 self._on_event(Remark(f"{text}{self._seconds:.0f} s"))
-        waits = bool(fault)
-        if not fault and self._until and slurm_text.is_step_refused(errors):
-            # It is back, but most nodes have not registered yet.
-            self._settled = self._settled or now + _SETTLING_SECONDS
-            waits = now < self._settled
-        if not waits or now > self._until:
+        if not (fault or self._is_settling(errors, now)) or now > self._until:
             return False
         time.sleep(_RETRY_SECONDS)
         return True
+
+    def _is_settling(self, errors: str, now: float) -> bool:
+        """Return whether the controller is back, but most nodes have not registered yet."""
+        if not self._until or not slurm_text.is_step_refused(errors):
+            return False
+        self._settled = self._settled or now + _SETTLING_SECONDS
+        return now < self._settled
 
 
 # --- A check whether silent nodes of an allocation can be reached, by a step of its own ----------

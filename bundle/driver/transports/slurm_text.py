@@ -68,13 +68,17 @@ def parse_step_faults(stderr: str) -> dict[str, Ended]:
         elif task := _TASK.match(line):
             for node in _expand_hosts(task[1]):
                 faults.setdefault(node, _describe_task(task[2], task[3].strip()))
+    _mark_consequences(faults)
+    return faults
+
+
+def _mark_consequences(faults: dict[str, Ended]) -> None:
     blamed = [node for node, fault in faults.items() if fault.code not in TOLD_TO_END]
     first = next(iter([*blamed, *faults]), "")
     for node, fault in faults.items():
         if node != first and fault.code in (*TOLD_TO_END, _SIGNALS["Killed"]):
             follows = ProblemCode.NO_ANSWER_FOLLOWED
             faults[node] = Ended(follows, {"first": first}, _SIGNALS["Killed"])
-    return faults
 
 
 def _describe_task(numbers: str, words: str) -> Ended:

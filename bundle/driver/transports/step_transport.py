@@ -239,19 +239,10 @@ class StepTransport(transport.Transport):
         """Run one phase on the given nodes: in the step that all phases share, if it may."""
         launches = phase == PhaseName.LAUNCH
         joins = not launches or self._job.can_launch_in_session_step
-        may_retry = self._make_retry(on_event)
         if not joins:
             self.close()
         try:
-            while True:
-                stack = None if joins else self._open_steps
-                run = self._begin(phase, requests, on_event, stack)
-                with self._supervise(run, on_event, finish=True):
-                    self._listen(run)
-                refused = run.step.has_ended and not run.answers.answered
-                if not (refused and may_retry(run.step.errors)):
-                    break
-                self.close()
+            run = self._run_step(phase, requests, on_event, joins=joins)
             answers, lost = run.answers, run.liveness.lost
             failed = [*answers.failed, *sorted(answers.bad), *lost] if launches else []
             ended = {**describe_ends(requests, run.step, self.errors, failed), **lost}
@@ -261,6 +252,20 @@ class StepTransport(transport.Transport):
         if not joins or run.step.has_ended:
             self.close()
         return self._run_on_the_rest(run, requests, on_event, ended)
+
+    def _run_step(
+        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
+    ) -> PhaseRun:
+        """Run one phase, again while nothing could start the agents and it may be retried."""
+        may_retry = self._make_retry(on_event)
+        while True:
+            run = self._begin(phase, requests, on_event, None if joins else self._open_steps)
+            with self._supervise(run, on_event, finish=True):
+                self._listen(run)
+            refused = run.step.has_ended and not run.answers.answered
+            if not (refused and may_retry(run.step.errors)):
+                return run
+            self.close()
 
     @contextlib.contextmanager
     def _supervise(self, run: PhaseRun, on_event: OnEvent, *, finish: bool) -> Iterator[None]:
