@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -433,16 +433,7 @@ def export(
         if signature is not None:
             parts[SIGNATURE_NAME] = signature.encode()
         parts |= {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
-        label = Label(
-            name=manifest.name,
-            id=manifest.id,
-            base=base.id if base else "",
-            left_out=tuple(name for name, _ in manifest.members() if name in shared),
-            parts=tuple(
-                CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
-                for name, data in parts.items()
-            ),
-        )
+        label = _make_label(manifest, base, shared, parts)
         with write_output(output) as handle:
             out = _Digesting(handle)
             for name, data in {LABEL_NAME: label.to_bytes(), **parts}.items():
@@ -462,6 +453,21 @@ def export(
         base=label.base,
         with_tool=bool(wheels),
         signed=signature is not None,
+    )
+
+
+def _make_label(
+    manifest: Manifest, base: Manifest | None, shared: Collection[str], parts: Mapping[str, bytes]
+) -> Label:
+    return Label(
+        name=manifest.name,
+        id=manifest.id,
+        base=base.id if base else "",
+        left_out=tuple(name for name, _ in manifest.members() if name in shared),
+        parts=tuple(
+            CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
+            for name, data in parts.items()
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bundle.environment.unpack import Fresh, write_layers
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, check_links
-from bundle.format.manifest import MANIFEST_NAME
+from bundle.format.manifest import MANIFEST_NAME, Layer
 from bundle.protocol.counts import format_count
 from bundle.protocol.problem import NodeError
 
@@ -299,10 +299,15 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
         ) from exc
 
 
+def _is_of_project(layer: Layer) -> bool:
+    """Return whether a layer may be written: not one of a model or data set, which a lock names."""
+    return layer.kind == "project" or (layer.kind == "asset" and not layer.version)
+
+
 def _find_layers(bundle: BundleFile) -> Iterator[Fresh]:
-    """Yield the layers to write: not those of models and data sets, which a lock names."""
+    """Yield the layers to write."""
     for layer in bundle.manifest.layers:
-        if layer.kind == "project" or (layer.kind == "asset" and not layer.version):
+        if _is_of_project(layer):
             index = bundle.index(layer, bundle.head(layer), decompress_index)
             paths = [one.path for one in index.files] + [link.path for link in index.links]
             if {path.partition("/")[0] for path in paths} <= {*_WRITTEN}:

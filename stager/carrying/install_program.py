@@ -37,15 +37,12 @@ class InstallRefused(Exception):
 
 def main(carried: str, arguments: Sequence[str]) -> int:
     """Install, and return the exit code."""
-    if not arguments or arguments[0] != "install" or len(arguments) > 2:
+    if arguments[:1] != ["install"] or len(arguments) > 2:
         sys.stderr.write(USAGE)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     named = arguments[1] if len(arguments) == 2 else "~/.local/share/stager"
     place = pathlib.Path(named).expanduser().absolute()
-    # They end it as Ctrl-C does: nothing half-made is left behind.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+    handle_signals()
     try:
         install(pathlib.Path(carried), place)
     except InstallRefused as exc:
@@ -64,6 +61,13 @@ def main(carried: str, arguments: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     return 0
+
+
+def handle_signals() -> None:
+    """Let signals end it as Ctrl-C does: nothing half-made is left behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def install(carried: pathlib.Path, place: pathlib.Path) -> None:

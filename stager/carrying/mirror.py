@@ -22,6 +22,7 @@ from ..core.errors import ConfigError, WheelError
 from ..core.store import Store, digest_file
 from ..core.values import Wheel
 from ..lock.lock import ResolveOptions, make_lock
+from ..lock.pylock import Lock
 from ..lock.spec import Spec, read_spec
 from ..wheels import WheelSource
 from .mirror_folder import (
@@ -62,9 +63,14 @@ def _fetch_for_target(
     decompressor = fetch_decompressor(source, settings.environment.interpreter != OF_NODE)
     if decompressor is not None:  # every build needs it
         wheels.append(decompressor)
+    return wheels, _list_built(wheels, lock)
+
+
+def _list_built(wheels: Sequence[Wheel], lock: Lock) -> set[str]:
+    """Return the names of built wheels: of those that no index has, or that have a source."""
     from_index = {file.sha256 for file in lock.files if file.is_wheel}
     built = {wheel.path.name for wheel in wheels if wheel.sha256 not in from_index}
-    return wheels, built.union(name for name, _ in lock.sources)
+    return built.union(name for name, _ in lock.sources)
 
 
 def _read_requested(config: Config, requirements: Sequence[str]) -> Spec:
@@ -170,11 +176,7 @@ def fill(
     with lock_mirror(root, lambda: listener.note(f"waiting for another process at {root}")):
         recorded, present = read_record(root), _digest_wheels(root, listener)
         added = sorted(wheels.keys() - present.keys())
-        replaced = [
-            name
-            for name in sorted(wheels.keys() & present.keys())
-            if wheels[name].sha256 != present[name]
-        ]
+        replaced = _find_replaced(wheels, present)
         new = [wheels[name] for name in (*added, *replaced)]
         changed = dict(present.items() - recorded.items()).keys()
         damaged = sorted((changed & recorded.keys()) - wheels.keys())
@@ -184,8 +186,7 @@ def fill(
         ] + [
             f"{name}: the mirror has another file of this name: sha256 {present[name]}; "
             f"the new one is {wheels[name].sha256}"
-            for name in replaced
-            if name not in {*built, *changed}
+            for name in sorted({*replaced} - {*built, *changed})
         ]
         kept = {name: present[name] for name in sorted(present.keys() - {*replaced, *damaged})}
         listed = _list_wheels(root, kept, new, problems)
@@ -197,9 +198,7 @@ def fill(
             )
         if replaced:  # nothing is claimed of them until they are there
             write_record(root, kept)
-        for number, wheel in enumerate(new, 1):
-            put_wheel(root, wheel)
-            listener.step(wheel.path.name, number, len(new))
+        _put_wheels(root, new, listener)
         publish_index(root, listed)
     return MirrorResult(
         mirror=root,
@@ -211,6 +210,18 @@ def fill(
         replaced=tuple(replaced),
         missing=tuple(sorted(recorded.keys() - present.keys() - wheels.keys())),
     )
+
+
+def _find_replaced(wheels: Mapping[str, Wheel], present: Mapping[str, Digest]) -> list[str]:
+    """Return the names of wheels of which the mirror has another file."""
+    both = sorted(wheels.keys() & present.keys())
+    return [name for name in both if wheels[name].sha256 != present[name]]
+
+
+def _put_wheels(root: Path, wheels: Sequence[Wheel], listener: Listener) -> None:
+    for number, wheel in enumerate(wheels, 1):
+        put_wheel(root, wheel)
+        listener.step(wheel.path.name, number, len(wheels))
 
 
 def _list_wheels(

@@ -136,9 +136,11 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     shown: list[inspect.Parameter] = []
     for parameter in _list_parameters(command):
         group = next(filter(callable, getattr(parameter.annotation, "__metadata__", ())), None)
-        options = [parameter] if group is None else _list_parameters(group)
-        shown += options
-        if group is not None:
+        if group is None:
+            shown.append(parameter)
+        else:
+            options = _list_parameters(group)
+            shown += options
             groups[parameter.name] = group, [one.name for one in options]
 
     def run(**given: object) -> None:
@@ -356,6 +358,13 @@ def read_global_options(
             raise typer.BadParameter(
                 f"{directory}: {exc.strerror}", param_hint="--directory"
             ) from None
+    _check_place(project, config)
+    place = config or project
+    _place.set(None if place is None else place.absolute())
+
+
+def _check_place(project: Path | None, config: Path | None) -> None:
+    """Refuse two places of the settings, and one that is not there."""
     if project is not None and config is not None:
         raise typer.BadParameter("cannot be used with --config", param_hint="--project")
     # Not the methods of Path, which raise where it is too long, or may not be looked at.
@@ -363,8 +372,6 @@ def read_global_options(
         raise typer.BadParameter(f"{project} is not a directory", param_hint="--project")
     if config is not None and not os.path.isfile(config):  # noqa: PTH113
         raise typer.BadParameter(f"{config} is not a file", param_hint="--config")
-    place = config or project
-    _place.set(None if place is None else place.absolute())
 
 
 @contextmanager

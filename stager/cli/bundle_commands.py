@@ -240,15 +240,7 @@ def inspect(
     """Show what is in a bundle."""
     given = {"files": files, "licenses": licenses, "sbom": sbom}
     views = [view for view, is_given in given.items() if is_given]
-    if len(views) > 1:
-        raise typer.BadParameter(f"cannot be used with --{views[1]}", param_hint=f"--{views[0]}")
-    if output is not None and views != ["sbom"]:
-        raise typer.BadParameter("is for --sbom only", param_hint="--output")
-    if console.as_json and views == ["sbom"] and output is None:
-        raise typer.BadParameter(
-            "cannot be used with --sbom without --output: that prints JSON of its own",
-            param_hint="--json",
-        )
+    _check_views(views, output, console)
     chosen, config = _choose_bundle(bundle, read_bundle_id(id))
     if licenses or sbom:
         from ..inventory.inventory import inventory, licence_list
@@ -267,6 +259,19 @@ def inspect(
     result = look(chosen.path, asked=chosen.id)
     made = inspect_signature(config, chosen.path, result.id)
     console.show(replace(result, signature=made), console.show_inspection)
+
+
+def _check_views(views: Sequence[str], output: Path | None, console: JsonTalk) -> None:
+    """Refuse options of ``inspect`` that do not go together."""
+    if len(views) > 1:
+        raise typer.BadParameter(f"cannot be used with --{views[1]}", param_hint=f"--{views[0]}")
+    if output is not None and views != ["sbom"]:
+        raise typer.BadParameter("is for --sbom only", param_hint="--output")
+    if console.as_json and views == ["sbom"] and output is None:
+        raise typer.BadParameter(
+            "cannot be used with --sbom without --output: that prints JSON of its own",
+            param_hint="--json",
+        )
 
 
 def _choose_bundle(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | None]:

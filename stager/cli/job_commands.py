@@ -37,7 +37,7 @@ def _warn_about_misplaced_options(
     is_marked = sys.argv[-len(command) - 1 :][:1] == ["--"]
     if is_marked or not command or not command[0].endswith(".py"):
         return
-    own = {word for param in context.command.params for word in param.opts} - _TALK
+    own = _list_options(context) - _TALK
     named = [word.partition("=")[0] for word in command[1:] if word.startswith("--")]
     words = [word for word in dict.fromkeys(named) if word in own]
     if words:
@@ -46,6 +46,10 @@ def _warn_about_misplaced_options(
             f"are the program's. Options of stager stand before it; `-- {command[0]} ...` passes "
             "the same words on without this warning"
         )
+
+
+def _list_options(context: typer.Context) -> set[str]:
+    return {word for param in context.command.params for word in param.opts}
 
 
 # --- The part that ``verify`` and ``run`` share: a job from its options to its exit code ---------
