@@ -168,22 +168,32 @@ _TIMED = (TransferPlan, PhaseEnds, FileSent, UnpackAnswer)
 """The events that say how long a job's staging took."""
 
 
+def _find_only_group(plan: TransferPlan) -> tuple[int, StagingWork] | None:
+    """Return the nodes and the work where one group got the bundle and no other read it."""
+    work = [(len(one.nodes), one.work) for one in plan.groups if one.how in SENT and one.work]
+    is_simple = len(work) == 1 and all(one.how != SHARED for one in plan.groups)
+    return work[0] if is_simple else None
+
+
+def _is_clean(sent: Sequence[FileSent], answers: Sequence[UnpackAnswer]) -> bool:
+    return len(sent) < 2 and all(answer.ok for answer in answers)
+
+
 def measure_job(records: Iterable[Record]) -> MeasuredJob | None:
     """Return the times to keep; None where nothing was sent, or not without trouble."""
     events = [record.event for record in records]
     sent, plan = _pick(events, FileSent), [TransferPlan(), *_pick(events, TransferPlan)][-1]
     seconds = {end.phase: end.seconds for end in _pick(events, PhaseEnds)}
     answers = _pick(events, UnpackAnswer)
-    work = [(len(one.nodes), one.work) for one in plan.groups if one.how in SENT and one.work]
-    is_simple = len(work) == 1 and all(one.how != SHARED for one in plan.groups)
+    group = _find_only_group(plan)
     has_ended = {PhaseName.PREFLIGHT, PhaseName.UNPACK} <= seconds.keys()
-    is_clean = len(sent) < 2 and all(answer.ok for answer in answers)
-    if not (is_simple and has_ended and is_clean):
+    if group is None or not (has_ended and _is_clean(sent, answers)):
         return None
+    nodes, work = group
     return MeasuredJob(
-        nodes=work[0][0],
+        nodes=nodes,
         cpus=plan.cpus,
-        work=work[0][1],
+        work=work,
         step=seconds[PhaseName.PREFLIGHT],
         stage=seconds[PhaseName.UNPACK],
         send=next((one.seconds for one in sent), None),

@@ -458,9 +458,10 @@ def _list_packages(
                 yield layer.name, (layer.version, group_files(files))
 
 
-def _make_trace_result(
-    packages: Mapping[str, tuple[str, list[Unit]]], *, outcome: Outcome, gpus: int, config: Config
-) -> TraceResult:
+def _examine_packages(
+    packages: Mapping[str, tuple[str, list[Unit]]], gpus: int
+) -> tuple[list[TracedPackage], list[UnreadFiles]]:
+    """Return the packages, and their unread files, the largest first."""
     rows: list[TracedPackage] = []
     parts: list[UnreadFiles] = []
     for name, (version, made) in packages.items():
@@ -468,7 +469,15 @@ def _make_trace_result(
         used = not all(is_metadata(unit.path) for unit in read)
         rows.append(TracedPackage(name, version, *_sum_units(made), *_sum_units(read), used))
         parts += list_unread(name, made, gpus=gpus)
+    rows.sort(key=lambda row: -row.bytes)
     parts.sort(key=lambda part: -part.bytes)
+    return rows, parts
+
+
+def _make_trace_result(
+    packages: Mapping[str, tuple[str, list[Unit]]], *, outcome: Outcome, gpus: int, config: Config
+) -> TraceResult:
+    rows, parts = _examine_packages(packages, gpus)
     proposed = [part for part in parts if part.pattern][:MOST_PROPOSED]
     job = outcome.job
     return TraceResult(
@@ -480,7 +489,7 @@ def _make_trace_result(
         bytes=sum(row.bytes for row in rows),
         files_read=sum(row.files_read for row in rows),
         bytes_read=sum(row.bytes_read for row in rows),
-        packages=tuple(sorted(rows, key=lambda row: -row.bytes)),
+        packages=tuple(rows),
         unread=tuple(parts),
         proposed=tuple(str(part.pattern) for part in proposed),
         proposed_files=sum(part.files for part in proposed),

@@ -364,7 +364,7 @@ def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> Sig
         at = _LINE.match(line)
         if at and "".join(written[int(at[1]) - 1 : int(at[1])]).strip():  # not behind the last
             lines.append(line)
-    faults = [line for line in lines if _FAULT.match(line)]
+    faults = list(filter(_FAULT.match, lines))
     if faults:
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
         return SignatureVerdict(why=why, key=key, remedy=_CORRECT_LINE)

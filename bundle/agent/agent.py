@@ -29,6 +29,7 @@ from ..system.own_program import can_load_modules_for
 
 if TYPE_CHECKING:
     from ..launch.commands import EarlyLauncher
+    from ..protocol.job import Job
 
 # Each phase imports what it alone needs when it is asked for.
 
@@ -138,10 +139,8 @@ def _start_early(request: messages.AgentRequest) -> EarlyLauncher | None:
     if not (is_probe or isinstance(request, (messages.EarlyRequest, messages.PreflightRequest))):
         return None
     job = request.job
-    own = job.requires.bundled_python or can_load_modules_for(job.requires.python)
-    in_session = job.allocation is Allocation.LOCAL or job.can_launch_in_session_step
     # Nothing runs before a signed environment has been compared with its listing.
-    if job.action is not Action.RUN or not (own and in_session) or (job.trust and not is_probe):
+    if not _can_launch_early(job) or (job.trust and not is_probe):
         return None
     from ..launch import commands as early
 
@@ -152,6 +151,12 @@ def _start_early(request: messages.AgentRequest) -> EarlyLauncher | None:
         )
     except NodeError:  # the phase itself reports it
         return None
+
+
+def _can_launch_early(job: Job) -> bool:
+    own = job.requires.bundled_python or can_load_modules_for(job.requires.python)
+    in_session = job.allocation is Allocation.LOCAL or job.can_launch_in_session_step
+    return job.action is Action.RUN and own and in_session
 
 
 def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:

@@ -36,10 +36,7 @@ def choose_base_by_need(request: PreflightRequest) -> str:
     if request.room is None or os.path.isdir(node_root.env_path(root, job.bundle_id)):
         return node_root.choose_base_for_bundle(job.node_root, job.bundle_id, job.room, os.environ)
     # A file that is sent takes room while it is unpacked.
-    is_read_in_place = job.stage is Stage.NEVER or (
-        job.stage is Stage.AUTO and _measure_reading_rate(job) is not None
-    )
-    whole, heads = 0 if is_read_in_place else request.size, request.heads
+    whole, heads = 0 if _is_read_in_place(job) else request.size, request.heads
     older = hard_links.find_older_layers(os.path.join(root, "envs"), heads)
     if older:
         missing = [room for head, room in zip(heads, request.room) if head not in older]
@@ -49,6 +46,12 @@ def choose_base_by_need(request: PreflightRequest) -> str:
             return first
     size, inodes = job.room
     return node_root.choose_base(job.node_root, os.environ, (size + whole, inodes))
+
+
+def _is_read_in_place(job: Job) -> bool:
+    if job.stage is Stage.AUTO:
+        return _measure_reading_rate(job) is not None
+    return job.stage is Stage.NEVER
 
 
 def preflight(request: PreflightRequest) -> PreflightAnswer:
@@ -142,17 +145,21 @@ def _compare_with_bundle(
     if ready or not request.heads:
         return answer
     envs = os.path.join(root, "envs")
-    # Where there is damage, more is likely: environments are trusted only after a check.
-    older: Collection[str]
-    if answer.damage is not None:
-        older = hard_links.find_sound_layers(envs, processes)
-    else:
-        older = hard_links.find_older_layers(envs, request.heads)
+    older = _find_layers(envs, request, processes, is_damaged=bool(faults))
     return replace(
         answer,
         lacks=tuple(number for number, head in enumerate(request.heads) if head not in older),
         has_wheel=request.wheel is None or hard_links.has_decompressor(envs, *request.wheel),
     )
+
+
+def _find_layers(
+    envs: str, request: PreflightRequest, processes: int, *, is_damaged: bool
+) -> Collection[str]:
+    # Where there is damage, more is likely: environments are trusted only after a check.
+    if is_damaged:
+        return hard_links.find_sound_layers(envs, processes)
+    return hard_links.find_older_layers(envs, request.heads)
 
 
 def _measure_reading_rate(job: Job) -> float | None:

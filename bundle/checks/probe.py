@@ -105,9 +105,12 @@ def _make_start_problem(env_dir: str, exc: processes.ProcessError) -> Problem:
         code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
     elif exc.code == -signal.SIGKILL and not exc.timed_out:
         code = ProblemCode.PYTHON_KILLED
-    # The last imported module, if any, and the error; the stack of a crash may be long.
-    marks = [number for number, line in enumerate(exc.lines) if line.startswith("importing ")]
-    since = exc.lines[marks[-1] :] if marks else exc.lines
+    return Problem(code, env_dir, {"why": ", ".join([exc.reason, *_find_cause(exc.lines)])})
+
+
+def _find_cause(lines: Sequence[str]) -> list[str]:
+    """Return the last imported module, if any, and the error; the stack of a crash may be long."""
+    marks = [number for number, line in enumerate(lines) if line.startswith("importing ")]
+    since = lines[marks[-1] :] if marks else lines
     errors = [line for line in since if line.startswith(("Fatal Python error", "ImportError"))]
-    lines = [*(since[:1] if marks else ()), *(errors[:1] or since[-1:])]
-    return Problem(code, env_dir, {"why": ", ".join([exc.reason, *lines])})
+    return [*(since[:1] if marks else ()), *(errors[:1] or since[-1:])]

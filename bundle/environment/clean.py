@@ -124,23 +124,28 @@ class _Cleaning:
         for name in list_names(self._path(folder)):
             path = self._path(folder, name)
             label = self.prefix + (name if is_environment else f"{folder}/{name}")
-            try:
-                size = remove(path)
-                if size is not None and is_environment:
-                    self.removed.append((name, size))
-                elif size is not None:
-                    self.left_overs.append((label, size))
-            except FileNotFoundError:
-                continue  # removed by another clean, or at the end of a job
-            except BlockingIOError:
-                self.kept.append((label, "in use"))
-            except _Kept as exc:
-                self.kept.append((label, str(exc)))
-            except NodeError as exc:
-                self.problems.append(exc.problem)
-            except OSError as exc:
-                why = exc.strerror or str(exc) or type(exc).__name__
-                self.problems.append(_make_problem(str(exc.filename or path), why))
+            size = self._clean_part(path, label, remove)
+            if size is not None and is_environment:
+                self.removed.append((name, size))
+            elif size is not None:
+                self.left_overs.append((label, size))
+
+    def _clean_part(self, path: str, label: str, remove: Callable[[str], int | None]) -> int | None:
+        """Call a function with a path; note why it has not removed what is there."""
+        try:
+            return remove(path)
+        except FileNotFoundError:
+            pass  # removed by another clean, or at the end of a job
+        except BlockingIOError:
+            self.kept.append((label, "in use"))
+        except _Kept as exc:
+            self.kept.append((label, str(exc)))
+        except NodeError as exc:
+            self.problems.append(exc.problem)
+        except OSError as exc:
+            why = exc.strerror or str(exc) or type(exc).__name__
+            self.problems.append(_make_problem(str(exc.filename or path), why))
+        return None
 
     def _clean_environment(self, path: str) -> int:
         name = os.path.basename(path)

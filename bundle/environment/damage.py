@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..format.manifest import Manifest, ManifestError, parse
 from ..protocol.counts import format_count
 from ..protocol.problem import Problem, ProblemCode
-from ..system.files import read_file
+from ..system.files import error_text, read_file
 from .listing import (
     FOLDER,
     LINK,
@@ -216,40 +216,15 @@ def _find_manifest_faults(env_dir: str) -> list[Fault]:
 
 
 def _compare_folder(env_dir: str, folder: Folder, listing: Listing) -> Iterator[Fault]:
-    missing, window = dict(folder.names), folder.find_window(listing)
-    layers = {} if window is not None else folder.map_layers()
-    first, last = window or (0, 0)
+    missing, layers = dict(folder.names), dict[str, int]()
     prefix = f"{folder.path}/" if folder.path else ""
     try:
-        with ExitStack() as opened:
-            handle = os.open(f"{env_dir}/{folder.path}", _FOLDER)
-            opened.callback(os.close, handle)
-            for item in opened.enter_context(os.scandir(handle)):
-                name = item.name
-                code = missing.pop(name, _STRAY)
-                if code < 0:
-                    why = _compare_other(item, handle, prefix + name, code, folder.links.get(name))
-                else:
-                    if window is None:
-                        first, last = (
-                            listing.layers[layers[name]] if name in layers else listing.own
-                        )
-                    status = item.stat(follow_symlinks=False)
-                    mode = status.st_mode
-                    # In place: a call for each of tens of thousands of files would show.
-                    if (
-                        status.st_size * 2 + (mode >> 6 & 1) == code
-                        and first <= status.st_mtime_ns <= last
-                        and mode & 0o170400 == 0o100400
-                    ):
-                        continue
-                    why = _explain_file_fault(status, code, last)
-                if why:
-                    layers = layers or folder.map_layers()
-                    yield _make_fault(prefix, name, why, layers)
+        for name, why in _compare_names(f"{env_dir}/{folder.path}", folder, listing, missing):
+            layers = layers or folder.map_layers()
+            yield _make_fault(prefix, name, why, layers)
     except OSError as exc:
         every = tuple(number for number, _ in folder.layers)
-        why = f"the directory cannot be read: {exc.strerror or exc}"
+        why = f"the directory cannot be read: {error_text(exc)}"
         yield Fault(folder.path or ".", why, every)
         return
     for name, code in missing.items():
@@ -258,20 +233,55 @@ def _compare_folder(env_dir: str, folder: Folder, listing: Listing) -> Iterator[
             yield _make_fault(prefix, name, "it is missing", layers)
 
 
+def _compare_names(
+    path: str, folder: Folder, listing: Listing, missing: dict[str, int]
+) -> Iterator[tuple[str, str]]:
+    """Yield each name that is not as listed, and why; take those that are there off the missing."""
+    window, layers = folder.find_window(listing), dict[str, int]()
+    first, last = listing.own
+    if window is None:
+        layers = folder.map_layers()
+    else:
+        first, last = window
+    with ExitStack() as opened:
+        handle = os.open(path, _FOLDER)
+        opened.callback(os.close, handle)
+        for item in opened.enter_context(os.scandir(handle)):
+            name = item.name
+            code = missing.pop(name, _STRAY)
+            if code < 0:
+                why = _compare_other(item, handle, code, folder)
+            else:
+                if window is None:
+                    first, last = listing.layers[layers[name]] if name in layers else listing.own
+                status = item.stat(follow_symlinks=False)
+                mode = status.st_mode
+                # In place: a call for each of tens of thousands of files would show.
+                if (
+                    status.st_size * 2 + (mode >> 6 & 1) == code
+                    and first <= status.st_mtime_ns <= last
+                    and mode & 0o170400 == 0o100400
+                ):
+                    continue
+                why = _explain_file_fault(status, code, last)
+            if why:
+                yield name, why
+
+
 def _make_fault(prefix: str, name: str, why: str, layers: Mapping[str, int]) -> Fault:
     return Fault(prefix + name, why, (layers[name],) if name in layers else ())
 
 
-def _compare_other(
-    item: os.DirEntry[str], folder: int, path: str, code: int, target: str | None
-) -> str:
+def _compare_other(item: os.DirEntry[str], handle: int, code: int, folder: Folder) -> str:
     """Return what is wrong with a path that is no file of known length."""
     if code == LINK:
-        is_same = item.is_symlink() and os.readlink(item.name, dir_fd=folder) == target
+        target = folder.links.get(item.name)
+        is_same = item.is_symlink() and os.readlink(item.name, dir_fd=handle) == target
         return "" if is_same else "it is not the symbolic link that it was"
     if code == FOLDER and not item.is_dir(follow_symlinks=False):
         return "it is not a directory any more"
-    return "it does not belong there" if code == _STRAY and not _is_allowed_stray(path) else ""
+    is_wrong = code == _STRAY and not _is_allowed_stray(os.path.join(folder.path, item.name))
+    return "it does not belong there" if is_wrong else ""
 
 
 def _explain_file_fault(status: os.stat_result, code: int, last: int) -> str:

@@ -55,6 +55,17 @@ def find_sound_layers(envs: str, processes: int) -> set[str]:
     return sound
 
 
+def _find_windows(
+    layers: Sequence[tuple[str, Sequence[Entry]]], older: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Window]]:
+    """Return for each layer when its files were written, by the environments that have it."""
+    written = {source: listing.layers_written(source) for source in {*chain(*older.values())}}
+    return {
+        head: {env: written[env][head] for env in older.get(head, ()) if head in written[env]}
+        for head, _ in layers
+    }
+
+
 def link_layers(
     layers: Sequence[tuple[str, Sequence[Entry]]],
     older: Mapping[str, Sequence[str]],
@@ -73,11 +84,7 @@ def link_layers(
         if a file of it is missing or damaged in all of its environments, or cannot be linked; the
         caller then writes the layer.
     """
-    written = {source: listing.layers_written(source) for source in {*chain(*older.values())}}
-    windows = {
-        head: {env: written[env][head] for env in older.get(head, ()) if head in written[env]}
-        for head, _ in layers
-    }
+    windows = _find_windows(layers, older)
     tasks = [
         (number, entries[start : start + _RUN])
         for number, (head, entries) in enumerate(layers)

@@ -227,18 +227,23 @@ class _PatchFinder:
             return None
         self._searching.add(search)
         try:
-            finders: list[Any] = [finder for finder in sys.meta_path if finder is not self]
-            found = (
-                finder.find_spec(fullname, path, target)
-                for finder in finders
-                if hasattr(finder, "find_spec")
-            )
-            spec = next((spec for spec in found if spec is not None), None)
+            spec = self._ask_others(fullname, path, target)
         finally:
             self._searching.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             _patch_after_exec(spec, patches)
         return spec
+
+    def _ask_others(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[types.ModuleType]
+    ) -> Optional[ModuleSpec]:
+        finders: list[Any] = [finder for finder in sys.meta_path if finder is not self]
+        found = (
+            finder.find_spec(fullname, path, target)
+            for finder in finders
+            if hasattr(finder, "find_spec")
+        )
+        return next((spec for spec in found if spec is not None), None)
 
 
 def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:

@@ -154,14 +154,7 @@ class BundleFile:
         with contextlib.suppress(OSError):
             fcntl.flock(self._handle, fcntl.LOCK_SH)
         try:
-            self._begin(excerpt)
-            if not is_arriving:
-                if excerpt is None:
-                    self._use_stored_layers()
-                self.check_frame()
-            if expected is not None and self.manifest.id != expected:
-                found = self.manifest.id[:12]
-                raise self._problem(ProblemCode.ANOTHER_BUNDLE, id=found, expected=expected[:12])
+            self._check(expected, excerpt, is_arriving=is_arriving)
         except (ManifestError, UnicodeDecodeError) as exc:
             self.close()
             if more_may_come:
@@ -173,6 +166,16 @@ class BundleFile:
             self.close()
             raise
         return True
+
+    def _check(self, expected: str | None, excerpt: Excerpt | None, *, is_arriving: bool) -> None:
+        self._begin(excerpt)
+        if not is_arriving:
+            if excerpt is None:
+                self._use_stored_layers()
+            self.check_frame()
+        if expected is not None and self.manifest.id != expected:
+            found = self.manifest.id[:12]
+            raise self._problem(ProblemCode.ANOTHER_BUNDLE, id=found, expected=expected[:12])
 
     def __enter__(self) -> BundleFile:
         return self

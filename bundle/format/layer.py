@@ -218,10 +218,9 @@ def _check_files(index: Index) -> None:
             raise LayerError(f"{entry.path} has an impossible size or place")
         if not isinstance(entry.sha256, str):
             raise LayerError(f"{entry.path} has no digest")
-        end = entry.offset + entry.size
-        if entry.offset < end_of_previous + BLOCK or end > end_of_files:
+        if not end_of_previous + BLOCK <= entry.offset <= end_of_files - entry.size:
             raise LayerError(f"{entry.path} lies outside its layer, or over another file")
-        end_of_previous = end
+        end_of_previous = entry.offset + entry.size
 
 
 def _check_unique_paths(index: Index) -> None:

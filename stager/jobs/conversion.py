@@ -67,10 +67,15 @@ def _read_value(shown: str, option: Option, word: str, rest: list[str]) -> str:
             raise ConfigError(f"{shown}: this option takes no value")
         rest[:0] = [f"-{end}"] if has_end else []  # several in one word, as in -qv
         return ""
-    wrong = ""
-    if not has_end and (not rest or rest[0].startswith("-")):
+    return _take_value(shown, option, end if has_end else None, rest)
+
+
+def _take_value(shown: str, option: Option, end: str | None, rest: list[str]) -> str:
+    """Return the end of the option's own word, or else the next word."""
+    value = wrong = ""
+    if end is None and (not rest or rest[0].startswith("-")):
         wrong = "its value is missing"
-    elif (value := end if has_end else rest.pop(0)).endswith(".py") or (
+    elif (value := rest.pop(0) if end is None else end).endswith(".py") or (
         option.is_number and value[:1] not in "-$0123456789"
     ):
         wrong = f"{value} is not a value, it looks like the script"
@@ -500,8 +505,11 @@ def _strip_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(_join_script(given, words)), notes
 
 
-def _strip_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    program, rest = words[0], list(words[1:])
+def _split_python_options(
+    program: str, words: Sequence[str]
+) -> tuple[list[str], Mapping[str, None]]:
+    """Return what follows Python's own options, and those of them that a job leaves out."""
+    rest = list(words)
     dropped: dict[str, None] = {}
     while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
         word = rest.pop(0)
@@ -513,11 +521,19 @@ def _strip_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
             )
         flags, letter, value = match.groups("")
         dropped |= dict.fromkeys(f"-{flag}" for flag in flags)
+        if value:
+            rest.insert(0, value)
         if letter == "m":
-            rest = ["-m", *([value] if value else []), *rest]
+            rest.insert(0, "-m")
         elif letter:
             dropped[f"-{letter}"] = None
-            rest = rest if value else rest[1:]
+            rest = rest[1:]
+    return rest, dropped
+
+
+def _strip_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    program = words[0]
+    rest, dropped = _split_python_options(program, words[1:])
     if rest[:1] == ["--"]:
         rest.pop(0)
     if not rest:

@@ -245,23 +245,24 @@ def _check_transfer(
     if allocation is Allocation.SLURM:
         return cluster
     is_local = allocation is Allocation.LOCAL
+    absent = (*_SENDING, Stage.ALWAYS) if is_local else (TransferWay.SBCAST,)
     for option, value in (("--stage", options.stage), ("--transfer", options.transfer)):
-        if is_local and value in (*_SENDING, Stage.ALWAYS):
+        if value not in absent:
+            continue
+        if is_local:
             raise ConfigError(
                 f"{option} {value}: nothing is sent in a local allocation, whose nodes are all this"
                 " machine",
                 hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
             )
-        if value is TransferWay.SBCAST:
-            raise ConfigError(
-                "--transfer sbcast: only Slurm has sbcast, and these hosts are reached over ssh",
-                hint="leave it out: the hosts pass the bundle on to each other",
-            )
+        raise ConfigError(
+            "--transfer sbcast: only Slurm has sbcast, and these hosts are reached over ssh",
+            hint="leave it out: the hosts pass the bundle on to each other",
+        )
     if options.container_image or not is_local:
         _refuse_pyxis(cluster.container_image, options, is_local=is_local)
-    absent = _SENDING if is_local else (TransferWay.SBCAST,)
     transfer = TransferWay.AUTO if cluster.transfer in absent else cluster.transfer
-    stage = Stage.AUTO if is_local and cluster.stage is Stage.ALWAYS else cluster.stage
+    stage = Stage.AUTO if cluster.stage in absent else cluster.stage
     return replace(cluster, transfer=transfer, stage=stage)
 
 

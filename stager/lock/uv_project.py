@@ -408,16 +408,17 @@ class UvLock:
         """
         is_script = self.project.is_script
         found, reached = set(), list(self.direct() if is_script else [self._own])
-        for package in (one for name in reached for one in self._packages.get(name, ())):
-            needed = _list_names(_list_parts(package, None))
-            reached += [name for name in needed if name not in reached]
-            source = toml.get_table(package, "source")
-            places = map(source.get, ("directory", "editable", "path"))
-            found |= {
-                Path(os.path.normpath(self.file.parent / place))
-                for place in places
-                if isinstance(place, str)
-            }
+        for name in reached:
+            for package in self._packages.get(name, ()):
+                needed = _list_names(_list_parts(package, None))
+                reached += [other for other in needed if other not in reached]
+                source = toml.get_table(package, "source")
+                places = map(source.get, ("directory", "editable", "path"))
+                found |= {
+                    Path(os.path.normpath(self.file.parent / place))
+                    for place in places
+                    if isinstance(place, str)
+                }
         own = {self.project.file.parent}
         return sorted(found if self.itself or is_script else found - own)
 

@@ -212,12 +212,15 @@ class Pseudonyms:
         mail = [("email", _MAIL)] if b"@" in text else []
         for kind, pattern in (*self._user_patterns, *self._host_patterns, *mail):
             yield from ((kind, *match.span()) for match in pattern.finditer(text))
+        yield from self._find_url_hosts(text)
+        yield from _find_addresses(text)
+
+    def _find_url_hosts(self, text: bytes) -> Iterator[tuple[str, int, int]]:
         for match in _URL_HOST.finditer(text) if b"://" in text else ():
             host = match[1].rstrip(b".").lower()
             known = host.endswith(_PUBLIC) or host.partition(b".")[0] in self._hosts
             if not known and not _IP4.fullmatch(host):
                 yield "host", match.start(1), match.start(1) + len(host)
-        yield from _find_addresses(text)
 
     def _meet(self, user: bytes) -> None:
         """Learn a name from a home directory: it is hidden from then on, wherever it stands."""

@@ -91,9 +91,18 @@ def choose_source(
     has_option = hosts_from.startswith("--")
     # The hosts of a file count less than an allocation of Slurm.
     is_over_ssh = has_option or asked == "ssh" or (asked == "auto" and hosts_from and not inside)
+    _refuse_source(asked, hosts_from, batch=batch, is_over_ssh=bool(is_over_ssh))
+    if asked == "local":
+        return "local"
+    if is_over_ssh:
+        return "ssh"
+    return _choose_slurm_source(asked, nodes, batch=batch, inside=inside, found=found)
+
+
+def _refuse_source(asked: str, hosts_from: str, *, batch: bool, is_over_ssh: bool) -> None:
     for is_wrong, message, hint in (
         (
-            asked in ("slurm", "local") and has_option,
+            asked in ("slurm", "local") and hosts_from.startswith("--"),
             f"{hosts_from} and --allocation {asked}: hosts are reached over ssh",
             "leave one of the two out",
         ),
@@ -116,9 +125,6 @@ def choose_source(
     ):
         if is_wrong:
             raise ConfigError(message, hint=hint)
-    if asked == "local" or is_over_ssh:
-        return "local" if asked == "local" else "ssh"
-    return _choose_slurm_source(asked, nodes, batch=batch, inside=inside, found=found)
 
 
 def _choose_slurm_source(
@@ -130,9 +136,8 @@ def _choose_slurm_source(
     if not missing:
         return source
     reason = f"the job needs {nodes} nodes, and Slurm is not available here"
-    if batch or inside or asked == "slurm":
-        alone = f"job {inside}" if asked == "auto" else "--allocation slurm"
-        needed_by = "--batch" if batch else alone
+    needed_by = _find_need_of_slurm(asked, batch=batch, inside=inside)
+    if needed_by:
         reason = f"{needed_by}: Slurm's commands are missing here"
     elif nodes == 1:
         return "local"
@@ -144,6 +149,14 @@ def _choose_slurm_source(
     )
 
 
+def _find_need_of_slurm(asked: str, *, batch: bool, inside: str) -> str:
+    if batch:
+        return "--batch"
+    if asked == "slurm":
+        return "--allocation slurm"
+    return f"job {inside}" if inside else ""
+
+
 def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Request:
     """Return the request for a job's nodes.
 
@@ -151,13 +164,7 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
     """
     cluster = config.cluster
     given = list(_read_options(cluster.salloc_args, "cluster.salloc-args, --salloc-arg"))
-    try:
-        salloc_opts = shlex.split(env.get("SALLOC_OPTS", ""))
-    except ValueError as exc:
-        raise ConfigError(
-            f"SALLOC_OPTS cannot be read: {exc}", hint="close the quote in that variable"
-        ) from exc
-    own = list(_read_options(salloc_opts, "SALLOC_OPTS"))
+    own = list(_read_options(_split_salloc_opts(env), "SALLOC_OPTS"))
     excluded = [cluster.exclude, *(value for name, value, _ in (*given, *own) if name == "exclude")]
     further = [words for name, _, words in (*given, *own) if name != "exclude"]
     options = {
@@ -173,6 +180,21 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
         comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
     )
     _refuse_contradictions(given, asked)
+    _refuse_fixed(own, asked, config)
+    return asked
+
+
+def _split_salloc_opts(env: Mapping[str, str]) -> list[str]:
+    try:
+        return shlex.split(env.get("SALLOC_OPTS", ""))
+    except ValueError as exc:
+        raise ConfigError(
+            f"SALLOC_OPTS cannot be read: {exc}", hint="close the quote in that variable"
+        ) from exc
+
+
+def _refuse_fixed(own: Sequence[GivenOption], asked: Request, config: Config) -> None:
+    """Refuse options of ``SALLOC_OPTS`` that change what the site has fixed."""
     named = asked.make_named_options()
     for name, value, words in own:
         if config.is_fixed(f"cluster.{name}") and value != named.get(name):
@@ -180,7 +202,6 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
                 f"SALLOC_OPTS: {' '.join(words)}: cluster.{name} is fixed by your site",
                 hint="leave it out of that variable",
             )
-    return asked
 
 
 def make_salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
