@@ -251,9 +251,11 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
-    variables = make_environment_variables(_directories(environment), os.environ)
-    # Its own standard error is kept until it ends; this process's is read at once.
-    variables["STAGER_PROGRESS"] = f"/proc/{os.getpid()}/fd/2"
+    variables = {
+        **make_environment_variables(_directories(environment), os.environ),
+        # Its own standard error is kept until it ends; this process's is read at once.
+        "STAGER_PROGRESS": f"/proc/{os.getpid()}/fd/2",
+    }
     facts = probe.probe_environment(
         environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
     )
@@ -274,7 +276,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
         directories, os.environ, os.environ, as_rank=True
     )
     variables.update(exec_command.read_step_variables(os.environ))
-    variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
+    variables.setdefault("STAGER_PATCHES", "1")
     own_code = [
         *filter(None, [find_src_folder(variables["STAGER_PROJECT"])]),
         *exec_command.find_trainer(variables),

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import json
+import operator
 import os
 import re
 import sys
@@ -183,16 +184,17 @@ def main() -> None:
     # Imported modules may print, which must not mix with the answer.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    request = json.load(sys.stdin)
-    environment = _Environment(request["root"])
+    read_request = operator.itemgetter("root", "packages", "imports", "deep")
+    root, packages, imports, is_deep = read_request(json.load(sys.stdin))
+    environment = _Environment(root)
     sys.path[:] = [entry for entry in sys.path if entry]  # "" is the working directory, by -c
     sys.path.append(os.path.join(environment.root, "project"))
     environment.check_libraries()
-    for name in request["packages"]:
+    for name in packages:
         environment.check_package(name)
-    for number, module in enumerate(request["imports"], start=1):
-        _report(f"importing {module} {number} {len(request['imports'])}\n")
-        environment.check_import(module, deep=request["deep"])
+    for number, module in enumerate(imports, start=1):
+        _report(f"importing {module} {number} {len(imports)}\n")
+        environment.check_import(module, deep=is_deep)
     environment.report_libraries()
     facts = {
         "v": 1,

@@ -140,13 +140,15 @@ def make_mounted_variables(
     found = make_environment_variables(directories, base, base, as_rank=True)
     for name in ("STAGER_JOB_DIR", LOOKING):
         found.pop(name, None)
-    found["STAGER_PATCHES"] = base.get("STAGER_PATCHES", "1")
     own, _, rest = found["PATH"].partition(os.pathsep)
-    found["PATH"] = os.pathsep.join([own, os.path.join(place, "bin"), rest])
     project = os.path.join(place, "project")
     own_code = [project, *filter(None, [find_src_folder(project)]), *find_trainer(found)]
-    found["PYTHONPATH"] = os.pathsep.join(own_code)
-    return found
+    return {
+        **found,
+        "STAGER_PATCHES": base.get("STAGER_PATCHES", "1"),
+        "PATH": os.pathsep.join([own, os.path.join(place, "bin"), rest]),
+        "PYTHONPATH": os.pathsep.join(own_code),
+    }
 
 
 def make_argv(directories: JobDirectories, command: Sequence[str]) -> list[str]:

@@ -69,7 +69,7 @@ def run_ranks(
                 start.argv, start.variables, start.cwd, outputs, send_output, running
             )
             signals.ignore_signals()  # the ranks have ended: what is left is to say how
-        found = _find_failures(directories.job_dir, start, code, recent, monitor)
+        found = _find_failures(directories.job_dir, request.node, start, code, recent, monitor)
         if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
         failed = rank_results.explain_oom_kills(found, killed_before, machine.oom_kills())
@@ -102,13 +102,12 @@ def _report_events(
 
 
 def _find_failures(
-    job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
+    job_dir: str, node: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
 ) -> list[messages.FailureRecord]:
     if not code:
         return []
-    variables, node = start.variables, start.variables["STAGER_NODE"]
     if not start.ranks:
-        who = (node, int(variables["RANK"]), int(variables["LOCAL_RANK"]))
+        who = (node, int(start.variables["RANK"]), int(start.variables["LOCAL_RANK"]))
         status = code if code <= 128 else 128 - code
         seen = rank_results.make_record(*who, status, recent.tail, time.time())
         own = rank_results.find_own_record(job_dir, seen)

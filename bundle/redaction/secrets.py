@@ -278,9 +278,10 @@ def _end_of_quoted_words(text: bytes, start: int, quote: bytes) -> int:
         glued = _GLUED.match(text, end + 1)
         if glued is None:
             return end
-        quote = glued["quote"] or quote
-        if not glued["quote"]:
+        opened = glued["quote"]
+        if not opened:
             return find_match_end(_WORD, text, glued.end())
+        quote = opened
         end = _end_of_quoted(text, glued.end(), quote)
     return end
 
@@ -443,13 +444,15 @@ def _find_value(text: bytes, name: _Name) -> Span | None:
 
 
 def _read_assigned(text: bytes, name: _Name, match: re.Match[bytes]) -> Span | None:
-    if _is_weak(text, name, match["sign"]):
+    sign, close = match.group("sign", "close")
+    if _is_weak(text, name, sign):
         return _read_sentence(text, name)
     gap = _NEXT.match(text, match.end())
-    if gap is None or (gap["listed"] and match["close"]):
-        return _read_value(text, name, match.end(), match["sign"], match["close"] or b"")
-    value = _read_next_line(text, name, gap.end(), can_be_quoted=not gap["listed"])
-    if value is not None and gap["item"]:
+    if gap is None or (gap["listed"] and close):
+        return _read_value(text, name, match.end(), sign, close or b"")
+    listed, item = gap.group("listed", "item")
+    value = _read_next_line(text, name, gap.end(), can_be_quoted=not listed)
+    if value is not None and item:
         value = value._replace(end=find_match_end(_ITEMS, text, value.end))
     return value
 
@@ -489,7 +492,7 @@ def _read_option(text: bytes, name: _Name) -> Span | None:
     gap = _GAP.match(text, name.end)
     if gap is None:
         return None
-    following = _NEXT_ITEM if gap["close"] or gap["comma"] else _NEXT_WORD
+    following = _NEXT_ITEM if any(gap.group("close", "comma")) else _NEXT_WORD
     value = following.match(text, gap.end()) and _read_value(text, name, gap.end(), b" ")
     if value is None or _is_of_manual(text[value.start : value.end]):
         return None
@@ -628,8 +631,9 @@ def find_passwords(text: bytes) -> Iterator[Span]:
             if match is not None:
                 start = following = match.end()
                 end = find_match_end(_BARE, text, start)
-                if match["quote"]:
-                    end = _end_of_quoted(text, start, match["quote"])
+                quote = match["quote"]
+                if quote:
+                    end = _end_of_quoted(text, start, quote)
                 yield Span(start, end, "password", at)
             at = text.find(program, following)
     if b"@" in text:

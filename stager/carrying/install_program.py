@@ -163,9 +163,8 @@ def fill(place: pathlib.Path, wheels: pathlib.Path, names: Sequence[str]) -> Non
     argv = [str(place / "bin" / "python"), str(wheels / pip / "pip"), "install", "--quiet"]
     argv += ["--no-index", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
     argv += [str(wheels / name) for name in names]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-    environment["PIP_CONFIG_FILE"] = os.devnull
-    if run_to_its_end(argv, environment):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    if run_to_its_end(argv, {**kept, "PIP_CONFIG_FILE": os.devnull}):
         raise InstallRefused(
             "pip could not install the carried wheels (see above)",
             "where a wheel is not supported on this platform, the C library is older than the "

@@ -98,15 +98,16 @@ def load_script(path: Path) -> Config:
         )
     root = here if source.is_relative_to(here) else source.parent
     data = _read_tool_table(block, path)
+    project = data["project"]
     home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is none
-    if str(root) == home and "path" not in data["project"]:
+    if str(root) == home and "path" not in project:
         raise ConfigError(
             f"{path} lies in the home directory, all of which would be shipped with it",
             hint=f"move it to a folder of its own, or write `[tool.stager.project]` with "
             f'`path = "FOLDER"` into its block; {FILE_NAME} is not needed',
         )
     data["environment"].setdefault("requirements", [source.relative_to(root).as_posix()])
-    data["project"].setdefault("name", make_script_name(source))
+    project.setdefault("name", make_script_name(source))
     return parse(data, root=root, source=source)
 
 

@@ -158,14 +158,14 @@ def make_origin(source: LayerSource, target: Target) -> Origin:
     compression = describe_compression(sampled=source.is_sampled)
     options: dict[str, object] = {"format": INDEX_FORMAT, "compression": compression}
     if source.kind != "asset":
-        options["python"] = target.python_tag
-        options["bytecode"] = _describe_bytecode(source, target)
+        bytecode = _describe_bytecode(source, target)
+        options |= {"python": target.python_tag, "bytecode": bytecode}
     is_wheel = source.kind == "wheel"
     options |= {"files": _WHEEL_RULES} if is_wheel else {"prefix": source.prefix}
     if source.prune:  # and nothing otherwise: layers made without it keep their names
-        options["prune"] = {"rules": RULES, "words": list(source.prune)}
+        options |= {"prune": {"rules": RULES, "words": list(source.prune)}}
     if source.hub:
-        options["hub"] = dict(source.hub)
+        options |= {"hub": dict(source.hub)}
     return Origin(
         kind=source.kind,
         name=source.name if is_wheel else "",

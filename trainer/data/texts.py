@@ -64,8 +64,10 @@ def _read(data: Path | None) -> tuple[Texts, Texts | None]:
     if not data.is_dir():
         return read_csv(data), None
     files = {path.name: path for path in sorted(data.glob("*.csv"))}
-    if {"train.csv", "test.csv"} <= files.keys():
-        return read_csv(files["train.csv"]), read_csv(files["test.csv"])
+    pair = ("train.csv", "test.csv")
+    if files.keys() >= set(pair):
+        train, test = (read_csv(files[name]) for name in pair)
+        return train, test
     if len(files) == 1:
         return read_csv(*files.values()), None
     raise TrainerError(
@@ -117,7 +119,8 @@ def read_hub() -> tuple[Texts, Texts]:
         except (OSError, ValueError) as error:  # includes ConnectionError and FileNotFoundError
             reasons.append(f"{name}: {str(error).splitlines()[0]}")
             continue
-        return _read_split(dataset["train"]), _read_split(dataset["test"])
+        train, test = (_read_split(dataset[split]) for split in ("train", "test"))
+        return train, test
     raise TrainerError(
         "ag_news is not in the Hugging Face cache:" + "".join(f"\n  {why}" for why in reasons),
         hint='name a csv file with --data; or list datasets = ["ag_news"] under [assets] in '
