@@ -41,6 +41,7 @@ def test_the_sides_are_there() -> None:
         pytest.param(house.imports_between_tests, TESTS, id="tests"),
         pytest.param(house.classes_of_one_name, ALL, id="class-names"),
         pytest.param(house.starts_processes, [*STAGER, *BUNDLE], id="processes"),
+        pytest.param(house.imports_pickle, ALL, id="pickle"),
         pytest.param(house.leaves_early, ALL, id="exits"),
     ],
 )
@@ -171,6 +172,8 @@ BAD = [
     (house.starts_processes, "bundle.x", "def f():\n    from subprocess import run"),
     (house.starts_processes, "stager.x", "import os\nos.system('x')"),
     (house.starts_processes, "stager.x", "import os\nos.posix_spawn('x', [], {})"),
+    (house.imports_pickle, "bundle.x", "import pickle"),
+    (house.imports_pickle, "stager.x", "from cloudpickle import loads"),
     (house.leaves_early, "stager.x", "import sys\nsys.exit(1)"),
     (house.leaves_early, "stager.x", "raise SystemExit(1)"),
     (house.leaves_early, "stager.x", "exit()"),

@@ -167,6 +167,7 @@ class DeepReport:
 # has all of them but the output of ranks, which has logs of its own; ``docs/events.md`` lists them.
 
 
+@dataclass(frozen=True)
 class DriverEvent(WireMessage):
     """An event of the driver's own."""
 
@@ -177,6 +178,7 @@ class DriverEvent(WireMessage):
         return {"event": self.event, **encode(self)}
 
 
+@dataclass(frozen=True)
 class JobBegins(DriverEvent, event="job"):
     """The job has its nodes; the first event, also of each further attempt after a requeue."""
 
@@ -190,6 +192,7 @@ class JobBegins(DriverEvent, event="job"):
     """The id of its bundle; empty in lines of older versions."""
 
 
+@dataclass(frozen=True)
 class PhaseBegins(DriverEvent, event="begin"):
     """A phase begins on all nodes."""
 
@@ -197,6 +200,7 @@ class PhaseBegins(DriverEvent, event="begin"):
     """The phase."""
 
 
+@dataclass(frozen=True)
 class PhaseEnds(DriverEvent, event="end"):
     """A phase has ended on all nodes."""
 
@@ -206,6 +210,7 @@ class PhaseEnds(DriverEvent, event="end"):
     """Time that it took."""
 
 
+@dataclass(frozen=True)
 class TransferPlan(DriverEvent, event="plan"):
     """The decision how each node gets its environment."""
 
@@ -221,6 +226,7 @@ class TransferPlan(DriverEvent, event="plan"):
     """The expected time; null in lines of older versions."""
 
 
+@dataclass(frozen=True)
 class FileSent(DriverEvent, event="sent"):
     """A file has reached nodes."""
 
@@ -232,6 +238,7 @@ class FileSent(DriverEvent, event="sent"):
     """True if the nodes passed it on to each other."""
 
 
+@dataclass(frozen=True)
 class NodesLeftOut(DriverEvent, event="left-out"):
     """The job goes on without some nodes."""
 
@@ -241,6 +248,7 @@ class NodesLeftOut(DriverEvent, event="left-out"):
     """The same problems; none in lines of older versions."""
 
 
+@dataclass(frozen=True)
 class Remark(DriverEvent, event="note"):
     """A remark for the user."""
 
@@ -250,6 +258,7 @@ class Remark(DriverEvent, event="note"):
     """True if it matters also to those who want to read results only."""
 
 
+@dataclass(frozen=True)
 class StrayLines(DriverEvent, event="stray"):
     """Lines came through srun that no agent has written."""
 
@@ -259,6 +268,7 @@ class StrayLines(DriverEvent, event="stray"):
     """The first of them."""
 
 
+@dataclass(frozen=True)
 class FramesLost(DriverEvent, event="lost"):
     """Messages of an agent did not arrive, and were given up."""
 
@@ -272,6 +282,7 @@ class FramesLost(DriverEvent, event="lost"):
     """Messages that came from a node that the phase does not have."""
 
 
+@dataclass(frozen=True)
 class NodesLate(DriverEvent, event="late"):
     """Nodes go on though others have ended well long ago; their step is ended."""
 
@@ -281,6 +292,7 @@ class NodesLate(DriverEvent, event="late"):
     """Seconds since the first node had ended."""
 
 
+@dataclass(frozen=True)
 class OutputsCollected(DriverEvent, event="collected"):
     """The outputs of a run directory that the nodes do not share have come back."""
 
@@ -308,6 +320,7 @@ class OutputsCollected(DriverEvent, event="collected"):
     """The reasons why something went wrong."""
 
 
+@dataclass(frozen=True)
 class JobEnds(DriverEvent, event="result"):
     """The end of the job: the last event."""
 
@@ -367,6 +380,7 @@ class JobEnds(DriverEvent, event="result"):
     """Remarks for the user though nothing has failed."""
 
 
+@dataclass(frozen=True)
 class OutputShown(AgentEvent, event="output"):
     """Output of ranks, as it is printed while the job runs."""
 
@@ -477,6 +491,7 @@ def _get_time(raw: Mapping[str, object]) -> float | None:
 _OF_AGENTS = {kind.event: kind for kind in OF_AGENTS if kind is not OutputShown}
 
 
+@dataclass(frozen=True)
 class RankOutput(AgentEvent, event="output"):
     """Output of a rank, of the launcher, or of an agent itself."""
 

@@ -6,39 +6,25 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from .codec import AnyText, DecodeError, decode, encode
 from .digest import Digest
 from .job import Job
 from .problem import NodeError, Problem, ProblemCode
 
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_: object) -> Callable[[type], type]:
-        """Do nothing: only type checkers need what Python 3.11 has of this name."""
-        return lambda kind: kind
-
-
 VERSION = 1
 """Version of the protocol between a driver and its agents."""
 
 
-@dataclass_transform(frozen_default=True)
 class WireMessage:
-    """A message on the wire. Each class of messages is a frozen dataclass.
-
-    It gives its name as an argument: ``class Relayed(AgentEvent, event="relayed")``.
-    """
+    """A message; its class gives its name: ``class Ready(AgentEvent, event="ready")``."""
 
     def __init_subclass__(cls, **name: str) -> None:
         for key, value in name.items():
             setattr(cls, key, value)
-        dataclass(frozen=True)(cls)
 
 
 # --- Output of ranks in JSON events, which hold any bytes exactly and are readable if it is text
@@ -202,6 +188,7 @@ class HostFacts:
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
 class AgentRequest(WireMessage):
     """The part that all requests have."""
 
@@ -219,6 +206,7 @@ class AgentRequest(WireMessage):
         return {"v": VERSION, "phase": self.phase, **encode(self)}
 
 
+@dataclass(frozen=True)
 class PlacedRequest(AgentRequest):
     """A request to a node whose node root and interpreter the preflight has found."""
 
@@ -231,6 +219,7 @@ class EarlyRequest(AgentRequest, phase="early"):
     """Start the launcher before all other phases; there is no answer."""
 
 
+@dataclass(frozen=True)
 class PreflightRequest(AgentRequest, phase="preflight"):
     """Report everything that could stop the job. Without a bundle only ``marker`` is known."""
 
@@ -275,6 +264,7 @@ class Incoming:
     """True for earlier results, for the ranks' working directory, instead of a bundle."""
 
 
+@dataclass(frozen=True)
 class UnpackRequest(PlacedRequest, phase="unpack"):
     """Make the environment, from a bundle that the node sees or a file that is sent to it."""
 
@@ -286,6 +276,7 @@ class UnpackRequest(PlacedRequest, phase="unpack"):
     """The file that is sent."""
 
 
+@dataclass(frozen=True)
 class ProbeRequest(PlacedRequest, phase="probe"):
     """Let the environment describe itself."""
 
@@ -293,6 +284,7 @@ class ProbeRequest(PlacedRequest, phase="probe"):
     """Address of the head node."""
 
 
+@dataclass(frozen=True)
 class DeepRequest(PlacedRequest, phase="deep"):
     """Check the node thoroughly."""
 
@@ -317,6 +309,7 @@ class GroupSettings:
     """True if ranks must not use GPUs, since some node has none."""
 
 
+@dataclass(frozen=True)
 class LaunchRequest(PlacedRequest, phase="launch"):
     """Start the ranks, and follow them to their end."""
 
@@ -331,6 +324,7 @@ class LaunchRequest(PlacedRequest, phase="launch"):
     """True to report ``ready``, and wait for a word before a rank begins."""
 
 
+@dataclass(frozen=True)
 class CollectRequest(PlacedRequest, phase="collect"):
     """Send the job's outputs, as a stream of bytes."""
 
@@ -340,6 +334,7 @@ class CollectRequest(PlacedRequest, phase="collect"):
     """Files that other nodes have sent: only others are, with their directories. None: send all."""
 
 
+@dataclass(frozen=True)
 class TidyRequest(PlacedRequest, phase="tidy"):
     """Remove the ranks' working directory on a node that does not share the run directory."""
 
@@ -363,6 +358,7 @@ REQUESTS: dict[str, type[AgentRequest]] = {
 """The class of a request by its phase."""
 
 
+@dataclass(frozen=True)
 class StepMessage(WireMessage):
     """The requests of the nodes of a step as one, with what all of them have written once."""
 
@@ -376,6 +372,7 @@ class StepMessage(WireMessage):
     v: int = VERSION
 
 
+@dataclass(frozen=True)
 class Handover(WireMessage):
     """A request that an agent passes on to itself under another interpreter."""
 
@@ -390,6 +387,7 @@ RELAY_SOURCE = "the source"
 """What the driver's host is called in a relay, beside the names of nodes."""
 
 
+@dataclass(frozen=True)
 class RelayStart(WireMessage):
     """The beginning of a relay. Each node asks its source for the places that it must know."""
 
@@ -401,6 +399,7 @@ class RelayStart(WireMessage):
     """The names of those that take no part: they listened too late, or were lost."""
 
 
+@dataclass(frozen=True)
 class FramesAgain(WireMessage):
     """A question of the driver's for frames that it has not received."""
 
@@ -495,6 +494,7 @@ def _make_error(where: str, why: str) -> NodeError:
 # class, and all its fields. :mod:`bundle.protocol.events` reads them.
 
 
+@dataclass(frozen=True)
 class AgentEvent(WireMessage):
     """An event of a node's agent."""
 
@@ -508,6 +508,7 @@ class AgentEvent(WireMessage):
         return {"v": VERSION, "event": self.event, **encode(self)}
 
 
+@dataclass(frozen=True)
 class Answer(AgentEvent):
     """A node's answer to a phase."""
 
@@ -529,6 +530,7 @@ class Answer(AgentEvent):
     """True if no rank has begun anywhere because none could begin here."""
 
 
+@dataclass(frozen=True)
 class PreflightAnswer(Answer, event="preflight"):
     """Everything about a node that matters before anything is sent to it."""
 
@@ -568,6 +570,7 @@ class PreflightAnswer(Answer, event="preflight"):
     """Why it could not check the bundle's signature; empty if it has, or none is required."""
 
 
+@dataclass(frozen=True)
 class UnpackAnswer(Answer, event="unpack"):
     """The environment that a node has made, or had already."""
 
@@ -589,6 +592,7 @@ class UnpackAnswer(Answer, event="unpack"):
     """Of a damaged file that was sent, the digest of the bytes that arrived."""
 
 
+@dataclass(frozen=True)
 class ProbeAnswer(Answer, event="probe"):
     """An environment, as its own Python describes it."""
 
@@ -612,6 +616,7 @@ class ProbeAnswer(Answer, event="probe"):
     """What its Python lacks there, and no module of the job's ``imports`` needs."""
 
 
+@dataclass(frozen=True)
 class TidyAnswer(Answer, event="tidy"):
     """The ranks' working directory on the node has been looked after."""
 
@@ -621,6 +626,7 @@ class TidyAnswer(Answer, event="tidy"):
     """True if outputs are among them that no other node has sent."""
 
 
+@dataclass(frozen=True)
 class Ready(AgentEvent, event="ready"):
     """An agent waits for a file, or for permission to start its ranks."""
 
@@ -634,6 +640,7 @@ class Ready(AgentEvent, event="ready"):
     """The switches above the node from the top down, with dots between, where Slurm knows them."""
 
 
+@dataclass(frozen=True)
 class OutOfReach(AgentEvent, event="out-of-reach"):
     """A node cannot connect to some of those that it would take a file from."""
 
@@ -641,6 +648,7 @@ class OutOfReach(AgentEvent, event="out-of-reach"):
     """Their names, with the reasons."""
 
 
+@dataclass(frozen=True)
 class Heartbeat(AgentEvent, event="heartbeat"):
     """A node is alive, but what it does hangs; a heartbeat of any other node is empty."""
 
@@ -650,6 +658,7 @@ class Heartbeat(AgentEvent, event="heartbeat"):
     """Time since their last progress."""
 
 
+@dataclass(frozen=True)
 class Relayed(AgentEvent, event="relayed"):
     """A relay has brought the file to a node, or has not."""
 
@@ -664,6 +673,7 @@ class Relayed(AgentEvent, event="relayed"):
 # --- A node's report on its ranks ----------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Started(AgentEvent, event="started"):
     """The ranks of a node are about to begin."""
 
@@ -674,6 +684,7 @@ class Started(AgentEvent, event="started"):
     """The network interface by which they reach the head."""
 
 
+@dataclass(frozen=True)
 class Lingering(AgentEvent, event="lingering"):
     """A rank whose process goes on for too long; times are in seconds since the epoch."""
 
@@ -745,6 +756,7 @@ class Vanished:
     """The time when it ended."""
 
 
+@dataclass(frozen=True)
 class LaunchAnswer(Answer, event="launch"):
     """The ranks of a node, or of one task of it, after their end."""
 
@@ -793,6 +805,7 @@ class NodeCleanup:
     """Bytes that became free, without files that other environments share."""
 
 
+@dataclass(frozen=True)
 class CleanAnswer(Answer, event="clean"):
     """The node roots of one node after a cleaning."""
 
@@ -803,6 +816,7 @@ class CleanAnswer(Answer, event="clean"):
 # --- A node's report in ``verify --deep`` --------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class NodeClock(AgentEvent, event="clock"):
     """A node's clock, as soon as it is asked."""
 
@@ -824,6 +838,7 @@ class NetworkReport:
     """The reason why there is neither."""
 
 
+@dataclass(frozen=True)
 class DeepAnswer(Answer, event="deep"):
     """A node after the thorough check."""
 

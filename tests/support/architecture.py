@@ -78,7 +78,6 @@ FAR_SIDE_EXCEPTIONS = {
     # The decompressor: in the standard library from Python 3.14, before that in the bundle itself.
     "compression",
     "zstandard",
-    "typing_extensions",  # read by type checkers alone
 }
 PROCESS_STARTERS = (
     "bundle.system.processes",
@@ -87,6 +86,7 @@ PROCESS_STARTERS = (
 TERMINAL = ("typer", "click", "rich")
 ENVIRONMENT_ONLY = ("torch", "transformers", "datasets", "numpy", "accelerate")
 SHARED_BY_TESTS = ("support", "torture")
+PICKLES = ("pickle", "cPickle", "_pickle", "shelve", "dill", "cloudpickle")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +335,16 @@ def starts_processes(modules: Iterable[Module]) -> list[str]:
                 if prefixes and node.attr.startswith(prefixes):
                     found.append(module.at(node, f"{node.value.id}.{node.attr}"))
     return found
+
+
+def imports_pickle(modules: Iterable[Module]) -> list[str]:
+    """No pickle; ruff knows its calls alone."""
+    return [
+        module.at(one.node, f"imports {one.module}")
+        for module in modules
+        for one in imports(module)
+        if one.module.partition(".")[0] in PICKLES
+    ]
 
 
 def leaves_early(modules: Iterable[Module]) -> list[str]:
