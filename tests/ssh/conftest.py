@@ -12,9 +12,9 @@ import pytest
 from stager.core.store import Store
 from tests.support.air_gap import Inside, made_inside
 from tests.support.building import Project, Supplies
-from tests.support.cluster import remove_abandoned
+from tests.support.cluster import make_hosts, nodes_of, remove_abandoned, remove_cluster
 from tests.support.needs import needs
-from tests.support.ssh_hosts import SshHosts, make_hosts, remove_hosts
+from tests.support.ssh_hosts import SshHosts
 
 RANK = """\
 import os, pathlib, shutil, sys, time
@@ -56,9 +56,10 @@ def hosts() -> Iterator[SshHosts]:
     remove_abandoned()
     name = f"test-{os.getpid()}-ssh"
     try:
-        yield make_hosts(name, 4)
+        hidden = make_hosts(name, 4)
+        yield SshHosts(name=name, nodes=nodes_of(name), hidden=hidden)
     finally:
-        remove_hosts(name)
+        remove_cluster(name)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import until
-from tests.support.ssh_hosts import Ended, SshHosts, start_sleeping, words
+from tests.support.provoking import Said
+from tests.support.ssh_hosts import SshHosts, start_sleeping, words
 
 ALL = "node[01-04]"
 NOBODY = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
@@ -131,7 +132,7 @@ def test_a_network_that_is_gone_while_ranks_run(hosts: SshHosts, project: Path) 
     assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
 
 
-Verify = Callable[[str], Ended]
+Verify = Callable[[str], Said]
 
 
 @contextmanager
@@ -156,7 +157,7 @@ def driver_on(hosts: SshHosts, node: str, project: Path) -> Iterator[Verify]:
     [bundle] = (project.parent / "offline" / "bundles").glob("*.pkgs.tar")
     options = ("verify", "--bundle", f"{place}/offline/bundles/{bundle.name}", "--hosts")
 
-    def verify(listed: str) -> Ended:
+    def verify(listed: str) -> Said:
         return hosts.end(hosts.start(*options, listed, folder=project, before=before))
 
     try:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import until
-from tests.support.ssh_hosts import Ended, SshHosts
+from tests.support.provoking import Said
+from tests.support.ssh_hosts import SshHosts
 from tests.support.torch_project import SETTINGS, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -40,7 +41,7 @@ class Training:
         argv += ["--data", str(self.data / "ag_news.csv"), "--held-out", "1000"]
         return [*argv, "--vocab", str(self.data / "bert_uncased_vocab.txt")]
 
-    def clean(self) -> Ended:
+    def clean(self) -> Said:
         """Take the environments off the hosts: gigabytes of memory."""
         return self.hosts.stager("clean", "--nodes-only", "--all", *ALL[:4], folder=self.root)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import processes
 from tests.support.building import STAGER
 from tests.support.namespaces import REPO, entering
 from tests.support.ssh_hosts import SshHosts
@@ -37,6 +37,7 @@ class Inside:
     """A folder of its own ``/tmp``."""
     home = base / "home"
     lab = home / "lab"
+    tool = home / ".local" / "share" / "stager" / "bin" / "stager"
 
     @property
     def root(self) -> Path:
@@ -52,7 +53,8 @@ class Inside:
         for folder in ("home", "bin"):
             self.seen(self.base / folder).mkdir(parents=True)
         programs = self.seen(self.base / "bin")
-        (programs / "python3").symlink_to(_interpreter())
+        base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+        (programs / "python3").symlink_to(base)  # without this test's environment
         (programs / "ssh").symlink_to(self.hosts.state_dir / "bin" / "ssh")
 
     def carry(self, file: Path) -> Path:
@@ -65,39 +67,25 @@ class Inside:
         hidden = [REPO, Path("/etc/xdg/pip"), Path(sysconfig.get_path("purelib", vars=_BASE))]
         hidden += Path("/var/tmp").glob("stager-torch-*")
         shell = [f"mount -t tmpfs none {path}" for path in hidden if path.is_dir()]
-        shell += [
-            f"mount --bind /dev/null {path}" for path in [Path("/etc/pip.conf")] if path.exists()
-        ]
+        if Path("/etc/pip.conf").exists():
+            shell.append("mount --bind /dev/null /etc/pip.conf")
         shell.append(f"cd {cwd}")
         start = [*self.hosts.entering(LOGIN), *entering("-m", "\n".join(shell))]
         env = ["env", "-i", f"HOME={self.home}", f"PATH={self.base / 'bin'}"]
-        return subprocess.run(
-            [*start, *env, *map(str, argv)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+        return processes.run([*start, *env, *argv])
 
     def stager(self, *arguments: str | Path, cwd: Path = home) -> dict[str, Any]:
         """Run the tool that was installed there; return what it reports."""
-        tool = self.home / ".local" / "share" / "stager" / "bin" / "stager"
-        done = self.run(tool, arguments[0], "--json", *arguments[1:], cwd=cwd)
+        done = self.run(self.tool, arguments[0], "--json", *arguments[1:], cwd=cwd)
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         report: dict[str, Any] = json.loads(done.stdout)
         return report
 
     def refusal(self, *arguments: str | Path) -> str:
         """What the tool says when it refuses something."""
-        tool = self.home / ".local" / "share" / "stager" / "bin" / "stager"
-        done = self.run(tool, *arguments)
+        done = self.run(self.tool, *arguments)
         assert done.returncode == 1, (arguments, done.stdout, done.stderr)
         return done.stderr
-
-
-def _interpreter() -> Path:
-    """The Python without this test's environment."""
-    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
 @contextmanager
@@ -117,15 +105,8 @@ def export(
     folder: Path, file: Path, *arguments: str, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Write a project's bundle to a file to carry; return what is said of it."""
-    done = subprocess.run(
-        [*STAGER, "export", "-o", str(file), "--json", *arguments],
-        cwd=folder,
-        env=dict(os.environ if env is None else env),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    argv = [*STAGER, "export", "-o", file, "--json", *arguments]
+    done = processes.run(argv, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report

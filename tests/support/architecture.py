@@ -8,70 +8,27 @@ Each rule takes parsed modules and returns lines such as
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 ORDER = {
     "bundle": (
-        "redaction",
-        "protocol",
-        "system",
-        "channel",
-        "format",
-        "node",
-        "environment",
-        "checks",
-        "transfer",
-        "results",
-        "launch",
-        "agent",
-        "driver",
-        "__main__",
+        "redaction", "protocol", "system", "channel", "format", "node", "environment", "checks",
+        "transfer", "results", "launch", "agent", "driver", "__main__",
     ),
     "stager": (
-        "core",
-        "hub",
-        "config",
-        "lock",
-        "wheels",
-        "layers",
-        "interpreter",
-        "pack",
-        "trust",
-        "building",
-        "inventory",
-        "slurm",
-        "catalogue",
-        "logs",
-        "diagnosis",
-        "jobs",
-        "tracing",
-        "incidents",
-        "forecast",
-        "cleanup",
-        "carrying",
-        "redaction",
-        "support",
-        "report",
-        "pipeline",
-        "api",
-        "console",
-        "cli",
-        "__main__",
+        "core", "hub", "config", "lock", "wheels", "layers", "interpreter", "pack", "trust",
+        "building", "inventory", "slurm", "catalogue", "logs", "diagnosis", "jobs", "tracing",
+        "incidents", "forecast", "cleanup", "carrying", "redaction", "support", "report",
+        "pipeline", "api", "console", "cli", "__main__",
     ),
-    "trainer": (
-        "config",
-        "network",
-        "data",
-        "engine",
-        "workloads",
-        "__main__",
-    ),
-}
+    "trainer": ("config", "network", "data", "engine", "workloads", "__main__"),
+}  # fmt: skip
 """The packages of each side: one imports only itself and those before it."""
 
 FAR_SIDE_EXCEPTIONS = {
@@ -166,70 +123,62 @@ def reached(one: Import, known: set[str]) -> set[str]:
     return inner or {one.module}
 
 
-def wrong_arrows(modules: Iterable[Module]) -> list[str]:
+Rule = Callable[[Iterable[Module]], list[str]]
+Known = Mapping[str, Module]
+"""Modules by name."""
+
+
+def _of_imports(check: Callable[[Module, Import, Known], str]) -> Rule:
+    """A rule from what is wrong with one import of one module, if anything is."""
+
+    @functools.wraps(check)
+    def rule(modules: Iterable[Module]) -> list[str]:
+        known = {module.name: module for module in modules}
+        pairs = [(module, one) for module in modules for one in imports(module)]
+        said = [(module, one, check(module, one, known)) for module, one in pairs]
+        return [module.at(one.node, what) for module, one, what in said if what]
+
+    return rule
+
+
+@_of_imports
+def wrong_arrows(module: Module, one: Import, known: Known) -> str:
     """stager may import bundle, bundle and trainer nothing of ours; terminals only in the CLI."""
     allowed = {"stager": {"stager", "bundle"}, "bundle": {"bundle"}, "trainer": {"trainer"}}
-    ours = {"stager", "bundle", "trainer", "tests"}
-    found = []
-    for module in modules:
-        for one in imports(module):
-            top = one.module.partition(".")[0]
-            if top in ours - allowed[module.side]:
-                found.append(module.at(one.node, f"{module.side} imports {one.module}"))
-            if module.side != "stager":
-                continue
-            if top in ENVIRONMENT_ONLY:
-                found.append(module.at(one.node, f"the tool imports {top}"))
-            if top in TERMINAL and not module.stem.startswith(("cli", "console")):
-                found.append(module.at(one.node, f"{top} outside cli and console"))
-    return found
+    top = one.module.partition(".")[0]
+    if top in {"stager", "bundle", "trainer", "tests"} - allowed[module.side]:
+        return f"{module.side} imports {one.module}"
+    if module.side == "stager" and top in ENVIRONMENT_ONLY:
+        return f"the tool imports {top}"
+    shows = module.stem.startswith(("cli", "console"))
+    if module.side == "stager" and top in TERMINAL and not shows:
+        return f"{top} outside cli and console"
+    return ""
 
 
-def imports_between_tests(modules: Iterable[Module]) -> list[str]:
+@_of_imports
+def imports_between_tests(module: Module, one: Import, known: Known) -> str:
     """A test imports no other test: what several share is in ``tests.support``."""
-    found = []
-    for module in modules:
-        for one in imports(module):
-            if one.module == "tests":
-                targets = [f"tests.{name}" for name in one.names]
-            else:
-                targets = [one.module]
-            for target in targets:
-                package, _, rest = target.partition(".")
-                if package == "tests" and rest.partition(".")[0] not in SHARED_BY_TESTS:
-                    found.append(module.at(one.node, f"imports {target}"))
-    return found
+    targets = [f"tests.{name}" for name in one.names] if one.module == "tests" else [one.module]
+    shared = tuple(f"tests.{name}." for name in SHARED_BY_TESTS)
+    tests = [f"{target}." for target in targets if f"{target}.".startswith("tests.")]
+    wrong = [target for target in tests if not target.startswith(shared)]
+    return f"imports {' '.join(wrong)}" if wrong else ""
 
 
-def far_side_imports(modules: Iterable[Module]) -> list[str]:
+@_of_imports
+def far_side_imports(module: Module, one: Import, known: Known) -> str:
     """The far side: the standard library, and relative imports of modules that exist."""
-    modules = list(modules)
-    known = {module.name for module in modules}
-    standard = set(sys.stdlib_module_names) | FAR_SIDE_EXCEPTIONS
-    found = []
-    for module in modules:
-        for one in imports(module):
-            if not one.relative:
-                if one.module.partition(".")[0] not in standard:
-                    found.append(module.at(one.node, f"the far side imports {one.module}"))
-            elif not one.module.startswith("bundle"):
-                found.append(module.at(one.node, "a relative import leaves the package"))
-            elif one.module not in known:
-                found.append(module.at(one.node, f"there is no module {one.module}"))
-            else:
-                found += _missing_names(module, one, modules)
-    return found
-
-
-def _missing_names(module: Module, one: Import, modules: list[Module]) -> list[str]:
-    """Names that a relative import takes and the other module does not have."""
-    other = next(m for m in modules if m.name == one.module)
-    have = _top_level_names(other) | {m.name.rpartition(".")[2] for m in modules}
-    return [
-        module.at(one.node, f"{one.module} has no {name}")
-        for name in one.names
-        if name not in have and name != "*"
-    ]
+    if not one.relative:
+        standard = one.module.partition(".")[0] in {*sys.stdlib_module_names, *FAR_SIDE_EXCEPTIONS}
+        return "" if standard else f"the far side imports {one.module}"
+    if not one.module.startswith("bundle"):
+        return "a relative import leaves the package"
+    if one.module not in known:
+        return f"there is no module {one.module}"
+    have = _top_level_names(known[one.module]) | {name.rpartition(".")[2] for name in known}
+    missing = {*one.names} - have - {"*"}
+    return f"{one.module} has no {' '.join(sorted(missing))}" if missing else ""
 
 
 def _top_level_names(module: Module) -> set[str]:
@@ -246,26 +195,21 @@ def _top_level_names(module: Module) -> set[str]:
 
 def against_the_order(modules: Iterable[Module]) -> list[str]:
     """A package imports only itself and the packages before it; each package has a place."""
-    modules = list(modules)
-    known = {module.name for module in modules}
-    found = []
-    for module in modules:
-        order = ORDER[module.side]
-        if not module.stem:
-            continue
-        if module.stem not in order:
-            found.append(f"{module.path}:1 {module.side} has no place for {module.stem}")
-            continue
-        for one in imports(module):
-            for target in sorted(reached(one, known)):
-                side, _, rest = target.partition(".")
-                package = rest.partition(".")[0]
-                if side != module.side or package not in order:
-                    continue
-                if order.index(package) > order.index(module.stem):
-                    line = f"{module.stem} comes before {package}: imports {target}"
-                    found.append(module.at(one.node, line))
-    return found
+    homeless = [
+        f"{module.path}:1 {module.side} has no place for {module.stem}"
+        for module in modules
+        if module.stem and module.stem not in ORDER[module.side]
+    ]
+    return homeless + _too_early(modules)
+
+
+@_of_imports
+def _too_early(module: Module, one: Import, known: Known) -> str:
+    order = ORDER[module.side]
+    later = order[order.index(module.stem) + 1 :] if module.stem in order else ()
+    ends = tuple(f"{module.side}.{package}." for package in later)
+    wrong = [name for name in sorted(reached(one, {*known})) if f"{name}.".startswith(ends)]
+    return f"{module.stem} comes before what it imports: {' '.join(wrong)}" if wrong else ""
 
 
 def circles(modules: Iterable[Module]) -> list[str]:
@@ -318,33 +262,26 @@ def classes_of_one_name(modules: Iterable[Module]) -> list[str]:
 
 def starts_processes(modules: Iterable[Module]) -> list[str]:
     """One file a side starts processes."""
-    starters = {
-        "os": ("system", "popen", "spawn", "posix_spawn"),
-        "asyncio": ("create_subprocess",),
-    }
-    found = []
-    for module in modules:
-        for one in imports(module):
-            if one.module.partition(".")[0] in ("subprocess", "pty") and (
-                module.name not in PROCESS_STARTERS
-            ):
-                found.append(module.at(one.node, f"imports {one.module}"))
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                prefixes = starters.get(node.value.id, ())
-                if prefixes and node.attr.startswith(prefixes):
-                    found.append(module.at(node, f"{node.value.id}.{node.attr}"))
-    return found
-
-
-def imports_pickle(modules: Iterable[Module]) -> list[str]:
-    """No pickle; ruff knows its calls alone."""
-    return [
-        module.at(one.node, f"imports {one.module}")
+    starters = ("os.system", "os.popen", "os.spawn", "os.posix_spawn", "asyncio.create_subprocess")
+    calls = [
+        module.at(node, ast.unparse(node))
         for module in modules
-        for one in imports(module)
-        if one.module.partition(".")[0] in PICKLES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(starters)
     ]
+    return _imports_subprocess(modules) + calls
+
+
+@_of_imports
+def _imports_subprocess(module: Module, one: Import, known: Known) -> str:
+    wrong = one.module.partition(".")[0] in ("subprocess", "pty")
+    return f"imports {one.module}" if wrong and module.name not in PROCESS_STARTERS else ""
+
+
+@_of_imports
+def imports_pickle(module: Module, one: Import, known: Known) -> str:
+    """No pickle; ruff knows its calls alone."""
+    return f"imports {one.module}" if one.module.partition(".")[0] in PICKLES else ""
 
 
 def leaves_early(modules: Iterable[Module]) -> list[str]:

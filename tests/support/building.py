@@ -40,6 +40,7 @@ from stager.lock.spec import read_spec
 from stager.pack.node_program import find_compiled_program, make_node_program
 from stager.wheels import WheelSource
 from tests.support.needs import lacks, needs
+from tests.support.processes import Done, run
 from tests.support.warm_ranks import Rank, WarmRanks
 
 STAGER = [sys.executable, "-m", "stager"]
@@ -124,16 +125,12 @@ class Project:
         chosen = BuildOptions(**{"prove": False, **options})
         return build(load(self.root), chosen, recorder or Recorder())
 
-    def stager(
-        self, *arguments: str, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def stager(self, *arguments: str, env: Mapping[str, str] | None = None) -> Done:
         """Run the command line in the project's folder, in a process of its own."""
         variables = {**os.environ, **(env or {})}
         argv = [*STAGER, *arguments]
         if _read_at_start(variables) != _AT_START:
-            return subprocess.run(
-                argv, cwd=self.root, env=variables, capture_output=True, text=True, check=False
-            )
+            return run(argv, cwd=self.root, env=variables)
         with _ONE_AT_A_TIME:
             rank = Rank(env=variables, program="stager")
             (code,), out, err = _warm_commands().start([rank], self.root, arguments).wait()
@@ -174,9 +171,7 @@ def fetch_zstandard(
     argv += [word for platform in target.platforms() for word in ("--platform", platform)]
     # The test's own index, if it has one, does not count.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    done = subprocess.run(
-        argv, env={**env, **pip_settings}, capture_output=True, text=True, check=False
-    )
+    done = run(argv, env={**env, **pip_settings})
     if done.returncode:
         lacks("index", done.stderr.strip()[-300:])
     tag = f"-cp{python.replace('.', '')}-"

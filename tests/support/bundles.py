@@ -6,13 +6,13 @@ check of what it says.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import zstandard
 from bundle.environment import unpack
 from bundle.environment.unpack import Environment
 from bundle.format.archive import BundleFile
+from bundle.format.layer import _HEAD as HEAD
+from bundle.format.layer import _SKIPPABLE as SKIPPABLE
 from bundle.format.layer import get_packed_index, read_origin
 from bundle.format.manifest import count_padding, estimate_room, member_header
 from bundle.node import node_root
@@ -37,6 +39,7 @@ from stager.pack.bundle_file import seal
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
 from tests.support.building import ORIGIN, fetch, wheel_of
+from tests.support.processes import run
 
 HERE = Target.from_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
@@ -44,9 +47,6 @@ BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python
 OWN = f"stager-{os.geteuid()}"
 """The name of this user's node root."""
 CLEAN = {"PATH": os.defpath, "LANG": "C.UTF-8"}
-
-_HEAD = struct.Struct("<IIQQQI")
-_SKIPPABLE = 0x184D2A50
 
 
 Pair = tuple[Packed, Packed]
@@ -113,8 +113,8 @@ def run_node(
     program: Path, *arguments: object, python: str = sys.executable, env: Mapping[str, str] = CLEAN
 ) -> subprocess.CompletedProcess[str]:
     """Run ``node.pyz`` as it is run on a node; a traceback fails the test."""
-    argv = [python, "-I", "-S", str(program), *map(str, arguments)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
+    argv = [python, "-I", "-S", program, *arguments]
+    done = run(argv, env=env)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -170,7 +170,7 @@ def rot(path: Path) -> None:
 
 
 def tree(folder: Path) -> dict[str, tuple[str, object]]:
-    """Every file and link below a folder: its kind and mode, and its content or target.
+    """All but directories below a folder: its kind or mode, and its content, target or mode.
 
     The listing of an environment is left out: it holds a time.
     """
@@ -181,12 +181,82 @@ def tree(folder: Path) -> dict[str, tuple[str, object]]:
             found[name] = ("link", os.readlink(path))
         elif path.is_file() and name != ".stager/listing":
             found[name] = (f"{path.stat().st_mode & 0o777:o}", path.read_bytes())
+        elif not path.is_dir() and not path.is_file():
+            found[name] = ("special", path.stat().st_mode)
     return found
 
 
 # --- forged bundles ------------------------------------------------------------------------------
 
 Raw = dict[str, Any]
+
+
+@dataclass
+class Forgery:
+    """A bundle of one layer, taken apart; put together, it has digests of whatever it says."""
+
+    manifest: Raw
+    index: Raw
+    node: bytes
+    decompressor: bytes | None
+    frames: list[bytes]
+    origin: bytes
+    late: Callable[[Raw], object] = lambda raw: None
+    """Changes the manifest when all the rest of it is true; its id is set after it."""
+
+    @classmethod
+    def of(cls, real: Path) -> Forgery:
+        """Take a bundle apart."""
+        with BundleFile(str(real)) as opened:
+            whole = opened.manifest
+            (layer,) = whole.layers
+            head, start = opened.head(layer), opened.offset(layer.member)
+            index = json.loads(zstandard.ZstdDecompressor().decompress(get_packed_index(head)))
+            frames = []
+            for size, _, _ in index["frames"]:
+                frames.append(opened.read(start, size))
+                start += size
+            say = json.loads(whole.to_bytes())
+            del say["id"]
+            node, zstd = (
+                part and opened.read_part(part) for part in (whole.node, whole.decompressor)
+            )
+            return cls(say, index, node, zstd, frames, read_origin(head).to_bytes())
+
+    def fit_frames(self) -> None:
+        """Set the sizes and digests of frames in the index."""
+        for frame, piece in zip(self.index["frames"], self.frames, strict=False):
+            frame[0], frame[2] = len(piece), Digest.of(piece)
+
+    def write(self, path: Path) -> str:
+        """Put it together; return its id."""
+        body = b"".join(self.frames)
+        head = forged_head(self.index, len(body), self.origin)
+        (layer,) = self.manifest["layers"]
+        layer |= {
+            "head": Digest.of(head),
+            "head_size": len(head),
+            "size": len(head) + len(body),
+            "unpacked_size": _total(self.index),
+            "files": len(self.index["files"]),
+        }
+        name = layer["id"]
+        parts = {"node": self.node, "decompressor": self.decompressor}
+        members = {}
+        for part, data in parts.items():
+            if data is not None:
+                self.manifest[part] |= {"sha256": Digest.of(data), "size": len(data)}
+                members[self.manifest[part]["name"]] = data
+        members |= {f"heads/{name}": head, f"layers/{name}.tar.zst": body}
+        say = copy.deepcopy(self.manifest)
+        self.late(say)
+        say["id"] = Digest.of(canonical_json(say))
+        with path.open("wb") as out:
+            for member, data in {"manifest.json": canonical_json(say), **members}.items():
+                out.write(member_header(member, len(data)))
+                out.write(data + bytes(count_padding(len(data))))
+            out.write(bytes(1024))
+        return str(say["id"])
 
 
 def forge(
@@ -202,62 +272,25 @@ def forge(
     Args:
         real: the bundle to copy.
         target: the file to write.
-        index: changes the layer's index, as JSON; digests and sizes of frames are set after it.
+        index: changes the layer's index, as JSON.
         manifest: changes the manifest, as JSON, last of all; its id is set after it.
         frames: changes the compressed frames; lengths and digests are adapted.
     """
-    with BundleFile(str(real)) as opened:
-        whole = opened.manifest
-        (layer,) = whole.layers
-        parts = [opened.read_part(part) for part in (whole.node, whole.decompressor) if part]
-        start = opened.offset(layer.member)
-        head = opened.head(layer)
-        made_from = read_origin(head).to_bytes()
-        raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(get_packed_index(head)))
-        pieces = []
-        for size, _, _ in raw["frames"]:
-            pieces.append(opened.read(start, size))
-            start += size
-    frames(pieces)
-    for frame, piece in zip(raw["frames"], pieces, strict=True):
-        frame[0], frame[2] = len(piece), Digest.of(piece)
-    index(raw)
-    head = forged_head(raw, sum(map(len, pieces)), made_from)
-    changed = replace(
-        layer,
-        head=Digest.of(head),
-        head_size=len(head),
-        size=len(head) + sum(map(len, pieces)),
-        unpacked_size=_total(raw),
-        files=len(raw["files"]),
-    )
-    say: Raw = json.loads(replace(whole, layers=(changed,)).to_bytes())
-    del say["id"]
-    manifest(say)
-    description = canonical_json({**say, "id": Digest.of(canonical_json(say))})
-    members = [(None, description), (whole.node.name, parts[0])]
-    members += [
-        (part.name, data)
-        for part, data in zip([whole.decompressor], parts[1:], strict=False)
-        if part
-    ]
-    members += [(changed.head_member, head), (changed.member, b"".join(pieces))]
-    with target.open("wb") as out:
-        for name, data in members:
-            out.write(member_header(name or "manifest.json", len(data)))
-            out.write(data + bytes(count_padding(len(data))))
-        out.write(bytes(1024))
+    forgery = Forgery.of(real)
+    frames(forgery.frames)
+    forgery.fit_frames()
+    index(forgery.index)
+    forgery.late = manifest
+    forgery.write(target)
     return target
 
 
 def forged_head(raw: Raw, behind: int, made_from: bytes = ORIGIN.to_bytes()) -> bytes:
     """A layer's head for an index that need not make sense."""
     body = made_from + zstandard.ZstdCompressor().compress(json.dumps(raw).encode())
+    size = HEAD.size + len(body)
     counts = (_total(raw), len(raw["files"]), len(made_from))
-    return (
-        _HEAD.pack(_SKIPPABLE, _HEAD.size - 8 + len(body), _HEAD.size + len(body) + behind, *counts)
-        + body
-    )
+    return HEAD.pack(SKIPPABLE, size - 8, size + behind, *counts) + body
 
 
 def _total(raw: Raw) -> int:

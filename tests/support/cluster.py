@@ -14,35 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.needs import lacks, needs
-from tests.support.processes import until
+from tests.support.processes import Done, command_lines, run, until
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts" / "cluster"
 STATES = Path("/run/stager-cluster")  # a directory for each cluster that stands
 _HEALTHY = {"idle", "mixed", "allocated", "completing"}
 
-Done = subprocess.CompletedProcess[str]
-
 
 def script(
     *arguments: str, check: bool = True, env: Mapping[str, str] | None = None, timeout: float = 900
 ) -> Done:
-    """Run scripts/cluster.
-
-    Args:
-        arguments: its command line.
-        check: fail the test if it fails.
-        env: variables on top of this process's.
-        timeout: in seconds.
-    """
-    done = subprocess.run(
-        [str(SCRIPT), *arguments],
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    """Run scripts/cluster with further variables; the test fails if it does, where it is to."""
+    done = run([SCRIPT, *arguments], env={**os.environ, **(env or {})}, seconds=timeout)
     if check and done.returncode:
         pytest.fail(f"scripts/cluster {' '.join(arguments)}: {done.stderr}")
     return done
@@ -97,14 +81,7 @@ class Cluster(Hosts):
 
     def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 900) -> Done:
         """Run a command on the login side, one of Slurm's for example."""
-        done = subprocess.run(
-            list(argv),
-            env={**os.environ, **self.env},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = run(argv, env={**os.environ, **self.env}, seconds=timeout)
         if check:
             assert done.returncode == 0, (argv, done.stdout, done.stderr)
         return done
@@ -125,7 +102,7 @@ class Cluster(Hosts):
 
     def slurmd(self, node: str) -> int | None:
         """The number of the node's slurmd on the login side; None if it is dead."""
-        return min(self._daemons("slurmd", node), default=None)
+        return self._daemon("slurmd", node)
 
     def state(self, node: str) -> str:
         """As ``sinfo`` has it: ``idle``, ``mixed``, ``down*`` ..."""
@@ -146,7 +123,7 @@ class Cluster(Hosts):
 
     def controller(self) -> int | None:
         """The number of its slurmctld; None while there is none."""
-        return min(self._daemons("slurmctld"), default=None)
+        return self._daemon("slurmctld")
 
     def stop_controller(self) -> None:
         """End it as a restart would, with all it knows written down."""
@@ -168,6 +145,10 @@ class Cluster(Hosts):
                 stderr=log,
                 check=True,
             )
+
+    def jobs(self, *options: str) -> list[str]:
+        """The numbers of the jobs in the queue; the options are those of ``squeue``."""
+        return self.run(["squeue", "--noheader", "--format=%A", *options]).stdout.split()
 
     def ended(self, job: str) -> bool:
         """Whether a job has left the queue; that Slurm does not answer is no end."""
@@ -210,42 +191,55 @@ class Cluster(Hosts):
         lines = self.run(argv, check=False).stdout.splitlines()
         return dict(line.split() for line in lines)
 
-    def _daemons(self, program: str, *words: str) -> list[int]:
-        """The numbers of its daemons of a kind whose command lines have these words."""
+    def _daemon(self, program: str, *words: str) -> int | None:
+        """The number of its first daemon of a kind whose command line has these words."""
         wanted = {os.fsencode(word) for word in (self.state_dir / "slurm.conf", *words)}
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                argv = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:  # it has ended
-                continue
-            if argv[0].endswith(program.encode()) and wanted <= {*argv}:
-                found.append(int(entry.name))
-        return found
+        found = [
+            number
+            for number, line in command_lines()
+            if line.split(b"\0")[0].endswith(program.encode()) and wanted <= {*line.split(b"\0")}
+        ]
+        return min(found, default=None)
 
 
 def make_cluster(name: str, *options: str) -> Cluster:
-    """Start a cluster; the caller ends it with :func:`remove_cluster`, whatever happens.
+    """Start a cluster; the caller ends it with :func:`remove_cluster`, whatever happens."""
+    shared = _up("slurm", name, *options)
+    return Cluster(name=name, nodes=nodes_of(name), shared=shared)
 
-    Args:
-        name: unique on this machine.
-        options: of ``scripts/cluster up``.
+
+def make_hosts(name: str, count: int) -> Path:
+    """Start hosts with an sshd each; return a folder that none of them sees.
+
+    The caller ends them with :func:`remove_cluster`, whatever happens.
     """
-    needs("slurm")
+    return _up("ssh", name, "--ssh", "--nodes", str(count), "--hide", str(_place(name)))
+
+
+def _place(name: str) -> Path:
+    return Path("/var/tmp") / f"stager-{name}"
+
+
+def _up(kind: str, name: str, *options: str) -> Path:
+    needs(kind)
+    _place(name).mkdir()
     done = script("up", "--name", name, *options, check=False)
     if "does not let root make namespaces" in done.stderr:
-        lacks("slurm", done.stderr)
+        _place(name).rmdir()
+        lacks(kind, done.stderr)
     assert done.returncode == 0, done.stderr
-    shared = Path("/var/tmp") / f"stager-{name}"
-    shared.mkdir()
-    nodes = tuple((STATES / name / "nodes").read_text().split())
-    return Cluster(name=name, nodes=nodes, shared=shared)
+    return _place(name)
+
+
+def nodes_of(name: str) -> tuple[str, ...]:
+    """The nodes or hosts of a cluster that stands."""
+    return tuple((STATES / name / "nodes").read_text().split())
 
 
 def remove_cluster(name: str) -> None:
-    """Remove a cluster that :func:`make_cluster` made, or what there is of it."""
+    """Remove a cluster or hosts, or what there is of them."""
     script("down", "--name", name)
-    shutil.rmtree(Path("/var/tmp") / f"stager-{name}", ignore_errors=True)
+    shutil.rmtree(_place(name), ignore_errors=True)
 
 
 def remove_abandoned() -> None:

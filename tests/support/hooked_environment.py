@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 from bundle.environment.unpack import list_hook_files
+from tests.support.processes import Done, run
 
 
 def make_environment(root: Path, *requirements: str, python: str = sys.executable) -> Path:
@@ -38,16 +39,7 @@ def surroundings(**variables: str) -> dict[str, str]:
     return {**inherited, **variables}
 
 
-def run_python(
-    env: Path, code: str, cwd: Path | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run_python(env: Path, code: str, cwd: Path | None = None, **variables: str) -> Done:
     """Run some code with an environment's own interpreter."""
-    return subprocess.run(
-        [env / "bin" / "python", "-c", textwrap.dedent(code)],
-        cwd=cwd,
-        env=surroundings(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    argv = [env / "bin" / "python", "-c", textwrap.dedent(code)]
+    return run(argv, cwd=cwd, env=surroundings(**variables))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from bundle.protocol.job import Job, Launch, Requires
 from bundle.protocol.messages import GroupSettings, LaunchRequest
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
+from tests.support.processes import run
 
 LAUNCH = Launch(
     command=("t.py",),
@@ -88,21 +88,9 @@ def ask(
     program: Path, phase: str, job: Job | dict[str, Any], **request: Any
 ) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and events of an agent on ``local1`` that is asked for one phase."""
-    asked = {
-        "v": 1,
-        "job": job.to_json() if isinstance(job, Job) else job,
-        "node": "local1",
-        "node_rank": 0,
-        "nodes_here": 1,
-        **request,
-    }
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(program), "agent", phase],
-        input=json.dumps(asked) + "\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    told = job.to_json() if isinstance(job, Job) else job
+    asked = {"v": 1, "job": told, "node": "local1", "node_rank": 0, "nodes_here": 1, **request}
+    argv = [sys.executable, "-I", "-S", program, "agent", phase]
+    done = run(argv, given=json.dumps(asked) + "\n")
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

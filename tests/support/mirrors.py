@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.index_server import run_server
+from tests.support.processes import run
 
 UV = str(Path(sys.executable).with_name("uv"))
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -35,14 +35,8 @@ def installed_by(tool: str, index: str, folder: Path, *names: str) -> list[str]:
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--index-url", index]
     uv = [UV, "pip", "install", "--python", sys.executable, "--default-index", index]
     target = folder / f"by-{tool}"
-    done = subprocess.run(
-        [*(pip if tool == "pip" else uv), "--target", str(target), *names],
-        env=plain_environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    argv = [*(pip if tool == "pip" else uv), "--target", target, *names]
+    done = run(argv, env=plain_environment(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(path.name.lower() for path in target.glob("*.dist-info"))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from pathlib import Path
 
 from tests.support.namespaces import entering
 from tests.support.needs import lacks
+from tests.support.processes import run
 
 _MAPPED = """\
 import sys
@@ -23,8 +23,7 @@ print(*sorted(mapped() - before - {getattr(module, "__file__", "")}), sep="\\n")
 def library_of(python: str, module: str) -> Path:
     """The system's library that a module of a Python needs; the test is skipped without one."""
     argv = [python, "-I", "-S", "-c", _MAPPED, module]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    for line in done.stdout.splitlines():
+    for line in run(argv).stdout.splitlines():
         if line.startswith(("/lib", "/usr/lib")) and "/python" not in line:
             return Path(line)
     lacks("linked python", f"{module} of {python} needs no library of the system")
@@ -46,8 +45,6 @@ def changes(library: Path, scratch: Path) -> dict[str, Path]:
 
 def without(library: Path, scratch: Path) -> list[str]:
     """The beginning of a command line that runs where a library is not there."""
-    pairs = [
-        (shlex.quote(str(other)), shlex.quote(path))
-        for path, other in changes(library, scratch).items()
-    ]
-    return entering("-m", "\n".join(f"mount --bind {other} {path}" for other, path in pairs))
+    pairs = changes(library, scratch).items()
+    lines = [shlex.join(["mount", "--bind", str(other), path]) for path, other in pairs]
+    return entering("-m", "\n".join(lines))

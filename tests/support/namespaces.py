@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.needs import needs
+from tests.support.processes import run
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -32,12 +32,6 @@ def namespace(flag: str, shell: str, code: str) -> object:
         code: Python that may import ``bundle``; ``json`` and ``sys`` are imported already.
     """
     code = f"import json, sys; sys.path.insert(0, {str(REPO)!r})\n{code}"
-    done = subprocess.run(
-        [*entering(flag, shell), sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run([*entering(flag, shell), sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

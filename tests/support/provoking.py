@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from bundle.environment.listing import STATE
+from tests.support import processes
 from tests.support.cluster import Cluster
 from tests.support.processes import until
 from tests.support.wheelhouse import standard_set
@@ -110,15 +111,8 @@ class Bench:
 
     def start(self, action: str, *arguments: str) -> subprocess.Popen[str]:
         """Start ``stager`` as a shell does, in a process group of its own."""
-        return subprocess.Popen(
-            [STAGER, action, "--json", "--log-dir", str(self.logs), *arguments],
-            cwd=self.root,
-            env={**os.environ, **self.env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        argv = [STAGER, action, "--json", "--log-dir", self.logs, *arguments]
+        return processes.start(argv, cwd=self.root, env={**os.environ, **self.env})
 
     def finish(self, started: subprocess.Popen[str], seconds: float = 900) -> Said:
         """Wait for the end of it."""
@@ -179,18 +173,19 @@ class Bench:
             space = os.readlink(f"/proc/{init}/ns/pid")
         except FileNotFoundError:  # the node was lost
             return found
-        for entry in Path("/proc").iterdir():
+        for number, raw in processes.command_lines():
             with contextlib.suppress(OSError):  # it ended meanwhile
-                if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == space:
-                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    if line and not line.startswith(own) and "node-init" not in line:
-                        found[int(entry.name)] = line
+                line = raw.replace(b"\0", b" ").decode()
+                theirs = os.readlink(f"/proc/{number}/ns/pid") == space
+                if theirs and line and not line.startswith(own) and "node-init" not in line:
+                    found[number] = line
         return found
 
     def program(self, node: str, word: str) -> int:
         """The process on a node whose command line has a word, and not a child that it forked."""
         found = [number for number, line in self.processes(node).items() if word in line]
-        (first,) = [number for number in found if _parent(number) not in found]
+        parents = {number: (processes.stat_fields(number) or ["", "0"])[1] for number in found}
+        (first,) = [number for number in found if int(parents[number]) not in found]
         return first
 
     def queued(self) -> str:
@@ -302,14 +297,7 @@ def build(
         "PIP_FIND_LINKS": str(place / "wheelhouse"),
         "PIP_CONFIG_FILE": os.devnull,
     }
-    done = subprocess.run(
-        [STAGER, "build", *options],
-        cwd=root,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run([STAGER, "build", *options], cwd=root, env=env)
     assert done.returncode == 0, done.stderr
     return root
 
@@ -334,20 +322,10 @@ def instead(cluster: Cluster, node: str, changed: Mapping[str, Path]) -> Iterato
             cluster.on(node, ["umount", "--lazy", path], check=False)
 
 
-def _parent(number: int) -> int:
-    """The parent of a process; 0 if it has ended meanwhile."""
-    try:
-        stat = Path(f"/proc/{number}/stat").read_text()
-    except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])
-
-
 def _whole(environment: Path) -> bool:
     """Whether an environment has all that is written last."""
-    return (environment / "pyvenv.cfg").exists() and (
-        environment / STATE / "manifest.json"
-    ).exists()
+    last = (environment / "pyvenv.cfg", environment / STATE / "manifest.json")
+    return all(path.exists() for path in last)
 
 
 @pytest.fixture(scope="session")

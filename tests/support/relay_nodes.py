@@ -27,26 +27,23 @@ class Nodes:
         self.relays: list[RelayProcess] = []
         content = os.urandom(size)
         self.digest = hashlib.sha256(content).hexdigest()
-        (folder / "0").write_bytes(content)
-        self.add(complete=True, directory=directory)
+        self.path(0).write_bytes(content)
+        self.add(directory=directory)
         self.relays[0].begin(None)
 
-    def add(
-        self,
-        *,
-        complete: bool = False,
-        address: str = "127.0.0.1",
-        directory: Directory | None = None,
-    ) -> int:
-        """Start a node, or the source; return its place."""
+    def path(self, place: int) -> Path:
+        """Where the file of a node lies."""
+        return self.folder / str(place)
+
+    def add(self, *, address: str = "127.0.0.1", directory: Directory | None = None) -> None:
+        """Start the source, or a node."""
         number = len(self.relays)
-        handle = os.open(self.folder / str(number), os.O_RDWR | os.O_CREAT)
+        handle = os.open(self.path(number), os.O_RDWR | os.O_CREAT)
         listener = listen(address)
         self.places.append(listener.getsockname()[:2])
-        file = ChunkFile(handle, self.size, complete=complete)
+        file = ChunkFile(handle, self.size, complete=number == 0)
         self.relays.append(RelayProcess(file, self.token, listener, directory))
         os.close(handle)
-        return number
 
     def begin(self, *places: int) -> None:
         """Let nodes begin; all by default."""
@@ -54,19 +51,24 @@ class Nodes:
             self.relays[place].begin(at_addresses(self.places, place))
 
     def kill(self, place: int, number: int = signal.SIGKILL) -> None:
-        """Send a node a signal."""
-        os.kill(self.relays[place]._child, number)
+        """Send a node a signal, unless it has ended."""
+        child = self.relays[place]._child  # 0 once its end is known; that would be this group
+        if child:
+            os.kill(child, number)
 
     def has(self, place: int) -> int:
         """The bytes of a node's file so far."""
-        return (self.folder / str(place)).stat().st_size
+        return self.path(place).stat().st_size
+
+    def is_whole(self, place: int) -> bool:
+        """Whether the file of a node is the source's."""
+        return hashlib.sha256(self.path(place).read_bytes()).hexdigest() == self.digest
 
     def assert_whole(self, place: int) -> RelayOutcome:
         """Check that a node gets the file; return its outcome."""
         outcome = self.relays[place].outcome()
         assert outcome.failure == ""
-        content = (self.folder / str(place)).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == self.digest
+        assert self.is_whole(place)
         return outcome
 
     def close(self) -> None:

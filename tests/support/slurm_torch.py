@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import processes
 from tests.support.cluster import Cluster
 from tests.support.torch_project import STAGER, Ran, TorchProject
 
@@ -86,35 +87,14 @@ class SlurmTorch:
             env: variables on top of the project's.
             inside: the beginning of the command line, ``salloc`` for example.
         """
-        done = subprocess.run(
-            [*inside, *self.argv(action, *arguments, bundle=bundle)],
-            cwd=self.work,
-            env={**self.env, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        try:
-            report = json.loads(done.stdout)
-        except ValueError:
-            raise AssertionError(f"no JSON alone: {done.stdout}{done.stderr}") from None
-        logs = self.work / "logs"
-        return SlurmRan(code=done.returncode, report=report, stderr=done.stderr, logs=logs)
+        argv = [*inside, *self.argv(action, *arguments, bundle=bundle)]
+        env = {**self.env, **(env or {})}
+        done = processes.run(argv, cwd=self.work, env=env, seconds=PATIENCE)
+        return SlurmRan.of(done, self.work / "logs")
 
     def start(self, action: str, *arguments: str | Path) -> subprocess.Popen[str]:
         """Start a job as a shell would, in a process group of its own."""
-        return subprocess.Popen(
-            self.argv(action, *arguments),
-            cwd=self.work,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return processes.start(self.argv(action, *arguments), cwd=self.work, env=self.env)
 
     def clean(self) -> None:
         """Take every environment off the nodes, so that the next job begins from nothing."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.needs import needs
+from tests.support.processes import run
 from tests.support.wheelhouse import Content, Member, Parts, as_bytes, escaped
 
 _INSTALLERS_OWN = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
@@ -72,7 +73,7 @@ def build_native_wheel(folder: Path, source: Path) -> Path:
     )
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     argv += ["--no-index", "--wheel-dir", str(folder), str(source)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    done = run(argv)
     if done.returncode:
         raise RuntimeError(f"the C extension did not build:\n{done.stderr}")
     return next(folder.glob("native_ext-1.0-*.whl"))

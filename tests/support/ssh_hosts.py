@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tests.support import processes
 from tests.support.building import STAGER
-from tests.support.cluster import STATES, Hosts, script
-from tests.support.needs import lacks, needs
+from tests.support.cluster import Hosts, script
 from tests.support.processes import living, until
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A command line that has ended."""
-
-    code: int
-    """Its exit status."""
-    report: dict[str, Any]
-    """What ``--json`` printed."""
-    talk: str
-    """What it wrote to standard error."""
+from tests.support.provoking import Said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,39 +29,29 @@ class SshHosts(Hosts):
         """What makes ``ssh`` read the configuration of these hosts."""
         return {**os.environ, "PATH": f"{self.state_dir / 'bin'}:{os.environ['PATH']}"}
 
-    def stager(self, *arguments: str, folder: Path, timeout: float = 900) -> Ended:
+    def stager(self, *arguments: str, folder: Path, timeout: float = 900) -> Said:
         """Run the command line in a folder."""
-        started = self.start(*arguments, folder=folder)
-        return self.end(started, timeout)
+        return self.end(self.start(*arguments, folder=folder), timeout)
 
     def start(
         self, *arguments: str, folder: Path, before: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
         """Start the command line as a shell's job, which Ctrl-C reaches as a whole."""
-        return subprocess.Popen(
-            [*before, *STAGER, arguments[0], "--json", *arguments[1:]],
-            cwd=folder,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        argv = [*before, *STAGER, arguments[0], "--json", *arguments[1:]]
+        return processes.start(argv, cwd=folder, env=self.env)
 
-    def end(self, started: subprocess.Popen[str], timeout: float = 900) -> Ended:
+    def end(self, started: subprocess.Popen[str], timeout: float = 900) -> Said:
         """Wait for its end."""
         try:
             out, err = started.communicate(timeout=timeout)
         finally:
             if started.poll() is None:
                 started.kill()
-        return Ended(code=started.returncode, report=json.loads(out or "{}"), talk=err)
+        return Said(code=started.returncode, report=json.loads(out or "{}"), talk=err)
 
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a command on a host, beside ssh; return what it prints."""
-        done = subprocess.run(
-            [*self.entering(node), *argv], capture_output=True, text=True, check=False, timeout=900
-        )
+        done = processes.run([*self.entering(node), *argv])
         assert not check or done.returncode == 0, (argv, done.stdout, done.stderr)
         return done.stdout
 
@@ -90,7 +67,7 @@ class SshHosts(Hosts):
     def link(self, node: str) -> str:
         """The name that this machine's end of the host's cable has."""
         peer = self.on(node, "ip", "-o", "link", "show", "eth0").split("eth0@if")[1].split(":")[0]
-        links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True)
+        links = processes.run(["ip", "-o", "link"])
         [link] = [line for line in links.stdout.splitlines() if line.startswith(f"{peer}:")]
         return link.split()[1].partition("@")[0]
 
@@ -128,26 +105,6 @@ class SshHosts(Hosts):
             yield
         finally:
             file.write_text(before)
-
-
-def make_hosts(name: str, count: int) -> SshHosts:
-    """Start hosts; the caller ends them with :func:`remove_hosts`, whatever happens."""
-    needs("ssh")
-    hidden = Path("/var/tmp") / f"stager-{name}"
-    hidden.mkdir()
-    shape = ("--ssh", "--nodes", str(count), "--hide", str(hidden))
-    done = script("up", "--name", name, *shape, check=False)
-    if "does not let root make namespaces" in done.stderr:
-        lacks("ssh", done.stderr)
-    assert done.returncode == 0, done.stderr
-    nodes = tuple((STATES / name / "nodes").read_text().split())
-    return SshHosts(name=name, nodes=nodes, hidden=hidden)
-
-
-def remove_hosts(name: str) -> None:
-    """Remove hosts that :func:`make_hosts` made, or what there is of them."""
-    script("down", "--name", name)
-    shutil.rmtree(Path("/var/tmp") / f"stager-{name}", ignore_errors=True)
 
 
 def at_work(hosts: SshHosts, *nodes: str) -> bool:

@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.processes import living
+from tests.support.processes import Done, living, run, start
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 """The installed program, as a user runs it."""
@@ -56,6 +56,9 @@ COMMON = os.environ.get("STAGER_TEST_SHARED")
 """A directory that test processes have in common; read now, as tests do not see such variables."""
 
 
+R = TypeVar("R", bound="Ran")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ran:
     """A finished job."""
@@ -68,6 +71,15 @@ class Ran:
     """What it said."""
     logs: Path
     """Its log directory."""
+
+    @classmethod
+    def of(cls: type[R], done: Done, logs: Path) -> R:
+        """Read what it printed."""
+        try:
+            report = json.loads(done.stdout)
+        except ValueError:
+            raise AssertionError(f"no JSON alone: {done.stdout}{done.stderr}") from None
+        return cls(code=done.returncode, report=report, stderr=done.stderr, logs=logs)
 
     def log(self, node: str) -> str:
         """The logs of a node's ranks, one after the other."""
@@ -104,7 +116,8 @@ class TorchProject:
         timeout: float = 900,
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line, in the project's folder unless another is given."""
-        return _stager(arguments, cwd or self.root, {**self.env, **(env or {})}, timeout)
+        variables = {**self.env, **(env or {})}
+        return run([STAGER, *arguments], cwd=cwd or self.root, env=variables, seconds=timeout)
 
     def job(
         self,
@@ -126,13 +139,7 @@ class TorchProject:
         if action == "run" and not {"--nproc-per-node"} & set(arguments):
             options += ["--nproc-per-node", "2"]
         done = self.stager(action, *options, *arguments, cwd=cwd, env=env)
-        try:
-            report = json.loads(done.stdout)
-        except ValueError:
-            raise AssertionError(
-                f"no JSON, or more than that:\n{done.stdout}{done.stderr}"
-            ) from None
-        return Ran(code=done.returncode, report=report, stderr=done.stderr, logs=cwd / "logs")
+        return Ran.of(done, cwd / "logs")
 
     def run(self, script: str, *arguments: str, cwd: Path, options: tuple[str, ...] = ()) -> Ran:
         """Run a program, given as its text, on two nodes with two ranks each."""
@@ -141,15 +148,7 @@ class TorchProject:
 
     def start(self, *arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
         """Start the command line as a shell would: in the foreground process group of its own."""
-        return subprocess.Popen(
-            [STAGER, *map(str, arguments)],
-            cwd=cwd,
-            env=dict(self.env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return start([STAGER, *arguments], cwd=cwd, env=self.env)
 
     def left_over(self) -> list[str]:
         """What a finished job must not leave: processes, and its private directories."""
@@ -182,7 +181,8 @@ def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
     (base / "project" / "train.py").write_text(TRAIN)
     try:
         with _built_once(base):
-            done = _stager(("build", "--json"), base / "project", env, 1800)
+            argv = [STAGER, "build", "--json"]
+            done = run(argv, cwd=base / "project", env=env, seconds=1800)
             assert done.returncode == 0, done.stderr
         made = json.loads(done.stdout)
         yield TorchProject(
@@ -227,18 +227,3 @@ def _place() -> Path:
         if owner.isdigit() and not Path("/proc", owner).exists():
             shutil.rmtree(other, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=PLACES))
-
-
-def _stager(
-    arguments: tuple[str | Path, ...], cwd: Path, env: Mapping[str, str], timeout: float
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [STAGER, *map(str, arguments)],
-        cwd=cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )

@@ -7,22 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import Done, run
 from tests.torture.rounds import SAME, Broken, Round
 from tests.torture.world import World
 
 REPO = Path(__file__).resolve().parents[2]
 
 
-def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.torture", *arguments],
-        cwd=REPO,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=1000,
-        check=False,
-    )
+def torture(*arguments: str) -> Done:
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return run([sys.executable, "-m", "tests.torture", *arguments], cwd=REPO, env=env, seconds=1000)
 
 
 def round_of(folder: Path, number: int = 0) -> Round:

@@ -35,6 +35,8 @@ class Member:
     """Its bytes; a link's target for a link."""
     attributes: int = REGULAR
     """The zip's external attributes: the file type and mode, shifted as Unix writers do."""
+    method: int = zipfile.ZIP_DEFLATED
+    """How it is compressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +59,14 @@ class Parts:
         rows = [[m.name, _hash(m.data), str(len(m.data))] for m in self.members]
         return [*rows, [f"{self.dist_info}/RECORD", "", ""]]
 
-    def write(self, folder: Path, rows: Iterable[Iterable[str]] | None = None) -> Path:
-        """Write the wheel, with a true RECORD or with the rows given."""
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows(self.record() if rows is None else rows)
-        record = Member(name=f"{self.dist_info}/RECORD", data=table.getvalue().encode())
+    def write(self, folder: Path, rows: Iterable[Iterable[str]] | bytes | None = None) -> Path:
+        """Write the wheel, with a true RECORD or with the rows or bytes given."""
+        if not isinstance(rows, bytes):
+            table = io.StringIO()
+            written = csv.writer(table, lineterminator="\n")
+            written.writerows(self.record() if rows is None else rows)
+            rows = table.getvalue().encode()
+        record = Member(name=f"{self.dist_info}/RECORD", data=rows)
         return write_zip(folder / self.filename, (*self.members, record))
 
 
@@ -129,7 +134,7 @@ def write_zip(path: Path, members: Iterable[Member]) -> Path:
             info.filename = member.name  # ZipInfo tidies names; a hostile one must stay as it is
             info.create_system = 3  # Unix, whose modes external_attr holds
             info.external_attr = member.attributes
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.compress_type = member.method
             archive.writestr(info, member.data)
     return path
 

@@ -10,17 +10,18 @@ from pathlib import Path
 import zstandard
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary
+from bundle.format.layer import LayerError
 from bundle.protocol.problem import NodeError
+from tests.support.building import frames_of
 
 from .product import Done, sound, stager
 from .rounds import Round, require
-from .world import ANSWER, PROGRAM
+from .world import ANSWER, EXEC
 
 
-def runs_right(round_: Round, *argv: str) -> Done:
+def runs_right(round_: Round) -> Done:
     """Hold that the environment answers as the bundle's own modules do."""
-    done = sound(stager(round_, "exec", *argv, "--", "python", "-c", PROGRAM))
+    done = sound(stager(round_, *EXEC))
     require(done.code == 0, "`stager exec` succeeds afterwards", done)
     require(done.out == ANSWER, "what runs is what was built", done)
     return done
@@ -43,9 +44,20 @@ def whole_store(offline: Path, *, bundles: bool = True) -> None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         require(digest == path.stem, "a program in the store has the digest of its name", path)
     for path in sorted((offline / "layers").glob("*.tar.zst") if bundles else ()):
-        require(_whole_layer(path), "a layer in the store is whole", path)
+        try:
+            frames_of(path)
+        except (AssertionError, LayerError, zstandard.ZstdError) as exc:
+            require(False, "a layer in the store is whole", f"{path}: {exc!r}")
     for path in sorted((offline / "bundles").glob("*.pkgs.tar") if bundles else ()):
-        _whole_bundle(path)
+        try:
+            with BundleFile(str(path)) as bundle:
+                for layer in bundle.manifest.layers:
+                    bundle.head(layer)
+                bundle.read_part(bundle.manifest.node)
+                named = bundle.manifest.id[:12] in path.name
+        except NodeError as exc:
+            require(False, "a bundle in the store is whole", exc)
+        require(named, "a bundle in the store has the id of its name", path)
 
 
 def nothing_half_written(nodes: Path, *more: str) -> None:
@@ -61,40 +73,7 @@ def nothing_in_tmp(offline: Path) -> None:
     require(not left, "nothing is left in the store's tmp", left)
 
 
-def _whole_layer(path: Path) -> bool:
-    data = path.read_bytes()
-    try:
-        summary = head_summary(data[:HEAD_PREFIX])
-    except LayerError:
-        return False
-    body = zstandard.ZstdDecompressor().stream_reader(
-        data[summary.head_size :], read_across_frames=True
-    )
-    try:
-        while body.read(1 << 20):
-            pass
-    except zstandard.ZstdError:
-        return False
-    return summary.size == len(data)
-
-
-def _whole_bundle(path: Path) -> None:
-    try:
-        with BundleFile(str(path)) as bundle:
-            for layer in bundle.manifest.layers:
-                bundle.head(layer)
-            bundle.read_part(bundle.manifest.node)
-            named = bundle.manifest.id[:12] in path.name
-    except NodeError as exc:
-        require(False, "a bundle in the store is whole", exc)
-    require(named, "a bundle in the store has the id of its name", path)
-
-
 def files_of(folder: Path) -> list[Path]:
     """Return every regular file below a folder, sorted."""
-    return sorted(
-        Path(top, name)
-        for top, _, names in os.walk(folder)
-        for name in names
-        if Path(top, name).is_file() and not Path(top, name).is_symlink()
-    )
+    paths = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())

@@ -2,19 +2,68 @@
 
 from __future__ import annotations
 
+import copy
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis.strategies import SearchStrategy
+from hypothesis import strategies as st
 
-from .rounds import Round
+from .rounds import REFUSED, SAME, Broken, Round, require
 
 EXAMPLES = 20
 """Faults in a round."""
+ODD: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, 1.5, -0.5, 1e308, "", "x", "..", "\0", "\n",
+    "9" * 5000, "1." * 3000, "\x1b[2J", "\ud800", "n" * 5000, [], [[]], [None], ["x"], {},
+    {"a": 1}, [1] * 50,
+)  # fmt: skip
+"""What is seldom meant."""
+Change = tuple[int, Any, str]
+"""Which place of a JSON value, what it gets, and how."""
 
 
-def examples(round_: Round, strategy: SearchStrategy[Any], attempt: Callable[[Any], str]) -> None:
+def changes(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Change]:
+    """Return changes of JSON values."""
+    kinds = st.sampled_from(("set", "set", "set", "delete", "add", "repeat"))
+    return st.tuples(st.integers(0, 10**6), values, kinds)
+
+
+def changed(raw: Any, change: Change, name: str = "nosuch") -> Any:
+    """Return a copy of a JSON value with a change in one place, at any depth.
+
+    A value that is added to an object gets the name.
+    """
+    number, value, how = change
+    result = copy.deepcopy(raw)
+    places = _list_places(result)
+    if not places:
+        return result
+    at, key = places[number % len(places)]
+    if how == "delete":
+        del at[key]
+    elif how == "set":
+        at[key] = value
+    elif isinstance(at, dict):
+        at[name] = value
+    else:
+        at.append(at[key] if how == "repeat" else value)
+    return result
+
+
+def _list_places(value: Any) -> list[tuple[Any, Any]]:
+    """Return all containers in a value, each with each of its keys."""
+    if not isinstance(value, dict | list):
+        return []
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    found = [(value, key) for key in keys]
+    return found + [place for key in keys for place in _list_places(value[key])]
+
+
+def examples(
+    round_: Round, strategy: st.SearchStrategy[Any], attempt: Callable[[Any], str]
+) -> None:
     """Call ``attempt`` with values of a strategy, and count what comes of each.
 
     Raises:
@@ -41,3 +90,18 @@ def examples(round_: Round, strategy: SearchStrategy[Any], attempt: Callable[[An
         round_.counts[outcome] += 1
 
     each()
+
+
+def reads(
+    read: Callable[[], object], expected: type[Exception], text: object = "", most: int = 20_000
+) -> str:
+    """Hold that something is understood, or refused with a message that can be read."""
+    try:
+        read()
+    except expected as exc:
+        require(0 < len(str(exc).strip()) < most, "a message can be read", repr(exc)[:5000])
+        return REFUSED
+    except Exception as exc:
+        trace = "".join(traceback.format_exception(exc)[-6:])
+        raise Broken("no exception but the product's own errors", f"{trace}\n{text}") from exc
+    return SAME

@@ -36,6 +36,7 @@ class Network:
         Raises:
             NotHere: this machine does not allow it.
         """
+        self.hosts = hosts
         self._hub = _new_namespace()
         self._places: list[int] = []
         self._rate = rate

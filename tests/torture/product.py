@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from .deadline import Deadline
 from .rounds import REFUSED, Round, require
@@ -31,13 +34,10 @@ class Done:
     """How a command ended."""
 
     argv: tuple[str, ...]
-    """What was run."""
     code: int
-    """Its exit code; negative where a signal ended it."""
+    """Negative where a signal ended it."""
     out: str
-    """Standard output."""
     err: str
-    """Standard error."""
 
     def __str__(self) -> str:
         return f"$ {' '.join(self.argv)}\nexit {self.code}\n{self.out[-2000:]}{self.err[-3000:]}"
@@ -64,19 +64,28 @@ def environment(round_: Round, more: Mapping[str, str] | None = None) -> dict[st
     }
 
 
+class Running(NamedTuple):
+    """A command that was started."""
+
+    argv: tuple[str, ...]
+    out: Path
+    """Where what it says goes, in two files."""
+    pid: int
+    poll: Callable[[], int | None]
+    """Returns how it ended; None while it runs."""
+
+
 def start(
     round_: Round,
     argv: Sequence[str],
     *,
-    out: Path,
     env: Mapping[str, str] | None = None,
     folder: str = "project",
-) -> subprocess.Popen[bytes]:
-    """Start ``stager`` in a session of its own; what it says goes to two files beside ``out``."""
-    for name in ("tmp", "home", folder):
-        (round_.folder / name).mkdir(exist_ok=True)
+) -> Running:
+    """Start ``stager`` in a session of its own."""
+    out = _prepared(round_, folder)
     with out.with_suffix(".out").open("wb") as stdout, out.with_suffix(".err").open("wb") as stderr:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*STAGER, *argv],
             cwd=round_.folder / folder,
             env=environment(round_, env),
@@ -85,6 +94,7 @@ def start(
             stderr=stderr,
             start_new_session=True,
         )
+    return Running(tuple(argv), out, process.pid, process.poll)
 
 
 def stager(
@@ -108,60 +118,47 @@ def stager(
         folder: where it is run, in the round's folder.
         limits: resources and how much of them it may use.
     """
-    out = _fresh(round_.folder / "said", "stager")
     if process:
-        return finish(start(round_, argv, out=out, env=env, folder=folder), argv, out, seconds)
-    for name in ("tmp", "home", folder):
-        (round_.folder / name).mkdir(exist_ok=True)
+        return finish(start(round_, argv, env=env, folder=folder), seconds)
+    out = _prepared(round_, folder)
     child = os.fork()
     if child == 0:
         for which, most in limits:
             resource.setrlimit(which, (most, most))
         _become(argv, round_.folder / folder, environment(round_, env), out)
-    return finish(_Forked(child), argv, out, seconds)
+    return finish(Running(argv, out, child, partial(_poll, child)), seconds)
 
 
-def finish(
-    process: subprocess.Popen[bytes] | _Forked, argv: Sequence[str], out: Path, seconds: float
-) -> Done:
+def finish(running: Running, seconds: float) -> Done:
     """Wait for a command that was started; one that goes on for too long breaks a promise."""
     deadline = Deadline(seconds)
-    pause = 0.001
-    while (code := process.poll()) is None:
-        if deadline.passed():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            done = said(argv, -9, out)
-            require(False, f"a command ends within {seconds:.0f} seconds", done)
+    pause, hangs = 0.001, False
+    while (code := running.poll()) is None:
+        if deadline.passed() and not hangs:
+            hangs = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
-    return said(argv, code, out)
+    out, err = (
+        running.out.with_suffix(kind).read_text(errors="replace") for kind in (".out", ".err")
+    )
+    done = Done(argv=("stager", *running.argv), code=code, out=out, err=err)
+    require(not hangs, f"a command ends within {seconds:.0f} seconds", done)
+    return done
 
 
-def said(argv: Sequence[str], code: int, out: Path) -> Done:
-    """Return how a command ended, with what it said."""
-    texts = [out.with_suffix(kind).read_text(errors="replace") for kind in (".out", ".err")]
-    return Done(argv=("stager", *argv), code=code, out=texts[0], err=texts[1])
+def _poll(pid: int) -> int | None:
+    number, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if number else None
 
 
-class _Forked:
-    """A child of ours that is no ``Popen``."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._code is None:
-            number, status = os.waitpid(self.pid, os.WNOHANG)
-            if number:
-                self._code = os.waitstatus_to_exitcode(status)
-        return self._code
-
-    def wait(self) -> int:
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._code
+def _prepared(round_: Round, folder: str) -> Path:
+    """Make what a command finds; return where what it says goes."""
+    for name in ("tmp", "home", "said", folder):
+        (round_.folder / name).mkdir(exist_ok=True)
+    said = round_.folder / "said"
+    return said / f"stager-{len(list(said.iterdir()))}"
 
 
 def _become(argv: Sequence[str], folder: Path, env: Mapping[str, str], out: Path) -> None:
@@ -187,11 +184,6 @@ def _become(argv: Sequence[str], folder: Path, env: Mapping[str, str], out: Path
             sys.stderr.flush()
         finally:
             os._exit(code & 0xFF)
-
-
-def _fresh(folder: Path, stem: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{stem}-{len(list(folder.iterdir()))}"
 
 
 def sound(done: Done) -> Done:

@@ -9,39 +9,19 @@ from dataclasses import dataclass
 from .rounds import Round
 from .world import World
 
-Play = Callable[[Round], str]
-"""Plays one round; returns an outcome, or raises ``Broken``."""
-
 MODULES = (
-    "wheels",
-    "bundles",
-    "lies",
-    "roots",
-    "store",
-    "environments",
-    "kills",
-    "limits",
-    "concurrent",
-    "settings",
-    "logs",
-    "jobs",
-    "relay",
-    "slurm",
-    "transfer",
-)
+    "wheels", "bundles", "lies", "roots", "store", "environments", "kills", "limits", "concurrent",
+    "settings", "logs", "jobs", "relay", "slurm", "transfer",
+)  # fmt: skip
 """The files in ``areas/``, in the order of the table; each is one area of that name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Area:
-    """One kind of fault."""
+    """One kind of fault; what must hold then is said at the top of its file."""
 
-    name: str
-    """As on the command line."""
-    promise: str
-    """What must hold, in a sentence."""
-    play: Play
-    """Plays one round."""
+    play: Callable[[Round], str]
+    """Plays one round; returns an outcome, or raises ``Broken``."""
     rounds: int
     """How many rounds a full run plays."""
     sample: int
@@ -57,13 +37,16 @@ class Area:
     end: Callable[[World], None] | None = None
     """Removes it again."""
 
+    @property
+    def name(self) -> str:
+        return self.play.__module__.rpartition(".")[2]
+
+    @property
+    def promise(self) -> str:
+        return importlib.import_module(self.play.__module__).__doc__ or ""
+
 
 def areas(names: tuple[str, ...] = ()) -> list[Area]:
-    """Return the named areas, or all of them, in the order of the table.
-
-    Raises:
-        KeyError: there is no area of that name.
-    """
+    """Return the named areas, or all of them, in the order of the table."""
     package = __name__.rpartition(".")[0]
-    found = {name: importlib.import_module(f"{package}.areas.{name}").AREA for name in MODULES}
-    return [found[name] for name in names or MODULES]
+    return [importlib.import_module(f"{package}.areas.{name}").AREA for name in names or MODULES]

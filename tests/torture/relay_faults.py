@@ -9,40 +9,36 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from .relay_nodes import SOURCE, Swarm
+from .relay_nodes import Swarm
 
 WELL, DAMAGED, LOST, CUT_OFF = "well", "damaged", "lost", "cut off"
 """What a fault may cost: nothing; the copy on that node's disk; that node; all of them."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A kind of fault."""
 
     cost: str
     """What it may cost."""
-    strike: Callable[[Swarm, int], None]
+    strike: Callable[[Swarm, int], object]
     """Does it to a node."""
     on_source: bool = False
     """Whether it hits the source, and not a node."""
-    full: bool = False
-    """Whether it is a disk that is too small from the beginning."""
 
 
 def _kill(swarm: Swarm, place: int) -> None:
-    swarm.signal(place, signal.SIGKILL)
+    swarm.kill(place)
 
 
 def _stop(swarm: Swarm, place: int) -> None:
-    swarm.signal(place, signal.SIGSTOP)
+    swarm.kill(place, signal.SIGSTOP)
 
 
 def _stop_for_a_while(swarm: Swarm, place: int) -> None:
-    swarm.signal(place, signal.SIGSTOP)
-    seconds = swarm.rng.uniform(0.2, 8)
-    _later(seconds, lambda: swarm.signal(place, signal.SIGCONT))
+    swarm.kill(place, signal.SIGSTOP)
+    _later(swarm.rng.uniform(0.2, 8), lambda: swarm.kill(place, signal.SIGCONT))
 
 
 def _cut(swarm: Swarm, place: int) -> None:
@@ -57,17 +53,9 @@ def _cut_for_a_while(swarm: Swarm, place: int) -> None:
 
 def _part(swarm: Swarm, place: int) -> None:
     """Drop what a node and some others send to each other; the source reaches all."""
-    others = [other for other in range(1, swarm.count + 1) if other != place]
+    others = [other for other in swarm.others if other != place]
     for other in swarm.rng.sample(others, swarm.rng.randint(1, len(others))):
         swarm.network.read_part(place, other)
-
-
-def _move(swarm: Swarm, place: int) -> None:
-    swarm.network.move(place)
-
-
-def _slow(swarm: Swarm, place: int) -> None:
-    swarm.network.shape(place, f"{swarm.rng.randint(1, 4)}mbit")
 
 
 def _corrupt(swarm: Swarm, place: int) -> None:
@@ -79,18 +67,10 @@ def _corrupt(swarm: Swarm, place: int) -> None:
             handle.write(swarm.rng.randbytes(16)[: max(0, length - handle.tell())])
 
 
-def _garbage(swarm: Swarm, place: int) -> None:
-    _strangers(swarm, swarm.rng.randint(1, 200), swarm.rng.randbytes(swarm.rng.randint(1, 300)))
-
-
-def _silence(swarm: Swarm, place: int) -> None:
-    _strangers(swarm, swarm.rng.randint(1, 200), b"")
-
-
-def _strangers(swarm: Swarm, count: int, data: bytes) -> None:
+def _strangers(swarm: Swarm, data: bytes) -> None:
     """Connect to nodes and the source; say something, or nothing; and keep the connections."""
     kept = []
-    for _ in range(count):
+    for _ in range(swarm.rng.randint(1, 200)):
         with contextlib.suppress(OSError):
             connection = socket.create_connection(swarm.rng.choice(swarm.places), timeout=0.2)
             connection.sendall(data)
@@ -113,10 +93,6 @@ def _drip_into(connection: socket.socket) -> None:
             time.sleep(1)
 
 
-def _nothing(swarm: Swarm, place: int) -> None:
-    pass
-
-
 def _later(seconds: float, act: Callable[[], object]) -> None:
     def acting() -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -127,6 +103,8 @@ def _later(seconds: float, act: Callable[[], object]) -> None:
     timer.start()
 
 
+DISK = "its disk is full"
+"""What is so from the beginning."""
 FAULTS = {
     "killed": Fault(LOST, _kill),
     "stopped": Fault(LOST, _stop),
@@ -134,12 +112,20 @@ FAULTS = {
     "cut off": Fault(LOST, _cut),
     "cut off for a while": Fault(WELL, _cut_for_a_while),
     "parted from some": Fault(WELL, _part),
-    "gets another address": Fault(WELL, _move),
-    "becomes slow": Fault(WELL, _slow),
+    "gets another address": Fault(WELL, lambda swarm, place: swarm.network.move(place)),
+    "becomes slow": Fault(
+        WELL, lambda swarm, place: swarm.network.shape(place, f"{swarm.rng.randint(1, 4)}mbit")
+    ),
     "its copy is damaged": Fault(DAMAGED, _corrupt),
-    "its disk is full": Fault(LOST, _nothing, full=True),
-    "strangers with garbage": Fault(WELL, _garbage, on_source=True),
-    "strangers that are silent": Fault(WELL, _silence, on_source=True),
+    DISK: Fault(LOST, lambda swarm, place: None),
+    "strangers with garbage": Fault(
+        WELL,
+        lambda swarm, place: _strangers(swarm, swarm.rng.randbytes(swarm.rng.randint(1, 300))),
+        on_source=True,
+    ),
+    "strangers that are silent": Fault(
+        WELL, lambda swarm, place: _strangers(swarm, b""), on_source=True
+    ),
     "strangers with a byte a second": Fault(WELL, _drip, on_source=True),
     "the source is killed": Fault(CUT_OFF, _kill, on_source=True),
     "the source is stopped": Fault(CUT_OFF, _stop, on_source=True),
@@ -152,9 +138,4 @@ FAULTS = {
 
 def worst(costs: list[str]) -> str:
     """Return the most that some faults of one node may cost."""
-    return max(costs, key=(WELL, DAMAGED, LOST, CUT_OFF).index)
-
-
-def place_of(fault: Fault, swarm: Swarm) -> int:
-    """Choose whom a fault hits."""
-    return SOURCE if fault.on_source else swarm.rng.randint(1, swarm.count)
+    return max([WELL, *costs], key=(WELL, DAMAGED, LOST, CUT_OFF).index)

@@ -6,10 +6,10 @@ import random
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .world import World
@@ -39,11 +39,9 @@ class Round:
     """What one round of an area works with."""
 
     area: str
-    """The area's name."""
     seed: int
-    """The run's seed."""
+    """The run's."""
     number: int
-    """The round's number in its area."""
     world: World
     """What has been prepared once for all rounds."""
     folder: Path
@@ -61,11 +59,26 @@ class Round:
         self.tell(what)
 
     def use(self, *names: str) -> None:
-        """Copy parts of the prepared world into the round: project, offline, nodes, home."""
+        """Copy parts of the prepared world into the round: project, offline, nodes, home.
+
+        Without ``nodes`` there is a place for node roots, and none in it.
+        """
+        self.nodes.mkdir(exist_ok=True)
         for name in names:
             shutil.copytree(
                 self.world.template / name, self.folder / name, symlinks=True, dirs_exist_ok=True
             )
+
+    def strike(self, faults: Sequence[Callable[..., object]], *what: Any) -> object:
+        """Let chance choose one of some faults, let it happen, and note it; return what it does.
+
+        A fault is told by its name, and by what it returns if that is a text.
+        """
+        fault = self.rng.choice(faults)
+        done = fault(*what)
+        name = called(fault)
+        self.did(f"{name}: {done}" if isinstance(done, str) else name)
+        return done
 
     def forget_builds(self) -> None:
         """Leave only the wheels in the store."""
@@ -75,12 +88,10 @@ class Round:
 
     @property
     def project(self) -> Path:
-        """Where the copy of the project lies."""
         return self.folder / "project"
 
     @property
     def offline(self) -> Path:
-        """Where the copy of the offline root lies."""
         return self.folder / "offline"
 
     @property
@@ -92,6 +103,11 @@ class Round:
     def logs(self) -> Path:
         """Where jobs leave their logs."""
         return self.folder / "home" / "slurm_logs"
+
+
+def called(fault: Callable[..., object]) -> str:
+    """Return the name of a function as people read it."""
+    return fault.__name__.strip("_").replace("_", " ")
 
 
 def require(kept: bool, promise: str, evidence: object = "") -> None:

@@ -6,27 +6,23 @@ it is moved aside, and rounds copy what they need.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import random
 import shutil
-import stat
-import subprocess
-import sys
 import time
 import traceback
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from bundle.environment.unpack import unpack
 from bundle.node.node_root import make_secure_root
-from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, fetch_decompressor, make_bundle
+from stager.pack.decompressor import decompressor_lock
+from tests.support import building
+from tests.support.bundles import BASE_PYTHON, HERE, fetch_decompressor, make_bundle, tree
 from tests.support.wheelhouse import make_wheel
 
 _TRAIN = """\
@@ -34,12 +30,14 @@ import os, sys
 import alpha, beta, gamma
 print("alpha", alpha.VERSION, "beta", beta.VERSION, "gamma", gamma.total(), flush=True)
 """
-PROGRAM = "import alpha, beta, gamma; print(alpha.VERSION, beta.VERSION, gamma.total())"
+_PROGRAM = "import alpha, beta, gamma; print(alpha.VERSION, beta.VERSION, gamma.total())"
+EXEC = ("exec", "--", "python", "-c", _PROGRAM)
 """What a sound environment is asked to run."""
 ANSWER = "1.0 1.1 4950\n"
 """What it then says."""
 OTHER_ANSWER = "1.1 1.0 4950\n"
 """What the environment of the second project says."""
+VERIFY = ("verify", "--allocation", "local")
 
 
 @dataclass
@@ -57,37 +55,20 @@ class World:
     unit: float = 0.3
     """Seconds that the shortest command takes here, about."""
     zstandard: Wheel | None = None
-    """The same as a build knows it."""
-    small: Packed | None = None
+    """The decompressor as a build knows it."""
+    small: Packed = field(init=False)
     """A bundle of one layer, without a project."""
-    bundle: Packed | None = None
+    bundle: Packed = field(init=False)
     """A bundle of several layers."""
-    other: Packed | None = None
+    other: Packed = field(init=False)
     """A bundle of the same project with another version of one package."""
-    unpacked: dict[str, str] = field(default_factory=dict)
+    unpacked: dict[str, object] = field(init=False)
     """What the environment of :attr:`bundle` holds."""
 
-    @property
-    def template(self) -> Path:
-        """Under which lie what a round may copy."""
-        return self.place / "template"
-
-    @property
-    def wheels(self) -> Path:
-        """The index: a folder of wheels."""
-        return self.place / "wheels"
-
-    @property
-    def round_folder(self) -> Path:
-        """Where every round is played."""
-        return self.place / "round"
-
-    @cached_property
-    def store(self) -> Store:
-        """A store for bundles that no project has."""
-        store = Store(self.place / "store")
-        self._bring_decompressor(store)
-        return store
+    def __post_init__(self) -> None:
+        self.template = self.place / "template"
+        self.wheels = self.place / "wheels"  # the index
+        self.round_folder = self.place / "round"
 
     def _bring_decompressor(self, store: Store) -> None:
         if self.decompressor.is_file():  # a Python with zstd of its own needs none
@@ -133,8 +114,8 @@ class World:
         self._bring_decompressor(Store(first.offline))
         succeeded(stager(first, "build", "--no-prove", folder="project2"))
         succeeded(stager(first, "build"))
-        succeeded(stager(first, "exec", "--", "python", "-c", PROGRAM))
-        succeeded(stager(first, "verify", "--allocation", "local"))
+        succeeded(stager(first, *EXEC))
+        succeeded(stager(first, *VERIFY))
         self.runs = stager(first, "run", "--allocation", "local").code == 0
         started = time.monotonic()
         succeeded(stager(first, "inspect", process=True))
@@ -146,19 +127,21 @@ class World:
 
     def prepare_bundles(self) -> None:
         """Make the bundles that no project has, and unpack one of them."""
-        one = self.wheels / "delta-1.0-py3-none-any.whl"
-        self.zstandard = fetch_decompressor(self.store)
-        self.small = make_bundle(self.store, [one], decompressor=self.zstandard)
-        self.bundle, self.other = self._bundle("1.0"), self._bundle("1.1")
+        store = Store(self.place / "store")
+        self._bring_decompressor(store)
+        self.zstandard = fetch_decompressor(store)
+
+        def made_of(*names: str, project: Path | None = None) -> Packed:
+            wheels = [self.wheels / f"{name}-py3-none-any.whl" for name in names]
+            return make_bundle(store, wheels, decompressor=self.zstandard, project=project)
+
+        self.small = made_of("delta-1.0")
+        self.bundle, self.other = (
+            made_of(alpha, "beta-1.1", "gamma-1.0", project=self.template / "project")
+            for alpha in ("alpha-1.0", "alpha-1.1")
+        )
         made = unpack_below(self.place / "sound", self.bundle.path, self.bundle.manifest.id)
         self.unpacked = tree_of(made)
-
-    def _bundle(self, version: str) -> Packed:
-        names = [f"alpha-{version}", "beta-1.1", "gamma-1.0"]
-        wheels = [self.wheels / f"{name}-py3-none-any.whl" for name in names]
-        return make_bundle(
-            self.store, wheels, decompressor=self.zstandard, project=self.template / "project"
-        )
 
 
 def prepared(place: Path, decompressor: Path) -> World:
@@ -190,52 +173,29 @@ def unpack_below(base: Path, bundle: Path, identity: str, processes: int = 1) ->
         NodeError: the node refuses it.
     """
     base.mkdir()
-    root = make_secure_root(str(base))
     made = unpack(
-        str(bundle), root=root, expected=identity, python=BASE_PYTHON, processes=processes
+        str(bundle),
+        root=make_secure_root(str(base)),
+        expected=identity,
+        python=BASE_PYTHON,
+        processes=processes,
     )
     return Path(made.path)
 
 
-def tree_of(folder: Path) -> dict[str, str]:
-    """Return every file, link and other thing below a folder, with mode and digest."""
-    found = {}
-    for top, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = os.path.join(top, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISLNK(mode):
-                value = f"link {os.readlink(path)}"
-            elif stat.S_ISREG(mode):
-                with open(path, "rb") as handle:
-                    value = f"{mode & 0o777:o} {hashlib.sha256(handle.read()).hexdigest()}"
-            elif stat.S_ISDIR(mode):
-                value = "directory"
-            else:
-                value = f"special {stat.S_IFMT(mode):o}"
-            found[os.path.relpath(path, folder)] = value
-    found.pop(".stager/listing", None)  # which holds times
-    return found
+def tree_of(folder: Path) -> dict[str, object]:
+    """Return every file, link, directory and other thing below a folder, with its content."""
+    folders = (path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())
+    return {**{path.relative_to(folder).as_posix(): "" for path in folders}, **tree(folder)}
 
 
 def fetch_zstandard(cache: Path) -> Path:
-    """Return the pinned decompressor's wheel; fetched once, by pip from its configured index.
-
-    Raises:
-        RuntimeError: it cannot be had.
-    """
-    from stager.core.values import Target
-    from stager.pack.decompressor import decompressor_lock
-
-    lock = decompressor_lock(Target.from_host())
+    """Return the pinned decompressor's wheel; fetched once, by pip from its configured index."""
+    lock = decompressor_lock(HERE)
     if lock is None:  # this Python has zstd of its own
         return cache
-    (file,) = lock.files
-    path = cache / file.filename
-    if not path.exists() or Digest.of(path.read_bytes()) != file.sha256:
-        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(cache)]
-        argv += ["--only-binary", ":all:", f"{file.name}=={file.version}"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
-        if done.returncode or not path.exists():
-            raise RuntimeError(f"the decompressor cannot be had: {done.stderr[-500:]}")
+    path = cache / lock.files[0].filename
+    if not path.exists():
+        own = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        building.fetch_zstandard(HERE.python, cache, own)
     return path

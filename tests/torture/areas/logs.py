@@ -1,14 +1,18 @@
-"""Fuzzed logs, events and results: whatever a job has left can be looked at."""
+"""Fuzzed logs, events and results: whatever a job has left can be looked at.
+
+`logs`, `diagnose`, `report` and `support` answer or refuse with a message, and nothing of it
+reaches a terminal as a command.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from .. import checks, fuzz
 from ..damage import DAMAGES
 from ..product import REPO, refused, stager
 from ..registry import Area
@@ -21,12 +25,11 @@ _COMMANDS = (
     ("logs", "--rank", "0"), ("logs", "--grep", "alpha|error"), ("support", "--hide-names"),
 )  # fmt: skip
 _ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 2**63, 10**400, 1e308, -1e308, 1.5, "", "x", "\x1b]0;pwned\x07", "\x1b[2J",
-    "\u202e", "\ud800", "\0", "n" * 100_000, [], [[]], [None], {}, {"a": {}}, "2026-13-45", "NaN",
-    float("nan"), float("inf"), "../../etc/passwd", "/etc/passwd", ["x"] * 1000, "<script>",
-    "{}", "%s%n",
+    *fuzz.ODD, 10**400, -1e308, "\x1b]0;pwned\x07", "\u202e", "n" * 100_000, {"a": {}},
+    "2026-13-45", "NaN", float("nan"), float("inf"), "../../etc/passwd", "/etc/passwd",
+    ["x"] * 1000, "<script>", "{}", "%s%n",
 )  # fmt: skip
-_KINDS = (
+_KEYS = (
     "event",
     "phase",
     "node",
@@ -73,34 +76,28 @@ def play(round_: Round) -> str:
 
 def _failure(round_: Round) -> None:
     """Put the logs of a real failure among the job's own."""
-    samples = sorted(path for path in _SAMPLES.rglob("*") if path.is_file())
-    if not samples:
-        return
-    logs = sorted(round_.logs.rglob("*.out"))
-    for path in logs:
+    samples = checks.files_of(_SAMPLES)
+    for path in sorted(round_.logs.rglob("*.out")):
         path.write_bytes(round_.rng.choice(samples).read_bytes())
     round_.did("logs of a real failure")
 
 
 def _change(round_: Round) -> str:
     rng = round_.rng
-    files = sorted(
-        path for path in round_.logs.rglob("*") if path.is_file() and not path.is_symlink()
-    )
+    files = checks.files_of(round_.logs)
     if not files:
         return "nothing is left"
     roll = rng.random()
     path = rng.choice(files)
     name = str(path.relative_to(round_.logs))
     if roll < 0.2:
-        kinds = [kind for kind in sorted(DAMAGES) if path.stat().st_size or kind != "cut"]
-        kind = rng.choice(kinds)
+        kind = rng.choice(sorted(DAMAGES))
         DAMAGES[kind](path, rng)
         return f"{name} {kind}"
     if roll < 0.3:
-        other = path.with_name(rng.choice(_names(path, rng)))
+        other = path.with_name(rng.choice(_names(path)))
         try:
-            os.rename(path, other)
+            path.rename(other)
         except (OSError, ValueError):
             return "a name that cannot be"
         return f"{name} renamed to {other.name[:60]!r}"
@@ -111,7 +108,7 @@ def _change(round_: Round) -> str:
     return f"{name}: {_text(path, rng)}"
 
 
-def _names(path: Path, rng: Random) -> tuple[str, ...]:
+def _names(path: Path) -> tuple[str, ...]:
     return (
         "x", path.name + ".1", path.name.replace("local1", "\x1b[2J"), f"events.{'9' * 100}.jsonl",
         "events..jsonl", path.name.replace("out", "OUT"), "job.1.json", "a.b.c.d.out", "n" * 200,
@@ -123,46 +120,28 @@ def _json(path: Path, rng: Random) -> str:
     """Change values of the JSON in a file, line by line or as a whole."""
     text = path.read_text(errors="replace")
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-    if not lines:
-        lines = ["{}"]
+    lines = lines or ["{}"]
     number = rng.randrange(len(lines))
     kind = rng.choice(
-        ("value", "value", "value", "delete", "add", "cut", "noise", "repeat", "type")
+        ("set", "set", "set", "delete", "add", "cut", "noise", "repeat a line", "type")
     )
     try:
         value = json.loads(lines[number])
     except (ValueError, RecursionError):  # what was changed before is no JSON any more
         value = {}
-    if kind in ("value", "delete", "add"):
-        _edit(value, rng, kind)
-        lines[number] = json.dumps(value)
+    if kind in ("set", "delete", "add"):
+        change = (rng.randrange(10**6), rng.choice(_ODD), kind)
+        lines[number] = json.dumps(fuzz.changed(value, change, rng.choice(_KEYS)))
     elif kind == "cut":
         lines[number] = lines[number][: rng.randrange(len(lines[number]) + 1)]
     elif kind == "noise":
         lines[number] = "".join(chr(rng.choice((0, 9, 27, 65, 200, 0x202E))) for _ in range(50))
-    elif kind == "repeat":
+    elif kind == "repeat a line":
         lines += [lines[number]] * rng.choice((1, 1000))
     else:
         lines[number] = rng.choice(("[]", "1", '"x"', "null", "[" * 20_000, "{" * 100, "9" * 5000))
     path.write_text("\n".join(lines) + "\n", errors="surrogatepass")
     return f"{kind} in line {number + 1}"
-
-
-def _edit(value: Any, rng: Random, kind: str) -> None:
-    while isinstance(value, dict | list) and value:
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        key = rng.choice(list(keys))
-        inner = value[key]
-        if isinstance(inner, dict | list) and inner and rng.random() < 0.7:
-            value = inner
-            continue
-        if kind == "delete":
-            del value[key]
-        elif kind == "add" and isinstance(value, dict):
-            value[rng.choice(_KINDS)] = rng.choice(_ODD)
-        else:
-            value[key] = rng.choice(_ODD)
-        return
 
 
 def _text(path: Path, rng: Random) -> str:
@@ -189,11 +168,4 @@ def _text(path: Path, rng: Random) -> str:
     return kind
 
 
-AREA = Area(
-    name="logs",
-    promise="whatever a job has left, `logs`, `diagnose`, `report` and `support` answer or refuse "
-    "with a message, and nothing of it reaches a terminal as a command",
-    play=play,
-    rounds=600,
-    sample=12,
-)
+AREA = Area(play, rounds=600, sample=12)

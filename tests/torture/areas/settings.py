@@ -1,11 +1,11 @@
-"""Fuzzed settings, requirements and locks: understood, or refused with the place that is wrong."""
+"""Fuzzed settings, requirements and locks.
+
+Whatever stands in one is understood, or refused with a message.
+"""
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import tomllib
 from hypothesis import strategies as st
 
 from stager.config.load import load
+from stager.core import toml
 from stager.core.errors import StagerError
 from stager.core.values import Target
 from stager.lock.pylock import read_lock
@@ -22,7 +23,7 @@ from stager.lock.spec import read_spec
 
 from .. import fuzz
 from ..registry import Area
-from ..rounds import REFUSED, SAME, Broken, Round, require
+from ..rounds import SAME, Round, called
 
 _KEYS = {
     "environment": ("requirements", "constraints", "python", "platform", "torch-backend",
@@ -85,22 +86,10 @@ _REQUIREMENTS = st.lists(_LINES, max_size=6)
 def play(round_: Round) -> str:
     """Fuzz one of the files that a user writes."""
     round_.use("project")
-    kind = ("settings", "requirements", "lock", "bytes")[round_.number % 4]
-    round_.did(kind)
-    strategy: st.SearchStrategy[Any]
-    if kind == "settings":
-        strategy, attempt = _SETTINGS, lambda value: _settings(round_.project, value)
-    elif kind == "requirements":
-        strategy, attempt = _REQUIREMENTS, lambda value: _requirements(round_.project, value)
-    elif kind == "lock":
-        paths = st.lists(st.integers(0, 20), min_size=1, max_size=4)
-        strategy = st.tuples(paths, _VALUES, st.sampled_from(("set", "delete", "repeat")))
-        attempt = lambda value: _lock(round_.project, value)  # noqa: E731
-    else:
-        strategy = st.tuples(st.sampled_from(("stager.toml", "pylock.toml", "requirements.in")),
-                             st.integers(0, 10**6), st.binary(max_size=20))  # fmt: skip
-        attempt = lambda value: _bytes(round_, value)  # noqa: E731
-    fuzz.examples(round_, strategy, attempt)
+    number = round_.number % len(_KINDS)
+    strategy, attempt = _KINDS[number]
+    round_.did(called(attempt))
+    fuzz.examples(round_, strategy, partial(attempt, round_))
     return SAME
 
 
@@ -108,66 +97,32 @@ def _understood(folder: Path) -> str:
     """Read everything a build reads first; hold that what is wrong is said."""
 
     def read() -> None:
-        config = load(folder)
-        spec = read_spec(config)
+        spec = read_spec(load(folder))
         read_lock(folder / "pylock.toml", spec.target)
 
-    return _judge(read)
+    return fuzz.reads(read, StagerError, most=4000)
 
 
-def _judge(read: Callable[[], object], text: str = "") -> str:
-    try:
-        read()
-    except StagerError as exc:
-        require(bool(exc.message.strip()), "the message says something", repr(exc))
-        require(len(exc.message) < 4000, "a message can be read", exc.message)
-        return REFUSED
-    except Exception as exc:
-        trace = "".join(traceback.format_exception(exc)[-6:])
-        raise Broken("no exception but the product's own errors", f"{trace}\n{text}") from exc
-    return SAME
+def _settings(round_: Round, value: dict[str, Any]) -> str:
+    (round_.project / "stager.toml").write_text(_table(value), encoding="utf-8")
+    return _understood(round_.project)
 
 
-def _settings(folder: Path, value: dict[str, Any]) -> str:
-    text = "".join(f"{_key(section)} = {_toml(content)}\n" for section, content in value.items())
-    (folder / "stager.toml").write_text(text, encoding="utf-8")
-    return _understood(folder)
-
-
-def _requirements(folder: Path, lines: list[str]) -> str:
+def _requirements(round_: Round, lines: list[str]) -> str:
+    folder = round_.project
     (folder / "requirements.in").write_text("\n".join(lines), encoding="utf-8")
     (folder / "stager.toml").write_text('[environment]\nrequirements = ["requirements.in"]\n')
     return _understood(folder)
 
 
-def _lock(folder: Path, change: tuple[list[int], Any, str]) -> str:
-    """Set, remove or repeat one value of a real lock."""
-    steps, value, how = change
-    source = folder / "pylock.sound.toml"
-    if not source.exists():
-        shutil.copy(folder / "pylock.toml", source)
-    raw: Any = tomllib.loads(source.read_text())
-    at = raw
-    for step in steps[:-1]:
-        keys = list(at.keys()) if isinstance(at, dict) else list(range(len(at)))
-        if not keys:
-            break
-        inner = at[keys[step % len(keys)]]
-        if not isinstance(inner, dict | list) or not inner:
-            break
-        at = inner
-    keys = list(at.keys()) if isinstance(at, dict) else list(range(len(at)))
-    key = keys[steps[-1] % len(keys)]
-    if how == "set":
-        at[key] = value
-    elif how == "delete":
-        del at[key]
-    elif isinstance(at, list):
-        at.append(at[key])
-    text = "".join(f"{_key(name)} = {_toml(content)}\n" for name, content in raw.items())
-    path = folder / "pylock.toml"
+def _lock(round_: Round, change: fuzz.Change) -> str:
+    """Change one value of a real lock."""
+    sound = (round_.world.template / "project" / "pylock.toml").read_text()
+    text = _table(fuzz.changed(tomllib.loads(sound), change))
+    path = round_.project / "pylock.toml"
     path.write_text(text, encoding="utf-8")
-    return _judge(partial(read_lock, path, Target.from_host()), text)
+    # The message has all of a version that is none, however long.
+    return fuzz.reads(partial(read_lock, path, Target.from_host()), StagerError, text)
 
 
 def _bytes(round_: Round, change: tuple[str, int, bytes]) -> str:
@@ -183,32 +138,18 @@ def _bytes(round_: Round, change: tuple[str, int, bytes]) -> str:
     return outcome
 
 
-def _key(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml(value: Any) -> str:
-    """Write a value as TOML; what TOML cannot say is written as Python says it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, float):
-        return str(value) if math.isfinite(value) else str(value).replace("-nan", "nan")
-    if isinstance(value, str):
-        return _key(value)
-    if isinstance(value, int):
-        return str(value)
-    return value.isoformat() if hasattr(value, "isoformat") else json.dumps(str(value))
-
-
-AREA = Area(
-    name="settings",
-    promise="whatever stands in stager.toml, a requirements file or a lock is understood, or "
-    "refused with a message",
-    play=play,
-    rounds=120,
-    sample=5,
+_FILES = st.sampled_from(("stager.toml", "pylock.toml", "requirements.in"))
+_KINDS: tuple[tuple[st.SearchStrategy[Any], Callable[..., str]], ...] = (
+    (_SETTINGS, _settings),
+    (_REQUIREMENTS, _requirements),
+    (fuzz.changes(_VALUES), _lock),
+    (st.tuples(_FILES, st.integers(0, 10**6), st.binary(max_size=20)), _bytes),
 )
+
+
+def _table(value: dict[str, Any]) -> str:
+    lines = (f"{toml.dump_inline(name)} = {toml.dump_inline(one)}\n" for name, one in value.items())
+    return "".join(lines).replace("NaN", "nan").replace("Infinity", "inf")
+
+
+AREA = Area(play, rounds=120, sample=5)

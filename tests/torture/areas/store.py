@@ -1,67 +1,63 @@
-"""Damaged stores: every file of an offline root lost, changed, or under another's name."""
+"""Damaged stores: every file of an offline root lost, changed, or under another's name.
+
+It heals or refuses; what runs is what was built, never other content under its name.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import checks
 from ..damage import DAMAGES, copy_over, swap
-from ..product import Done, refused, sound, stager
+from ..product import Done, refused, sound, stager, succeeded
 from ..registry import Area
 from ..rounds import HEALED, REFUSED, SAME, Round, require
-from ..world import ANSWER, OTHER_ANSWER, PROGRAM
+from ..world import ANSWER, EXEC, OTHER_ANSWER, VERIFY
 
-_EXEC = ("exec", "--", "python", "-c", PROGRAM)
-_FIRST: tuple[tuple[str, ...], ...] = (
-    _EXEC,
-    _EXEC,
-    ("build", "--no-prove"),
-    ("build",),
-    ("verify", "--allocation", "local"),
-    ("inspect", "--files"),
-    ("clean", "--store-only"),
-    ("clean", "--all", "--store-only"),
-    ("script", "--launcher", "srun", "--", "train.py"),
+_BUILD = ("build", "--no-prove")
+_FIRST = (
+    EXEC, EXEC, _BUILD, ("build",), VERIFY, ("inspect", "--files"), ("clean", "--store-only"),
+    ("clean", "--all", "--store-only"), ("script", "--launcher", "srun", "--", "train.py"),
     ("lock",),
-)
+)  # fmt: skip
 
 
 def play(round_: Round) -> str:
     """Damage a file of the store, use it, build again, and use what was built."""
     round_.use("project", "project2", "offline", "home")
-    round_.nodes.mkdir()
     rng = round_.rng
     if rng.random() < 0.5:
         round_.use("nodes")
     if rng.random() < 0.5:  # copied, the notes of what has been checked do not hold
-        require(stager(round_, "build", "--no-prove").code == 0, "a sound store builds")
+        succeeded(stager(round_, *_BUILD))
     round_.did(_damage(round_))
     first = rng.choice(_FIRST)
     round_.did(f"stager {' '.join(first)}"[:60])
     done = sound(stager(round_, *first, seconds=25))
     _right_or_refused(done, first)
-    built = sound(stager(round_, "build", "--no-prove", seconds=25))
+    built = sound(stager(round_, *_BUILD, seconds=25))
     if built.code:
         # It may say what to remove, or ask to be run again.
         refused(built)
-        built = sound(stager(round_, "build", "--no-prove", seconds=25))
+        built = sound(stager(round_, *_BUILD, seconds=25))
         if built.code:
             refused(built)
             return REFUSED
     # What a build has said yes to must be what was asked for.
-    used = sound(stager(round_, *_EXEC, seconds=25))
-    _right_or_refused(used, _EXEC)
+    used = sound(stager(round_, *EXEC, seconds=25))
+    _right_or_refused(used, EXEC)
     if used.code and "move it away" in used.err:  # no build needs what is in the way there
         return REFUSED
     require(used.code == 0, "what was built can be used", used)
-    other = sound(stager(round_, *_EXEC, seconds=25, folder="project2"))
+    other = sound(stager(round_, *EXEC, seconds=25, folder="project2"))
     if other.code == 0:
         require(other.out == OTHER_ANSWER, "another project's bundle is its own", other)
     return SAME if done.code == 0 else HEALED
 
 
-def _right_or_refused(done: Done, argv: tuple[str, ...]) -> None:
+def _right_or_refused(done: Done, argv: Sequence[str]) -> None:
     if done.code:
         refused(done)
     elif argv[0] == "exec":
@@ -106,11 +102,4 @@ def _folder(folder: Path, round_: Round) -> str:
     return f"{folder.name}/: {kind}"
 
 
-AREA = Area(
-    name="store",
-    promise="a damaged store heals or refuses; what runs is what was built, never other content "
-    "under its name",
-    play=play,
-    rounds=350,
-    sample=6,
-)
+AREA = Area(play, rounds=350, sample=6)

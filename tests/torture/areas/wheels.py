@@ -1,16 +1,21 @@
-"""Hostile and damaged wheels: refused while their layer is made, or installed as they say."""
+"""Hostile and damaged wheels: refused while their layer is made, or installed as they say.
+
+A refusal has the wheel's name. Nothing is written outside its place, and nothing of a wheel runs
+during a build.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import re
+import shutil
 import stat
 import struct
 import subprocess
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
@@ -19,14 +24,14 @@ from bundle.protocol.problem import NodeError
 from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
-from stager.layers.source import LayerSource
-from tests.support.building import wheel_of
+from tests.support.building import source_of
 from tests.support.bundles import HERE, make_bundle
-from tests.support.wheelhouse import EPOCH, Member, Parts, parts
+from tests.support.wheelhouse import Member, Parts, parts
 
+from ..damage import change_bytes
 from ..product import sound, stager
 from ..registry import Area
-from ..rounds import REFUSED, SAME, Round, require
+from ..rounds import REFUSED, SAME, Round, called, require
 from ..world import unpack_below
 
 _TOKEN = "canary"
@@ -44,47 +49,47 @@ class Draft:
     base: Parts
     must_refuse: bool = False
     """Whether nothing of it may be accepted."""
-    rows: list[list[str]] | None = None
+    rows: list[list[str]] | bytes | None = None
     """RECORD, if it is not the true one."""
-    raw: Callable[[bytearray], None] | None = None
+    raw: Callable[[bytearray], object] | None = None
     """Changes the finished file."""
-    methods: dict[str, int] = field(default_factory=dict)
-    """How members are compressed, if not deflated."""
 
     def add(self, name: str, data: bytes = b"X = 1\n", attributes: int = 0o644 | stat.S_IFREG):
         member = Member(name=name, data=data, attributes=attributes << 16)
         self.base = self.base.with_members(member)
 
+    def add_one_of(self, *groups: tuple[str, ...], data: bytes = b"X = 1\n") -> None:
+        """Add a group of members."""
+        for name in self.rng.choice(groups):
+            self.add(name, data)
+
+    def drop(self, part: str) -> None:
+        """Take out the members whose name has a part."""
+        kept = (member for member in self.base.members if part not in member.name)
+        self.base = replace(self.base, members=tuple(kept))
+
     def write(self) -> Path:
         path = self.base.write(self.folder, self.rows)
-        if self.methods:
-            self._repack(path)
         if self.raw is not None:
             data = bytearray(path.read_bytes())
             self.raw(data)
             path.write_bytes(data)
         return path
 
-    def _repack(self, path: Path) -> None:
-        with zipfile.ZipFile(path) as old:
-            held = [(info, old.read(info)) for info in old.infolist()]
-        with zipfile.ZipFile(path, "w") as new:
-            for info, data in held:
-                copy = zipfile.ZipInfo(info.filename, EPOCH)
-                copy.external_attr, copy.create_system = info.external_attr, 3
-                copy.compress_type = self.methods.get(info.filename, zipfile.ZIP_DEFLATED)
-                new.writestr(copy, data)
-
 
 def play(round_: Round) -> str:
     """Make one hostile wheel and let it become a layer, and a layer an environment."""
     rng = round_.rng
-    draft = _draft(round_)
-    for name in rng.sample(sorted(_FAULTS), 1 if rng.random() < 0.8 else 2):
-        round_.did(f"a wheel: {name}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _FAULTS[name](draft)
+    files: dict[str, str | bytes] = {
+        "bad/__init__.py": f"open({str(round_.folder / 'ran')!r}, 'w')\n",
+        "bad/part.py": "VALUE = 1\n",
+        "bad/data.bin": rng.randbytes(rng.choice((0, 10, 5000))),
+    }
+    base = parts("bad", files=files, entry_points="[console_scripts]\nbad-run = bad.part:main\n")
+    draft = Draft(rng=rng, folder=round_.folder / "hostile", base=base)
+    for fault in rng.sample(_FAULTS, 1 if rng.random() < 0.8 else 2):
+        round_.did(f"a wheel: {called(fault)}")
+        fault(draft)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = draft.write()
@@ -95,30 +100,21 @@ def play(round_: Round) -> str:
 
 def _by_call(round_: Round, draft: Draft, path: Path) -> str:
     store = Store(round_.offline)
-    store.wheels.joinpath(path.name).write_bytes(path.read_bytes())
-    path = store.wheels / path.name
-    source = LayerSource.from_wheel(wheel_of(path))
+    path = shutil.copy(path, store.wheels)
     # A fork of this process instead of one of a server's: as fresh, and many times as quick.
-    forking = patch.object(
-        multiprocessing, "get_context", partial(_fork, multiprocessing.get_context)
-    )
+    fork = multiprocessing.get_context("fork")
     try:
-        with store.lock(), forking:
-            make_layers([source], store=store, target=HERE, jobs=1)
+        with store.lock(), patch.object(multiprocessing, "get_context", lambda kind: fork):
+            make_layers([source_of(Path(path))], store=store, target=HERE, jobs=1)
     except StagerError as exc:
-        require(
-            bool(exc.message and exc.hint), "the message says what is wrong and what to do", exc
-        )
+        told = bool(exc.message and exc.hint)
+        require(told, "the message says what is wrong and what to do", exc)
         left = [*store.layers.iterdir(), *(store.root / "tmp").glob("*")]
         require(not left, "nothing is left behind", left)
         _nothing_outside(round_, None)
         return REFUSED
     require(not draft.must_refuse, "a wheel like that is refused")
-    return _unpacked(round_, store, path)
-
-
-def _fork(get_context: Callable[[str], object], kind: str) -> object:
-    return get_context("fork")
+    return _unpacked(round_, store, Path(path))
 
 
 def _unpacked(round_: Round, store: Store, path: Path) -> str:
@@ -131,16 +127,12 @@ def _unpacked(round_: Round, store: Store, path: Path) -> str:
     _nothing_outside(round_, env)
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            if ".data/" in member.filename or ".dist-info/" in member.filename or member.is_dir():
-                continue
-            if "__pycache__" in member.filename:
+            elsewhere = (".data/", ".dist-info/", "__pycache__")
+            if member.is_dir() or any(part in member.filename for part in elsewhere):
                 continue
             there = env / "pkgs" / member.filename
-            require(
-                there.is_file() and there.read_bytes() == archive.read(member),
-                "each member is installed with its bytes",
-                member.filename,
-            )
+            same = there.is_file() and there.read_bytes() == archive.read(member)
+            require(same, "each member is installed with its bytes", member.filename)
             mode = there.stat().st_mode & 0o7777
             require(mode in (0o644, 0o755), "modes are 0644 or 0755", f"{there}: {mode:o}")
     return SAME
@@ -172,20 +164,10 @@ def _nothing_outside(round_: Round, env: Path | None) -> None:
     require(not (round_.folder / "ran").exists(), "nothing of a wheel runs during a build")
 
 
-def _draft(round_: Round) -> Draft:
-    files: dict[str, str | bytes] = {
-        "bad/__init__.py": f"open({str(round_.folder / 'ran')!r}, 'w')\n",
-        "bad/part.py": "VALUE = 1\n",
-        "bad/data.bin": round_.rng.randbytes(round_.rng.choice((0, 10, 5000))),
-    }
-    base = parts("bad", files=files, entry_points="[console_scripts]\nbad-run = bad.part:main\n")
-    return Draft(rng=round_.rng, folder=round_.folder / "hostile", base=base)
-
-
 # --- what is done to a wheel ---------------------------------------------------------------------
 
 
-def _escape(draft: Draft) -> None:
+def _a_name_that_leads_outside(draft: Draft) -> None:
     outside = str(draft.folder.parent / _TOKEN)
     up = "../" * draft.rng.randint(1, 12)
     names = [
@@ -201,53 +183,48 @@ def _escape(draft: Draft) -> None:
     draft.must_refuse = True
 
 
-def _special(draft: Draft) -> None:
+def _a_link_device_pipe_or_socket(draft: Draft) -> None:
     kind = draft.rng.choice((stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK))
     target = draft.rng.choice((b"/etc/passwd", b"../../..", b"part.py", b""))
     draft.add(f"bad/{_TOKEN}", target, attributes=kind | 0o777)
     draft.must_refuse = True
 
 
-def _modes(draft: Draft) -> None:
+def _odd_modes(draft: Draft) -> None:
     mode = draft.rng.choice((0o4755, 0o2755, 0o1777, 0o7777, 0o000, 0o200, 0o666))
     draft.add("bad/odd-mode", attributes=mode | stat.S_IFREG)
 
 
-def _duplicate(draft: Draft) -> None:
+def _a_member_twice(draft: Draft) -> None:
     name = draft.rng.choice(("bad/part.py", "bad/data.bin", "bad-1.0.dist-info/METADATA"))
     draft.add(name, draft.rng.choice((b"VALUE = 2\n", b"VALUE = 1\n")))
     draft.must_refuse = True
 
 
-def _near_duplicate(draft: Draft) -> None:
-    for name in draft.rng.choice(
-        (
-            ("bad/Part.py",),
-            ("bad/caf\u00e9.py", "bad/cafe\u0301.py"),
-            ("bad-1.0.data/purelib/bad/part.py",),
-            ("bad-1.0.data/platlib/x.py", "bad-1.0.data/purelib/x.py"),
-            (f"bad-1.0.data/data/lib/python{HERE.python}/site-packages/bad/part.py",),
-            (f"bad-1.0.data/data/lib64/python{HERE.python}/site-packages/bad/part.py",),
-            ("bad-1.0.data/scripts/bad-run",),
-        )
-    ):
-        draft.add(name, f"VALUE = {draft.rng.randint(1, 2)}\n".encode())
+def _almost_the_same_name(draft: Draft) -> None:
+    draft.add_one_of(
+        ("bad/Part.py",),
+        ("bad/caf\u00e9.py", "bad/cafe\u0301.py"),
+        ("bad-1.0.data/purelib/bad/part.py",),
+        ("bad-1.0.data/platlib/x.py", "bad-1.0.data/purelib/x.py"),
+        (f"bad-1.0.data/data/lib/python{HERE.python}/site-packages/bad/part.py",),
+        (f"bad-1.0.data/data/lib64/python{HERE.python}/site-packages/bad/part.py",),
+        ("bad-1.0.data/scripts/bad-run",),
+        data=draft.rng.choice((b"VALUE = 1\n", b"VALUE = 2\n")),
+    )
 
 
-def _file_and_folder(draft: Draft) -> None:
-    for name in draft.rng.choice(
-        (
-            ("bad/x", "bad/x/y"),
-            ("bad/part.py/z",),
-            ("bad-1.0.data/data/bin/x", "bad-1.0.data/scripts/x/y"),
-            ("bad-1.0.dist-info/METADATA/x",),
-        )
-    ):
-        draft.add(name)
+def _a_file_where_a_folder_is(draft: Draft) -> None:
+    draft.add_one_of(
+        ("bad/x", "bad/x/y"),
+        ("bad/part.py/z",),
+        ("bad-1.0.data/data/bin/x", "bad-1.0.data/scripts/x/y"),
+        ("bad-1.0.dist-info/METADATA/x",),
+    )
     draft.must_refuse = True
 
 
-def _record(draft: Draft) -> None:
+def _a_wrong_record(draft: Draft) -> None:
     rng = draft.rng
     rows = draft.base.record()
     at = rng.randrange(len(rows) - 1)
@@ -282,25 +259,14 @@ def _record(draft: Draft) -> None:
     draft.must_refuse = kind not in ("no hash", "odd size", "twice")
 
 
-def _record_bytes(draft: Draft) -> None:
-    info = f"{draft.base.dist_info}/RECORD"
-    data = draft.rng.choice(
+def _a_record_without_sense(draft: Draft) -> None:
+    draft.rows = draft.rng.choice(
         (b"\xff\xfe\x00", b"\x00" * 100, b'"unclosed', b"a,b\n" * 1000, b",,\n", b'"' * 200_001)
     )
-    members = (*draft.base.members, Member(name=info, data=data))
-    path = draft.folder / draft.base.filename
-
-    def replace_all(content: bytearray) -> None:
-        from tests.support.wheelhouse import write_zip
-
-        write_zip(path, members)
-        content[:] = path.read_bytes()
-
-    draft.raw = replace_all
     draft.must_refuse = True
 
 
-def _schemes(draft: Draft) -> None:
+def _data_schemes(draft: Draft) -> None:
     stem = "bad-1.0.data"
     python = HERE.python
     refuse = [
@@ -326,7 +292,7 @@ def _schemes(draft: Draft) -> None:
     draft.add(name, b"#!python\nprint(1)\n")
 
 
-def _deep(draft: Draft) -> None:
+def _deep_long_or_wide(draft: Draft) -> None:
     kind = draft.rng.choice(("levels", "name", "path", "wide"))
     if kind == "levels":
         levels = draft.rng.choice((50, 900, 1100, 3000))
@@ -345,47 +311,32 @@ def _deep(draft: Draft) -> None:
             draft.add(f"bad/wide/{number}/x.txt", b"")
 
 
-def _zip(draft: Draft) -> None:
+_CENTRAL, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
+
+
+def _the_bytes_of_the_archive(draft: Draft) -> None:
     rng = draft.rng
     if draft.raw is not None:  # what was to be done to the bytes is not done
         draft.must_refuse = False
-    kind = rng.choice(("cut", "flip", "prefix", "suffix", "zero", "central", "eocd", "swap"))
+    headers = {"central": (_CENTRAL, 46), "end": (b"PK\x05\x06", 22)}
+    kind = rng.choice(("bytes",) * 5 + ("central", "end", "swap"))
 
     def change(data: bytearray) -> None:
-        if kind == "cut":
-            del data[rng.randrange(len(data)) :]
-        elif kind == "flip":
-            for _ in range(rng.choice((1, 1, 3, 30))):
-                data[rng.randrange(len(data))] ^= rng.randint(1, 255)
-        elif kind == "prefix":
-            data[:0] = rng.randbytes(rng.choice((1, 512, 70_000)))
-        elif kind == "suffix":
-            data += rng.randbytes(rng.choice((1, 512, 70_000)))
-        elif kind == "zero":
-            start = rng.randrange(len(data))
-            end = min(len(data), start + rng.choice((1, 16, 512)))
-            data[start:end] = bytes(end - start)
-        elif kind == "central":
-            _in_headers(data, rng, b"PK\x01\x02", 46)
-        elif kind == "eocd":
-            _in_headers(data, rng, b"PK\x05\x06", 22)
-        else:
+        if kind == "bytes":
+            change_bytes(data, rng)
+        elif kind == "swap":
             one, two = sorted(rng.sample(range(len(data) - 64), 2))
-            data[one : one + 32], data[two : two + 32] = (
-                data[two : two + 32],
-                data[one : one + 32],
-            )
+            first, second = data[one : one + 32], data[two : two + 32]
+            data[one : one + 32], data[two : two + 32] = second, first
+        else:
+            _put_a_number(data, rng, *headers[kind])
 
     draft.raw = change
 
 
-def _in_headers(data: bytearray, rng: Random, mark: bytes, size: int) -> None:
-    """Put numbers of an adversary's choice into one of the zip's own headers."""
-    places = []
-    at = data.find(mark)
-    while at >= 0:
-        places.append(at)
-        at = data.find(mark, at + 1)
+def _put_a_number(data: bytearray, rng: Random, mark: bytes, size: int) -> None:
+    """Put a number of an adversary's choice into one of the zip's own headers."""
+    places = [found.start() for found in re.finditer(re.escape(mark), data)]
     start = rng.choice(places) + rng.randrange(4, size - 4)
     value = rng.choice((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF, len(data), 0xFFFFFFFE))
     struct.pack_into("<I", data, min(start, len(data) - 4), value)
@@ -393,31 +344,30 @@ def _in_headers(data: bytearray, rng: Random, mark: bytes, size: int) -> None:
 
 def _encrypted(draft: Draft) -> None:
     def change(data: bytearray) -> None:
-        for mark, at in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
-            start = data.find(mark)
-            data[start + at] |= 1
+        for mark, at in ((_CENTRAL, 8), (_LOCAL, 6)):
+            data[data.find(mark) + at] |= 1
 
     draft.raw = change
     draft.must_refuse = True
 
 
-def _method(draft: Draft) -> None:
+def _a_compression_method(draft: Draft) -> None:
     if draft.rng.random() < 0.5:
-        draft.methods["bad/data.bin"] = draft.rng.choice(
-            (zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
-        )
+        method = draft.rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+        first, *others = draft.base.members
+        draft.base = replace(draft.base, members=(replace(first, method=method), *others))
         return
     unknown = draft.rng.choice((1, 6, 9, 10, 93, 95, 97, 98, 99, 255))
 
     def change(data: bytearray) -> None:
-        for mark, at in ((b"PK\x01\x02", 10), (b"PK\x03\x04", 8)):
+        for mark, at in ((_CENTRAL, 10), (_LOCAL, 8)):
             struct.pack_into("<H", data, data.find(mark) + at, unknown)
 
     draft.raw = change
     draft.must_refuse = True
 
 
-def _bomb(draft: Draft) -> None:
+def _zeros_and_a_wrong_size(draft: Draft) -> None:
     size = draft.rng.choice((1 << 20, 16 << 20))
     draft.add("bad/zeros", bytes(size))
     if draft.rng.random() < 0.5 or draft.raw is not None:  # one change of the bytes is enough
@@ -445,10 +395,7 @@ def _entry_points(draft: Draft) -> None:
     data = f"{section}\n{rng.choice(lines)}\n".encode()
     if rng.random() < 0.1:
         data = rng.choice((b"\xff\xfe", b"[", b"\x00" * 50, b"x" * 100_000))
-    kept = [member for member in draft.base.members if "entry_points" not in member.name]
-    draft.base = Parts(
-        filename=draft.base.filename, dist_info=draft.base.dist_info, members=tuple(kept)
-    )
+    draft.drop("entry_points")
     draft.add(f"{draft.base.dist_info}/entry_points.txt", data)
 
 
@@ -460,20 +407,18 @@ def _metadata(draft: Draft) -> None:
          b"Wheel-Version: x\n", b"Name: bad\nVersion: 1.0\nRequires-Dist: ???\n",
          b"Root-Is-Purelib: maybe\n", b"Name: " + b"n" * 100_000)
     )  # fmt: skip
-    kept = tuple(one for one in draft.base.members if not one.name.endswith(f"/{name}"))
-    info = draft.base.dist_info
-    draft.base = Parts(filename=draft.base.filename, dist_info=info, members=kept)
+    draft.drop(f"/{name}")
     if rng.random() < 0.8:
-        draft.add(f"{info}/{name}", data)
+        draft.add(f"{draft.base.dist_info}/{name}", data)
 
 
-def _second_dist_info(draft: Draft) -> None:
+def _a_second_dist_info(draft: Draft) -> None:
     other = draft.rng.choice(("other-1.0", "bad-2.0", "BAD-1.0", "bad-1.0.0"))
     draft.add(f"{other}.dist-info/METADATA", b"Name: other\nVersion: 1.0\n")
     draft.add(f"{other}.dist-info/WHEEL", b"Wheel-Version: 1.0\n")
 
 
-def _sources(draft: Draft) -> None:
+def _sources_that_do_not_compile(draft: Draft) -> None:
     ran = str(draft.folder.parent / "ran")
     sources = [
         b"\xff\xfe = 1\n", b"x = \x00\n", b"(" * 5000, b"x = " + b"-" * 50_000 + b"1\n",
@@ -491,67 +436,34 @@ def _sources(draft: Draft) -> None:
         draft.add("bad/part.pyc", draft.rng.randbytes(100))
 
 
-def _names(draft: Draft) -> None:
+def _odd_names(draft: Draft) -> None:
     """Give members names that are odd, and allowed."""
-    for name in draft.rng.choice(
-        (
-            ("bad/\u65e5\u672c.txt",), ("bad/with space.txt",), ("bad/-rf",), ("bad/~",),
-            ("bad/$HOME",), ("bad/'quote\".txt",), ("bad/%s%n",), ("bad/*.txt",), ("bad/con",),
-            ("bad/a:b",), ("bad/.hidden",), ("bad/...",), ("bad/x..y",), ("bad/\U0001f40d.py",),
-        )
-    ):  # fmt: skip
-        draft.add(name)
+    names = ("\u65e5\u672c.txt", "with space.txt", "-rf", "~", "$HOME", "'quote\".txt", "%s%n",
+             "*.txt", "con", "a:b", ".hidden", "...", "x..y", "\U0001f40d.py")  # fmt: skip
+    draft.add(f"bad/{draft.rng.choice(names)}")
 
 
-def _surrogates(draft: Draft) -> None:
+def _names_that_are_no_text(draft: Draft) -> None:
     """Write a member's name in bytes that are no UTF-8, with the flag that says they are."""
     draft.add("bad/abcdefgh.txt")
-
     if draft.raw is not None:  # one change of the bytes is enough
         return
 
     def change(data: bytearray) -> None:
-        for mark, at in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
-            name = data.find(b"bad/abcdefgh.txt")
-            while name >= 0:
-                data[name + 4 : name + 8] = b"\xff\xfe\xc0\x80"
-                name = data.find(b"bad/abcdefgh.txt")
-            start = data.find(mark)
-            while start >= 0:
-                data[start + at + 1] |= draft.rng.choice((0, 8))
-                start = data.find(mark, start + 4)
+        data[:] = data.replace(b"bad/abcdefgh.txt", b"bad/\xff\xfe\xc0\x80efgh.txt")
+        for mark, at in ((_CENTRAL, 9), (_LOCAL, 7)):
+            for found in list(re.finditer(re.escape(mark), data)):
+                data[found.start() + at] |= draft.rng.choice((0, 8))
 
     draft.raw = change
 
 
-_FAULTS: dict[str, Callable[[Draft], None]] = {
-    "a name that leads outside": _escape,
-    "a link, device, pipe or socket": _special,
-    "odd modes": _modes,
-    "a member twice": _duplicate,
-    "almost the same name": _near_duplicate,
-    "a file where a folder is": _file_and_folder,
-    "RECORD is wrong": _record,
-    "RECORD makes no sense": _record_bytes,
-    "data schemes": _schemes,
-    "deep, long or wide": _deep,
-    "the archive's bytes": _zip,
-    "encrypted": _encrypted,
-    "a compression method": _method,
-    "zeros, and a wrong size": _bomb,
-    "entry points": _entry_points,
-    "metadata": _metadata,
-    "a second dist-info": _second_dist_info,
-    "sources that do not compile": _sources,
-    "odd names": _names,
-    "names that are no text": _surrogates,
-}
+_FAULTS = (
+    _a_name_that_leads_outside, _a_link_device_pipe_or_socket, _odd_modes, _a_member_twice,
+    _almost_the_same_name, _a_file_where_a_folder_is, _a_wrong_record, _a_record_without_sense,
+    _data_schemes, _deep_long_or_wide, _the_bytes_of_the_archive, _encrypted,
+    _a_compression_method, _zeros_and_a_wrong_size, _entry_points, _metadata,
+    _a_second_dist_info, _sources_that_do_not_compile, _odd_names, _names_that_are_no_text,
+)  # fmt: skip
 
-AREA = Area(
-    name="wheels",
-    promise="a hostile wheel is refused with its name, or installed as its archive says; nothing "
-    "is written outside its place, and nothing of it runs during a build",
-    play=play,
-    rounds=1200,
-    sample=25,
-)
+AREA = Area(play, rounds=1200, sample=25)
