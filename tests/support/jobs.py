@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -94,3 +95,19 @@ def ask(
     done = run(argv, given=json.dumps(asked) + "\n")
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def driver_argv(program: Path, job: Job, *prefix: str) -> list[str]:
+    """The command line that drives a job."""
+    file = Path(job.run_dir) / "job.json"
+    file.write_text(json.dumps(job.to_json()))
+    return [*prefix, sys.executable, "-I", "-S", str(program), "drive", str(file)]
+
+
+def drive(
+    program: Path, job: Job, *prefix: str, **env: str
+) -> tuple[int, list[dict[str, Any]], str]:
+    """Exit status, events and talk of a driven job."""
+    done = run(driver_argv(program, job, *prefix), env={**os.environ, **env})
+    assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr

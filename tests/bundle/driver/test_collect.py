@@ -38,6 +38,8 @@ from tests.support.displayed import displayed, noted
 from tests.support.jobs import job_for
 from tests.support.namespaces import namespace
 
+CHUNK = stream_format.CHUNK
+
 
 def test_the_mark_is_there_for_as_long_as_it_is_looked_for(single: Packed, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -69,211 +71,148 @@ def test_a_directory_that_is_read_only(single: Packed, tmp_path: Path) -> None:
     assert namespace("-m", mount, code) == ""
 
 
-# --- outputs -------------------------------------------------------------------------------------
-
-
-class CutWhileSent(io.BytesIO):
-    """A stream whose file, of more than a chunk, gets shorter while it is written."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        if len(data) == stream_format.CHUNK:
-            os.truncate(self._file, stream_format.CHUNK)
-        return super().write(data)
-
-
-class OneNode(Transport):
-    """A transport to a node whose directory is here.
+class Nodes(Transport):
+    """A transport to nodes whose directories are here, below a folder, by their names.
 
     Attributes:
-        asked: the phases that the node was asked for.
-    """
-
-    def __init__(self, work: Path, stream: io.BytesIO) -> None:
-        self.asked: list[str] = []
-        self._work, self._stream = work, stream
-        self._outputs = ("out", "wandb")
-
-    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
-        self.asked.append(phase)
-        return {node: Ended(ProblemCode.NO_ANSWER, {"why": "it is a test"}, 0) for node in requests}
-
-    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
-        send_outputs(str(self._work), self._outputs, self._stream)
-        take(io.BytesIO(self._stream.getvalue()))
-
-
-@pytest.fixture
-def state(single: Packed, tmp_path: Path) -> State:
-    """A job whose first node has the run directory ``work``, with an output."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "work" / "out").mkdir(parents=True)
-    (tmp_path / "work" / "out" / "model").write_bytes(bytes(3 * stream_format.CHUNK))
-    job = job_for(single, tmp_path, run_dir=str(tmp_path / "run"), outputs=("out",))
-    state = State(job, Logs(job))
-    state.separate_run_dirs = True
-    for node in job.nodes:
-        state.facts[node] = PreflightAnswer(node=node, ok=True, root=str(tmp_path), python="python")
-    return state
-
-
-def test_what_has_come_whole_is_removed_from_the_node(
-    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    node = state.transport = OneNode(tmp_path / "work", io.BytesIO())
-    collect_outputs(state, standing=True)
-    assert (tmp_path / "run" / "out" / "model").stat().st_size == 3 * stream_format.CHUNK
-    assert node.asked == ["tidy"]
-    assert "still on" not in noted(state, capfd)
-
-
-def test_what_has_gaps_stays_on_the_node(
-    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A file that breaks off while it is read is complete to the stream, but not to its user."""
-    work = tmp_path / "work"
-    node = state.transport = OneNode(work, CutWhileSent(work / "out" / "model"))
-    collect_outputs(state, standing=True)
-    assert (tmp_path / "run" / "out" / "model").exists()
-    assert node.asked == []
-    assert "some outputs were not brought back; they are still on local1" in noted(state, capfd)
-
-
-def test_outputs_come_from_the_node_where_rank_0_ran_last(
-    single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """In an elastic job it may have moved: what it wrote before it was started again is older."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "work" / "out").mkdir(parents=True)
-    run_dir = str(tmp_path / "run")
-    job = job_for(single, tmp_path, nodes=("n1", "n2", "n3"), run_dir=run_dir, outputs=("out",))
-    state = State(job, Logs(job))
-    state.separate_run_dirs = True
-    for name in job.nodes:
-        state.facts[name] = PreflightAnswer(node=name, root=str(tmp_path), python="python")
-    began = {"n1": 100.0, "n2": 200.0, "n3": None}
-    for name, time in began.items():
-        state.answers[name] = LaunchAnswer(name, first_rank=time)
-    state.transport = OneNode(tmp_path / "work", io.BytesIO())
-    collect_outputs(state, standing=True)
-    lines = map(json.loads, displayed(state, capfd).splitlines())
-    assert [line["node"] for line in lines if line["event"] == "collected"] == ["n2"]
-
-
-class SeveralNodes(OneNode):
-    """A transport to nodes whose directories are named after them; some do not send theirs.
-
-    Attributes:
+        mute: the nodes that do not send all of theirs.
+        full: those that have no room for what is sent to them.
+        make_stream: makes what a node writes its outputs to.
         tidied: the nodes of each request to tidy.
+        transfers: the files that were sent to nodes.
     """
 
-    def __init__(self, works: Path, mute: tuple[str, ...] = ()) -> None:
-        super().__init__(works, io.BytesIO())
+    def __init__(self, folder: Path, mute: tuple[str, ...] = (), full: tuple[str, ...] = ()):
+        self.mute, self.full = mute, full
+        self.make_stream: Callable[[], io.BytesIO] = io.BytesIO
         self.tidied: list[tuple[str, ...]] = []
-        self._mute = mute
+        self.transfers: list[Transfer] = []
+        self._folder = folder
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         for node, request in requests.items():
-            folder, brought = str(self._work / node), request.brought
+            folder, brought = str(self._folder / node), request.brought
             more = brought is not None and has_outputs_besides(folder, ("out",), brought)
             left = more or (request.keep_files and bool(os.listdir(folder)))
             on_event(TidyAnswer(node, left=left, unsent=more))
         self.tidied.append(tuple(requests))
-        return {node: Ended(ProblemCode.NO_ANSWER, {"why": "it is a test"}, 0) for node in requests}
+        return dict.fromkeys(requests, Ended(ProblemCode.NO_ANSWER, {"why": "it is a test"}, 0))
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         ((node, request),) = requests.items()
-        stream = io.BytesIO()
-        send_outputs(str(self._work / node), request.job.outputs, stream, brought=request.brought)
-        take(io.BytesIO(stream.getvalue()[:600] if node in self._mute else stream.getvalue()))
+        stream = self.make_stream()
+        folder = str(self._folder / node)
+        send_outputs(folder, request.job.outputs, stream, brought=request.brought)
+        take(io.BytesIO(stream.getvalue()[:600] if node in self.mute else stream.getvalue()))
+
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
+        self.transfers.append(transfer)
+        for node, request in requests.items():
+            values = {"why": "full", "files": "1", "source": "s"}
+            problem = Problem(ProblemCode.RESULTS_TOO_LARGE, node, values)
+            answer = UnpackAnswer(node, ok=False, problems=(problem,))
+            if node not in self.full:
+                (self._folder / node).mkdir()
+                with open(transfer.source, "rb") as stream:
+                    outputs = request.job.outputs
+                    assert receive_outputs(stream, str(self._folder / node), outputs).complete
+                answer = UnpackAnswer(node)
+            on_event(answer)
+        return Delivery({}, dict.fromkeys(requests, Ended(ProblemCode.NO_ANSWER, {}, 0)))
+
+
+# --- outputs -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def three(state: State, tmp_path: Path) -> State:
+def three(single: Packed, tmp_path: Path) -> State:
     """A job on three nodes: the first and the last have written one file, the second another."""
-    for node, file in (("n1", "same"), ("n2", "shard"), ("n3", "same")):
+    (tmp_path / "run").mkdir()
+    nodes, run_dir = ("n1", "n2", "n3"), str(tmp_path / "run")
+    job = job_for(single, tmp_path, nodes=nodes, run_dir=run_dir, outputs=("out",))
+    state = State(job, Logs(job))
+    state.separate_run_dirs = True
+    state.transport = Nodes(tmp_path)
+    for node, file in zip(nodes, ("same", "shard", "same"), strict=True):
         (tmp_path / node / "out").mkdir(parents=True)
         (tmp_path / node / "out" / file).write_text(node)
         state.facts[node] = PreflightAnswer(node=node, root=str(tmp_path), python="python")
-    state.job = replace(state.job, nodes=("n1", "n2", "n3"))
     return state
 
 
-def test_files_come_that_only_other_nodes_have(
+def collected(state: State, capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What is told of the outputs, with nothing more to be said."""
+    events = [json.loads(line) for line in displayed(state, capfd).splitlines()]
+    assert not any(event["event"] == "note" for event in events)
+    [one] = [event for event in events if event["event"] == "collected"]
+    return dict(one)
+
+
+def test_files_come_that_only_other_nodes_have_and_are_removed_there(
     three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = three.transport = SeveralNodes(tmp_path)
+    nodes = three.transport
     collect_outputs(three, standing=True)
     out = tmp_path / "run" / "out"
     assert {path.name: path.read_text() for path in out.iterdir()} == {"same": "n1", "shard": "n2"}
+    assert isinstance(nodes, Nodes)
     assert nodes.tidied == [("n1", "n2", "n3"), ("n2",)]
-    events = [json.loads(line) for line in displayed(three, capfd).splitlines()]
-    (collected,) = (event for event in events if event["event"] == "collected")
-    assert (collected["node"], collected["others"], collected["files"]) == ("n1", ["n2"], 2)
-    assert not any(event["event"] == "note" for event in events)
+    told = collected(three, capfd)
+    assert (told["node"], told["others"], told["files"]) == ("n1", ["n2"], 2)
 
 
-def test_an_output_that_only_another_node_has_is_not_missing(
+def test_what_has_gaps_stays_on_the_node(
     three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "n1" / "out").rename(tmp_path / "n1" / "else")
-    three.transport = SeveralNodes(tmp_path)
+    """A file that breaks off while it is read is complete to the stream, but not to its user."""
+    model = tmp_path / "n1" / "out" / "model"
+    model.write_bytes(bytes(3 * CHUNK))
+
+    class Cutting(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if len(data) == CHUNK:
+                os.truncate(model, CHUNK)
+            return super().write(data)
+
+    nodes = three.transport = Nodes(tmp_path)
+    nodes.make_stream = Cutting
     collect_outputs(three, standing=True)
-    assert sorted(os.listdir(tmp_path / "run" / "out")) == ["same", "shard"]
-    assert '"missing": []' in displayed(three, capfd)
+    assert (tmp_path / "run" / "out" / "model").exists()
+    assert "n1" not in {node for tidied in nodes.tidied for node in tidied}
+    assert "some outputs were not brought back; they are still on n1" in noted(three, capfd)
 
 
 def test_where_the_files_of_other_nodes_do_not_come_they_stay(
     three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = three.transport = SeveralNodes(tmp_path, mute=("n2",))
+    nodes = three.transport = Nodes(tmp_path, mute=("n2",))
     collect_outputs(three, standing=True)
     assert os.listdir(tmp_path / "run" / "out") == ["same"]
     assert nodes.tidied == [("n1", "n2", "n3")]
     assert "some outputs were not brought back; they are still on n2 in" in noted(three, capfd)
 
 
-def test_nobody_misses_what_a_tracker_has_not_written(
-    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_outputs_come_from_the_node_where_rank_0_ran_last(
+    three: State, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    state.job = replace(state.job, outputs=("out", "wandb"), tracked=("wandb",))
-    state.transport = OneNode(tmp_path / "work", io.BytesIO())
-    collect_outputs(state, standing=True)
-    events = [json.loads(line) for line in displayed(state, capfd).splitlines()]
-    (collected,) = (event for event in events if event["event"] == "collected")
-    assert collected.get("missing", []) == []
-    assert (tmp_path / "run" / "out" / "model").exists()
+    """In an elastic job it may have moved: what it wrote before it was started again is older."""
+    for name, began in {"n1": 100.0, "n2": 200.0, "n3": None}.items():
+        three.answers[name] = LaunchAnswer(name, first_rank=began)
+    collect_outputs(three, standing=True)
+    assert collected(three, capfd)["node"] == "n2"
+
+
+def test_what_only_another_node_has_and_what_a_tracker_has_not_written_is_not_missing(
+    three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "n1" / "out").rename(tmp_path / "n1" / "else")
+    three.job = replace(three.job, outputs=("out", "wandb"), tracked=("wandb",))
+    collect_outputs(three, standing=True)
+    assert sorted(os.listdir(tmp_path / "run" / "out")) == ["same", "shard"]
+    assert collected(three, capfd)["missing"] == []
 
 
 # --- earlier results on their way to nodes that do not see the run directory ---------------------
-
-
-class Hosts(Transport):
-    """A transport to nodes whose working directories are here; some of them have no room."""
-
-    def __init__(self, place: Path, full: tuple[str, ...] = ()) -> None:
-        self.place = place
-        self._full = full
-        self.transfers: list[Transfer] = []
-
-    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
-        self.transfers.append(transfer)
-        for node, request in requests.items():
-            problem = Problem(
-                ProblemCode.RESULTS_TOO_LARGE, node, {"why": "full", "files": "1", "source": "s"}
-            )
-            answer = UnpackAnswer(node, ok=False, problems=(problem,))
-            if node not in self._full:
-                (self.place / node).mkdir()
-                with open(transfer.source, "rb") as stream:
-                    outputs = request.job.outputs
-                    assert receive_outputs(stream, str(self.place / node), outputs).complete
-                answer = UnpackAnswer(node)
-            on_event(answer)
-        return Delivery({}, {node: Ended(ProblemCode.NO_ANSWER, {}, 0) for node in requests})
 
 
 @pytest.fixture
@@ -288,7 +227,7 @@ def resuming(single: Packed, tmp_path: Path) -> State:
     )  # fmt: skip
     state = State(job, Logs(job))
     state.separate_run_dirs = True
-    state.transport = Hosts(tmp_path)
+    state.transport = Nodes(tmp_path)
     for node in job.nodes:
         host = host_facts(str(tmp_path))
         state.facts[node] = PreflightAnswer(node=node, root=str(tmp_path), ready=True, host=host)
@@ -350,7 +289,7 @@ def test_what_is_not_sent_is_said_with_the_reason(
     assert not (tmp_path / "local1").exists()
 
 
-@pytest.mark.parametrize("outputs", [(), (".",), ("*",), ("**/*",), ("none",), ("wandb",)])
+@pytest.mark.parametrize("outputs", [(), (".",), ("**/*",), ("none",), ("wandb",)])
 def test_nothing_is_sent_that_is_not_named_as_a_result(
     resuming: State, tmp_path: Path, capfd: pytest.CaptureFixture[str], outputs: tuple[str, ...]
 ) -> None:
@@ -363,21 +302,16 @@ def test_nothing_is_sent_that_is_not_named_as_a_result(
     assert not (tmp_path / "local1").exists()
 
 
-def test_a_relay_brings_them(resuming: State) -> None:
-    for number, node in enumerate(resuming.job.nodes):
-        resuming.facts[node] = replace(resuming.facts[node], address=f"127.0.0.{number + 1}")
-    nodes = resuming.transport = Hosts(Path(resuming.job.run_dir).parent)
-    send_earlier_results(resuming)
-    assert {bool(transfer.token) for transfer in nodes.transfers} == {True}
-
-
-def test_a_node_without_them_fails_the_job(
+def test_a_relay_brings_them_and_a_node_without_them_fails_the_job(
     resuming: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its ranks would begin at another step than all others."""
-    resuming.transport = Hosts(tmp_path, full=("local2",))
+    for number, node in enumerate(resuming.job.nodes):
+        resuming.facts[node] = replace(resuming.facts[node], address=f"127.0.0.{number + 1}")
+    nodes = resuming.transport = Nodes(tmp_path, full=("local2",))
     with pytest.raises(NodesFailed) as caught:
         send_earlier_results(resuming)
+    assert {bool(transfer.token) for transfer in nodes.transfers} == {True}
     assert [*caught.value.answers] == ["local2"]
     assert "with project.resume-limit = 0 a job starts without them" in noted(resuming, capfd)
 
@@ -385,9 +319,11 @@ def test_a_node_without_them_fails_the_job(
 class Watched(io.FileIO):
     """The file that results are written to, while another job goes on writing them."""
 
-    def __init__(self, path: str, most: int, change: Callable[[], object]) -> None:
+    def __init__(
+        self, path: str, most: int, change: Callable[[], object], restore: Callable[[], object]
+    ) -> None:
         super().__init__(path, "w")
-        self._most, self._change = most, change
+        self._most, self._change, self._restore = most, change, restore
 
     def write(self, data: Any) -> int:
         if self._most:
@@ -395,29 +331,42 @@ class Watched(io.FileIO):
             self._change()
         return super().write(data)
 
+    def close(self) -> None:
+        super().close()
+        self._restore()
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets a change happen at the first writes of the first file; of all, where that is asked."""
+
+    def begin(
+        most: int, again: bool, change: Callable[[], object], restore: Callable[[], object] = int
+    ) -> None:
+        files: list[IO[bytes]] = []
+
+        def opened(path: str, mode: str) -> IO[bytes]:
+            files.append(Watched(path, most if again or not files else 0, change, restore))
+            return files[-1]
+
+        monkeypatch.setattr(collect, "open", opened, raising=False)
+
+    return begin
+
 
 @pytest.mark.parametrize(("writes", "warned"), [(1, False), (100, True)])
 def test_what_changes_while_it_is_read_is_read_again(
-    resuming: State,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    writes: int,
-    warned: bool,
-) -> None:
+    resuming: State, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    meanwhile: Callable[..., None], writes: int, warned: bool,
+) -> None:  # fmt: skip
     log = tmp_path / "run" / "out" / "log"
     log.write_text("begin")
-    files: list[IO[bytes]] = []
 
     def grow() -> None:
         with log.open("ab") as handle:
             handle.write(b"more")
 
-    def opened(path: str, mode: str) -> IO[bytes]:
-        files.append(Watched(path, 0 if files and not warned else writes, grow))
-        return files[-1]
-
-    monkeypatch.setattr(collect, "open", opened, raising=False)
+    meanwhile(writes, warned, grow)
     send_earlier_results(resuming)
     text = noted(resuming, capfd)
     assert ("out/log: written to while it was read for the nodes" in text) == warned, text
@@ -427,7 +376,7 @@ def test_what_changes_while_it_is_read_is_read_again(
 
 
 def shortened(file: Path) -> None:
-    os.truncate(file, max(0, file.stat().st_size - stream_format.CHUNK // 2))
+    os.truncate(file, max(0, file.stat().st_size - CHUNK // 2))
 
 
 @pytest.mark.parametrize(
@@ -441,32 +390,18 @@ def shortened(file: Path) -> None:
     ids=["vanishes", "shrinks", "vanishes twice", "shrinks twice"],
 )
 def test_a_checkpoint_that_is_half_written_does_not_keep_a_job_from_starting(
-    resuming: State,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    again: bool,
-    change: Callable[[Path], object],
-    sent: list[str],
-) -> None:
+    resuming: State, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    meanwhile: Callable[..., None], again: bool, change: Callable[[Path], object], sent: list[str],
+) -> None:  # fmt: skip
     half = tmp_path / "run" / "out" / "half"
-    half.write_bytes(bytes(3 * stream_format.CHUNK))
-    resuming.job = replace(resuming.job, resume_limit=10 * stream_format.CHUNK)
-    files: list[IO[bytes]] = []
+    half.write_bytes(bytes(3 * CHUNK))
+    resuming.job = replace(resuming.job, resume_limit=10 * CHUNK)
 
-    class Restoring(Watched):
-        """A file after whose writing the checkpoint is written anew."""
+    def write_anew() -> None:
+        if again:
+            half.write_bytes(bytes(3 * CHUNK))
 
-        def close(self) -> None:
-            super().close()
-            if again:
-                half.write_bytes(bytes(3 * stream_format.CHUNK))
-
-    def opened(path: str, mode: str) -> IO[bytes]:
-        files.append(Restoring(path, 100 if again or not files else 0, lambda: change(half)))
-        return files[-1]
-
-    monkeypatch.setattr(collect, "open", opened, raising=False)
+    meanwhile(100, again, lambda: change(half), write_anew)
     send_earlier_results(resuming)
     text = noted(resuming, capfd)
     where = tmp_path / "local1" / "out"

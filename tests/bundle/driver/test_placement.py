@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from bundle.driver.transports.transport import (
 )
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import Allocation, PhaseName, Stage, TransferWay
+from bundle.protocol.enumerations import Allocation, Stage, TransferWay
 from bundle.protocol.messages import (
     Incoming,
     PreflightAnswer,
@@ -43,7 +44,6 @@ from tests.support.building import wheel_of
 from tests.support.bundles import make_bundle
 from tests.support.displayed import displayed
 from tests.support.jobs import job_for
-from tests.support.namespaces import namespace
 from tests.support.problems import worded
 from tests.support.wheelhouse import make_wheel
 
@@ -135,9 +135,16 @@ def planned(
         yield state
 
 
-def carried_out(packed: Packed, folder: Path, transport: Sending) -> State:
-    """All nodes get the whole bundle, or not."""
-    with planned(packed, folder, transport, {node: {} for node in NODES}) as state:
+def carried_out(
+    packed: Packed,
+    folder: Path,
+    transport: Sending,
+    facts: dict[str, dict[str, Any]] | None = None,
+    **changed: Any,
+) -> State:
+    """Carry out the plan; by default all nodes get the whole bundle, or not."""
+    facts = facts or {node: {} for node in NODES}
+    with planned(packed, folder, transport, facts, **changed) as state:
         placement.execute_plan(state)
     return state
 
@@ -176,8 +183,7 @@ def test_nodes_that_a_relay_does_not_reach_get_the_bundle_by_sbcast(
 ) -> None:
     transport = Sending({"n2": "no other node can be reached: n1: no answer"}, {})
     facts = {node: {"address": f"10.0.0.{node[1:]}"} for node in NODES}
-    with planned(single, tmp_path, transport, facts, transfer=TransferWay.RELAY) as state:
-        placement.execute_plan(state)
+    state = carried_out(single, tmp_path, transport, facts, transfer=TransferWay.RELAY)
     assert transport.sent == [NODES, ("n2",)]
     relayed, sent = (transfer for transfer, _ in transport.transfers)
     assert (len(relayed.token), sent.token) == (64, "")
@@ -197,8 +203,7 @@ def test_a_node_that_cannot_start_its_relay_gets_the_bundle_without(
     transport = Sending()
     transport.not_started = {"n3"}
     facts = {node: {"address": "10.0.0.1"} for node in NODES}
-    with planned(single, tmp_path, transport, facts) as state:
-        placement.execute_plan(state)
+    state = carried_out(single, tmp_path, transport, facts)
     assert transport.sent == [NODES, ("n3",)]
     assert [bool(transfer.token) for transfer, _ in transport.transfers] == [True, False]
     assert all(answer.ok for answer in state.answers.values())
@@ -214,8 +219,7 @@ def test_nodes_that_are_lost_before_anything_is_sent_cost_the_others_nothing(
     transport = Sending()
     transport.blocking = [{"n2"}]
     facts = {node: {"address": "10.0.0.1"} if relayed else {} for node in NODES}
-    with planned(single, tmp_path, transport, facts) as state:
-        placement.execute_plan(state)
+    state = carried_out(single, tmp_path, transport, facts)
     assert transport.sent == [NODES, ("n1", "n3", "n4")]
     assert [node for node, answer in state.answers.items() if not answer.ok] == ["n2"]
     assert state.answers["n2"].problems[0].code is ProblemCode.NO_ANSWER_SILENT
@@ -226,8 +230,7 @@ def test_nodes_that_are_lost_before_anything_is_sent_cost_the_others_nothing(
 def test_without_an_address_a_node_takes_part_in_no_relay(single: Packed, tmp_path: Path) -> None:
     transport = Sending()
     facts: dict[str, dict[str, Any]] = {"n1": {"address": "10.0.0.1"}, "n2": {}}
-    with planned(single, tmp_path, transport, facts, transfer=TransferWay.RELAY) as state:
-        placement.execute_plan(state)
+    carried_out(single, tmp_path, transport, facts, transfer=TransferWay.RELAY)
     assert [transfer.token for transfer, _ in transport.transfers] == [""]
 
 
@@ -309,8 +312,7 @@ def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Pa
         "n3": {"lacks": (), "has_wheel": True},
         "n4": {"lacks": (), "has_wheel": True, "root": "/elsewhere"},
     }
-    with planned(standard, tmp_path, transport, facts) as state:
-        placement.execute_plan(state)
+    state = carried_out(standard, tmp_path, transport, facts)
     assert transport.read == [("n1",)]
     assert transport.sent == [("n2", "n3"), ("n4",)]
     targets = [transfer.target for transfer, _ in transport.transfers]
@@ -338,44 +340,32 @@ def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
     transport = Sending()
     transport.lacking = {"n2"}
     facts = {node: {"lacks": (1,), "has_wheel": True} for node in ("n1", "n2")}
-    with planned(standard, tmp_path, transport, facts) as state:
-        placement.execute_plan(state)
+    state = carried_out(standard, tmp_path, transport, facts)
     assert transport.sent == [("n1", "n2"), ("n2",)]
     assert transport.transfers[1][0].source == str(standard.path)
     assert transport.incoming[1].manifest is None
     assert whys(state) == {}
 
 
-def test_nodes_that_were_left_out_are_not_served(single: Packed, tmp_path: Path) -> None:
-    transport = Sending()
-    facts: dict[str, dict[str, Any]] = {node: {} for node in NODES}
-    facts["n4"]["root"] = "/elsewhere"
-    with planned(single, tmp_path, transport, facts) as state:
-        state.job = job_for(single, tmp_path, nodes=("n1", "n3"))
-        placement.execute_plan(state)
-    assert transport.sent == [("n1", "n3")]
-
-
-def test_the_plan_is_told(
+def test_the_plan_is_told_and_nodes_that_were_left_out_since_are_not_served(
     single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with planned(single, tmp_path, Sending(), {"n1": {}}) as state:
+    transport = Sending()
+    with planned(single, tmp_path, transport, {"n1": {}, "n2": {}}) as state:
         (told,) = map(json.loads, displayed(state, capfd).splitlines())
+        state.job = job_for(single, tmp_path, nodes=("n1",))
+        placement.execute_plan(state)
+    assert transport.sent == [("n1",)]
     assert told["event"] == "plan"
     assert told["why"] == (
-        "sbcast to 1 node: n1 cannot see the bundle; no relay, as n1 has no address for others"
+        "sbcast to 2 nodes: n1, n2 cannot see the bundle; no relay, as n1, n2 have no address for "
+        "others"
     )
     (layer,) = single.manifest.layers
     size = single.path.stat().st_size
     work = {"sent": size, "bytes": layer.unpacked_size, "files": layer.files, "linked": 0}
-    group = {
-        "nodes": ["n1"],
-        "how": "sbcast",
-        "bytes": size,
-        "layers": [layer.name],
-        "work": work,
-    }
-    assert (told["bytes"], told["groups"], told["cpus"]) == (size, [group], 1)
+    group = {"nodes": ["n1", "n2"], "how": "sbcast", "bytes": size, "layers": [layer.name]}
+    assert (told["bytes"], told["groups"], told["cpus"]) == (size, [{**group, "work": work}], 1)
     assert told["forecast"]["measured"] is False
     seconds = told["forecast"]["seconds"]
     assert seconds["total"] > seconds["stage"] > seconds["send"] > 0
@@ -385,12 +375,9 @@ def test_the_plan_is_told(
 
 
 def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path) -> None:
-    job = job_for(single, tmp_path, nodes=("n1",), stage=Stage.NEVER)
-    state = State(job, Logs(job))
-    state.transport = Sending()
-    state.facts = {"n1": PreflightAnswer("n1", root="/r")}
-    with pytest.raises(NodesFailed, match="n1"):
-        placement.make_and_emit_plan(state)
+    making = planned(single, tmp_path, Sending(), {"n1": {}}, stage=Stage.NEVER)
+    with pytest.raises(NodesFailed, match="n1"), making:
+        pass
 
 
 # --- The disk of the driver's own host -----------------------------------------------------------
@@ -402,28 +389,19 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
         (errno.ENOSPC, ProblemCode.HOST_DISK_FULL),
         (errno.EDQUOT, ProblemCode.HOST_DISK_FULL),
         (errno.EROFS, ProblemCode.HOST_DISK_UNWRITABLE),
-        (errno.EIO, ProblemCode.HOST_DISK_UNWRITABLE),
     ],
 )
 def test_an_error_of_a_file_system_in_a_phase_is_the_hosts(number: int, code: ProblemCode) -> None:
     def fail(state: State) -> None:
         raise OSError(number, os.strerror(number), "/var/tmp/x")
 
-    class Said:
-        seconds: dict[PhaseName, float] = {}  # noqa: RUF012 - of this test only
-
-        def emit(self, event: object) -> None:
-            pass
-
+    said = SimpleNamespace(seconds={}, emit=lambda event: None)
     with pytest.raises(NodeError) as caught:
-        driver._do(PLACE._replace(use=fail), Said())  # type: ignore[arg-type]
+        driver._do(PLACE._replace(use=fail), said)  # type: ignore[arg-type]
     assert caught.value.problem.code is code
     assert caught.value.problem.where == "/var/tmp/x"
     assert os.strerror(number) in caught.value.problem.why
-
-
-def test_other_errors_stay_as_they_are() -> None:
-    with pytest.raises(ConnectionResetError), convert_disk_errors():
+    with pytest.raises(ConnectionResetError), convert_disk_errors():  # it is of no file system
         raise ConnectionResetError(errno.ECONNRESET, "reset")
 
 
@@ -435,17 +413,3 @@ def test_what_is_temporary_does_not_stay(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(NodeError) as caught, make_scratch_dir():
         pass
     assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
-
-
-def test_all_temporary_directories_are_full(tmp_path: Path) -> None:
-    code = (
-        "import os, tempfile\nos.chdir('/proc')\n"
-        f"tempfile._candidate_tempdir_list = lambda: [{str(tmp_path)!r}]\n"
-        "from bundle.driver.placement import make_scratch_dir\n"
-        "from bundle.protocol.problem import NodeError\n"
-        "try:\n    with make_scratch_dir(): print(json.dumps('made'))\n"
-        "except NodeError as exc: print(json.dumps([str(exc.problem.code), exc.problem.why]))\n"
-    )
-    name, why = namespace("-m", f"mount -t tmpfs -o ro none '{tmp_path}'", code)
-    assert name == "host-disk-unwritable"
-    assert why.startswith("No usable temporary directory found")

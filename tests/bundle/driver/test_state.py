@@ -1,4 +1,4 @@
-"""What the driver makes of answers: several tasks, none, nodes that may be left out."""
+"""What the driver makes of all answers: several tasks, none, nodes that may be left out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import pytest
 from bundle.driver import driver
 from bundle.driver.logs import Logs
 from bundle.driver.output import describe_losses
+from bundle.driver.phases import PREFLIGHT, PROBE, phases_of
 from bundle.driver.state import NodesFailed, State, drop_known_command
 from bundle.driver.transports.transport import Ended, Event, OnEvent, Requests, Transport
 from bundle.launch import commands
 from bundle.launch.program_variables import JobDirectories
-from bundle.protocol.enumerations import Launcher
+from bundle.protocol.enumerations import Action, Launcher, PhaseName
 from bundle.protocol.events import FramesLost, RankOutput, find_answer_class
-from bundle.protocol.job import Job, Launch
+from bundle.protocol.job import Job
 from bundle.protocol.messages import (
     AgentRequest,
     Answer,
@@ -32,9 +33,10 @@ from bundle.protocol.messages import (
     GroupSettings,
     LaunchAnswer,
     PreflightAnswer,
+    ProbeAnswer,
     Started,
 )
-from bundle.protocol.problem import Problem, ProblemCode
+from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
 from tests.support.jobs import LAUNCH, job_for, launch_request
@@ -71,6 +73,11 @@ def job(single: Packed, tmp_path: Path) -> Job:
     return job_for(single, tmp_path, nodes=NODES)
 
 
+@pytest.fixture
+def state(job: Job) -> State:
+    return state_of(job)
+
+
 def asked(state: State, phase: str, *events: Event, **ended: Ended) -> None:
     transport = state.transport
     assert isinstance(transport, Scripted)
@@ -92,8 +99,7 @@ def printed(state: State, capfd: pytest.CaptureFixture[str]) -> list[dict[str, A
 # --- asking --------------------------------------------------------------------------------------
 
 
-def test_each_node_is_asked_for_its_own_part(job: Job) -> None:
-    state = state_of(job)
+def test_each_node_is_asked_for_its_own_part(job: Job, state: State) -> None:
     asked(state, "probe", *(said(node, phase="probe") for node in reversed(NODES)))
     assert isinstance(state.transport, Scripted)
     ((phase, requests),) = state.transport.asked
@@ -104,8 +110,7 @@ def test_each_node_is_asked_for_its_own_part(job: Job) -> None:
     assert list(state.answers) == list(NODES)  # in the nodes' order, not in that of the answers
 
 
-def test_a_node_that_says_nothing_is_lost(job: Job) -> None:
-    state = state_of(job)
+def test_a_node_that_says_nothing_is_lost(job: Job, state: State) -> None:
     gone = Ended(ProblemCode.NO_ANSWER_NODE_FAILURE, {}, -9)
     asked(state, "launch", said("n1", exit_code=0), said("n3", exit_code=0), n2=gone)
     answer = state.answers["n2"]
@@ -132,20 +137,21 @@ def test_the_answers_of_several_tasks_are_one(job: Job) -> None:
     """Where Slurm starts the ranks each has an agent of its own."""
     state = native(job)
     failure = FailureRecord(node="n2", rank=3, exit_code=7, time=1.0)
-    asked(
-        state,
-        "launch",
-        said("n2", ok=False, exit_code=7, task=3, failures=(failure,), tail=("raised",)),
-        said("n1", exit_code=0, task=0),
-        said("n1", exit_code=0, task=1),
-        said("n2", exit_code=0, task=2),
-    )
+    failed = said("n2", ok=False, exit_code=7, task=3, failures=(failure,), tail=("raised",))
+    others = [said(node, exit_code=0, task=task) for task, node in enumerate(("n1", "n1", "n2"))]
+    asked(state, "launch", failed, *others)
     assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": 7}
     assert state.answers["n1"].ok
     answer = state.get_answers(LaunchAnswer)["n2"]
     assert (answer.ok, answer.exit_code, answer.tasks) == (False, 7, 2)
     assert (answer.failures, answer.tail) == ((failure,), ("raised",))
     assert not answer.lost
+    state = native(job)  # and one that says nothing
+    asked(state, "launch", *others, n2=Ended(ProblemCode.NO_ANSWER_KILLED, {"why": "Killed"}, -9))
+    answer = state.get_answers(LaunchAnswer)["n2"]
+    assert (answer.ok, answer.lost, answer.exit_code) == (False, True, -9)
+    assert [problem.why for problem in answer.problems] == ["Killed"]
+    assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": -9}
 
 
 def test_a_launchers_status_has_its_nodes_rank_in_the_job(job: Job) -> None:
@@ -155,27 +161,7 @@ def test_a_launchers_status_has_its_nodes_rank_in_the_job(job: Job) -> None:
     assert state.task_codes == {"0": 0, "1": 5}
 
 
-def test_one_task_of_a_node_that_says_nothing(job: Job) -> None:
-    state = native(job)
-    asked(
-        state,
-        "launch",
-        *(said("n1", exit_code=0, task=task) for task in (0, 1)),
-        said("n2", exit_code=0, task=2),
-        n2=Ended(ProblemCode.NO_ANSWER_KILLED, {"why": "task 3: Killed"}, -9),
-    )
-    answer = state.answers["n2"]
-    assert (answer.ok, answer.lost, answer.exit_code) == (False, True, -9)
-    assert [problem.why for problem in answer.problems] == ["task 3: Killed"]
-    assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": -9}
-
-
 # --- leaving nodes out ---------------------------------------------------------------------------
-
-
-def settings(min_nodes: int | None, elastic: tuple[int, int] | None) -> dict[str, Any]:
-    launch: Launch = replace(LAUNCH, elastic=elastic)
-    return {"min_nodes": min_nodes, "launch": launch}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +172,6 @@ def settings(min_nodes: int | None, elastic: tuple[int, int] | None) -> dict[str
         (2, None, ["n2"], ("n1", "n3")),
         (2, None, ["n1"], ("n2", "n3")),
         (2, None, ["n1", "n2"], None),
-        (1, None, ["n1", "n2"], ("n3",)),
         (1, None, ["n1", "n2", "n3"], None),
         (3, None, ["n2"], None),
         (None, (2, 3), ["n2"], ("n1", "n3")),
@@ -195,14 +180,11 @@ def settings(min_nodes: int | None, elastic: tuple[int, int] | None) -> dict[str
     ],
 )
 def test_who_may_be_left_out(
-    job: Job,
-    capfd: pytest.CaptureFixture[str],
-    min_nodes: int | None,
-    elastic: tuple[int, int] | None,
-    bad: Sequence[str],
-    left: tuple[str, ...] | None,
-) -> None:
-    state = state_of(replace(job, **settings(min_nodes, elastic)))
+    job: Job, capfd: pytest.CaptureFixture[str], min_nodes: int | None,
+    elastic: tuple[int, int] | None, bad: Sequence[str], left: tuple[str, ...] | None,
+) -> None:  # fmt: skip
+    launch = replace(LAUNCH, elastic=elastic)
+    state = state_of(replace(job, min_nodes=min_nodes, launch=launch))
     state.facts = {node: PreflightAnswer(node, root=node) for node in NODES}
     problem = worded("it is broken", "there", "of itself", "mend it")
     state.answers = {
@@ -220,10 +202,8 @@ def test_who_may_be_left_out(
     assert state.job.nodes == left
     assert tuple(state.facts) == tuple(state.answers) == left
     assert state.left_out == {node: (str(problem),) for node in bad}
-    told = printed(state, capfd)
-    assert [event["event"] for event in told] == (["left-out"] if bad else [])
-    for event in told:
-        assert event["problems"] == {node: [problem.to_json()] for node in bad}
+    told = [event["problems"] for event in printed(state, capfd) if event["event"] == "left-out"]
+    assert told == ([{node: [problem.to_json()] for node in bad}] if bad else [])
     # What was left out before counts, too.
     state.answers = {node: Answer(node, ok=node != left[0]) for node in left}
     if len(left) - 1 < (min_nodes or 2):
@@ -234,45 +214,37 @@ def test_who_may_be_left_out(
 # --- events and logs -----------------------------------------------------------------------------
 
 
-def test_output_goes_to_the_log_of_its_rank(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    state = state_of(job)
+def test_output_goes_to_the_log_of_its_rank_and_other_events_to_the_jobs(
+    job: Job, state: State, capfd: pytest.CaptureFixture[str]
+) -> None:
     state.nproc = 2
     state.take("launch", RankOutput("n2", 3, b"mine\ntoo\n", of_ranks=True))
     state.take("launch", RankOutput("n2", None, b"torchrun's\n", of_ranks=True))
     state.take("launch", RankOutput("n1", None, b"the head's\n"))
     state.log_line("n3", "n3 staged -> /x")
+    again = state_of(job)  # once more
+    again.nproc = 2
+    again.log_line("n3", "n3 staged -> /x")
     logs = {path.name: path.read_text() for path in Path(job.log_dir).glob("*.out")}
     assert logs == {
         "demo.4711.n2.3.out": "mine\ntoo\n",
         "demo.4711.n2.2.out": "torchrun's\n",
         "demo.4711.n1.0.out": "the head's\n",
-        "demo.4711.n3.4.out": "n3 staged -> /x\n",
+        "demo.4711.n3.4.out": "n3 staged -> /x\n" * 2,
     }
     (shown,) = printed(state, capfd)
     assert (shown["head"], shown["lines"]) == (True, ["the head's"])
     assert Path(job.log_dir, "events.4711.jsonl").read_text() == ""
-
-
-def test_other_events_are_kept(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    state = state_of(job)
     state.note("some\nthing")
-    kept = Path(job.log_dir, "events.4711.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in kept] == printed(state, capfd)
-    assert re.sub(r'"time": [\d.]+, ', "", kept[0]) == (
+    [kept] = Path(job.log_dir, "events.4711.jsonl").read_text().splitlines()
+    assert [json.loads(kept)] == printed(state, capfd)
+    assert re.sub(r'"time": [\d.]+, ', "", kept) == (
         '{"v": 1, "job_id": "4711", "event": "note", "text": "some\\nthing", "warning": false}'
     )
-    assert len(kept) == 1
 
 
-def test_a_job_that_is_started_again_goes_on_in_its_logs(job: Job) -> None:
-    for word in ("first", "second"):
-        state_of(job).log_line("n1", word)
-    assert Path(job.log_dir, "demo.4711.n1.0.out").read_text() == "first\nsecond\n"
-
-
-def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> None:
+def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job, state: State) -> None:
     Path(job.log_dir, "demo.4711.n1.0.out").mkdir(parents=True)
-    state = state_of(job)
     state.log_line("n1", "lost")
     assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
     assert state.output.losses() == []  # it was the driver's
@@ -353,9 +325,8 @@ def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
     assert list(second["problems"]) == ["n3"]
 
 
-def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> None:
+def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job, state: State) -> None:
     """A last line without an end stays so, unless somebody else writes below it."""
-    state = state_of(job)
     for rank, text in ((0, b"half"), (0, b" a line"), (None, b"torchrun's\n"), (0, b"end")):
         state.take("launch", RankOutput("n1", rank, text, of_ranks=True))
     log = Path(job.log_dir, "demo.4711.n1.0.out")
@@ -385,6 +356,63 @@ def test_no_event_has_a_passed_secret(
     shown, *events = displayed(state, capfd).splitlines()
     assert printed in shown
     assert "SEKRIT" not in "".join(events)
+
+
+# --- what the driver learns from all nodes together ----------------------------------------------
+
+LISTED = {"host": "n1", "listed": "eth0 10.0.0.1"}
+LACKING = Problem(ProblemCode.NO_INTERFACE, "ib7", LISTED)
+
+
+def preflight_of(state: State, head: PreflightAnswer, **others: Any) -> None:
+    """Use what a preflight found of the head node and of the others."""
+    found = {"root": "/r", "python": "/p", "address": "10.0.0.1", **others}
+    state.answers = {node: PreflightAnswer(node, **found) for node in state.job.nodes}
+    state.answers["n1"] = head
+    PREFLIGHT.use(state)
+
+
+def test_an_interface_of_no_node_is_the_settings_fault_and_else_one_nodes(state: State) -> None:
+    lacking = PreflightAnswer("n1", ok=False, problems=(LACKING,))
+    with pytest.raises(NodeError) as caught:
+        preflight_of(state, lacking, no_head=LACKING)
+    problem = caught.value.problem
+    assert problem.code is ProblemCode.INTERFACE_OF_NO_NODE
+    assert problem.where == "[launch] interface"
+    assert problem.why == "none has ib7; on n1 there are: eth0 10.0.0.1"
+    with pytest.raises(NodesFailed, match=r"^n1$"):
+        preflight_of(state, lacking)
+
+
+def test_a_host_that_is_the_machine_ssh_came_from_is_named(
+    state: State, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it is the only one: then nobody has to reach it."""
+    inward = PreflightAnswer("n1", root="/r", python="/p", address="10.0.0.1", loopback="127.0.1.1")
+    preflight_of(state, inward)
+    said = "n1: ssh reaches it at 127.0.1.1, so it is this machine (or the jump host before it)"
+    assert said in displayed(state, capfd)
+    state.job = replace(state.job, nodes=("n1",))
+    preflight_of(state, inward)
+    assert "127.0.1.1" not in displayed(state, capfd)
+
+
+def test_what_nodes_lack_is_said_once_for_all_of_them(
+    state: State, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = {"why": "not there", "modules": "ctypes", "importers": "no module"}
+    lacking = Problem(ProblemCode.LIBRARY_UNUSABLE, "libffi.so.8", values)
+    for node, warnings in zip(NODES, [(lacking,), (), (lacking,)], strict=True):
+        state.answers[node] = ProbeAnswer(node, warnings=warnings)
+    PROBE.use(state)
+    shown = displayed(state, capfd)
+    assert "n1, n3: libffi.so.8: the node has no usable copy of this shared library" in shown
+    assert shown.count("libffi.so.8") == 1
+
+
+def test_only_a_verification_is_deep(job: Job) -> None:
+    phases = phases_of(replace(job, action=Action.RUN, deep=True))
+    assert PhaseName.DEEP not in [phase.name for phase in phases]
 
 
 # --- What is told of the commands that start ranks: real ones, as nodes make them ----------------
