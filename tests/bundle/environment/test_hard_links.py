@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bundle.environment import listing, unpack
+from bundle.environment import listing
 from bundle.environment.damage import compare_with_listing
 from bundle.environment.hard_links import find_older_layers, link_layers
 from bundle.format.layer import Entry
@@ -27,42 +27,28 @@ def afresh(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> object:
     return tree(Path(stage(pair[1], tmp_path_factory.mktemp("afresh")).path))
 
 
-def made(packed: Packed, root: Path) -> unpack.Environment:
-    return stage(packed, root.parent)
-
-
 def files_of(packed: Packed, *names: str) -> int:
     return sum(layer.files for layer in packed.manifest.layers if layer.name in names)
 
 
-def inodes(folder: Path, below: str) -> dict[str, int]:
-    return {
-        path.relative_to(folder).as_posix(): path.stat().st_ino
-        for path in (folder / SITE).glob(f"{below}/**/*")
-        if path.is_file()
-    }
+def inodes(folder: Path, below: str) -> set[tuple[str, int]]:
+    found = (path for path in (folder / SITE).glob(f"{below}/**/*") if path.is_file())
+    return {(path.relative_to(folder).as_posix(), path.stat().st_ino) for path in found}
 
 
 def test_unchanged_layers_are_linked_and_only_the_others_are_written(
     pair: Pair, root: Path
 ) -> None:
-    first, second = (made(packed, root) for packed in pair)
+    first, second = (stage(packed, root.parent) for packed in pair)
     assert (first.linked, first.written) == (0, pair[0].manifest.files)
     assert second.linked == files_of(pair[1], "steady", "other")
     assert second.written == files_of(pair[1], "moving") == pair[1].manifest.files - second.linked
     one, two = Path(first.path), Path(second.path)
     assert len(inodes(one, "steady")) == 80  # bytecode too
     assert inodes(one, "steady") == inodes(two, "steady")
-    assert not set(inodes(one, "moving").values()) & set(inodes(two, "moving").values())
-    assert (two / SITE / "moving" / "__init__.py").read_text() == "VERSION = '2.0'\n"
-    assert (one / SITE / "moving" / "__init__.py").read_text() == "VERSION = '1.0'\n"
-
-
-Damage = Callable[[Path], Any]
-
-
-def rewrite(text: str) -> Damage:
-    return lambda path: path.write_text(text)
+    assert not inodes(one, "moving") & inodes(two, "moving")
+    for place, version in ((one, "1.0"), (two, "2.0")):
+        assert (place / SITE / "moving" / "__init__.py").read_text() == f"VERSION = '{version}'\n"
 
 
 def replace(path: Path) -> None:
@@ -84,44 +70,38 @@ def turn_into_a_link(path: Path) -> None:
     path.symlink_to("f6.pyx"[: len("N = 7\n")])
 
 
-DAMAGE: dict[str, Damage] = {
-    "missing": Path.unlink,
-    "same-length": rewrite("N = 8\n"),
-    "replaced": replace,
-    "older": put_back,
-    "a-link": turn_into_a_link,
-    "mode": lambda path: path.chmod(0o755),
-    "no-manifest": lambda path: (path.parents[4] / ".stager" / "manifest.json").unlink(),
-    "no-listing": lambda path: (path.parents[4] / ".stager" / "listing").write_text(""),
-    "no-site": lambda path: shutil.rmtree(path.parent),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text("N = 8\n"),
+        put_back,
+        turn_into_a_link,
+        lambda path: path.chmod(0o755),
+        lambda path: (path.parents[4] / ".stager" / "manifest.json").unlink(),
+        lambda path: (path.parents[4] / ".stager" / "listing").write_text(""),
+        lambda path: shutil.rmtree(path.parent),
+    ],
+    ids=["same-length", "older", "a-link", "mode", "no-manifest", "no-listing", "no-site"],
+)
 def test_a_damaged_file_is_written_afresh_and_never_shared(
-    pair: Pair, root: Path, afresh: object, damage: str
+    pair: Pair, root: Path, afresh: object, damage: Callable[[Path], Any]
 ) -> None:
-    first = made(pair[0], root)
-    victim = Path(first.path, SITE, "steady", "f7.py")
-    assert victim.read_text() == "N = 7\n"
-    DAMAGE[damage](victim)
-    older = tree(Path(first.path))
-    second = made(pair[1], root)
-    assert tree(Path(first.path)) == older  # nothing was written into the older one's files
-    new = Path(second.path)
-    assert (new / SITE / "steady" / "f7.py").read_text() == "N = 7\n"
+    first = Path(stage(pair[0], root.parent).path)
+    damage(first / SITE / "steady" / "f7.py")
+    older = tree(first)
+    second = stage(pair[1], root.parent)
+    assert tree(first) == older  # nothing was written into the older one's files
+    assert tree(Path(second.path)) == afresh
     assert second.written >= files_of(pair[1], "moving", "steady")
-    shared = {*inodes(Path(first.path), "steady").values()} & {*inodes(new, "steady").values()}
-    assert not shared
-    assert tree(new) == afresh
+    assert not inodes(first, "steady") & inodes(Path(second.path), "steady")
     assert os.listdir(root / "incoming") == []
 
 
 def test_a_linked_layer_keeps_the_time_it_was_written_at(pair: Pair, root: Path) -> None:
     """So a file from between its environment and an older one is found, too."""
-    first = Path(made(pair[0], root).path)
+    first = Path(stage(pair[0], root.parent).path)
     time.sleep(0.02)  # the clock of files ticks every few milliseconds
-    second = Path(made(pair[1], root).path)
+    second = Path(stage(pair[1], root.parent).path)
     victim = second / SITE / "steady" / "f7.py"
     between = (first / ".stager" / "listing").stat().st_mtime_ns + 1
     assert between < (second / ".stager" / "listing").stat().st_mtime_ns
@@ -139,14 +119,19 @@ def test_where_links_are_refused_files_are_written(
     def refuse(*names: object, **options: object) -> None:
         raise OSError(errno.EMLINK, "Too many links")
 
-    made(pair[0], root)
+    stage(pair[0], root.parent)
     monkeypatch.setattr(os, "link", refuse)
-    second = made(pair[1], root)
+    second = stage(pair[1], root.parent)
     assert (second.linked, second.written) == (0, pair[1].manifest.files)
     assert tree(Path(second.path)) == afresh
 
 
-def test_garbage_beside_the_environments_is_passed_over(pair: Pair, root: Path) -> None:
+def test_the_newest_environment_is_asked_first_and_garbage_is_passed_over(
+    pair: Pair, root: Path
+) -> None:
+    def find(packed: Packed, envs: Path = root / "envs") -> dict[str, tuple[str, ...]]:
+        return find_older_layers(str(envs), [layer.head for layer in packed.manifest.layers])
+
     envs = root / "envs"
     (envs / "empty").mkdir()
     (envs / "a-file").touch()
@@ -154,25 +139,15 @@ def test_garbage_beside_the_environments_is_passed_over(pair: Pair, root: Path) 
     for name, data in (("not-json", b"{"), ("other", b'{"id":1,"format":9}')):
         (envs / name / ".stager").mkdir(parents=True)
         (envs / name / ".stager" / "manifest.json").write_bytes(data)
-    assert find_older_layers(str(envs), [layer.head for layer in pair[0].manifest.layers]) == {}
-    first = made(pair[0], root)
-    found = find_older_layers(str(envs), [layer.head for layer in pair[1].manifest.layers])
-    assert set(found.values()) == {(first.path,)}
-    assert len(found) == 2
-    assert (
-        find_older_layers(str(root / "absent"), [layer.head for layer in pair[0].manifest.layers])
-        == {}
-    )
-
-
-def test_the_newest_environment_is_asked_first(pair: Pair, root: Path) -> None:
-    first, second = (made(packed, root) for packed in pair)
-    for path, age in ((first.path, 1000), (second.path, 2000)):
+    assert find(pair[0]) == find(pair[0], root / "absent") == {}
+    first, second = (stage(packed, root.parent).path for packed in pair)
+    for path, age in ((first, 1000), (second, 2000)):
         os.utime(path, (age, age))
-    found = find_older_layers(str(root / "envs"), [layer.head for layer in pair[0].manifest.layers])
-    assert set(found.values()) == {(first.path,), (second.path, first.path)}
-    steady = next(layer for layer in pair[0].manifest.layers if layer.name == "steady")
-    assert found[steady.head] == (second.path, first.path)
+    heads = {layer.name: layer.head for layer in pair[0].manifest.layers}
+    both = (second, first)
+    assert find(pair[0]) == {
+        heads["steady"]: both, heads["other"]: both, heads["moving"]: (first,)
+    }  # fmt: skip
 
 
 def listed(source: Path, head: str) -> None:

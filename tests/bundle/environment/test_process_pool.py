@@ -45,24 +45,14 @@ def children() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
-    """Every worker is gone, and waited for, whatever happened."""
-    before = children()
+def nothing_is_left() -> Iterator[None]:
+    """Every worker is gone, and waited for, and no descriptor is open, whatever happened."""
+    before = children(), len(os.listdir("/proc/self/fd"))
     yield
-    assert children() == before
+    assert (children(), len(os.listdir("/proc/self/fd"))) == before
 
 
-@pytest.mark.parametrize(
-    ("count", "processes"),
-    [
-        (0, 4),
-        (1, 4),
-        (7, 1),
-        (3, 16),
-        (1024, 3),
-        (20000, 4),
-    ],
-)
+@pytest.mark.parametrize(("count", "processes"), [(0, 4), (1, 4), (7, 1), (3, 16), (20000, 4)])
 def test_every_task_is_done_once(tmp_path: Path, count: int, processes: int) -> None:
     run_tasks(count, noting(tmp_path / "log"), processes)
     done = noted(tmp_path / "log")
@@ -189,18 +179,6 @@ def test_without_processes_to_start_the_work_is_done_here(tmp_path: Path) -> Non
     assert os.waitpid(child, 0)[1] == 0
     with os.fdopen(said) as answer:
         assert answer.read() == "1" * 50
-
-
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
-    def fail(number: int) -> None:
-        raise NodeError(PROBLEM)
-
-    before = len(os.listdir("/proc/self/fd"))
-    run_tasks(100, noting(tmp_path / "log"), 2)
-    for processes in (1, 2):
-        with pytest.raises(NodeError):
-            run_tasks(100, fail, processes)
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_children_that_wait_end_with_their_parent(tmp_path: Path) -> None:
