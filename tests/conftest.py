@@ -34,38 +34,13 @@ TESTS = Path(__file__).resolve().parent
 REPO = TESTS.parent
 
 # A test must not depend on what the shell that started it happened to export.
-FOREIGN = {
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "OMP_NUM_THREADS",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-    "ACCELERATE_USE_CPU",
-    "SALLOC_OPTS",
-    "SOURCE_DATE_EPOCH",
-    "VIRTUAL_ENV",
-    "NO_COLOR",
-    "FORCE_COLOR",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "PYTHONNOUSERSITE",
-    "PYTHONDONTWRITEBYTECODE",
-    "PYTHONUNBUFFERED",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-    "XDG_DATA_HOME",
-    "XDG_STATE_HOME",
-    "XDG_RUNTIME_DIR",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "HF_DATASETS_OFFLINE",
-}
+FOREIGN = """
+    MASTER_ADDR MASTER_PORT RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK OMP_NUM_THREADS
+    GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME ACCELERATE_USE_CPU SALLOC_OPTS SOURCE_DATE_EPOCH
+    VIRTUAL_ENV NO_COLOR FORCE_COLOR PYTHONPATH PYTHONHOME PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE
+    PYTHONUNBUFFERED XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME XDG_STATE_HOME XDG_RUNTIME_DIR
+    HF_HOME HF_HUB_OFFLINE TRANSFORMERS_OFFLINE HF_DATASETS_OFFLINE
+"""
 FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "STAGER_", "TORCHELASTIC_")
 
 
@@ -156,7 +131,7 @@ def isolated(
 ) -> Path:
     """Give the test a home, an offline root and a place for node roots; returns the home."""
     for name in list(os.environ):
-        if name in FOREIGN or name.startswith(FOREIGN_PREFIXES):
+        if name in FOREIGN.split() or name.startswith(FOREIGN_PREFIXES):
             monkeypatch.delenv(name)
     for name, value in pip_settings.items():
         monkeypatch.setenv(name, value)
