@@ -62,12 +62,6 @@ def test_two_nodes_foretell_the_others() -> None:
     assert samples.of("slurm/3/forecast/cold") == pytest.approx((2 * half,), rel=1e-3)
 
 
-def test_without_what_is_fitted_nothing_is_foretold() -> None:
-    samples = Samples()
-    forecasts.compare({3: [shown(3, 1.0)]}, samples, pytest.fail)
-    assert samples.values == {}
-
-
 def test_what_a_job_showed_is_in_its_events(tmp_path: Path) -> None:
     assert forecasts.seen(tmp_path) is None
     work = {"sent": 8, "bytes": 9, "files": 1, "linked": 0}
@@ -104,16 +98,6 @@ def test_a_transfer_has_the_seconds_of_its_event(tmp_path: Path) -> None:
     assert relays.sent_seconds(sent, relayed=False) == 2.5
     with pytest.raises(BenchError, match="by sbcast at once"):
         relays.sent_seconds(relayed, relayed=False)
-
-
-def test_a_relay_that_needed_help_is_no_measurement(tmp_path: Path) -> None:
-    note = {"event": "note", "text": "the relay did not reach node03"}
-    sent = {"event": "sent", "seconds": 1.5}
-    logs = logged(tmp_path / "a", {**sent, "relayed": True}, note, sent)
-    with pytest.raises(BenchError) as caught:
-        relays.sent_seconds(logs, relayed=True)
-    assert "transfers: 2" in str(caught.value)
-    assert "did not reach node03" in str(caught.value)
 
 
 @pytest.mark.usefixtures("index_env")
