@@ -14,48 +14,37 @@ from tests.support import requirements
 
 REPO = Path(__file__).resolve().parents[2]
 MARKED = "tests/commands/test_starting.py"  # has one test with the mark, which needs strace
-FILE = REPO / "tests" / "support" / "requirements.py"
 
 
-@pytest.fixture
-def empty(tmp_path: Path) -> Path:
-    """A directory for ``PATH`` in which no program is."""
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    return folder
+def run_python(folder: Path, *arguments: str, ci: bool = False) -> tuple[int, str]:
+    """Exit status and output of Python where ``PATH`` has no program."""
+    variables = {"PATH": str(folder), requirements.SKIPPED_FILE: str(folder / "noted")}
+    env = {**os.environ, **variables, "CI": str(ci).lower()}
+    argv = [sys.executable, *arguments]
+    done = subprocess.run(argv, cwd=REPO, env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
 
 
-def run_pytest(path: Path, noted: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the marked test where ``PATH`` has no program."""
-    env = {**os.environ, "PATH": str(path), requirements.SKIPPED_FILE: str(noted), **variables}
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "needs", MARKED]
-    return subprocess.run(argv, cwd=REPO, env=env, capture_output=True, text=True, check=False)
-
-
-def test_a_test_that_lacks_a_program_is_skipped_with_what_to_install(
-    empty: Path, tmp_path: Path
-) -> None:
-    done = run_pytest(empty, tmp_path / "noted", CI="false")
-    assert done.returncode == 0, done.stdout
+def test_a_test_that_lacks_a_program_is_skipped_or_fails_in_ci(tmp_path: Path) -> None:
+    argv = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "needs", MARKED)
+    code, said = run_python(tmp_path, *argv)
+    assert code == 0, said
     reason = "needs strace (not found: strace): apt-get install strace"
-    assert "tests/support/needs.py:" in done.stdout
-    assert reason in done.stdout
-    assert done.stdout.endswith("skipped: 1 needs strace (apt-get install strace)\n")
+    assert "tests/support/needs.py:" in said
+    assert reason in said
+    assert said.endswith("skipped: 1 needs strace (apt-get install strace)\n")
     assert requirements.total(tmp_path / "noted") == {"strace": 1}
 
-
-def test_in_ci_it_fails_instead(empty: Path, tmp_path: Path) -> None:
-    done = run_pytest(empty, tmp_path / "noted", CI="true")
-    assert done.returncode == 1
-    assert "apt-get install strace; in CI this test must run" in done.stdout
+    (tmp_path / "noted").unlink()
+    code, said = run_python(tmp_path, *argv, ci=True)
+    assert code == 1
+    assert "apt-get install strace; in CI this test must run" in said
     assert requirements.total(tmp_path / "noted") == {}
 
 
-def test_the_packages_to_install_are_listed(empty: Path) -> None:
-    argv = [sys.executable, str(FILE)]
-    env = {**os.environ, "PATH": str(empty)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-    assert {"strace", "zstd", "git", "gcc"} <= set(done.stdout.splitlines())
+def test_the_packages_to_install_are_listed(tmp_path: Path) -> None:
+    _, said = run_python(tmp_path, "tests/support/requirements.py")
+    assert {"strace", "zstd", "git", "gcc"} <= set(said.splitlines())
 
 
 def test_what_several_runs_skipped_is_added_up(tmp_path: Path) -> None:

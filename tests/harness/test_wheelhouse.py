@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.wheelhouse import DAMAGED, standard_set
+from tests.support.wheelhouse import standard_set
 
 
 def test_nothing_outside_the_folder_is_seen(index_env: dict[str, str]) -> None:
@@ -24,14 +24,3 @@ def test_the_bytes_depend_on_the_arguments_alone(tmp_path: Path) -> None:
     one, two = standard_set(tmp_path / "1"), standard_set(tmp_path / "2")
     assert [p.name for p in one] == [p.name for p in two]
     assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]
-
-
-def test_every_damage_is_listed_once_and_writes_one_file(tmp_path: Path) -> None:
-    for kind, write in DAMAGED.items():
-        assert write(tmp_path / kind).parent == tmp_path / kind
-        assert [p.name for p in (tmp_path / kind).iterdir()] == ["bad-1.0-py3-none-any.whl"]
-
-
-def test_the_home_is_not_the_callers(isolated: Path) -> None:
-    assert Path.home() == isolated
-    assert Path(os.environ["OFFLINE_ROOT"]).is_relative_to(isolated.parents[0])
