@@ -9,44 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Options, TrainerError, check_paths, parse
+from trainer.config import TrainerError, check_paths, parse
 
 REPO = Path(__file__).resolve().parents[2]
 
 
-def test_defaults_and_every_option():
-    defaults = Options(
-        workload="tiny-bert",
-        data=None,
-        epochs=3,
-        subset=None,
-        held_out=None,
-        batch_size=16,
-        lr=None,
-        seed=42,
-        out=Path("tiny_out"),
-        resume=False,
-    )
-    assert parse(["tiny-bert"]) == defaults
+def test_every_option():
     line = (
         "tiny-bert --data d.csv --epochs 2 --subset 10 --held-out 5 --batch-size 4 --lr 3e-4 "
         "--seed 7 --out o --resume --vocab v.txt"
     )
     paths = {"data": Path("d.csv"), "out": Path("o"), "vocab": Path("v.txt")}
     numbers = {"epochs": 2, "subset": 10, "held_out": 5, "batch_size": 4, "lr": 3e-4, "seed": 7}
+    defaults = parse(["tiny-bert"])
+    assert (defaults.epochs, defaults.batch_size, defaults.out) == (3, 16, Path("tiny_out"))
     assert parse(line.split()) == replace(defaults, **paths, **numbers, resume=True)
 
 
 def test_all_wrong_paths_are_named_at_once(tmp_path):
     (tmp_path / "file").touch()
-    options = parse(
-        ["tiny-bert", "--data", "/no/data.csv", "--vocab", "/no/vocab", "--out", f"{tmp_path}/file"]
-    )
+    wrong = {"--data": "/no/data.csv", "--vocab": "/no/vocab", "--out": f"{tmp_path}/file"}
     with pytest.raises(TrainerError) as error:
-        check_paths(options)
-    assert "/no/data.csv" in str(error.value)
-    assert "/no/vocab" in str(error.value)
-    assert f"{tmp_path}/file" in str(error.value)
+        check_paths(parse(["tiny-bert", *(word for pair in wrong.items() for word in pair)]))
+    assert all(path in str(error.value) for path in wrong.values())
 
 
 def test_what_is_not_here_is_taken_from_what_was_staged(tmp_path, monkeypatch):
@@ -79,9 +64,7 @@ def test_what_is_not_here_is_taken_from_what_was_staged(tmp_path, monkeypatch):
     ("line", "message"),
     [
         ("tiny-bert --epochs 0", "--epochs"),
-        ("tiny-bert --subset 1.5", "--subset"),
         ("tiny-bert --lr nan", "--lr"),
-        ("tiny-bert --lr fast", "--lr"),
         ("tiny-bert --seed 4294967296", "--seed"),
         ("tiny-bert --data=", "--data"),
         ("tiny-bert --vocab v.txt --tokenizer t", "--vocab"),

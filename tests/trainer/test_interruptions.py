@@ -205,16 +205,3 @@ def test_fewer_ranks_go_on_where_more_were_killed(tmp_path):
     assert (found["world_size"], found["epochs"]) == (2, 3)
     assert found["steps"] > STEPS  # each is of two ranks' rows now
     assert found["accuracy"] > 0.9
-
-
-def test_a_job_that_is_started_again_goes_on_and_another_does_not(tmp_path):
-    """A finished run is replaced, an unfinished one of another job is kept."""
-    short = ("mlp", "--subset", "320", "--epochs", "1", "--out", "out")
-    train(0, tmp_path, *short, more={"SLURM_JOB_ID": "41"})
-    again = train(0, tmp_path, *short, "--lr", "0.5", more={"SLURM_JOB_ID": "41"})
-    assert "resuming" not in again.stdout  # it had finished: this is a second run in one job
-    (tmp_path / "out" / "metrics.json").unlink()  # as if it had been killed before its end
-    refused = train(0, tmp_path, *short, more={"SLURM_JOB_ID": "42"}, code=1)
-    assert "has checkpoints of a run that did not finish" in refused.stderr
-    resumed = train(0, tmp_path, *short, more={"SLURM_JOB_ID": "41"})
-    assert "resuming from out/checkpoint_epoch_1.pt" in resumed.stdout

@@ -10,15 +10,17 @@ from dataclasses import replace
 import pytest
 
 from tests.support.launching import metrics, notes, train, variables, warm_ranks, weights
+from tests.support.pictures import mnist
 from tests.support.warm_ranks import as_torchrun_does
 
 torch = pytest.importorskip("torch")
 
 SMALL = ("mlp", "--subset", "320", "--held-out", "64", "--precision", "float32", "--out", "out")
+DIGITS = ("mnist", "--data", "data", "--out", "out")
 OTHERWISE = """\
 import os, sys
 if os.environ["RANK"] == "1":
-    sys.argv += {more!r}
+    {change}
 from trainer.__main__ import _exit_without_finalizing, main
 _exit_without_finalizing(main(sys.argv[1:]))
 """
@@ -33,21 +35,25 @@ def said(done):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("change", "arguments", "told"),
     [
-        (["--sync", "all-reduce"], "--sync all-reduce (rank 0: ddp)"),
-        (["--held-out", "10"], "--held-out 10 (rank 0: 64)"),
+        ('sys.argv += ["--held-out", "10"]', SMALL, "not what rank 0 has: --held-out 10 (rank 0:"),
+        ('os.chdir("elsewhere")', DIGITS, "--data data has no IDX files of MNIST"),
     ],
+    ids=["option", "data"],
 )
-def test_ranks_that_were_not_given_the_same(tmp_path, more, told):
+def test_ranks_that_were_not_given_the_same(tmp_path, change, arguments, told):
     """They would train to a wrong result, or wait for each other for ever."""
     program = tmp_path / "otherwise.py"
-    program.write_text(OTHERWISE.format(more=more))
+    program.write_text(OTHERWISE.format(change=change))
+    for folder in ("data", "elsewhere/data"):
+        (tmp_path / folder).mkdir(parents=True)
+    mnist(tmp_path / "data", "t10k", 50)
     ranks = [replace(one, program=str(program)) for one in as_torchrun_does(2, variables())]
-    running = warm_ranks().start(ranks, tmp_path, [*SMALL, "--epochs", "1"])
+    running = warm_ranks().start(ranks, tmp_path, [*arguments, "--epochs", "1"])
     codes, output, errors = running.wait()
     assert 0 not in codes
-    assert f"error: on rank 1 of 2: not what rank 0 has: {told}" in output + errors
+    assert f"error: on rank 1 of 2: {told}" in output + errors
     assert "Traceback" not in output + errors
     assert not (tmp_path / "out" / "model.pt").exists()
 
@@ -105,7 +111,6 @@ def altered(folder, **changed):
         {"model": [1, 2]},
         {"optimizer": None},
         {"optimizer": {"state": {}, "param_groups": []}},
-        {"epoch": -1},
         {"row": 10**9},
     ],
 )
@@ -115,19 +120,20 @@ def test_a_checkpoint_of_something_else(trained, changed):
     assert "checkpoint_epoch_1.pt cannot be resumed from: " in said(done)
 
 
-@pytest.mark.parametrize("note", ["[" * 100_000, '{"step": Infinity, "sha256": "x"}'])
+@pytest.mark.parametrize("note", ["[" * 100_000, '{"step": Infinity, "sha256": "x"}', ""])
 def test_a_note_that_cannot_be_read_is_no_reason_to_begin_anew(trained, note):
-    (trained / "out" / "checkpoint_epoch_1.json").write_text(note)
+    """Where there is none, the checkpoint was being written when the run was killed."""
+    file = trained / "out" / "checkpoint_epoch_1.json"
+    if not note:
+        file.unlink()
+        done = train(0, trained, *SMALL, "--epochs", "1", "--resume")
+        assert "out has no checkpoint: starting from the beginning" in said(done)
+        return
+    file.write_text(note)
     done = train(0, trained, *SMALL, "--epochs", "2", "--resume", code=1)
     assert "no checkpoint in out can be used" in said(done)
     done = train(0, trained, *SMALL, "--epochs", "2", code=1)
     assert "did not finish, the newest checkpoint_epoch_1.pt" in said(done)
-
-
-def test_without_a_note_it_was_being_written_when_the_run_was_killed(trained):
-    (trained / "out" / "checkpoint_epoch_1.json").unlink()
-    done = train(0, trained, *SMALL, "--epochs", "1", "--resume")
-    assert "out has no checkpoint: starting from the beginning" in said(done)
 
 
 def test_bytes_that_are_no_text_are_passed_over(trained):
@@ -146,9 +152,14 @@ def test_work_that_was_done_before_a_restart_is_not_done_again(tmp_path):
     assert "resuming from out/checkpoint_epoch_1.pt" in said(done)
     assert all(torch.equal(before[name], one) for name, one in weights(tmp_path / "out").items())
     # A second run in the same allocation is another one, and says what becomes of the first.
-    assert "out has a finished run: it is replaced" in said(
-        train(0, tmp_path, *SMALL, "--epochs", "1", more=job)
-    )
+    done = train(0, tmp_path, *SMALL, "--epochs", "1", more=job)
+    assert "out has a finished run: it is replaced" in said(done)
+    # As if it had been killed before its end: its own job goes on, and no other.
+    (tmp_path / "out" / "metrics.json").unlink()
+    refused = train(0, tmp_path, *SMALL, "--epochs", "1", more={"SLURM_JOB_ID": "42"}, code=1)
+    assert "has checkpoints of a run that did not finish" in said(refused)
+    resumed = train(0, tmp_path, *SMALL, "--epochs", "1", more=job)
+    assert "resuming from out/checkpoint_epoch_1.pt" in said(resumed)
 
 
 @pytest.mark.parametrize("changed", [{"MASTER_PORT": "abc"}, {"GLOO_SOCKET_IFNAME": "nix0"}])

@@ -61,31 +61,24 @@ def test_a_damaged_idx_file_is_named_with_the_place(tmp_path, change, said):
     assert str(path) in caught.value.message
 
 
-def test_a_compressed_file_that_is_cut_short(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("images", np.zeros((4, 20, 28)), "an image has to be 28 x 28"),
+        ("images", np.zeros((0, 28, 28)), "has 4 labels"),
+        ("labels", [1, 2, 3], "has 3 labels"),
+        ("labels", [1, 2, 10, 77], "label 2 is 10, and 2 of 4 are not from 0 to 9"),
+        ("labels", None, r"t10k-labels-idx1-ubyte\.gz cannot be read"),  # cut short
+    ],
+)
+def test_files_that_do_not_belong_together(tmp_path, name, data, said):
     mnist(tmp_path, "t10k", 4)
-    path = tmp_path / "t10k-labels-idx1-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(TrainerError, match=r"t10k-labels-idx1-ubyte\.gz cannot be read"):
-        images.read_mnist(tmp_path)
-
-
-def test_images_of_another_size_or_none_at_all(tmp_path):
-    idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((4, 20, 28)))
-    idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(4))
-    with pytest.raises(TrainerError, match="an image has to be 28 x 28"):
-        images.read_mnist(tmp_path)
-    mnist(tmp_path, "t10k", 0, ending="")
-    with pytest.raises(TrainerError, match=r"leaves none|nothing to learn"):
-        images.choose_images(images.read_mnist(tmp_path), parse(["mnist"]))
-
-
-def test_labels_that_do_not_belong_to_the_images(tmp_path):
-    mnist(tmp_path, "t10k", 4)
-    idx(tmp_path / "t10k-labels-idx1-ubyte.gz", [1, 2, 3])
-    with pytest.raises(TrainerError, match="has 3 labels"):
-        images.read_mnist(tmp_path)
-    idx(tmp_path / "t10k-labels-idx1-ubyte.gz", [1, 2, 10, 77])
-    with pytest.raises(TrainerError, match="label 2 is 10, and 2 of 4 are not from 0 to 9"):
+    path = tmp_path / f"t10k-{name}-idx{3 if name == 'images' else 1}-ubyte.gz"
+    if data is None:
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        idx(path, data)
+    with pytest.raises(TrainerError, match=said):
         images.read_mnist(tmp_path)
 
 
@@ -113,35 +106,35 @@ def npz(path, **more):
 def test_npz(tmp_path):
     found = images.read_npz(npz(tmp_path / "cifar10.npz"))
     assert (tuple(found[0].inputs.shape), len(found[1])) == ((6, 3, 32, 32), 3)
-    path = images.find_data_file(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
-    assert path.name == "cifar10.npz"
+    options = parse(["cifar10", "--data", str(tmp_path)])
+    assert images.find_data_file(options, "cifar10*.npz").name == "cifar10.npz"
     npz(tmp_path / "cifar10-b.npz")
     with pytest.raises(TrainerError, match=r"cifar10-b\.npz, cifar10\.npz"):
-        images.find_data_file(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
+        images.find_data_file(options, "cifar10*.npz")
     with pytest.raises(TrainerError, match="--data is missing"):
         images.find_data_file(parse(["cifar10"]), "cifar10*.npz")
 
 
-def test_an_npz_file_that_is_none_or_another_or_dangerous(tmp_path):
-    path = tmp_path / "x.npz"
-    path.write_bytes(b"PK\x03\x04nonsense")
-    with pytest.raises(TrainerError, match="cannot be read as npz"):
-        images.read_npz(path)
-    np.savez(path, x_train=np.zeros(1))
-    with pytest.raises(TrainerError, match="has no y_train, x_test, y_test"):
-        images.read_npz(path)
-    npz(path, y_train=np.array([{"not": "numbers"}] * 6, dtype=object))
-    with pytest.raises(TrainerError, match="cannot be read as npz: Object arrays"):
-        images.read_npz(path)
-    for name, array, said in [
-        ("x_train", np.zeros((6, 32, 32, 3), dtype=np.uint8), r"has to be 3 x 32 x 32"),
-        ("x_train", np.zeros((6, 3, 32, 32), dtype=np.float32), "numbers of type torch.float32"),
-        ("y_test", np.array([0.5, 1.5, 2.5]), "of type torch.float64"),
-        ("y_test", np.array([0, 1]), "has 2 labels"),
-    ]:
-        npz(path, **{name: array})
-        with pytest.raises(TrainerError, match=said):
-            images.read_npz(path)
-    npz(path, y_test=np.array([0, 1, 10]))
-    with pytest.raises(TrainerError, match="label 2 is 10, and 1 of 3"):
-        images.read_npz(path)
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: path.write_bytes(b"PK\x03\x04nonsense"), "cannot be read as npz"),
+        (lambda path: np.savez(path, x_train=np.zeros(1)), "has no y_train, x_test, y_test"),
+        *(
+            (lambda path, name=name, array=array: npz(path, **{name: array}), said)
+            for name, array, said in (
+                # Objects may be anything that pickle can make.
+                ("y_train", np.array([{}] * 6, dtype=object), "read as npz: Object arrays"),
+                ("x_train", np.zeros((6, 32, 32, 3), dtype=np.uint8), "has to be 3 x 32 x 32"),
+                ("x_train", np.zeros((6, 3, 32, 32), dtype=np.float32), "of type torch.float32"),
+                ("y_test", np.array([0.5, 1.5, 2.5]), "of type torch.float64"),
+                ("y_test", np.array([0, 1]), "has 2 labels"),
+                ("y_test", np.array([0, 1, 10]), "label 2 is 10, and 1 of 3"),
+            )
+        ),
+    ],
+)
+def test_an_npz_file_that_is_none_or_another_or_dangerous(tmp_path, write, said):
+    write(tmp_path / "x.npz")
+    with pytest.raises(TrainerError, match=said):
+        images.read_npz(tmp_path / "x.npz")

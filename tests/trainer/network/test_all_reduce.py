@@ -105,8 +105,7 @@ def test_two_ranks_of_one_node_have_no_pair_to_measure(tmp_path):
     assert codes == [0, 0], err
     found = result(out)
     assert out.count("\n") == 1
-    assert (found["world_size"], found["nodes"], found["pairs"]) == (2, ["n1"], [])
-    assert (found["backend"], found["bytes"]) == ("gloo", 2 << 20)
+    assert (found["nodes"], found["pairs"], found["bytes"]) == (["n1"], [], 2 << 20)
     rate = found["bytes"] / found["seconds"] / 1e9
     assert found["gb_per_s"] == pytest.approx(rate, rel=0.01, abs=0.001)
 
@@ -138,7 +137,7 @@ def single(rank, size, port, *, head="127.0.0.1", **more):
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(tmp_path):
     ranks = [Rank(env=single(0, 2, held_port()))]
-    codes, out, err = together(ranks, tmp_path, "--timeout", "3")
+    codes, out, err = together(ranks, tmp_path, "--timeout", "1")
     assert (codes, out) == ([1], "")
     assert "n1 (rank 0 of 2) did not meet the others at 127.0.0.1:" in err
     assert "hint: " in err
@@ -276,7 +275,8 @@ def network():
             ip("-n", name, "link", "set", "lo", "up")
         yield nodes
     finally:
-        for name in nodes:
+        for name, (_, outer) in nodes.items():
+            ip("link", "del", outer, check=False)  # with its namespace it would go some time later
             ip("netns", "del", name, check=False)
         ip("link", "del", bridge, check=False)
 
@@ -293,24 +293,27 @@ def across(network, folder, *arguments, program=""):
 
 
 @pytest.mark.slow
-def test_a_network_and_what_can_be_wrong_with_it(network, tmp_path):
+def test_two_nodes_of_a_network_that_cannot_talk(network, tmp_path):
+    one, two, three = network
+    # What n2 sends to n3 goes to a card that nobody has; both still reach the head.
+    nobody = ("10.78.0.3", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0")
+    ip("-n", two, "neigh", "replace", *nobody)
+    codes, out, err = across(network, tmp_path, program=limited(tmp_path, "_reach_all", 3))
+    assert 0 not in codes
+    assert PREFIX not in out
+    named = f"{two} and {three}: {two} cannot connect to 10.78.0.3: no answer within 3 s"
+    assert err.count(named) == 1
+    assert f"{one} and " not in err
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_network_on_which_small_packets_pass_and_large_ones_vanish(network, tmp_path):
+    """Everything works until data is sent."""
     one, two, three = network
     codes, out, err = across(network, tmp_path, "--size-mb", "4")
     assert codes == [0, 0, 0], err
     assert len(result(out)["pairs"]) == 3
-
-    # What n2 sends to n3 goes to a card that nobody has; both still reach the head.
-    nobody = ("10.78.0.3", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0")
-    ip("-n", two, "neigh", "replace", *nobody)
-    codes, out, err = across(network, tmp_path, program=limited(tmp_path, "_reach_all", 5))
-    ip("-n", two, "neigh", "del", "10.78.0.3", "dev", "eth0")
-    assert 0 not in codes
-    assert PREFIX not in out
-    named = f"{two} and {three}: {two} cannot connect to 10.78.0.3: no answer within 5 s"
-    assert err.count(named) == 1
-    assert f"{one} and " not in err
-
-    # Small packets pass, large ones vanish: everything works until data is sent.
     ip("link", "set", network[three][1], "mtu", "600")
     codes, out, err = across(network, tmp_path, program=limited(tmp_path, "_measure_pairs", 10))
     assert 0 not in codes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from trainer.config import TrainerError
@@ -58,15 +60,7 @@ def test_alone_the_collectives_need_no_process_group():
 
 
 def test_a_line_is_written_in_one_call(monkeypatch):
-    calls = []
-
-    class Recorder:
-        def write(self, text):
-            calls.append(text)
-
-        def flush(self):
-            calls.append("flush")
-
-    monkeypatch.setattr("sys.stdout", Recorder())
+    out = mock.Mock()
+    monkeypatch.setattr("sys.stdout", out)
     write_line("[RANK 1] WORLD_SIZE=2")
-    assert calls == ["[RANK 1] WORLD_SIZE=2\n", "flush"]
+    assert out.mock_calls == [mock.call.write("[RANK 1] WORLD_SIZE=2\n"), mock.call.flush()]

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from tests.support.launching import REPO, SHARED, metrics, train, variables, warm_ranks
-from tests.support.needs import needs
+from tests.support.launching import REPO, metrics, train, variables, warm_ranks
 from tests.support.warm_ranks import as_torchrun_does
+from trainer.config import parse
+from trainer.data import texts
 from trainer.network.dist import World
 from trainer.workloads.tiny_bert import choose_learning_rate, evaluate
 
@@ -24,16 +25,12 @@ def test_the_learning_rate_grows_with_the_step_and_stops_where_it_would_diverge(
     assert rates == pytest.approx([1e-3, 1e-3 * math.sqrt(2), 2e-3, 2e-3, 2e-3])
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    done = train(2, folder, "tiny-bert", *CORPUS, *WORDS, "--epochs", "8")
-    return folder / "tiny_out", done.stdout.splitlines()
-
-
 @pytest.mark.slow
-def test_two_ranks_learn_the_example(trained):
-    out, lines = trained
+def test_two_ranks_learn_the_example(tmp_path):
+    import transformers
+
+    done = train(2, tmp_path, "tiny-bert", *CORPUS, *WORDS, "--epochs", "8")
+    out, lines = tmp_path / "tiny_out", done.stdout.splitlines()
     found = metrics(out)
     assert found["accuracy"] > 0.75
     assert found["loss"] < 0.9
@@ -43,39 +40,23 @@ def test_two_ranks_learn_the_example(trained):
     assert lines[-1].startswith(f"held-out accuracy {found['accuracy']:.3f} loss ")
     assert lines[-1].endswith(" on 342 rows")
 
-
-@pytest.mark.slow
-def test_every_rank_reports_and_one_of_them_saves(trained):
-    out, lines = trained
+    # Each rank names itself, and one saves.
     for line in ("[RANK 0] WORLD_SIZE=2", "[RANK 1] WORLD_SIZE=2", "Saving model to tiny_out"):
         assert lines.count(line) == 1
     assert len([folder for folder in out.iterdir() if folder.name.startswith("checkpoint")]) == 2
-
-
-@pytest.mark.slow
-def test_progress_comes_every_ten_steps_and_starts_at_the_loss_of_a_guess(trained):
-    _, lines = trained
     steps = [line.split() for line in lines if line.startswith("step ")]
     assert [step[1] for step in steps] == [f"{n}/520" for n in range(10, 521, 10)]
     # transformers 5 multiplies the loss by the number of ranks unless it is told not to.
     assert float(steps[0][5]) == pytest.approx(math.log(4), rel=0.1)
 
-
-@pytest.mark.slow
-def test_what_was_saved_gives_the_accuracy_that_was_reported(trained):
-    import transformers
-
-    from trainer.config import parse
-    from trainer.data import texts
-
-    out, _ = trained
+    # What was saved gives the accuracy that was reported.
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     rows = texts.load(parse(["tiny-bert", *CORPUS]))[1]
     held_out = texts.encode_rows(tokenizer, rows, 128)
     accuracy, loss = evaluate(model, held_out, World(), tokenizer.pad_token_id)
-    assert accuracy == metrics(out)["accuracy"]
-    assert loss == pytest.approx(metrics(out)["loss"], abs=1e-4)
+    assert accuracy == found["accuracy"]
+    assert loss == pytest.approx(found["loss"], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -126,25 +107,7 @@ def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.full
-@pytest.mark.slow
-def test_two_ranks_train_on_real_news(tmp_path):
-    """Four learn it, to an accuracy, in the acceptance test of the command line."""
-    needs("data")
-    real = ("--data", f"{SHARED}/ag_news.csv", "--vocab", f"{SHARED}/bert_uncased_vocab.txt")
-    more = ("--subset", "800", "--epochs", "1", "--out", "news")
-    done = train(2, tmp_path, "tiny-bert", *real, *more)
-    told = "800 rows to train on, 1000 held out, 0.0% of the tokens unknown, 25 steps an epoch"
-    assert told in done.stdout.splitlines()
-    found = metrics(tmp_path / "news")
-    assert (found["world_size"], found["train_rows"], found["held_out_rows"]) == (2, 800, 1000)
-    assert found["loss"] < 1.5
-
-
-DATA = EXAMPLE / "data"
-
-
 def test_the_generator_makes_these_very_bytes(tmp_path):
     subprocess.run([sys.executable, str(EXAMPLE / "generate.py"), str(tmp_path)], check=True)
     for name in ("sentences.csv", "vocab.txt"):
-        assert (tmp_path / name).read_bytes() == (DATA / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (EXAMPLE / "data" / name).read_bytes()
