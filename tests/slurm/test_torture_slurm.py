@@ -17,7 +17,7 @@ SEED = os.environ.get("STAGER_TORTURE_SEED", "6")
 
 
 @pytest.mark.parametrize(
-    ("area", "rounds"), [("slurm", 3), pytest.param("transfer", 2, marks=pytest.mark.full)]
+    ("area", "rounds"), [("slurm", 1), pytest.param("transfer", 2, marks=pytest.mark.full)]
 )
 def test_no_promise_is_broken_in_a_sample_on_slurm(area: str, rounds: int) -> None:
     needs("slurm")

@@ -42,4 +42,4 @@ def play(round_: Round) -> str:
     return SAME
 
 
-AREA = Area(play, rounds=120, sample=2, seconds=150)
+AREA = Area(play, rounds=120, sample=1, seconds=150)

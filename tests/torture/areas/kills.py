@@ -145,4 +145,4 @@ def _settled(round_: Round, command: Command) -> None:
         checks.runs_right(round_)
 
 
-AREA = Area(play, rounds=350, sample=5, seconds=120)
+AREA = Area(play, rounds=350, sample=3, seconds=120)

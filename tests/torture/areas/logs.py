@@ -168,4 +168,4 @@ def _text(path: Path, rng: Random) -> str:
     return kind
 
 
-AREA = Area(play, rounds=600, sample=12)
+AREA = Area(play, rounds=600, sample=6)

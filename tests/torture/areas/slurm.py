@@ -230,4 +230,4 @@ def _facts(cluster: Cluster, job: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S*)", text))
 
 
-AREA = Area(play, rounds=45, sample=3, seconds=500, root=True, apart=True, begin=begin, end=end)
+AREA = Area(play, rounds=45, sample=1, seconds=500, root=True, apart=True, begin=begin, end=end)

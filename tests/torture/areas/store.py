@@ -102,4 +102,4 @@ def _folder(folder: Path, round_: Round) -> str:
     return f"{folder.name}/: {kind}"
 
 
-AREA = Area(play, rounds=350, sample=6)
+AREA = Area(play, rounds=350, sample=3)
