@@ -46,8 +46,7 @@ def test_another_user(hosts: SshHosts, project: Path) -> None:
         assert deep.code == 0, deep.talk
         [log] = (hosts.hidden / "ann").glob("*.ann@node02.1.out")
         assert "home=/tmp/ann" in log.read_text()
-        cleaned = hosts.stager("clean", "--nodes-only", "--all", "--hosts", listed, folder=project)
-        assert cleaned.code == 0, cleaned.talk
+        hosts.clean(listed, project)
         assert hosts.on("node02", "sh", "-c", "ls -d /tmp/stager-4242/envs/*", check=False) == ""
 
 
@@ -170,8 +169,7 @@ def driver_on(hosts: SshHosts, node: str, project: Path) -> Iterator[Verify]:
 @pytest.mark.full
 def test_a_name_that_leads_to_this_machine(hosts: SshHosts, project: Path) -> None:
     """The job is started on one of its hosts, as on Debian: the others cannot use that address."""
-    clean = ("clean", "--nodes-only", "--all", "--hosts", "node[01-02]")
-    assert hosts.stager(*clean, folder=project).code == 0
+    hosts.clean("node[01-02]", project)
     with driver_on(hosts, "node01", project) as verify:
         hosts.on("node01", "ip", "address", "add", "192.0.2.7/32", "dev", "eth0")
         try:
@@ -222,14 +220,13 @@ def nothing_but_ssh(hosts: SshHosts, driver: str) -> Iterator[None]:
 def test_a_firewall_between_hosts(hosts: SshHosts, project: Path) -> None:
     """The bundle comes another way, and it is said which; a deep check names who cannot meet."""
     driver = f"{hosts.address('node01').rpartition('.')[0]}.1"
-    clean = ("clean", "--nodes-only", "--all", "--hosts", ALL)
-    assert hosts.stager(*clean, folder=project).code == 0
+    hosts.clean(ALL, project)
     with apart(hosts, "node02", "node03"):
         done = hosts.stager("verify", "--hosts", ALL, folder=project)
     assert done.code == 0, done.talk
     for node, other in (("node02", "node03"), ("node03", "node02")):
         assert f"{node} cannot connect to {other} (no answer within 1.5 s)" in done.talk
-    assert hosts.stager(*clean, folder=project).code == 0
+    hosts.clean(ALL, project)
     with nothing_but_ssh(hosts, driver):
         done = hosts.stager("verify", "--hosts", ALL, folder=project)
     assert done.code == 0, done.talk
@@ -247,8 +244,7 @@ def test_a_firewall_between_hosts(hosts: SshHosts, project: Path) -> None:
 @pytest.mark.full
 def test_a_host_that_is_lost_while_the_bundle_travels(hosts: SshHosts, project: Path) -> None:
     """The job goes on with the others, if these are enough; its agent waits for a lock."""
-    clean = ("clean", "--nodes-only", "--all", "--hosts", ALL)
-    assert hosts.stager(*clean, folder=project).code == 0
+    hosts.clean(ALL, project)
     hosts.on("node03", "mkdir", "-p", "-m", "700", "/tmp/stager-0")
     lock = ["flock", "--exclusive", "/tmp/stager-0/.lock", "cat"]
     options = ("--hosts", ALL, "--min-nodes", "3", "--log-dir", str(hosts.hidden / "fewer"))

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import until
+from tests.support.provoking import Said
 from tests.support.ssh_hosts import SshHosts, start_sleeping, words
 
 ALL = "node[01-04]"
+PYTHON = os.path.realpath("/proc/self/exe")
 
 
 def test_all_phases(hosts: SshHosts, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,28 +37,45 @@ def test_all_phases(hosts: SshHosts, project: Path, monkeypatch: pytest.MonkeyPa
     assert sum("token is here" in text for text in logs) == 4
     assert not any("token is seen" in text for text in logs)
 
-    cleaned = hosts.stager("clean", "--nodes-only", "--all", "--hosts", ALL, folder=project)
-    assert cleaned.code == 0, cleaned.talk
+    hosts.clean(ALL, project)
     assert hosts.on("node02", "sh", "-c", "ls -d /tmp/*/envs/*", check=False) == ""
 
 
-def test_bad_hosts_are_named_and_left_out(hosts: SshHosts, project: Path) -> None:
-    """Each with its reason and with what to do; the job goes on with those that are left."""
+def bad(done: Said) -> tuple[str, str]:
+    """The one host that has problems, and what they are."""
+    assert done.code == 3, done.talk
+    (found,) = [node for node in done.report["nodes"] if node["problems"]]
+    return found["node"], words(found["problems"])
+
+
+def test_a_host_that_is_lost_while_ranks_run_and_bad_hosts(hosts: SshHosts, project: Path) -> None:
+    """Each has its reason and what to do; the next job goes on with those that are left."""
+    started = start_sleeping(hosts, project)
+    hosts.lose("node04")
+    try:
+        done = hosts.end(started)
+        assert done.code == 3, done.talk
+        assert done.report["first_failure"]["node"] == "node04", done.talk
+        assert "the ssh connection to the host broke" in done.talk
+        assert until(lambda: not hosts.agents("node01"))
+        assert_left_out(hosts, project)
+    finally:
+        hosts.restore()
+
+
+def assert_left_out(hosts: SshHosts, project: Path) -> None:
+    """A host that is lost, one with another key, and one that does not let the user in."""
     known = hosts.state_dir / "known_hosts"
     lines = dict(line.split(" ", 1) for line in known.read_text().splitlines())
     lines["node03"] = lines["node02"]
     swapped = "".join(f"{node} {key}\n" for node, key in lines.items())
     listed = "node[01-04],nosuch.invalid"
-    hosts.lose("node04")
-    try:
-        with (
-            hosts.changed(hosts.state_dir / "node02" / "authorized_keys", ""),
-            hosts.changed(known, swapped),
-        ):
-            done = hosts.stager("verify", "--hosts", listed, "--min-nodes", "1", folder=project)
-            strict = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
-    finally:
-        hosts.restore()
+    with (
+        hosts.changed(hosts.state_dir / "node02" / "authorized_keys", ""),
+        hosts.changed(known, swapped),
+    ):
+        done = hosts.stager("verify", "--hosts", listed, "--min-nodes", "1", folder=project)
+        strict = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
     assert done.code == 0, done.talk
     for told in (
         "node02 is left out: the host does not let you in without a password",
@@ -67,10 +86,9 @@ def test_bad_hosts_are_named_and_left_out(hosts: SshHosts, project: Path) -> Non
         "ssh-keygen -R node03",
     ):
         assert told in done.talk, done.talk
-    assert strict.code == 3
-    (bad,) = [node for node in strict.report["nodes"] if node["problems"]]
-    assert bad["node"] == "node02"
-    assert "Permission denied" in words(bad["problems"])
+    node, why = bad(strict)
+    assert node == "node02"
+    assert "Permission denied" in why
 
 
 @pytest.mark.full
@@ -80,56 +98,37 @@ def test_two_names_of_one_host(hosts: SshHosts, project: Path) -> None:
     first = text[: text.index("Host node02")]
     with hosts.changed(config, first.replace("Host node01", "Host twin") + text):
         done = hosts.stager("verify", "--hosts", "node01,twin", folder=project)
-    assert done.code == 3, done.talk
-    (bad,) = [node for node in done.report["nodes"] if node["problems"]]
-    assert bad["node"] == "twin"
-    assert "it is the same host as node01" in words(bad["problems"])
+    node, why = bad(done)
+    assert node == "twin"
+    assert "it is the same host as node01" in why
 
 
 @pytest.mark.full
-def test_a_host_without_python(hosts: SshHosts, project: Path) -> None:
-    found = hosts.on("node02", "sh", "-c", "ls /usr/bin/python3* /usr/local/bin/python3* || true")
-    script = 'for file; do mount --bind /bin/false "$file"; done'
-    programs = [name for name in found.split() if not name.endswith("config")]
-    programs.append(os.path.realpath("/proc/self/exe"))
-    hosts.on("node02", "sh", "-c", script, "sh", *dict.fromkeys(programs))
+@pytest.mark.parametrize(
+    ("shell", "said"),
+    [
+        (
+            f"for file in $(realpath -e /usr/bin/python3* /usr/local/bin/python3* {PYTHON}); do "
+            'case $file in *config) ;; *) mount --bind /bin/false "$file" ;; esac; done',
+            "no Python 3.9 or newer was found",
+        ),
+        (
+            "for place in /tmp /dev/shm; do mount -t tmpfs -o size=64k full $place; done",
+            "no directory on this node can hold the environment",
+        ),
+    ],
+    ids=["python", "disk"],
+)
+def test_a_host_that_lacks(hosts: SshHosts, project: Path, shell: str, said: str) -> None:
+    hosts.on("node02", "sh", "-c", shell)
     try:
         done = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
     finally:
         hosts.lose("node02")
         hosts.restore()
-    assert done.code == 3
-    (bad,) = [node for node in done.report["nodes"] if node["problems"]]
-    assert bad["node"] == "node02", done.talk
-    assert "no Python 3.9 or newer was found" in words(bad["problems"])
-
-
-@pytest.mark.full
-def test_a_full_disk(hosts: SshHosts, project: Path) -> None:
-    for place in ("/tmp", "/dev/shm"):
-        hosts.on("node02", "mount", "-t", "tmpfs", "-o", "size=64k", "full", place)
-    try:
-        done = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
-    finally:
-        hosts.lose("node02")
-        hosts.restore()
-    assert done.code == 3
-    (bad,) = [node for node in done.report["nodes"] if node["problems"]]
-    assert bad["node"] == "node02"
-    assert "no directory on this node can hold the environment" in words(bad["problems"])
-
-
-def test_a_host_that_is_lost_while_ranks_run(hosts: SshHosts, project: Path) -> None:
-    started = start_sleeping(hosts, project)
-    hosts.lose("node03")
-    try:
-        done = hosts.end(started)
-    finally:
-        hosts.restore()
-    assert done.code == 3, done.talk
-    assert done.report["first_failure"]["node"] == "node03", done.talk
-    assert "the ssh connection to the host broke" in done.talk
-    assert until(lambda: not hosts.agents("node01"))
+    node, why = bad(done)
+    assert node == "node02"
+    assert said in why
 
 
 def test_an_agent_that_is_killed(hosts: SshHosts, project: Path) -> None:

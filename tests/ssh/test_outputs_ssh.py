@@ -65,7 +65,6 @@ def test_a_relative_path_finds_the_projects_file_where_no_host_sees_the_folder(
     shutil.rmtree(project / "conf" / "out")
 
 
-@pytest.mark.full
 def test_a_job_finds_what_earlier_ones_have_left_and_adds_to_it(
     hosts: SshHosts, project: Path
 ) -> None:
