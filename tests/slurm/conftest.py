@@ -68,7 +68,7 @@ def private_home() -> Iterator[Path]:
     shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def veiled(private_home: Path) -> Iterator[Cluster]:
     """Three more nodes, that see neither ``private_home`` nor the tool that is tested here."""
     needs("slurm")

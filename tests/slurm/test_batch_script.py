@@ -143,22 +143,6 @@ def test_a_lost_node_does_not_end_the_driver(cluster: Cluster, shared: Path) -> 
     assert "signal" not in log_of(shared, job)
 
 
-def test_a_node_without_python(cluster: Cluster, shared: Path) -> None:
-    path = os.pathsep.join(["/usr/bin", "/bin"])
-    pythons = cluster.on("node03", ["sh", "-c", "readlink -f /usr/bin/python3*[0-9]"]).stdout
-    hidden = sorted(set(pythons.split()))
-    for program in hidden:
-        cluster.on("node03", ["mount", "--bind", "/dev/null", program])
-    try:
-        job, status = submit(facts(shared), "--nodelist=node03", PATH=path)
-    finally:
-        for program in hidden:
-            cluster.on("node03", ["umount", "--lazy", program])
-    assert status == 3
-    assert "stager: node03: no Python 3.9 or newer was found" in log_of(shared, job)
-    assert "--exclude=node03" in log_of(shared, job)
-
-
 def test_secrets_are_not_in_the_job(cluster: Cluster, shared: Path) -> None:
     """It has the variables of the cleaned environment; a user's own SBATCH_EXPORT has no effect."""
     made = facts(shared)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, script
+from tests.support.cluster import Cluster
 from tests.support.processes import until
 from tests.support.provoking import Bench
 
@@ -146,7 +146,7 @@ def test_a_controller_that_is_restarted(bench: Bench) -> None:
     try:
         assert until(lambda: any(waits in one["text"] for one in bench.events("note")))
     finally:
-        script("up", "--name", bench.cluster.name)
+        bench.cluster.start_controller()
     said = bench.finish(started)
     assert said.code == 0, said.talk
     assert said.talk.count(waits) == 1
@@ -154,28 +154,30 @@ def test_a_controller_that_is_restarted(bench: Bench) -> None:
     bench.assert_clean()
 
 
-def counted(bench: Bench, command: str) -> Path:
-    """Count how often a command of Slurm's is started: a line each in the file that is returned."""
-    folder = bench.logs.parent / f"counted-{command}"
+def in_front(bench: Bench, command: str, shell: str) -> Path:
+    """Put a script in the place of one of Slurm's commands, which becomes it; its folder."""
+    folder = bench.logs.parent / f"own-{command}"
     folder.mkdir()
     program = folder / command
-    real = shutil.which(command)
-    program.write_text(f'#!/bin/sh\necho "$*" >>{folder}/calls\nexec {real} "$@"\n')
+    program.write_text(shell.format(folder=folder, real=shutil.which(command)))
     program.chmod(0o755)
-    bench.env["PATH"] = f"{folder}:{bench.env.get('PATH', os.environ['PATH'])}"
-    return folder / "calls"
+    bench.env["PATH"] = f"{folder}:{os.environ['PATH']}"
+    return folder
+
+
+COUNTING = '#!/bin/sh\necho "$*" >>{folder}/calls\nexec {real} "$@"\n'
+"""A command that notes with a line that it was started."""
 
 
 def tries(calls: Path) -> int:
-    """How many lines are in it so far."""
+    """How often it was started."""
     return len(calls.read_text().splitlines()) if calls.exists() else 0
 
 
 def jobs_so_far(cluster: Cluster) -> int:
     """How many jobs Slurm has ever taken."""
     shown = cluster.run(["scontrol", "show", "config"]).stdout
-    (found,) = re.findall(r"NEXT_JOB_ID\s*=\s*(\d+)", shown)
-    return int(found)
+    return int(re.findall(r"NEXT_JOB_ID\s*=\s*(\d+)", shown)[0])
 
 
 @pytest.mark.full
@@ -184,7 +186,8 @@ def test_a_controller_that_is_away_when_nodes_are_asked_for(
     bench: Bench, command: str, batch: tuple[str, ...]
 ) -> None:
     """They are asked for again until it is back, which is said once; and there is one job."""
-    before, calls = jobs_so_far(bench.cluster), counted(bench, command)
+    before = jobs_so_far(bench.cluster)
+    calls = in_front(bench, command, COUNTING) / "calls"
     bench.cluster.stop_controller()
     try:
         started = bench.start("run", *batch, *ALL, "all=none")
@@ -203,7 +206,7 @@ def test_a_controller_that_is_away_when_nodes_are_asked_for(
 @pytest.mark.full
 def test_a_batch_job_that_may_have_been_taken_is_not_submitted_again(bench: Bench) -> None:
     """The controller has the request, and does not answer in time: it acts on it later."""
-    calls = counted(bench, "sbatch")
+    calls = in_front(bench, "sbatch", COUNTING) / "calls"
     number = bench.cluster.controller()
     assert number is not None
     os.kill(number, signal.SIGSTOP)
@@ -238,7 +241,7 @@ for word do
     case $word in --*|-F*) set -- "$@" "$word" ;; esac
     target=$word
 done
-exec {sbcast} "$@" "$source" "$target"
+exec {real} "$@" "$source" "$target"
 """
 """An ``sbcast`` on whose way one byte changes."""
 
@@ -247,14 +250,9 @@ exec {sbcast} "$@" "$source" "$target"
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_copy_that_is_damaged_on_its_way(bench: Bench, times: int) -> None:
     """It is sent once more, as the bundle itself is sound; then the way or the node is at fault."""
-    folder = bench.logs.parent / "damaging"
-    folder.mkdir()
-    program = folder / "sbcast"
-    program.write_text(DAMAGING.format(folder=folder, sbcast=shutil.which("sbcast")))
-    program.chmod(0o755)
+    folder = in_front(bench, "sbcast", DAMAGING)
     for number in range(times):
         (folder / f"once{number}").touch()
-    bench.env["PATH"] = f"{folder}:{os.environ['PATH']}"
     said = bench.stager("verify", "--nodes", "2", "--transfer", "sbcast")
     assert "was damaged on its way to node01, node02; sending it again" in said.talk
     if times == 1:
@@ -277,20 +275,15 @@ case "$*" in *--job-name=stager-preflight*)
         exit 137
     fi
 esac
-exec {srun} "$@"
+exec {real} "$@"
 """
 """An ``srun`` that ends a whole step for the fault of one node, as it does after an input error."""
 
 
 @pytest.mark.full
 def test_nodes_that_srun_has_ended_for_the_fault_of_another_are_asked_again(bench: Bench) -> None:
-    folder = bench.logs.parent / "aborting"
-    folder.mkdir()
-    program = folder / "srun"
-    program.write_text(ABORTING.format(folder=folder, srun=shutil.which("srun")))
-    program.chmod(0o755)
+    folder = in_front(bench, "srun", ABORTING)
     (folder / "once").touch()
-    bench.env["PATH"] = f"{folder}:{os.environ['PATH']}"
     said = bench.stager("verify", "--nodes", "3")
     assert said.code == 3, said.talk
     assert not (folder / "once").exists()

@@ -128,28 +128,6 @@ def machine(name: str) -> dict[str, object]:
     }
 
 
-def test_jobs_run_on_all_nodes(cluster: Cluster) -> None:
-    done = cluster.run(["srun", "--nodes=3", "--ntasks=6", "-c2", "--label", "hostname"])
-    assert sorted(line.split()[1] for line in done.stdout.splitlines()) == sorted(cluster.nodes * 2)
-
-
-def test_a_batch_job_broadcasts_a_file(cluster: Cluster, shared: Path) -> None:
-    (shared / "payload").write_bytes(os.urandom(20 << 20))
-    (shared / "job.sh").write_text(
-        "#!/bin/bash\n"
-        f"sbcast --compress=none {shared}/payload /tmp/payload\n"
-        f"srun --ntasks-per-node=1 cmp {shared}/payload /tmp/payload && echo same\n"
-    )
-    try:
-        argv = ["sbatch", "--wait", "--nodes=3", f"--output={shared}/out", str(shared / "job.sh")]
-        cluster.run(argv)
-        assert (shared / "out").read_text() == "same\n"
-        assert not Path("/tmp/payload").exists()
-    finally:
-        for node in cluster.nodes:
-            cluster.on(node, ["rm", "-f", "/tmp/payload"])
-
-
 def test_nodes_are_apart(cluster: Cluster, tmp_path: Path) -> None:
     first, second, _ = cluster.nodes
     for place in ("/tmp", "/dev/shm"):
@@ -337,52 +315,42 @@ def test_down_after_an_up_that_was_killed(name: str) -> None:
     assert machine(name) == before
 
 
-@pytest.mark.parametrize(
-    ("prefix", "said"),
-    [
-        (["unshare", "--user"], "must be run as root"),
-        (["setpriv", "--bounding-set=-sys_admin"], "does not let root make namespaces"),
-    ],
-)
-def test_without_the_right_to(name: str, prefix: list[str], said: str) -> None:
-    refused = subprocess.run(
-        [*prefix, str(SCRIPT), "up", "--name", name], capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 1
-    assert said in refused.stderr
-    assert not (STATES / name).exists()
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
+    """A wrong command line, missing rights, and missing programs."""
 
+    def refused(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+        named = [] if "--name" in argv else ["--name", name]
+        done = subprocess.run(
+            [*argv, *named],
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not (STATES / name).exists()
+        return done.returncode, done.stderr
 
-def test_missing_programs_are_named(name: str, tmp_path: Path) -> None:
+    cluster = str(SCRIPT)
     few = tmp_path / "bin"
     few.mkdir()
     for program in ("bash", "dirname", "basename", "id", "cksum", "sort"):
         (few / program).symlink_to(str(shutil.which(program)))
-    missing = script("up", "--name", name, env={"PATH": str(few)}, check=False)
-    assert missing.returncode == 1
-    assert "not found:" in missing.stderr
-    assert "srun" in missing.stderr.splitlines()[0]
-    assert "apt-get install" in missing.stderr
-    assert "slurm-client" in missing.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["up", "--nodes", "none"], 1, "--nodes none: give a number from 1 to 99"),
-        (["up", "--name", "No/Name"], 1, "not a cluster's name"),
-        (["up", "--hide", "/nowhere"], 1, "--hide /nowhere: no such directory"),
-        (["up", "--hide", "/run"], 1, "the nodes need what is in it"),
-        (["down", "--force"], 2, "there is no option --force"),
-        (["lower"], 2, "there is no command lower"),
-        (["stop"], 2, "stop which node?"),
-        (["status"], 1, "there is no cluster named"),
-        (["stop", "node01"], 1, "there is no cluster named"),
-    ],
-)
-def test_wrong_command_lines(name: str, arguments: list[str], code: int, said: str) -> None:
-    named = [] if "--name" in arguments else ["--name", name]
-    done = script(*arguments, *named, check=False)
-    assert done.returncode == code
-    assert said in done.stderr
-    assert not (STATES / name).exists()
+    missing = refused(cluster, "up", env={"PATH": str(few)})
+    assert "srun" in missing[1].splitlines()[0]
+    assert "apt-get install" in missing[1]
+    unprivileged = ("setpriv", "--bounding-set=-sys_admin")
+    for (code, said), expected in (
+        (missing, (1, "not found:")),
+        (refused("unshare", "--user", cluster, "up"), (1, "must be run as root")),
+        (refused(*unprivileged, cluster, "up"), (1, "does not let root make namespaces")),
+        (refused(cluster, "up", "--nodes", "none"), (1, "--nodes none: give a number from 1 to")),
+        (refused(cluster, "up", "--name", "No/Name"), (1, "not a cluster's name")),
+        (refused(cluster, "up", "--hide", "/nowhere"), (1, "--hide /nowhere: no such directory")),
+        (refused(cluster, "up", "--hide", "/run"), (1, "the nodes need what is in it")),
+        (refused(cluster, "down", "--force"), (2, "there is no option --force")),
+        (refused(cluster, "lower"), (2, "there is no command lower")),
+        (refused(cluster, "stop"), (2, "stop which node?")),
+        (refused(cluster, "status"), (1, "there is no cluster named")),
+    ):
+        assert code == expected[0]
+        assert expected[1] in said

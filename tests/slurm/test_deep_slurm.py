@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stager.core.store import Store
-from tests.support.building import Project, Supplies
 from tests.support.cluster import Cluster
+from tests.support.provoking import Bench
 from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = pytest.mark.slow
@@ -29,31 +27,10 @@ os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as on a failing d
 """
 
 
-@pytest.fixture
-def small(
-    shared: Path,
-    index_env: dict[str, str],
-    supplies: Supplies,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Project:
-    """A project without torch, built where the nodes can see it."""
-    monkeypatch.setenv("OFFLINE_ROOT", str(shared / "offline"))
-    monkeypatch.delenv("STAGER_NODE_ROOT", raising=False)
-    root = shared / "project"
-    root.mkdir()
-    made = Project(root=root, store=Store(shared / "offline"))
-    supplies.put_into(made.store)
-    made.settings("alpha", more='[launch]\nlauncher = "srun"\nbackend = "gloo"')
-    made.build()
-    return made
-
-
-def deep(project: Project, *options: str) -> tuple[int, dict[str, Any], str]:
+def deep(bench: Bench, *options: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, JSON and talk of ``verify --deep`` on all three nodes."""
-    argv = ("--deep", "--json", "--nodes", "3", "--log-dir", str(project.root.parent / "logs"))
-    done = project.stager("verify", *argv, *options)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, json.loads(done.stdout), done.stderr
+    said = bench.stager("verify", "--deep", "--nodes", "3", *options)
+    return said.code, said.report, said.talk
 
 
 def problems(report: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -93,27 +70,12 @@ def named(cluster: Cluster, node: str, address: str, name: str) -> Iterator[None
         cluster.on(node, ["umount", "--lazy", "/etc/hosts"])
 
 
-@pytest.mark.full
-def test_all_is_well(cluster: Cluster, small: Project) -> None:
-    code, report, said = deep(small)
-    assert (code, problems(report)) == (0, {}), said
-    found = report["deep"]
-    assert set(found["connect_seconds"]) == {"node02", "node03"}
-    assert all(seconds >= 0 for seconds in found["connect_seconds"].values())
-    assert set(found["clocks"]) == set(cluster.nodes)
-    for clock in found["clocks"].values():  # the nodes share one clock, but it is not known
-        assert abs(clock["ahead"]) <= clock["give_or_take"] + 0.05
-    assert (found["all_reduce"], found["skipped"]) == (None, "torch is not in the bundle")
-    assert "the all-reduce is left out: torch is not in the bundle" in said
-    assert {"deep", "all_reduce"} <= set(report["seconds"])
-
-
-def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, small: Project) -> None:
-    _, report, _ = deep(small)
+def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, bench: Bench) -> None:
+    _, report, _ = deep(bench)
     path = installed(cluster, "node02", report)
     flip(cluster, "node02", path)
 
-    code, report, said = deep(small)
+    code, report, said = deep(bench)
     assert code == 3
     assert list(problems(report)) == ["node02"], said
     text = " ".join(problems(report)["node02"])
@@ -124,29 +86,38 @@ def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, small: Proj
     assert installed(cluster, "node02", report) == ""
     assert installed(cluster, "node03", report) == path
 
-    code, report, said = deep(small)
+    code, report, said = deep(bench)
     assert (code, problems(report)) == (0, {}), said
+    found = report["deep"]
+    assert set(found["connect_seconds"]) == {"node02", "node03"}
+    for clock in found["clocks"].values():  # the nodes share one clock, but it is not known
+        assert abs(clock["ahead"]) <= clock["give_or_take"] + 0.05
+    assert (found["all_reduce"], found["skipped"]) == (None, "torch is not in the bundle")
     assert [group["nodes"] for group in report["plan"]["groups"] if group["how"] != "present"] == [
         ["node02"]
     ]
 
 
 @pytest.mark.full
-def test_a_node_with_another_address_for_a_name(cluster: Cluster, small: Project) -> None:
+def test_a_node_with_another_address_for_a_name(cluster: Cluster, bench: Bench) -> None:
     with named(cluster, "node03", "10.99.99.9", "node02"):
-        code, report, said = deep(small)
+        code, report, said = deep(bench)
     assert code == 3
     assert list(problems(report)) == ["node03"], said
     (text,) = problems(report)["node03"]
     assert "names of nodes resolve to other addresses than on the other nodes" in text
     assert f"node02 is 10.99.99.9, not {cluster.address('node02')}" in text
     assert "--exclude=node03" in said
+    with named(cluster, "node03", "10.99.99.9", "node02"):
+        code, report, said = deep(bench, "--min-nodes", "2")
+    assert (code, report["left_out"]) == (0, ["node03"]), said
+    assert "warning: node03 is left out: names of nodes resolve to other addresses" in said
 
 
 @pytest.mark.full
-def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, small: Project) -> None:
+def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, bench: Bench) -> None:
     """A node that cannot reach the head, one that takes a name for itself, and a damaged one."""
-    _, report, _ = deep(small)
+    _, report, _ = deep(bench)
     path = installed(cluster, "node01", report)
     flip(cluster, "node01", path)
     port = ("to", cluster.address("node01"), "ipproto", "tcp", "dport", "61000-65534")
@@ -154,7 +125,7 @@ def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, small: Proje
         ruled(cluster, "node02", *port),
         named(cluster, "node03", "127.0.1.1", "node01"),
     ):
-        code, report, said = deep(small)
+        code, report, said = deep(bench)
     assert code == 3
     found = problems(report)
     assert set(found) == set(cluster.nodes), said
@@ -166,18 +137,10 @@ def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, small: Proje
 
 
 @pytest.mark.full
-def test_nodes_that_fail_can_be_left_out(cluster: Cluster, small: Project) -> None:
-    with named(cluster, "node03", "10.99.99.9", "node02"):
-        code, report, said = deep(small, "--min-nodes", "2")
-    assert (code, report["left_out"]) == (0, ["node03"]), said
-    assert "warning: node03 is left out: names of nodes resolve to other addresses" in said
-
-
-@pytest.mark.full
-def test_a_head_that_no_node_reaches_is_the_one_at_fault(cluster: Cluster, small: Project) -> None:
+def test_a_head_that_no_node_reaches_is_the_one_at_fault(cluster: Cluster, bench: Bench) -> None:
     port = ("to", cluster.address("node01"), "ipproto", "tcp", "dport", "61000-65534")
     with ruled(cluster, "node02", *port), ruled(cluster, "node03", *port):
-        code, report, said = deep(small)
+        code, report, said = deep(bench)
     assert code == 3
     assert list(problems(report)) == ["node01"], said
     assert "no other node can reach the head node" in problems(report)["node01"][0]

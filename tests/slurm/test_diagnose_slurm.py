@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,17 +125,18 @@ def test_a_rank_that_the_kernel_kills_for_memory(scene: Scene) -> None:
 
 
 @pytest.mark.full
-def test_a_checkpoint_that_cannot_be_written(scene: Scene) -> None:
-    with mounted(scene.cluster, "node01", "ro"):
-        said = scene.run("0=saves", "all=sleeps", options=("--nodes", "2"))
-    scene.assert_told(said, Told("node01", 0, "environment"))
-
-
-@pytest.mark.full
-def test_a_disk_that_a_rank_fills(scene: Scene) -> None:
-    with mounted(scene.cluster, "node02", "size=4M"):
-        said = scene.run("2=fills_the_disk", "all=sleeps", options=("--nodes", "2"))
-    scene.assert_told(said, Told("node02", 2, "disk-full"))
+@pytest.mark.parametrize(
+    ("options", "words", "expected"),
+    [
+        ("ro", "0=saves", Told("node01", 0, "environment")),
+        ("size=4M", "2=fills_the_disk", Told("node02", 2, "disk-full")),
+    ],
+)
+def test_a_rank_that_cannot_write(scene: Scene, options: str, words: str, expected: Told) -> None:
+    """A checkpoint to a file system that is read-only, or predictions until it is full."""
+    with mounted(scene.cluster, expected.node, options):
+        said = scene.run(words, "all=sleeps", options=("--nodes", "2"))
+    scene.assert_told(said, expected)
 
 
 def test_a_disk_that_is_full_when_the_bundle_comes(scene: Scene) -> None:
@@ -220,11 +222,27 @@ def test_preemption(scene: Scene) -> None:
 
 
 @pytest.mark.full
-def test_somebody_elses_port_that_is_taken(scene: Scene) -> None:
-    """It is torchrun that fails, before it has ranks."""
-    with listening(scene.cluster, "node01", PORT, PORT + 1):
-        found = scene.theirs(TORCHRUN.replace("WORDS", "all=meets"))
-    assert told(found["first_failure"]) == Told("node01", None, "port")
+@pytest.mark.parametrize(
+    ("words", "expected", "others"),
+    [
+        ("3=raises all=sleeps", Told("node02", 3, "python-error"), None),
+        ("3=does_not_come all=meets", Told("node02", 3, "hang"), [0, 1, 2, 4, 5]),
+        ("all=meets", Told("node01", None, "port"), None),
+    ],
+)
+def test_somebody_elses_torchrun(
+    scene: Scene, words: str, expected: Told, others: list[int] | None
+) -> None:
+    """Two ranks in each, and so in each log; no name says which is which.
+
+    In the last one it is torchrun that fails, before it has ranks: its port is taken.
+    """
+    with ExitStack() as taken:
+        if expected.kind == "port":
+            taken.enter_context(listening(scene.cluster, "node01", PORT, PORT + 1))
+        found = scene.theirs(TORCHRUN.replace("WORDS", words))
+    assert told(found["first_failure"]) == expected, found
+    assert others in (None, found["consequences"])
 
 
 @pytest.mark.full
@@ -280,23 +298,6 @@ def test_somebody_elses_step_that_is_blocked(scene: Scene) -> None:
     found = scene.theirs(script, "--exclusive")
     assert told(found["first_failure"]) == Told("", None, "environment")
     assert "another step of the same job" in found["first_failure"]["cause"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("words", "expected", "others"),
-    [
-        ("3=raises all=sleeps", Told("node02", 3, "python-error"), None),
-        ("3=does_not_come all=meets", Told("node02", 3, "hang"), [0, 1, 2, 4, 5]),
-    ],
-)
-def test_somebody_elses_ranks(
-    scene: Scene, words: str, expected: Told, others: list[int] | None
-) -> None:
-    """Two in each torchrun, and so in each log; no name says which is which."""
-    found = scene.theirs(TORCHRUN.replace("WORDS", words))
-    assert told(found["first_failure"]) == expected, found
-    assert others in (None, found["consequences"])
 
 
 def test_a_time_limit(waiting: Waiting) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,6 @@ def test_ctrl_c(large_bench: Bench, moment: Callable[[Bench], bool]) -> None:
     assert "interrupted; nothing is left running" in said.talk
 
 
-@pytest.mark.full
-def test_ctrl_c_at_a_rank_that_does_not_listen(bench: Bench) -> None:
-    started = bench.start("run", "--nodes", "3", "--", "train.py", "1=deaf", "all=sleep")
-    bench.at_work(started, 3)
-    said = ended(bench, started, lambda: os.killpg(started.pid, signal.SIGINT))
-    assert (said.code, said.report["first_failure"]) == (130, None), said.talk
-
-
 @pytest.mark.parametrize("sender", ["stager", pytest.param("scancel", marks=pytest.mark.full)])
 def test_signals_for_the_ranks_reach_them(bench: Bench, sender: str) -> None:
     """From here, and from Slurm, as ``--signal=USR1@60`` has it: the job goes on, and ends well."""
@@ -92,42 +85,28 @@ def test_scancel_while_it_is_sent(large_bench: Bench) -> None:
     assert "cancelled" in said.talk
 
 
-@pytest.mark.full
-def test_scancel_of_ranks_that_do_not_listen(bench: Bench) -> None:
-    started = bench.start("run", "--nodes", "3", "--", "train.py", "all=deaf")
-    bench.at_work(started, 3)
-    cancel = ["scancel", bench.job_id()]
-    said = ended(bench, started, lambda: bench.cluster.run(cancel), killed=True)
-    assert (said.code, said.report["ended_by"]) == (3, "cancelled"), said.talk
-    assert "cancelled from outside" in said.failure["cause"]
-
-
-def test_a_driver_that_is_killed(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("whose", "cause"),
+    [
+        ("drive", ""),
+        ("agent launch", "Killed"),
+        pytest.param("--job-name=stager-launch", "ended by SIGKILL", marks=pytest.mark.full),
+    ],
+)
+def test_a_process_of_ours_that_is_killed(bench: Bench, whose: str, cause: str) -> None:
     started = bench.start(*SLEEP)
     bench.at_work(started, 3)
-    said = ended(bench, started, lambda: kill(bench, "drive"), killed=True)
-    assert said.code == 3
-    assert f"job {bench.job_id()} ended without a result" in said.error["message"]
-    assert str(bench.logs) in said.error["hint"]
-
-
-@pytest.mark.full
-def test_an_srun_that_is_killed(bench: Bench) -> None:
-    started = bench.start(*SLEEP)
-    bench.at_work(started, 3)
-    said = ended(bench, started, lambda: kill(bench, "--job-name=stager-launch"), killed=True)
+    agent = bench.program("node02", whose) if whose.startswith("agent") else 0
+    end_it = partial(os.kill, agent, signal.SIGKILL) if agent else partial(kill, bench, whose)
+    said = ended(bench, started, end_it, killed=True)
     assert said.code == 3, said.talk
-    assert "ended by SIGKILL" in said.failure["cause"]
-
-
-def test_an_agent_that_is_killed(bench: Bench) -> None:
-    started = bench.start(*SLEEP)
-    bench.at_work(started, 3)
-    agent = bench.program("node02", "agent launch")
-    said = ended(bench, started, lambda: os.kill(agent, signal.SIGKILL), killed=True)
-    assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
-    assert "Killed" in said.failure["cause"]
-    assert said.report["task_codes"]["1"] == -9
+    if whose == "drive":
+        assert f"job {bench.job_id()} ended without a result" in said.error["message"]
+        assert str(bench.logs) in said.error["hint"]
+        return
+    assert cause in said.failure["cause"]
+    if agent:
+        assert (said.failure["node"], said.report["task_codes"]["1"]) == ("node02", -9)
 
 
 @pytest.mark.full
@@ -145,53 +124,17 @@ def test_an_agent_that_is_killed_over_torchrun(slurm_torch: SlurmTorch) -> None:
     assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
 
 
-@pytest.mark.full
-def test_a_node_that_is_lost(bench: Bench) -> None:
-    started = bench.start(*SLEEP)
-    bench.at_work(started, 3)
-    bench.cluster.lose("node02")
-    said = bench.finish(started)
-    assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
-    assert said.failure["class"] == "node-failure"
-    assert "--exclude" in said.failure["hint"]
-    bench.assert_clean()
-
-
-@pytest.mark.parametrize(
-    ("what", "code", "kind", "cause"),
-    [
-        pytest.param(*("kill", -9, "killed", "it was killed by SIGKILL"), marks=pytest.mark.full),
-        ("raise", 1, "python-error", "ValueError: this rank is unhappy"),
-    ],
-)
-def test_a_rank_that_fails(bench: Bench, what: str, code: int, kind: str, cause: str) -> None:
+def test_a_rank_that_fails(bench: Bench) -> None:
     """Of six ranks the fourth; the others would sleep on."""
-    argv = ("--nodes", "3", "--nproc-per-node", "2", "--", "train.py", f"3={what}", "all=sleep")
+    argv = ("--nodes", "3", "--nproc-per-node", "2", "--", "train.py", "3=raise", "all=sleep")
     said = bench.stager("run", *argv)
-    assert said.code == 3, said.talk
-    failure = said.failure
-    assert (failure["node"], failure["rank"], failure["exit_code"]) == ("node02", 3, code)
-    assert (failure["class"], failure["cause"]) == (kind, cause)
-    codes = said.report["task_codes"]
-    assert codes["3"] == (code if code > 0 else 128 - code)
-    assert said.report["exit_codes"]["node02"] == codes["3"], said.report
-    assert set(codes) == set("012345")
-    bench.assert_clean()
-
-
-@pytest.mark.full
-def test_ranks_that_are_plain_processes(bench: Bench) -> None:
-    """There is no torch: agents start them, with what torchrun would set; one failure ends all."""
-    launch = ("--launcher", "processes", "--nodes", "3", "--nproc-per-node", "2")
-    said = bench.stager("run", *launch, "--", "train.py", "3=raise", "all=sleep")
     assert said.code == 3, said.talk
     failure = said.failure
     assert (failure["node"], failure["rank"], failure["exit_code"]) == ("node02", 3, 1)
     assert failure["cause"] == "ValueError: this rank is unhappy"
-    address = bench.cluster.address("node01")
-    assert sorted(line for line in bench.lines() if "[RANK" in line) == [
-        f"[RANK {rank}] WORLD_SIZE=6 MASTER_ADDR={address}" for rank in range(6)
-    ]
+    codes = said.report["task_codes"]
+    assert codes["3"] == said.report["exit_codes"]["node02"] == 1, said.report
+    assert set(codes) == set("012345")
     bench.assert_clean()
 
 
@@ -207,21 +150,6 @@ def test_ranks_that_hang_at_their_end(bench: Bench) -> None:
     assert "SLURM_WAIT" in said.failure["hint"]
     codes = said.report["task_codes"]
     assert (codes["0"], codes["1"], codes["2"]) == (0, 143, 143)
-    bench.assert_clean()
-
-
-@pytest.mark.full
-def test_the_time_limit(bench: Bench) -> None:
-    """Slurm's shortest is a minute; an end that is moved nearer is the same to it."""
-    started = bench.start("run", "--nodes", "1", "--time", "5", "--", "train.py", "all=sleep")
-    bench.at_work(started, 1)
-    update = ["scontrol", "update", f"JobId={bench.job_id()}", "EndTime=now+1"]
-    bench.cluster.run(update)
-    said = bench.finish(started)
-    assert (said.code, said.report["ended_by"]) == (3, "time-limit"), said.talk
-    assert said.failure["class"] == "time-limit"
-    assert "the time limit was reached" in said.failure["cause"]
-    assert "--time" in said.failure["hint"]
     bench.assert_clean()
 
 

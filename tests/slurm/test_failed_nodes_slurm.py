@@ -124,26 +124,8 @@ def test_avoiding_by_setting_beside_the_users_own(
 
 
 @pytest.mark.full
-def test_a_request_that_could_not_be_met_is_made_in_full(cluster: Cluster, failed: Project) -> None:
-    code, report, said = stager(failed, "verify", "--nodes", "3", "--avoid-bad")
-    assert (code, names(report)) == (0, list(cluster.nodes)), said
-    assert "warning: not avoiding node02, which failed lately: the job needs 3 nodes" in said
-    assert f"  {ONCE}" in said.splitlines()
-
-
-@pytest.mark.full
-def test_a_node_that_slurm_does_not_have_any_more(cluster: Cluster, failed: Project) -> None:
-    incidents = incidents_of(
-        {"gone99": [FULL]}, nodes=("gone99", "n1"), ended=time() - 60, job_id="9"
-    )
-    assert keep_incidents(failed.store, incidents, time())
-    code, report, said = stager(failed, "verify", "--nodes", "2", "--avoid-bad")
-    assert (code, names(report)) == (0, ["node01", "node03"]), said
-    assert "not avoiding gone99: Slurm has no such node" in said
-
-
-@pytest.mark.full
-def test_the_script_and_the_plan_have_the_nodes_to_avoid(cluster: Cluster, failed: Project) -> None:
+def test_where_it_is_avoided_and_where_it_cannot_be(cluster: Cluster, failed: Project) -> None:
+    """In a script and a plan; not where too few nodes would be left, nor in what stands already."""
     asked = ("--nodes", "1", "--avoid-bad", "--exclude", "node03")
     code, report, said = stager(failed, "script", *asked, "--", "train.py")
     assert code == 0, said
@@ -151,11 +133,11 @@ def test_the_script_and_the_plan_have_the_nodes_to_avoid(cluster: Cluster, faile
     code, report, said = stager(failed, "run", "--dry-run", *asked, "--", "train.py")
     assert "--exclude=node03,node02" in report["argv"], said
 
+    code, report, said = stager(failed, "verify", "--nodes", "3", "--avoid-bad")
+    assert (code, names(report)) == (0, list(cluster.nodes)), said
+    assert "warning: not avoiding node02, which failed lately: the job needs 3 nodes" in said
+    assert f"  {ONCE}" in said.splitlines()
 
-@pytest.mark.full
-def test_in_an_allocation_that_stands_there_is_only_a_warning(
-    cluster: Cluster, failed: Project
-) -> None:
     inner = [STAGER, "verify", "--avoid-bad", "--log-dir", str(failed.root.parent / "logs")]
     done = subprocess.run(
         ["salloc", "--nodes=3", *inner],
@@ -168,3 +150,11 @@ def test_in_an_allocation_that_stands_there_is_only_a_warning(
     assert done.returncode == 0, done.stderr
     assert f"  {ONCE}" in done.stderr.splitlines()
     assert "warning: node02 cannot be avoided: this allocation stands already" in done.stderr
+
+    incidents = incidents_of(
+        {"gone99": [FULL]}, nodes=("gone99", "n1"), ended=time() - 60, job_id="9"
+    )
+    assert keep_incidents(failed.store, incidents, time())
+    code, report, said = stager(failed, "verify", "--nodes", "2", "--avoid-bad")
+    assert (code, names(report)) == (0, ["node01", "node03"]), said
+    assert "not avoiding gone99: Slurm has no such node" in said

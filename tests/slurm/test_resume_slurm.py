@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.torch_project import SETTINGS, STAGER, TorchProject
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.network]
 
 HUGGING_FACE = """\
 import os, signal
@@ -78,18 +77,6 @@ while state["step"] < 4:
 print("sum of weights", state["weights"].full_tensor().sum().item(), flush=True)
 dist.destroy_process_group()
 """
-OWN_TRAINER = """\
-import os, pathlib, runpy, signal, sys, threading, time
-
-def end_at_half():
-    while not pathlib.Path("out/checkpoint_epoch_20.json").exists():
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if os.environ["RANK"] == "0" and "--resume" not in sys.argv:
-    threading.Thread(target=end_at_half, daemon=True).start()
-runpy.run_module("trainer", run_name="__main__", alter_sys=True)
-"""
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,7 @@ def built(root: Path, torch_project: TorchProject, cluster: Cluster) -> AtHome:
     home.root.mkdir(parents=True)
     (home.root / "stager.toml").write_text(f'[project]\noutputs = ["out"]\n{SETTINGS}')
     (home.root / "pylock.toml").write_bytes((torch_project.root / "pylock.toml").read_bytes())
-    for name, text in (("hf.py", HUGGING_FACE), ("own.py", OWN_TRAINER), ("dcp.py", SHARDED)):
+    for name, text in (("hf.py", HUGGING_FACE), ("dcp.py", SHARDED)):
         (home.root / name).write_text(text)
     code, _, talk = home.stager("build", "--offline", "--no-prove")
     assert code == 0, talk
@@ -158,7 +145,7 @@ def no_results(at_home: AtHome) -> None:
         shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.full)])
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_hugging_faces_trainer_goes_on_at_the_step_of_its_checkpoint(
     at_home: AtHome, launcher: str
 ) -> None:
@@ -178,7 +165,6 @@ def test_hugging_faces_trainer_goes_on_at_the_step_of_its_checkpoint(
     assert (at_home.root / "out" / "checkpoint-8" / "rng_state_1.pth").is_file(), collected
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("home", ["at_home", "shared_home"])
 def test_a_checkpoint_that_each_node_has_written_a_part_of(
     home: str, request: pytest.FixtureRequest
@@ -197,27 +183,3 @@ def test_a_checkpoint_that_each_node_has_written_a_part_of(
         assert {*os.listdir(project.root / "out" / f"step-{step}")} == shards
     others = [collected["others"] for collected in report["collected"]]
     assert others == ([["node02"]] if home == "at_home" else [])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_our_trainer_goes_on_and_keeps_its_newest_checkpoints_only(
-    at_home: AtHome, launcher: str
-) -> None:
-    command = ("own.py", "mlp", "--epochs", "40", "--out", "out")
-    code, report, _, talk = at_home.run(launcher, *command)
-    assert (code, report["first_failure"]["rank"]) == (3, 0), talk
-    complete = re.findall(r"checkpoint_epoch_(\d+)\.json", listing(at_home))
-    reached = max(map(int, complete))  # a checkpoint without its note was being written
-    assert 20 <= reached < 40, listing(at_home)
-    code, report, logs, talk = at_home.run(launcher, *command, "--resume")
-    assert code == 0, talk
-    assert f"checkpoint_epoch_{reached}" in logs, logs
-    assert at_home.outputs() == ["out"]
-    names = {int(name) for name in re.findall(r"checkpoint_epoch_(\d+)", listing(at_home))}
-    assert names == {38, 39, 40}, "those that it removed on the node are gone here, too"
-
-
-def listing(home: AtHome) -> str:
-    """What is in the folder of results."""
-    return " ".join(sorted(os.listdir(home.root / "out")))

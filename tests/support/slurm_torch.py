@@ -62,34 +62,21 @@ class SlurmTorch:
         kept = {k: v for k, v in self.project.env.items() if k != "STAGER_NODE_ROOT"}
         return {**kept, **self.cluster.env}
 
-    def argv(self, action: str, *arguments: str | Path, bundle: Path | None = None) -> list[str]:
+    def argv(self, action: str, *arguments: str | Path) -> list[str]:
         """The command line of a job; three nodes unless it says how many."""
         options = ["--json", "--log-dir", str(self.work / "logs")]
-        options += ["--bundle", str(bundle or self.project.bundle)]
+        options += ["--bundle", str(self.project.bundle)]
         if "--nodes" not in arguments:
             options += ["--nodes", "3"]
         return [STAGER, action, *options, *map(str, arguments)]
 
     def job(
-        self,
-        action: str,
-        *arguments: str | Path,
-        bundle: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        inside: tuple[str, ...] = (),
+        self, action: str, *arguments: str | Path, env: Mapping[str, str] | None = None
     ) -> SlurmRan:
-        """Do a job to its end.
-
-        Args:
-            action: ``run``, ``verify`` or ``clean``.
-            arguments: further options, and the command after ``--``.
-            bundle: another one than the project's.
-            env: variables on top of the project's.
-            inside: the beginning of the command line, ``salloc`` for example.
-        """
-        argv = [*inside, *self.argv(action, *arguments, bundle=bundle)]
-        env = {**self.env, **(env or {})}
-        done = processes.run(argv, cwd=self.work, env=env, seconds=PATIENCE)
+        """Do a job to its end, with further variables."""
+        variables = {**self.env, **(env or {})}
+        argv = self.argv(action, *arguments)
+        done = processes.run(argv, cwd=self.work, env=variables, seconds=PATIENCE)
         return SlurmRan.of(done, self.work / "logs")
 
     def start(self, action: str, *arguments: str | Path) -> subprocess.Popen[str]:

@@ -49,6 +49,11 @@ class SshHosts(Hosts):
                 started.kill()
         return Said(code=started.returncode, report=json.loads(out or "{}"), talk=err)
 
+    def clean(self, listed: str, folder: Path) -> None:
+        """Take the environments off hosts that are listed so."""
+        done = self.stager("clean", "--nodes-only", "--all", "--hosts", listed, folder=folder)
+        assert done.code == 0, done.talk
+
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a command on a host, beside ssh; return what it prints."""
         done = processes.run([*self.entering(node), *argv])
