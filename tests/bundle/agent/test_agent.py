@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from bundle.protocol.digest import Digest
-from bundle.protocol.enumerations import Action
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
 from tests.support.jobs import ask, job_for
-from tests.support.processes import until
+from tests.support.processes import run, until
 
 
 def whats(event: dict[str, Any]) -> list[str]:
@@ -30,9 +29,6 @@ def catches(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for a signal."""
     (caught,) = re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(caught, 16) >> (number - 1) & 1)
-
-
-# --- unpack and probe ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -59,20 +55,11 @@ def test_an_agent_that_is_told_to_end_says_nothing_more(
     assert (waiting.returncode, out, err) == (143, b"", b"")
 
 
-# --- one phase after the other ----------------------------------------------------------------
-
-
 def converse(program: Path, *requests: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and events of an agent that is asked for several phases."""
     node = {"v": 1, "node": "local1", "node_rank": 0, "nodes_here": 1}
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(program), "agent", "session"],
-        input="".join(json.dumps({**node, **one}) + "\n" for one in requests),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    argv = [sys.executable, "-I", "-S", program, "agent", "session"]
+    done = run(argv, given="".join(json.dumps({**node, **one}) + "\n" for one in requests))
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -106,24 +93,6 @@ def test_a_session_goes_on_under_the_python_that_is_named(
     assert re.fullmatch(rf"-I -S {program} agent session --request \d+", line)
 
 
-# --- launch --------------------------------------------------------------------------------------
-
-
-def test_without_torch_the_launcher_says_so_and_nothing_is_left(
-    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
-) -> None:
-    job = job_for(single, tmp_path, action=Action.RUN)
-    ask(program, "unpack", job, **found, bundle=str(single.path))
-    code, events = ask(program, "launch", job, **found, group=GROUP, shared=True)
-    assert code == 3
-    assert [event["event"] for event in events] == ["started", "output", "launch"]
-    assert events[0]["argv"][1:3] == ["-m", "torch.distributed.run"]
-    last = events[-1]
-    assert (last["ok"], last["exit_code"], last["failures"], last["problems"]) == (False, 1, [], [])
-    assert "No module named" in last["tail"][-1]
-    assert os.listdir(f"{found['root']}/jobs") == []
-
-
 def test_an_environment_that_has_gone_is_said_to_be_gone(
     single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
 ) -> None:
@@ -134,33 +103,21 @@ def test_an_environment_that_has_gone_is_said_to_be_gone(
     assert os.listdir(f"{found['root']}/jobs") == []
 
 
-# --- what is left, and taken away ----------------------------------------------------------------
-
-
 def test_tidy_removes_what_the_job_left_here_and_nothing_else(
     single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
 ) -> None:
-    jobs = Path(found["root"], "jobs")
+    """Unless what the ranks have written there is to be kept, and there is something."""
+    jobs, job = Path(found["root"], "jobs"), job_for(single, tmp_path)
     for name in ("4711.work", "4712.work"):
         (jobs / name).mkdir()
         (jobs / name / "result.txt").write_text("kept or not")
-    code, (event,) = ask(program, "tidy", job_for(single, tmp_path), **found)
-    assert (code, event["ok"]) == (0, True)
-    assert os.listdir(jobs) == ["4712.work"]
-    code, (event,) = ask(program, "tidy", job_for(single, tmp_path), **found)
-    assert (code, event["ok"]) == (0, True)  # nothing was there
-
-
-def test_tidy_can_keep_what_the_ranks_have_written(
-    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
-) -> None:
-    jobs = Path(found["root"], "jobs")
     work = jobs / "4711.work"
-    work.mkdir()
-    (work / "result.txt").write_text("not named as an output")
-    job = job_for(single, tmp_path)
     code, (event,) = ask(program, "tidy", job, **found, keep_files=True)
     assert (code, event["left"], os.listdir(work)) == (0, True, ["result.txt"])
-    (work / "result.txt").unlink()
+    code, (event,) = ask(program, "tidy", job, **found)
+    assert (code, event["ok"], os.listdir(jobs)) == (0, True, ["4712.work"])
+    code, (event,) = ask(program, "tidy", job, **found)
+    assert (code, event["ok"]) == (0, True)  # nothing was there
+    work.mkdir()
     code, (event,) = ask(program, "tidy", job, **found, keep_files=True)
     assert (code, event.get("left", False), work.exists()) == (0, False, False)

@@ -102,10 +102,13 @@ def events(frames: list[bytes]) -> list[dict[str, Any]]:
 
 
 def test_it_stays_until_its_standard_input_ends(tmp_path: Path, agents: list[Agent]) -> None:
+    """And says its last word again: nothing that comes behind it would show that it is missing."""
     agents.append(agent := Agent(tmp_path, 600))
-    said = events(agent.frames(4))
+    sent = agent.frames(4)
+    said = events(sent)
     assert [event.get("text") for event in said] == ["line 0\n", "line 1\n", "line 2\n", None]
     assert said[-1]["sent"] == {"0": 21}
+    assert agent.frames(2) == [sent[3], sent[3]]
     agent.process.send_signal(signal.SIGTERM)  # Slurm does so when another task has died
     time.sleep(0.2)
     assert agent.process.poll() is None
@@ -147,13 +150,6 @@ def test_a_question_that_was_cut_leaves_it_listening(tmp_path: Path, agents: lis
     assert agent.process.stdin is not None
     agent.process.stdin.close()
     assert agent.process.wait(60) == 0
-
-
-def test_its_last_word_is_said_again(tmp_path: Path, agents: list[Agent]) -> None:
-    """Nothing that comes behind it would show that it is missing."""
-    agents.append(agent := Agent(tmp_path, 600))
-    sent = agent.frames(4)
-    assert agent.frames(2) == [sent[3], sent[3]]
 
 
 def unreadable(*_: object) -> bytes:

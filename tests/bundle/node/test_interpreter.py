@@ -10,7 +10,9 @@ import pytest
 from bundle.node import interpreter
 from bundle.protocol.problem import NodeError
 from bundle.system.processes import ProcessError
+from tests.support.interpreters import other_pythons
 from tests.support.needs import lacks
+from tests.support.processes import run
 
 REPO = Path(__file__).resolve().parents[3]
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -25,10 +27,8 @@ def find_with(python: Path, **env: str) -> str:
     """What ``find`` answers when this interpreter runs it, as the far side is run."""
     code = f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
     code += f"from bundle.node import interpreter\nprint(interpreter.find_base_python({OWN!r}))"
-    done = subprocess.run(
-        [str(python), "-I", "-S", "-c", code],
-        env=env, capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
+    done = run([python, "-I", "-S", "-c", code], env=env)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
@@ -48,21 +48,8 @@ def test_a_virtual_environment_leads_to_its_base(tmp_path: Path, how: str) -> No
 
 def another() -> tuple[str, Path]:
     """A version other than the running one, with its program, where this machine has one."""
-    folders = [Path(folder) for folder in os.environ["PATH"].split(":")]
-    for shims in [folder for folder in folders if folder.name == "shims"]:  # pyenv's
-        folders += sorted(shims.parent.glob("versions/3.*/bin"))
-    for folder in folders:
-        for found in sorted(folder.glob("python3.*")):
-            version = found.name.removeprefix("python")
-            code = "import sys, encodings; print(sys.base_prefix)"
-            if version.count(".") != 1 or not version[2:].isdigit() or version == OWN:
-                continue
-            done = subprocess.run(
-                [found, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
-            )
-            prefix = done.stdout.strip()
-            if done.returncode == 0 and Path(prefix, "bin", found.name).exists():
-                return version, Path(prefix, "bin", found.name)
+    for found in map(Path, other_pythons()):
+        return found.name.removeprefix("python"), found
     lacks("each python", "there is only one here")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,20 +16,17 @@ from bundle.protocol.messages import Gpu, GpuFacts, HostFacts, NodeRootFacts, No
 from tests.support.gpu_machines import CLOSED_MODULE, OPEN_MODULE, nvidia_smi, proc
 from tests.support.processes import is_alive, until
 
-REPO = Path(__file__).resolve().parents[3]
 GB = 1 << 30
 
 
-def tree(root: Path, own: str, mounts: str, files: dict[str, str]) -> str:
-    """A root directory with /proc/self as given and files below the cgroup mounts."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(own)
-    (root / "proc/self/mountinfo").write_text(mounts)
-    for name, content in files.items():
+def limits(root: Path, own: str, mounts: str, files: dict[str, str]) -> Limits:
+    """Those below a root directory with /proc/self as given and files below the cgroup mounts."""
+    given = {"proc/self/cgroup": own, "proc/self/mountinfo": mounts, **files}
+    for name, content in given.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    return str(root)
+    return machine.cgroup_limits(str(root))
 
 
 V2 = "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -57,7 +52,7 @@ def test_version_2_the_tightest_level_counts(tmp_path: Path) -> None:
     }
     own = "0::/system.slice/slurmstepd.scope/job_7/step_0\n"
     # Of the job's 3 GB 2 are cache, so 3 are left; of its parent's 8 GB only half a one is.
-    assert machine.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(3.5, 4 * GB, GB // 2)
+    assert limits(tmp_path, own, V2, files) == Limits(3.5, 4 * GB, GB // 2)
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -73,8 +68,7 @@ def test_version_1(tmp_path: Path) -> None:
         "cg/cpu/slurm/cpu.cfs_period_us": "100000\n",
     }
     own = "4:memory:/slurm/job\n3:cpuset:/slurm\n1:cpu,cpuacct:/slurm/job\n0::/\n"
-    found = machine.cgroup_limits(tree(tmp_path, own, V1, files))
-    assert found == Limits(1.5, 2 * GB, GB + 1024)
+    assert limits(tmp_path, own, V1, files) == Limits(1.5, 2 * GB, GB + 1024)
 
 
 def test_a_container_that_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
@@ -85,22 +79,16 @@ def test_a_container_that_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
     }
     own = "0::/docker/0123456789abcdef\n"
     assert machine.cgroup_limits(str(tmp_path)) == Limits()
-    assert machine.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(2.0, GB, GB)
+    assert limits(tmp_path, own, V2, files) == Limits(2.0, GB, GB)
 
 
-@pytest.mark.parametrize(
-    ("env", "affinity", "quota", "cpus"),
-    [
-        ({}, 8, None, 8),
-        ({"SLURM_CPUS_ON_NODE": "4"}, 8, None, 4),
-        ({"SLURM_CPUS_ON_NODE": "4"}, 2, None, 2),
-        ({}, 8, 3.5, 3),
-        ({}, 8, 0.5, 1),
-        ({"SLURM_CPUS_ON_NODE": "many"}, 8, None, 8),
-    ],
-)
-def test_usable_cpus(env: dict[str, str], affinity: int, quota: float | None, cpus: int) -> None:
-    assert machine.usable_cpus(env, affinity, Limits(cpus=quota)) == cpus
+def test_usable_cpus() -> None:
+    for slurm, affinity, quota, cpus in (
+        ("", 8, None, 8), ("4", 8, None, 4), ("4", 2, None, 2), ("", 8, 3.5, 3), ("", 8, 0.5, 1),
+        ("many", 8, None, 8),
+    ):  # fmt: skip
+        env = {"SLURM_CPUS_ON_NODE": slurm} if slurm else {}
+        assert machine.usable_cpus(env, affinity, Limits(cpus=quota)) == cpus
 
 
 def test_memory() -> None:
@@ -127,7 +115,7 @@ def test_gpus(visible: str | None, count: int) -> None:
     assert machine.count_gpus(["null", "nvidiactl"], visible) == 0
 
 
-def test_the_facts_of_this_machine(tmp_path: Path) -> None:
+def test_the_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = machine.host_facts(str(tmp_path))
     assert decode(HostFacts, json.loads(json.dumps(encode(facts)))) == facts
     assert facts.hostname == platform.node()
@@ -143,12 +131,7 @@ def test_the_facts_of_this_machine(tmp_path: Path) -> None:
     absent = machine.directory_facts(str(tmp_path / "absent"))
     assert isinstance(absent, NodeRootProblem)
     assert "No such file" in absent.problem
-
-
-def test_a_file_system_without_an_end_has_a_size_that_travels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some network file systems report 8 EiB of free space."""
+    # Some network file systems report 8 EiB of free space: a size that travels all the same.
     endless = os.statvfs_result((4096, 4096, *[(1 << 63) - 1] * 6, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: endless)
     root = machine.directory_facts(str(tmp_path))
@@ -157,14 +140,12 @@ def test_a_file_system_without_an_end_has_a_size_that_travels(
 
 
 def test_a_process_s_own_cpus_count() -> None:
-    code = f"""
-import os, sys; sys.path.insert(0, {str(REPO)!r})
-from bundle.node import machine as host
-os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
-print(host.host_facts().cpus)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert machine.host_facts().cpus == 1
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_what_the_kernel_has_killed_for_memory() -> None:
@@ -195,13 +176,10 @@ def found(folder: Path, kernel: Path = Path("/nowhere"), **env: str) -> GpuFacts
     return machine.Question({"PATH": path, **env}, kernel).answer()
 
 
-def test_a_machine_without_a_driver(tmp_path: Path) -> None:
+def test_a_machine_without_a_driver_and_one_with_a_gpu_in_parts(tmp_path: Path) -> None:
     assert found(tmp_path) is None
     nvidia_smi(tmp_path, "NVIDIA-SMI has failed", code=9)
     assert found(tmp_path) is None
-
-
-def test_two_gpus_one_of_them_in_parts(tmp_path: Path) -> None:
     rows = f"{A100}, 40960, 535.129.03, Enabled\n{A100}, 40960, 535.129.03, Disabled"
     nvidia_smi(tmp_path, rows, MIG_LISTING)
     parts = Gpu(A100, GIB40, ("3g.20gb", "2g.10gb"))

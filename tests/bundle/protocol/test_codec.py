@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A dataclass inside another one."""
+    """A dataclass inside another."""
 
     size: int
     name: str = ""
@@ -65,13 +65,6 @@ class Tree:
     dead: bool = False
     nested: Leaf | None = None
     listed: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Grown(Tree):
-    """A dataclass with fields of a base."""
-
-    years: int = 0
 
 
 TREE = Tree(
@@ -100,13 +93,14 @@ RAW = {
 }
 
 
-def test_a_dataclass_becomes_json() -> None:
+def test_a_dataclass_becomes_json_and_json_the_same_dataclass() -> None:
     assert encode(TREE) == RAW
-
-
-def test_json_becomes_the_same_dataclass() -> None:
-    assert decode(Tree, json.loads(json.dumps(encode(TREE)))) == TREE
-    assert decode(Grown, {**RAW, "years": 3}).years == 3
+    assert decode(Tree, json.loads(json.dumps(RAW))) == TREE
+    raw = {key: value for key, value in RAW.items() if key not in ("colour", "free")}
+    with pytest.raises(DecodeError, match=r"^tree: colour, free: missing$"):
+        decode(Tree, raw, "tree")
+    leaves = [{"size": 1, "new": 3}, {"size": 2, "name": "two"}]
+    assert decode(Tree, {**RAW, "more": 1, "leaves": leaves}, strict=False) == TREE
 
 
 @pytest.mark.parametrize(
@@ -116,15 +110,12 @@ def test_json_becomes_the_same_dataclass() -> None:
         ({"leaves": {}}, "leaves: is {}, not a list"),
         ({"leaves": [{"size": 1}, {"size": True}]}, "leaves[1].size: is True, not a whole number"),
         ({"leaves": [{"size": 1, "x": 2}]}, "leaves[0]: x: unknown"),
-        ({"leaves": [{}]}, "leaves[0]: size: missing"),
         ({"leaves": [3]}, "leaves[0]: is 3, not an object"),
         ({"place": [1.0]}, "place: is [1.0], not tuple[float, str] | None"),
         ({"place": [float("nan"), "x"]}, "place[0]: is nan, not a finite number"),
-        ({"place": ["far", "x"]}, "place[0]: is 'far', not a finite number"),
         ({"by_name": {"a": [1, None]}}, "by_name.a[1]: is None, not a whole number"),
         ({"by_name": []}, "by_name: is [], not an object"),
         ({"interface": 4}, "interface: is 4, not str | dict[str, str]"),
-        ({"interface": {"a": 4}}, "interface.a: is 4, not a text"),
         ({"class": "a\0b"}, "class: is 'a\\x00b', not a text"),
         ({"span": "3"}, "span: is '3', not enough values to unpack"),
         ({"digest": "0"}, "digest: is '0', not a sha256"),
@@ -137,17 +128,6 @@ def test_a_wrong_value_is_named_by_its_key_path(change: dict[str, object], messa
     with pytest.raises(DecodeError) as caught:
         decode(Tree, {**RAW, **change})
     assert str(caught.value).startswith(message)
-
-
-def test_a_missing_key_is_named() -> None:
-    raw = {key: value for key, value in RAW.items() if key not in ("colour", "free")}
-    with pytest.raises(DecodeError, match=r"^tree: colour, free: missing$"):
-        decode(Tree, raw, "tree")
-
-
-def test_unknown_keys_may_be_ignored() -> None:
-    leaves = [{"size": 1, "new": 3}, {"size": 2, "name": "two"}]
-    assert decode(Tree, {**RAW, "more": 1, "leaves": leaves}, strict=False) == TREE
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from bundle.protocol.counts import format_count, format_size
 from trainer.config import format_count as counted_in_trainer
@@ -30,14 +28,14 @@ ALWAYS_SEVERAL = {
 """Where one of a thing is said in other words, or cannot be: the one value that may stand there."""
 
 
-@pytest.mark.parametrize("words", [format_count, counted_in_trainer])
-def test_a_count_has_its_noun(words: Callable[..., str]) -> None:
-    assert [words(number, "layer") for number in (0, 1, 2)] == ["0 layers", "1 layer", "2 layers"]
-    assert words(1, "entry", "entries") == "1 entry"
-    assert words(3, "entry", "entries") == "3 entries"
-
-
-def test_bytes_have_a_unit() -> None:
+def test_a_count_has_its_noun_and_bytes_a_unit() -> None:
+    for words in (format_count, counted_in_trainer):
+        assert [words(number, "layer") for number in (0, 1, 2)] == [
+            "0 layers",
+            "1 layer",
+            "2 layers",
+        ]
+        assert [words(number, "entry", "entries") for number in (1, 3)] == ["1 entry", "3 entries"]
     assert [format_size(number) for number in (0, 1, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
         "0 bytes", "1 byte", "999 bytes", "1.0 kB", "1.4 GB", "2000000.0 GB",
     ]  # fmt: skip

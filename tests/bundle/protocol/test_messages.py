@@ -142,10 +142,7 @@ def test_every_byte_comes_back(data: bytes, key: str) -> None:
     assert b"\n" not in line
     assert b"\x1e" not in line  # it begins a frame
     assert read_agent_line(line, "n1", "launch") == RankOutput("n1", 3, data, of_ranks=True)
-
-
-def test_what_repeats_is_short() -> None:
-    assert len(messages.make_output_line("n1", 3, REPEATED)) < len(REPEATED) / 3
+    assert key != "zlib" or len(line) < len(data) / 3
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,14 @@ TEXT = (
 
 def test_reads_as_one_sentence() -> None:
     assert str(FULL) == TEXT
-    bare = Problem(ProblemCode.FETCHED_LOCALLY, "")
-    assert str(bare) == "nothing is fetched on one machine"
+    assert str(Problem(ProblemCode.FETCHED_LOCALLY, "")) == "nothing is fetched on one machine"
+    with pytest.raises(KeyError, match="why"):
+        str(Problem(ProblemCode.NO_ROOM, "/tmp"))
+    # Advice names the place even where the sentence does not begin with it.
+    lost = Problem(ProblemCode.NO_ANSWER_UNREACHABLE, "n7", {"why": "gone", "phase": "launch"})
+    assert str(lost) == f"n7: {lost.sentence}"
+    assert lost.sentence.startswith("launch gave no answer; ")
+    assert "ping n7" in lost.sentence
 
 
 def test_the_words_of_all_codes_which_travel() -> None:
@@ -41,11 +47,6 @@ def test_the_words_of_all_codes_which_travel() -> None:
         lines.append(" | ".join([*fields, *(["follows"] if code.row.follows else [])]))
         assert str(problem) == f"<where>: {'; '.join(filter(None, fields[2:]))}"
     check_golden("problems.txt", "".join(f"{line}\n" for line in lines))
-
-
-def test_a_missing_value_is_an_error() -> None:
-    with pytest.raises(KeyError, match="why"):
-        str(Problem(ProblemCode.NO_ROOM, "/tmp"))
 
 
 def test_a_problem_of_another_version_keeps_its_words() -> None:
@@ -153,10 +154,3 @@ def values_of(call: Any, local: dict[str, list[set[str]]]) -> set[str] | None:
         known = local.get(call.args[2].id, [])
         keys = known[0] if len(known) == 1 else None
     return keys
-
-
-def test_advice_names_the_place_even_where_the_sentence_does_not_begin_with_it() -> None:
-    lost = Problem(ProblemCode.NO_ANSWER_UNREACHABLE, "n7", {"why": "gone", "phase": "launch"})
-    assert str(lost) == f"n7: {lost.sentence}"
-    assert lost.sentence.startswith("launch gave no answer; ")
-    assert "ping n7" in lost.sentence

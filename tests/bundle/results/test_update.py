@@ -18,27 +18,25 @@ from bundle.results.stream import send_outputs
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """The run directory, with the results of an earlier job."""
-    home = tmp_path / "home"
-    (home / "out" / "checkpoint-1").mkdir(parents=True)
-    (home / "out" / "checkpoint-1" / "model").write_text("one")
-    (home / "out" / "log").write_text("1\n")
-    (home / "out" / "config").write_text("c")
-    (home / "out" / "best").symlink_to("checkpoint-1")
-    return home
+    out = tmp_path / "home" / "out"
+    (out / "checkpoint-1").mkdir(parents=True)
+    for name, text in (("checkpoint-1/model", "one"), ("log", "1\n"), ("config", "c")):
+        (out / name).write_text(text)
+    (out / "best").symlink_to("checkpoint-1")
+    return tmp_path / "home"
 
 
 @pytest.fixture
 def work(home: Path, tmp_path: Path) -> Path:
     """The same on a node, where a job has gone on and deleted its older checkpoint."""
-    work = tmp_path / "work"
-    shutil.copytree(home, work, symlinks=True)
-    (work / "out" / "checkpoint-2").mkdir()
-    (work / "out" / "checkpoint-2" / "model").write_text("two")
-    (work / "out" / "log").write_text("1\n2\n")
-    (work / "out" / "best").unlink()
-    (work / "out" / "best").symlink_to("checkpoint-2")
-    shutil.rmtree(work / "out" / "checkpoint-1")
-    return work
+    out = tmp_path / "work" / "out"
+    shutil.copytree(home, out.parent, symlinks=True)
+    (out / "checkpoint-1").rename(out / "checkpoint-2")
+    (out / "checkpoint-2" / "model").write_text("two")
+    (out / "log").write_text("1\n2\n")
+    (out / "best").unlink()
+    (out / "best").symlink_to("checkpoint-2")
+    return out.parent
 
 
 def sent_from(home: Path) -> dict[str, OutputEntry]:
