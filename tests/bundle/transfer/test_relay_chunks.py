@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import zlib
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -20,22 +20,14 @@ from bundle.transfer.relay_chunks import (
 )
 
 
-@pytest.fixture
-def handle(tmp_path: Path) -> int:
-    return os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+def test_chunks_are_small_for_small_files_and_never_large() -> None:
+    for size, bits in ((0, 16), (1, 16), (40_000_000, 17), (300_000_000, 20), (8 << 30, 20)):
+        assert choose_chunk_size(size) == 1 << bits
 
 
-@pytest.mark.parametrize(
-    ("size", "chunk"),
-    [(0, 1 << 16), (1, 1 << 16), (40_000_000, 1 << 17), (300_000_000, 1 << 20), (8 << 30, 1 << 20)],
-)
-def test_chunks_are_small_for_small_files_and_never_large(size: int, chunk: int) -> None:
-    assert choose_chunk_size(size) == chunk
-
-
-@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072, 200_000, 5_000_000])
-def test_the_chunks_of_both_trees_are_the_file(handle: int, size: int) -> None:
-    file = ChunkFile(handle, size)
+@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 5_000_000])
+def test_the_chunks_of_both_trees_are_the_file(size: int) -> None:
+    file = ChunkFile(-1, size)
     places = [
         file.place(tree, position) for tree in range(TREES) for position in range(file.totals[tree])
     ]
@@ -47,50 +39,42 @@ def test_the_chunks_of_both_trees_are_the_file(handle: int, size: int) -> None:
     assert end == size
 
 
-def test_what_has_come_is_told_from_the_beginning_without_a_gap(handle: int) -> None:
-    size = 5 * (1 << 16) + 7
-    content = os.urandom(size)
-    file = ChunkFile(handle, size)
-    arrived = []
-    for tree in (0, 0, 1, 0, 1, 1):
-        offset, length = file.place(tree, file.have[tree])
-        data = memoryview(content)[offset : offset + length]
-        file.add(tree, data, zlib.crc32(data))
-        arrived.append(file.prefix[0])
+def test_what_has_come_is_told_from_the_beginning_without_a_gap() -> None:
     chunk = 1 << 16
-    assert arrived == [chunk, chunk, 3 * chunk, 3 * chunk, 5 * chunk, size]
-    assert file.complete
-    assert os.pread(handle, size + 1, 0) == content
+    size = 5 * chunk + 7
+    content = os.urandom(size)
+    with tempfile.TemporaryFile() as stream:
+        file, arrived = ChunkFile(stream.fileno(), size), []
+        for tree in (0, 0, 1, 0, 1, 1):
+            offset, length = file.place(tree, file.have[tree])
+            data = memoryview(content)[offset : offset + length]
+            file.add(tree, data, zlib.crc32(data))
+            arrived.append(file.prefix[0])
+        assert arrived == [chunk, chunk, 3 * chunk, 3 * chunk, 5 * chunk, size]
+        assert file.complete
+        assert stream.read() == content
+        there = ChunkFile(stream.fileno(), size, complete=True)
+        assert there.complete
+        for tree in range(TREES):
+            offset, length = there.place(tree, 0)
+            assert there.compute_checksum(tree, 0) == zlib.crc32(content[offset : offset + length])
 
 
-def test_a_checksum_is_that_of_the_bytes(handle: int) -> None:
-    os.write(handle, os.urandom(100_000))
-    file = ChunkFile(handle, 100_000, complete=True)
-    assert file.complete
-    for tree, (offset, length) in ((0, (0, 65_536)), (1, (65_536, 34_464))):
-        assert file.compute_checksum(tree, 0) == zlib.crc32(os.pread(handle, length, offset))
-
-
-COUNTS = (*range(1, 70), 127, 128, 129, 511, 512, 1000, 4095, 4096, 4097)
-
-
-def children(nodes: int, tree: int) -> Counter[int]:
-    """The number of children of each position."""
-    return Counter(find_parent(position, nodes, tree) for position in range(1, nodes + 1))
+COUNTS = (*range(1, 70), 127, 128, 129, 512, 1000, 4096, 4097)
 
 
 @pytest.mark.parametrize("nodes", COUNTS)
 def test_nobody_serves_more_than_two_in_one_tree_and_everybody_is_near_the_source(
     nodes: int,
 ) -> None:
-    deepest, inner = math.ceil(math.log2(nodes + 1)) + 1, []
+    deepest, inner, every = math.ceil(math.log2(nodes + 1)) + 1, [], range(1, nodes + 1)
     for tree in range(TREES):
-        served = children(nodes, tree)
+        served = Counter(find_parent(position, nodes, tree) for position in every)
         assert served.pop(SOURCE) == 1
         assert all(count <= 2 for count in served.values())
-        assert served.keys() <= set(range(1, nodes + 1))
+        assert served.keys() <= set(every)
         inner.append(served.keys())
-        for position in range(1, nodes + 1):
+        for position in every:
             chain = list_ancestors(position, nodes, tree)
             assert chain[-1] == SOURCE
             assert len(chain) <= deepest

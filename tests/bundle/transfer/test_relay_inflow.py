@@ -181,25 +181,19 @@ def test_a_busy_one_is_asked_again_in_the_next_round(node: Node) -> None:
     assert node.tried == [5, 7, 9, 0, 5]
 
 
-def test_who_sent_damaged_chunks_is_not_used_again(node: Node) -> None:
+def test_who_sent_damaged_chunks_is_not_used_again_except_the_source(node: Node) -> None:
+    damaged = CorruptChunk("its bytes did not come as they were sent")
     node.run(1, mine=20, other=20)
-    node.end_parent(CorruptChunk("its bytes did not come as they were sent"))
+    node.end_parent(damaged)
     node.dead = {7, 9, 0}
     node.run(3, mine=20, other=20)
     node.dead = {7, 9}
     node.run(1, mine=20, other=20)
-    assert node.inflow.corrupt == [5]
-    assert node.parent == 0
+    assert (node.inflow.corrupt, node.parent) == ([5], 0)
     assert node.tried[:7] == [5, 7, 9, 0, 7, 9, 0]
-
-
-def test_the_source_is_used_again_although_it_sent_a_damaged_chunk(node: Node) -> None:
-    node.dead = {5, 7, 9}
-    node.run(1, mine=20, other=20)
-    node.end_parent(CorruptChunk("its bytes did not come as they were sent"))
+    node.end_parent(damaged)
     node.run(2, mine=20, other=20)
-    assert node.inflow.corrupt == [0]
-    assert node.parent == 0
+    assert (node.inflow.corrupt, node.parent) == ([5, 0], 0)
 
 
 # --- those that are slow --------------------------------------------------------------------------
@@ -255,9 +249,6 @@ def test_a_parent_is_not_slow_for_what_another_has_missed(node: Node) -> None:
     assert len(node.tried) == tried
 
 
-# --- giving up ------------------------------------------------------------------------------------
-
-
 def test_the_search_begins_anew_when_a_parent_is_lost(node: Node) -> None:
     """It sent nothing for long, and lived; that leaves all the time to find another one."""
     node.run(2, mine=20, other=20)
@@ -279,9 +270,6 @@ def test_after_a_chunk_a_node_looks_for_others_for_longer(node: Node) -> None:
     assert not node.inflow.has_given_up(node.now)
     node.run(2)
     assert node.inflow.has_given_up(node.now)
-
-
-# --- rates ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -307,6 +295,3 @@ def test_a_half_is_slow(tmp_path: Path, mine: list[int], other: list[int], slow:
         if pace.is_slow(float(second)):
             found.append(second)
     assert found == slow
-
-
-# --- a node whose link is slow --------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import random
 import secrets
 import select
@@ -14,10 +15,22 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from bundle.channel.agent_channel import GO, RELAY, AgentChannel
+from bundle.driver.transports.agent_program import pack_message
 from bundle.driver.transports.relay_source import RelayDirectory, find_candidates
+from bundle.protocol.messages import (
+    RELAY_SOURCE,
+    AgentEvent,
+    Incoming,
+    OutOfReach,
+    Relayed,
+    RelayStart,
+    RelayTask,
+)
 from bundle.transfer import relay_peers
 from bundle.transfer.relay import listen
 from bundle.transfer.relay_chunks import ChunkFile
@@ -42,24 +55,32 @@ from bundle.transfer.relay_peers import (
     compute_node_key,
 )
 from bundle.transfer.relay_process import RelayProcess
+from bundle.transfer.relay_receiver import RelayReceiver
 
 TOKEN = secrets.token_bytes(32)
-PLACES_OF_ALL = [RelayPlace(position, f"node{position}", "127.0.0.1", 9) for position in range(8)]
+NODES = [RelayPlace(position, f"node{position}", "127.0.0.1", 9) for position in range(1, 8)]
+
+
+@contextlib.contextmanager
+def serving(folder: Path, content: bytes, *nodes: RelayPlace) -> Iterator[int]:
+    """Serve a file to some nodes; yield the port."""
+    (folder / "sent").write_bytes(content)
+    handle = os.open(folder / "sent", os.O_RDONLY)
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    file = ChunkFile(handle, len(content), complete=True)
+    directory = RelayDirectory([RelayPlace(0, RELAY_SOURCE, "", port), *nodes])
+    with contextlib.closing(RelayProcess(file, TOKEN, listener, directory)) as process:
+        process.begin(None)
+        yield port
+    os.close(handle)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[tuple[str, int]]:
     """Where a source serves."""
-    handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    listener = listen("127.0.0.1")
-    address = listener.getsockname()
-    file = ChunkFile(handle, 0, complete=True)
-    with contextlib.closing(
-        RelayProcess(file, TOKEN, listener, RelayDirectory(PLACES_OF_ALL))
-    ) as process:
-        process.begin(None)
-        yield address
-    os.close(handle)
+    with serving(tmp_path, b"", *NODES) as port:
+        yield "127.0.0.1", port
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +88,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a source that gets no processor for a while answer all the same."""
     for limit in ("CONNECT_SECONDS", "HANDSHAKE_SECONDS"):
         monkeypatch.setattr(relay_peers, limit, 300.0)
-    monkeypatch.setattr(relay_peers, "HANDSHAKE_SECONDS", 300.0)
 
 
 def asked(
@@ -83,8 +103,9 @@ def asked(
 
 
 def test_a_node_gets_its_own_places(source: tuple[str, int]) -> None:
+    places = [RelayPlace(0, RELAY_SOURCE, "", source[1]), *NODES]
     for position in (1, 4, 7):
-        own = find_candidates(position, PLACES_OF_ALL)
+        own = find_candidates(position, places)
         assert asked(source, f"node{position}") == (own, "", [])
     over = threading.Event()
     over.set()
@@ -123,7 +144,7 @@ def test_a_node_that_serves_no_places_refuses(tmp_path: Path) -> None:
     listener = listen("127.0.0.1")
     address = listener.getsockname()
     with contextlib.closing(RelayProcess(ChunkFile(handle, 0), TOKEN, listener)) as process:
-        process.begin(find_candidates(1, PLACES_OF_ALL))
+        process.begin(find_candidates(1, [RelayPlace(0, RELAY_SOURCE, "", 9), *NODES]))
         with socket.create_connection(address, timeout=300) as connection:
             nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
             question = ChunkRequest(0, PLACES, compute_node_key("node2"))
@@ -133,36 +154,33 @@ def test_a_node_that_serves_no_places_refuses(tmp_path: Path) -> None:
     os.close(handle)
 
 
-THEIRS, OURS = secrets.token_bytes(16), secrets.token_bytes(16)
-HANDSHAKE = Handshake(TOKEN, THEIRS)
+HANDSHAKE = Handshake(TOKEN, secrets.token_bytes(16))
 REQUEST = ChunkRequest(parent=7, tree=1, first=4711)
 REPLY = ParentReply(parent=7, accepted=True, have=12)
 
 
+def changes(sent: bytes) -> Iterator[bytes]:
+    """What was sent, with each byte in turn changed."""
+    for place in range(len(sent)):
+        yield sent[:place] + bytes([sent[place] ^ 1]) + sent[place + 1 :]
+
+
 def test_both_ends_prove_that_they_know_the_token() -> None:
-    hello = HANDSHAKE.make_hello(OURS, REQUEST)
-    assert len(hello) == HELLO_BYTES
-    assert HANDSHAKE.read_hello(hello) == REQUEST
+    hello = HANDSHAKE.make_hello(secrets.token_bytes(16), REQUEST)
     reply = HANDSHAKE.make_reply(hello, REPLY)
-    assert len(reply) == REPLY_BYTES
+    assert (len(hello), len(reply)) == (HELLO_BYTES, REPLY_BYTES)
+    assert HANDSHAKE.read_hello(hello) == REQUEST
     assert HANDSHAKE.read_reply(hello, reply) == REPLY
     # It is worth nothing under another nonce, nor is what was sent when it is sent back.
     fresh = secrets.token_bytes(16)
     assert Handshake(TOKEN, fresh).read_hello(hello) is None
     assert HANDSHAKE.read_reply(HANDSHAKE.make_hello(fresh, REQUEST), reply) is None
     assert HANDSHAKE.read_reply(hello, hello[16 : 16 + REPLY_BYTES]) is None
-
-
-def test_each_changed_byte_is_noticed() -> None:
-    hello = HANDSHAKE.make_hello(OURS, REQUEST)
+    # Each changed byte is noticed.
     reply = HANDSHAKE.make_reply(hello, REPLY, b"places")
     assert HANDSHAKE.read_reply(hello, reply) == REPLY
-    for place in range(HELLO_BYTES):
-        changed = hello[:place] + bytes([hello[place] ^ 1]) + hello[place + 1 :]
-        assert HANDSHAKE.read_hello(changed) is None
-    for place in range(len(reply)):
-        changed = reply[:place] + bytes([reply[place] ^ 1]) + reply[place + 1 :]
-        assert HANDSHAKE.read_reply(hello, changed) is None
+    assert {HANDSHAKE.read_hello(changed) for changed in changes(hello)} == {None}
+    assert {HANDSHAKE.read_reply(hello, changed) for changed in changes(reply)} == {None}
 
 
 SIZE = 5 * (1 << 16) + 77
@@ -281,3 +299,125 @@ def test_a_frame_that_no_relay_sends_ends_the_connection(file: ChunkFile, frame:
         with pytest.raises(CorruptChunk):
             take(link, file)
     assert file.have[TREE] == 0
+
+
+# --- a node's part, as its agent plays it: real relays, and a driver that is this test ------------
+
+NODE = "node01"
+CONTENT = os.urandom(300_000)
+
+
+class Driver:
+    """What the driver says to one agent, and what it hears from it."""
+
+    def __init__(self) -> None:
+        self.node = NODE
+        self.said: queue.Queue[str] = queue.Queue()
+        self.heard: queue.Queue[AgentEvent] = queue.Queue()
+        self.command = self.said.get
+        self.emit = self.heard.put
+
+    def begin(self, port: int, left_out: tuple[str, ...] = ()) -> None:
+        """Tell the agent where the source is."""
+        self.said.put(RELAY + pack_message(RelayStart(port, 1, left_out)))
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RelayReceiver]:
+    """The agent's part."""
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+    task = RelayTask(TOKEN.hex(), "127.0.0.1")
+    incoming = Incoming(str(tmp_path / "arrived"), None, (), len(CONTENT), task)
+    with contextlib.closing(RelayReceiver(incoming, task)) as made:
+        yield made
+
+
+def own_place(receiver: RelayReceiver) -> RelayPlace:
+    ready = receiver.ready()
+    return RelayPlace(1, NODE, ready.address, ready.port)
+
+
+@contextlib.contextmanager
+def following(receiver: RelayReceiver, driver: Driver) -> Iterator[None]:
+    """Follow the driver while the block runs; then it says the end."""
+    channel = cast("AgentChannel", driver)
+    thread = threading.Thread(target=receiver.follow, args=(channel,))
+    thread.start()
+    try:
+        yield
+    finally:
+        driver.said.put(GO)
+        thread.join()
+
+
+def test_a_node_asks_for_its_places_and_gets_the_file(
+    tmp_path: Path, receiver: RelayReceiver
+) -> None:
+    driver = Driver()
+    with serving(tmp_path, CONTENT, own_place(receiver)) as port, following(receiver, driver):
+        driver.begin(port)
+        event = driver.heard.get(timeout=300)
+    assert isinstance(event, Relayed)
+    assert event.failure == ""
+    assert (tmp_path / "arrived").read_bytes() == CONTENT
+    assert not receiver.arrival.has_failed
+
+
+def test_a_node_that_cannot_reach_the_source_says_so_twice(
+    receiver: RelayReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, as another way may be better for all; and in the end, for itself."""
+    monkeypatch.setattr(relay_peers, "_PAUSE_SECONDS", 0.05)
+    driver = Driver()
+    with socket.socket() as closed, following(receiver, driver):
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        driver.begin(closed.getsockname()[1])
+        first, last = driver.heard.get(timeout=300), driver.heard.get(timeout=300)
+    assert isinstance(first, OutOfReach)
+    assert first.nodes == ((RELAY_SOURCE, "connection refused"),)
+    assert isinstance(last, Relayed)
+    assert last.failure == "no other node can be reached: the source: connection refused"
+    assert receiver.arrival.has_failed
+
+
+def test_a_node_above_that_cannot_be_reached_is_named_and_done_without(
+    tmp_path: Path, receiver: RelayReceiver
+) -> None:
+    driver = Driver()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        above = RelayPlace(2, "node02", *closed.getsockname())
+        places = own_place(receiver), above
+        with serving(tmp_path, CONTENT, *places) as port, following(receiver, driver):
+            driver.begin(port)
+            first, last = driver.heard.get(timeout=300), driver.heard.get(timeout=300)
+    assert isinstance(first, OutOfReach)
+    assert first.nodes == (("node02", "connection refused"),)
+    assert isinstance(last, Relayed)
+    assert last.failure == ""
+
+
+def test_a_node_that_is_left_out_takes_nothing(receiver: RelayReceiver) -> None:
+    driver = Driver()
+    with following(receiver, driver):
+        driver.begin(9, left_out=(NODE,))
+    assert driver.heard.empty()
+    assert receiver.arrival.has_failed
+
+
+def test_where_no_thread_can_begin_the_driver_hears_of_it(
+    receiver: RelayReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit on processes of a user counts threads, too."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    driver = Driver()
+    driver.begin(9)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    receiver.follow(cast("AgentChannel", driver))
+    event = driver.heard.get_nowait()
+    assert isinstance(event, Relayed)
+    assert event.failure == "can't start new thread"
+    assert receiver.arrival.has_failed
