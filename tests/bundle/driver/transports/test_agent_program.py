@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 from bundle.channel import bootstrap
@@ -61,27 +60,17 @@ def test_agents_import_nothing_that_they_are_not_sent() -> None:
 
 
 @functools.cache
-def compiled_program() -> bytes:
-    return add_bytecode(PROGRAM)
-
-
-@functools.cache
 def started(phase: str, *, compiled: bool = False) -> tuple[bytes, str]:
     """What a step is sent, and its bootstrap program."""
-    made = agent_program.AgentProgram(compiled_program() if compiled else PROGRAM)
+    made = agent_program.AgentProgram(add_bytecode(PROGRAM) if compiled else PROGRAM)
     asked = StepMessage(phase, {"job": PLAIN.to_json()}, {})
     return made.make_step_input(asked), made.bootstrap
 
 
-def program_of(sent: bytes) -> bytes:
-    """The zip that an agent is started from."""
-    head, _, rest = sent.partition(b"\n")
-    return bootstrap.make_zip(zlib.decompress(rest[: int(head.split()[0])]))
-
-
 def test_each_module_that_is_sent_imports_with_nothing_else_there(tmp_path: Path) -> None:
+    head, _, rest = started("verify")[0].partition(b"\n")
     path = tmp_path / "agent.pyz"
-    path.write_bytes(program_of(started("verify")[0]))
+    path.write_bytes(bootstrap.make_zip(zlib.decompress(rest[: int(head.split()[0])])))
     code = f"""
 import importlib, sys, zipfile
 sys.path.insert(0, {str(path)!r})
@@ -109,61 +98,19 @@ def test_it_is_small() -> None:
     assert len(started("run")[0]) < 160_000
 
 
-SOURCE = '''\
-# A comment.
-"""A docstring.
-
-# no comment
-"""
-LIMIT: int = 3  # three
-"""What a limit is."""
-TEXT = """\\
-# kept
-"""
-HASH = f"#{LIMIT}" + '#'  # "not" kept
-
-class Empty(Exception):
-    """Nothing."""
-
-def fail() -> str:
-    """Fail."""
-    # A comment.
-    "; ".join([])
-    raise Empty("so")
-'''
-BLANKED = '''\
-""
-LIMIT: int = 3
-""
-TEXT = """\\
-# kept
-"""
-HASH = f"#{LIMIT}" + '#'
-class Empty(Exception):
-    ""
-def fail() -> str:
-    ""
-    "; ".join([])
-    raise Empty("so")
-'''
-
-
-def test_docstrings_and_comments_are_blanked() -> None:
-    short = agent_program.blank_texts(SOURCE.encode()).decode()
-    assert short.count("\n") == SOURCE.count("\n")
-    assert [line for line in short.split("\n") if line] == BLANKED.splitlines()
-
-
-def outline(source: bytes) -> list[tuple[int, str]]:
-    """The statements of a module, each with its line and without texts that nothing uses."""
+def outline(source: bytes) -> tuple[str, list[int]]:
+    """A module without texts that nothing uses, and the lines of its statements."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""
-    return [(node.lineno, ast.dump(node)) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return ast.dump(tree), [node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt)]
 
 
 def test_every_module_that_is_sent_does_the_same_on_the_same_lines() -> None:
+    odd = b'A = """\n# kept\n"""  # not kept\n"""A text."""\n"; ".join([])\nB = f"#{A}" + \'#\'\n'
+    short = agent_program.blank_texts(odd)
+    assert short == b'A = """\n# kept\n"""\n""\n"; ".join([])\nB = f"#{A}" + \'#\'\n'
     for path, sent in SENT.items():
         assert outline(sent) == outline((REPO / path).read_bytes()), path
 
@@ -176,7 +123,20 @@ def test_what_environments_hold_is_sent_as_it_is() -> None:
     assert {f"bundle/environment/{name}" for name in names} <= set(whole)
 
 
-def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -> None:
+def start(data: bytes, program: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """Start an agent, on a node that the request does not know."""
+    return subprocess.run(
+        agent_program.make_start_command(
+            [sys.executable], "tidy", ("-c", program, "agent", "tidy")
+        ),
+        input=data,
+        capture_output=True,
+        env={"PATH": os.defpath, "SLURMD_NODENAME": "n2", **env},
+        check=False,
+    )
+
+
+def test_variables_carry_the_program_and_are_gone_when_it_runs() -> None:
     made = agent_program.AgentProgram(PROGRAM)
     variables = made.variables()
     assert len(variables) > 1
@@ -186,32 +146,18 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -
     code = made.bootstrap.replace("return binascii", "print(*names); return binascii")
     code = code.replace("    status", "    print(names_left()); status")
     code = "import os\nnames_left = lambda: [n for n in os.environ if 'PROGRAM' in n]\n" + code
-    done = subprocess.run(
-        agent_program.make_start_command([sys.executable], "tidy", ("-c", code, "agent", "tidy")),
-        input=sent,
-        capture_output=True,
-        env={"PATH": os.defpath, "SLURMD_NODENAME": "n2", **variables},
-        check=False,
-    )
+    done = start(sent, code, **variables)
     assert done.stdout.decode().splitlines() == [" ".join(sorted(variables)), "[]"]
     assert "ValueError: tuple.index(x): x not in tuple" in done.stderr.decode()  # the agent's own
 
 
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
-    sent, boot = started("tidy")
-    done = subprocess.run(
-        agent_program.make_start_command([sys.executable], "tidy", ("-c", boot, "agent", "tidy")),
-        input=sent,
-        capture_output=True,
-        env={"PATH": os.defpath, "SLURMD_NODENAME": "n2"},
-        check=False,
-    )
+    done = start(*started("tidy"))
     assert done.returncode == 1
     said = done.stderr.decode()
     assert "ValueError: tuple.index(x): x not in tuple" in said
-    (line,) = re.findall(
-        r'File "/proc/self/fd/\d+/bundle/protocol/messages.py", line (\d+), in next', said
-    )
+    place = r'File "/proc/self/fd/\d+/bundle/protocol/messages.py", line (\d+), in next'
+    (line,) = re.findall(place, said)
     source = (REPO / "bundle/protocol/messages.py").read_text().split("\n")
     assert "nodes.index(self._node)" in source[int(line) - 1]
 
@@ -230,25 +176,18 @@ def test_what_all_requests_have_travels_once() -> None:
 
 def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:
     """The manifest of a part of a bundle is as long as all the rest."""
-    manifest = "m" * 20_000
-
-    def asked(node: str, rank: int) -> UnpackRequest:
+    requests: dict[str, UnpackRequest] = {}
+    for rank, node in enumerate(PLAIN.nodes):
         task = RelayTask("ab" * 16, f"10.0.0.{rank + 1}")
-        incoming = Incoming(f"/tmp/{node}/bundle.tar", manifest, ("a", "b"), 10, task)
-        return UnpackRequest(
+        incoming = Incoming(f"/tmp/{node}/bundle.tar", "m" * 20_000, ("a", "b"), 10, task)
+        requests[node] = UnpackRequest(
             PLAIN, node, rank, 1, "/tmp/root", "/usr/bin/python3", "", rank == 1, incoming
         )
-
-    requests = {node: asked(node, rank) for rank, node in enumerate(PLAIN.nodes)}
     message = json.loads(json.dumps(encode(agent_program.factor_requests(requests))))
-    assert json.dumps(message).count(manifest) == 1
+    assert json.dumps(message).count("m" * 20_000) == 1
     assert message["own"]["n0"] == {
         "checked": False,
         "incoming": {"target": "/tmp/n0/bundle.tar", "relay": {"address": "10.0.0.1"}},
     }
     for node, request in requests.items():
-        assert RequestReader(node).first(message) == request
-    without = {**requests, "n1": replace(requests["n1"], incoming=None)}
-    message = json.loads(json.dumps(encode(agent_program.factor_requests(without))))
-    for node, request in without.items():
         assert RequestReader(node).first(message) == request

@@ -33,25 +33,11 @@ def sample(name: str) -> str:
 
 
 def test_the_command_of_a_step() -> None:
-    assert slurm_text.make_step_argv(STEP, ["true", "x y"]) == [
-        "srun",
-        "--job-name=stager-preflight",
-        "--nodes=3",
-        "--nodelist=n[07-08,11]",
-        "--ntasks=3",
-        "--ntasks-per-node=1",
-        "--cpus-per-task=4",
-        "--distribution=block",
-        "--overlap",
-        "--mpi=none",
-        "--export=ALL",
-        "--chdir=/",
-        "--no-kill",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "true",
-        "x y",
-    ]
+    assert " ".join(slurm_text.make_step_argv(STEP, ["true"])) == (
+        "srun --job-name=stager-preflight --nodes=3 --nodelist=n[07-08,11] --ntasks=3 "
+        "--ntasks-per-node=1 --cpus-per-task=4 --distribution=block --overlap --mpi=none "
+        "--export=ALL --chdir=/ --no-kill --kill-on-bad-exit=0 --wait=0 true"
+    )
 
 
 def test_the_command_of_ranks_that_slurm_starts() -> None:
@@ -77,18 +63,9 @@ def test_the_command_of_a_broadcast() -> None:
     assert " ".join(argv) == "sbcast --force --compress=none -F8 --jobid=42.3 /a/b.tar /tmp/b.tar"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("slurm-wlm 22.05.8", (22, 5)),
-        ("slurm 23.11.4", (23, 11)),
-        ("slurm 24.05.0-rc1", (24, 5)),
-        ("", (0, 0)),
-        ("srun: unknown", (0, 0)),
-    ],
-)
-def test_the_version(text: str, found: tuple[int, int]) -> None:
-    assert slurm_text.parse_version(text) == found
+def test_the_version() -> None:
+    texts = {"slurm-wlm 22.05.8": (22, 5), "slurm 24.05.0-rc1": (24, 5), "srun: unknown": (0, 0)}
+    assert {text: slurm_text.parse_version(text) for text in texts} == texts
 
 
 def test_options_for_other_commands_are_dropped_and_what_steps_need_is_kept() -> None:
@@ -124,26 +101,27 @@ def test_a_job_takes_what_it_wants_of_an_allocation() -> None:
     assert slurm_text.bind_allocation(unbound(), odd).attempt == 0
 
 
-@pytest.mark.parametrize("missing", ALLOCATION)
-def test_without_an_allocation(missing: str) -> None:
-    env = {name: value for name, value in ALLOCATION.items() if name != missing}
-    with pytest.raises(NodeError, match="there is no Slurm allocation"):
-        slurm_text.bind_allocation(unbound(), env)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "fault"),
     [
+        ("SLURM_JOB_ID", None, "there is no Slurm allocation"),
+        ("SLURM_JOB_NODELIST", None, "there is no Slurm allocation"),
         ("SLURM_JOB_ID", "../42", "id '../42' cannot be part of a file's name"),
         ("SLURM_JOB_ID", "4\n2", "cannot be part of a file's name"),
         ("SLURM_JOB_NODELIST", "n1,a/b", "node 'a/b' cannot be part of a file's name"),
         ("SLURM_JOB_NODELIST", "n[1-2],n2", "the nodes must be one or more, and different"),
     ],
 )
-def test_what_an_allocation_adds_is_checked_as_well(name: str, value: str, fault: str) -> None:
-    with pytest.raises(NodeError, match="the Slurm allocation cannot be used") as told:
-        slurm_text.bind_allocation(unbound(), {**ALLOCATION, name: value})
-    assert fault in told.value.problem.why
+def test_what_an_allocation_adds_is_checked_as_well(
+    name: str, value: str | None, fault: str
+) -> None:
+    env = {**ALLOCATION, **({name: value} if value else {})}
+    if value is None:
+        del env[name]
+    with pytest.raises(NodeError) as told:
+        slurm_text.bind_allocation(unbound(), env)
+    assert fault in str(told.value)
+    assert value is None or "the Slurm allocation cannot be used" in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -178,36 +156,77 @@ def test_too_small_an_allocation(wanted: tuple[int, int] | None, min_nodes: int 
 
 # --- what it says --------------------------------------------------------------------------------
 
-FOLLOWS = "it was ended, as node02 had failed"
+
+def followed(first: str, *nodes: str) -> dict[str, str]:
+    return dict.fromkeys(nodes, f"it was ended, as {first} had failed")
+
+
+NO_START = """\
+srun: error: Task launch for StepId=7.4 failed on node node02: Communication connection failure
+srun: error: Application launch failed: Communication connection failure
+srun: Job step aborted: Waiting up to 12 seconds for job step to finish.
+srun: error: node[01,03]: tasks 0,2: Killed
+"""
+LOST = """\
+srun: error: Node failure on node[02-03]
+srun: error: node01: task 0: Killed
+"""
+KILLED = """\
+srun: error: node02: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=7.4
+slurmstepd: error: *** STEP 7.4 ON node01 CANCELLED AT 2026-01-01T00:00:00 ***
+srun: error: node01: task 0: Terminated
+srun: error: node03: task 2: Killed
+"""
+TOLD = """\
+srun: error: node01: task 0: Exited with exit code 143
+srun: error: node02: task 1: Killed
+"""
+NO_NAME = "srun: error: n[1-: task 0: Killed\nsrun: error: Node failure on n[1-\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "faults"),
+    ("text", "faults"),
     [
-        ("exit", {"node02": "task 1: Exited with exit code 3"}),
+        (sample("exit"), {"node02": "task 1: Exited with exit code 3"}),
         (
-            "exitkill",
-            {"node02": "task 1: Exited with exit code 3", "node01": FOLLOWS, "node03": FOLLOWS},
+            sample("exitkill"),
+            {"node02": "task 1: Exited with exit code 3", **followed("node02", "node01", "node03")},
         ),
-        ("signal", {"node03": "task 2: Killed"}),
-        ("segv", {"node02": "task 1: Segmentation fault"}),
+        (sample("signal"), {"node03": "task 2: Killed"}),
+        (sample("segv"), {"node02": "task 1: Segmentation fault"}),
         (
-            "noprog",
+            sample("noprog"),
+            {f"node0{n + 1}": f"task {n}: Exited with exit code 2" for n in range(2)},
+        ),
+        (sample("lost"), {"node03": "Slurm lost the node (node failure)"}),
+        *((sample(name), {}) for name in ("down", "other", "badjob")),
+        (KILLED, {"node02": "task 1: Killed", **followed("node02", "node01", "node03")}),
+        (
+            NO_START,
             {
-                "node01": "task 0: Exited with exit code 2",
-                "node02": "task 1: Exited with exit code 2",
+                "node02": "Slurm cannot start anything there (Communication connection failure)",
+                **followed("node02", "node01", "node03"),
             },
         ),
-        ("lost", {"node03": "Slurm lost the node (node failure)"}),
-        ("down", {}),
-        ("other", {}),
-        ("badjob", {}),
+        (TOLD, {"node02": "task 1: Killed", **followed("node02", "node01")}),
+        (
+            LOST,
+            {
+                **dict.fromkeys(("node02", "node03"), "Slurm lost the node (node failure)"),
+                **followed("node02", "node01"),
+            },
+        ),
+        (NO_NAME, {}),
     ],
 )
-def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
-    found = slurm_text.parse_step_faults(sample(name))
+def test_what_went_wrong_with_a_step(text: str, faults: dict[str, str]) -> None:
+    """One is to blame, and the others follow."""
+    found = slurm_text.parse_step_faults(text)
     whys = {node: Problem(fault.problem, node, fault.values).why for node, fault in found.items()}
     assert whys == faults
+    for node in followed("", *(node for node in faults if faults[node].startswith("it was"))):
+        assert (found[node].problem, found[node].code) == (ProblemCode.NO_ANSWER_FOLLOWED, -9)
 
 
 def test_a_node_that_is_down_or_does_not_respond_can_start_nothing() -> None:
@@ -223,21 +242,23 @@ def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("text", "nodes", "why"),
     [
-        (
-            "sbcast-nodir",
-            dict.fromkeys(("node01", "node02", "node03"), "No such file or directory"),
-        ),
-        ("sbcast-exists", dict.fromkeys(("node01", "node02", "node03"), "File exists")),
+        (sample("sbcast-nodir"), 3, "No such file or directory"),
+        (sample("sbcast-exists"), 3, "File exists"),
         # Slurm does not say that it is full; the nodes' agents do, see staging.py.
-        ("sbcast-full", dict.fromkeys(("node01", "node02"), "Unspecified error")),
-        ("sbcast-nosource", {}),
-        ("sbcast-down", {}),
+        (sample("sbcast-full"), 2, "Unspecified error"),
+        (sample("sbcast-nosource"), 0, ""),
+        (sample("sbcast-down"), 0, ""),
+        ("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n", 0, ""),
     ],
 )
-def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> None:
-    assert slurm_text.parse_broadcast_faults(sample(name)) == why
+def test_what_went_wrong_with_a_broadcast(text: str, nodes: int, why: str) -> None:
+    expected = {f"node{number:02}": why for number in range(1, nodes + 1)}
+    assert slurm_text.parse_broadcast_faults(text) == expected
+
+
+COMPLETING = "JobId=1 JobState=COMPLETING Reason="
 
 
 @pytest.mark.parametrize(
@@ -246,11 +267,11 @@ def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> Non
         (sample("job-running"), ""),
         (sample("job-limit"), "time-limit"),
         (sample("job-cancelled"), "cancelled"),
-        ("JobId=1 JobState=COMPLETING Reason=TimeLimit Dependency=(null)", "time-limit"),
-        ("JobId=1 JobState=COMPLETING Reason=NodeDown Dependency=(null)", "node-failure"),
-        ("JobId=1 JobState=COMPLETING Reason=None Dependency=(null)", "cancelled"),
-        ("JobId=1 JobState=COMPLETING Reason=None PreemptTime=None", "cancelled"),
-        ("JobId=1 JobState=COMPLETING Reason=None PreemptTime=2026-11-22T06:14:37", "preempted"),
+        (f"{COMPLETING}TimeLimit Dependency=(null)", "time-limit"),
+        (f"{COMPLETING}NodeDown Dependency=(null)", "node-failure"),
+        (f"{COMPLETING}None Dependency=(null)", "cancelled"),
+        (f"{COMPLETING}None PreemptTime=None", "cancelled"),
+        (f"{COMPLETING}None PreemptTime=2026-11-22T06:14:37", "preempted"),
         ("JobId=1 JobState=NODE_FAIL Reason=NodeDown", "node-failure"),
         ("JobId=1 JobState=PREEMPTED Reason=None", "preempted"),
         ("JobId=1 JobState=DEADLINE Reason=None", "time-limit"),
@@ -264,97 +285,34 @@ def test_why_a_job_ended(shown: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("restarts", "attempt", "said", "why"),
+    ("restarts", "attempt", "due", "why"),
     [
         (1, 0, "", "requeued"),
-        (1, 0, "error: *** STEP 2.0 ON n1 CANCELLED AT X DUE TO JOB REQUEUE ***", "requeued"),
-        (1, 0, "error: *** STEP 2.0 ON n1 CANCELLED AT X DUE TO PREEMPTION ***", "preempted"),
+        (1, 0, "JOB REQUEUE", "requeued"),
+        (1, 0, "PREEMPTION", "preempted"),
         (2, 2, "", "cancelled"),
         (3, 2, "", "requeued"),
     ],
 )
 def test_a_job_that_goes_back_into_the_queue(
-    restarts: int, attempt: int, said: str, why: str
+    restarts: int, attempt: int, due: str, why: str
 ) -> None:
     """As 22.05 shows it: all but the number of restarts is that of a new job."""
-    shown = f"JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} BatchFlag=1"
+    shown = f"{COMPLETING}None Requeue=1 Restarts={restarts} BatchFlag=1"
+    said = due and f"error: *** STEP 2.0 ON n1 CANCELLED AT X DUE TO {due} ***"
     assert slurm_text.parse_job_ending(shown, attempt, said) == why
 
 
-def test_names_that_are_no_names_do_no_harm() -> None:
-    assert slurm_text.parse_step_faults("srun: error: n[1-: task 0: Killed\n") == {}
-    assert slurm_text.parse_step_faults("srun: error: Node failure on n[1-\n") == {}
-    said = "sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n"
-    assert slurm_text.parse_broadcast_faults(said) == {}
-
-
-@pytest.mark.parametrize(
-    ("line", "ports"),
-    [
-        ("SrunPortRange           = 60001-60003", range(60001, 60004)),
-        ("SrunPortRange           = 0-0", None),
-        ("SrunPortRange           = (null)", None),
-        ("SrunProlog              = 60001-60003", None),
-    ],
-)
-def test_the_ports_that_srun_may_listen_on(line: str, ports: range | None) -> None:
-    shown = f"Configuration data as of now\nSlurmctldPort = 6817\n{line}\nTmpFS = /tmp\n"
-    assert slurm_text.parse_srun_ports(shown) == ports
-
-
-# --- What srun says went wrong: on which node, whose fault it was, and what to do about it -------
-
-
-KILLED = """\
-srun: error: node02: task 1: Killed
-srun: launch/slurm: _step_signal: Terminating StepId=7.4
-slurmstepd: error: *** STEP 7.4 ON node01 CANCELLED AT 2026-01-01T00:00:00 ***
-srun: error: node01: task 0: Terminated
-srun: error: node03: task 2: Killed
-"""
-NO_START = """\
-srun: error: Task launch for StepId=7.4 failed on node node02: Communication connection failure
-srun: error: Application launch failed: Communication connection failure
-srun: Job step aborted: Waiting up to 12 seconds for job step to finish.
-srun: error: node[01,03]: tasks 0,2: Killed
-"""
-FAILED = """\
-srun: error: node03: tasks 4-5: Exited with exit code 3
-srun: error: node01: task 0: Terminated
-"""
-TOLD = """\
-srun: error: node01: task 0: Exited with exit code 143
-srun: error: node02: task 1: Killed
-"""
-LOST = """\
-srun: error: Node failure on node[02-03]
-srun: error: node01: task 0: Killed
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "fault", "others"),
-    [
-        (KILLED, ("node02", "task 1: Killed"), ["node01", "node03"]),
-        (
-            NO_START,
-            ("node02", "Slurm cannot start anything there (Communication connection failure)"),
-            ["node01", "node03"],
-        ),
-        (FAILED, ("node03", "task 4-5: Exited with exit code 3"), ["node01"]),
-        (TOLD, ("node02", "task 1: Killed"), ["node01"]),
-        (LOST, ("node02", "Slurm lost the node (node failure)"), ["node01"]),
-    ],
-)
-def test_one_is_to_blame_and_the_others_follow(
-    text: str, fault: tuple[str, str], others: list[str]
-) -> None:
-    found = parse_step_faults(text)
-    assert worded(fault[0], found[fault[0]]).why == fault[1]
-    for node in others:
-        assert found[node].problem is ProblemCode.NO_ANSWER_FOLLOWED
-        assert found[node].code == -9
-        assert worded(node, found[node]).why == f"it was ended, as {fault[0]} had failed"
+def test_the_ports_that_srun_may_listen_on() -> None:
+    lines = {
+        "SrunPortRange           = 60001-60003": range(60001, 60004),
+        "SrunPortRange           = 0-0": None,
+        "SrunPortRange           = (null)": None,
+        "SrunProlog              = 60001-60003": None,
+    }
+    for line, ports in lines.items():
+        shown = f"Configuration data as of now\nSlurmctldPort = 6817\n{line}\nTmpFS = /tmp\n"
+        assert slurm_text.parse_srun_ports(shown) == ports
 
 
 @pytest.mark.parametrize(
@@ -371,15 +329,8 @@ def test_the_kind_and_the_exit_status_of_a_fault(
 ) -> None:
     fault = parse_step_faults(f"srun: error: n1: task 1: {words}\n")["n1"]
     assert fault == Ended(code, {"why": f"task 1: {words}"}, status)
-    assert worded("n1", fault).fix == "see its log in /logs"
     for fault in parse_step_faults(NO_START)["node02"], parse_step_faults(LOST)["node03"]:
         assert fault.problem.row.is_unreachable
-        assert "--exclude=n7" in worded("n7", fault).fix
-
-
-def worded(node: str, fault: Ended) -> Problem:
-    """The problem of a node that a fault is."""
-    return Problem(fault.problem, node, {**fault.values, "phase": "unpack", "log_dir": "/logs"})
 
 
 @pytest.mark.parametrize(
