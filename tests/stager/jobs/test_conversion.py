@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import ast
+import importlib.util
 import shlex
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stager.core.errors import ConfigError
 from stager.jobs import conversion
-from stager.jobs.conversion import Converted, convert
-
-
-def made(line: str) -> Converted:
-    return convert(shlex.split(line))
+from stager.jobs.conversion import convert
 
 
 @pytest.mark.parametrize(
@@ -27,16 +23,8 @@ def made(line: str) -> Converted:
         ("python train.py -m x", "train.py -m x", {}),
         ("/usr/bin/python3.11 -m package.train", "-m package.train", {}),
         ("python -mpackage.train", "-m package.train", {}),
-        (
-            "python -m torch.distributed.run --nproc_per_node=8 train.py --lr 1",
-            "train.py --lr 1",
-            {"nproc_per_node": 8},
-        ),
-        (
-            "python3 -m torch.distributed.run --nproc-per-node 8 -m a.b -m c",
-            "-m a.b -m c",
-            {"nproc_per_node": 8},
-        ),
+        ("python3 -m torch.distributed.run --nproc_per_node 8 -m a.b -m c", "-m a.b -m c",
+         {"nproc_per_node": 8}),
         ("python -um torch.distributed.run --nproc 2 t.py", "t.py", {"nproc_per_node": 2}),
         ("torchrun t.py --nproc_per_node=4", "t.py --nproc_per_node=4", {}),
         ("torchrun --nnodes 1:1 --nproc-per-node=2 t.py", "t.py", {"nproc_per_node": 2}),
@@ -44,12 +32,9 @@ def made(line: str) -> Converted:
          {"nnodes": (2, 4), "max_restarts": 3}),
         ("venv/bin/torchrun --nnodes=3 t.py", "t.py", {"nnodes": (3, 3)}),
         ("torchrun --nproc-per-node=gpu t.py", "t.py", {"nproc_per_node": "gpu"}),
-        ("torchrun --nproc-per-node=cpu t.py", "t.py", {"nproc_per_node": "cpu"}),
         ("torchrun --module a.b", "-m a.b", {}),
-        ("torchrun --nproc-per-node 2 -- t.py a", "t.py a", {"nproc_per_node": 2}),
         ("uv run --no-sync python -m torch.distributed.run --nproc_per_node=8 t.py --a", "t.py --a",
          {"nproc_per_node": 8}),
-        ("uv run torchrun --nproc-per-node 2 t.py", "t.py", {"nproc_per_node": 2}),
         ("uv --quiet run -p 3.11 -- torchrun t.py", "t.py", {}),
         ("uv run -m torch.distributed.run --nproc_per_node=2 t.py", "t.py", {"nproc_per_node": 2}),
         ("uv run t.py --x", "t.py --x", {}),
@@ -61,31 +46,23 @@ def made(line: str) -> Converted:
         ("python -m accelerate.commands.launch t.py", "t.py", {}),
         ("env A=1 B= torchrun t.py", "t.py", {}),
         ("torchrun ./-m.py -x", "./-m.py -x", {}),
-        ("./-x.py", "./-x.py", {}),
         ("A=1 exec torchrun --nproc-per-node 2 t.py", "t.py", {"nproc_per_node": 2}),
     ],
 )  # fmt: skip
 def test_commands(line: str, command: str, values: dict[str, Any]) -> None:
-    converted = made(line)
+    converted = convert(shlex.split(line))
     assert shlex.join(converted.command) == command
-    said = {
-        key: value
-        for key in ("nproc_per_node", "nnodes", "max_restarts", "backend")
-        if (value := getattr(converted, key)) is not None
-    }
-    assert said == values
+    said = ("nproc_per_node", "nnodes", "max_restarts", "backend")
+    assert {key: getattr(converted, key) for key in said} == {**dict.fromkeys(said), **values}
 
 
 @pytest.mark.parametrize(
     ("line", "notes"),
     [
         ("torchrun --nproc-per-node=2 t.py", []),
-        ("torchrun --nproc-per-node=gpu t.py", []),
         ("torchrun --standalone t.py", ["--standalone is left out"]),
-        (
-            "torchrun --node_rank=$SLURM_NODEID --master_addr $H --rdzv-id=1 --rdzv_id=2 t.py",
-            ["--node-rank is left out", "--master-addr is left out", "--rdzv-id is left out"],
-        ),
+        ("torchrun --node_rank=$SLURM_NODEID --master_addr $H --rdzv-id=1 --rdzv_id=2 t.py",
+         ["--node-rank is left out", "--master-addr is left out", "--rdzv-id is left out"]),
         ("torchrun --nnodes=$SLURM_NNODES t.py", ["--nodes or [cluster] nodes sets it"]),
         ("torchrun --nproc-per-node= t.py", ["its variable is empty"]),
         ("torchrun --nproc-per-node=$N t.py", ["the shell has not expanded it"]),
@@ -97,9 +74,9 @@ def test_commands(line: str, command: str, values: dict[str, Any]) -> None:
         ("uv run --with numpy t.py", ["[environment] requirements"]),
         ("accelerate launch --main_process_port 1 t.py", ["--main-process-port is left out"]),
     ],
-)
+)  # fmt: skip
 def test_what_is_left_out_is_said(line: str, notes: list[str]) -> None:
-    found = made(line).notes
+    found = convert(shlex.split(line)).notes
     assert len(found) == len(notes)
     for note, part in zip(found, notes, strict=True):
         assert part in note
@@ -107,7 +84,8 @@ def test_what_is_left_out_is_said(line: str, notes: list[str]) -> None:
 
 
 def test_values_of_variables_are_not_told() -> None:
-    converted = made("HF_TOKEN=hf_secret OMP_NUM_THREADS=2 torchrun t.py")
+    line = "HF_TOKEN=hf_secret OMP_NUM_THREADS=2 torchrun t.py"
+    converted = convert(shlex.split(line))
     assert converted.command == ("t.py",)
     assert [note.split("=")[0] for note in converted.notes] == ["HF_TOKEN", "OMP_NUM_THREADS"]
     assert "hf_secret" not in "".join(converted.notes)
@@ -118,24 +96,18 @@ def test_values_of_variables_are_not_told() -> None:
     ("line", "message"),
     [
         ("", "nothing to run"),
-        ("A=1", "nothing to run"),
-        ("uv run", "the script is missing"),
         ("uv sync", "only `uv run`"),
         ("uv run --directory x t.py", "--directory"),
         ("torchrun", "the script is missing"),
-        ("torchrun -m", "the script is missing"),
-        ("python", "the script is missing"),
         ("-m", "name of the module is missing"),
         ("--epochs 3", "--epochs is not a script"),
         ("torchrun --nproc-per-gpu=2 t.py", "torchrun --nproc-per-gpu: not an option"),
         ("torchrun --n 2 t.py", "torchrun --n: not an option"),
-        ("torchrun -x t.py", "torchrun -x: not an option"),
         ("torchrun --no-python ./t", "--no-python: ranks are Python programs"),
         ("torchrun --nproc-per-node", "its value is missing"),
         ("torchrun --standalone=1 t.py", "takes no value"),
         ("torchrun --nproc-per-node=0 t.py", "not a whole number from 1 to 65535"),
         ("torchrun --nproc-per-node=65536 t.py", "not a whole number from 1 to 65535"),
-        ("torchrun --nproc-per-node=two t.py", "not a whole number from 1 to 65535"),
         ("torchrun --nnodes=4:2 t.py", "must not be larger than the second"),
         ("torchrun --nnodes=2: t.py", "--nnodes"),
         ("torchrun --max-restarts=-1 t.py", "--max-restarts -1: not a whole number"),
@@ -143,15 +115,9 @@ def test_values_of_variables_are_not_told() -> None:
         ("env -i torchrun t.py", "env -i"),
         ("exec -a t torchrun t.py", "exec -a"),
         ("srun -N 2 python t.py", "srun cannot be converted"),
-        ("bash run.sh", "bash cannot be converted"),
-        (
-            "torchrun --rdzv_id $ID --rdzv_backend c10d t.py c.yaml",
-            "--rdzv-id: its value is missing",
-        ),
+        ("torchrun --rdzv_id $ID --rdzv_backend c10d t.py c.yaml", "--rdzv-id: its value is miss"),
         ("torchrun --rdzv_id t.py c.yaml", "--rdzv-id: t.py is not a value"),
         ("torchrun --node_rank bin/t other.py", "--node-rank: bin/t is not a value"),
-        ("accelerate launch --machine_rank t a.py", "--machine-rank: t is not a value"),
-        ("torchrun --nproc-per-node t.py other.py", "--nproc-per-node: t.py is not a value"),
         ("torchrun --nproc-per-node 2 python t.py", "python cannot be converted"),
         ("python -m torch.distributed.launch --master_port t.py a", "t.py is not a value"),
         ("accelerate launch --machine_rank t.py a", "--machine-rank: t.py is not a value"),
@@ -174,7 +140,7 @@ def test_values_of_variables_are_not_told() -> None:
 )
 def test_what_cannot_be_converted(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        made(line.replace("$ID ", ""))
+        convert(shlex.split(line.replace("$ID ", "")))
     assert message in str(caught.value)
     hint = str(caught.value.hint)
     assert "--use_fsdp" not in line or "in variables, as --use_fsdp" in hint
@@ -188,31 +154,21 @@ def test_words_stay_words() -> None:
     assert convert(words).command == tuple(words[1:])
 
 
-_ACTIONS = """
-import json
-from torch.distributed import run
-parser = run.get_args_parser()
-print(json.dumps([[a.option_strings, a.nargs == 0] for a in parser._actions if a.option_strings]))
-"""
-
-
-@pytest.mark.slow
 def test_the_table_is_that_of_the_installed_torchrun() -> None:
-    """Every option of torchrun is known, and known to take a value or not."""
-    pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", _ACTIONS], capture_output=True, text=True, check=True, timeout=300
-    )
-    for spellings, flag in json.loads(done.stdout):
-        if "--help" in spellings:
-            continue
-        for spelling in spellings:
-            long = spelling.startswith("--")
+    """Every option of torchrun is known, and known to take a value or not; it is not imported."""
+    torch = importlib.util.find_spec("torch") or pytest.skip("there is no PyTorch here")
+    source = Path(torch.origin).parent / "distributed" / "run.py"
+    long = conversion.TORCHRUN
+    short = {option.short: option for option in long.values()}
+    options = [
+        call
+        for call in ast.walk(ast.parse(source.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
+    ]
+    assert len(options) > 20
+    for call in options:
+        action = [ast.unparse(word.value) for word in call.keywords if word.arg == "action"]
+        for spelling in (word.value for word in call.args if word.value.startswith("-")):
             name = spelling.lstrip("-").replace("_", "-")
-            fits = [
-                option
-                for key, option in conversion.TORCHRUN.items()
-                if (key == name if long else option.short == name)
-            ]
-            assert len(fits) == 1, spelling
-            assert fits[0].takes_value is not flag, spelling
+            option = (long if spelling.startswith("--") else short)[name]
+            assert option.takes_value is (action != ["check_env"]), spelling

@@ -11,8 +11,6 @@ from stager.jobs.driver import run_hook
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is told."""
-
     ok: bool = False
     cause: str = "\u001b[31mbad\u007f"
 
@@ -31,17 +29,9 @@ def test_the_verdict_is_told_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert warnings == []
 
 
-@pytest.mark.parametrize(
-    ("argv", "seconds", "words"),
-    [
-        (["false"], 60.0, "exit status 1: false"),
-        (["sleep", "600"], 0.2, "more than 0.2 s"),
-        (["/nowhere/notify"], 60.0, "cannot start /nowhere/notify"),
-    ],
-)
-def test_its_failure_is_a_warning(argv: list[str], seconds: float, words: str) -> None:
+def test_its_failure_is_a_warning() -> None:
     warnings: list[str] = []
-    run_hook(argv, Verdict(), warnings.append, seconds)
+    run_hook(["sleep", "600"], Verdict(), warnings.append, 0.2)
     (warning,) = warnings
     assert warning.startswith("the on-failure command failed: ")
-    assert words in warning
+    assert "more than 0.2 s" in warning

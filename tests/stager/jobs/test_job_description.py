@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,33 +34,26 @@ def test_the_job_says_what_the_far_side_needs(
     monkeypatch.chdir(tmp_path)
     job = make(tmp_path, JobOptions(command=("a.py",)))
     assert (job.name, job.allocation, job.action) == ("demo", "local", "run")
-    assert job.bundle == str(tmp_path / "demo.pkgs.tar")
-    assert job.bundle_id == manifest("torch", "numpy").id
-    assert job.run_dir == str(tmp_path)
+    assert (job.run_dir, job.bundle) == (str(tmp_path), str(tmp_path / "demo.pkgs.tar"))
+    assert (job.bundle_id, job.packages) == (manifest("torch", "numpy").id, ("torch", "numpy"))
     assert job.log_dir == str(Path(os.environ["HOME"], "slurm_logs"))
-    assert job.packages == ("torch", "numpy")
     assert job.room[0] >= 2_000_000
     assert job.import_modules is False
     assert make(tmp_path, JobOptions(), action=Action.VERIFY).import_modules is True
     job = assign_number(job)
     assert parse_job(job.to_json()) == job
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StagerError, match="log directory") as caught:
+        make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path / "file" / "logs"))
+    assert "--log-dir" in caught.value.hint
 
 
 def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
     """Two jobs of one id would meet at one port, and write into each other's logs."""
-    ids: list[str] = []
-
-    def several() -> None:
-        for _ in range(20):
-            job = make(tmp_path, JobOptions(log_dir=tmp_path / "logs", command=("a",)))
-            ids.append(assign_number(job).id)
-
-    threads = [threading.Thread(target=several) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ids) == len(set(ids)) == 80
+    options = JobOptions(log_dir=tmp_path / "logs", command=("a",))
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(lambda _: assign_number(make(tmp_path, options)).id, range(80)))
+    assert len(set(ids)) == 80
     assert all(number.isdecimal() for number in ids)
     logs = {path.name for path in (tmp_path / "logs").glob("events.*")}
     assert logs == {f"events.{number}.jsonl" for number in ids}
@@ -73,7 +66,6 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
         ({"launch": {"launcher": "srun", "max-restarts": 2}}, {}, "launch.max-restarts", ""),
         ({"launch": {"launcher": "srun"}, "cluster": {"nodes": "1:2"}}, {}, "--nodes 1:2", ""),
         ({}, {"transfer": TransferWay.RELAY}, "nothing is sent in a local allocation", ""),
-        ({}, {"transfer": TransferWay.SBCAST}, "nothing is sent in a local allocation", ""),
         ({}, {"stage": Stage.ALWAYS}, "nothing is sent in a local allocation", ""),
         ({}, {"command": ()}, "nothing to run", "as in: -- train.py"),
         ({}, {"nodes": (2, 2), "min_nodes": 3}, "3 must work, and the job asks for 2 nodes", ""),
@@ -111,8 +103,7 @@ def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
     job = assign_number(job)
     assert parse_job(job.to_json()) == job
     assert list((tmp_path / "logs").glob("*.jsonl")) == []
-    srun = make(tmp_path, options, launch={"launcher": "srun"})
-    assert srun.launch.launcher == "srun"
+    assert make(tmp_path, options, launch={"launcher": "srun"}).launch.launcher == "srun"
 
 
 def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
@@ -129,14 +120,14 @@ def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
         backend=Backend.GLOO, interface="lo", command=("b.py",),
     )  # fmt: skip
     plain = make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), **tables)
-    assert plain.nodes == ("local1", "local2", "local3")
-    assert plain.launch.command == ("a.py",)
-    assert (plain.launch.nproc_per_node, plain.launch.backend) == (2, "auto")
-    assert plain.launch.interface == "eth9"
     job = make(tmp_path, options, **tables)
-    assert job.launch.command == ("b.py",)
-    assert (job.launch.nproc_per_node, job.launch.backend) == (4, "gloo")
-    assert job.launch.interface == "lo"
+    assert plain.nodes == ("local1", "local2", "local3")
+    for asked, expected in (
+        (plain.launch, (("a.py",), 2, "auto", "eth9")),
+        (job.launch, (("b.py",), 4, "gloo", "lo")),
+    ):
+        said = (asked.command, asked.nproc_per_node, asked.backend, asked.interface)
+        assert said == expected
     assert (job.wanted, job.launch.elastic, job.min_nodes) == ((2, 4), (2, 4), 2)
     assert (job.stage, job.dry_run, job.deep) == ("always", True, True)
     assert job.outputs == ("out", "more/*.csv")
@@ -169,55 +160,40 @@ def test_images_of_apptainer_are_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert found == f"{tmp_path}/images/x.sif"
 
 
-def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StagerError, match="log directory") as caught:
-        make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path / "file" / "logs"))
-    assert "--log-dir" in caught.value.hint
-
-
 @pytest.mark.parametrize(
-    ("allocation", "cluster", "options", "stage", "transfer"),
+    ("cluster", "options", "stage", "transfer"),
     [
-        ("slurm", {}, {}, Stage.AUTO, "auto"),
-        ("slurm", {"stage": "never"}, {}, Stage.NEVER, "auto"),
+        ({}, {}, Stage.AUTO, "auto"),
+        ({"stage": "never"}, {}, Stage.NEVER, "auto"),
         # Who names a way of transfer has decided whether the bundle is sent.
-        ("slurm", {"transfer": "relay"}, {}, Stage.ALWAYS, "relay"),
-        ("slurm", {"transfer": "sbcast", "stage": "always"}, {}, Stage.ALWAYS, "sbcast"),
-        ("slurm", {"transfer": "shared"}, {}, Stage.NEVER, "shared"),
+        ({"transfer": "relay"}, {}, Stage.ALWAYS, "relay"),
+        ({"transfer": "sbcast", "stage": "always"}, {}, Stage.ALWAYS, "sbcast"),
+        ({"transfer": "shared"}, {}, Stage.NEVER, "shared"),
         # An option counts more than the other setting.
-        ("slurm", {"transfer": "relay"}, {"stage": Stage.NEVER}, Stage.NEVER, "auto"),
-        ("slurm", {"stage": "never"}, {"transfer": TransferWay.RELAY}, Stage.ALWAYS, "relay"),
+        ({"transfer": "relay"}, {"stage": Stage.NEVER}, Stage.NEVER, "auto"),
+        ({"stage": "never"}, {"transfer": TransferWay.RELAY}, Stage.ALWAYS, "relay"),
         # One machine sends nothing to itself.
-        ("local", {"transfer": "relay"}, {}, Stage.AUTO, "auto"),
-        ("local", {"transfer": "sbcast"}, {}, Stage.AUTO, "auto"),
-        ("local", {"stage": "always"}, {}, Stage.AUTO, "auto"),
+        ({"transfer": "relay"}, {"allocation": "local"}, Stage.AUTO, "auto"),
+        ({"stage": "always"}, {"allocation": "local"}, Stage.AUTO, "auto"),
     ],
 )
 def test_how_the_bundle_gets_there(
-    tmp_path: Path,
-    allocation: str,
-    cluster: dict[str, Any],
-    options: dict[str, Any],
-    stage: Stage,
-    transfer: str,
+    tmp_path: Path, cluster: dict[str, Any], options: dict[str, Any], stage: Stage, transfer: str
 ) -> None:
-    asked = JobOptions(command=("a.py",), allocation=allocation, **options)
+    asked = JobOptions(**{"command": ("a.py",), "allocation": "slurm", **options})
     job = make(tmp_path, asked, cluster=cluster)
     assert (job.stage, job.transfer) == (stage, transfer)
 
 
 def test_a_container_of_pyxis_is_not_left_out_without_a_word(tmp_path: Path) -> None:
     """A directory that is not there looks like one. The settings may be a cluster's."""
+    options = JobOptions(command=("a.py",), allocation="local")
     for image in ("nvcr.io#nvidia/pytorch:24.01-py3", "./none", "/i.sqsh"):
-        local = JobOptions(command=("a.py",), allocation="local", container_image=image)
         with pytest.raises(ConfigError, match="pyxis plugin starts such containers") as caught:
-            make(tmp_path, local)
+            make(tmp_path, replace(options, container_image=image))
         assert image in caught.value.message
-        options = JobOptions(command=("a.py",), allocation="local")
         assert make(tmp_path, options, cluster={"container-image": image}).nodes == ("local1",)
-    apptainer = JobOptions(command=("a.py",), allocation="local", container_image="x.sif")
-    assert make(tmp_path, apptainer).launch.is_run_by_apptainer
+    assert make(tmp_path, replace(options, container_image="x.sif")).launch.is_run_by_apptainer
 
 
 def test_a_directory_that_apptainer_cannot_bind_is_refused(
@@ -230,11 +206,13 @@ def test_a_directory_that_apptainer_cannot_bind_is_refused(
     plain.mkdir()
     monkeypatch.chdir(plain)
     make(plain, options)
-    with pytest.raises(ConfigError, match=f"Apptainer cannot bind {odd}"):
-        make(odd, options)
     make(plain, replace(options, log_dir=Path("12:30")))  # only the driver writes there
-    with pytest.raises(ConfigError, match="cannot bind /tmp/a:b"):
-        make(plain, options, cluster={"node-root": "/tmp/a:b"})
+    for root, tables, refused in (
+        (odd, {}, str(odd)),
+        (plain, {"cluster": {"node-root": "/tmp/a:b"}}, "/tmp/a:b"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot bind {refused}"):
+            make(root, options, **tables)
     monkeypatch.chdir(odd)
     with pytest.raises(ConfigError, match="cannot bind") as caught:
         make(plain, options)

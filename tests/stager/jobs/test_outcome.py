@@ -57,8 +57,8 @@ def test_pipes_and_links_are_not_read(tmp_path: Path) -> None:
     for name in ("pipe", "link"):
         (tmp_path / name).mkdir()
     os.mkfifo(tmp_path / "pipe" / "metrics.json")
-    leave(tmp_path / "secret", loss=1)
-    (tmp_path / "link" / "metrics.json").symlink_to(tmp_path / "secret" / "metrics.json")
+    secret = leave(tmp_path / "secret", loss=1) / "metrics.json"
+    (tmp_path / "link" / "metrics.json").symlink_to(secret)
     assert outcome.read_figures(tmp_path, ["pipe", "link"], {}) == ()
 
 

@@ -31,23 +31,19 @@ from tests.support.demo_project import config, manifest
 
 @pytest.fixture(autouse=True)
 def _project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script is in the working directory, so no test needs a real bundle."""
+    """The script is in the working directory, so no test needs a real bundle; no secret is set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
+    for name in filter(is_secret, list(os.environ)):
+        monkeypatch.delenv(name)
 
 
 def make(root: Path, *command: str, source: Any = "salloc", **more: Any) -> Prepared:
     tables = more.pop("tables", {})
     options = JobOptions(command=command, log_dir=root / "logs", **more)
-    bundle = root / "demo.pkgs.tar"
-    bundle.write_bytes(b"x" * 1000)
-    return prepare(
-        config(root, **tables),
-        options,
-        (bundle, manifest("torch")),
-        action=Action.RUN,
-        source=source,
-    )
+    bundle = root / "demo.pkgs.tar", manifest("torch")
+    bundle[0].write_bytes(b"x" * 1000)
+    return prepare(config(root, **tables), options, bundle, action=Action.RUN, source=source)
 
 
 def test_a_command_for_one_machine_becomes_one_for_each_rank(tmp_path: Path) -> None:
@@ -67,64 +63,58 @@ def test_a_command_for_one_machine_becomes_one_for_each_rank(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "named", "nodes", "expected"),
     [
-        (("n[1-4]",), (), None, 4),  # hosts on the command line count more than a number elsewhere
-        (("n[1-4]",), (), (3, 3), 3),
-        ((), ("n[1-4]",), None, 2),
-        ((), ("n[1-4]",), (3, 3), 3),
+        (("n[1-4]",), [], None, 4),  # hosts on the command line count more than a number elsewhere
+        (("n[1-4]",), [], (3, 3), 3),
+        ((), ["n[1-4]"], None, 2),
+        ((), ["n[1-4]"], (3, 3), 3),
     ],
 )
 def test_how_many_of_the_hosts_are_used(
-    given: tuple[str, ...],
-    named: tuple[str, ...],
-    nodes: tuple[int, int] | None,
-    expected: int,
-    tmp_path: Path,
+    given: tuple[str, ...], named: list[str], nodes: Any, expected: int, tmp_path: Path
 ) -> None:
-    tables = {"cluster": {"nodes": 2, "hosts": [*named]}}
+    tables = {"cluster": {"nodes": 2, "hosts": named}}
     made = make(tmp_path, "train.py", source="ssh", hosts=given, nodes=nodes, tables=tables)
     assert list(made.job.nodes) == [f"n{number}" for number in range(1, expected + 1)]
 
 
-def test_hosts_that_the_site_has_fixed_are_used_and_not_changed(tmp_path: Path) -> None:
+def test_what_the_site_has_fixed_is_used_and_not_changed(tmp_path: Path) -> None:
     site = replace(config(tmp_path, cluster={"hosts": ["n[1-2]"]}), fixed=("cluster.hosts",))
-    options, bundle = JobOptions(command=("train.py",)), tmp_path / "demo.pkgs.tar"
-    made = prepare(site, options, (bundle, manifest("torch")), action=Action.RUN, source="ssh")
+    options, bundle = JobOptions(command=("train.py",)), (tmp_path / "b.tar", manifest("torch"))
+    made = prepare(site, options, bundle, action=Action.RUN, source="ssh")
     assert made.job.nodes == ("n1", "n2")
     with pytest.raises(ConfigError, match=r"fixed by your site in .*: cluster\.hosts"):
         choose_source(replace(options, hosts=("n9",)), site, batch=False)
+    site = replace(site, fixed=("launch.max-restarts",))
+    options = JobOptions(command=("torchrun", "--max-restarts=2", "train.py"))
+    with pytest.raises(ConfigError, match=r"--max-restarts=2: launch.max-restarts is fixed by"):
+        prepare(site, options, bundle, action=Action.RUN, source="salloc")
 
 
-@pytest.fixture
-def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in filter(is_secret, list(os.environ)):
-        monkeypatch.delenv(name)
-
-
-@pytest.mark.usefixtures("_no_secrets")
 def test_a_variable_that_ranks_do_not_get_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its name alone; what only Slurm's commands need is nothing that a user misses."""
     monkeypatch.setenv("SLURM_JWT", "hunter2")
-    assert make(tmp_path, "train.py").notes == ()
+
+    def notes(*pass_env: str) -> tuple[str, ...]:
+        made = make(tmp_path, "train.py", pass_env=pass_env)
+        assert "hunter" not in repr(made)
+        return made.notes
+
+    assert notes() == ()
     monkeypatch.setenv("MASTER_PORT", "29500")
-    rendezvous = "MASTER_PORT of this shell not used: each job has its own"
-    assert make(tmp_path, "train.py").notes == (rendezvous,)
+    assert notes() == ("MASTER_PORT of this shell not used: each job has its own",)
     monkeypatch.delenv("MASTER_PORT")
-    unset = make(tmp_path, "train.py", pass_env=("HF_TOKEN",)).notes
-    assert unset == ("pass-env: HF_TOKEN not set here, so no rank gets a value",)
+    unset = "pass-env: HF_TOKEN not set here, so no rank gets a value"
+    assert notes("HF_TOKEN") == (unset,)
     monkeypatch.setenv("HF_TOKEN", "hunter2")
-    withheld = make(tmp_path, "train.py").notes
-    assert withheld == ("not given to the ranks: HF_TOKEN (give it with --pass-env HF_TOKEN)",)
+    assert notes() == ("not given to the ranks: HF_TOKEN (give it with --pass-env HF_TOKEN)",)
     monkeypatch.setenv("API_KEY", "hunter3")
-    made = make(tmp_path, "train.py")
     several = "not given to the ranks: API_KEY, HF_TOKEN (give one with --pass-env NAME)"
-    assert made.notes == (several,)
-    assert make(tmp_path, "train.py", pass_env=("HF_TOKEN", "API_KEY")).notes == ()
-    assert "hunter" not in repr(made)
+    assert notes() == (several,)
+    assert notes("HF_TOKEN", "API_KEY") == ()
 
 
-@pytest.mark.usefixtures("_no_secrets")
 def test_a_block_that_does_not_count_is_named(tmp_path: Path) -> None:
     """Once for each run, and only where it asks for packages that the settings do not name."""
     block = '# /// script\n# dependencies = ["numpy"]\n# ///\n'
@@ -150,23 +140,12 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
     asks = make_driver_start(make(tmp_path, "train.py", nodes=(2, 2)), env)
     assert asks.argv[0] == "salloc"
     assert asks.argv[-3:] == ("--kill-command=TERM", "--no-kill", "-v")
-    assert asks.environment is not None
     assert not {"HF_TOKEN", "RANK"} & set(asks.environment)
     assert asks.environment["SBATCH_ACCOUNT"] == "lab"
     passed = make_driver_start(make(tmp_path, "train.py", pass_env=("HF_TOKEN",)), env)
-    assert passed.environment is not None
     assert passed.environment["HF_TOKEN"] == "hunter2"
     for source in ("local", "inside"):
-        here = make_driver_start(make(tmp_path, "train.py", source=source), env)
-        assert here == ((), None)
-
-
-def test_a_launch_line_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> None:
-    site = replace(config(tmp_path), fixed=("launch.max-restarts",))
-    options = JobOptions(command=("torchrun", "--max-restarts=2", "train.py"))
-    bundle = (tmp_path / "demo.pkgs.tar", manifest("torch"))
-    with pytest.raises(ConfigError, match=r"--max-restarts=2: launch.max-restarts is fixed by"):
-        prepare(site, options, bundle, action=Action.RUN, source="salloc")
+        assert make_driver_start(make(tmp_path, "train.py", source=source), env) == ((), None)
 
 
 # --- A script that is not there -------------------------------------------------------------------
