@@ -72,17 +72,20 @@ def test_a_job_that_ended_well_or_still_runs(job: Callable[..., Diagnosis]) -> N
     assert job({}, None).ok is None
 
 
-def test_the_rank_that_did_not_come_is_blamed_for_a_hang(job: Callable[..., Diagnosis]) -> None:
+@pytest.mark.parametrize(
+    ("said", "lines"), [("", ()), ("step 41\nloading\n", ("step 41", "loading"))]
+)
+def test_the_rank_that_did_not_come_is_blamed_for_a_hang(
+    job: Callable[..., Diagnosis], said: str, lines: tuple[str, ...]
+) -> None:
     others = {rank: trace(WAITED, IN_TORCH) for rank in (0, 1, 3)}
-    failures = [record(rank, WAITED) for rank in (0, 1, 3)]
-    found = job({**others, 2: "step 41\nabout to load\n"}, {"failures": failures})
+    found = job({**others, 2: said}, {"failures": [record(rank, WAITED) for rank in others]})
     assert (found.first.kind, found.first.node, found.first.rank) == ("hang", "n2", 2)
-    assert found.missing == (2,)
-    assert found.consequences == (0, 1, 3)
-    assert {proof.path.name for proof in found.evidence} <= {
-        f"demo.17.n{rank // 2 + 1}.{rank}.out" for rank in (0, 1, 3)
-    }
-    assert found.evidence
+    assert (found.missing, found.consequences) == ((2,), (0, 1, 3))
+    names = {f"demo.17.n{rank // 2 + 1}.{rank}.out" for rank in others}
+    assert set() < {proof.path.name for proof in found.evidence} <= names
+    assert found.first.lines == lines
+    assert ("printed nothing" in found.first.hint) == (not lines)
 
 
 def test_memory_explains_a_rank_that_was_killed(job: Callable[..., Diagnosis]) -> None:
@@ -133,13 +136,10 @@ def test_slurm_is_asked_about_a_job_that_left_no_result(
 def test_states_are_read(said: str, state: str) -> None:
     assert messages.parse_job_state(said) == state
 
-
-def test_no_slurm_is_asked_about_a_number_that_is_none() -> None:
     def never(*_: object, **__: object) -> CompletedCommand:
-        raise AssertionError("asked")
+        raise AssertionError("asked about a number that is none")
 
-    assert messages.read_job_state("", never) == ""
-    assert messages.read_job_state("../x", never) == ""
+    assert messages.read_job_state("../x", never) == messages.read_job_state("", never) == ""
 
 
 def test_the_state_of_a_job_that_was_submitted_later_is_not_that_of_an_older_one(
@@ -164,24 +164,6 @@ def test_a_directory_of_somebody_elses_logs(tmp_path: Path) -> None:
     assert found.consequences == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("lines", "kind", "node", "rank"),
-    [
-        ("DUE TO TIME LIMIT ***", "time-limit", "", None),
-        ("DUE TO PREEMPTION ***", "preemption", "", None),
-        ("DUE TO NODE FAILURE ***\nsrun: error: Node failure on n3", "node-failure", "n3", None),
-    ],
-)
-def test_slurms_end_of_a_job_is_no_nodes_fault(
-    tmp_path: Path, lines: str, kind: str, node: str, rank: int | None
-) -> None:
-    """It is told by the step of the first task, in the log of that task."""
-    said = f"slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-22T06:35:07 {lines}\n"
-    (tmp_path / "t.9.n1.0.out").write_text("step 1\n" + said)
-    found = diagnose(find_job_files(str(tmp_path), tmp_path)).first
-    assert (found.kind, found.node, found.rank) == (kind, node, rank)
-
-
 def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracebacks and lines that lie across the end of a block are found, with their numbers."""
     monkeypatch.setattr("stager.diagnosis.hits.BLOCK", 1000)
@@ -195,27 +177,17 @@ def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(found.first.lines) == 4
 
 
-def test_ranks_are_told_as_ranges() -> None:
-    assert format_ranks([7, 0, 1, 2, 9, 8, 4]) == "ranks 0-2,4,7-9"
-    assert format_ranks([3]) == "rank 3"
-    assert format_ranks([]) == ""
+NAN, INFINITE = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"failures": 5},
-        {
-            "failures": [
-                {"rank": 1},
-                None,
-                [1],
-                {**record(0, "KeyError: 'x'"), "time": float("nan")},
-            ]
-        },
-        {"failures": [{**record(0, "KeyError: 'x'"), "lines": 0, "rank": float("inf")}]},
+        {"failures": [{"rank": 1}, None, [1], {**record(0, "KeyError: 'x'"), "time": NAN}]},
+        {"failures": [{**record(0, "KeyError: 'x'"), "lines": 0, "rank": INFINITE}]},
         {"world_size": "x"},
-        {"world_size": float("inf")},
+        {"world_size": INFINITE},
         {"problems": {"n1": [{"why": 5}, 7]}},
         {"problems": 3, "exit_codes": ["a"], "tails": {"n1": 4}},
         {"ok": "yes"},
@@ -224,8 +196,7 @@ def test_ranks_are_told_as_ranges() -> None:
 def test_a_result_of_another_make_is_read_as_far_as_it_goes(
     job: Callable[..., Diagnosis], changed: dict[str, Any]
 ) -> None:
-    found = job({3: trace("KeyError: 'label'")}, changed)
-    assert json.dumps(encode(found))
+    assert json.dumps(encode(job({3: trace("KeyError: 'label'")}, changed)))
 
 
 def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., Diagnosis]) -> None:
@@ -233,19 +204,8 @@ def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., 
     failures = [record(rank, closing, time=5.0 + rank) for rank in (0, 1, 3)]
     found = job({}, {"failures": [*failures, record(2, PEER)]})
     assert (found.first.rank, found.same_failure, found.consequences) == (0, (1, 3), (2,))
-
-
-@pytest.mark.parametrize(
-    ("said", "lines"), [("", ()), ("step 41\nloading\n", ("step 41", "loading"))]
-)
-def test_the_last_words_of_a_rank_that_hangs(
-    job: Callable[..., Diagnosis], said: str, lines: tuple[str, ...]
-) -> None:
-    others = {rank: trace(WAITED, IN_TORCH) for rank in (0, 1, 3)}
-    found = job({**others, 2: said}, {"failures": [record(rank, WAITED) for rank in (0, 1, 3)]})
-    assert (found.first.rank, found.first.lines) == (2, lines)
-    assert ("printed nothing" in found.first.hint) == (not lines)
-    assert found.evidence
+    for ranks, said in (([7, 0, 1, 2, 9, 8, 4], "ranks 0-2,4,7-9"), ([3], "rank 3"), ([], "")):
+        assert format_ranks(ranks) == said
 
 
 # --- What shows a failure that no line of a log does: the driver's own notes ---------------------
@@ -275,8 +235,7 @@ def result(**changed: Any) -> dict[str, Any]:
 
 def test_what_was_seen_before_anything_was_sent(tmp_path: Path) -> None:
     lines = f"n1 proj=ok\nn2 proj=ok\nn2 problem: {NO_ROOM}\n"
-    told = result(problems={"n2": [NO_ROOM.to_json()]})
-    found, proof = made(tmp_path, told, preflight=lines)
+    found, proof = made(tmp_path, result(problems={"n2": [NO_ROOM.to_json()]}), preflight=lines)
     assert found.first.kind == "disk-full"
     assert (proof.path.name, proof.number) == ("preflight.17.txt", 3)
 
@@ -297,12 +256,9 @@ def test_what_slurm_did(tmp_path: Path, how: str) -> None:
 
 
 def test_how_a_rank_ended_that_left_no_word(tmp_path: Path) -> None:
-    record = {
-        "node": "n2", "rank": 1, "local_rank": 0, "exit_code": -9, "exception": "", "message": "",
-        "lines": ["step 1"], "time": 5.0,
-    }  # fmt: skip
-    answer = {"event": "launch", "node": "n2", "ok": False, "problems": [], "failures": [record]}
-    found, proof = made(tmp_path, answer, result(failures=[record], problems={"n2": []}))
+    failure = {**record(2, "", code=-9), "rank": 1, "local_rank": 0, "lines": ["step 1"]}
+    answer = {"event": "launch", "node": "n2", "ok": False, "problems": [], "failures": [failure]}
+    found, proof = made(tmp_path, answer, result(failures=[failure], problems={"n2": []}))
     assert (found.first.rank, found.first.kind) == (1, "killed")
     assert (proof.number, proof.text) == (2, '"exit_code": -9')
 

@@ -9,7 +9,6 @@ import pytest
 
 from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import Diagnosis, FirstFailure
-from stager.diagnosis.process_exits import find_torchruns
 from stager.logs.job_files import find_job_files
 from tests.support.failed_logs import EXITED, PEER, WAITED, mark, report, table, trace
 
@@ -48,22 +47,43 @@ def kind(first: FirstFailure | None) -> str:
     return first.kind
 
 
+FROM_C10D = trace(WAITED, "/x/torch/distributed/c10d.py")
+NO_HEAD = trace(FAR, "/x/torch/distributed/rendezvous.py")
+KILLED = "srun: error: n2: task 1: Killed\n"
+ENDED = "srun: launch/slurm: _step_signal: Terminating StepId=17.0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "rank"),
+    [
+        # A cause counts before what often follows, whatever the order.
+        (mark("[rank1]: ", NO_HEAD) + mark("[rank0]: ", trace("ModuleNotFoundError: No module "
+         "named 'x'")), "missing-module", 0),
+        # A signal counts before a symptom, and a symptom before a hang.
+        (FROM_C10D, "hang", None),
+        (FROM_C10D + NO_HEAD, "rendezvous", None),
+        (FROM_C10D + NO_HEAD + report(-9), "killed", None),
+        # Torchrun and srun kill the others, which are not the first.
+        (table((0, -9), (1, 3)), "unknown", 1),
+        (table((0, 1), (1, -9)), "killed", None),
+        (KILLED + ENDED, "killed", None),
+        (ENDED + KILLED, "unknown", None),
+        # A checkpoint that does not fit is no lost connection.
+        (trace("RuntimeError: Missing key in checkpoint",
+               "/x/torch/distributed/checkpoint/default_planner.py"), "python-error", None),
+        # Only statuses of signals are signals.
+        *((f"srun: error: n1: task 1: Exited with exit code {code}\n", kind, None)
+          for code, kind in ((137, "killed"), (255, "unknown"))),
+        (STEPS + LIMIT + STEPS, "time-limit", None),  # ranks go on until they are killed
+    ],
+)  # fmt: skip
+def test_what_counts(blamed: Blame, text: str, kind: str, rank: int | None) -> None:
+    first = blamed(text)
+    assert first.kind == kind
+    assert rank is None or first.rank == rank
+
+
 # --- what counts before what ---------------------------------------------------------------------
-
-
-def test_a_cause_counts_before_what_often_follows(blamed: Blame) -> None:
-    """Whatever the order: a rank that cannot reach the head, and why there is no head."""
-    far = trace(FAR, "/x/torch/distributed/rendezvous.py", "[rank1]: ")
-    first = blamed(far + trace("ModuleNotFoundError: No module named 'x'", before="[rank0]: "))
-    assert (first.kind, first.rank) == ("missing-module", 0)
-
-
-def test_a_signal_counts_before_a_symptom_and_a_symptom_before_a_hang(blamed: Blame) -> None:
-    waited = trace(WAITED, "/x/torch/distributed/c10d.py")
-    far = trace(FAR, "/x/torch/distributed/rendezvous.py")
-    assert kind(blamed(waited)) == "hang"
-    assert kind(blamed(waited + far)) == "rendezvous"
-    assert kind(blamed(waited + far + report(-9))) == "killed"
 
 
 @pytest.mark.parametrize("before", [KEY_ERROR, report(-9), trace(WAITED), trace(FAR)])
@@ -79,33 +99,6 @@ def test_the_time_limit_in_another_file(blamed: Blame) -> None:
     assert kind(blamed(**{"rank_1.out": late + KEY_ERROR, "batch.out": LIMIT})) == "time-limit"
 
 
-def test_torchrun_kills_the_others(blamed: Blame) -> None:
-    """A rank that torchrun had to kill, as it waited for the one that failed, is not the first."""
-    first = blamed(table((0, -9), (1, 3)))
-    assert (first.kind, first.rank, first.exit_code) == ("unknown", 1, 3)
-    assert kind(blamed(table((0, 1), (1, -9)))) == "killed"
-
-
-def test_srun_kills_the_others(blamed: Blame) -> None:
-    killed = "srun: error: n2: task 1: Killed\n"
-    ended = "srun: launch/slurm: _step_signal: Terminating StepId=17.0\n"
-    assert kind(blamed(killed + ended)) == "killed"
-    assert kind(blamed(ended + killed)) == "unknown"
-
-
-def test_a_lost_connection_is_a_consequence_by_its_long_name_too(blamed: Blame) -> None:
-    closing = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, internal error"
-    lost = trace(closing, "/x/torch/distributed/utils.py", "[rank1]: ")
-    assert kind(blamed(lost)) == "unknown"
-    told = "[rank1]: Last error:\n[rank1]: Duplicate GPU detected : rank 1 and rank 0 both on\n"
-    assert kind(blamed(lost + told)) == "environment"
-
-
-def test_a_checkpoint_that_does_not_fit_is_no_lost_connection(blamed: Blame) -> None:
-    frame = "/x/torch/distributed/checkpoint/default_planner.py"
-    assert kind(blamed(trace("RuntimeError: Missing key in checkpoint", frame))) == "python-error"
-
-
 def test_a_line_that_is_taken_back_or_lacks_another(blamed: Blame) -> None:
     blocked = (
         "srun: Job 17 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
@@ -116,17 +109,6 @@ def test_a_line_that_is_taken_back_or_lacks_another(blamed: Blame) -> None:
     name += "retrieved (gai error: -2 - Name or service not known).\n"
     assert blamed(name) is None
     assert kind(blamed(name + trace(FAR))) == "name-resolution"
-
-
-def test_a_rank_that_says_the_same_is_named(blamed: Blame) -> None:
-    line = (
-        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
-    )
-    line += "shared memory (shm).\n\0"  # PyTorch ends it with its zero byte
-    closing = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is "
-    closing += "possible that dataloader's workers are out of shared memory."
-    first = blamed(line + trace(closing, before="[rank5]: "))
-    assert (first.kind, first.rank) == ("out-of-memory", 5)
 
 
 def test_the_rank_that_is_behind_in_its_group(blamed: Blame) -> None:
@@ -163,9 +145,8 @@ def test_consequences_alone_are_unknown(blamed: Blame) -> None:
         "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + KEY_ERROR,
         "--- Logging error ---\n" + KEY_ERROR,
         "Failed to send a request. It is safe to ignore this once.\n" + KEY_ERROR,
-        trace(
-            "OSError: [Errno 39] Directory not empty: '/tmp/x'", "/py/multiprocessing/util.py"
-        ).replace("in main", "in _run_finalizers"),
+        trace("OSError: [Errno 39] Directory not empty: '/tmp/x'", "/py/multiprocessing/util.py")
+        .replace("in main", "in _run_finalizers"),
         "2026-03-04 10:00:00 [WARNING] data: cannot read the index, using the slow path\n"
         + trace("FileNotFoundError: [Errno 2] No such file or directory: 'index.json'"),
         "Exception in thread Thread-1 (watch):\n" + KEY_ERROR,
@@ -173,11 +154,13 @@ def test_consequences_alone_are_unknown(blamed: Blame) -> None:
         trace("ModuleNotFoundError: No module named 'apex'") + "apex is optional\n" + STEPS,
         "OSError: [Errno 28] No space left on device\nwriting to /scratch instead\n" + STEPS,
     ],
-)
+)  # fmt: skip
 def test_what_programs_print_and_survive_is_no_failure(judged: Judge, line: str) -> None:
     found = judged(STEPS + line)
-    assert found.first is None
-    assert found.ok is None
+    assert (found.first, found.ok) == (None, None)
+    survived = judged(KEY_ERROR + STEPS)
+    assert survived.first is None
+    assert [line.text for line in survived.evidence] == ["KeyError: 'cat'"], "it is listed"
 
 
 @pytest.mark.parametrize("name", ["train-17.{}", "train.{}17", "none_x/attempt_0/1/std{}.log"])
@@ -189,16 +172,6 @@ def test_errors_in_a_file_of_their_own_are_survived_by_a_trained_model(
     assert judged(**{out: STEPS + "Training completed.\n", err: KEY_ERROR}).first is None
     first = judged(**{out: STEPS + "Job finished\n", err: KEY_ERROR}).first
     assert first.cause == "KeyError: 'cat'"
-
-
-def test_a_program_that_says_that_it_gives_up_has_failed(judged: Judge) -> None:
-    assert judged(STEPS + "Loss is nan, stopping training\n").first.kind == "python-error"
-
-
-def test_what_was_survived_is_listed(judged: Judge) -> None:
-    found = judged(KEY_ERROR + STEPS)
-    assert found.first is None
-    assert [line.text for line in found.evidence] == ["KeyError: 'cat'"]
 
 
 @pytest.mark.parametrize(
@@ -215,11 +188,10 @@ def test_what_is_printed_as_a_process_ends_is_not_survival(judged: Judge, below:
 
 
 def test_the_line_that_ended_the_job_counts_before_one_that_was_survived(judged: Judge) -> None:
-    retried = trace("OSError: [Errno 28] No space left on device") + "trying again\n"
-    assert judged(retried + STEPS * 3 + KEY_ERROR + EXITED).first.cause == "KeyError: 'cat'"
-    assert judged(retried + STEPS * 3 + PREEMPTED.format("TIME LIMIT")).first.kind == "time-limit"
-    alone = judged(retried + STEPS * 3 + EXITED).first  # a bare status says less than it
-    assert alone.kind == "disk-full"
+    retried = trace("OSError: [Errno 28] No space left on device") + "trying again\n" + STEPS * 3
+    assert judged(retried + KEY_ERROR + EXITED).first.cause == "KeyError: 'cat'"
+    assert judged(retried + LIMIT).first.kind == "time-limit"
+    assert judged(retried + EXITED).first.kind == "disk-full"  # a bare status says less than it
 
 
 def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
@@ -232,6 +204,9 @@ def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
     assert judged(KEY_ERROR + STEPS + EXITED).first.cause == "KeyError: 'cat'"
 
 
+BEGUN = "jobstart Wed Mar  4 01:00:00 UTC 2026 on n1\n"
+
+
 @pytest.mark.parametrize(
     "earlier",
     [
@@ -239,18 +214,13 @@ def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
         EXITED + "=== attempt 2 ===\n",
         EXITED + "training failed, restarting\n",
         report(-9) + STEPS,
+        KILLED + BEGUN.replace("Wed Mar  4", "Thu Mar  5"),
     ],
 )
 def test_the_last_attempt_of_a_log_is_judged(judged: Judge, earlier: str) -> None:
-    assert judged(STEPS + earlier + STEPS + KEY_ERROR + EXITED).first.cause == "KeyError: 'cat'"
-    assert judged(STEPS + KEY_ERROR + earlier + STEPS).first is None
-
-
-def test_a_script_that_begins_again_is_another_attempt(judged: Judge) -> None:
-    begin = "jobstart Wed Mar  4 01:00:00 UTC 2026 on n1\n"
-    again = "jobstart Thu Mar  5 01:00:00 UTC 2026 on n1\n"
-    killed = "srun: error: n1: task 0: Killed\n"
-    assert judged(begin + STEPS + killed + again + KEY_ERROR + EXITED).first.kind == "python-error"
+    first = judged(BEGUN + STEPS + earlier + STEPS + KEY_ERROR + EXITED).first
+    assert first.cause == "KeyError: 'cat'"
+    assert judged(BEGUN + STEPS + KEY_ERROR + earlier + STEPS).first is None
 
 
 def ended(*rows: tuple[int, int]) -> str:
@@ -266,9 +236,10 @@ def test_the_root_cause_of_torchrun_counts_before_other_ranks(judged: Judge) -> 
     assert (first.rank, first.node, first.cause) == (3, "gpu02", "KeyError: 'cat'")
     unmarked = judged(KEY_ERROR + STEPS + ended((4, -15), (6, 1))).first
     assert (unmarked.rank, unmarked.node) == (6, "gpu02")
-
-
-def test_a_rank_that_only_the_table_names_did_not_come(judged: Judge) -> None:
+    # One that failed at last had one table.
+    before = KEY_ERROR.replace("cat", "dog") + report()
+    assert judged(before + KEY_ERROR + ended((1, -15), (0, 1))).first.cause == "KeyError: 'cat'"
+    # A rank that only the table names did not come.
     waited = trace("RuntimeError: Timed out waiting 6000ms for recv operation to complete")
     found = judged(mark("[rank0]: ", waited) + ended((1, -15), (0, 1)))
     assert (found.first.kind, found.first.rank, found.missing) == ("hang", 1, (1,))
@@ -276,55 +247,14 @@ def test_a_rank_that_only_the_table_names_did_not_come(judged: Judge) -> None:
 
 @pytest.mark.parametrize(("last", "cause"), [("", ""), (KEY_ERROR, "KeyError: 'cat'")])
 def test_the_last_of_torchruns_folders_is_judged(judged: Judge, last: str, cause: str) -> None:
-    found = judged(
-        **{
-            "main.txt": report(),
-            "none_x/attempt_0/1/stderr.log": KEY_ERROR.replace("cat", "dog"),
-            "none_x/attempt_1/1/stderr.log": last,
-            "none_x/attempt_1/1/stdout.log": STEPS,
-        }
-    )
-    assert (found.first.cause if found.first else "") == cause
-
-
-def test_a_line_replaces_those_that_follow_from_it(judged: Judge) -> None:
-    timed_out = (
-        "[rank{0}]:[E304 10:32:31.4 X.cpp:607] [Rank {0}] Watchdog caught collective operation "
-        "timeout: WorkNCCL(SeqNum=7, OpType=ALLGATHER, Timeout(ms)=9) ran for 9 milliseconds\n"
-        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
-    )
-    assert judged(timed_out.format(0) + timed_out.format(1)).first.kind == "hang"
-
-
-def test_the_line_of_a_launcher_places_a_crash_above_it(judged: Judge) -> None:
-    crash = "[c1:23] *** Process received signal ***\n[c1:23] Signal: Segmentation fault (11)\n"
-    told = "mpirun noticed that process rank 1 with PID 23 on node c1 exited on signal 11 "
-    first = judged(crash + told + "(Segmentation fault).\n").first
-    assert (first.kind, first.rank, first.node) == ("killed", 1, "c1")
-    started = trace(FAR, "/x/torch/distributed/run.py")
-    first = judged(started + EXITED).first
-    assert (first.kind, first.rank, first.node) == ("rendezvous", None, "n1")
-
-
-def test_torchrun_that_failed_at_last_had_one_table(judged: Judge) -> None:
-    earlier = KEY_ERROR.replace("cat", "dog") + report()
-    assert judged(earlier + KEY_ERROR + ended((1, -15), (0, 1))).first.cause == "KeyError: 'cat'"
-
-
-def test_ranks_that_go_on_until_they_are_killed_are_no_other_attempt(judged: Judge) -> None:
-    assert judged(STEPS + PREEMPTED.format("TIME LIMIT") + STEPS).first.kind == "time-limit"
-
-
-@pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (255, "unknown"), (139, "killed")])
-def test_only_statuses_of_signals_are_signals(judged: Judge, code: int, kind: str) -> None:
-    first = judged(f"srun: error: n1: task 1: Exited with exit code {code}\n").first
-    assert (first.kind, first.exit_code) == (kind, code)
-
-
-def test_srun_adds_the_node_to_a_line_about_memory(judged: Judge) -> None:
-    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks\n"
-    first = judged(line + "srun: error: n7: task 2: Out Of Memory\n").first
-    assert (first.kind, first.node, first.rank) == ("out-of-memory", "n7", 2)
+    files = {
+        "main.txt": report(),
+        "none_x/attempt_0/1/stderr.log": KEY_ERROR.replace("cat", "dog"),
+        "none_x/attempt_1/1/stderr.log": last,
+        "none_x/attempt_1/1/stdout.log": STEPS,
+    }
+    first = judged(**files).first
+    assert (first.cause if first else "") == cause
 
 
 # --- logs that are whole torchruns', named by Slurm's tasks --------------------------------------
@@ -375,10 +305,3 @@ def test_a_rank_that_nobody_has_heard_of_is_missed(ran: Judge) -> None:
     found = ran(*(text + of_node(rank, 2) for text, rank in zip(nodes, (0, 2, 5), strict=True)))
     assert (found.first.node, found.first.rank, found.first.kind) == ("node02", 3, "hang")
     assert (found.missing, found.consequences) == ((3,), (0, 1, 2, 4, 5))
-
-
-def test_a_log_that_is_gone_tells_nothing(tmp_path: Path) -> None:
-    (tmp_path / "train.9.node01.0.out").write_text(RAISED + of_node(1, 2))
-    names = find_job_files(str(tmp_path), tmp_path).logs
-    (tmp_path / "train.9.node01.0.out").unlink()
-    assert find_torchruns(names).blamed == {}
