@@ -22,21 +22,11 @@ from stager.logs.job_files import (
 
 
 def test_what_cannot_be_used_is_left_out_and_the_rest_is_read() -> None:
-    raw = {
-        "v": 99,
-        "name": "p",
-        "nodes": ["n1", 5, "n2"],
-        "run_dir": None,
-        "log_mode": "group",
-        "launch": {"command": ["train.py", "\0"], "pass_env": "KEY"},
-    }
-    launch = KeptLaunch(command=("train.py", "\0"))
-    assert parse_kept_job(json.dumps(raw).encode()) == KeptJob(
-        name="p", nodes=("n1", "n2"), log_mode=LogMode.GROUP, launch=launch
-    )
-
-
-def test_what_is_no_description_says_nothing() -> None:
+    launch = {"command": ["train.py", "\0"], "pass_env": "KEY"}
+    raw = {"v": 99, "name": "p", "nodes": ["n1", 5, "n2"], "run_dir": None, "log_mode": "group"}
+    read = KeptJob(name="p", nodes=("n1", "n2"), log_mode=LogMode.GROUP,
+                   launch=KeptLaunch(command=("train.py", "\0")))  # fmt: skip
+    assert parse_kept_job(json.dumps({**raw, "launch": launch}).encode()) == read
     for content in (b"", b"[]", b'{"name": ', b"\xff", b"[" * 100_000):
         assert parse_kept_job(content) == KeptJob()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,16 +12,17 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bundle.driver.logs import DRIVER, Logs
-from bundle.protocol.enumerations import Action, Allocation
+from bundle.protocol.enumerations import Allocation
 from stager.catalogue.catalogue import match_line
 from stager.core.errors import StagerError
 from stager.diagnosis.diagnosis import diagnose
-from stager.logs.job_files import LogFile, find_job_files, list_job_files
+from stager.logs.job_files import JobFiles, LogFile, find_job_files, list_job_files
 from stager.logs.lines import (
     Line,
     LineFilter,
@@ -32,13 +34,8 @@ from stager.logs.lines import (
     read_stamp,
     select_errors,
 )
-
-TRACE = """\
-Traceback (most recent call last):
-  File "/home/you/train.py", line {line}, in <module>
-    main()
-{closing}
-"""
+from tests.support.failed_logs import trace
+from tests.support.jobs import PLAIN
 
 
 @pytest.fixture
@@ -46,11 +43,9 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
     """Makes a directory of somebody else's logs: file names to texts."""
 
     def make(**texts: str) -> Path:
-        folder = tmp_path / "foreign"
-        folder.mkdir(exist_ok=True)
         for name, text in texts.items():
-            (folder / name.replace("__", ".")).write_text(text)
-        return folder
+            (tmp_path / name.replace("__", ".")).write_text(text)
+        return tmp_path
 
     return make
 
@@ -70,34 +65,14 @@ class Written:
     """The files of a job, written by the driver's own code at times of our choosing."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from bundle.protocol.digest import Digest
-        from bundle.protocol.job import Job, Requires
-        from tests.support.bundles import BASE_PYTHON
-        from tests.support.jobs import LAUNCH
-
         self.folder, self.now = folder, 1000.0
         monkeypatch.setattr("bundle.driver.logs.time.time", lambda: self.now)
-        requires = Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28")
-        job = Job(
-            id="17",
-            name="a.17.b",
-            allocation=Allocation.LOCAL,
-            nodes=("n1", "n2"),
-            bundle="/bundle",
-            bundle_id=Digest("0" * 64),
-            requires=requires,
-            room=(1, 1),
-            packages=(),
-            imports=(),
-            node_root="auto",
-            run_dir=str(folder),
-            log_dir=str(folder),
-            action=Action.RUN,
-            import_modules=False,
-            python_hints=(BASE_PYTHON,),
-            launch=LAUNCH,
-        )
-        self.logs = Logs(job)
+        place = {"allocation": Allocation.LOCAL, "nodes": ("n1", "n2"), "log_dir": str(folder)}
+        self.logs = Logs(replace(PLAIN, id="17", name="a.17.b", **place))
+
+    @property
+    def files(self) -> JobFiles:
+        return list_job_files(self.folder, "17")
 
     def say(self, at: float, node: str, task: int, *lines: str) -> None:
         self.now = at
@@ -118,17 +93,14 @@ def test_lines_come_in_the_order_in_which_they_were_written(written: Written) ->
     written.say(1002, "n1", 0, "second", "third")
     written.say(1003, "n2", 1, "fourth, with ü and \x1b[1m")
     written.say(1004, "n1", 0, "fifth")
-    found = list(merge_logs(list_job_files(written.folder, "17"), LineFilter()))
-    assert [line.text for line in found] == [
-        "first",
-        "second",
-        "third",
-        "fourth, with ü and ",
-        "fifth",
+    found = merge_logs(written.files, LineFilter())
+    assert [(line.writer, line.number, line.time, line.text) for line in found] == [
+        ("n2 1", 1, 1001, "first"),
+        ("n1 0", 1, 1002, "second"),
+        ("n1 0", 2, 1002, "third"),
+        ("n2 1", 2, 1003, "fourth, with ü and "),
+        ("n1 0", 3, 1004, "fifth"),
     ]
-    assert [line.writer for line in found] == ["n2 1", "n1 0", "n1 0", "n2 1", "n1 0"]
-    assert [line.time for line in found] == [1001, 1002, 1002, 1003, 1004]
-    assert [line.number for line in found] == [1, 1, 2, 2, 3]
 
 
 def test_a_progress_bar_is_one_line(written: Written) -> None:
@@ -136,15 +108,12 @@ def test_a_progress_bar_is_one_line(written: Written) -> None:
         written.now = 1000 + percent
         written.logs.output("n1", 0, f"\r{percent:3}%|{'#' * percent}".encode(), ("rank",))
     written.logs.output("n1", 0, b"\r100%|done\nafter it\n\r  1%|#", ("rank",))
-    expected = ["n1 0: 100%|done", "n1 0: after it", "n1 0:   1%|#"]
-    assert all_of(written.folder) == expected
-    assert [
-        line.number for line in merge_logs(list_job_files(written.folder, "17"), LineFilter())
-    ] == [1, 2, 3]
+    expected = ["100%|done", "after it", "  1%|#"]
+    found = [(line.number, line.text) for line in merge_logs(written.files, LineFilter())]
+    assert found == list(enumerate(expected, 1))
     written.end()
-    assert (
-        shown(follow_logs(lambda: list_job_files(written.folder, "17"), LineFilter())) == expected
-    )
+    followed = follow_logs(lambda: written.files, LineFilter())
+    assert [line.text for line in followed] == expected
     log = written.folder / "a.17.b.17.n1.0.out"
     assert read_last_lines(log, 2) == ("after it", "  1%|#")
     assert list(number_lines(log))[1] == (2, "after it")
@@ -156,13 +125,10 @@ def test_what_a_log_has_beyond_the_order_is_not_lost(written: Written) -> None:
     written.say(1002, "n1", 0, "later")
     with (written.folder / "a.17.b.17.n2.1.out").open("a") as log:
         log.write("after the driver was killed\n")
-    with (written.folder / "order.17.tsv").open("a") as order:
+    with written.files.order.open("a") as order:
         order.write("1003.0\tn1\t")
-    assert all_of(written.folder) == [
-        "n2 1: kept",
-        "n1 0: later",
-        "n2 1: after the driver was killed",
-    ]
+    last = "n2 1: after the driver was killed"
+    assert all_of(written.folder) == ["n2 1: kept", "n1 0: later", last]
 
 
 def test_more_logs_than_files_may_be_open(written: Written) -> None:
@@ -220,26 +186,21 @@ def test_following_ends_with_the_job(written: Written) -> None:
         lambda: written.say(1003, "n1", 0, "more", "and more"),
         written.end,
     ]
-    stream = follow_logs(
-        lambda: list_job_files(written.folder, "17"), LineFilter(), sleep=lambda _: steps.pop(0)()
-    )
+    stream = follow_logs(lambda: written.files, LineFilter(), sleep=lambda _: steps.pop(0)())
     assert shown(stream) == ["n1 0: before", "n2 1: a new rank", "n1 0: more", "n1 0: and more"]
     assert steps == []
 
 
-def test_a_line_that_is_half_written_is_followed_when_it_is_whole(foreign: object) -> None:
-    folder = foreign(a__out="whole\nhal")  # type: ignore[operator]
-    seen: list[str] = []
+def test_a_line_that_is_half_written_is_followed_when_it_is_whole(tmp_path: Path) -> None:
+    log = tmp_path / "a.out"
+    log.write_text("whole\nhal")
 
     def grow(_: float) -> None:
-        with (folder / "a.out").open("a") as log:
-            log.write("f\n")
+        with log.open("a") as handle:
+            handle.write("f\n")
 
-    for line in follow_logs(lambda: find_job_files(str(folder), folder), LineFilter(), sleep=grow):
-        seen.append(line.text)
-        if len(seen) == 2:
-            break
-    assert seen == ["whole", "half"]
+    stream = follow_logs(lambda: find_job_files(str(tmp_path), tmp_path), LineFilter(), sleep=grow)
+    assert [line.text for line in itertools.islice(stream, 2)] == ["whole", "half"]
 
 
 def test_the_newest_job_is_meant_where_none_is_named(tmp_path: Path) -> None:
@@ -258,41 +219,36 @@ def test_the_newest_job_is_meant_where_none_is_named(tmp_path: Path) -> None:
 
 def test_a_dry_run_and_a_clean_are_not_the_newest_job(written: Written) -> None:
     written.end()
-    os.utime(list_job_files(written.folder, "17").events, (1000, 1000))
+    folder, raw = written.folder, json.loads(written.files.job.read_text())
+    os.utime(written.files.events, (1000, 1000))
     planned = {"18": {"dry_run": True}, "19": {"action": "clean"}, "20": {"action": "verify"}}
     for job_id, changed in planned.items():
-        raw = json.loads(list_job_files(written.folder, "17").job.read_text())
-        files = list_job_files(written.folder, job_id)
+        files = list_job_files(folder, job_id)
         files.job.write_text(json.dumps({**raw, "id": job_id, **changed}))
         files.events.write_text("")
-        os.utime(files.events, (int(job_id) * 100, int(job_id) * 100))
-        os.utime(files.job, (int(job_id) * 100, int(job_id) * 100))
-    assert find_job_files(None, written.folder).job_id == "20"
-    for path in written.folder.glob("*.20.*"):
+        for path in (files.events, files.job):
+            os.utime(path, (int(job_id) * 100, int(job_id) * 100))
+    assert find_job_files(None, folder).job_id == "20"
+    for path in folder.glob("*.20.*"):
         path.unlink()
-    assert (
-        find_job_files(None, written.folder).job_id
-        == find_job_files(str(written.folder), Path()).job_id
-        == "17"
-    )
+    assert find_job_files(None, folder).job_id == "17"
+    assert find_job_files(str(folder), Path()).job_id == "17"
     with pytest.raises(StagerError) as caught:
-        find_job_files("99", written.folder)
+        find_job_files("99", folder)
     assert [re.sub(r"\d{4}-.*", "TIME", line) for line in caught.value.context] == [
-        f"the jobs in {written.folder}, the last active first:",
+        f"the jobs in {folder}, the last active first:",
         "  19, clean of a.17.b, TIME",
         "  18, run of a.17.b, dry run, TIME",
         "  17, run of a.17.b, TIME",
     ]
-    list_job_files(written.folder, "17").events.unlink()
-    assert find_job_files(None, written.folder).job_id == "19", "there is no other"
+    written.files.events.unlink()
+    assert find_job_files(None, folder).job_id == "19", "there is no other"
 
 
 @pytest.mark.parametrize(
     ("changed", "kind"),
     [
-        ({"dry_run": True}, "dry run of run"),
         ({"dry_run": True, "action": "clean"}, "dry run of clean"),
-        ({"action": "clean"}, "clean"),
         ({"action": "verify"}, "verify"),
         ({}, ""),
     ],
@@ -300,30 +256,26 @@ def test_a_dry_run_and_a_clean_are_not_the_newest_job(written: Written) -> None:
 def test_a_job_without_ranks_is_named_for_what_it_was(
     written: Written, changed: dict[str, object], kind: str
 ) -> None:
-    files = list_job_files(written.folder, "17")
+    files = written.files
     files.job.write_text(json.dumps({**json.loads(files.job.read_text()), **changed}))
     with pytest.raises(StagerError) as caught:
         merge_logs(files, LineFilter())
-    said = f"job 17 was a {kind}: it started no ranks"
-    assert caught.value.message == (
-        said if kind else f"job 17 has left no logs of ranks in {files.folder}"
-    )
+    none = f"job 17 has left no logs of ranks in {files.folder}"
+    said = f"job 17 was a {kind}: it started no ranks" if kind else none
+    assert caught.value.message == said
     assert "`stager diagnose 17`" in caught.value.hint
 
 
 @pytest.mark.parametrize("wanted", ["/nonexistent", "nodes/logs", "latest"])
 def test_a_path_that_is_not_there_is_no_job(tmp_path: Path, wanted: str) -> None:
-    with pytest.raises(StagerError) as caught:
+    with pytest.raises(StagerError, match=f"^there is no directory {wanted}$"):
         find_job_files(wanted, tmp_path)
-    assert caught.value.message == f"there is no directory {wanted}"
 
 
-@pytest.mark.parametrize("folder", ["", "empty"])
-def test_there_is_nothing_to_read(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(StagerError) as caught:
-        find_job_files(str(tmp_path / folder) if folder else None, tmp_path / "no-such-place")
-    assert "there are no logs" in caught.value.message
+def test_there_is_nothing_to_read(tmp_path: Path) -> None:
+    for wanted in (None, str(tmp_path)):
+        with pytest.raises(StagerError, match="there are no logs"):
+            find_job_files(wanted, tmp_path / "no-such-place")
 
 
 # --- logs of somebody else's launcher ------------------------------------------------------------
@@ -386,40 +338,35 @@ def test_stamps(line: bytes, at: float | None) -> None:
     assert (read_stamp(line, 1999) == at) == (has_year or at is None)
 
 
+NAMES = """
+    train.77.node01.3.out node01 3
+    train.77_4.gpu-a12.0.err gpu-a12 0
+    slurm-4711-n12-3.out n12 3
+    slurm-4711-c05r2n11.out c05r2n11 -
+    rank_5.log - 5
+    log_0_2.rank2.txt - 2
+    worker-node07.log worker-node07 -
+    logs/node07/rank2.txt node07 2
+    ip-10-0-0-12/train.log ip-10-0-0-12 -
+    attempt_0/1/stderr.log - 1
+"""
+NEITHER = """
+    slurm-4711.out train-4711.out gpu-4711.out gpt2_ddp_4711.out gpu8_4711.out train.o4711
+    resnet50-2026-11-22.log slurm-81234_7.out train_4711_seed1.out train_4711_fold_3.out
+    71604_0_log.err local_rank1.log
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "node", "rank"),
-    [
-        ("train.77.node01.3.out", "node01", 3),
-        ("train.77_4.gpu-a12.0.err", "gpu-a12", 0),
-        ("slurm-4711-n12-3.out", "n12", 3),
-        ("slurm-4711-node03.out", "node03", None),
-        ("slurm-4711-c05r2n11.out", "c05r2n11", None),
-        ("rank_5.log", "", 5),
-        ("log_0_2.rank2.txt", "", 2),
-        ("worker-node07.log", "worker-node07", None),
-        ("logs/node07/rank2.txt", "node07", 2),
-        ("ip-10-0-0-12/train.log", "ip-10-0-0-12", None),
-        ("slurm-4711.out", "", None),
-        ("train-4711.out", "", None),
-        ("gpu-4711.out", "", None),
-        ("gpt2_ddp_4711.out", "", None),
-        ("gpu8_4711.out", "", None),
-        ("train.o4711", "", None),
-        ("resnet50-2026-11-22.log", "", None),
-        ("slurm-81234_7.out", "", None),
-        ("train_4711_seed1.out", "", None),
-        ("train_4711_fold_3.out", "", None),
-        ("71604_0_log.err", "", None),
-        ("local_rank1.log", "", None),
-        ("attempt_0/1/stderr.log", "", 1),
-    ],
+    [*map(str.split, NAMES.strip().splitlines()), *((name, "-", "-") for name in NEITHER.split())],
 )
-def test_names_tell_node_and_rank(tmp_path: Path, name: str, node: str, rank: int | None) -> None:
+def test_names_tell_node_and_rank(tmp_path: Path, name: str, node: str, rank: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("x\n")
     (log,) = find_job_files(str(tmp_path), tmp_path).logs
-    assert (log.node, log.rank) == (node, rank)
+    assert (log.node or "-", "-" if log.rank is None else str(log.rank)) == (node, rank)
 
 
 def test_the_folders_of_torchrun(tmp_path: Path) -> None:
@@ -440,40 +387,34 @@ def test_the_folders_of_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("older", "newest"),
     [
-        (["slurm-99.out"], ["slurm-100.out"]),
-        (
-            ["train-81233-0.out", "train-81233-128.out"],
-            ["train-81234-0.out", "train-81234-128.out"],
-        ),
+        (["slurm-99.out"], ["slurm-100.out", "steps/1000/rank0.txt"]),
+        (["train-81233-0.out", "train-81233-128.out"],
+         ["train-81234-0.out", "train-81234-128.out"]),
         (["gpt2_ddp_4711.out", "gpt2_ddp_4711.err"], ["gpt2_ddp_4712.out", "gpt2_ddp_4712.err"]),
         (["train.o4711", "train.e4711"], ["train.o4720", "train.e4720"]),
         (["71604_0_log.err"], ["71605_0_log.err", "71605_1_log.err"]),
         (["4711/rank0.txt"], ["4712/rank0.txt", "4712/rank1.txt"]),
-        (
-            ["t.77.node01.0.out"],
-            ["t.78.node01.0.out", "t.78.node12.100.out", "t.78.node12.101.out"],
-        ),
-        (["slurm-99.out"], ["slurm-100.out", "steps/1000/rank0.txt"]),
+        (["t.77.node01.0.out"], ["t.78.node01.0.out", "t.78.node12.100.out"]),
         ([], ["slurm-81234_3.out", "slurm-81234_7.out"]),
         ([], ["nccl.node01.4711.log", "nccl.node01.4712.log"]),
         ([], ["rank0-20261121.out", "rank1-20261122.out"]),
         ([], ["attempt_0/128/stdout.log", "attempt_0/129/stdout.log"]),
     ],
-)
+)  # fmt: skip
 def test_the_newest_of_somebody_else_s_jobs_counts(
     tmp_path: Path, older: list[str], newest: list[str]
 ) -> None:
-    for name in [*newest, *older]:  # a copy has other times
+    for name in [*newest, *older, "app.log"]:  # a copy has other times
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x\n")
-    (tmp_path / "app.log").write_text("x\n")
-    newest.append("app.log")  # of nobody knows which
-    files = find_job_files(str(tmp_path), tmp_path)
-    assert sorted(log.path.relative_to(tmp_path).as_posix() for log in files.logs) == sorted(newest)
-    assert len(files.other_jobs) == bool(older)
-    for number in files.other_jobs:
-        logs = find_job_files(number, tmp_path).logs
-        assert sorted(log.path.relative_to(tmp_path).as_posix() for log in logs) == sorted(older)
+
+    def found(wanted: str) -> list[str]:
+        logs = find_job_files(wanted, tmp_path).logs
+        return sorted(log.path.relative_to(tmp_path).as_posix() for log in logs)
+
+    assert found(str(tmp_path)) == sorted([*newest, "app.log"])  # which is of nobody knows which
+    others = find_job_files(str(tmp_path), tmp_path).other_jobs
+    assert [found(number) for number in others] == ([sorted(older)] if older else [])
 
 
 @pytest.mark.parametrize("errors", [False, True])
@@ -523,42 +464,23 @@ def test_prefixes_in_a_shared_log_choose_too(foreign: Callable[..., Path]) -> No
     assert len(all_of(folder, nodes=("node2",))) == 2
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        "(Worker pid=5) ERROR 07-29 21:48:5{} [core.py:1141] ",
-        "<<my own {}>> ",
-        "\x1b[31m[1,{}]\x1b[0m ",
-    ],
-)
-def test_errors_with_a_prefix_are_whole(foreign: Callable[..., Path], shape: str) -> None:
-    trace = TRACE.format(line=12, closing="ValueError: x").splitlines()
-    text = "".join(f"{shape.format(at)}{line}\n" for at, line in enumerate(trace))
-    folder = foreign(slurm__out=f"step 1\n{text}step 2\n")
-    found = all_of(folder, errors=True)
-    assert [line[-8:] for line in found] == [line[-8:] for line in trace]
-
-
 def test_errors_come_once_and_without_noise(foreign: Callable[..., Path]) -> None:
     noise = (
         "/x/y.py:3: UserWarning: an error might be near\n  warnings.warn(\n"
         "[c10d] The hostname of the client socket cannot be "
         "retrieved. err=-3\nepoch 1 loss 0.3\n"
     )
-    trace = TRACE.format(line=12, closing="ValueError: row 17 is bad")
-    again = TRACE.format(line=12, closing="ValueError: row 18 is bad")
+    first, again = trace("ValueError: row 17 is bad"), trace("ValueError: row 18 is bad")
+    other = trace("KeyError: 'x'", "/home/you/other.py")
     folder = foreign(
-        t__7__n1__0__out=noise + trace + "go on\n",
+        t__7__n1__0__out=noise + first + "go on\n",
         t__7__n1__1__out=noise + again,
-        t__7__n1__2__out=again + TRACE.format(line=3, closing="KeyError: 'x'"),
+        t__7__n1__2__out=again + other,
     )
-    found = all_of(folder, errors=True)
-    assert found[:4] == [f"n1 0: {line}" for line in trace.splitlines()]
-    assert (
-        found[4] == "n1 1: ValueError: row 18 is bad  (the same traceback as above, here as well)"
-    )
-    assert found[5:] == [
-        f"n1 2: {line}" for line in TRACE.format(line=3, closing="KeyError: 'x'").splitlines()
+    assert all_of(folder, errors=True) == [
+        *(f"n1 0: {line}" for line in first.splitlines()),
+        "n1 1: ValueError: row 18 is bad  (the same traceback as above, here as well)",
+        *(f"n1 2: {line}" for line in other.splitlines()),
     ]
 
 
@@ -574,6 +496,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) ->
     found = list(merge_logs(list_job_files(tmp_path, "7"), LineFilter()))
     assert [line.text for line in found] == ["said"]
     assert diagnose(list_job_files(tmp_path, "7")).first is None
+    assert read_last_lines(tmp_path / name, 2) == ()
 
 
 _HUGE = f"5.0\tn1\t0\t{2**62 - 1}"
@@ -591,7 +514,9 @@ def test_an_order_that_cannot_be_true_is_left(tmp_path: Path, row: str) -> None:
     assert [(line.time, line.text) for line in found] == [(5.0, "one"), (5.0, "two")]
 
 
-def test_many_files_are_not_compared_with_each_other(tmp_path: Path) -> None:
+def test_many_files_are_not_compared_with_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(3000):
         (tmp_path / f"rank{number}.log").write_text("hi\n")
     calls = 0
@@ -601,9 +526,8 @@ def test_many_files_are_not_compared_with_each_other(tmp_path: Path) -> None:
         calls += 1
         return self is other
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LogFile, "__eq__", counted)
-        assert len(all_of(tmp_path)) == 3000
+    monkeypatch.setattr(LogFile, "__eq__", counted)
+    assert len(all_of(tmp_path)) == 3000
     assert calls < 3000
 
 
@@ -638,8 +562,3 @@ def test_long_lines_take_no_long_time() -> None:
     for character in "_A1 [":
         assert match_line(character * 300_000) is None
         list(select_errors([Line(0.0, Path("x"), 1, character * 300_000, "", None)]))
-
-
-def test_the_last_lines_of_a_pipe_are_none(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert read_last_lines(tmp_path / "pipe", 2) == ()

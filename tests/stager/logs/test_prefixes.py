@@ -37,37 +37,27 @@ PREFIXES = [
     ("(RayTrainWorker pid=518, ip=10.0.0.5) {}", {"node": "10.0.0.5"}),
     ("\x1b[36m(train_fn pid=518)\x1b[0m {}", {}),
     ("(VllmWorker rank=1 pid=518) {}", {"rank": 1}),
-    (
-        "(Worker pid=518) ERROR 07-29 21:48:54 [core.py:1141] {}",
-        {"level": "ERROR", "stamp": "07-29 21:48:54"},
-    ),
+    ("(Worker pid=518) ERROR 07-29 21:48:54 [core.py:1141] {}",
+     {"level": "ERROR", "stamp": "07-29 21:48:54"}),
     ("[rank: 3] {}", {"rank": 3}),
     ("[rank=3] || {}", {"rank": 3}),
-    (
-        "[2026-11-22T05:21:32.1Z] 4c1f0a2b [rank=3] || {}",
-        {"rank": 3, "stamp": "2026-11-22T05:21:32.1Z"},
-    ),
-    (
-        "E1122 05:21:32.123456 4711 torch/x.py:880] {}",
-        {"level": "E", "stamp": "1122 05:21:32.123456"},
-    ),
-    (
-        "[rank0]:V1122 05:21:32.1 4711 torch/x.py:880] [__graph] {}",
-        {"rank": 0, "level": "V", "stamp": "1122 05:21:32.1"},
-    ),
+    ("[2026-11-22T05:21:32.1Z] 4c1f0a2b [rank=3] || {}",
+     {"rank": 3, "stamp": "2026-11-22T05:21:32.1Z"}),
+    ("E1122 05:21:32.123456 4711 torch/x.py:880] {}",
+     {"level": "E", "stamp": "1122 05:21:32.123456"}),
+    ("[rank0]:V1122 05:21:32.1 4711 torch/x.py:880] [__graph] {}",
+     {"rank": 0, "level": "V", "stamp": "1122 05:21:32.1"}),
     ("2026-11-22T05:21:32.123456789Z {}", {"stamp": "2026-11-22T05:21:32.123456789Z"}),
     ("2026-11-22T05:21:32.123456789Z stderr F {}", {"stamp": "2026-11-22T05:21:32.123456789Z"}),
     ("Nov  2 05:21:32 node03 python[1234]: {}", {"node": "node03", "stamp": "Nov  2 05:21:32"}),
-    (
-        "<34>1 2026-11-22T05:21:32Z n3 app 12 - - {}",
-        {"node": "n3", "stamp": "2026-11-22T05:21:32Z"},
-    ),
+    ("<34>1 2026-11-22T05:21:32Z n3 app 12 - - {}",
+     {"node": "n3", "stamp": "2026-11-22T05:21:32Z"}),
     ("[pod/train-worker-0/pytorch] {}", {"node": "train-worker-0"}),
     ("trainer-1  | {}", {}),
     ("  5%|▌    | 5/100 [00:01<00:19,  4.9it/s][rank3]: {}", {"rank": 3}),
     ("Epoch 0:  5%|▌   | 5/100 [00:01<00:19, 4.9it/s, v_num=0]{}", {}),
     ("Epoch 0/0  ━━━╺━━━━ 12/32 0:00:03 • 0:00:01 20.75it/s loss: 0.5 [rank3]: {}", {"rank": 3}),
-]
+]  # fmt: skip
 LOGGERS = [
     "2026-11-22 05:21:32,250 ERROR {}",
     "2026-11-22 05:21:32,250 - accelerate.utils - ERROR - {}",
@@ -143,21 +133,17 @@ def test_what_looks_like_a_prefix_is_left(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (
-            "\x1b[1;35mModuleNotFoundError\x1b[0m: \x1b[35mNo module\x1b[0m",
-            "ModuleNotFoundError: No module",
-        ),
+        ("\x1b[1;35mModuleNotFoundError\x1b[0m: \x1b[35mNo module\x1b[0m",
+         "ModuleNotFoundError: No module"),
         ("\x1b]8;;file:///x\x1b\\link\x1b]8;;\x07 \x1b[1A\x1b[2Kx", "link x"),
         ("  1%|   | 1/100\r  2%|   | 2/100\r\n", "  2%|   | 2/100"),
         ("bus error\0", "bus error"),
         ("[1,1]<stderr>:KeyError[1,1]<stderr>:: [1,1]<stderr>:'x'[1,1]<stderr>:", "KeyError: 'x'"),
         ("[1,1]<stderr>:<Model of 2 layers>[1,1]<stderr>:", "<Model of 2 layers>"),
-        (
-            f"{CTIME}[1,1]<stderr>:    {CTIME}[1,1]<stderr>:main(){CTIME}[1,1]<stderr>:",
-            "    main()",
-        ),
+        (f"{CTIME}[1,1]<stderr>:    {CTIME}[1,1]<stderr>:main(){CTIME}[1,1]<stderr>:",
+         "    main()"),
     ],
-)
+)  # fmt: skip
 def test_a_line_as_a_terminal_shows_it(line: str, text: str) -> None:
     assert show_as_terminal(line).endswith(text)
     assert parse_line(line).text == text
@@ -168,19 +154,14 @@ def test_a_line_as_a_terminal_shows_it(line: str, text: str) -> None:
     ("line", "text"),
     [
         ("╭─────── Traceback (most recent call last) ───────╮", TRACE[:-1]),
-        (
-            "│ /home/u/train.py:12 in <module>                 │",
-            "  /home/u/train.py:12 in <module>",
-        ),
+        ("│ /home/u/train.py:12 in <module>           │", "  /home/u/train.py:12 in <module>"),
         ("  | ValueError: 1", "ValueError: 1"),
         ("    | " + FRAME, FRAME),
-        (
-            '{"log":"ValueError: x\\n","stream":"stderr","time":"2026-11-22T05:21:32Z"}',
-            "ValueError: x",
-        ),
+        ('{"log":"ValueError: x\\n","stream":"stderr","time":"2026-11-22T05:21:32Z"}',
+         "ValueError: x"),
         ('{"level": "error", "message": "[rank3]: ValueError: x"}', "ValueError: x"),
     ],
-)
+)  # fmt: skip
 def test_boxes_margins_and_json_are_taken_off(line: str, text: str) -> None:
     assert parse_line(line).text == text
 
