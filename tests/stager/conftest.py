@@ -13,3 +13,9 @@ from stager.core.store import Store
 def store(tmp_path: Path) -> Store:
     """An empty offline root."""
     return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Where jobs of such a test leave their logs."""
+    return tmp_path / "logs"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 
@@ -40,12 +41,11 @@ ASKED = Request(name="demo", nodes=(2, 2), cpus_per_task=2)
 def failed(*names: str) -> tuple[NodeHistory, ...]:
     """Nodes that failed, the first of them most often."""
     (incident,) = incidents_of({"n2": [FULL]})
-    nodes = [
+    return list_histories(
         replace(incident, node=name, job_id=str(job))
         for number, name in enumerate(names)
         for job in range(len(names) - number)
-    ]
-    return list_histories(nodes)
+    )
 
 
 def avoided(
@@ -58,28 +58,19 @@ def avoided(
 
 
 def test_the_worst_are_avoided_while_enough_others_are_up() -> None:
-    assert choose_avoided(failed("n2"), ASKED, NODES) == (
-        ["n2"],
-        ["avoiding n2: disk full once in 7 days"],
-        [],
-    )
-    assert choose_avoided(failed("n3", "n1", "n2"), ASKED, NODES) == (
-        ["n3"],
-        ["avoiding n3: disk full 3 times in 7 days"],
-        [
-            "not avoiding n[1-2], which failed lately: the job needs 2 nodes, and too few others "
-            "are up"
-        ],
-    )
+    once = "avoiding n2: disk full once in 7 days"
+    assert choose_avoided(failed("n2"), ASKED, NODES) == (["n2"], [once], [])
+    names, notes, warnings = choose_avoided(failed("n3", "n1", "n2"), ASKED, NODES)
+    assert (names, notes) == (["n3"], ["avoiding n3: disk full 3 times in 7 days"])
+    assert warnings == [
+        "not avoiding n[1-2], which failed lately: the job needs 2 nodes, and too few others are up"
+    ]
     # A node that is down costs nothing, and the fewest nodes are enough.
     assert avoided(failed("n4"), replace(ASKED, nodes=(3, 3))) == ["n4"]
     assert avoided(failed("n3"), replace(ASKED, nodes=(2, 4))) == ["n3"]
-
-
-def test_nodes_that_the_user_excludes_are_not_there_any_more() -> None:
-    names, _, warnings = choose_avoided(failed("n1", "n3"), replace(ASKED, exclude="n[1,4]"), NODES)
-    assert names == []
-    assert "not avoiding n3, which failed lately" in warnings[0]
+    # What Slurm does not have is named and not excluded.
+    names, notes, _ = choose_avoided(failed("gone", "n2"), ASKED, NODES)
+    assert (names, notes[-1]) == (["n2"], "not avoiding gone: Slurm has no such node")
 
 
 @pytest.mark.parametrize("name", ["n9", "n1"])
@@ -90,30 +81,26 @@ def test_only_nodes_that_the_request_could_get_matter(name: str) -> None:
     assert avoided(failed(name), asked, nodes) == (["n1"] if name == "n1" else [])
 
 
-def test_nodes_that_slurm_does_not_have_are_named_and_not_excluded() -> None:
-    names, notes, _ = choose_avoided(failed("gone", "n2"), ASKED, NODES)
-    assert names == ["n2"]
-    assert notes[-1] == "not avoiding gone: Slurm has no such node"
-
-
 @pytest.mark.parametrize(
-    ("listing", "words"),
-    [(None, "sinfo is missing here"), ([], "sinfo does not list any nodes")],
+    ("listing", "changed", "words"),
+    [
+        (None, {}, "sinfo is missing here"),
+        ([], {}, "sinfo does not list any nodes"),
+        (NODES, {"exclude": "n[1,4]"}, "not avoiding n3, which failed lately"),
+        *(
+            (NODES, {"salloc_args": (arg,)}, "the request names its nodes")
+            for arg in ("-wn2", "--nodelist=n2", "--nodefile=x", "-F")
+        ),
+    ],
 )
-def test_what_cannot_be_checked_is_said(
-    listing: Sequence[PartitionNode] | None, words: str
+def test_what_keeps_nodes_from_being_avoided_is_said(
+    listing: Sequence[PartitionNode] | None, changed: dict[str, Any], words: str
 ) -> None:
-    names, notes, warnings = choose_avoided(failed("n2"), ASKED, listing)
-    assert (names, notes) == ([], [])
-    assert words in warnings[0]
-    assert choose_avoided((), ASKED, listing) == ([], [], [])
-
-
-@pytest.mark.parametrize("arg", ["-wn2", "--nodelist=n2", "--nodefile=x", "-F"])
-def test_a_request_that_names_its_nodes_is_left_as_it_is(arg: str) -> None:
-    names, _, warnings = choose_avoided(failed("n2"), replace(ASKED, salloc_args=(arg,)), NODES)
+    asked = replace(ASKED, **changed)
+    names, _, warnings = choose_avoided(failed("n1", "n3"), asked, listing)
     assert names == []
-    assert "the request names its nodes" in warnings[0]
+    assert words in warnings[0]
+    assert choose_avoided((), asked, listing) == ([], [], [])
 
 
 # --- in one job ---
@@ -127,22 +114,7 @@ class Heard:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.warnings: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.notes.append(line)
-
-    def warn(self, line: str) -> None:
-        self.warnings.append(line)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "offline")
-
-
-@pytest.fixture
-def logs(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
+        self.note, self.warn = self.notes.append, self.warnings.append
 
 
 def prepared(logs: Path, options: JobOptions, source: Source = "salloc") -> Prepared:

@@ -44,6 +44,9 @@ from tests.support.incidents import (
 # --- which failures are a node's -----------------------------------------------------------------
 
 
+FULL_TOO = problem(ProblemCode.ENVIRONMENT_DISK_FULL)
+
+
 def found(*arguments: object, **changed: object) -> list[tuple[str, str]]:
     incidents = incidents_of(*arguments, **changed)  # type: ignore[arg-type]
     return [(incident.node, incident.fault.value) for incident in incidents]
@@ -56,13 +59,30 @@ def test_a_full_disk_is_the_nodes() -> None:
     assert (incident.job_id, incident.project) == ("4711", "demo")
 
 
-def test_a_node_that_was_left_out_counts_even_where_the_job_went_well() -> None:
-    assert found(left_out={"n3": [FULL]}) == [("n3", "disk-full")]
-
-
-def test_one_job_counts_once_for_each_kind_of_failure() -> None:
-    full_too = problem(ProblemCode.ENVIRONMENT_DISK_FULL)
-    assert found({"n2": [FULL, full_too, LOST]}) == [("n2", "disk-full"), ("n2", "node-failure")]
+@pytest.mark.parametrize(
+    ("problems", "more", "expected"),
+    [
+        # A node that was left out counts even where the job went well.
+        ({}, {"left_out": {"n3": [FULL]}}, [("n3", "disk-full")]),
+        # One job counts once for each kind of failure,
+        ({"n2": [FULL, FULL_TOO, LOST]}, {}, [("n2", "disk-full"), ("n2", "node-failure")]),
+        # and what nodes share is counted by its kind, over all phases.
+        ({"n1": [FULL_TOO]}, {"left_out": {"n2": [FULL]}}, []),
+        # The loss of a node counts also where there is no other,
+        ({"n2": [LOST]}, {"nodes": ["n2"]}, [("n2", "node-failure")]),
+        # but between two nodes nobody knows whose fault it is.
+        ({"n2": [UNREACHED]}, {"nodes": ["n1", "n2"]}, []),
+        ({"n2": [UNREACHED]}, {}, [("n2", "network")]),
+        # A problem of the driver's own is no node's.
+        ({"n1": [problem(ProblemCode.NAME_UNRESOLVED)]}, {"of_driver": True}, []),
+    ],
+)
+def test_whose_fault_it_is(
+    problems: Mapping[str, Sequence[Problem]],
+    more: dict[str, Any],
+    expected: list[tuple[str, str]],
+) -> None:
+    assert found(problems, **more) == expected
 
 
 @pytest.mark.parametrize(
@@ -82,20 +102,6 @@ def test_what_more_than_half_of_the_nodes_share_is_the_jobs(
     assert found(problems, nodes=nodes) == [(node, "disk-full") for node in full if counts]
 
 
-def test_what_nodes_share_is_counted_by_its_kind_and_over_all_phases() -> None:
-    late = problem(ProblemCode.ENVIRONMENT_DISK_FULL)
-    assert found({"n1": [late]}, left_out={"n2": [FULL]}) == []
-
-
-def test_the_loss_of_a_node_counts_also_where_there_is_no_other() -> None:
-    assert found({"n2": [LOST]}, nodes=["n2"]) == [("n2", "node-failure")]
-
-
-def test_between_two_nodes_nobody_knows_whose_fault_it_is() -> None:
-    assert found({"n2": [UNREACHED]}, nodes=["n1", "n2"]) == []
-    assert found({"n2": [UNREACHED]}) == [("n2", "network")]
-
-
 @pytest.mark.parametrize("kind", list(FailureClass))
 def test_a_rank_tells_of_its_node_only_what_no_program_can_cause(kind: FailureClass) -> None:
     incidents = incidents_of(first=rank_failure(kind))
@@ -103,34 +109,17 @@ def test_a_rank_tells_of_its_node_only_what_no_program_can_cause(kind: FailureCl
     assert "geheim" not in str(incidents)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        ProblemCode.PYTHON_KILLED,
-        ProblemCode.MODULE_NOT_IMPORTED,
-        ProblemCode.PACKAGE_MISSING,
-        ProblemCode.RANKS_DID_NOT_END,
-        ProblemCode.NO_ANSWER_FOLLOWED,
-        ProblemCode.NO_ANSWER_KILLED,
-        ProblemCode.NO_ANSWER_EXITED,
-        ProblemCode.BUNDLE_DAMAGED,
-        ProblemCode.EXCERPT_DISK_FULL,
-        ProblemCode.HOST_DISK_FULL,
-        ProblemCode.HOST_DISK_UNWRITABLE,
-        ProblemCode.RESULTS_TOO_LARGE,
-        ProblemCode.OUTPUT_DISK_FULL,
-        ProblemCode.OTHER_MACHINE,
-        ProblemCode.JOB_TIME_LIMIT,
-        ProblemCode.JOB_PREEMPTED,
-        ProblemCode.OTHER,
-    ],
-)
-def test_what_is_the_jobs_or_the_programs_never_counts(code: ProblemCode) -> None:
-    assert found({"n2": [problem(code, "n2")]}) == []
+NEVER = """
+    PYTHON_KILLED MODULE_NOT_IMPORTED PACKAGE_MISSING RANKS_DID_NOT_END NO_ANSWER_FOLLOWED
+    NO_ANSWER_KILLED NO_ANSWER_EXITED BUNDLE_DAMAGED EXCERPT_DISK_FULL HOST_DISK_FULL
+    HOST_DISK_UNWRITABLE RESULTS_TOO_LARGE OUTPUT_DISK_FULL OTHER_MACHINE JOB_TIME_LIMIT
+    JOB_PREEMPTED OTHER
+"""
 
 
-def test_a_problem_of_the_drivers_own_is_no_nodes() -> None:
-    assert found({"n1": [problem(ProblemCode.NAME_UNRESOLVED)]}, of_driver=True) == []
+@pytest.mark.parametrize("name", NEVER.split())
+def test_what_is_the_jobs_or_the_programs_never_counts(name: str) -> None:
+    assert found({"n2": [problem(ProblemCode[name], "n2")]}) == []
 
 
 @pytest.mark.parametrize("ending", [Ending.TIME_LIMIT, Ending.CANCELLED, Ending.PREEMPTED])
@@ -167,11 +156,6 @@ def test_the_table_knows_only_problems_that_are_a_nodes() -> None:
 
 
 # --- how they are kept ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "offline")
 
 
 def keep(store: Store, problems: Mapping[str, Sequence[Problem]], **job: Any) -> bool:
@@ -248,8 +232,8 @@ def test_a_file_that_is_none_of_ours_is_not_read(store: Store, what: str) -> Non
     elif what == "pipe":
         os.mkfifo(path)
     elif what == "large":
-        with path.open("wb") as file:
-            file.truncate(MAX_BYTES + 1)
+        path.touch()
+        os.truncate(path, MAX_BYTES + 1)
     else:
         path.symlink_to(what)
     assert names(store) == []
@@ -257,26 +241,20 @@ def test_a_file_that_is_none_of_ours_is_not_read(store: Store, what: str) -> Non
     assert names(store) == ["n2"] * (what != "folder")
 
 
-def test_a_node_is_forgotten(store: Store) -> None:
+def test_a_node_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(store, {"n2": [FULL]})
     keep(store, {"n1": [FULL], "n2": [LOST]}, job_id="5")
     assert forget_nodes(store, {"n2", "n9"}, ENDED) == 2
     assert names(store) == ["n1"]
     assert forget_nodes(store, {"n2"}, ENDED) == 0
 
+    def refuse(store: Store, path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
 
-def test_forgetting_says_where_it_may_not_write(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep(store, {"n2": [FULL]})
-    monkeypatch.setattr(Store, "open_up", _refuse)
+    monkeypatch.setattr(Store, "open_up", refuse)
     with pytest.raises(StagerError, match="cannot write"):
-        forget_nodes(store, {"n2"}, ENDED)
-    assert names(store) == ["n2"]
-
-
-def _refuse(store: Store, path: Path) -> None:
-    raise PermissionError(13, "Permission denied")
+        forget_nodes(store, {"n1"}, ENDED)
+    assert names(store) == ["n1"]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o2770])
@@ -325,10 +303,8 @@ def several(node: str, problem: Problem, times: int = 1, since: float = 0.0) -> 
 
 
 def test_a_history_in_words() -> None:
-    found = list_histories([*several("n7", FULL, 3), *several("n7", LOST)])
-    assert [node.summary(7) for node in found] == [
-        "n7: disk full 3 times, node failure once in 7 days"
-    ]
+    (node,) = list_histories([*several("n7", FULL, 3), *several("n7", LOST)])
+    assert node.summary(7) == "n7: disk full 3 times, node failure once in 7 days"
     (one,) = list_histories(several("n7", LOST))
     assert one.summary(1) == "n7: node failure once in 1 day"
 
@@ -352,11 +328,11 @@ def test_a_job_that_was_requeued_counts_once() -> None:
 
 
 def test_the_worst_node_comes_first() -> None:
-    found = list_histories(
-        [*several("a", FULL, since=50), *several("b", FULL), *several("c", LOST, 2)]
-    )
-    assert [node.node for node in found] == ["c", "b", "a"]
-    assert list_histories([]) == ()
+    failed = [*several("a", FULL, since=50), *several("b", FULL), *several("c", LOST, 2)]
+    assert [node.node for node in list_histories(failed)] == ["c", "b", "a"]
+    few, many = ["x"] * MAX_NAMED, ["x"] * (MAX_NAMED + 2)
+    assert name_first(few) == few
+    assert name_first(many) == [*few, "and 2 more nodes: stager nodes"]
 
 
 def test_nodes_of_two_clusters_are_told_apart() -> None:
@@ -370,9 +346,3 @@ def test_nodes_of_two_clusters_are_told_apart() -> None:
     assert select_cluster(both, "") == both
     older = list_histories([incident])  # of a version that did not keep it
     assert select_cluster(older, "beta") == older
-
-
-def test_few_nodes_are_name_first() -> None:
-    few, many = ["x"] * MAX_NAMED, ["x"] * (MAX_NAMED + 2)
-    assert name_first(few) == few
-    assert name_first(many) == [*few, "and 2 more nodes: stager nodes"]
