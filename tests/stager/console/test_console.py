@@ -40,6 +40,13 @@ def problem(where: str = "") -> dict[str, str]:
     return worded("it does not fit", where, "needs 2 GB, 1 GB are free", "free some").to_json()
 
 
+def quiet(**launch: Any) -> Console:
+    """The console of a local job that is launched in a certain way."""
+    console = Console(quiet=True)
+    console.job(replace(job(), launch=replace(job().launch, **launch)), Path("/b"))
+    return console
+
+
 def test_quiet_leaves_data_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(quiet=True)
     console.begin("unpack")
@@ -60,16 +67,15 @@ def test_json_owns_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == "NODE n OK\n"
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_ranks_output_is_the_first_nodes_unless_verbose(
-    verbose: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    console = Console(verbose=verbose)
-    for node, head in (("local1", True), ("local2", False)):
-        console.event(record("output", node=node, head=head, lines=[f"from {node}"]))
-    shown = capsys.readouterr().out.splitlines()
-    everything = ["local1: from local1", "local2: from local2"]
-    assert shown == (everything if verbose else ["from local1"])
+def test_ranks_output_is_the_first_nodes_unless_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose, expected in (
+        (False, ["from local1"]),
+        (True, ["local1: from local1", "local2: from local2"]),
+    ):
+        console = Console(verbose=verbose)
+        for node, head in (("local1", True), ("local2", False)):
+            console.event(record("output", node=node, head=head, lines=[f"from {node}"]))
+        assert capsys.readouterr().out.splitlines() == expected
 
 
 @pytest.mark.parametrize("changed", [{"max_restarts": 2}, {"elastic": (1, 2)}])
@@ -77,14 +83,9 @@ def test_where_ranks_move_between_nodes_the_first_ones_are_shown(
     changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """torchrun may deal the first ranks to any node then."""
-    console = Console(quiet=True)
-    asked = job()
-    console.job(
-        replace(asked, launch=replace(asked.launch, nproc_per_node=2, **changed)), Path("b")
-    )
+    console = quiet(nproc_per_node=2, **changed)
     for rank, node, head in ((2, "local1", True), (0, "local2", False), (1, "local2", False)):
-        line = f"rank {rank}"
-        console.event(record("output", node=node, head=head, rank=rank, lines=[line]))
+        console.event(record("output", node=node, head=head, rank=rank, lines=[f"rank {rank}"]))
     console.event(record("output", node="local1", head=True, rank=None, lines=["x"]))
     assert capsys.readouterr().out.splitlines() == ["rank 0", "rank 1", "x"]
 
@@ -95,28 +96,25 @@ def test_torchruns_report_is_left_to_the_log(
 ) -> None:
     """Unless ranks are started again: then more of the program's output follows it."""
     text = (REPO / "tests" / "samples" / "torchrun-2.13-sigkill.txt").read_text()
-    console = Console(quiet=True)
-    asked = job()
-    console.job(replace(asked, launch=replace(asked.launch, max_restarts=restarts)), Path("/b"))
     lines = [*text.splitlines(), "the second attempt"]
+    console = quiet(max_restarts=restarts)
     console.event(record("output", node="local1", head=True, lines=lines))
     shown = capsys.readouterr().out.splitlines()
     assert shown[:4] == lines[:4]
     assert not [line for line in shown if "multiprocessing/api.py" in line]
-    assert ("the second attempt" in shown) == bool(restarts)
-    assert len(shown) == 4 if not restarts else len(shown) > 4
+    assert ("the second attempt" in shown) == (len(shown) > 4) == bool(restarts)
 
 
-@pytest.mark.parametrize("action", [Action.VERIFY, Action.RUN])
 def test_node_lines_are_the_result_of_verify_and_talk_of_run(
-    action: Action, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    console = Console(quiet=action is Action.VERIFY)
-    console.job(replace(job(), action=action), Path("/b"))
-    capsys.readouterr()
-    console.event(record("probe", node="n1", ok=True, line="NODE n1 OK"))
-    out, err = capsys.readouterr()
-    assert (out, err) == (("NODE n1 OK\n", "") if action is Action.VERIFY else ("", "NODE n1 OK\n"))
+    said = "NODE n1 OK\n"
+    for action, expected in ((Action.VERIFY, (said, "")), (Action.RUN, ("", said))):
+        console = Console(quiet=action is Action.VERIFY)
+        console.job(replace(job(), action=action), Path("/b"))
+        capsys.readouterr()
+        console.event(record("probe", node="n1", ok=True, line="NODE n1 OK"))
+        assert capsys.readouterr() == expected
 
 
 def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,19 +187,18 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at most 5 bytes would be sent by sbcast: what the nodes already have" in err
 
 
-def test_nodes_that_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(quiet=True)
-    console.event(record("left-out", nodes={"n2": ["n2: the disk is full", "so is /tmp"]}))
-    assert capsys.readouterr().err == ("warning: n2 is left out: the disk is full; so is /tmp\n")
-
-
-def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_that_are_left_out_and_results_that_come_home(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     event = {
         "event": "collected", "node": "n1", "from": "/tmp/w", "to": "/home/me/p", "files": 3,
         "bytes": 2_500_000, "renamed": {"out": "out.1"}, "problems": [problem()],
     }  # fmt: skip
-    Console().event(record(**event))
+    console = Console()
+    console.event(record("left-out", nodes={"n2": ["n2: the disk is full", "so is /tmp"]}))
+    console.event(record(**event))
     assert capsys.readouterr().err.splitlines() == [
+        "warning: n2 is left out: the disk is full; so is /tmp",
         "  n1: 3 files, 2.5 MB: /tmp/w -> /home/me/p",
         "  out has files that would be lost; the results of this job are out.1",
         "warning: n1: it does not fit; needs 2 GB, 1 GB are free; free some",
@@ -211,18 +208,13 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"n2": [problem()], "n3": [problem("/x")]}
     assert Console().show_verify(slurm_outcome(problems=found)) == 3
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-2:] == [
+    assert capsys.readouterr().err.splitlines()[-4:] == [
+        "2 of 3 nodes cannot run it: n2,n3",
+        "hint: to leave them out: --exclude=n2,n3",
         "logs: /logs",
         "more: stager diagnose 77 --log-dir /logs",
     ]
-    assert lines[-4:-2] == [
-        "2 of 3 nodes cannot run it: n2,n3",
-        "hint: to leave them out: --exclude=n2,n3",
-    ]
-    Console().show_verify(
-        slurm_outcome(problems={node: [problem()] for node in ("n1", "n2", "n3")})
-    )
+    Console().show_verify(slurm_outcome(problems={f"n{n}": [problem()] for n in (1, 2, 3)}))
     assert "--exclude" not in capsys.readouterr().err
 
 
@@ -250,25 +242,19 @@ def test_no_node_is_excluded_for_the_fault_of_the_drivers_host(
 )
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_jobs_that_slurm_ends(
-    ended_by: str,
-    kind: str,
-    said: str,
-    hint: str,
-    interrupted: bool,
+    ended_by: str, kind: str, said: str, hint: str, interrupted: bool,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     """However the driver saw it: only a user's own Ctrl-C is an interrupt."""
     end = make_ending_problem(ended_by, "77").to_json()
     ended = slurm_outcome(ended_by=ended_by, interrupted=interrupted, problems={"n1": [end]})
-    assert Console(quiet=True).show_run(ended) == Console(quiet=True).show_verify(ended) == 3
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert hint in shown
-    assert shown.count(said) == 2  # once by each
+    for show in (Console(quiet=True).show_run, Console(quiet=True).show_verify):
+        assert show(ended) == 3
+        shown = capsys.readouterr().err
+        assert shown.count(said) == 1
+        assert hint in shown
     result = make_run_result(ended)
-    assert result.first_failure is not None
-    assert result.first_failure.kind == kind
-    assert result.ended_by == ended_by
+    assert (result.first_failure.kind, result.ended_by) == (kind, ended_by)
 
 
 def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
@@ -291,29 +277,27 @@ def draw_nodes(ended: Outcome, width: int, probed: dict[str, bool], **probe: Any
 
 def test_the_table_of_a_verification() -> None:
     ended = slurm_outcome(problems={"n2": [problem("[bold]/tmp")]})
-    packages = {"torch": "2.13.0", "transformers": "5.1"}
-    shown = draw_nodes(
-        ended, 160, {"n1": True, "n2": False}, python="3.11", packages=packages, address="10.0.0.1"
-    )
+    facts = {"python": "3.11", "packages": {"torch": "2.13.0", "transformers": "5.1"}}
+    shown = draw_nodes(ended, 160, {"n1": True, "n2": False}, **facts, address="10.0.0.1")
     lines = [line.split() for line in shown]
     titles = "node state python torch tfm interface address seconds problem"
     assert lines[0] == titles.split()
-    facts = ["3.11", "2.13.0", "5.1", "eth0", "10.0.0.1", "1.2"]
-    assert lines[1] == ["n1", "OK", *facts]
-    assert lines[2][:9] == ["n2", "FAILED", *facts, "[bold]/tmp:"]
+    row = ["3.11", "2.13.0", "5.1", "eth0", "10.0.0.1", "1.2"]
+    assert lines[1] == ["n1", "OK", *row]
+    assert lines[2][:9] == ["n2", "FAILED", *row, "[bold]/tmp:"]
     assert lines[3][:2] == ["n3", "FAILED"]
 
 
 def test_a_narrow_table_leaves_out_the_last_facts_and_shortens_no_node() -> None:
     names = ("torch", "transformers", "datasets", "numpy", "pyarrow")
     packages = dict.fromkeys(names, "12.13.0+cpu")
-    facts = {"python": "3.11.2", "packages": packages, "address": "10.213.1.1"}
+    nodes = dict.fromkeys(("n1", "n2", "n3"), True)
     header, *rows = draw_nodes(
-        slurm_outcome(), 80, dict.fromkeys(("n1", "n2", "n3"), True), **facts
+        slurm_outcome(), 80, nodes, python="3.11.2", packages=packages, address="10.213.1.1"
     )
     assert header.split() == ["node", "state", "python", "torch", "tfm", "datasets", "numpy"]
     assert [row.split()[:4] for row in rows] == [
-        [node, "OK", "3.11.2", "12.13.0+cpu"] for node in ("n1", "n2", "n3")
+        [node, "OK", "3.11.2", "12.13.0+cpu"] for node in nodes
     ]
     assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(rows)
 
@@ -336,25 +320,24 @@ def test_many_findings_have_a_line_each_and_this_host_is_not_named(
 ) -> None:
     candidates = [f"/opt/python{number}/bin/python3: 3.{number}.0" for number in range(6, 9)]
     values = {"version": "3.12", "listed": "; ".join(candidates)}
-    found = Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values)
-    told = [found.to_json()]
+    told = [Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values).to_json()]
     Console().show_verify(outcome(problems={"local1": told, "local2": told}))
-    first, *lines = capsys.readouterr().err.splitlines()
-    assert first == (
-        "error: local1,local2: there is no CPython 3.12, which the bundle was built for"
-    )
-    assert lines[:3] == [f"  found {candidates[0]}", *(f"  {line}" for line in candidates[1:])]
-    assert lines[3].startswith("hint: put python3.12 on PATH")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:4] == [
+        "error: local1,local2: there is no CPython 3.12, which the bundle was built for",
+        f"  found {candidates[0]}",
+        *(f"  {line}" for line in candidates[1:]),
+    ]
+    assert lines[4].startswith("hint: put python3.12 on PATH")
 
 
 def test_seals_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
-    items = [
-        CleanedItem(
-            place="offline root", path=Path(f"/root/{name}"), bytes=121, kind=kind, why="unused"
-        )
+    items = tuple(
+        CleanedItem(place="offline root", path=Path(f"/root/{name}"), bytes=121, kind=kind,
+                    why="unused")
         for kind, name in (("seal", "seals/a.txt"), ("layer", "layers/b"), ("seal", "seals/c.txt"))
-    ]
-    result = CleanResult(ok=True, dry_run=False, nodes_skipped=None, items=tuple(items), bytes=363)
+    )  # fmt: skip
+    result = CleanResult(ok=True, dry_run=False, nodes_skipped=None, items=items, bytes=363)
     Console().show_clean(result)
     assert capsys.readouterr().out.splitlines() == [
         "offline root: 121 bytes  /root/layers/b  unused",
@@ -434,13 +417,9 @@ def test_lost_output_is_a_warning_unless_it_is_the_error(
 
 def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
     code = r"from stager.console.job_result import Console; Console().data('a \u2603 \udcff')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPO,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=REPO, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"a \\u2603 \\udcff\n"), done.stderr
 
 
@@ -473,15 +452,10 @@ console.error(StagerError("what [red]"))
 def on_terminal(**env: str) -> str:
     """What the lines above look like on a terminal."""
     leader, follower = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-c", SHOWN],
-        cwd=REPO,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", **env},
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        check=True,
-        timeout=300,
-    )
+    argv = [sys.executable, "-c", SHOWN]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", **env}
+    out = subprocess.PIPE
+    done = subprocess.run(argv, cwd=REPO, env=env, stdout=out, stderr=follower, check=True)
     os.close(follower)
     assert done.stdout == b"/bundle.tar\n"
     shown = b""

@@ -35,28 +35,21 @@ from tests.support.outcomes import job
 
 def test_a_nodes_name_is_never_shortened() -> None:
     """Nor the name of its cluster, which is told where there are several."""
+    name = "gpu-a100-rack17-node0042"
     fault = FaultHistory(
-        fault=NodeFault.DISK_FULL,
-        times=3,
-        last=0.0,
-        job_id="5872090791784171",
-        project="demo",
-        code="no-room",
-        cause="the environment does not fit; needs 2 GB, 1 GB are free",
-    )
+        fault=NodeFault.DISK_FULL, times=3, last=0.0, job_id="5872090791784171", project="demo",
+        code="no-room", cause="the environment does not fit; needs 2 GB, 1 GB are free",
+    )  # fmt: skip
     nodes = tuple(
-        NodeHistory(
-            node="gpu-a100-rack17-node0042", cluster=name, times=3, last=0.0, faults=(fault,)
-        )
-        for name in ("alpha", "beta")
+        NodeHistory(node=name, cluster=cluster, times=3, last=0.0, faults=(fault,))
+        for cluster in ("alpha", "beta")
     )
     shown = RichConsole(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     with shown.capture() as captured:
         shown.print(make_failed_node_table(NodesResult(days=7, nodes=nodes, forgotten=None)))
     text = captured.get()
     assert "…" not in text
-    names = "".join(line[:24].strip() for line in text.splitlines())
-    assert names.count("gpu-a100-rack17-node0042") == 2
+    assert "".join(line[:24].strip() for line in text.splitlines()).count(name) == 2
     assert "(alpha)" in text
     assert "5872090791784171" in text
 
@@ -134,10 +127,8 @@ def measurements(*rates: float) -> dict[str, Any]:
         {"a": "n1", "b": f"n{number}", "gb_per_s": rate, "latency_us": 50.4}
         for number, rate in enumerate(rates, 2)
     ]
-    return {
-        "world_size": 6, "nodes": ["n1"], "backend": "gloo", "bytes": 16 << 20,
-        "seconds": 0.0879, "gb_per_s": 0.191, "pairs": pairs,
-    }  # fmt: skip
+    seen = {"seconds": 0.0879, "gb_per_s": 0.191, "pairs": pairs}
+    return {"world_size": 6, "nodes": ["n1"], "backend": "gloo", "bytes": 16 << 20, **seen}
 
 
 def measured(*rates: float) -> AllReduceMeasured:
@@ -145,7 +136,7 @@ def measured(*rates: float) -> AllReduceMeasured:
 
 
 def outcome(deep: dict[str, Any] | None) -> Outcome:
-    ended = job_ends(ok=True, deep=deep) if deep else job_ends(ok=True)
+    ended = job_ends(ok=True, **({"deep": deep} if deep else {}))
     return Outcome(job=job(), bundle=Path("/b"), result=ended)
 
 
@@ -189,14 +180,14 @@ def test_the_table_marks_the_slowest() -> None:
     assert ["\x1b[33m" in line for line in lines[1:]] == [False, True, False]
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_the_ranks_own_words_are_for_the_log(
-    verbose: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    console = Console(verbose=verbose)
-    console.job(replace(job(), action=Action.VERIFY), Path("/b"))
-    said = {"event": "output", "node": "local1", "head": True}
-    console.event(record(**said, phase="launch", lines=["ALL-REDUCE {}"]))
-    console.event(record(**said, phase="probe", lines=["a traceback"]))
-    shown = ["local1: ALL-REDUCE {}", "local1: a traceback"] if verbose else ["a traceback"]
-    assert capsys.readouterr().out.splitlines() == shown
+def test_the_ranks_own_words_are_for_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose, shown in (
+        (True, ["local1: ALL-REDUCE {}", "local1: a traceback"]),
+        (False, ["a traceback"]),
+    ):
+        console = Console(verbose=verbose)
+        console.job(replace(job(), action=Action.VERIFY), Path("/b"))
+        said = {"event": "output", "node": "local1", "head": True}
+        console.event(record(**said, phase="launch", lines=["ALL-REDUCE {}"]))
+        console.event(record(**said, phase="probe", lines=["a traceback"]))
+        assert capsys.readouterr().out.splitlines() == shown
