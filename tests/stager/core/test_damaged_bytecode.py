@@ -14,17 +14,14 @@ import pytest
 
 from stager.core.damaged_bytecode import find_damaged_file
 
-REPO = Path(__file__).resolve().parents[3]
-
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of the program, compiled."""
-    folder = tmp_path_factory.mktemp("copy")
+    folder, repo = tmp_path_factory.mktemp("copy"), Path(__file__).resolve().parents[3]
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("stager", "bundle"):
-        shutil.copytree(
-            REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-        )
+        shutil.copytree(repo / name, folder / name, ignore=ignored)
         assert compileall.compile_dir(folder / name, quiet=2, workers=1)
     return folder
 
@@ -33,8 +30,7 @@ def copy(tmp_path_factory):
     ("module", "command"),
     [
         ("stager/config/load", "build"),  # of a command, imported within typer
-        ("stager/cli/job_commands", "run"),  # of the command line itself
-        ("stager/core/errors", "--version"),
+        ("stager/core/errors", "--version"),  # of the command line itself
         ("stager/jobs/preparation", "verify --json --allocation local"),
     ],
 )
@@ -44,17 +40,10 @@ def test_a_compiled_file_that_was_cut_short_is_named(copy, module, command):
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     argv, env = [sys.executable, "-m", "stager"], {**os.environ, "PYTHONPATH": str(copy)}
-    try:
-        done = subprocess.run(
-            [*argv, *command.split()],
-            cwd=copy,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    finally:
-        file.write_bytes(whole)
+    done = subprocess.run(
+        [*argv, *command.split()], cwd=copy, env=env, capture_output=True, text=True, check=False
+    )
+    file.write_bytes(whole)
     assert done.returncode == 1
     if "--json" in command:  # for scripts
         assert "error" in json.loads(done.stdout), done.stdout
@@ -68,5 +57,4 @@ def test_a_compiled_file_that_was_cut_short_is_named(copy, module, command):
 def test_the_end_of_standard_input_is_something_else():
     with pytest.raises(EOFError) as caught:
         raise EOFError
-    assert find_damaged_file(caught.value) == ""
-    assert find_damaged_file(None) == ""
+    assert find_damaged_file(caught.value) == find_damaged_file(None) == ""

@@ -1,4 +1,4 @@
-"""The error family: one root, and the exit codes that scripts rely on."""
+"""Hostile text is shown and never obeyed: on a terminal, in a pipe, in JSON."""
 
 from __future__ import annotations
 
@@ -12,37 +12,16 @@ from rich.console import Console as RichConsole
 
 from stager.console.job_result import Console
 from stager.console.tables import make_node_table
-from stager.core import errors
 from stager.core.errors import (
     TURNING,
-    JobError,
     StagerError,
     apply_carriage_returns,
     escape_invisible,
 )
+from stager.core.store import Store
 from stager.jobs.outcome import NodeCheck
-from stager.report.page import show_value
-from tests.support.building import STAGER
+from tests.support.building import STAGER, Project
 from tests.support.events import record
-
-FAMILY = [
-    value
-    for value in vars(errors).values()
-    if isinstance(value, type) and issubclass(value, Exception)
-]
-
-
-@pytest.mark.parametrize("kind", FAMILY)
-def test_every_error_has_the_root_and_says_why(kind):
-    error = kind("it broke", hint="mend it", context=["line 1", "line 2"])
-    assert isinstance(error, StagerError)
-    assert (str(error), error.message, error.hint) == ("it broke", "it broke", "mend it")
-    assert error.context == ("line 1", "line 2")
-    assert error.exit_code == (3 if kind is JobError else 1)
-
-
-# --- Hostile text is shown and never obeyed: on a terminal, in a pipe, in JSON, in the report
-
 
 OSC = "\x1b]52;c;ZWNobw==\x07"
 TURNED = "\u202egpj.exe\u2066"
@@ -69,17 +48,26 @@ def test_what_cannot_be_seen_is_written_out(text, shown):
     assert escape_invisible(shown) == shown
 
 
-def test_a_progress_bar_is_its_last_state():
-    assert apply_carriage_returns("\r 10%|#  \r 60%|## \r100%|###| 10/10") == "100%|###| 10/10"
-    assert apply_carriage_returns("\r 10%|#  \r100%|###\r") == "100%|###"
-    assert apply_carriage_returns("no bar") == "no bar"
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ("\r 10%|#  \r 60%|## \r100%|###| 10/10", "100%|###| 10/10"),
+        ("\r 10%|#  \r100%|###\r", "100%|###"),
+        ("no bar", "no bar"),
+    ],
+)
+def test_a_progress_bar_is_its_last_state(line, last):
+    assert apply_carriage_returns(line) == last
+
+
+def run(folder, *command):
+    return Project(root=folder, store=Store(folder)).stager(*command)
 
 
 def test_the_name_of_a_log_forges_no_line(tmp_path):
     (tmp_path / "x\n00:00:01 local1 0 | FORGED.out").write_text("ValueError: z\n")
-    said = run("logs", tmp_path).stdout
-    assert r"x\n00:00:01 local1 0 | FORGED" in said
-    assert len(said.splitlines()) == 1, said
+    (line,) = run(tmp_path, "logs", ".").stdout.splitlines()
+    assert r"x\n00:00:01 local1 0 | FORGED" in line
 
 
 def test_no_control_character_is_left():
@@ -102,11 +90,6 @@ def logs_of(folder):
     return folder
 
 
-def run(*command, cwd=None):
-    argv = [*STAGER, *map(str, command)]
-    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 def harmless(shown):
     return all(char.isprintable() or char in "\t\n" for char in shown)
 
@@ -114,7 +97,7 @@ def harmless(shown):
 @pytest.mark.parametrize("command", [["logs", "--errors"], ["diagnose"], ["logs", "-v"]])
 def test_logs_in_a_pipe(tmp_path, command):
     logs = logs_of(tmp_path / "logs")
-    done = run(*command, "--log-dir", logs)
+    done = run(logs, *command, "--log-dir", ".")
     assert done.returncode == 0, done.stderr
     assert r"\u202egpj.exe\u2066" in done.stdout + done.stderr
     assert harmless(done.stdout + done.stderr), repr(done)
@@ -139,18 +122,10 @@ def test_logs_on_a_terminal(tmp_path):
 
 @pytest.mark.parametrize("command", ["logs", "diagnose"])
 def test_json_is_ascii_and_says_all(tmp_path, command):
-    done = run(command, "--json", "--log-dir", logs_of(tmp_path / "logs"))
-    assert done.stdout.isascii()
-    assert harmless(done.stdout)
-    assert TURNED in json.dumps(json.loads(done.stdout), ensure_ascii=False)
-
-
-def test_an_error_that_names_a_hostile_file(tmp_path):
-    (tmp_path / "stager.toml").write_text(f'[environment]\n"{TURNED}" = 1\n')
-    done = run("build", "-v", cwd=tmp_path)
-    assert done.returncode == 1
-    assert r"\u202egpj.exe" in done.stderr
-    assert harmless(done.stdout + done.stderr)
+    said = run(logs_of(tmp_path / "logs"), command, "--json", "--log-dir", ".").stdout
+    assert said.isascii()
+    assert harmless(said)
+    assert TURNED in json.dumps(json.loads(said), ensure_ascii=False)
 
 
 def test_a_table_of_nodes(capsys):
@@ -163,14 +138,11 @@ def test_a_table_of_nodes(capsys):
     assert harmless(said), repr(said)
 
 
-def test_the_page_shows_what_turns_text_around():
-    assert show_value(TURNED) == r"\u202egpj.exe\u2066"
-    assert all(show_value(chr(code)) == f"\\u{code:04x}" for code in TURNING)
-
-
 def test_what_ranks_print_while_a_job_runs(capsys):
     console = Console()
     console.event(record("output", node="n1", head=True, lines=[HOSTILE]))
+    console.error(StagerError(HOSTILE, hint=HOSTILE, context=[HOSTILE]))
     said = capsys.readouterr()
     assert said.out == SHOWN + "\n"
+    assert said.err.count(SHOWN) == 3
     assert harmless(said.err)

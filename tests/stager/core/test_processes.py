@@ -179,10 +179,14 @@ def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path):
     assert until(made.exists)
 
 
-def test_an_informed_command_that_fails_or_takes_too_long():
-    with pytest.raises(CommandError, match="exit status 7: sh -c 'exit 7'"):
-        feed_command(["sh", "-c", "exit 7"], "", timeout=300)
-    with pytest.raises(CommandError, match=r"more than 0\.2 s: sleep 600"):
-        feed_command(["sleep", "600"], "x" * (1 << 22), timeout=0.2)
-    with pytest.raises(StagerError, match="cannot start /nowhere/it"):
-        feed_command(["/nowhere/it"], "", timeout=300)
+@pytest.mark.parametrize(
+    ("argv", "timeout", "said"),
+    [
+        (["sh", "-c", "exit 7"], 300, "exit status 7: sh -c 'exit 7'"),
+        (["sleep", "600"], 0.2, r"more than 0\.2 s: sleep 600"),
+        (["/nowhere/it"], 300, "cannot start /nowhere/it"),
+    ],
+)
+def test_an_informed_command_that_fails_or_takes_too_long(argv, timeout, said):
+    with pytest.raises(StagerError, match=said):
+        feed_command(argv, "x" * (1 << 22), timeout=timeout)

@@ -18,6 +18,7 @@ from stager.core.store import CHUNK, Store, digest_file, measure_tree, remove
 from tests.support.building import left_behind
 from tests.support.users import as_user
 
+REPO = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys
 from pathlib import Path
@@ -28,11 +29,8 @@ store = Store(Path(sys.argv[1]))
 
 def start(code, *arguments):
     """A second process that uses a store; it says what it reached, a line at a time."""
-    argv = [sys.executable, "-c", HOLD + code, *map(str, arguments)]
-    repo = Path(__file__).resolve().parents[3]
-    return subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=repo
-    )
+    argv, pipe = [sys.executable, "-c", HOLD + code, *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, cwd=REPO)
 
 
 @pytest.fixture
@@ -58,25 +56,22 @@ def test_a_file_where_a_folder_belongs_and_the_reverse(store):
     assert "move it away" in caught.value.hint
 
 
-def test_a_published_file_appears_whole(store):
+def test_a_published_file_appears_whole_and_a_failed_block_keeps_what_was_there(store):
     final = store.layers / "a.tar.zst"
     with store.publish(final) as partial:
         partial.write_bytes(b"content")
         assert not final.exists()
         assert partial.stat().st_dev == store.root.stat().st_dev
+        # What is just being published without the lock is not swept.
+        with start("with store.lock(): print('inside')", store.root) as process:
+            assert process.communicate(timeout=300)[0] == "inside\n"
     assert final.read_bytes() == b"content"
-    assert leftovers(store) == [final]
-
-
-def test_a_failed_block_keeps_what_was_there(store):
-    final = store.layers / "a"
-    final.write_bytes(b"good")
     with contextlib.suppress(ValueError), store.publish(final) as partial:
         partial.write_bytes(b"half")
         raise ValueError("mine")
-    assert final.read_bytes() == b"good"
     with pytest.raises(StagerError, match=str(final)), store.publish(final):
         pass  # nothing was written
+    assert final.read_bytes() == b"content"
     assert leftovers(store) == [final]
 
 
@@ -180,14 +175,6 @@ def test_the_lock_tells_who_has_to_wait(store):
         assert process.stdout.readline() == "inside\n"
 
 
-def test_what_is_just_being_published_without_the_lock_is_not_swept(store):
-    with store.publish(store.programs / "a") as partial:
-        partial.write_bytes(b"content")
-        with start("with store.lock(): print('inside')", store.root) as process:
-            assert process.communicate(timeout=300)[0] == "inside\n"
-    assert (store.programs / "a").read_bytes() == b"content"
-
-
 def test_what_cannot_be_read_is_not_blamed_on_the_store(store, tmp_path):
     refused = pytest.raises(StagerError, match=r"cannot read .*not there, which a is made of")
     with refused as caught, store.publish(store.wheels / "a") as partial:
@@ -211,7 +198,6 @@ def test_a_scratch_directory_that_cannot_be_made_is_an_expected_failure(store):
 
 DEPTH = 2100
 """More than Python recurses, and more than a path can name."""
-REPO = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -67,8 +67,7 @@ def test_musl_has_no_manylinux_names():
 
 WRONG = [
     *[("python", text) for text in ("", "3", "3.11.2", "cp311", "2.7", "3.x", "3.11\n", " 3.11")],
-    *[("platform", text) for text in ("", "linux", "linux_x86_64", "win_amd64")],
-    *[("platform", text) for text in ("macosx_14_0_arm64", "manylinux_2_x86_64")],
+    *[("platform", text) for text in ("", "linux", "linux_x86_64", "macosx_14_0_arm64")],
 ]
 
 

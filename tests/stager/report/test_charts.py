@@ -50,13 +50,14 @@ STEP = {"step": 1, "epoch": 0.5, "loss": 2.0, "lr": 0.1, "samples_per_second": 1
 
 
 def test_steps_and_epochs(tmp_path: Path) -> None:
+    again = {**STEP, "step": 3, "samples_per_second": 120.0}
     path = left(
         tmp_path,
         T0,
         STEP,
         {**STEP, "step": 2, "loss": 1.0},
         {"step": 2, "epoch": 1, "avg_loss": 1.5, "accuracy": 0.75, "seconds": 2},
-        {**STEP, "step": 3, "loss": 0.5, "samples_per_second": 120.0},
+        {**again, "loss": 0.5},
         {**STEP, "step": 3, "loss": 0.6},  # done again, from a checkpoint
     )
     curves = read_curves(path)
@@ -101,17 +102,12 @@ def test_only_what_the_jobs_outputs_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "own"),
-    [
-        (T0 - 1000, False),
-        (T0 + 1, False),  # while the nodes were looked at: no rank can have
-        (T0 + 30, True),
-        (T0 + 62.7, True),
-        (T0 + 1000, False),
-    ],
+    ("after", "own"),
+    # One second in, the nodes are still looked at: no rank can have written it.
+    [(-1000, False), (1, False), (30, True), (62.7, True), (1000, False)],
 )
-def test_another_jobs_curves_are_not_this_ones(tmp_path: Path, when: float, own: bool) -> None:
-    path = left(tmp_path / "out", when, STEP)
+def test_another_jobs_curves_are_not_this_ones(tmp_path: Path, after: float, own: bool) -> None:
+    path = left(tmp_path / "out", T0 + after, STEP)
     curves, others = found(went_well(tmp_path / "logs", ["a"]), tmp_path, "out")
     assert [one.path for one in curves] == ([str(path)] if own else [])
     assert others == ([] if own else [path])
@@ -139,19 +135,14 @@ def test_results_that_got_another_name_on_their_way_home(tmp_path: Path) -> None
     ("low", "high", "texts"),
     [
         (0, 2.3, ["0", "0.5", "1.0", "1.5", "2.0", "2.5"]),
-        (0, 100, ["0", "20", "40", "60", "80", "100"]),
         (501, 560, ["500", "520", "540", "560"]),
-        (-1, 1, ["-1.0", "-0.5", "0", "0.5", "1.0"]),
-        (0, 0.004, ["0", "0.001", "0.002", "0.003", "0.004"]),
         (0, 34_000, ["0", "10,000", "20,000", "30,000", "40,000"]),
         (3, 3, ["2.6", "2.8", "3.0", "3.2", "3.4"]),
         (0, 0, ["-1.0", "-0.5", "0", "0.5", "1.0"]),
     ],
 )
-def test_ticks_are_round_and_reach_over_all(low: float, high: float, texts: list[str]) -> None:
-    found = ticks(low, high)
-    assert [text for _, text in found] == texts
-    assert found[0][0] <= low <= high <= found[-1][0]
+def test_ticks_are_round(low: float, high: float, texts: list[str]) -> None:
+    assert [text for _, text in ticks(low, high)] == texts
 
 
 def test_ticks_for_any_numbers() -> None:
@@ -169,10 +160,8 @@ def test_ticks_for_any_numbers() -> None:
 @pytest.mark.parametrize(
     ("seconds", "texts", "unit"),
     [
-        (12.0, ["0", "2", "4", "6", "8", "10", "12"], "seconds"),
         (0.3, ["0", "0.05", "0.10", "0.15", "0.20", "0.25", "0.30"], "seconds"),
         (300, ["0", "1", "2", "3", "4", "5"], "minutes"),
-        (3000, ["0", "10", "20", "30", "40", "50"], "minutes"),
         (86400, ["0", "5", "10", "15", "20"], "hours"),
         (0, ["0"], "seconds"),
     ],
@@ -180,7 +169,7 @@ def test_ticks_for_any_numbers() -> None:
 def test_times_are_round_on_a_clock(seconds: float, texts: list[str], unit: str) -> None:
     found, named = time_ticks(seconds)
     assert ([text for _, text in found], named) == (texts, unit)
-    assert all(0 <= value <= max(seconds, 0) + 1e-9 for value, _ in found)
+    assert all(0 <= value <= seconds + 1e-9 for value, _ in found)
 
 
 def test_amounts_in_words() -> None:
@@ -224,7 +213,5 @@ def test_a_line_is_where_its_numbers_are() -> None:
 
 @pytest.mark.parametrize("points", [[(1.0, 2.0)], [(0.0, 0.0)], [(1.0, 7.0), (2.0, 7.0)]])
 def test_a_line_of_little(points: list[tuple[float, float]]) -> None:
-    path = chart(points).path
-    assert path
-    assert "nan" not in path
+    assert "nan" not in chart(points).path != ""
     assert chart([], dots=[((1.0, 2.0), "a")]).path == ""

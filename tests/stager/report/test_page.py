@@ -85,6 +85,11 @@ def test_what_the_logs_lack_is_told_with_how_much(tmp_path: Path) -> None:
     page = Parsed(write_report(told.write()).path.read_text(encoding="utf-8"))
     said = "n1 rank 3 (120 bytes), n2 the node's ranks (2 frames of messages)"
     assert page.facts()["Logs lost"] == said
+    # A short beginning is drawn again.
+    titles = [one.text for one in page.all("figcaption")]
+    assert titles == ["The whole job", "Until the ranks ran, larger"]
+    across = [one.text for one in page.all("p", class_="across")]
+    assert across == ["seconds since the job began"] * 2
 
 
 def test_nothing_is_fetched_and_nothing_runs(hostile_page: Path) -> None:
@@ -156,15 +161,6 @@ def test_the_first_failure_is_drawn_whatever_failed_after_it() -> None:
     assert choose_rows(rows[:40], "") == rows[:40]
     assert shorten("gpu-partition-node-0017") == "gpu-p\u2026-node-0017"
     assert shorten("sixteen-letters-") == "sixteen-letters-"
-
-
-def test_a_short_beginning_is_drawn_again(tmp_path: Path) -> None:
-    page = Parsed(write_report(went_well(tmp_path, ["a"]).write()).path.read_text())
-    titles = [one.text for one in page.all("figcaption")]
-    assert titles == ["The whole job", "Until the ranks ran, larger"]
-    assert [one.text for one in page.all("p", class_="across")] == [
-        "seconds since the job began"
-    ] * 2
 
 
 # --- colours -------------------------------------------------------------------------------------

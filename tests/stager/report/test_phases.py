@@ -51,16 +51,13 @@ def test_unpacking_includes_the_sending(tmp_path: Path) -> None:
     }
 
 
-def test_a_sending_that_failed(tmp_path: Path) -> None:
+def test_a_sending_that_failed_or_worked_when_it_was_tried_again(tmp_path: Path) -> None:
     job = Told(tmp_path).say("job", nodes=NODES).say("begin", phase="unpack")
     job.say("unpack", 1.0, node="a", ok=False).say("end", 1.0, phase="unpack", seconds=2.0)
     assert told(job) == {
         "a": [("unpack", 0.0, 1.0, "failed")],
         "b": [("unpack", 0.0, 2.0, "silent")],
     }
-
-
-def test_an_unpacking_that_worked_when_it_was_tried_again(tmp_path: Path) -> None:
     job = Told(tmp_path).say("job", nodes=["a"]).say("begin", phase="unpack")
     job.say("unpack", 1.0, node="a", ok=False, lacking=True)
     job.say("unpack", 2.0, node="a", ok=True).say("end", phase="unpack", seconds=3.0)
@@ -94,9 +91,8 @@ def test_a_job_that_runs_and_one_whose_driver_was_killed(tmp_path: Path) -> None
     job.say("started", 1.0, node="a", phase="launch")
     assert told(job)["a"] == [("launch", 1.0, 2.0, "ended"), ("train", 2.0, 2.0, "open")]
     assert told(job, now=T0 + 30)["a"][1] == ("train", 2.0, 30.0, "open")
-
-
-def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
+    assert told(Told(tmp_path)) == {}  # nothing is told
+    # A clock that is set back.
     job = Told(tmp_path).say("job", nodes=["a"]).say("begin", phase="preflight")
     job.say("preflight", -3600, node="a", ok=True).say("end", phase="preflight", seconds=1.0)
     assert told(job)["a"] == [("preflight", 0.0, 0.0, "ended")]
@@ -109,8 +105,3 @@ def test_the_all_reduce_of_a_deep_look(tmp_path: Path) -> None:
         job.say("started", phase="launch", node=node).say("launch", 1, node=node, ok=True)
     found = told(job.say("end", phase="all_reduce", seconds=2.0))
     assert found["b"] == [("deep", 0.0, 2.0, "ended"), ("all_reduce", 2.0, 4.0, "ended")]
-
-
-def test_nothing_is_told(tmp_path: Path) -> None:
-    assert told(Told(tmp_path)) == {}
-    assert find_phases(read_events(Told(tmp_path).write().events)) == JobPhases()

@@ -9,7 +9,8 @@ from pathlib import PurePath
 import pytest
 from jinja2 import UndefinedError
 
-from stager.report.page import clip, make_environment, show_value
+from stager.core.errors import TURNING
+from stager.report.page import make_environment, show_value
 from tests.support.stories import HOSTILE, Parsed
 
 BAD = """<b>&amp;"'</b>"""
@@ -61,16 +62,12 @@ def test_what_is_invisible_is_shown(text: str, seen: str) -> None:
     joined = rendered("{{ [text, text] | join(', ') }}{{ text ~ '; ' }}", text=text)
     assert joined == f"{seen}, {seen}{seen}; "
     assert rendered("{{ path }}", path=PurePath(text)) == seen  # a file may have any name
+    assert all(show_value(chr(code)) == f"\\u{code:04x}" for code in TURNING)
 
 
 def test_what_has_no_value_is_a_fault() -> None:
     with pytest.raises(UndefinedError, match="verdict"):
         rendered("{{ verdict }}")
-
-
-def test_long_texts_are_cut() -> None:
-    assert clip("abc", 3) == "abc"
-    assert clip("abcd", 3) == "abc\u2026"
 
 
 def test_only_a_page_takes_jinja2() -> None:
