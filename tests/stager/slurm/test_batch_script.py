@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,29 +32,19 @@ from tests.support.namespaces import entering
 
 REPO = Path(__file__).resolve().parents[3]
 
+VERIFIED = {"account": "lab", "cpus_per_task": None, "gpus_per_node": "a100:4"}
+ODD = replace(LAUNCH, command=("-m", "a\nb", "it's"), nproc_per_node=None)
 SETTINGS = {
     "run": asking(FACTS, partition="torch", time="00:30:00", exclude="node[02,05]"),
     "verify": replace(
-        asking(
-            FACTS,
-            nodes=(2, 4),
-            account="lab",
-            cpus_per_task=None,
-            gpus_per_node="a100:4",
-            salloc_args=("--mem=8G", "--comment", 'a "b" \\c # d'),
-        ),
+        asking(FACTS, nodes=(2, 4), **VERIFIED,
+               salloc_args=("--mem=8G", "--comment", 'a "b" \\c # d')),
         job=replace(JOB, action=Action.VERIFY, deep=True, cpus_per_task=None),
         made_with="stager script --nodes 2:4",
     ),
-    "requeue": replace(
-        asking(FACTS, nodes=(1, 1)),
-        requeue=True,
-        embed=False,
-        job=replace(
-            JOB, launch=replace(LAUNCH, command=("-m", "a\nb", "it's"), nproc_per_node=None)
-        ),
-    ),
-}
+    "requeue": replace(asking(FACTS, nodes=(1, 1)), requeue=True, embed=False,
+                       job=replace(JOB, launch=ODD)),
+}  # fmt: skip
 
 
 START, END = "    base64 -d <<'END_OF_PROGRAM' | gzip -d\n", "END_OF_PROGRAM\n"
@@ -82,49 +73,43 @@ def test_the_examples_are_what_the_script_says_today(tmp_path: Path) -> None:
         assert text == kept, f"run python scripts/examples.py; {name} is behind"
 
 
-def test_the_job_in_the_script_is_the_job(tmp_path: Path) -> None:
-    text = batch_script(SETTINGS["requeue"])
-    _, _, rest = text.partition("<<'END_OF_JOB'\n")
-    described, _, _ = rest.partition("\nEND_OF_JOB\n")
-    assert parse_job(json.loads(described)) == SETTINGS["requeue"].job
+def test_the_job_in_the_script_is_the_job() -> None:
+    facts = SETTINGS["requeue"]
+    text = batch_script(facts)
+    described = text.partition("<<'END_OF_JOB'\n")[2].partition("\nEND_OF_JOB\n")[0]
+    assert parse_job(json.loads(described)) == facts.job
     assert described.isascii()
     # A command may hold line breaks; in the comment it shows them.
     assert "#   command  -m 'a\\nb' 'it'\"'\"'s'\n" in text
     assert "\nb'" not in text
-
-
-def test_the_signal_comes_the_earlier_the_longer_ranks_save() -> None:
-    job = SETTINGS["requeue"].job
-    patient = replace(job, launch=replace(job.launch, grace_seconds=300))
-    text = batch_script(replace(SETTINGS["requeue"], job=patient))
+    # The signal comes the earlier, the longer ranks save.
+    patient = replace(facts.job, launch=replace(facts.job.launch, grace_seconds=300))
+    text = batch_script(replace(facts, job=patient))
     assert "#SBATCH --signal=B:USR1@383\n" in text
     assert "# 383 s before the time limit" in text
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("key", "value"),
     [
-        ({"partition": "a\n#SBATCH --uid=0"}, "cluster.partition"),
-        ({"time": "1:00\r"}, "cluster.time"),
-        ({"exclude": "n1\x00"}, "cluster.exclude"),
-        ({"account": "x\u2028y"}, "cluster.account"),
-        ({"salloc_args": ("--mem=1G", "--comment=a\nb")}, "cluster.salloc-args"),
-        ({"gpus_per_node": "4\n"}, "cluster.gpus-per-node"),
+        ("partition", "a\n#SBATCH --uid=0"),
+        ("time", "1:00\r"),
+        ("exclude", "n1\x00"),
+        ("account", "x\u2028y"),
+        ("salloc_args", ("--mem=1G", "--comment=a\nb")),
+        ("gpus_per_node", "4\n"),
     ],
 )
-def test_values_that_cannot_stand_in_a_directive(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        batch_script(asking(FACTS, **changed))
-    assert message in str(caught.value)
+def test_values_that_cannot_stand_in_a_directive(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"cluster.{key.replace('_', '-')}"):
+        batch_script(asking(FACTS, **{key: value}))
 
 
 def test_submitting() -> None:
-    assert make_submit_argv(FACTS) == ["sbatch", "--parsable", "--export=ALL"]
+    always = ["sbatch", "--parsable", "--export=ALL"]
+    assert make_submit_argv(FACTS) == always
     set_all = asking(FACTS, partition="p", account="a", time="10", exclude="n1")
-    assert make_submit_argv(set_all) == [
-        *["sbatch", "--parsable", "--export=ALL"],
-        *["--partition=p", "--account=a", "--time=10"],
-    ]
+    assert make_submit_argv(set_all) == [*always, "--partition=p", "--account=a", "--time=10"]
     with pytest.raises(ConfigError, match="partition"):
         make_submit_argv(asking(FACTS, partition="a\nb"))
 
@@ -156,13 +141,9 @@ def test_the_log_is_the_scripts_own(tmp_path: Path, tmp: Path) -> None:
     """Slurm gives it /dev/null; the directory is made where it is missing."""
     logs = tmp_path / "a b" / "logs"
     path = script(tmp_path, job=replace(JOB, log_dir=f"{logs}/", python_hints=(sys.executable,)))
-    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), "SLURM_JOB_ID": "12"}
+    command = ["sh", "-c", f"bash {shlex.quote(str(path))} >/dev/null"]
     for _ in range(2):  # the second time it is appended to
-        with open(os.devnull, "w") as nowhere:
-            done = subprocess.run(
-                ["bash", str(path)], env=env, stdout=nowhere, check=False, timeout=300
-            )
-        assert done.returncode == 0
+        assert run(command, tmp, SLURM_JOB_ID="12").returncode == 0
     assert [file.name for file in logs.iterdir()] == ["demo.12.batch.out"]
     assert (logs / "demo.12.batch.out").read_text().count("\ndriver ") == 2
 
@@ -179,21 +160,21 @@ def script(folder: Path, **changed: Any) -> Path:
     return path
 
 
+def make_env(tmp: Path, variables: dict[str, str]) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), **variables}
+
+
 def run(command: list[str], tmp: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), **variables}
-    return subprocess.run(
-        command, env=env, capture_output=True, text=True, check=False, timeout=300
-    )
+    env = make_env(tmp, variables)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 @contextmanager
 def waiting(path: Path, tmp: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A batch script whose driver runs, and waits for a signal."""
-    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), "DRIVER_WAITS": "1", **variables}
-    with subprocess.Popen(
-        ["bash", str(path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    env, pipe = make_env(tmp, {"DRIVER_WAITS": "1", **variables}), subprocess.PIPE
+    argv = ["bash", str(path)]
+    with subprocess.Popen(argv, env=env, stdout=pipe, stderr=pipe, text=True) as process:
         while not (line := process.stdout.readline()).startswith("driver"):
             assert line
         yield process
@@ -220,10 +201,7 @@ def test_the_exit_status_is_the_drivers(tmp_path: Path, tmp: Path, code: int) ->
 
 @pytest.mark.parametrize(
     ("name", "received"),
-    [
-        *[("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM")],
-        *[("SIGUSR1", "SIGUSR1"), ("SIGUSR2", "SIGUSR2")],
-    ],
+    [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM"), ("SIGUSR1", "SIGUSR1"), ("SIGUSR2", "SIGUSR2")],
 )
 def test_signals_reach_the_driver(tmp_path: Path, tmp: Path, name: str, received: str) -> None:
     """Those that end a job end the driver; it passes the others on to the ranks."""
@@ -233,8 +211,7 @@ def test_signals_reach_the_driver(tmp_path: Path, tmp: Path, name: str, received
         # A second one does not end the wait for the first.
         process.send_signal(getattr(signal, name))
         out, _ = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert out == f"signal {received}\n"
+    assert (process.returncode, out) == (130, f"signal {received}\n")
     assert list(tmp.iterdir()) == []
 
 
@@ -252,11 +229,9 @@ def test_a_job_that_slurm_does_not_queue_again_fails(tmp_path: Path, tmp: Path) 
 
 def test_a_program_that_was_changed(tmp_path: Path, tmp: Path) -> None:
     path = script(tmp_path)
-    lines = path.read_text().splitlines(keepends=True)
-    at = lines.index(START)
+    before, begin, rest = path.read_text().partition(START)
     wrong = base64.b64encode(gzip.compress(driver() + b"#")).decode() + "\n"
-    lines[at + 1 : lines.index(END)] = [wrong]
-    path.write_text("".join(lines))
+    path.write_text(before + begin + wrong + END + rest.partition(END)[2])
     done = run(["bash", str(path)], tmp)
     assert done.returncode == 3
     assert "the program is damaged" in done.stderr
@@ -276,8 +251,7 @@ def test_a_script_that_was_cut_short(tmp_path: Path, tmp: Path) -> None:
 
 
 def test_the_program_out_of_the_bundle(tmp_path: Path, tmp: Path) -> None:
-    bundle = tmp_path / "the bundle.tar"
-    manifest = tmp_path / "manifest.json"
+    bundle, manifest = tmp_path / "the bundle.tar", tmp_path / "manifest.json"
     bundle_id = hashlib.sha256(b'{"format":3,"name":"demo"}').hexdigest()
     manifest.write_text(f'{{"format":3,"id":"{bundle_id}","name":"demo"}}')
     job = replace(JOB, bundle=str(bundle), bundle_id=bundle_id)
@@ -287,11 +261,10 @@ def test_the_program_out_of_the_bundle(tmp_path: Path, tmp: Path) -> None:
     assert f"{bundle} cannot be read from this node" in done.stderr
     assert "without --batch" in done.stderr
 
-    program = tmp_path / "node.pyz"
-    program.write_bytes(driver())
+    (tmp_path / "node.pyz").write_bytes(driver())
     with tarfile.open(bundle, "w") as archive:
-        archive.add(manifest, "manifest.json")
-        archive.add(program, "node.pyz")
+        for name in ("manifest.json", "node.pyz"):
+            archive.add(tmp_path / name, name)
     done = run(["bash", str(path)], tmp)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\ndriver " in done.stdout
@@ -313,7 +286,7 @@ def test_a_full_temporary_directory_is_passed_over(tmp_path: Path) -> None:
 
 def test_no_python(tmp_path: Path, tmp: Path) -> None:
     """None of the names is there, nor in the usual places; one that is too old does not count."""
-    empty = tmp_path / "bin"
+    empty, node = tmp_path / "bin", os.uname().nodename
     empty.mkdir()
     for name in ("mktemp", "base64", "gzip", "sha256sum", "rm", "uname", "cat"):
         (empty / name).symlink_to(f"/usr/bin/{name}")
@@ -321,17 +294,14 @@ def test_no_python(tmp_path: Path, tmp: Path) -> None:
     old.write_text("#!/bin/bash\nexit 1\n")  # as an older Python answers
     old.chmod(0o755)
     path = script(tmp_path, job=replace(JOB, python_hints=("/no/such/python3.11",)))
-    text = path.read_text()
     usual = "/usr/bin/python3 /usr/local/bin/python3 /opt/*/bin/python3"
-    assert usual in text
-    path.write_text(text.replace(usual, ""))
+    assert usual in path.read_text()
+    path.write_text(path.read_text().replace(usual, ""))
     done = run(["/bin/bash", str(path)], tmp, PATH=str(empty))
     assert done.returncode == 3
-    assert done.stderr.startswith(
-        f"stager: {os.uname().nodename}: no Python 3.9 or newer was found"
-    )
+    assert done.stderr.startswith(f"stager: {node}: no Python 3.9 or newer was found")
     assert "/no/such/python3.11 python3" in done.stderr
-    assert f"--exclude={os.uname().nodename}" in done.stderr
+    assert f"--exclude={node}" in done.stderr
     assert list(tmp.iterdir()) == []
 
 

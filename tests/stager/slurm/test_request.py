@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bundle.system.processes import CompletedCommand
-from stager.config.load import Config, parse
+from stager.config.load import parse
 from stager.core.errors import ConfigError, StagerError
 from stager.slurm.request import (
     COMMANDS,
@@ -98,20 +98,14 @@ def test_what_contradicts_or_is_not_there(
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         choose_source(asked, nodes=nodes, batch=batch, inside=inside, found=found, hosts_from=hosts)
     assert caught.value.hint
-    assert caught.value.exit_code == 1
 
 
 def test_the_whole_command(tmp_path: Path) -> None:
     cluster = {
-        "nodes": 3,
-        "partition": "torch",
-        "account": "lab",
-        "time": "00:30:00",
-        "exclude": ["node07", "node1[0-2]"],
-        "cpus-per-task": 4,
-        "gpus-per-node": "a100:2",
+        "nodes": 3, "partition": "torch", "account": "lab", "time": "00:30:00",
+        "exclude": ["node07", "node1[0-2]"], "cpus-per-task": 4, "gpus-per-node": "a100:2",
         "salloc-args": ["--mem=8G", "--exclude", "node20"],
-    }
+    }  # fmt: skip
     env = {"SALLOC_OPTS": "--exclude=hpc42,node07 -xhpc43 -x=n9 --comment 'two words'"}
     asked = make_request(config(tmp_path, cluster=cluster), env, "26ae9588e83c" + "0" * 52)
     argv = make_salloc_argv(asked, ["python3", "-I", "-S", "node.pyz", "drive", "job.json"])
@@ -167,34 +161,19 @@ def test_arguments_that_agree_or_that_the_job_does_not_decide(tmp_path: Path) ->
 # --- A build on a node ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def build_config(tmp_path: Path) -> Config:
+def test_a_build_is_a_job_of_its_own_or_a_step_of_the_allocation(tmp_path: Path) -> None:
     cluster = {"nodes": 4, "partition": "gpu", "gpus-per-node": 1, "salloc-args": ["--mem=8G"]}
-    data = {"environment": {"requirements": ["numpy"]}, "cluster": cluster}
-    return parse(data, root=tmp_path, source=tmp_path / "stager.toml")
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    srun = tmp_path / "srun"
-    srun.write_text("#!/bin/sh\n")
-    srun.chmod(0o755)
-    return {"PATH": str(tmp_path)}
-
-
-def test_a_step_of_the_allocation(build_config: Config, env: dict[str, str]) -> None:
-    begin = make_build_launcher(
-        build_config, {**env, "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16"}
-    )
-    assert begin[:4] == ("srun", "--job-name=stager-build", "--nodes=1", "--ntasks=1")
-    assert {"--cpus-per-task=16", "--overlap"} <= set(begin)
-
-
-def test_a_job_of_its_own(build_config: Config, env: dict[str, str]) -> None:
-    begin = make_build_launcher(build_config, env)
-    assert begin[0] == "srun"
-    assert {"--nodes=1", "--partition=gpu", "--gpus-per-node=1", "--mem=8G"} <= set(begin)
-    assert "--overlap" not in begin
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    build, env = config(tmp_path, cluster=cluster), {"PATH": str(tmp_path)}
+    program, *own = make_build_launcher(build, env)
+    assert program == "srun"
+    assert {"--nodes=1", "--partition=gpu", "--gpus-per-node=1", "--mem=8G"} <= set(own)
+    assert "--overlap" not in own
+    inside = {**env, "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16"}
+    step = make_build_launcher(build, inside)
+    assert step[:4] == ("srun", "--job-name=stager-build", "--nodes=1", "--ntasks=1")
+    assert {"--cpus-per-task=16", "--overlap"} <= set(step)
 
 
 # --- Requests that no partition can satisfy -------------------------------------------------------
@@ -211,10 +190,7 @@ odd n5 4+
 
 
 def asking(**changed: Any) -> Request:
-    fields: dict[str, Any] = dict.fromkeys(
-        ("partition", "account", "time", "exclude", "cpus_per_task", "gpus_per_node")
-    )
-    return Request(**{"name": "demo", "nodes": (1, 1), **fields, **changed})
+    return Request(**{"name": "demo", "nodes": (1, 1), "cpus_per_task": None, **changed})
 
 
 @pytest.mark.parametrize(
@@ -242,17 +218,12 @@ def test_what_there_is_not(request_: Request, ranks: int | None, why: str) -> No
     assert explain_shortage(request_, read_nodes(LISTED), ranks) == why
 
 
-@pytest.mark.parametrize(
-    ("state", "up"),
-    [
-        *[("idle", True), ("allocated", True), ("mixed", True), ("completing", True), ("", True)],
-        *[("down*", False), ("drained", False), ("DRAINING", False), ("failing", False)],
-        *[("powered_down", False), ("maint", False), ("unknown*", False)],
-    ],
-)
-def test_nodes_that_no_job_gets(state: str, up: bool) -> None:
-    (node,) = read_nodes(f"torch* n1 4 {state}\n")
-    assert node.is_up is up
+@pytest.mark.parametrize("up", [True, False])
+def test_nodes_that_no_job_gets(up: bool) -> None:
+    down = ["down*", "drained", "DRAINING", "failing", "powered_down", "maint", "unknown*"]
+    for state in ("idle", "allocated", "mixed", "completing", "") if up else down:
+        (node,) = read_nodes(f"torch* n1 4 {state}\n")
+        assert node.is_up is up, state
 
 
 def test_nodes_are_listed_where_slurm_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
