@@ -18,11 +18,11 @@ from bundle.driver.forecast import (
     measure_staging_work,
 )
 from bundle.driver.plan import excerpt_size
-from bundle.format.manifest import Layer, Manifest, Part
+from bundle.format.manifest import Layer
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, Launcher, TransferWay
 from bundle.protocol.events import Record, StagingWork
-from bundle.protocol.job import ASSUMED, Requires
+from bundle.protocol.job import ASSUMED
 from stager.config.job_settings import JobOptions
 from stager.config.load import load
 from stager.core.store import Store
@@ -38,6 +38,7 @@ from stager.forecast import (
     KnownRates,
     MeasuredJob,
     Setting,
+    SharedFiles,
     estimate,
     estimate_from_files,
     estimate_rates,
@@ -55,7 +56,7 @@ from stager.forecast import (
 )
 from stager.jobs.preparation import prepare
 from tests.support.building import Project
-from tests.support.demo_project import ZERO
+from tests.support.demo_project import ZERO, manifest
 from tests.support.events import record as event_record
 from tests.support.past_jobs import SEEN, WORK, as_expected
 
@@ -69,14 +70,9 @@ def layer(name: str, kind: str = "wheel") -> Layer:
                  unpacked_size=4 * size, files=files)  # fmt: skip
 
 
-MANIFEST = Manifest(
-    name="demo",
-    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
-    node=Part(name="node.pyz", sha256=ZERO, size=1),
-    decompressor=None,
+MANIFEST = replace(
+    manifest("torch"),
     layers=(layer("torch"), layer("demo", "project"), layer("small"), layer("middling")),
-    packages=("torch",),
-    imports=("torch",),
 )
 SETTING = Setting(
     bundle=Path("/b.tar"),
@@ -120,9 +116,10 @@ def test_the_report() -> None:
     assert (report["nproc_per_node"], report["cpus"], report["launcher"]) == (2, 4, "torchrun")
     assert report["rates"]["basis"].startswith("assumed")
     assert report["rates"]["link"] == ASSUMED.link
-    one, many = report["forecasts"]
-    assert (one["nodes"], one["world_size"], one["width"], one["levels"]) == (1, 2, 1, 1)
-    assert (many["world_size"], many["width"], many["levels"]) == (1024, 2, 9)
+    names = ("nodes", "world_size", "width", "levels")
+    shapes = [tuple(each[name] for name in names) for each in report["forecasts"]]
+    assert shapes == [(1, 2, 1, 1), (512, 1024, 2, 9)]
+    one = report["forecasts"][0]
     assert one["cold"] == forecast_cold(SETTING, 1).to_json()
     assert list(one["shared"]) == list(report["pays_from"]) == ["lustre", "nfs"]
     assert report["verdict"] == (
@@ -136,11 +133,7 @@ def test_the_report() -> None:
 
 def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> None:
     packed = project.settings("alpha").build().packed
-    bundle, size, layers = (
-        (packed.path, packed.manifest),
-        packed.manifest.size,
-        packed.manifest.layers,
-    )
+    layers, size = packed.manifest.layers, packed.manifest.size
     work, nodes = measure_staging_work(layers, layers, size), Nodes(40, cpus=1, ranks=1)
     sends = {
         TransferWay.SBCAST: forecast_staging(work, nodes, relayed=False).send,
@@ -148,13 +141,14 @@ def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> 
     }
     for way in TransferWay:
         options = JobOptions(nodes=(40, 40), log_dir=tmp_path, allocation="slurm", transfer=way)
-        config = load(project.root)
-        prepared = prepare(config, options, bundle, action=Action.VERIFY, source="salloc")
+        bundle = (packed.path, packed.manifest)
+        prepared = prepare(
+            load(project.root), options, bundle, action=Action.VERIFY, source="salloc"
+        )
         job = plan_job(prepared, ("salloc", "--export=HF_TOKEN=hunter2"))
         assert job.argv == ("salloc", "--export=HF_TOKEN=***")
         assert (job.bundle, job.id, job.nodes) == (packed.path, packed.manifest.id, (40, 40))
-        assert job.transfer is way
-        assert job.bytes_at_most == (0 if way is TransferWay.SHARED else size)
+        assert (job.transfer, job.bytes_at_most) == (way, size * (way is not TransferWay.SHARED))
         assert (job.forecast.nodes, job.forecast.measured) == (40, False)
         expected = sends.get(way, forecast_staging(work, nodes).send)
         assert job.forecast.seconds.send == pytest.approx(expected, abs=0.001)
@@ -254,11 +248,10 @@ def plan(*hows: str) -> dict[str, Any]:
     return {"event": "plan", "cpus": 4, "groups": groups}
 
 
-def ends() -> list[dict[str, Any]]:
-    return [
-        {"event": "end", "phase": "preflight", "seconds": 0.5},
-        {"event": "end", "phase": "unpack", "seconds": 6.0},
-    ]
+ENDS = [
+    {"event": "end", "phase": "preflight", "seconds": 0.5},
+    {"event": "end", "phase": "unpack", "seconds": 6.0},
+]
 
 
 def unpacked(*seconds: float, ok: bool = True) -> list[dict[str, Any]]:
@@ -274,27 +267,25 @@ def seen(*events: dict[str, Any]) -> MeasuredJob | None:
 
 def test_what_a_job_shows() -> None:
     sent = {"event": "sent", "seconds": 2.5}
-    assert seen(plan("sbcast"), sent, *unpacked(3.0, 4.0, 2.0), *ends()) == SEEN
-    bare = replace(SEEN, send=None, unpack=None)
-    assert seen(plan("present", "sbcast"), *ends()) == bare
-    relayed = seen(plan("relay"), {**sent, "relayed": True}, *unpacked(3.0, 4.0, 2.0), *ends())
+    answers = unpacked(3.0, 4.0, 2.0)
+    assert seen(plan("sbcast"), sent, *answers, *ENDS) == SEEN
+    assert seen(plan("present", "sbcast"), *ENDS) == replace(SEEN, send=None, unpack=None)
+    relayed = seen(plan("relay"), {**sent, "relayed": True}, *answers, *ENDS)
     assert relayed == replace(SEEN, relayed=True)
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [],
-        ends(),
-        [plan(), *ends()],
-        [plan("present"), *ends()],
-        [plan("shared"), *ends()],
-        [plan("sbcast")],
-        [plan("sbcast"), ends()[0]],
-        [plan("sbcast", "shared"), *ends()],
-        [plan("sbcast", "sbcast"), *ends()],
-        [plan("sbcast"), *unpacked(1.0, ok=False), *ends()],
-        [plan("sbcast"), *[{"event": "sent", "seconds": 1.0}] * 2, *ends()],
+        ENDS,
+        [plan(), *ENDS],
+        [plan("present"), *ENDS],
+        [plan("shared"), *ENDS],
+        [plan("sbcast"), ENDS[0]],
+        [plan("sbcast", "shared"), *ENDS],
+        [plan("sbcast", "sbcast"), *ENDS],
+        [plan("sbcast"), *unpacked(1.0, ok=False), *ENDS],
+        [plan("sbcast"), *[{"event": "sent", "seconds": 1.0}] * 2, *ENDS],
     ],
 )
 def test_a_job_that_shows_nothing(events: list[dict[str, Any]]) -> None:
@@ -302,23 +293,19 @@ def test_a_job_that_shows_nothing(events: list[dict[str, Any]]) -> None:
     assert seen(*events) is None
 
 
-def test_a_job_is_kept_as_it_goes(tmp_path: Path) -> None:
+def test_a_job_is_kept_as_it_goes_unless_it_ends_badly(tmp_path: Path) -> None:
     store, told = Store(tmp_path), list[Record]()
-    events = [event_record(**event) for event in (plan("sbcast"), *ends())]
+    events = [event_record(**event) for event in (plan("sbcast"), *ENDS)]
+    with suppress(KeyboardInterrupt), keep_times(store, told.append) as listen:
+        for event in events:
+            listen(event)
+        raise KeyboardInterrupt
+    assert told == events
+    assert read_history(store) == ()
     with keep_times(store, told.append) as listen:
         for event in events:
             listen(event)
-    assert told == events
     assert [one.stage for one in read_history(store)] == [6.0]
-
-
-def test_a_job_that_ends_badly_is_not_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with suppress(KeyboardInterrupt), keep_times(store, lambda event: None) as listen:
-        for event in [plan("sbcast"), *ends()]:
-            listen(event_record(**event))
-        raise KeyboardInterrupt
-    assert read_history(store) == ()
 
 
 # --- Running from a shared file system: the published figures that the rates were taken from ----
@@ -329,16 +316,18 @@ IMPORT = 5.5
 """Seconds of the reference import with all files at hand; published times have them in."""
 
 
-def test_frontiers_eight_nodes() -> None:
-    """57 s from Lustre and 244 s from NFS; eight ranks a node are a guess."""
-    eight = Nodes(8, ranks=8)
-    assert estimate_shared_reads(FILES, SIZE, eight, LUSTRE) + IMPORT == pytest.approx(57, rel=0.05)
-    assert estimate_shared_reads(FILES, SIZE, eight, NFS) + IMPORT == pytest.approx(244, rel=0.05)
-
-
-def test_an_import_of_torch_on_2048_nodes() -> None:
-    """120 s with 12 ranks each; it makes 17,800 of the reference's 71,270 path calls."""
-    share = 17_800 / CALLS
-    files, size = int(FILES * share), int(SIZE * share)
-    waiting = estimate_shared_reads(files, size, Nodes(2048, ranks=12), LUSTRE)
-    assert waiting + 1.7 == pytest.approx(120, rel=0.1)
+@pytest.mark.parametrize(
+    ("nodes", "share", "shared", "own", "published"),
+    [
+        # Frontier: from Lustre and from NFS; eight ranks a node are a guess.
+        (Nodes(8, ranks=8), 1.0, LUSTRE, IMPORT, pytest.approx(57, rel=0.05)),
+        (Nodes(8, ranks=8), 1.0, NFS, IMPORT, pytest.approx(244, rel=0.05)),
+        # An import of torch makes 17,800 of the reference's 71,270 path calls.
+        (Nodes(2048, ranks=12), 17_800 / CALLS, LUSTRE, 1.7, pytest.approx(120, rel=0.1)),
+    ],
+)
+def test_published_times_are_met(
+    nodes: Nodes, share: float, shared: SharedFiles, own: float, published: object
+) -> None:
+    waiting = estimate_shared_reads(int(FILES * share), int(SIZE * share), nodes, shared)
+    assert waiting + own == published

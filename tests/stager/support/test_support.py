@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from stager.core.store import Store
 from stager.logs.job_files import find_job_files, list_job_files
 from stager.support.archive import Step, SupportOptions, make_support_archive
 from tests.support.building import STAGER, Project
@@ -290,10 +291,9 @@ def _assert_useful(planted: Planted, found: dict[str, bytes], raw: dict[str, byt
 def job_of(folder: Path, log: bytes = b"hello\n", **job: Any) -> Path:
     """The files of job 77 on two nodes."""
     folder.mkdir(exist_ok=True)
-    (folder / "events.77.jsonl").write_text(
-        '{"v": 1, "event": "job", "nodes": ["hpc07", "hpc08"]}\n'
-    )
-    told = {"v": 3, "id": "77", "nodes": ["hpc07", "hpc08"], "launch": {"pass_env": []}, **job}
+    nodes = {"nodes": ["hpc07", "hpc08"]}
+    (folder / "events.77.jsonl").write_text(json.dumps({"v": 1, "event": "job", **nodes}) + "\n")
+    told = {"v": 3, "id": "77", **nodes, "launch": {"pass_env": []}, **job}
     (folder / "job.77.json").write_text(json.dumps(told))
     (folder / "demo.77.hpc07.0.out").write_bytes(log)
     return folder
@@ -416,11 +416,13 @@ def test_names_of_people_and_machines_get_stand_ins(tmp_path: Path) -> None:
         b"/home/alice/run on hpc08 (10.1.2.3) for alice, mail alice@site.example.org\n"
         b"nvidia-curand-cu12==10.3.5.147 from hpc[07-08], hpc07.cluster.example.org:29500\n"
     )
-    logs = job_of(tmp_path / "logs", log)
-    os.rename(logs / "demo.77.hpc07.0.out", logs / "demo.77.hpc08.1.out")
-    plain = made(logs, tmp_path / "a")
-    assert plain["demo.77.hpc08.1.out"] == log
+    logs = job_of(tmp_path / "logs", b"bobby was here with aB3dE5fG7hI9jK1l\n")
+    (logs / "demo.77.hpc08.1.out").write_bytes(log)
+    (logs / "demo.77.hpc08.2.out").write_bytes(b"in /home/bobby, the token is aB3dE5fG7hI9jK1l\n")
+    assert made(logs, tmp_path / "a")["demo.77.hpc08.1.out"] == log
     found = made(logs, tmp_path / "b", hide_names=True)
+    # What is met late is hidden from the beginning.
+    assert found["demo.77.node-1.0.out"] == b"USER-2 was here with [redacted: known-value]\n"
     assert found["demo.77.node-2.1.out"] == (
         b"/home/USER/run on node-2 (ip-1) for USER, mail person-1@example.org\n"
         b"nvidia-curand-cu12==10.3.5.147 from node-[...], node-1:29500\n"
@@ -431,34 +433,24 @@ def test_names_of_people_and_machines_get_stand_ins(tmp_path: Path) -> None:
         assert b"alice" not in data, name
 
 
-def test_a_name_that_is_met_late_is_hidden_from_the_beginning(tmp_path: Path) -> None:
-    logs = job_of(tmp_path / "logs", b"bobby was here\n")
-    (logs / "demo.77.hpc08.1.out").write_bytes(b"in /home/bobby, the token is aB3dE5fG7hI9jK1l\n")
-    (logs / "demo.77.hpc07.0.out").write_bytes(b"bobby was here with aB3dE5fG7hI9jK1l\n")
-    found = made(logs, tmp_path / "b", hide_names=True)
-    assert found["demo.77.node-1.0.out"] == b"USER was here with [redacted: known-value]\n"
-
-
 def test_somebody_elses_logs(tmp_path: Path) -> None:
     logs = tmp_path / "foreign=logs"
     (logs / "deep").mkdir(parents=True)
-    (logs / "README.txt").write_text("a log with such a name\n")
-    (logs / "deep" / "rank_1.log").write_text("token=abc123def\n")
-    (logs / "token=Zz11Yy22Xx33.log").write_text("hello\n")
-    (logs / "token=Ww44Vv55Uu66.log").write_text("world\n")
-    shown: list[str] = []
-    found = made(
-        logs, tmp_path / "a", job="", step=lambda name, done, total: shown.append(Path(name).name)
-    )
-    assert {name for name in shown if "=" in name} == {
-        "token=redacted-token", "token=redacted-token-2",
-    }  # fmt: skip
-    assert found["logs/README.txt"] == b"a log with such a name\n"
-    assert found["logs/deep/rank_1.log"] == b"token=[redacted: token]\n"
-    twins = {name: data for name, data in found.items() if name.startswith("logs/token=")}
-    assert twins == {
-        "logs/token=redacted-token": b"world\n",
-        "logs/token=redacted-token-2": b"hello\n",
+    for name, text in (
+        ("README.txt", "a log with such a name\n"),
+        ("deep/rank_1.log", "token=abc123def\n"),
+        ("token=Zz11Yy22Xx33.log", "hello\n"),
+        ("token=Ww44Vv55Uu66.log", "world\n"),
+    ):
+        (logs / name).write_text(text)
+    shown: set[str] = set()
+    found = made(logs, tmp_path / "a", job="", step=lambda name, *_: shown.add(Path(name).name))
+    twins = {"token=redacted-token": b"world\n", "token=redacted-token-2": b"hello\n"}
+    assert {name for name in shown if "=" in name} == set(twins)
+    assert {name: data for name, data in found.items() if name.startswith("logs/")} == {
+        "logs/README.txt": b"a log with such a name\n",
+        "logs/deep/rank_1.log": b"token=[redacted: token]\n",
+        **{f"logs/{name}": data for name, data in twins.items()},
     }
 
 
@@ -479,46 +471,33 @@ def test_values_of_the_environment_are_found_bare(tmp_path: Path) -> None:
     )
 
 
-def support(
-    place: Path, *arguments: str, start: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    argv = [*start, *STAGER, "support", "--log-dir", str(place.parent / "logs"), *arguments]
-    return subprocess.run(argv, cwd=place, capture_output=True, text=True, check=False)
-
-
 def test_the_list_shows_what_would_go_in_and_writes_nothing(tmp_path: Path) -> None:
-    job_of(tmp_path / "logs", b"x" * 5000)
-    place = tmp_path / "here"
+    logs, place = job_of(tmp_path / "logs", b"x" * 5000), tmp_path / "here"
     place.mkdir()
-    asked = ("--list", "--max-log-bytes", "1000")
-    done = support(place, *asked)
+    project = Project(root=place, store=Store(tmp_path / "store"))
+    asked = ("support", "--log-dir", str(logs), "--list", "--max-log-bytes", "1000")
+    done = project.stager(*asked)
     assert done.returncode == 0, done.stderr
     assert "5,000  demo.77.hpc07.0.out (cut to 1,000)" in done.stdout
     assert "README.txt" in done.stdout
     assert "run_wrapper.77.py: not there" in done.stderr
-    assert list(place.iterdir()) == []
-    shown = {
-        one["name"]: one for one in json.loads(support(place, *asked, "--json").stdout)["files"]
-    }
+    files = json.loads(project.stager(*asked, "--json").stdout)["files"]
     log = "demo.77.hpc07.0.out"
-    assert shown[log] == {"name": log, "bytes": 5000, "cut": True}
+    assert {"name": log, "bytes": 5000, "cut": True} in files
+    assert list(place.iterdir()) == []
 
 
-def test_what_cannot_be_written_or_found_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     job_of(tmp_path / "logs", b"line\n" * 100_000)
     place = tmp_path / "here"
     place.mkdir()
-    limit = ("sh", "-c", 'ulimit -f 20; exec "$@"', "sh")  # what is written cannot be closed either
-    for arguments, start, said in (
-        (("-o", str(place / "no" / "a.tar.gz")), (), ("cannot be written", "--output")),
-        (("99",), (), ("there are no logs of job 99",)),
-        ((), limit, ("File too large",)),
-    ):
-        done = support(place, *arguments, start=start)
-        assert done.returncode == 1
-        assert all(word in done.stderr for word in said), done.stderr
-        assert "Traceback" not in done.stderr
-        assert list(place.iterdir()) == []
+    # What is written cannot be closed either.
+    argv = ["sh", "-c", 'ulimit -f 20; exec "$@"', "sh", *STAGER, "support", "--log-dir", "../logs"]
+    done = subprocess.run(argv, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(place.iterdir()) == []
 
 
 def test_a_large_log_is_not_read_into_memory(tmp_path: Path) -> None:

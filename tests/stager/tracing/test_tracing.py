@@ -148,20 +148,31 @@ def patterns(files: dict[str, int], read: set[str] = READ) -> list[str | None]:
 PACKAGE = dict.fromkeys(READ, BIG)
 
 
-def test_the_topmost_directory_of_which_nothing_was_read_is_named() -> None:
-    files = PACKAGE | {"p/test/a.txt": BIG, "p/test/deep/b.txt": BIG, "p/sub/x/c.txt": BIG}
-    files["p/sub/core.py"] = TINY
-    assert patterns(files, READ | {"p/sub/core.py"}) == ["p:/p/test/", "p:/p/sub/x/"]
-    (test, _) = parts(files, READ | {"p/sub/core.py"})
-    assert (test.path, test.files, test.bytes) == ("p/test/", 2, 2 * BIG)
+@pytest.mark.parametrize(
+    ("more", "read", "expected"),
+    [
+        # The topmost directory of which nothing was read,
+        ({"p/test/a.txt": BIG, "p/test/deep/b.txt": BIG, "p/sub/x/c.txt": BIG, "p/sub/r": TINY},
+         READ | {"p/sub/r"}, ["p:/p/test/", "p:/p/sub/x/"]),
+        # or a file alone that is beside others that were read; never metadata.
+        ({"p/lib/libp.a": BIG}, READ, ["p:/p/lib/libp.a"]),
+        ({"p/lib/[odd]*.a": BIG, "p-1.0.dist-info/LICENSE": BIG}, READ, [r"p:/p/lib/\[odd]\*.a"]),
+    ],
+)  # fmt: skip
+def test_what_is_named(more: dict[str, int], read: set[str], expected: list[str]) -> None:
+    assert patterns(PACKAGE | more, read) == expected
+    named = parts(PACKAGE | more, read)[0]
+    if named.path == "p/test/":
+        assert (named.files, named.bytes) == (2, 2 * BIG)
 
 
-def test_a_file_beside_others_that_were_read_is_named_alone() -> None:
-    assert patterns(PACKAGE | {"p/lib/libp.a": BIG}) == ["p:/p/lib/libp.a"]
-    metadata = {"p-1.0.dist-info/LICENSE": BIG}  # which is never named
-    assert patterns(PACKAGE | {"p/lib/[odd]*.a": BIG} | metadata) == [r"p:/p/lib/\[odd]\*.a"]
+def test_small_parts_are_told_together() -> None:
     (small,) = parts(PACKAGE | {f"p/{name}/x": TINY for name in "abc"})
     assert small == UnreadFiles("p", "", 3, 3 * TINY, None, SMALL)
+    assert patterns({"data/x": BIG}, set()) == ["p:/data/"]
+    # A package of which nothing was read keeps its top.
+    files = {"p/__init__.py": BIG, "p/a/x.py": BIG, "p/b/y.py": BIG, "p/big.dat": BIG}
+    assert patterns(files, set()) == ["p:/p/*/", "p:/p/big.dat"]
 
 
 def test_a_module_whose_bytecode_was_read_was_read() -> None:
@@ -173,12 +184,6 @@ def test_a_module_whose_bytecode_was_read_was_read() -> None:
     assert patterns(files, read) == ["p:/p/n.py"]
     (part,) = parts(files, read)
     assert (part.files, part.bytes) == (2, 2 * BIG)
-
-
-def test_a_package_of_which_nothing_was_read_keeps_its_top() -> None:
-    files = {"p/__init__.py": BIG, "p/a/x.py": BIG, "p/b/y.py": BIG, "p/big.dat": BIG}
-    assert patterns(files, set()) == ["p:/p/*/", "p:/p/big.dat"]
-    assert patterns({"data/x": BIG}, set()) == ["p:/data/"]
 
 
 def test_programs_stay_and_compiled_tests_beside_them_go() -> None:
