@@ -346,7 +346,7 @@ class Setting:
     basis: KnownRates
 
     def nodes(self, count: int) -> Nodes:
-        """Return so many nodes."""
+        """Return ``count`` nodes of this kind."""
         return Nodes(count, cpus=self.cpus, ranks=self.ranks)
 
     def choose_changed(self) -> Layer | None:

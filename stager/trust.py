@@ -1,4 +1,4 @@
-"""OpenSSH's ``ssh-keygen``, as this side starts it."""
+"""Signing bundles with SSH keys, and deciding whose signature is accepted."""
 
 from __future__ import annotations
 

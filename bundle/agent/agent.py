@@ -142,11 +142,11 @@ def _start_early(request: messages.AgentRequest) -> EarlyLauncher | None:
     # Nothing runs before a signed environment has been compared with its listing.
     if not _can_launch_early(job) or (job.trust and not is_probe):
         return None
-    from ..launch import commands as early
+    from ..launch import commands
 
     try:
         _check_signature(request)
-        return early.start_early_launcher(
+        return commands.start_early_launcher(
             job, request.root if isinstance(request, messages.PlacedRequest) else ""
         )
     except NodeError:  # the phase itself reports it

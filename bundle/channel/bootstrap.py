@@ -19,7 +19,7 @@ import zlib
 
 
 def read_exactly(count: int) -> bytes:
-    """Read exactly so many bytes from standard input, and not one more."""
+    """Read exactly ``count`` bytes from standard input."""
     parts = []
     while count:
         data = os.read(0, min(count, 1 << 20))

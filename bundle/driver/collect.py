@@ -72,7 +72,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
 
 
 def _collect(state: State, node: str) -> dict[str, TidyAnswer]:
-    """Collect from rank 0's node, then from others; none answers where some still have outputs."""
+    """Collect from rank 0's node, then from others; return {} if some nodes still have outputs."""
     received, asked, pending = _fetch_outputs(state, node), [node], [node]
     answers: dict[str, TidyAnswer] = {}
     try:
@@ -111,7 +111,8 @@ def _remove_work_dirs(
 ) -> dict[str, TidyAnswer]:
     """Remove the ranks' working directories, unless files that may be wanted are left there.
 
-    A node that has other outputs than were received says so; None if nothing was to come.
+    A node that has other outputs than were received says so in its answer. ``received`` is None if
+    no outputs were to be brought back.
     """
     named, brought = list_named_outputs(state.job), None
     keep_files = True

@@ -146,7 +146,7 @@ def _measure_all_reduce(
     printed = _run_ranks(state, nodes, backend)
     result = read_measurement(itertools.chain.from_iterable(printed.values()))
     if result is None:
-        problems = find_failed_ranks(printed, state.get_answers(LaunchAnswer))
+        problems = find_faulty_nodes(printed, state.get_answers(LaunchAnswer))
         values = {"prefix": RESULT.strip(), "log_dir": state.job.log_dir}
         nothing = Problem(ProblemCode.NOTHING_MEASURED, nodes[0], values)
         return None, problems or {nodes[0]: [nothing]}
@@ -340,7 +340,7 @@ class _Report(NamedTuple):
         return between.group(1, 2) if between else ()
 
 
-def find_failed_ranks(
+def find_faulty_nodes(
     printed: Mapping[tuple[str, int], Sequence[str]], answers: Mapping[str, LaunchAnswer]
 ) -> Problems:
     """Return the nodes that are at fault when an all-reduce has failed.
@@ -385,13 +385,13 @@ def _group_by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems
     frequency = Counter(node for report in reports for node in report.pair or ())
     problems: Problems = {}
     for report in reports:
-        for node in _pick_faulty_ranks(report, nodes, frequency):
+        for node in _pick_faulty_nodes(report, nodes, frequency):
             why = report.text.removeprefix(f"{node}: ")
             problems.setdefault(node, []).append(_make_problem(node, why))
     return {node: problems[node] for node in nodes if node in problems}
 
 
-def _pick_faulty_ranks(
+def _pick_faulty_nodes(
     report: _Report, nodes: Sequence[str], frequency: Mapping[str, int]
 ) -> list[str]:
     pair = report.pair

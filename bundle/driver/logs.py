@@ -82,7 +82,7 @@ def _last_begin(events: str) -> Record | None:
 
 
 def _is_of_another(last: Record, job: Job) -> bool:
-    """Tell another job with this id: an allocation may have run earlier jobs under its number."""
+    """Return whether events are those of another job; one allocation may run several."""
     cluster, begun = cluster_name(job), last.event
     if cluster and isinstance(begun, JobBegins) and begun.cluster not in ("", cluster):
         return True

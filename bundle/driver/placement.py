@@ -173,7 +173,7 @@ class _Shipment(NamedTuple):
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
-    """Send to all nodes; retry copies damaged in transit: one that arrived as sent fails again."""
+    """Send to all nodes; send copies that were damaged on their way once more."""
     _deliver_in_any_way(state, shipment, nodes)
     damaged = _find_damaged_copies(state, shipment, nodes)
     if not damaged:

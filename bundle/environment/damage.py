@@ -60,7 +60,7 @@ def _describe_read_error(exc: Exception) -> str:
 # --- The link from an environment to its interpreter, and ``pyvenv.cfg``, which must agree with it
 
 RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
-"""Files that ``renew`` renames into place to point an environment at another interpreter."""
+"""Files that are renamed into place to point an environment at another interpreter."""
 _RENEWAL_SECONDS = 0.05
 
 

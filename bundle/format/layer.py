@@ -1,6 +1,6 @@
 """The index of one layer, and the checks it must pass before a byte of the layer is used.
 
-A layer is a sequence of zstd frames. The first is the head (:mod:`bundle.format.layer`), which
+A layer is a sequence of zstd frames. The first is the head, which
 holds the index. Each later frame decompresses, independently of the others, to the next piece of
 one plain tar. The index lists every file with its size, mode, digest and place in the tar, and
 every frame with its lengths and the digest of its compressed bytes. Tar headers are for people:

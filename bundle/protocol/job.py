@@ -220,7 +220,7 @@ class Job:
     wanted: tuple[int, int] | None = None
     """Minimum and maximum of nodes to take from an allocation; None: all that it has."""
     min_nodes: int | None = None
-    """Nodes that fail are left out as long as so many remain; None: all must do."""
+    """Nodes that fail are left out while at least this many remain; None: all must do."""
     stage: Stage = Stage.AUTO
     transfer: TransferWay = TransferWay.AUTO
     cpus_per_task: int | None = None

@@ -319,7 +319,7 @@ class LaunchRequest(PlacedRequest, phase="launch"):
     own: bool = False
     """True if the program is ours, and not the user's."""
     limit: float | None = None
-    """Seconds after which the ranks are told to end; None for any time."""
+    """Seconds after which the ranks are told to end; None: no limit."""
     hold: bool = False
     """True to report ``ready``, and wait for a word before a rank begins."""
 

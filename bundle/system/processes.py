@@ -121,7 +121,7 @@ def reap_orphans() -> None:
 
 
 def _is_orphan(child: int) -> bool:
-    """Tell an adopted child; forked ones share our session, which started ones never rejoin."""
+    """Return whether a child was adopted: only forked ones share our session."""
     return child not in waited_for and os.getsid(child) != os.getsid(0)
 
 

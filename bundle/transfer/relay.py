@@ -58,7 +58,7 @@ class Pace:
         """Measure from now on."""
         self._since, self._first = now, list(self._file.have)
 
-    def is_slow(self, now: float) -> bool:
+    def poll_slow(self, now: float) -> bool:
         """Return whether this half is behind, and has been slow; call it often.
 
         True once at the end of a measurement, after which the next one begins.
@@ -188,7 +188,7 @@ class Inflow:
         for link in self.open_connections:
             with self._leave_on_failure(link, now):
                 link.tick(now)
-        slow = self._pace.is_slow(now)
+        slow = self._pace.poll_slow(now)
         wanted = slow if self.parent is not None else now >= self._again
         if wanted and self.candidate is None:
             self._try_next(now)
@@ -274,7 +274,9 @@ class Inflow:
 
 MOST_CHILDREN = 8
 """Nodes that one node serves at a time: two in its own tree, and those whose parent has failed."""
-MOST_OF_SOURCE = 64  # connections that the source serves: it is the last that a node can turn to
+MAX_SOURCE_CONNECTIONS = (
+    64  # connections that the source serves: it is the last that a node can turn to
+)
 MOST_STRANGERS = 64
 """Connections that have not proved their right; a further one ends any of them. If it ended the
 oldest, whoever connects fast enough would keep everybody out."""
@@ -357,7 +359,7 @@ class Relay:
         """
         due = [self._report_contact, self._outcome]
         if candidates is None:
-            self._most_children = MOST_OF_SOURCE
+            self._most_children = MAX_SOURCE_CONNECTIONS
             due.clear()
         else:
             self._position = candidates.position

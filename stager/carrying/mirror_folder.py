@@ -1,4 +1,4 @@
-"""A wheel as an index lists it: its digest, and what its METADATA says."""
+"""The folder of a mirror: its wheels, and the pages of the index that lists them."""
 
 from __future__ import annotations
 

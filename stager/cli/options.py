@@ -285,7 +285,7 @@ def _read_resolving(
         str | None,
         option(
             "--exclude-newer DATE",
-            "Ignore files uploaded after DATE. The lock keeps it; none lifts it.",
+            "Ignore files uploaded after DATE. The lock keeps it; the word none ends that.",
         ),
     ] = None,
 ) -> Any:  # noqa: ANN401

@@ -72,7 +72,6 @@ class Events(Reports):
         self._nodes = len(job.nodes)
         self._action, self._restarts = job.action, job.launch.max_restarts
         self._moving = bool(self._restarts or job.launch.elastic)
-        self._each = job.launch.nproc_per_node or 1
         self._dry_run, self._job_id = job.dry_run, job.id
         self._slurm = job.allocation is Allocation.SLURM
         count, names = len(job.nodes), _names(job.nodes)
@@ -221,7 +220,7 @@ class Events(Reports):
             self.data_lines([f"{who}: {apply_carriage_returns(line)}" for line in event.lines])
         elif self._action is Action.VERIFY and record.phase == PhaseName.LAUNCH:
             return  # the ranks of the check: their result is shown at the end
-        elif self._is_shown(event):
+        elif event.head:
             self._note_skipped(event)
             self.data_lines([*map(apply_carriage_returns, self._drop_launcher_lines(event.lines))])
 
@@ -229,12 +228,6 @@ class Events(Reports):
         if event.skipped:
             lines = format_count(event.skipped, "line")
             self.note(f"{lines} not shown: the reader did not keep up; the logs have all of it")
-
-    def _is_shown(self, event: OutputShown) -> bool:
-        """Return whether the first node wrote it, or the first ranks where torchrun moves ranks."""
-        if event.rank is None or not self._moving:
-            return event.head
-        return event.rank < self._each
 
     def _drop_launcher_lines(self, lines: Sequence[str]) -> Sequence[str]:
         begins = (line.startswith(_LAUNCHERS_BEGIN) for line in lines)

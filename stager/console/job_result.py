@@ -17,7 +17,7 @@ from bundle.protocol.problem import ProblemCode, format_problem
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from ..diagnosis.failure import format_ranks
-from ..jobs import outcome as metrics
+from ..jobs.outcome import format_figures, make_verify_result
 from ..logs.job_files import format_time
 from .events import Events
 from .output import Output
@@ -264,7 +264,7 @@ class Console(Events, JobLogs):
         spent = ", ".join(_format_phase_time(outcome, name) for name in outcome.spent)
         self.say(f"done: {format_count(outcome.end.world_size or 0, 'rank')}; {spent}", "good")
         for figures in outcome.figures:
-            self.say(metrics.format_figures(figures), "good")
+            self.say(format_figures(figures), "good")
         for note in outcome.end.notes or ():
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
@@ -320,7 +320,7 @@ class Console(Events, JobLogs):
         from .tables import make_node_table
 
         width = get_terminal_size().columns
-        self._print_table(make_node_table(metrics.make_verify_result(outcome).nodes, width))
+        self._print_table(make_node_table(make_verify_result(outcome).nodes, width))
 
     def _show_network(self, outcome: Outcome) -> None:
         deep = outcome.end.deep

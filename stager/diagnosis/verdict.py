@@ -160,7 +160,7 @@ def convert_ending(ending: str, job_id: str, node: str) -> FirstFailure:
 
 # --- The first failure as the driver's result tells it: from ranks' records, problems and statuses
 
-# The candidates are made here; :mod:`.verdict` has their order, and the reasons for it.
+# Their order, and the reasons for it, are above.
 
 _ROLES = {CAUSE: Role.CAUSE, LOST_PEER: Role.LOST_PEER, ENDED: Role.ENDED_BY_OTHERS}
 """The role of a rank, by the weight of its failure."""

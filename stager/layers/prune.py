@@ -11,7 +11,7 @@
     whatever it is called; ``numpy.testing`` and its like are not tests.
 
 ``PACKAGE:PATTERN``
-    Files of one package, see :mod:`stager.layers.prune`.
+    Files of one package.
 
 A small file beside the installed RECORD counts what was left out, see :data:`NOTE`.
 """

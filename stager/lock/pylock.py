@@ -455,7 +455,7 @@ def _package(file: LockedFile, base: Path) -> Package:
 
 
 def parse_lock(path: Path) -> dict[str, Any]:
-    """Parse a lock, which a person does not mend by hand where it is not TOML."""
+    """Parse a lock; where it is not TOML, the hint says how to make it again."""
     try:
         return toml.read(path)
     except ConfigError as exc:

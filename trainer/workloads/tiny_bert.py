@@ -66,8 +66,9 @@ def run(options: Options, world: World) -> None:
     if not world.is_first:
         return
     dist.write_line(f"Saving model to {options.out}")
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
+    with checkpoints.guard_output_folder(options.out):
+        model.save_pretrained(options.out)
+        tokenizer.save_pretrained(options.out)
     seconds = outcome.metrics["train_runtime"]
     seen = len(train) * max(0.0, options.epochs - start.epochs_done)
     metrics = {
@@ -80,7 +81,8 @@ def run(options: Options, world: World) -> None:
         "held_out_rows": len(held_out),
         "train_seconds": seconds,
     }
-    checkpoints.write_metrics(options.out, metrics, world.device)
+    with checkpoints.guard_output_folder(options.out):
+        checkpoints.write_metrics(options.out, metrics, world.device)
     dist.write_line(
         f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {format_count(len(held_out), 'row')}"
     )

@@ -117,7 +117,7 @@ class Liveness:
         """Learn from an event of a node, and pass it on."""
         if isinstance(event, Heartbeat):
             values = {"seconds": f"{event.seconds:g}", "why": event.hung}
-            self._lose(event.node, ProblemCode.NO_ANSWER_HANGS, values)
+            self._give_up(event.node, ProblemCode.NO_ANSWER_HANGS, values)
             return
         if isinstance(event, (RanksEnded, Answer)) and event.event in self._last_events:
             self._done.add(event.node)
@@ -147,7 +147,7 @@ class Liveness:
         for node, seconds in self._list_silent(LOOK_SECONDS, known).items():
             has_begun = self._heartbeats.has_come_from(node)
             if seconds >= (self._patience if has_begun else max(self._patience, START_SECONDS)):
-                self.lose_silent(node, seconds)
+                self.give_up_silent(node, seconds)
         silent = self._list_silent(LOOK_SECONDS, {*known, *self.lost})
         if not silent:
             self._pause, self._next_check = _FIRST_PAUSE, now
@@ -156,9 +156,9 @@ class Liveness:
             self._next_check = now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    def lose_silent(self, node: str, seconds: float) -> None:
+    def give_up_silent(self, node: str, seconds: float) -> None:
         """Give up a node that has sent nothing for so many seconds."""
-        self._lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:.0f}"})
+        self._give_up(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:.0f}"})
 
     def close(self) -> None:
         """End a check that is still going on."""
@@ -166,7 +166,7 @@ class Liveness:
             self._check.close()
             self._check = None
 
-    def _lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
+    def _give_up(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
         """Give a node up and say why, unless it is done; the first reason stays."""
         if node in self._nodes and node not in self._done and node not in self.lost:
             self.lost[node] = Ended(problem, values, 1)
@@ -183,8 +183,8 @@ class Liveness:
         unreachable, deserted = check.read_findings()
         self.close()
         for node, why in unreachable.items():
-            self._lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})
+            self._give_up(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})
         # Twice in a row: its last word may have been on its way.
         for node in sorted(deserted & self._deserted):
-            self._lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
+            self._give_up(node, ProblemCode.NO_ANSWER_DESERTED, {})
         self._deserted = deserted

@@ -197,7 +197,8 @@ def _follow_agents(
 ) -> dict[str, int]:
     """Pass on events until every agent has answered a phase, or ended.
 
-    An agent that fails takes the others with it. At ``until``, of the monotonic clock, it is over.
+    In a launch, an agent that fails takes the others with it. At ``until``, of the monotonic clock,
+    it is over.
 
     Returns:
         Exit status of each; of an agent that has answered, the status that it would end with.
@@ -217,7 +218,7 @@ def _follow_agents(
                 if code is not None:
                     codes[node] = code
                     selector.unregister(key.fileobj)
-            if any(codes.values()) and not is_told:
+            if phase == PhaseName.LAUNCH and any(codes.values()) and not is_told:
                 end_others_at = min(end_others_at, time.monotonic() + FAILURE_GRACE)
             if time.monotonic() > end_others_at:
                 end_others_at, is_told = math.inf, True

@@ -188,7 +188,7 @@ class PhaseRun:
     def await_ready(self, deadline: float) -> set[str]:
         """Wait until the agents are ready for a file, have failed, or are lost; return the others.
 
-        These are late: only a while after the last of the ready ones is waited for them.
+        The wait for them ends a short while after the last agent that became ready.
         """
         awaited = set(self.answers.nodes)
         until = min(deadline, time.monotonic() + self.patience(first=True))
@@ -202,11 +202,11 @@ class PhaseRun:
                 break
         return awaited
 
-    def lose_late(self, nodes: Collection[str]) -> None:
+    def give_up_late(self, nodes: Collection[str]) -> None:
         """Give up those nodes that are still neither ready nor done."""
         for node in sorted({*nodes} - self.answers.ready.keys() - self.answers.answered.keys()):
             if node not in self.lost_nodes():
-                self.liveness.lose_silent(node, self.patience())
+                self.liveness.give_up_silent(node, self.patience())
 
     def is_settled(self) -> bool:
         """Return whether every task has answered, or is known to have ended without an answer."""
@@ -235,7 +235,7 @@ class PhaseLimit:
     """
 
     def __init__(self, phase: str, job: Job, nodes: int, patience: int) -> None:
-        """Allow nodes of a launch ``patience`` seconds after the first ended well; 0 for any."""
+        """Allow nodes of a launch ``patience`` seconds after the first ended well; 0: no limit."""
         elastic = job.launch.elastic
         self._spare = max(0, nodes - elastic[0]) if elastic else 0
         self._grace = _ELASTIC_GRACE if elastic else 0.0

@@ -25,7 +25,7 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes
 from ...system.files import error_text
 from ...transfer import relay_chunks
-from ...transfer.relay import BACKLOG, MOST_OF_SOURCE
+from ...transfer.relay import BACKLOG, MAX_SOURCE_CONNECTIONS
 from ...transfer.relay_chunks import ChunkFile
 from ...transfer.relay_peers import RelayCandidates, RelayPlace, compute_node_key
 from ...transfer.relay_process import RelayProcess
@@ -84,7 +84,7 @@ class RelayDirectory:
 
 # --- The connections that nodes of a relay cannot make to each other, counted as they report -----
 
-SPARE_NODES = MOST_OF_SOURCE // relay_chunks.TREES - 1
+SPARE_NODES = MAX_SOURCE_CONNECTIONS // relay_chunks.TREES - 1
 """Nodes that the source can send to besides those at the top of the trees, which have one
 connection of each tree. A node that reaches no other has as many: one for each part of the file."""
 
@@ -281,7 +281,7 @@ def send(
     started = time.monotonic()
     failed = _relay(transfer, run, nodes, ports, deadline) if nodes else {}
     run.step.send_line(agent_channel.GO)
-    run.lose_late(late)
+    run.give_up_late(late)
     why = f"it began to listen more than {run.patience():g} s after the others"
     failed.update(dict.fromkeys(sorted(late & answers.ready.keys()), why))
     in_order = {node: failed[node] for node in answers.nodes if node in failed}

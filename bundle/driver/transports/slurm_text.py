@@ -237,7 +237,7 @@ def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
 
 
 def read_patience(env: Mapping[str, str]) -> int:
-    """Return the seconds that nodes may go on after the first has ended well; 0 for any time."""
+    """Return the seconds that nodes may go on after the first has ended well; 0: no limit."""
     seconds = env.get("SLURM_WAIT", "")
     return int(seconds) if seconds.isascii() and seconds.isdigit() else PATIENCE
 

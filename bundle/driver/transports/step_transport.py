@@ -129,7 +129,7 @@ def send_file(
     """
     step, answers = run.step, run.answers
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
-    run.lose_late(run.await_ready(deadline))
+    run.give_up_late(run.await_ready(deadline))
     if step.has_ended or answers.answered or run.lost_nodes():
         step.send_line(agent_channel.STOP)
         return {"": NOT_READY}, None
@@ -191,7 +191,7 @@ class StepTransport(transport.Transport):
     """All variables for agents that start ranks in a step of their own."""
     carries: bool = False  # true if variables may carry the program of the agents
     cpus: int = 1
-    patience: int  # seconds that nodes may go on after the first has ended well; 0 for any time
+    patience: int  # seconds that nodes may go on after the first has ended well; 0: no limit
     errors: transport.StepErrors
     not_started: ProblemCode
 

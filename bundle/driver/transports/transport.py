@@ -127,7 +127,7 @@ class Step(NamedTuple):
     cpus: int
     tasks_per_node: int = 1  # more than one only where Slurm itself starts the ranks
     together: bool = False  # true if the first task that fails takes the others with it
-    patience: int = 0  # seconds that tasks may go on after the first has ended; 0 for any time
+    patience: int = 0  # seconds that tasks may go on after the first has ended; 0: no limit
     image: str | None = None
     mounts: tuple[str, ...] = ()  # paths of the node that the container sees, as pyxis takes them
 

@@ -219,7 +219,7 @@ def test_who_is_blamed_for_what_a_rank_prints(
     """Rank 0 prints these errors for all."""
     lines = ["noise", f"error: {errors[0]}", *errors[1:], "hint: do this", "more noise"]
     answers = dict.fromkeys(("n1", "n2", "n3", "n4"), BAD)
-    assert whys(deep_check.find_failed_ranks({("n1", 0): lines}, answers)) == expected
+    assert whys(deep_check.find_faulty_nodes({("n1", 0): lines}, answers)) == expected
 
 
 def test_what_follows_from_a_fault_is_no_fault() -> None:
@@ -228,9 +228,9 @@ def test_what_follows_from_a_fault_is_no_fault() -> None:
         ("n2", 1): ["[RANK 1] error: n2 (rank 1 of 2) did not meet the others at h:1", "hint: x"],
     }
     answers = {"n1": BAD, "n2": BAD}
-    assert list(deep_check.find_failed_ranks(printed, answers)) == ["n2"]
+    assert list(deep_check.find_faulty_nodes(printed, answers)) == ["n2"]
     del printed["n2", 1]
-    assert list(deep_check.find_failed_ranks(printed, answers)) == ["n1"]
+    assert list(deep_check.find_faulty_nodes(printed, answers)) == ["n1"]
 
 
 def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
@@ -238,9 +238,9 @@ def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
     told_to_end = replace(BAD, exit_code=143)
     silent = replace(BAD, problems=(lost,))
     answers = {"n1": told_to_end, "n2": silent, "n3": OK}
-    assert whats(deep_check.find_failed_ranks({}, answers)) == {"n2": ["launch gave no answer"]}
+    assert whats(deep_check.find_faulty_nodes({}, answers)) == {"n2": ["launch gave no answer"]}
     answers["n3"] = BAD  # which ended by itself: the others went with it
-    assert whys(deep_check.find_failed_ranks({}, answers)) == {"n3": ["status 1; the end"]}
+    assert whys(deep_check.find_faulty_nodes({}, answers)) == {"n3": ["status 1; the end"]}
 
 
 @pytest.mark.parametrize(("message", "said"), [("no torch", ": no torch"), ("", "")])
@@ -249,7 +249,7 @@ def test_without_that_the_first_rank_that_failed(message: str, said: str) -> Non
     later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
     answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
     why = f"rank 3 ended first, with status 1{said}"
-    assert whys(deep_check.find_failed_ranks({}, answers)) == {"n2": [why]}
+    assert whys(deep_check.find_faulty_nodes({}, answers)) == {"n2": [why]}
 
 
 # --- Names and clocks of all nodes compared: who is at odds with the others, and how -------------

@@ -292,6 +292,6 @@ def test_a_half_is_slow(tmp_path: Path, mine: list[int], other: list[int], slow:
     for second, chunks in enumerate(zip(mine, other, strict=True), 1):
         for tree, more in enumerate(chunks):
             file.have[tree] = min(file.have[tree] + more, 300)
-        if pace.is_slow(float(second)):
+        if pace.poll_slow(float(second)):
             found.append(second)
     assert found == slow

@@ -173,7 +173,7 @@ def test_a_node_that_is_lost_while_a_file_is_sent_is_named_at_the_end(
     transfer: Transfer, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(transfer: Transfer, run: PhaseRun, ports: range | None) -> NoReturn:
-        run.liveness.lose_silent("n1", 70.0)
+        run.liveness.give_up_silent("n1", 70.0)
         raise signals.Stopped
 
     monkeypatch.setattr(sys, "argv", [str(program)])
