@@ -175,18 +175,22 @@ def test_one_that_fails_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) 
         "c": well,
     }
     started = time.monotonic()
-    assert local._follow_agents(running, lambda event: None) == {"a": 3, "b": -15, "c": 0}
+    ended = local._follow_agents(running, lambda event: None, "launch")
+    assert ended == {"a": 3, "b": -15, "c": 0}
     assert time.monotonic() - started >= 0.5
 
 
-def test_the_others_may_end_by_themselves_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that lost its peers has something to say, too."""
-    monkeypatch.setattr(local, "FAILURE_GRACE", 300)
+@pytest.mark.parametrize(("phase", "grace"), [("launch", 300.0), ("preflight", 0.1)])
+def test_the_others_may_end_by_themselves_first(
+    monkeypatch: pytest.MonkeyPatch, phase: str, grace: float
+) -> None:
+    """A rank that lost its peers has something to say, and every node's problem counts."""
+    monkeypatch.setattr(local, "FAILURE_GRACE", grace)
     running = {
         "a": agent("raise SystemExit(3)"),
         "b": agent("import time; time.sleep(0.5); raise SystemExit(4)"),
     }
-    assert local._follow_agents(running, lambda event: None) == {"a": 3, "b": 4}
+    assert local._follow_agents(running, lambda event: None, phase) == {"a": 3, "b": 4}
 
 
 def test_whatever_ends_the_driver_ends_the_agents(
