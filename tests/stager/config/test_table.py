@@ -160,6 +160,10 @@ def test_a_site_gives_defaults_below_those_of_all_others() -> None:
     assert (cluster.partition, cluster.account, cluster.qos) == ("own", "ml", "site")
     came = {setting.key: (setting.origin, setting.place) for setting in config.settings}
     assert came["cluster.qos"] == ("site", "/etc/stager/config.toml")
+    fixed = of_site({"cluster": {"node-root": "/scratch"}}, ("cluster.node-root",), {})
+    assert fixed.cluster.node_root == "/scratch"  # where nobody else sets it
+    with pytest.raises(ConfigError, match="2 problems"):  # without a value its default is fixed
+        of_site({}, ("cluster.partition",), {"STAGER_CLUSTER_PARTITION": "mine"})
 
 
 @pytest.mark.parametrize(
@@ -179,13 +183,6 @@ def test_what_a_site_has_fixed_cannot_be_set_elsewhere(
         of_site(site, ("cluster.node-root", "cluster.partition"), env)
     wrong = "fixed by your site in /etc/stager/config.toml: remove it here"
     assert sorted(caught.value.context) == [f"{place}: {wrong}" for place in places]
-
-
-def test_a_fixed_setting_counts_where_nobody_else_sets_it() -> None:
-    config = of_site({"cluster": {"node-root": "/scratch"}}, ("cluster.node-root",), {})
-    assert config.cluster.node_root == "/scratch"
-    with pytest.raises(ConfigError, match="2 problems"):  # without a value its default is fixed
-        of_site({}, ("cluster.partition",), {"STAGER_CLUSTER_PARTITION": "mine"})
 
 
 @pytest.mark.parametrize(

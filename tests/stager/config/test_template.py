@@ -14,20 +14,20 @@ from tests.support.building import Project
 from tests.support.namespaces import namespace
 
 
-@pytest.mark.parametrize("name", ["requirements.in", "requirements.txt", "pyproject.toml"])
-def test_the_usual_file_is_found(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["requirements.in", "requirements.txt"],  # the source, not what was compiled from it
+        ["requirements.txt"],
+        ["pyproject.toml"],
+    ],
+)
+def test_the_usual_file_is_found(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_text("")
     made = write_settings(tmp_path, None)
-    assert (made.path, made.requirements) == (tmp_path / "stager.toml", (name,))
-    assert load(tmp_path).environment.requirements == (name,)
-
-
-def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text("alpha\n")
-    with pytest.raises(ConfigError, match=r"there is no file missing\.txt") as caught:
-        write_settings(tmp_path, Path("missing.txt"))
-    assert "here: requirements.txt" in caught.value.hint
-    assert not (tmp_path / "stager.toml").exists()
+    assert (made.path, made.requirements) == (tmp_path / "stager.toml", (names[0],))
+    assert load(tmp_path).environment.requirements == (names[0],)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,10 @@ def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
         ("odd.lst", "odd.lst", "odd.lst is not a requirement file", "a folder"),
         ("Pipfile", "", "stager cannot use Pipfile here", "pipenv requirements"),
         ("environment.yml", ".", "stager cannot use environment.yml in .", "conda"),
+        ("requirements.txt", "gone.txt", "there is no file gone.txt", "here: requirements.txt"),
     ],
 )
-def test_what_only_another_tool_reads_is_not_named(
+def test_what_only_another_tool_reads_or_nobody_is_not_named(
     name: str, source: str, message: str, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text("")
@@ -51,9 +52,8 @@ def test_what_only_another_tool_reads_is_not_named(
 
 def test_a_folder_is_looked_into(tmp_path: Path) -> None:
     (tmp_path / "deps").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"no requirements file in deps: none of requirements\.in"
-    ):
+    none = r"no requirements file in deps: none of requirements\.in"
+    with pytest.raises(ConfigError, match=none):
         write_settings(tmp_path, Path("deps"))
     assert not (tmp_path / "stager.toml").exists()
     (tmp_path / "deps" / "requirements.txt").write_text("alpha\n")
@@ -61,16 +61,24 @@ def test_a_folder_is_looked_into(tmp_path: Path) -> None:
     assert load(tmp_path).environment.requirements == ("deps/requirements.txt",)
 
 
-def test_without_a_requirements_file_it_says_so_and_build_says_when_one_came(
-    project: Project,
-) -> None:
-    (project.root / "stager.toml").unlink()
+def test_init_says_what_to_do_next_and_overwrites_nothing(project: Project) -> None:
+    """Without a requirements file, too; and a build says when one came."""
+    file = project.root / "stager.toml"
+    file.unlink()
     said = project.stager("init").stderr
     assert "without requirements: there is no requirements.in, requirements.txt" in said
     assert "is here, but" not in project.stager("build", "--no-prove").stderr
     (project.root / "requirements.txt").write_text("alpha\n")
     said = project.stager("build", "--no-prove").stderr
     assert "requirements.txt is here, but stager.toml does not name it" in said
+    file.unlink()
+    assert "for requirements.txt; look at it, then: stager build" in project.stager("init").stderr
+    file.write_text("mine")
+    again = project.stager("init")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "exists already" in again.stderr
+    assert "hint: " in again.stderr
+    assert file.read_text() == "mine"
 
 
 def test_a_full_disk_leaves_no_half_of_it(tmp_path: Path) -> None:
@@ -101,22 +109,3 @@ def test_a_folder_without_settings_has_defaults(name: str, tmp_path: Path) -> No
     assert config.root == folder
     assert config.environment.requirements == ()
     assert list(folder.iterdir()) == []
-
-
-def test_the_command_says_what_to_do_next_and_overwrites_nothing(project: Project) -> None:
-    (project.root / "stager.toml").unlink()
-    (project.root / "requirements.txt").write_text("alpha\n")
-    assert "for requirements.txt; look at it, then: stager build" in project.stager("init").stderr
-    (project.root / "stager.toml").write_text("mine")
-    again = project.stager("init")
-    assert (again.returncode, again.stdout) == (1, "")
-    assert "exists already" in again.stderr
-    assert "hint: " in again.stderr
-    assert (project.root / "stager.toml").read_text() == "mine"
-
-
-def test_the_source_comes_before_what_was_compiled_from_it(tmp_path: Path) -> None:
-    for name in ("requirements.txt", "requirements.in"):
-        (tmp_path / name).write_text("")
-    write_settings(tmp_path, None)
-    assert load(tmp_path).environment.requirements == ("requirements.in",)

@@ -1,4 +1,4 @@
-""""""
+"""What of a hub may be named, and which of its files are taken."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ def test_what_may_be_named(kind, value, expected):
 def test_nonsense_is_refused(kind, value):
     with pytest.raises(ValueError, match=r"\w"):
         parse_request(kind, value)
-
-
-# ---
 
 
 CONFIGS: list[dict[str, Any]] = [

@@ -24,6 +24,10 @@ def of(path: Path, *locks: Path) -> Inventory:
     return inventory(ChosenBundle(path=path), locks)
 
 
+def bundle_of(folder: Path, *wheels: Path) -> Path:
+    return make_bundle(Store(folder / "store"), wheels, decompressor=None).path
+
+
 def test_it_agrees_with_what_the_bundle_was_made_from(project: Project, wheelhouse: Path) -> None:
     """Two packages, the decompressor, the project, the trainer, and data of the user's."""
     (project.root / "data").mkdir()
@@ -62,17 +66,17 @@ def test_it_agrees_with_what_the_bundle_was_made_from(project: Project, wheelhou
 def test_the_time_is_that_of_the_file_or_of_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = make_bundle(Store(tmp_path / "s"), [make_wheel(tmp_path, "alpha")], decompressor=None)
+    path = bundle_of(tmp_path, make_wheel(tmp_path, "alpha"))
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    os.utime(packed.path, (0, 1_700_000_000.75))
+    os.utime(path, (0, 1_700_000_000.75))
     when = datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
-    assert of(packed.path).written == when
+    assert of(path).written == when
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "60")
-    assert of(packed.path).written == when.fromtimestamp(60, datetime.timezone.utc)
+    assert of(path).written == when.fromtimestamp(60, datetime.timezone.utc)
     for wrong in ("yesterday", "9" * 30):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", wrong)
         with pytest.raises(ConfigError, match=r"SOURCE_DATE_EPOCH is .* not a time"):
-            of(packed.path)
+            of(path)
 
 
 def test_components_without_a_licence_come_last(tmp_path: Path) -> None:
@@ -80,8 +84,7 @@ def test_components_without_a_licence_come_last(tmp_path: Path) -> None:
         make_wheel(tmp_path, name, metadata_extra=extra)
         for name, extra in (("c", "License: MIT"), ("a", ""), ("b", "License: My\x1b[2J own"))
     ]
-    found = of(make_bundle(Store(tmp_path / "s"), wheels, decompressor=None).path)
-    listed = licence_list(found)
+    listed = licence_list(of(bundle_of(tmp_path, *wheels)))
     assert [(one.name, one.licence, one.spdx) for one in listed.components] == [
         ("b", r"My\x1b[2J own", False),
         ("c", "MIT", True),
@@ -91,11 +94,10 @@ def test_components_without_a_licence_come_last(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_was_made_from_something_else_is_damage(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, "alpha")
-    packed = make_bundle(Store(tmp_path / "s"), [wheel], decompressor=None)
+    path = bundle_of(tmp_path, make_wheel(tmp_path, "alpha"))
 
     def manifest(raw: Raw) -> None:
         raw["layers"][0] = json.loads(json.dumps(raw["layers"][0]).replace("alpha", "omega"))
 
     with pytest.raises(BundleError, match=r"the layer of omega .* was made from wheel alpha"):
-        of(forge(packed.path, tmp_path / "forged.pkgs.tar", manifest=manifest))
+        of(forge(path, tmp_path / "forged.pkgs.tar", manifest=manifest))

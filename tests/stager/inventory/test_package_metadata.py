@@ -48,10 +48,16 @@ EXPECTED = PackageMetadata(
 )
 
 
+NEEDS = ["beta>=1", "gamma; extra == 'x'"]
+
+
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    needs = ["beta>=1", "gamma; extra == 'x'"]
-    return make_wheel(tmp_path, "alpha", requires=needs, metadata_extra=EXTRA)
+    return make_wheel(tmp_path, "alpha", requires=NEEDS, metadata_extra=EXTRA)
+
+
+def bundle_of(folder: Path, wheel: Path) -> Path:
+    return make_bundle(Store(folder / "store"), [wheel], decompressor=None).path
 
 
 def read(bundle: Path) -> PackageMetadata:
@@ -61,23 +67,21 @@ def read(bundle: Path) -> PackageMetadata:
 
 
 def test_the_fields_are_those_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    packed = make_bundle(Store(tmp_path / "store"), [wheel], decompressor=None)
-    assert read(packed.path) == EXPECTED
+    assert read(bundle_of(tmp_path, wheel)) == EXPECTED
     assert read_wheel_metadata(wheel.read_bytes()) == EXPECTED
 
 
 def test_it_is_found_behind_many_bytes_and_over_the_ends_of_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the frames that hold it are read."""
     files = {"aa_blob.bin": bytes(17 << 20), "alpha.py": ""}
-    needs = ["beta>=1", "gamma; extra == 'x'"]
-    large = make_wheel(tmp_path, "alpha", requires=needs, metadata_extra=EXTRA, files=files)
-    store = Store(tmp_path / "store")
-    packed = make_bundle(store, [large], decompressor=None)
-    (layer,) = packed.manifest.layers
-    plain = b"".join(frames_of(store.layer(layer.id)))
-    assert len(frames_of(store.layer(layer.id))) > 1
+    options = {"requires": NEEDS, "metadata_extra": EXTRA, "files": files}
+    large = bundle_of(tmp_path / "large", make_wheel(tmp_path / "large", "alpha", **options))
+    (layer,) = (tmp_path / "large" / "store" / "layers").iterdir()
+    frames = frames_of(layer)
+    assert len(frames) > 1
+    assert len(b"".join(frames)) > 17 << 20
     asked: list[int] = []
     real = BundleFile.frame
 
@@ -86,18 +90,13 @@ def test_it_is_found_behind_many_bytes_and_over_the_ends_of_frames(
         return real(self, offset, size, sha256)
 
     monkeypatch.setattr(BundleFile, "frame", counted)
-    assert read(packed.path) == EXPECTED
+    assert read(large) == EXPECTED
     assert len(asked) == 1
 
-    small = make_bundle(
-        Store(tmp_path / "other"),
-        [make_wheel(tmp_path / "s", "alpha", requires=needs, metadata_extra=EXTRA)],
-        decompressor=None,
-    )
+    small = bundle_of(tmp_path, wheel)
     asked.clear()
-    assert read(forge(small.path, tmp_path / "split.pkgs.tar", **split(small.path, 50))) == EXPECTED
+    assert read(forge(small, tmp_path / "split.pkgs.tar", **split(small, 50))) == EXPECTED
     assert len(asked) > 3
-    assert len(plain) > 17 << 20
 
 
 def split(bundle: Path, size: int) -> dict[str, object]:
@@ -132,21 +131,18 @@ def split(bundle: Path, size: int) -> dict[str, object]:
 def test_a_frame_that_does_not_fit_the_index_is_damage(
     wheel: Path, tmp_path: Path, content: bytes, said: str
 ) -> None:
-    packed = make_bundle(Store(tmp_path / "store"), [wheel], decompressor=None)
-
     def frames(found: list[bytes]) -> None:
         found[:] = [content]
 
-    forged = forge(packed.path, tmp_path / "forged.pkgs.tar", frames=frames)
+    forged = forge(bundle_of(tmp_path, wheel), tmp_path / "forged.pkgs.tar", frames=frames)
     with pytest.raises(BundleError, match=said):
         read(forged)
 
 
 def test_only_the_beginning_of_a_long_file_counts(tmp_path: Path) -> None:
     long = "License: MIT\n" + "X-Filler: " + "x" * HEADERS_LIMIT + "\nClassifier: License :: Late\n"
-    wheel = make_wheel(tmp_path, "alpha", metadata_extra=long)
-    packed = make_bundle(Store(tmp_path / "store"), [wheel], decompressor=None)
-    assert (read(packed.path).licence, read(packed.path).classifiers) == ("MIT", ())
+    found = read(bundle_of(tmp_path, make_wheel(tmp_path, "alpha", metadata_extra=long)))
+    assert (found.licence, found.classifiers) == ("MIT", ())
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x05\x06", b"no zip", b"PK\x03\x04" + bytes(50)])
@@ -220,15 +216,19 @@ def test_which_field_counts(lines: list[str], text: str, spdx: bool, field: str)
     assert (found.text, found.spdx, found.field) == (text, spdx, field)
 
 
-def test_the_licence_of_a_card() -> None:
-    assert parse_card_licence("apache-2.0") == Licence(
-        names=("Apache-2.0",), spdx=True, field="card"
-    )
-    assert parse_card_licence("llama3") == Licence(names=("llama3",), field="card")
-    assert parse_card_licence("") == Licence()
-    both = parse_card_licence("apache-2.0, mit")  # a list in the card
-    assert both == Licence(names=("Apache-2.0", "MIT"), spdx=True, field="card")
-    assert parse_card_licence("Lab, Inc. terms").names == ("Lab, Inc. terms",)
+@pytest.mark.parametrize(
+    ("card", "names", "spdx"),
+    [
+        ("apache-2.0", ("Apache-2.0",), True),
+        ("llama3", ("llama3",), False),
+        ("", (), False),
+        ("apache-2.0, mit", ("Apache-2.0", "MIT"), True),  # a list in the card
+        ("Lab, Inc. terms", ("Lab, Inc. terms",), False),
+    ],
+)
+def test_the_licence_of_a_card(card: str, names: tuple[str, ...], spdx: bool) -> None:
+    expected = Licence(names=names, spdx=spdx, field="card" if names else "")
+    assert parse_card_licence(card) == expected
 
 
 @given(st.text(max_size=400) | st.from_regex(r"[()MIT ORAND]{0,400}"))

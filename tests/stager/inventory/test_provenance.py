@@ -6,41 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from stager.building.build import Built
 from stager.inventory.provenance import LockedSources, Provenance, find_lock, public_url
 from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 
-A, B, C, D = (letter * 64 for letter in "abcd")
+
+def _package(name: str, key: str, place: str, version: str = "1.0") -> str:
+    hashes = f'hashes = {{ sha256 = "{key}" }}'
+    sdist = place.endswith(".tar.gz")
+    kind, value = "url" if place.startswith("https") else "path", place
+    file = f'{{ {kind} = "{value}", {hashes} }}'
+    found = f"sdist = {file}" if sdist else f"wheels = [{file}]"
+    return f'[[packages]]\nname = "{name}"\nversion = "{version}"\n{found}\n'
+
+
+A, B, C, D, E, F = (letter * 64 for letter in "abcdef")
 LOCK = f"""
 lock-version = "1.0"
 created-by = "stager"
-[[packages]]
-name = "plain"
-version = "1.0"
-wheels = [{{ url = "https://me:secret@index.example/f/plain-1.0-py3-none-any.whl?token=x", \
-hashes = {{ sha256 = "{A}" }} }}]
-[[packages]]
-name = "local"
-version = "1.0"
-wheels = [{{ path = "/home/me/wheels/local-1.0-py3-none-any.whl", \
-hashes = {{ sha256 = "{B}" }} }}]
-[[packages]]
-name = "source"
-version = "2.0"
-sdist = {{ url = "https://index.example/f/source-2.0.tar.gz", hashes = {{ sha256 = "{C}" }} }}
-[[packages]]
-name = "git"
-version = "1.0"
-wheels = [{{ path = "/s/git-1.0-py3-none-any.whl", hashes = {{ sha256 = "{D}" }} }}]
-[[packages]]
-name = "folder"
-version = "1.0"
-wheels = [{{ path = "/s/folder-1.0-py3-none-any.whl", hashes = {{ sha256 = "{"e" * 64}" }} }}]
-[[packages]]
-name = "far"
-version = "1.0"
-wheels = [{{ path = "/s/far-1.0-py3-none-any.whl", hashes = {{ sha256 = "{"f" * 64}" }} }}]
+{_package("plain", A, "https://me:secret@index.example/f/plain-1.0-py3-none-any.whl?token=x")}
+{_package("local", B, "/home/me/wheels/local-1.0-py3-none-any.whl")}
+{_package("source", C, "https://index.example/f/source-2.0.tar.gz", "2.0")}
+{_package("git", D, "/s/git-1.0-py3-none-any.whl")}
+{_package("folder", E, "/s/folder-1.0-py3-none-any.whl")}
+{_package("far", F, "/s/far-1.0-py3-none-any.whl")}
 [tool.stager.sources]
 "git-1.0-py3-none-any.whl" = "git+https://host.example/x/git.git@{"1" * 40}#subdirectory=p"
 "folder-1.0-py3-none-any.whl" = "libs/folder"
@@ -59,20 +48,18 @@ def sources(tmp_path: Path) -> LockedSources:
 
 def test_each_kind_of_source(sources: LockedSources) -> None:
     plain = "https://index.example/f/plain-1.0-py3-none-any.whl"
-    assert sources.find("plain", "1.0", A) == Provenance(url=plain, kind="wheel", sha256=A)
-    assert sources.find("local", "1.0", B) == Provenance(kind="wheel")
     sdist = "https://index.example/f/source-2.0.tar.gz"
-    assert sources.find("source", "2.0", "0" * 64) == Provenance(url=sdist, kind="sdist", sha256=C)
     git = f"git+https://host.example/x/git.git@{'1' * 40}"
-    assert sources.find("git", "1.0", D) == Provenance(url=git, kind="vcs")
-    assert sources.find("folder", "1.0", "e" * 64) == Provenance(
-        kind="folder", folder="libs/folder"
-    )
-    assert sources.find("far", "1.0", "f" * 64) == Provenance(kind="folder", folder="far")
-
-
-def test_a_wheel_with_another_digest_came_from_elsewhere(sources: LockedSources) -> None:
-    assert sources.find("plain", "1.0", "0" * 64) == Provenance()
+    for name, version, digest, expected in (
+        ("plain", "1.0", A, Provenance(url=plain, kind="wheel", sha256=A)),
+        ("plain", "1.0", "0" * 64, Provenance()),  # another digest: it came from elsewhere
+        ("local", "1.0", B, Provenance(kind="wheel")),
+        ("source", "2.0", "0" * 64, Provenance(url=sdist, kind="sdist", sha256=C)),
+        ("git", "1.0", D, Provenance(url=git, kind="vcs")),
+        ("folder", "1.0", E, Provenance(kind="folder", folder="libs/folder")),
+        ("far", "1.0", F, Provenance(kind="folder", folder="far")),
+    ):
+        assert sources.find(name, version, digest) == expected
 
 
 @pytest.mark.parametrize(
@@ -103,20 +90,13 @@ def test_the_part_of_a_url_that_others_may_see(url: str, shown: str) -> None:
 # --- The lock of a bundle is one that names each of its wheels ----------------------------------
 
 
-@pytest.fixture
-def built(project: Project) -> Built:
-    """A bundle; its lock is the project's."""
-    return project.build()
-
-
-def test_the_first_that_names_every_wheel(project: Project, built: Built, tmp_path: Path) -> None:
-    lock = project.root / "pylock.toml"
+def test_the_first_that_names_every_wheel(project: Project, tmp_path: Path) -> None:
+    built, lock = project.build(), project.root / "pylock.toml"
     chosen = ChosenBundle(path=built.packed.path, id=built.packed.manifest.id)
     damaged = tmp_path / "pylock.damaged.toml"
     damaged.write_text("no lock")
     partial = tmp_path / "pylock.partial.toml"
-    head, _, _ = lock.read_text().partition("[[packages]]")
-    partial.write_text(head)
+    partial.write_text(lock.read_text().partition("[[packages]]")[0])
     locks = (tmp_path / "absent", damaged, partial, lock)
     assert find_lock(chosen, locks) == lock
     assert find_lock(chosen, locks[:-1]) is None
