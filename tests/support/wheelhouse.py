@@ -54,9 +54,9 @@ class Parts:
         """The same wheel with further members, which RECORD will list too."""
         return replace(self, members=(*self.members, *more))
 
-    def record(self) -> list[list[str]]:
+    def record(self, algorithm: str = "sha256") -> list[list[str]]:
         """RECORD's rows for these members, true ones."""
-        rows = [[m.name, _hash(m.data), str(len(m.data))] for m in self.members]
+        rows = [[m.name, _hash(m.data, algorithm), str(len(m.data))] for m in self.members]
         return [*rows, [f"{self.dist_info}/RECORD", "", ""]]
 
     def write(self, folder: Path, rows: Iterable[Iterable[str]] | bytes | None = None) -> Path:
@@ -300,6 +300,6 @@ def as_bytes(content: Content) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def _hash(data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
-    return f"sha256={digest.decode()}"
+def _hash(data: bytes, algorithm: str = "sha256") -> str:
+    digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=")
+    return f"{algorithm}={digest.decode()}"

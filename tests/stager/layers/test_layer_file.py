@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import hashlib
 import io
 import os
@@ -13,7 +14,7 @@ import tarfile
 import pytest
 import zstandard
 
-from bundle.format.layer import HEAD_PREFIX, LayerError, decode_head, head_summary
+from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary
 from stager.core.errors import WheelError
 from stager.layers import layer_file
 from stager.layers.layer_file import (
@@ -45,11 +46,11 @@ FILES = {
 }
 
 
-def write(place, files):
+def write(place, files, **options):
     folder = place / "layers"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     target = folder / "layer"
-    with LayerWriter(folder) as writer:
+    with LayerWriter(folder, **options) as writer:
         for path, data in files.items():
             writer.add(path, io.BytesIO(data), executable=path.startswith("bin/"))
         writer.write(target, ORIGIN)
@@ -102,12 +103,6 @@ def test_a_large_file_goes_over_several_independent_frames(tmp_path):
     assert len(frames) == 3
     assert all(len(frame) <= FRAME_TARGET + layer_file.COPY for frame in frames)
     assert contents(layer)["big"] == data
-
-
-def test_a_layer_of_nothing(tmp_path):
-    layer = write(tmp_path, {})
-    assert index_of(layer).files == ()
-    assert contents(layer) == {}
 
 
 def test_the_same_file_twice(tmp_path):
@@ -190,17 +185,14 @@ def test_only_a_sampled_layer_stores(tmp_path):
     """Weights as float32 shrink by less than a tenth; such a frame is not worth the time."""
     drawn = random.Random(4)
     weights = array.array("f", (drawn.gauss(0, 0.02) for _ in range(300_000))).tobytes()
-    layers = {}
-    for sampled in (False, True):
-        with LayerWriter(tmp_path, sampled=sampled) as writer:
-            writer.add("assets/weights", io.BytesIO(weights))
-            writer.write(tmp_path / "layer", ORIGIN)
-        layers[sampled] = (tmp_path / "layer").read_bytes()
-    assert weights[:100_000] in layers[True]
-    assert len(layers[False]) < len(weights) < len(layers[True])
-    assert zstandard.ZstdDecompressor().stream_reader(
-        layers[True], read_across_frames=True
-    ).read().count(weights) == 1  # fmt: skip
+    files = {"assets/weights": weights}
+    plain, stored = (
+        write(tmp_path, files, sampled=sampled).read_bytes() for sampled in (False, True)
+    )
+    assert weights[:100_000] in stored
+    assert len(plain) < len(weights) < len(stored)
+    reader = zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True)
+    assert reader.read().count(weights) == 1
 
 
 # --- Parts of files, read from a layer that is compressed in frames
@@ -214,30 +206,24 @@ def layer(tmp_path, monkeypatch):
     """A layer whose frames hold about a kilobyte each, so that a file lies in many of them."""
     monkeypatch.setattr(layer_file, "FRAME_TARGET", 1000)
     monkeypatch.setattr(layer_file, "COPY", 300)
-    path = tmp_path / "layer"
-    with LayerWriter(tmp_path) as writer:
-        for name, data in CONTENT.items():
-            writer.add(name, io.BytesIO(data))
-        writer.write(path, ORIGIN)
-    return path
+    return write(tmp_path, CONTENT)
 
 
-def tar_of(handle, size, index):
-    return LayerTar(index, size, lambda place, frame: os.pread(handle.fileno(), frame.size, place))
-
-
-def head_of(layer):
-    data = layer.read_bytes()
-    size = head_summary(data[:HEAD_PREFIX]).head_size
-    return size, decode_head(data[:size], decompress_index)
+@contextlib.contextmanager
+def opened(layer):
+    """The tar in a layer, and the index."""
+    index, size = index_of(layer), head_summary(layer.read_bytes()[:HEAD_PREFIX]).head_size
+    with layer.open("rb") as handle:
+        yield (
+            LayerTar(index, size, lambda at, frame: os.pread(handle.fileno(), frame.size, at)),
+            index,
+        )
 
 
 def test_any_part_of_any_file_is_what_was_written(layer):
-    size, index = head_of(layer)
-    assert len(index.frames) > 9
     chance = random.Random(2)
-    with layer.open("rb") as handle:
-        tar = tar_of(handle, size, index)
+    with opened(layer) as (tar, index):
+        assert len(index.frames) > 9
         for entry in index.files:
             whole = CONTENT[entry.path]
             assert tar.file(entry, 0, len(whole)) == whole
@@ -247,12 +233,10 @@ def test_any_part_of_any_file_is_what_was_written(layer):
 
 
 def test_only_the_frames_that_are_asked_for_are_read(layer):
-    size, index = head_of(layer)
     data = bytearray(layer.read_bytes())
     data[-200:] = bytes(200)  # of the last file
     layer.write_bytes(data)
-    with layer.open("rb") as handle:
-        tar = tar_of(handle, size, index)
+    with opened(layer) as (tar, index):
         assert tar.file(index.files[1], 100, 700) == CONTENT["b"][100:800]
         with pytest.raises(LayerError):
             tar.file(index.files[3], 0, 3000)

@@ -66,21 +66,23 @@ KEPT = {
 }
 
 
-def wheel_with(folder, files, **options):
-    return make_wheel(folder, "p", files=files, **options)
-
-
-def names(wheel, *words):
-    with zipfile.ZipFile(wheel) as archive:
+def names(folder, files, *words, **options):
+    """What these words leave out of a wheel with these files."""
+    with zipfile.ZipFile(make_wheel(folder, "p", files=files, **options)) as archive:
         return set(list_left_out(archive, words))
 
 
 def test_each_word_leaves_its_own_out(tmp_path):
-    wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
-    assert names(wheel) == set()
-    assert names(wheel, "headers") == set(HEADERS)
-    assert names(wheel, "tests") == set(TESTS)
-    assert names(wheel, *BOTH) == {*HEADERS, *TESTS}
+    for words, left_out in (
+        ((), ()),
+        (("headers",), HEADERS),
+        (("tests",), TESTS),
+        (BOTH, (*HEADERS, *TESTS)),
+    ):
+        assert names(tmp_path, {**HEADERS, **TESTS, **KEPT}, *words) == set(left_out)
+    for package in ("p/include/loader.py", "p/include/fast.so"):  # a folder with a common name
+        files = {package: "", "p/include/table.json": "", "p/include/api.h": ""}
+        assert names(tmp_path, files, "headers") == {"p/include/api.h"}
 
 
 @pytest.mark.parametrize(
@@ -95,13 +97,7 @@ def test_each_word_leaves_its_own_out(tmp_path):
     ],
 )
 def test_what_is_called_like_a_test_and_is_none_stays(tmp_path, path):
-    assert names(wheel_with(tmp_path, {"p/__init__.py": "", path: ""}), "tests") == set()
-
-
-@pytest.mark.parametrize("path", ["p/include/loader.py", "p/include/fast.so"])
-def test_a_folder_called_include_may_be_a_package(tmp_path, path):
-    files = {path: "", "p/include/table.json": "", "p/include/api.h": ""}
-    assert names(wheel_with(tmp_path, files), "headers") == {"p/include/api.h"}
+    assert names(tmp_path, {"p/__init__.py": "", path: ""}, "tests") == set()
 
 
 @pytest.mark.parametrize(
@@ -124,25 +120,19 @@ def test_a_folder_called_include_may_be_a_package(tmp_path, path):
 def test_tests_that_the_package_uses_stay(tmp_path, user):
     used = {"p/tests/test_one.py": "", "p/tests/helper.py": "", "p/core.py": f"{user}\n"}
     files = {"p/__init__.py": "", **used, "p/sub/tests/test_two.py": ""}
-    assert names(wheel_with(tmp_path, files), "tests") == {"p/sub/tests/test_two.py"}
+    assert names(tmp_path, files, "tests") == {"p/sub/tests/test_two.py"}
 
 
-def test_tests_that_kept_tests_use_stay(tmp_path):
+def test_tests_that_kept_tests_or_an_entry_point_use_stay(tmp_path):
     files = {
         "p/core.py": "from p.a.tests import helper\n",
         "p/a/tests/test_a.py": "from p.b.tests.test_b import thing\n",
         "p/b/tests/test_b.py": "",
         "p/c/tests/test_c.py": "from p.a.tests import helper\n",
+        "p/d/tests/test_d.py": "def main(): ...\n",
     }
-    assert names(wheel_with(tmp_path, files), "tests") == {"p/c/tests/test_c.py"}
-
-
-def test_tests_that_an_entry_point_names_stay(tmp_path):
-    files = {"p/__init__.py": "", "p/tests/test_it.py": "def main(): ...\n"}
-    wheel = wheel_with(
-        tmp_path, files, entry_points="[console_scripts]\ncheck = p.tests.test_it:main\n"
-    )
-    assert names(wheel, "tests") == set()
+    points = "[console_scripts]\ncheck = p.d.tests.test_d:main\n"
+    assert names(tmp_path, files, "tests", entry_points=points) == {"p/c/tests/test_c.py"}
 
 
 @pytest.mark.parametrize(
@@ -154,35 +144,34 @@ def test_tests_that_an_entry_point_names_stay(tmp_path):
 )
 def test_prose_about_tests_and_what_does_not_parse_keep_nothing(tmp_path, source):
     files = {"p/__init__.py": source, "p/tests/test_it.py": ""}
-    assert names(wheel_with(tmp_path, files), "tests") == {"p/tests/test_it.py"}
+    assert names(tmp_path, files, "tests") == {"p/tests/test_it.py"}
 
 
 def test_the_layer_and_its_record_have_the_rest(tmp_path):
-    wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
-    found = contents(layer_of(wheel, *BOTH))
+    wheel = make_wheel(tmp_path, "p", files={**HEADERS, **TESTS, **KEPT})
+    layer = layer_of(wheel, *BOTH)
+    found = contents(layer)
     installed = {path.removeprefix(f"{SITE}/") for path in found if "__pycache__" not in path}
     assert {path for path in installed if ".dist-info/" not in path} == set(KEPT)
     noted = json.loads(found[f"{SITE}/p-1.0.dist-info/{NOTE}"])
     size = sum(len(text) for text in [*HEADERS.values(), *TESTS.values()])
     assert noted == {"what": list(BOTH), "files": len(HEADERS) + len(TESTS), "bytes": size}
 
-    python = fake_installation([layer_of(wheel, *BOTH)], tmp_path / "env")
+    python = fake_installation([layer], tmp_path / "env")
     (dist,) = importlib.metadata.distributions(path=[str(tmp_path / "env" / SITE)])
     listed = dist.files or []
     assert {str(file) for file in listed} >= {"p/__init__.py", f"p-1.0.dist-info/{NOTE}"}
     assert [file for file in listed if not Path(str(file.locate())).exists()] == []
     subprocess.run([python, "-c", "import p; p.testing"], check=True)
 
-
-def test_nothing_left_out_is_the_layer_it_always_was(tmp_path):
-    wheel = wheel_with(tmp_path, KEPT)
-    before = layer_of(wheel).read_bytes()
-    assert layer_of(wheel, *BOTH).read_bytes() == before
+    plain = make_wheel(tmp_path / "plain", "p", files=KEPT)  # of which nothing is left out
+    before = layer_of(plain).read_bytes()
+    assert layer_of(plain, *BOTH).read_bytes() == before
 
 
 def test_what_is_left_out_is_part_of_the_id_where_a_wheel_has_it(tmp_path, monkeypatch):
-    plain = wheel_of(wheel_with(tmp_path / "1", KEPT))
-    headed = wheel_of(wheel_with(tmp_path / "2", {**KEPT, **HEADERS}))
+    plain = wheel_of(make_wheel(tmp_path / "1", "p", files=KEPT))
+    headed = wheel_of(make_wheel(tmp_path / "2", "p", files={**KEPT, **HEADERS}))
 
     def key(wheel, *entries):
         return layer_id(LayerSource.from_wheel(wheel, entries), HOST)
@@ -203,19 +192,17 @@ def test_what_is_left_out_is_part_of_the_id_where_a_wheel_has_it(tmp_path, monke
 def test_an_unsound_wheel_is_refused_as_ever(tmp_path, kind):
     wheel = DAMAGED[kind](tmp_path)
     list_effective_entries(wheel, BOTH)
-    with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as pruned:
-        add_wheel(writer, wheel, HOST, BOTH)
-    with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as plain:
-        add_wheel(writer, wheel, HOST)
-    assert (pruned.value.message, pruned.value.context) == (
-        plain.value.message,
-        plain.value.context,
-    )
+    said = []
+    for words in ((), BOTH):
+        with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as caught:
+            add_wheel(writer, wheel, HOST, words)
+        said.append((caught.value.message, caught.value.context))
+    assert said[0] == said[1]
 
 
 def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(project, tmp_path):
-    wheel = wheel_with(tmp_path, {"p/__init__.py": "", f"p-1.0.dist-info/{NOTE}": "[1]"})
-    packed = project.locked(wheel).build().packed
+    files = {"p/__init__.py": "", f"p-1.0.dist-info/{NOTE}": "[1]"}
+    packed = project.locked(make_wheel(tmp_path, "p", files=files)).build().packed
     assert inspect(packed.path).pruned == Pruned(words=(), files=0, size=0)
 
 

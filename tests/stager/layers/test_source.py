@@ -14,6 +14,7 @@ from stager.core.values import Digest, Target
 from stager.layers import source as layersource
 from stager.layers.source import LayerSource, layer_id, project_sources
 from tests.support.building import HOST
+from tests.support.trees import paths, write
 
 WHEEL = LayerSource(kind="wheel", name="a", version="1", digest=Digest.of(b"a"), size=1)
 PROJECT = LayerSource(kind="project", name="p", digest=Digest.of(b"p"), prefix="project", size=1)
@@ -62,46 +63,43 @@ def test_the_tools_count(what, monkeypatch):
     assert layer_id(WHEEL, HOST) != before
 
 
-def test_what_is_left_out_is_told_once(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """A project that needs nothing."""
     (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
-    (tmp_path / "nodes" / "dead").symlink_to("/nowhere")
+    return tmp_path
+
+
+def test_what_is_left_out_is_told_once(folder):
+    (folder / "nodes" / "dead").symlink_to("/nowhere")
     notes: list[str] = []
-    sources = project_sources(load(tmp_path), [tmp_path / "store"], notes.append)
+    sources = project_sources(load(folder), [folder / "store"], notes.append)
     assert [source.kind for source in sources] == ["project", "trainer"]
     (note,) = notes
     assert note.startswith("nodes/dead -> /nowhere: ")
 
 
-def test_an_offline_root_in_the_projects_own_place_is_refused(tmp_path):
+def test_an_offline_root_in_the_projects_own_place_is_refused(folder):
     """Each bundle would hold all earlier ones."""
-    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
-    config = load(tmp_path)
+    config = load(folder)
     with pytest.raises(ConfigError, match="the offline root is the project's own folder"):
-        project_sources(config, (tmp_path, tmp_path / "pylock.toml"))
+        project_sources(config, (folder, folder / "pylock.toml"))
 
 
-def test_results_of_trackers_and_those_of_earlier_runs_stay_out(tmp_path):
+def test_results_of_trackers_and_those_of_earlier_runs_stay_out(folder):
     """Else each run that brings them home would make the bundle stale."""
-    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
-    for name in ("wandb", "wandb.1", "mlflow.db.12", "sub/wandb"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "file").write_text("x")
-    (tmp_path / "mlflow.db").write_text("x")
-    config = load(tmp_path)
-    sources = project_sources(config, (), tracked=("wandb", "mlflow.db"))
-    tree = sources[0].tree
-    assert [file.path for file in tree.files] == ["stager.toml", "sub/wandb/file"]
+    write(folder, *(f"{name}/x" for name in ("wandb", "wandb.1", "mlflow.db.12", "sub/wandb")))
+    write(folder, "mlflow.db")
+    sources = project_sources(load(folder), (), tracked=("wandb", "mlflow.db"))
+    assert paths(sources[0].tree) == ["stager.toml", "sub/wandb/x"]
 
 
 @pytest.mark.parametrize(("limit", "value"), [("LARGE_PROJECT", 100), ("MANY_FILES", 3)])
-def test_a_large_project_is_told_which_folder_makes_it_so(tmp_path, monkeypatch, limit, value):
+def test_a_large_project_is_told_which_folder_makes_it_so(folder, monkeypatch, limit, value):
     """By its size, and by the number of its files."""
     monkeypatch.setattr(layersource, limit, value)
-    (tmp_path / "data" / "train").mkdir(parents=True)
-    (tmp_path / "stager.toml").write_text('[environment]\nrequirements = ["six"]\n')
-    (tmp_path / "train.py").write_text("#" * 150)
-    for number in range(2):
-        (tmp_path / "data" / "train" / f"{number}.bin").write_bytes(bytes(100))
+    write(folder, "data/train/a-file-of-some-length.bin", "data/train/another-file.bin", "train.py")
+    size = sum(path.stat().st_size for path in (folder / "data/train").iterdir())
     notes: list[str] = []
-    project_sources(load(tmp_path), own=(), note=notes.append, tracked=())
-    assert ", data/ alone 200 bytes in 2 files: name data in assets.paths" in notes[0]
+    project_sources(load(folder), own=(), note=notes.append, tracked=())
+    assert f", data/ alone {size} bytes in 2 files: name data in assets.paths" in notes[0]
