@@ -12,6 +12,10 @@ from stager.lock.pylock import Lock
 
 BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
 """Runs a test with each resolver; the fixture ``lock`` takes it."""
+UV_FIRST = pytest.mark.parametrize(
+    "resolver", ["uv", pytest.param("pip-tools", marks=pytest.mark.full)]
+)
+"""The same where pip-tools, which takes ten times as long, has a test of much the same beside."""
 
 
 def versions(lock: Lock) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A project, its spec from a few entries of its settings, and the lock of that."""
 
+import os
 from dataclasses import fields
 
 import pytest
@@ -17,6 +18,19 @@ def root(tmp_path):
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def only_index(monkeypatch):
+    """Makes this the one index, whatever else pip is configured with."""
+
+    def use(url):
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+            monkeypatch.setenv(name, "")
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+
+    return use
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from stager.lock.lock import ResolveOptions
 from stager.lock.pylock import compare_locks, find_earlier_lock, read_lock
 from stager.lock.resolver import KnownDriver, choose_backend
 from tests.support.index_server import Index, serve
-from tests.support.locks import BOTH, versions
+from tests.support.locks import BOTH, UV_FIRST, versions
 from tests.support.wheelhouse import make_wheel
 
 
@@ -48,7 +48,7 @@ def test_pins_stay_until_they_are_upgraded(relock, wheelhouse):
     assert versions(made) == {"alpha": "1.5", "beta": "2.0"}
 
 
-@BOTH
+@UV_FIRST
 @pytest.mark.usefixtures("index_env")
 def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(relock, wheelhouse):
     make_wheel(wheelhouse, "gone", "1.0")
@@ -61,20 +61,18 @@ def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(relock, wheelhouse
 
 
 @BOTH
-def test_files_newer_than_the_cutoff_do_not_count(relock, wheelhouse, monkeypatch):
+def test_files_newer_than_the_cutoff_do_not_count(relock, wheelhouse, only_index):
     uploaded = dict.fromkeys((file.name for file in wheelhouse.iterdir()), "2024-01-01T00:00:00Z")
     uploaded["beta-2.0-py3-none-any.whl"] = "2025-06-01T12:00:00Z"
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with serve(Index(folder=wheelhouse, uploaded=uploaded)) as index:
-        monkeypatch.setenv("PIP_INDEX_URL", index.url)
-        made, _ = relock("beta", exclude_newer="2025-05-31")
-        assert versions(made) == {"beta": "1.1"}
-        made, _ = relock("beta", upgrade=True)  # the lock keeps the cutoff
-        assert versions(made) == {"beta": "1.1"}
-        assert made.exclude_newer == "2025-05-31"
-        made, _ = relock("beta", upgrade=True, exclude_newer="none")
-        assert versions(made) == {"beta": "2.0"}
-        assert made.exclude_newer is None
+        only_index(index.url)
+        for options, version, kept in (
+            ({"exclude_newer": "2025-05-31"}, "1.1", "2025-05-31"),
+            ({"upgrade": True}, "1.1", "2025-05-31"),  # the lock keeps the cutoff
+            ({"upgrade": True, "exclude_newer": "none"}, "2.0", None),
+        ):
+            made, _ = relock("beta", **options)
+            assert (versions(made), made.exclude_newer) == ({"beta": version}, kept)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +101,19 @@ def test_what_is_no_cutoff(text):
         resolver.check_cutoff(text)
 
 
-def test_a_lock_is_made_again_only_for_another_cutoff():
-    assert not ResolveOptions().requires_new_lock("2025-01-31")
-    assert not ResolveOptions(exclude_newer="2025-01-31").requires_new_lock("2025-01-31")
-    assert not ResolveOptions(exclude_newer="none").requires_new_lock(None)
-    assert ResolveOptions(exclude_newer="none").requires_new_lock("2025-01-31")
-    assert ResolveOptions(exclude_newer="2025-01-31").requires_new_lock(None)
-    assert ResolveOptions(upgrade_packages=("alpha",)).requires_new_lock(None)
+@pytest.mark.parametrize(
+    ("options", "cutoff", "new"),
+    [
+        ({}, "2025-01-31", False),
+        ({"exclude_newer": "2025-01-31"}, "2025-01-31", False),
+        ({"exclude_newer": "none"}, None, False),
+        ({"exclude_newer": "none"}, "2025-01-31", True),
+        ({"exclude_newer": "2025-01-31"}, None, True),
+        ({"upgrade_packages": ("alpha",)}, None, True),
+    ],
+)
+def test_a_lock_is_made_again_only_for_another_cutoff(options, cutoff, new):
+    assert ResolveOptions(**options).requires_new_lock(cutoff) is new
 
 
 @pytest.mark.usefixtures("index_env")

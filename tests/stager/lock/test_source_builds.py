@@ -40,12 +40,6 @@ PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
 """
 
 
-def without_nvcc(monkeypatch):
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("stager.lock.build_source.find_nvcc", lambda env: None)
-
-
 @pytest.mark.parametrize(
     ("name", "places", "named", "sure"),
     [
@@ -72,18 +66,16 @@ def test_what_needs_nvcc_is_known_before_any_look_up(tmp_path, name, places, nam
 
 
 def test_without_nvcc_it_is_refused(monkeypatch, tmp_path):
-    without_nvcc(monkeypatch)
-    with pytest.raises(ResolveError, match="flash-attn: to be built from source") as caught:
-        refuse_without_nvcc(["flash-attn"], BuildSettings())
-    assert "module load cuda" in caught.value.hint
-    refuse_without_nvcc([], BuildSettings())
-    refuse_without_nvcc(["flash-attn"], BuildSettings(launcher=("srun",)))
-    skipping = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
-    refuse_without_nvcc(["flash-attn"], BuildSettings(variables=skipping))
-
-
-def test_nvcc_of_the_build_environment_counts(tmp_path):
-    compiler = tmp_path / "bin" / "nvcc"
+    with monkeypatch.context() as patched:
+        patched.setattr("stager.lock.build_source.find_nvcc", lambda env: None)
+        with pytest.raises(ResolveError, match="flash-attn: to be built from source") as caught:
+            refuse_without_nvcc(["flash-attn"], BuildSettings())
+        assert "module load cuda" in caught.value.hint
+        refuse_without_nvcc([], BuildSettings())
+        refuse_without_nvcc(["flash-attn"], BuildSettings(launcher=("srun",)))
+        skipping = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
+        refuse_without_nvcc(["flash-attn"], BuildSettings(variables=skipping))
+    compiler = tmp_path / "bin" / "nvcc"  # of the build environment
     compiler.parent.mkdir()
     compiler.write_text("#!/bin/sh\n")
     compiler.chmod(0o755)
@@ -95,9 +87,8 @@ def test_a_wheel_is_kept_for_what_it_was_built_with():
     plain, with_jobs = BuildSettings(), BuildSettings(variables={"MAX_JOBS": "4"})
     inside = BuildSettings(in_environment=frozenset([FLASH]))
     assert plain.key(FLASH, source, ["torch 1"]) == source
-    keys = {with_jobs.key(FLASH, source, []), inside.key(FLASH, source, ["torch 1"])}
-    keys |= {inside.key(FLASH, source, ["torch 2"]), source}
-    keys.add(inside.key(FLASH, source, ["torch 2", "numpy 1"]))
+    keys = {with_jobs.key(FLASH, source, []), source}
+    keys |= {inside.key(FLASH, source, beside) for beside in (["t 1"], ["t 2"], ["t 2", "n 1"])}
     assert len(keys) == 5
     assert all(key.startswith(source) for key in keys)
 
@@ -127,9 +118,6 @@ def test_what_to_do_about_a_failed_build(line, remedy):
     assert extract_build_output(output)[-1].strip() == line
     assert "end of output" not in "".join(extract_build_output(output))
     assert remedy in advise_on_failed_build("x", output)
-
-
-# --- real builds ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 
 from stager.config import load
 from stager.core.errors import ConfigError
-from stager.core.values import Target
 from stager.lock.indexes import Indexes
 from stager.lock.spec import read_spec
 from tests.support.wheelhouse import make_wheel
@@ -34,18 +33,9 @@ def project(folder, name="my-lib"):
     return folder
 
 
-# --- strings and requirement files ---------------------------------------------------------------
-
-
 def test_strings_are_normalised(ask):
     spec = ask("numpy >= 2,<3", 'My.Pkg[B,a] ;python_version<"4"', "numpy >= 2,<3")
     assert spec.requirements == ("numpy<3,>=2", 'my-pkg[a,b] ; python_version < "4"')
-
-
-def test_the_target_is_this_machine_unless_named(ask):
-    assert ask("a").target == Target.from_host()
-    named = ask("a", python="3.12", platform="manylinux_2_28_aarch64").target
-    assert named == Target(python="3.12", platform="manylinux_2_28_aarch64")
 
 
 def test_a_requirement_file_as_pip_reads_it(ask, root, monkeypatch):
@@ -212,28 +202,17 @@ def test_all_problems_with_file_and_line(ask, root):
     )
     write(root, "limits.txt", "x y\n")
     found = problems(ask, "a.txt", "b.txt", "-e .", constraints=["limits.txt"])
-    starts = [line.partition(": ")[0] for line in found]
-    assert starts == [
-        "a.txt:3",
-        "a.txt:4",
-        "a.txt:6",
-        "a.txt:7",
-        "a.txt:8",
-        "a.txt:9",
-        "a.txt:10",
-        "environment.requirements",
-        "environment.requirements",
-        "a.txt:2",
-        "a.txt:11",
-        "limits.txt:1",
+    lines = [
+        *(f"a.txt:{line}" for line in (3, 4, *range(6, 11))),
+        *["environment.requirements"] * 2,
     ]
+    lines += ["a.txt:2", "a.txt:11", "limits.txt:1"]
+    assert [line.partition(": ")[0] for line in found] == lines
     assert "which the nodes do not have" in found[0]
     assert found[3].endswith("cannot read missing.txt: No such file or directory")
     assert "cannot read b.txt" in found[7]
     assert "which the nodes do not have" in found[8]
 
-
-# --- pyproject.toml ------------------------------------------------------------------------------
 
 _LINUX = 'sys_platform == "linux"'
 _MARKED = ("alpha>=1", "beta")
@@ -299,9 +278,6 @@ def test_pyproject_problems(ask, root):
     assert len(found) == 6
 
 
-# --- sources -------------------------------------------------------------------------------------
-
-
 def test_a_folder_is_a_source(ask, root):
     project(root / "mylib")
     for entry in (
@@ -347,26 +323,25 @@ def test_files_and_urls(ask, root):
     assert remote.moving
 
 
-# --- the digest ----------------------------------------------------------------------------------
-
-
 def test_the_digest_follows_what_matters(ask, root):
-    write(root, "r.txt", "alpha\n")
-    base = ask("r.txt").digest
-    assert ask("r.txt").digest == base
-    assert ask("alpha").digest == base  # where a requirement stands makes no difference
-    write(root, "r.txt", "# a comment\nalpha\n")
-    assert ask("r.txt").digest == base
-    others = [
+    base = ask("alpha").digest
+    for text in ("alpha\n", "# a comment\nalpha\n"):
+        write(root, "r.txt", text)
+        assert ask("r.txt").digest == base  # where a requirement stands makes no difference
+    others = {
         ask("alpha>1").digest,
-        ask("alpha", constraints=["alpha<2"]).digest,
-        ask("alpha", python="3.12").digest,
-        ask("alpha", platform="manylinux_2_17_x86_64").digest,
-        ask("alpha", torch_backend="cpu").digest,
-    ]
+        *(
+            ask("alpha", **{key: value}).digest
+            for key, value in (
+                ("constraints", ["alpha<2"]),
+                ("python", "3.12"),
+                ("platform", "manylinux_2_17_x86_64"),
+                ("torch_backend", "cpu"),
+            )
+        ),
+    }
     write(root, "r.txt", "--extra-index-url https://example.org/simple\nalpha\n")
-    others.append(ask("r.txt").digest)
-    assert len({base, *others}) == 7
+    assert len({base, *others, ask("r.txt").digest}) == 7
 
 
 def test_the_digest_does_not_depend_on_passwords_or_places(ask, root, tmp_path):
@@ -423,9 +398,6 @@ def test_outputs_and_the_offline_root_inside_the_project_do_not_count(root):
     write(root, "out/metrics.json", "{}")
     write(root, "store/wheels/x", "")
     assert read_spec(settings).digest == first.digest
-
-
-# --- a lock the user brings ----------------------------------------------------------------------
 
 
 def test_a_given_lock_stands_alone(ask, root):
