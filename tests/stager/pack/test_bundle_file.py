@@ -34,28 +34,24 @@ from stager.pack.bundle_file import (
 )
 from stager.pack.node_program import make_node_program
 
-
-@pytest.fixture(scope="module")
-def no_bundle(tmp_path_factory):
-    """Files that are no bundles, by what they are."""
-    folder = tmp_path_factory.mktemp("no-bundles")
-    files = {
-        "empty": b"",
-        "text": b"not a bundle\n" * 100,
-        "zeros": bytes(1 << 16),
-        "other tar": b"hello.txt".ljust(1024, b"\0"),
-    }
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    (folder / "folder").mkdir()
-    return {path.name: path for path in folder.iterdir()} | {"absent": folder / "nothing here"}
+NO_BUNDLES = {
+    "empty": b"",
+    "text": b"not a bundle\n" * 100,
+    "zeros": bytes(1 << 16),
+    "other tar": b"hello.txt".ljust(1024, b"\0"),
+}
 
 
-@pytest.mark.parametrize("kind", ["empty", "text", "zeros", "other tar", "folder", "absent"])
-def test_what_is_no_bundle_is_an_error_with_its_path(kind, no_bundle):
+@pytest.mark.parametrize("kind", [*NO_BUNDLES, "folder", "absent"])
+def test_what_is_no_bundle_is_an_error_with_its_path(kind, tmp_path):
+    path = tmp_path / kind
+    if kind in NO_BUNDLES:
+        path.write_bytes(NO_BUNDLES[kind])
+    elif kind == "folder":
+        path.mkdir()
     with pytest.raises(BundleError) as caught:
-        read_manifest(no_bundle[kind])
-    assert str(no_bundle[kind]) in caught.value.message
+        read_manifest(path)
+    assert str(path) in caught.value.message
     assert "stager build" in caught.value.hint
 
 
@@ -86,9 +82,6 @@ def test_the_node_program_is_laid_out_once_and_runs(project):
     assert node_program(packed.path, project.store).read_bytes() == make_node_program()
     argv = [sys.executable, "-I", "-S", str(program), "unpack", "--help"]
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
-
-
-# --- the newest one ------------------------------------------------------------------------------
 
 
 @pytest.fixture

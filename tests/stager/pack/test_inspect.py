@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 import pytest
 
@@ -61,20 +60,3 @@ def test_damage_in_an_index_is_a_bundle_error(project):
     assert inspect(packed.path)
     with pytest.raises(BundleError, match="alpha"):
         inspect_files(packed.path)
-
-
-def test_the_command_prints_people_or_json(project):
-    packed = project.build().packed
-    done = project.stager("inspect", str(packed.path))
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"project {packed.manifest.id}\n")
-    assert "beta 2.0" in done.stdout
-    done = project.stager("inspect", "--files", "--json", str(packed.path))
-    report = json.loads(done.stdout)
-    assert report["schema"] == 1
-    assert report["listing"]
-    done = project.stager("inspect", "nothing.pkgs.tar")
-    assert done.returncode == 1
-    assert "nothing.pkgs.tar" in done.stderr
-    assert "hint: " in done.stderr
-    assert "Traceback" not in done.stderr

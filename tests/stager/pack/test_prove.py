@@ -27,7 +27,12 @@ def refusal(project):
     return caught.value
 
 
-# --- builds --------------------------------------------------------------------------------------
+def program_on_path(monkeypatch, path, shell):
+    """Write a program that the system finds first."""
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{shell}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -106,9 +111,7 @@ def test_pip_and_setuptools_together(project, wheelhouse):
     }
     make_wheel(wheelhouse, "setuptools", files=files)
     make_wheel(wheelhouse, "pip")
-    project.settings("pip", "setuptools")
-    proof = project.build(prove=True).proof
-    assert proof.done
+    assert project.settings("pip", "setuptools").build(prove=True).proof.done
 
 
 def test_an_import_that_needs_the_network_fails(project, wheelhouse):
@@ -128,11 +131,7 @@ def test_an_import_that_needs_the_network_fails(project, wheelhouse):
 def test_where_no_namespace_is_allowed_proxies_lead_nowhere(
     project, wheelhouse, tmp_path, monkeypatch
 ):
-    forbidden = tmp_path / "bin" / "unshare"
-    forbidden.parent.mkdir()
-    forbidden.write_text("#!/bin/sh\nexit 1\n")
-    forbidden.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{forbidden.parent}:{os.environ['PATH']}")
+    program_on_path(monkeypatch, tmp_path / "bin" / "unshare", "exit 1")
     monkeypatch.setenv("NO_PROXY", "*")
     code = "from urllib.request import urlopen\nurlopen('http://example.com/', timeout=5)\n"
     make_wheel(wheelhouse, "needy", files={"needy.py": code})
@@ -142,6 +141,19 @@ def test_where_no_namespace_is_allowed_proxies_lead_nowhere(
     recorder = Recorder()
     assert project.settings("alpha").build(recorder, prove=True).proof
     assert recorder.notes[-1].endswith("with all proxies set to an address without a server")
+
+
+def proof_for(project, packed, *requirements, **change):
+    """Prove a bundle as one for another target."""
+    target = replace(HOST, **change)
+    libc, newest = target.libc
+    needs = Requires(target.python, target.machine, libc, ".".join(map(str, newest)))
+    manifest, wanted = (
+        replace(packed.manifest, requires=needs),
+        Wanted(requirements=list(requirements)),
+    )
+    told = {"target": target, "wanted": wanted, "step": Recorder().step}
+    return prove(packed.path, manifest, store=project.store, **told)
 
 
 @pytest.mark.parametrize(
@@ -157,20 +169,10 @@ def test_where_no_namespace_is_allowed_proxies_lead_nowhere(
 def test_what_cannot_run_here_is_not_proved_and_says_why(
     change, why, project, tmp_path, monkeypatch
 ):
-    stand_in = tmp_path / "bin" / "python3.98"  # as a version manager leaves on PATH
-    stand_in.parent.mkdir()
-    stand_in.write_text("#!/bin/sh\necho 'python3.98: command not found' >&2\nexit 127\n")
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
-    packed = project.build().packed
-    target = replace(HOST, **change)
-    newest = f"{target.libc[1][0]}.{target.libc[1][1]}"
-    needs = Requires(target.python, target.machine, target.libc[0], newest)
-    manifest = replace(packed.manifest, requires=needs)
-    wanted, step = Wanted(requirements=[]), Recorder().step
-    proof = prove(
-        packed.path, manifest, store=project.store, target=target, wanted=wanted, step=step
-    )
+    # As a version manager leaves on PATH.
+    said = "echo 'python3.98: command not found' >&2\nexit 127"
+    program_on_path(monkeypatch, tmp_path / "bin" / "python3.98", said)
+    proof = proof_for(project, project.build().packed, **change)
     assert not proof.done
     assert proof.how.endswith(why)
     assert list(project.store.proofs.iterdir()) == []
@@ -179,19 +181,8 @@ def test_what_cannot_run_here_is_not_proved_and_says_why(
 def test_what_cannot_run_here_is_refused_by_the_metadata_of_its_packages(project, tmp_path):
     wheels = [make_wheel(tmp_path, "one", requires=["gone>=1", "two"]), make_wheel(tmp_path, "two")]
     packed = project.locked(*wheels).build().packed
-    target = replace(HOST, platform="manylinux_2_28_riscv64")
-    needs = Requires(target.python, "riscv64", "glibc", "2.28")
-    manifest = replace(packed.manifest, requires=needs)
-    wanted = Wanted(requirements=["one", "three"])
     with pytest.raises(BundleError, match="the environment is not complete") as caught:
-        prove(
-            packed.path,
-            manifest,
-            store=project.store,
-            target=target,
-            wanted=wanted,
-            step=Recorder().step,
-        )
+        proof_for(project, packed, "one", "three", platform="manylinux_2_28_riscv64")
     assert caught.value.context == (
         "gone is missing; one needs it",
         "three is missing; environment.requirements needs it",
@@ -208,9 +199,6 @@ def test_too_little_room_for_the_proof(project, monkeypatch):
     with pytest.raises(SpaceError, match="the proof that nothing is missing: need"):
         project.build(prove=True)
     assert built.packed.path.exists(), "a bundle that was there before is not removed"
-
-
-# --- requirements in metadata --------------------------------------------------------------------
 
 
 _ALL = (
@@ -266,9 +254,6 @@ def test_metadata_without_a_name_is_a_fault(tmp_path):
     empty = Member(name=f"{base.dist_info}/METADATA", data=b"Metadata-Version: 2.1\n")
     site = layers_of(tmp_path / "env", replace(base, members=(*members, empty)).write(tmp_path))
     assert list_unmet(site, [], HOST) == ["a package has metadata without name and version"]
-
-
-# --- room ----------------------------------------------------------------------------------------
 
 
 def test_a_store_without_inodes_is_said_to_be_full_in_its_own_words(project, tmp_path):
