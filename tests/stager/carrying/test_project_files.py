@@ -36,7 +36,7 @@ class Gap:
     patch: pytest.MonkeyPatch
 
     def carry(self) -> ImportResult:
-        """Export the project's bundle, leave all else behind, and import it."""
+        """Build the project unless it is, export its bundle, leave all else behind, import it."""
         file = self.export()
         self.patch.setenv("OFFLINE_ROOT", str(self.inside.root))
         self.project.root.rename(self.project.root.with_name("outside"))
@@ -44,7 +44,7 @@ class Gap:
         return self.take(file)
 
     def export(self) -> Path:
-        """Export the project's bundle."""
+        self.project.build()
         file = self.lab.with_name("lab.carry.tar")
         config = load(self.project.root)
         return export_project(config, ExportOptions(output=file), Recorder()).file
@@ -57,9 +57,8 @@ class Gap:
 
     def build(self, recorder: Recorder | None = None, *, offline: bool = False) -> Built:
         """Build inside, as `stager build` does."""
-        return build(
-            load(self.lab), BuildOptions(prove=False, offline=offline), recorder or Recorder()
-        )
+        options = BuildOptions(prove=False, offline=offline)
+        return build(load(self.lab), options, recorder or Recorder())
 
 
 @pytest.fixture
@@ -115,7 +114,6 @@ def test_a_package_that_was_built_from_source(gap: Gap, sdist: Path) -> None:
 
 
 def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap) -> None:
-    gap.project.build()
     imported = gap.carry()
     data = bytearray(imported.bundle.read_bytes())
     manifest = read_manifest(imported.bundle)
@@ -134,7 +132,7 @@ def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap) -> None:
 
 def test_what_the_settings_do_not_leave_out_must_be_there(gap: Gap) -> None:
     """A layer without headers is of no use to a build that wants them."""
-    gap.project.settings("schemes", more='prune = ["headers"]').build()
+    gap.project.settings("schemes", more='prune = ["headers"]')
     gap.carry()
     text = (gap.lab / "stager.toml").read_text()
     (gap.lab / "stager.toml").write_text(text.replace('["headers"]', "[]"))
@@ -143,7 +141,6 @@ def test_what_the_settings_do_not_leave_out_must_be_there(gap: Gap) -> None:
 
 
 def test_a_bundle_that_is_not_trusted_gives_nothing(gap: Gap, tmp_path: Path) -> None:
-    gap.project.build()
     gap.carry()
     (tmp_path / "signers").write_text("")
     trust = f'\n[trust]\nallowed-signers = "{tmp_path / "signers"}"\nrequire = true\n'
@@ -155,7 +152,6 @@ def test_a_bundle_that_is_not_trusted_gives_nothing(gap: Gap, tmp_path: Path) ->
 
 
 def test_new_requirements_need_an_index(gap: Gap) -> None:
-    gap.project.build()
     gap.carry()
     (gap.lab / "stager.toml").write_text('[environment]\nrequirements = ["alpha", "cli-tool"]\n')
     with pytest.raises(ResolveError) as caught:
@@ -163,22 +159,9 @@ def test_new_requirements_need_an_index(gap: Gap) -> None:
     assert "carry the new packages here with `stager export --base ID`" in caught.value.hint
 
 
-def test_a_folder_that_is_used_is_left_alone(gap: Gap) -> None:
-    gap.project.build()
-    gap.lab.mkdir()
-    (gap.lab / "mine").write_text("")
-    with pytest.raises(ConfigError, match="there are files in it already"):
-        gap.carry()
-    assert not gap.inside.root.exists()
-    assert [path.name for path in gap.lab.iterdir()] == ["mine"]
-
-
-def test_a_link_is_refused_before_anything_is_imported(
-    gap: Gap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gap.project.build()
+def test_a_link_or_a_folder_that_is_used_is_refused_before_anything_is_imported(gap: Gap) -> None:
     file = gap.export()
-    monkeypatch.setenv("OFFLINE_ROOT", str(gap.inside.root))
+    gap.patch.setenv("OFFLINE_ROOT", str(gap.inside.root))
     real = gap.lab.with_name("real")
     real.mkdir()
     for target in (real, gap.lab.with_name("nowhere")):
@@ -187,34 +170,29 @@ def test_a_link_is_refused_before_anything_is_imported(
         with pytest.raises(ConfigError, match="it is a symbolic link"):
             gap.take(file)
         assert gap.lab.is_symlink()
+    gap.lab.unlink()
+    gap.lab.mkdir()
+    (gap.lab / "mine").write_text("")
+    with pytest.raises(ConfigError, match="there are files in it already"):
+        gap.take(file)
+    assert [path.name for path in gap.lab.iterdir()] == ["mine"]
     assert not gap.inside.root.exists()
 
 
-def test_settings_outside_of_the_project_are_said(gap: Gap) -> None:
-    (gap.project.root / "code").mkdir()
-    (gap.project.root / "code" / "train.py").write_text("")
-    gap.project.settings("alpha", more='[project]\npath = "code"').build()
-    imported = gap.carry()
-    [note] = imported.notes
-    assert note.startswith(f"there is no stager.toml in {gap.lab}")
-    assert {path.name for path in gap.lab.iterdir()} == {"train.py", "pylock.toml"}
-
-
-def test_the_lock_of_another_platform(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
-    gap.project.build()
+def test_the_lock_of_another_platform(gap: Gap) -> None:
     file = gap.export()
     here = Target.from_host().platform
     other = here.replace("_2_", "_2_1", 1)
-    monkeypatch.setattr("stager.core.values._host_platform", lambda: other)
+    gap.patch.setattr("stager.core.values._host_platform", lambda: other)
     [note] = gap.take(file).notes
     assert note.startswith(f"the packages are for {here}, this machine is {other}: to build here")
     assert f'environment.platform = "{here}"' in note
 
 
-def test_another_offline_root_is_said(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
-    gap.project.settings("alpha", more='offline-root = "~/mine"').build()
+def test_another_offline_root_is_said(gap: Gap) -> None:
+    gap.project.settings("alpha", more='offline-root = "~/mine"')
     file = gap.export()
-    monkeypatch.delenv("OFFLINE_ROOT")
+    gap.patch.delenv("OFFLINE_ROOT")
     imported = gap.take(file)
     [note] = imported.notes
     assert f"{Path.home() / 'mine'}, which does not have the packages" in note
@@ -250,21 +228,22 @@ def test_layers_that_do_not_fit_into_one_folder_are_refused() -> None:
                 refuse_clashes(layers)
 
 
-def test_a_link_in_the_locks_place_is_not_followed(gap: Gap, tmp_path: Path) -> None:
+def test_a_link_in_the_locks_place_is_not_followed(gap: Gap) -> None:
     """A bundle may hold one: settings outside of `project.path` leave that name to the project."""
-    root, target = gap.project.root, "data.txt"
-    (root / "src").mkdir()
-    (root / "src" / target).write_text("the project's own")
-    (root / "src" / "pylock.toml").symlink_to(target)
-    gap.project.settings("alpha", more='[project]\npath = "src"').build()
-    gap.carry()
+    root, target = gap.project.root / "src", "data.txt"
+    root.mkdir()
+    (root / target).write_text("the project's own")
+    (root / "pylock.toml").symlink_to(target)
+    gap.project.settings("alpha", more='[project]\npath = "src"')
+    [note] = gap.carry().notes
+    assert note.startswith(f"there is no stager.toml in {gap.lab}")
+    assert {path.name for path in gap.lab.iterdir()} == {target, "pylock.toml"}
     assert (gap.lab / target).read_text() == "the project's own"
     assert not (gap.lab / "pylock.toml").is_symlink()
 
 
 def test_builds_take_packages_only_out_of_bundles_that_somebody_vouches_for(gap: Gap) -> None:
     """A bundle only claims that a layer was made from a wheel."""
-    gap.project.build()
     file = gap.export()
     gap.carry()
     (note,) = (gap.inside.root / "imports").glob("*.for-builds")

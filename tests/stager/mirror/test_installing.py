@@ -149,14 +149,20 @@ def build(root: Path, *options: str, **env: str) -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
+def settings(root: Path, *requirements: str) -> Path:
+    root.mkdir(parents=True)
+    text = f"[environment]\nrequirements = {json.dumps(requirements)}\n"
+    (root / "stager.toml").write_text(text)
+    return root
+
+
 def test_a_project_inside_builds_from_a_mirror_alone(
     project: Project, sdist: Path, tmp_path: Path
 ) -> None:
     """The wheel of an sdist, the decompressor, and what builds the project's own code."""
     mirror = tmp_path / "stick" / "mirror"
     assert sdist.exists()
-    project.settings("alpha", "from-source")
-    done = project.stager("mirror", "--json", str(mirror))
+    done = project.settings("alpha", "from-source").stager("mirror", "--json", str(mirror))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["ok"], result["mirror"]) == (True, str(mirror))
@@ -165,17 +171,11 @@ def test_a_project_inside_builds_from_a_mirror_alone(
     done = project.stager("mirror", str(mirror), "setuptools")
     assert (done.returncode, done.stdout) == (0, f"{result['index']}\n"), done.stderr
 
-    inside = tmp_path / "inside" / "project"
-    (inside / "inner").mkdir(parents=True)
+    inside = settings(tmp_path / "inside" / "project", "requirements.in", "./inner")
+    (inside / "requirements.in").write_text(f"--index-url {result['index']}\nfrom-source\nbeta\n")
+    (inside / "inner").mkdir()
     (inside / "inner" / "pyproject.toml").write_text(PYPROJECT)
     (inside / "inner" / "inner.py").write_text("import beta\n")
-    requirements = f"--index-url {result['index']}\nfrom-source\nbeta\n"
-    (inside / "requirements.in").write_text(requirements)
-    settings = '[environment]\nrequirements = ["requirements.in", "./inner"]\n'
-    (inside / "stager.toml").write_text(settings)
     assert build(inside)["packages"] == 3
-
-    other = tmp_path / "other" / "project"
-    other.mkdir(parents=True)
-    (other / "stager.toml").write_text('[environment]\nrequirements = ["alpha"]\n')
+    other = settings(tmp_path / "other" / "project", "alpha")
     assert build(other, "--no-prove", PIP_INDEX_URL=result["index"])["packages"] == 2
