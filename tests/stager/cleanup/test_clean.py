@@ -61,9 +61,6 @@ def other_project(project: Project, *requirements: str) -> Project:
     return Project(root=root, store=project.store).settings(*requirements)
 
 
-# --- bundles, and what they need -----------------------------------------------------------------
-
-
 def test_an_old_bundle_goes_with_what_only_it_needed(project: Project) -> None:
     old, new = rebuilt(project)
     with BundleFile(str(old)) as first, BundleFile(str(new)) as second:
@@ -87,11 +84,14 @@ def test_an_old_bundle_goes_with_what_only_it_needed(project: Project) -> None:
 
 
 def test_what_is_in_use_stays_with_its_layers_and_its_program(project: Project) -> None:
+    """With those of its layers that are there."""
     old, _ = rebuilt(project)
     program = node_program(old, project.store)
     with BundleFile(str(old)) as held:
+        gone, *layers = held.manifest.layers
+        project.store.layer(gone.id).unlink()
         assert sweep(project.store).removed == ()
-        assert all(project.store.layer(layer.id).exists() for layer in held.manifest.layers)
+        assert all(project.store.layer(layer.id).exists() for layer in layers)
     assert program.exists()
     assert ("bundle", old.name) in names(sweep(project.store).removed)
 
@@ -105,13 +105,6 @@ def test_layers_stay_where_a_bundle_could_not_be_removed(
     done = sweep(project.store)
     assert {item.kind for item, _ in done.left} == {"bundle", "layer"}
     assert "layer" not in {item.kind for item in done.removed}
-
-
-def test_a_bundle_without_one_of_its_layers_keeps_the_others(project: Project) -> None:
-    layers = project.build().packed.manifest.layers
-    project.store.layer(layers[0].id).unlink()
-    assert sweep(project.store).removed == ()
-    assert all(project.store.layer(layer.id).exists() for layer in layers[1:])
 
 
 def test_a_project_whose_folder_is_gone_needs_nothing(project: Project) -> None:
@@ -176,26 +169,23 @@ def test_what_a_bundle_of_a_newer_version_needs_is_not_known(project: Project) -
     assert kinds.isdisjoint({"bundle", "layer", "program"})
 
 
-def test_the_bundle_of_a_job_in_the_queue_stays_in_any_case(project: Project) -> None:
-    path = project.build().packed.path
-    assert mark(project.store, path, "4711")
-    rules = Rules(keep_newest=False)
-    assert path not in [item.path for item in plan(project.store, rules, time.time())]
-    unmark(path, "4711")
-    assert path in [item.path for item in plan(project.store, rules, time.time())]
-
-
-def test_a_member_of_a_shared_store_leaves_the_bundles_of_others(
+def test_the_bundle_of_a_job_in_the_queue_or_of_another_user_stays_in_any_case(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Others are the members of a group that shares the store."""
     path, rules = project.build().packed.path, Rules(keep_newest=False)
-    monkeypatch.setattr(os, "geteuid", lambda: project.store.root.stat().st_uid + 61001)
-    assert path not in [item.path for item in plan(project.store, rules, later())]
-    monkeypatch.undo()  # the owner of the store
-    assert path in [item.path for item in plan(project.store, rules, later())]
 
+    def goes(now: float) -> bool:
+        return path in [item.path for item in plan(project.store, rules, now)]
 
-# --- wheels --------------------------------------------------------------------------------------
+    assert mark(project.store, path, "4711")
+    assert not goes(time.time())
+    unmark(path, "4711")
+    assert goes(time.time())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: project.store.root.stat().st_uid + 61001)
+        assert not goes(later())
+    assert goes(later())
 
 
 def test_wheels_go_on_request_and_only_those_that_no_lock_names(
@@ -255,8 +245,6 @@ def test_a_lock_that_cannot_be_read_removes_nothing(project: Project) -> None:
     assert {item.kind for item in plan(project.store, Rules(), later())} <= {"layer"}
 
 
-# --- files of a hub ------------------------------------------------------------------------------
-
 OLD, NEW = "a" * 40, "b" * 40
 
 
@@ -314,9 +302,6 @@ def test_a_users_own_cache_is_nothing_to_clean(
     assert (outside / mine.name).is_dir()
 
 
-# --- left-overs, and other builds ----------------------------------------------------------------
-
-
 def test_partial_files_go_unless_a_build_is_under_way(project: Project) -> None:
     project.build()
     with project.store.lock():
@@ -363,11 +348,9 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 def test_a_note_that_makes_no_sense_goes(project: Project) -> None:
     made = project.build().packed.path
-    notes = ["", "{", "[]", "{}", '"text"', '{"project": 3, "bundle": "b"}']
-    for number, note in enumerate(notes):
+    for number, note in enumerate(["", "{", "[]", "{}", '"text"', '{"project": 3, "bundle": "b"}']):
         (project.store.projects / f"{number}.json").write_text(note)
-    expected = {("note", f"{number}.json") for number in range(len(notes))}
-    assert names(sweep(project.store).removed) == expected
+    assert names(sweep(project.store).removed) == {("note", f"{n}.json") for n in range(6)}
     assert made.exists()
 
 
@@ -390,9 +373,6 @@ def test_a_damaged_bundle_of_a_project_stays_and_needs_nothing(project: Project)
     removed = {item.kind for item in sweep(project.store).removed}
     assert removed == {"layer", "program"}
     assert made.exists()
-
-
-# --- what stays on the nodes ---------------------------------------------------------------------
 
 
 def test_nodes_keep_each_projects_newest(project: Project) -> None:
