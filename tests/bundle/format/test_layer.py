@@ -72,6 +72,7 @@ def test_what_is_written_is_read_again() -> None:
     head = encode_head(INDEX, ORIGIN, compress)
     assert decode_head(head, unpack) == INDEX
     assert decode() == INDEX  # so that what follows is refused for what it changes
+    assert decode(files=[], links=[], frames=[]) == Index((), (), ())
     summary = head_summary(head[:HEAD_PREFIX])
     assert summary == (len(head), len(head) + 150, 610, 2, len(ORIGIN.to_bytes()))
     assert read_origin(head) == ORIGIN
@@ -99,17 +100,13 @@ def test_a_layer_is_a_tar_for_everybody(standard: Packed, store: Store, tmp_path
     assert any(layer.kind == "project" for layer in standard.manifest.layers)
 
 
-@pytest.mark.parametrize("length", [0, 1, HEAD_PREFIX - 1])
-def test_a_prefix_cut_short_is_refused(length: int) -> None:
-    head = encode_head(INDEX, ORIGIN, compress)
-    with pytest.raises(LayerError, match="cut short"):
-        head_summary(head[:length])
-
-
 def test_damage_to_the_head_is_refused() -> None:
     head = encode_head(INDEX, ORIGIN, compress)
     with pytest.raises(LayerError, match="does not begin with an index"):
         head_summary(b"\x28" + head[1:])
+    for length in (0, HEAD_PREFIX - 1):
+        with pytest.raises(LayerError, match="cut short"):
+            head_summary(head[:length])
     for wrong in (head[:-1], head + b"\0", head[:HEAD_PREFIX]):
         with pytest.raises(LayerError, match="cut short"):
             decode_head(wrong, unpack)
@@ -175,14 +172,8 @@ def test_links_that_lead_outside_are_refused(path: str, target: Any) -> None:
     with pytest.raises(LayerError, match="link"):
         check_link(Link(path, target))
     refused(links=[[path, target]])
-
-
-@pytest.mark.parametrize(
-    ("path", "target"),
-    [("lib/l", "a.py"), ("lib/x/y/l", "../../a.py"), ("lib/x/l", "y/../../a.py"), ("l", "lib/a")],
-)
-def test_links_inside_are_kept(path: str, target: str) -> None:
-    assert decode(links=[[path, target]]).links == (Link(path, target),)
+    for inside in (("lib/x/y/l", "../../a.py"), ("lib/x/l", "y/../../a.py"), ("l", "lib/a")):
+        assert decode(links=[inside]).links == (Link(*inside),)
 
 
 CHAINED = {"lib/x/l1": "..", "lib/x/y/l2": "../l1/..", "lib/x/y/z/l3": "../l2/../other"}
@@ -292,7 +283,3 @@ def test_an_index_that_is_none_is_refused(body: bytes) -> None:
     head = forged_head(raw(), 150)
     with pytest.raises(LayerError):
         decode_head(head, lambda data: body)
-
-
-def test_an_empty_layer_is_possible() -> None:
-    assert decode(files=[], links=[], frames=[]) == Index((), (), ())

@@ -105,19 +105,15 @@ def library(*segments: tuple[int, int], tail: bytes = b"debug") -> bytes:
 
 def test_what_is_behind_the_last_segment_is_left_out() -> None:
     whole = library((0, 100), (4096, 500), (300, 10), tail=b"y" * 9999)
-    short = strip_unmapped_tail(io.BytesIO(whole))
+    file = io.BytesIO(whole)
+    short = strip_unmapped_tail(file)
+    assert file.tell() == 4596  # the tail is not even read
     assert len(short) == 4596
     assert short[:0x28] == whole[:0x28]
     assert short[0x28:0x30] == bytes(8)  # there are no section headers any more
     assert short[0x30:0x3A] == whole[0x30:0x3A]
     assert short[0x3A:HEADER] == bytes(6)
     assert short[HEADER:] == whole[HEADER:4596]
-
-
-def test_the_tail_is_not_even_read() -> None:
-    whole = io.BytesIO(library((0, 2000), tail=bytes(1 << 20)))
-    strip_unmapped_tail(whole)
-    assert whole.tell() == 2000
 
 
 @pytest.mark.parametrize(

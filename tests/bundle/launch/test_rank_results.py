@@ -68,33 +68,26 @@ def test_nothing_of_torchruns_own_is_taken_for_the_programs() -> None:
     assert [one.lines for one in find_failures("/absent", "node01", CRASHED, 1.0)] == [(), (), ()]
 
 
-def test_records_and_report_are_one(tmp_path: Path) -> None:
-    """Rank 1 raised and left a record; torchrun ended the others."""
-    own = record(tmp_path, 1, exit_code=1, time=5.0)
-    found = find_failures(str(tmp_path), "node01", KILLED, 99.0)
-    assert found[0] == own
-    assert [one.rank for one in found] == [1, 0, 2]
-
-
 def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> None:
     """It has said why; where in the program that was, tells less."""
     record(tmp_path, 0, exception="SystemExit", message="2", exit_code=2, lines=["a traceback"])
     record(tmp_path, 1, exception="ValueError", message="no", lines=["a traceback"])
     own = {0: ["train.py: error: no such option"], 1: ["step 1"]}
-    found = find_failures(str(tmp_path), "node01", [], 99.0, own)
-    assert {one.rank: one.lines for one in found} == {0: tuple(own[0]), 1: ("a traceback",)}
-    (alone,) = [one for one in find_failures(str(tmp_path), "node01", [], 99.0) if one.rank == 0]
-    assert alone.lines == ("a traceback",)
+    for words, lines in ((own, tuple(own[0])), ({}, ("a traceback",))):
+        found = find_failures(str(tmp_path), "node01", [], 99.0, words)
+        assert {one.rank: one.lines for one in found} == {0: lines, 1: ("a traceback",)}
 
 
 def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
+    """Of the others torchrun's report tells; it ended ranks 0 and 2 of its own."""
     lost = "[/x.cc:81] Connection closed by peer [127.0.0.1]:1"
-    record(tmp_path, 0, time=4.0, exception="RuntimeError", message=lost)
-    record(tmp_path, 1, time=7.0)
-    record(tmp_path, 2, time=6.0)
+    record(tmp_path, 4, time=4.0, exception="RuntimeError", message=lost)
+    record(tmp_path, 5, time=7.0)
+    own = record(tmp_path, 1, exit_code=1, time=6.0)
     record(tmp_path, 3, time=1.0, exit_code=143)
-    found = find_failures(str(tmp_path), "node01", [], 99.0)
-    assert [one.rank for one in found] == [2, 1, 0, 3]
+    found = find_failures(str(tmp_path), "node01", KILLED, 99.0)
+    assert [one.rank for one in found] == [1, 5, 4, 3, 0, 2]
+    assert found[0] == own
 
 
 @pytest.mark.parametrize(
@@ -117,10 +110,8 @@ def test_weights(code: int, exception: str, message: str, expected: int) -> None
 @pytest.mark.parametrize(
     "content",
     [
-        b"{",
         b"null",
         b"\xff",
-        b'{"rank": 1}',
         b'{"rank":[],"node":"","local_rank":1,"exit_code":1,"exception":"","message":"",'
         b'"lines":[],"time":1}',
     ],
@@ -129,12 +120,10 @@ def test_what_is_no_record_leaves_the_word_to_torchrun(tmp_path: Path, content: 
     own = record(tmp_path, 2, exit_code=7)
     (tmp_path / "failures" / "1.json").write_bytes(content)
     (tmp_path / "failures" / "3.json").mkdir()
-    (tmp_path / "failures" / ".0.json.123").write_text("half")
-    (tmp_path / "failures" / "notes.txt").write_text("mine")
+    for name in (".0.json.123", "notes.txt"):
+        (tmp_path / "failures" / name).write_text("half")
     found = {one.rank: one for one in find_failures(str(tmp_path), "node01", KILLED, 99.0)}
-    assert found[1].exit_code == -9
-    assert found[2] == own
-    assert sorted(found) == [0, 1, 2]
+    assert (sorted(found), found[1].exit_code, found[2]) == ([0, 1, 2], -9, own)
 
 
 def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:

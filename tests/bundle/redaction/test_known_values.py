@@ -44,29 +44,26 @@ def test_texts_lose_the_secret_at_any_depth() -> None:
     }
 
 
-def test_only_secrets_are_hidden() -> None:
-    env = {"HF_TOKEN": TOKEN, "HOME": "/home/ada", "KEY": "abc", "SSH_KEY": "/home/ada/.ssh/id"}
-    mask = SecretMask(env, ())
-    event = {"text": f"{TOKEN} /home/ada abc /home/ada/.ssh/id"}
-    assert mask.hide_secrets(event) == {"text": "*** /home/ada abc /home/ada/.ssh/id"}
+LINE = "MIIEowIBAAKCAQEA0x9Tqk3v"
 
 
-def test_of_two_values_the_longer_one_goes_as_a_whole() -> None:
-    mask = SecretMask({"A": "secret-1", "B": "secret-1-more"}, ("A", "B"))
-    assert mask.hide_secrets({"text": "secret-1-more secret-1"}) == {"text": "*** ***"}
-
-
-def test_a_line_of_a_long_value_is_hidden() -> None:
-    line = "MIIEowIBAAKCAQEA0x9Tqk3v"
-    mask = SecretMask({"PEM": f"-----BEGIN-----\n{line}\n-----END-----\n"}, ("PEM",))
-    assert mask.hide_secrets({"tail": [line]}) == {"tail": ["***"]}
-
-
-def test_what_programs_read_stays() -> None:
-    mask = SecretMask({"MINE": "launch"}, ("MINE",))
-    event = {"event": "launch", "phase": "launch", "node": "launch1", "text": "a launch"}
-    assert mask.hide_secrets(event) == {**event, "text": "a ***"}
-
-
-def test_without_secrets_nothing_changes() -> None:
-    assert SecretMask({}, ()).hide_secrets({"text": "a"}) == {"text": "a"}
+@pytest.mark.parametrize(
+    ("env", "named", "text", "hidden"),
+    [
+        (
+            {"HF_TOKEN": TOKEN, "HOME": "/home/ada", "KEY": "abc", "SSH_KEY": "/home/ada/.ssh/id"},
+            (),
+            f"{TOKEN} /home/ada abc /home/ada/.ssh/id",
+            "*** /home/ada abc /home/ada/.ssh/id",
+        ),
+        ({"A": "secret-1", "B": "secret-1-more"}, ("A", "B"), "secret-1-more secret-1", "*** ***"),
+        ({"PEM": f"-----BEGIN-----\n{LINE}\n-----END-----\n"}, ("PEM",), LINE, "***"),
+        ({"MINE": "launch"}, ("MINE",), "a launch", "a ***"),
+        ({}, (), "a", "a"),
+    ],
+)
+def test_only_secrets_are_hidden_and_what_programs_read_stays(
+    env: dict[str, str], named: tuple[str, ...], text: str, hidden: str
+) -> None:
+    event = {"event": "launch", "phase": "launch", "node": "launch1", "text": text}
+    assert SecretMask(env, named).hide_secrets(event) == {**event, "text": hidden}

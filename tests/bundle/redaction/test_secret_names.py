@@ -40,27 +40,18 @@ PLAIN = """
 def test_names_of_secrets(name: str) -> None:
     bare = name.lstrip("-")
     assert is_secret(bare)
+    assert is_secret(bare.lower()) or not name.isupper()
     env = {"PATH": "/usr/bin", bare: "hush"}
     assert remove_secret_variables(env, ()) == {"PATH": "/usr/bin"}
     assert remove_secret_variables(env, ["OTHER"]) == {"PATH": "/usr/bin"}
     assert remove_secret_variables(env, [bare]) == env
 
 
-@pytest.mark.parametrize("name", [name.lower() for name in SECRET.split() if name.isupper()])
-def test_case_does_not_matter(name: str) -> None:
-    assert is_secret(name)
-
-
-@pytest.mark.parametrize("name", PLAIN.split())
+@pytest.mark.parametrize("name", [*PLAIN.split(), "", "_", "\udcff", "\u00e4\u00f6", "9"])
 def test_names_that_only_look_so(name: str) -> None:
     bare = name.lstrip("-")
     assert not is_secret(bare)
     assert remove_secret_variables({bare: "x"}, ()) == {bare: "x"}
-
-
-@pytest.mark.parametrize("name", ["", "_", "\udcff", "\u00e4\u00f6", "9"])
-def test_odd_names_are_no_secrets(name: str) -> None:
-    assert not is_secret(name)
 
 
 def test_what_a_text_says_counts_as_a_variable_too() -> None:

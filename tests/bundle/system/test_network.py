@@ -34,11 +34,6 @@ def outside() -> list[network.Route]:
     return [link for link in links if ":" not in link.address]
 
 
-def test_loopback() -> None:
-    assert all(map(network.is_loopback, ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"]))
-    assert not any(map(network.is_loopback, ["10.0.0.1", "fe80::1%eth0", "localhost"]))
-
-
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "a" * 70 + ".example", "a..b"])
 def test_a_name_that_cannot_be_resolved(name: str) -> None:
     assert set(network.resolve("localhost")) <= {"127.0.0.1", "::1"}
@@ -58,6 +53,16 @@ def test_every_address_of_the_kernel_is_listed() -> None:
     marked = [at for at, line in enumerate(listed) if "/32 host LOCAL" in line]
     local = {listed[at - 1].split()[-1] for at in marked}
     assert {link.address for link in links if ":" not in link.address} == local
+    text = (
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fd000000000000000000000000000002 04 40 00 82   ens1f1\n"
+    )
+    assert network.parse_if_inet6(text) == [
+        network.Route("lo", "::1"),
+        network.Route("ens1f1", "fd00::2"),
+    ]
+    assert all(map(network.is_loopback, ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"]))
+    assert not any(map(network.is_loopback, ["10.0.0.1", "fe80::1%eth0", "localhost"]))
 
 
 def test_second_addresses_belong_to_their_interface() -> None:
@@ -67,17 +72,6 @@ def test_second_addresses_belong_to_their_interface() -> None:
     )
     code = f"{SAY}{TWO_ADDRESSES}say(lambda: {ask})"
     assert namespace("-n", "", code) == ["lo", "10.9.8.6", 2]
-
-
-def test_if_inet6() -> None:
-    text = (
-        "00000000000000000000000000000001 01 80 10 80       lo\n"
-        "fd000000000000000000000000000002 04 40 00 82   ens1f1\n"
-    )
-    assert network.parse_if_inet6(text) == [
-        network.Route("lo", "::1"),
-        network.Route("ens1f1", "fd00::2"),
-    ]
 
 
 def test_own_addresses_lead_to_their_interface() -> None:

@@ -33,14 +33,16 @@ def limited(code: str, soft: int, hard: int, *arguments: str) -> subprocess.Comp
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.parametrize("held", [0, 50], ids=["many ranks", "something else holds most of them"])
-def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path, held: int) -> None:
-    """Each writes again and again; soft and hard limit are the same, so nothing can be raised."""
+def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path) -> None:
+    """Each writes again and again, and something else holds most of the files.
+
+    Soft and hard limit are the same, so nothing can be raised.
+    """
     (tmp_path / "logs").mkdir()
     code = (
         "import os\n"
         "logs = Logs(load_job(sys.argv[1]))\n"
-        "held = [os.open('/', os.O_RDONLY) for _ in range(int(sys.argv[2]))]\n"
+        "held = [os.open('/', os.O_RDONLY) for _ in range(50)]\n"
         "for turn in range(3):\n"
         "    for rank in range(100):\n"
         "        logs.output('n1', rank, b'rank %d turn %d\\n' % (rank, turn), ('n1', rank))\n"
@@ -48,7 +50,7 @@ def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path, held:
     )
     given = tmp_path / "job.json"
     given.write_text(json.dumps(job_for(single, tmp_path).to_json()))
-    done = limited(code, 64, 64, str(given), str(held))
+    done = limited(code, 64, 64, str(given))
     assert (done.stdout, done.stderr) == (" 0\n", "")
     for rank in range(100):
         log = tmp_path / "logs" / f"demo.4711.n1.{rank}.out"
