@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, OWN, forge, node_program, run_node
 from tests.support.interpreters import OTHERS
+from tests.support.processes import until
 
 SITE = f"lib/python{HERE.python}/site-packages"
 VERSION = ".".join(map(str, sys.version_info[:3]))
@@ -31,28 +32,7 @@ def test_unpack_prints_the_path_and_nothing_else(
     assert (place / "pyvenv.cfg").exists()
 
 
-def test_the_variable_wins_over_the_directory(
-    standard: Packed, program: Path, base: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "named").mkdir()
-    env = {**CLEAN, "STAGER_NODE_ROOT": str(tmp_path / "named")}
-    done = run_node(program, "unpack", standard.path, base, env=env)
-    assert done.stdout.startswith(f"{tmp_path}/named/{OWN}/envs/")
-    assert os.listdir(base) == []
-
-
-def test_auto_takes_the_first_directory_that_fits(
-    standard: Packed, program: Path, base: Path
-) -> None:
-    env = {**CLEAN, "TMPDIR": str(base), "SLURM_TMPDIR": "/does/not/exist"}
-    done = run_node(program, "unpack", standard.path, "auto", env=env)
-    assert done.stdout.startswith(f"{base}/{OWN}/envs/"), done.stderr
-
-
-@pytest.mark.parametrize("json_too", [False, True])
-def test_failures_are_one_message(
-    standard: Packed, program: Path, base: Path, json_too: bool
-) -> None:
+def test_failures_are_one_message(standard: Packed, program: Path, base: Path) -> None:
     for arguments, what in [
         ((base / "absent.tar", base), "the bundle cannot be read"),
         ((program, base), "damaged or not a bundle"),
@@ -60,18 +40,15 @@ def test_failures_are_one_message(
         ((standard.path, "relative"), "no directory on this node can hold"),
         ((standard.path, base, "--id", "0" * 64), "another bundle than the job was made for"),
     ]:
-        done = run_node(program, "unpack", *arguments, *(["--json"] if json_too else []))
-        assert done.returncode == 1
-        if json_too:
-            said = json.loads(done.stdout)
-            assert (said["v"], said["ok"]) == (1, False)
-            assert what in said["problem"]["what"]
-            assert set(said["problem"]) == {"code", "where", "values", "what", "why", "fix"}
-            assert all(said["problem"].values())
-        else:
-            assert done.stdout == ""
-            assert done.stderr.startswith("stager: ")
-            assert what in done.stderr
+        done = run_node(program, "unpack", *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("stager: ")
+        assert what in done.stderr
+    said = json.loads(run_node(program, "unpack", *arguments, "--json").stdout)
+    assert (said["v"], said["ok"]) == (1, False)
+    assert what in said["problem"]["what"]
+    assert set(said["problem"]) == {"code", "where", "values", "what", "why", "fix"}
+    assert all(said["problem"].values())
 
 
 @pytest.mark.parametrize(
@@ -149,19 +126,23 @@ def test_probe_says_what_cannot_be_imported(extension: Packed, program: Path, ba
 # --- exec ----------------------------------------------------------------------------------------
 
 
+def started(
+    program: Path, packed: Packed, env: Path, *command: str, **settings: Any
+) -> subprocess.Popen[str]:
+    """A command in the environment, under way."""
+    argv = [sys.executable, "-I", "-S", program, "exec", packed.path, env.parents[2], "--"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(
+        [*map(str, argv), *command], text=True, **{"env": CLEAN, **pipes, **settings}
+    )
+
+
 def test_exec_becomes_the_command(standard: Packed, program: Path, env: Path) -> None:
-    base = env.parents[2]
     code = "import json, os, sys; print(json.dumps([os.getpid(), os.getcwd(), sys.argv, "
     code += "sys.prefix, dict(os.environ)]))"
-    argv = [sys.executable, "-I", "-S", program, "exec", standard.path, base, "--"]
-    argv += ["python", "-c", code, "--", "a b", "--json", ""]
-    running = subprocess.Popen(
-        list(map(str, argv)),
-        env={**CLEAN, "PYTHONPATH": "/decoy", "RANK": "3", "MINE": "1"},
-        cwd="/usr",
-        text=True,
-        stdout=subprocess.PIPE,
-    )
+    command = ("python", "-c", code, "--", "a b", "--json", "")
+    variables = {**CLEAN, "PYTHONPATH": "/decoy", "RANK": "3", "MINE": "1"}
+    running = started(program, standard, env, *command, env=variables, cwd="/usr")
     said = json.loads(running.communicate(timeout=300)[0])
     pid, cwd, arguments, prefix, variables = said
     assert (pid, cwd, prefix) == (running.pid, "/usr", str(env))
@@ -179,33 +160,31 @@ def test_exec_becomes_the_command(standard: Packed, program: Path, env: Path) ->
         (["sh", "-c", "exit 7"], 7, ""),
         (["cli-tool"], 0, ""),
         (["absent-program"], 127, "error: cannot run absent-program: No such file or directory"),
+        (["train.py"], 127, "hint: for a script write: python train.py\n"),
         (["/dev/null"], 126, "error: cannot run /dev/null: Permission denied"),
         ([""], 126, "error: cannot run : "),
     ],
 )
 def test_exec_ends_as_the_command_does(
-    standard: Packed, program: Path, env: Path, command: list[str], status: int, says: str
-) -> None:
-    done = run_node(program, "exec", standard.path, env.parents[2], "--", *command)
-    assert done.returncode == status
-    assert done.stderr.startswith(says)
-    assert bool(done.stderr) == bool(says)
-
-
-def test_a_script_of_this_directory_needs_its_interpreter(
-    standard: Packed, program: Path, env: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    standard: Packed,
+    program: Path,
+    env: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    status: int,
+    says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    done = run_node(program, "exec", standard.path, env.parents[2], "--", "train.py")
-    assert done.returncode == 127
-    assert done.stderr.endswith("hint: for a script write: python train.py\n")
+    done = run_node(program, "exec", standard.path, env.parents[2], "--", *command)
+    assert done.returncode == status
+    assert says in done.stderr
+    assert bool(done.stderr) == bool(says)
 
 
 def test_a_signal_reaches_the_command(standard: Packed, program: Path, env: Path) -> None:
-    argv = [sys.executable, "-I", "-S", program, "exec", standard.path, env.parents[2], "--"]
-    argv += ["sh", "-c", "echo ready; exec sleep 60"]
-    running = subprocess.Popen(list(map(str, argv)), env=CLEAN, text=True, stdout=subprocess.PIPE)
+    running = started(program, standard, env, "sh", "-c", "echo ready; exec sleep 60")
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
     running.terminate()
@@ -217,24 +196,20 @@ def test_exec_keeps_the_environment_from_being_removed(
     standard: Packed, program: Path, env: Path
 ) -> None:
     lock = env.parents[1] / "locks" / f"{env.name}.lock"
-    argv = [sys.executable, "-I", "-S", program, "exec", standard.path, env.parents[2], "--"]
-    argv += ["sh", "-c", "echo ready; read line"]
-    running = subprocess.Popen(
-        list(map(str, argv)), env=CLEAN, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    running = started(program, standard, env, "sh", "-c", "echo ready; read line")
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
     with lock.open() as handle:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        running.communicate("done\n", timeout=300)
-        until = time.monotonic() + 120
-        while True:
-            try:
+
+        def is_free() -> bool:
+            with suppress(BlockingIOError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                assert time.monotonic() < until
+                return True
+            return False
+
+        assert not is_free()
+        running.communicate("done\n", timeout=300)
+        assert until(is_free, 120)
 
 
 # --- drive and agent -----------------------------------------------------------------------------

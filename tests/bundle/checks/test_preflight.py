@@ -17,8 +17,6 @@ import pytest
 
 from bundle.checks import preflight
 from bundle.driver.findings import format_preflight_line
-from bundle.environment import unpack
-from bundle.format.archive import BundleFile
 from bundle.format.manifest import estimate_room
 from bundle.node import node_root
 from bundle.node.machine import host_facts
@@ -34,12 +32,9 @@ from bundle.protocol.messages import (
 )
 from bundle.protocol.problem import NodeError
 from bundle.system import network
-from stager.core.store import Store
-from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, OWN, make_bundle
+from tests.support.bundles import OWN, Pair, stage
 from tests.support.jobs import ask, job_for
-from tests.support.wheelhouse import make_wheel
 
 REPO = Path(__file__).resolve().parents[3]
 PORTS = range(network.choose_port("4711"), network.choose_port("4711") + 64)
@@ -128,8 +123,7 @@ def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_
 
 def about(packed: Packed) -> dict[str, Any]:
     """What the driver tells of a bundle."""
-    with BundleFile(str(packed.path)) as bundle:
-        manifest = bundle.manifest
+    manifest = packed.manifest
     wheel = manifest.decompressor
     return {
         "heads": [layer.head for layer in manifest.layers],
@@ -139,46 +133,22 @@ def about(packed: Packed) -> dict[str, Any]:
     }
 
 
-def request(job: Job, asked: dict[str, Any]) -> PreflightRequest:
-    """The same as an agent gets it."""
+def choose(job: Job, asked: dict[str, Any]) -> str:
+    """Where an agent that gets such a request puts a node root."""
     common = PreflightRequest(job, "local1", 0, 1).to_json()
     made = RequestReader("").first({**common, **asked})
     assert isinstance(made, PreflightRequest)
-    return made
+    return preflight.choose_base_by_need(made)
 
 
-@pytest.fixture(scope="module")
-def pair(
-    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
-) -> tuple[Packed, Packed]:
-    """Two bundles that differ in the second of three wheels."""
-    folder = tmp_path_factory.mktemp("pair")
-    kept = [make_wheel(folder, "aa-steady"), make_wheel(folder, "zz-other")]
-    both = []
-    for version in ("1.0", "2.0"):
-        wheels = [kept[0], make_wheel(folder, "moving", version), kept[1]]
-        both.append(make_bundle(store, wheels, decompressor=zstd_wheel, name="pair"))
-    return both[0], both[1]
-
-
-def staged(packed: Packed) -> str:
-    """Unpack a bundle on this node; its root."""
-    root = make_secure_root(os.environ["STAGER_NODE_ROOT"])
-    unpack.unpack(
-        str(packed.path), root=root, expected=packed.manifest.id, python=BASE_PYTHON, processes=1
-    )
-    return root
-
-
-def test_what_a_node_lacks_is_told_by_number(
-    pair: tuple[Packed, Packed], program: Path, tmp_path: Path
-) -> None:
+def test_what_a_node_lacks_is_told_by_number(pair: Pair, program: Path, tmp_path: Path) -> None:
     first, second = pair
+    base = Path(os.environ["STAGER_NODE_ROOT"])
     _, (event,) = ask(program, "preflight", job_for(first, tmp_path), **about(first))
     assert (event["ready"], event["lacks"]) == (False, [0, 1, 2])
     assert event["has_wheel"] is (first.manifest.decompressor is None)
     assert event["rate"] > 0
-    root = staged(first)
+    root = os.path.dirname(os.path.dirname(stage(first, base).path))
     _, (event,) = ask(program, "preflight", job_for(first, tmp_path), **about(first))
     assert (event["ready"], event["pkgs"], event["rate"]) == (True, True, None)
     assert event["lacks"] is None
@@ -188,24 +158,25 @@ def test_what_a_node_lacks_is_told_by_number(
     assert event["root"] == root
 
 
-def test_what_is_here_takes_no_room_again(pair: tuple[Packed, Packed], tmp_path: Path) -> None:
+def test_what_is_here_takes_no_room_again(pair: Pair, tmp_path: Path) -> None:
     """All of it would not fit; the one layer that is not here does."""
     first, second = pair
-    place = os.statvfs(os.environ["STAGER_NODE_ROOT"])
+    base = Path(os.environ["STAGER_NODE_ROOT"])
+    place = os.statvfs(base)
     much = place.f_bavail * place.f_frsize * 2
     job = job_for(second, tmp_path, room=(much, 10))
     asked = about(second)
     names = [layer.name for layer in second.manifest.layers]
     asked["room"] = [(1000, 5) if name == "moving" else (much // 2, 5) for name in names]
     with pytest.raises(NodeError, match="free"):
-        preflight.choose_base_by_need(request(job, asked))
-    staged(first)
-    assert preflight.choose_base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
+        choose(job, asked)
+    stage(first, base)
+    assert choose(job, asked) == str(base)
     asked["room"] = [(much, 5)] * 3
     with pytest.raises(NodeError, match="free"):
-        preflight.choose_base_by_need(request(job, asked))
-    staged(second)
-    assert preflight.choose_base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
+        choose(job, asked)
+    stage(second, base)
+    assert choose(job, asked) == str(base)
 
 
 def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
@@ -215,10 +186,10 @@ def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
     free = place.f_bavail * place.f_frsize
     asked = {**about(single), "size": 2 * free}  # others free some meanwhile
     here = job_for(single, tmp_path)
-    assert preflight.choose_base_by_need(request(here, asked)) == os.environ["STAGER_NODE_ROOT"]
+    assert choose(here, asked) == os.environ["STAGER_NODE_ROOT"]
     elsewhere = replace(here, bundle=str(tmp_path / "elsewhere.tar"))
     with pytest.raises(NodeError, match="free"):
-        preflight.choose_base_by_need(request(elsewhere, asked))
+        choose(elsewhere, asked)
 
 
 def test_old_pieces_of_broadcasts_go_and_the_rest_stays(

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,25 +120,18 @@ def test_all_that_is_missing_is_named(env: Path) -> None:
 @pytest.mark.parametrize("with_metadata", [True, False])
 def test_a_decoy_on_pythonpath_is_found_out(env: Path, tmp_path: Path, with_metadata: bool) -> None:
     decoy = tmp_path / "decoy"
-    install(decoy, "torch", "9.9", {"torch/__init__.py": ""})
+    install(decoy, "torch", "9.9", {"torch/__init__.py": "", "spread/one/deep/__init__.py": ""})
     if not with_metadata:
-        subprocess.run(["rm", "-r", decoy / "torch-9.9.dist-info"], check=True)
+        shutil.rmtree(decoy / "torch-9.9.dist-info")
     facts = ask(env, ["torch"], ["torch"], PYTHONPATH=str(decoy))
     assert facts.origin_ok is False
     said = problems(facts)
     assert f"torch: the module does not come from the environment; found in {decoy}" in said[-1]
     assert len(said) == 1 + with_metadata
-
-
-def test_a_decoy_namespace_or_a_link_is_found_out(env: Path, tmp_path: Path) -> None:
-    (tmp_path / "decoy" / "spread" / "one" / "deep").mkdir(parents=True)
-    (tmp_path / "decoy" / "spread" / "one" / "deep" / "__init__.py").touch()
-    facts = ask(env, [], ["spread.one.deep"], PYTHONPATH=str(tmp_path / "decoy"))
-    assert facts.origin_ok is False
-    facts = ask(env, [], ["spread"], PYTHONPATH=str(tmp_path / "decoy"))
-    assert facts.origin_ok is False
-    (site(env) / "edited.pth").write_text(f"{tmp_path / 'decoy'}\n")  # or a link out of it
-    (site(env) / "linked").symlink_to(tmp_path / "decoy" / "spread" / "one" / "deep")
+    for name in ("spread.one.deep", "spread"):
+        assert ask(env, [], [name], PYTHONPATH=str(decoy)).origin_ok is False
+    (site(env) / "edited.pth").write_text(f"{decoy}\n")  # or a link out of it
+    (site(env) / "linked").symlink_to(decoy / "spread" / "one" / "deep")
     assert [ask(env, [], [name]).origin_ok for name in ("spread", "linked")] == [False, False]
 
 
@@ -275,21 +269,20 @@ def test_an_environment_that_is_not_there_or_not_python(tmp_path: Path) -> None:
 
 
 def test_the_line_of_a_node() -> None:
-    packages = {"numpy": "1.26.4", "extra": "1", "datasets": "2.19.0", "transformers": "4.41.2"}
-    facts = ProbeAnswer(node="hpc09", python="3.11.7")
-    assert line(facts, {**packages, "torch": "2.3.1"}) == (
+    def line(packages: dict[str, str | None], **changed: Any) -> str:
+        facts = ProbeAnswer(node="hpc09", python="3.11.7", packages=packages)
+        return format_probe_line(replace(facts, **changed))
+
+    names = {"numpy": "1.26.4", "extra": "1", "datasets": "2.19.0", "transformers": "4.41.2"}
+    assert line({**names, "torch": "2.3.1"}) == (
         "NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2 datasets 2.19.0 numpy 1.26.4"
     )
-    assert line(facts, {"numpy": "2", "x": "1"}) == "NODE hpc09 OK -> PY 3.11 numpy 2"
+    assert line({"numpy": "2", "x": "1"}) == "NODE hpc09 OK -> PY 3.11 numpy 2"
     letters = dict.fromkeys("abcdefgh", "1")
-    assert line(facts, {"z": None, **letters}) == "NODE hpc09 OK -> PY 3.11 a 1 b 1 c 1 d 1 e 1 f 1"
-    assert line(facts, {}) == "NODE hpc09 OK -> PY 3.11"
-    bad = replace(facts, problems=(worded("first", "torch", "", ""), worded("second", "a", "", "")))
-    assert line(bad, {}) == "NODE hpc09 FAILED -> torch: first"
-
-
-def line(facts: ProbeAnswer, packages: dict[str, str | None]) -> str:
-    return format_probe_line(replace(facts, packages=packages))
+    assert line({"z": None, **letters}) == "NODE hpc09 OK -> PY 3.11 a 1 b 1 c 1 d 1 e 1 f 1"
+    assert line({}) == "NODE hpc09 OK -> PY 3.11"
+    bad = worded("first", "torch", "", ""), worded("second", "a", "", "")
+    assert line({}, problems=bad) == "NODE hpc09 FAILED -> torch: first"
 
 
 # --- what a bundle requires ----------------------------------------------------------------------
@@ -345,35 +338,27 @@ from bundle.node.machine import host_facts
 from bundle.node.node_root import choose_base, make_secure_root
 from bundle.protocol.codec import encode
 from bundle.system import network as net
-version = ".".join(str(part) for part in sys.version_info[:2])
 root = make_secure_root(choose_base({str(tmp_path)!r}, {{}}, (1, 1)))
 facts = probe.probe_environment({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
-print(json.dumps({{
-    "version": version,
-    "root": root,
-    "base": interpreter.find_base_python(version),
-    "host": encode(host_facts(root)),
-    "line": format_probe_line(replace(facts, node="n1")),
-    "port": net.find_free_port(net.choose_port("7")),
-    "link": net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
-}}))
+print(json.dumps([
+    root,
+    interpreter.find_base_python(".".join(map(str, sys.version_info[:2]))),
+    encode(host_facts(root))["node_root"]["mode"],
+    format_probe_line(replace(facts, node="n1")),
+    net.find_free_port(net.choose_port("7")) >= 61007,
+    net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
+]))
 """
     with zipfile.ZipFile(tmp_path / "node.pyz", "w") as archive:
         archive.writestr("__main__.py", main)
         for path in (REPO / "bundle").rglob("*.py"):
             archive.write(path, path.relative_to(REPO))
-    done = subprocess.run(
-        [program, "-I", "-S", "node.pyz"],
-        cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    argv, path = [program, "-I", "-S", "node.pyz"], {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(argv, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    root, base, *others = json.loads(done.stdout)
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert said["version"] == "3.9"
-    assert said["root"] == str(tmp_path / f"stager-{os.geteuid()}")
-    assert said["base"] == os.path.realpath(said["base"])
-    assert said["base"].endswith(f"python{said['version']}")
-    assert said["line"] == f"NODE n1 OK -> PY {own} torch 2.3.1"
-    assert said["port"] >= 61007
-    assert said["link"] == "127.0.0.1"
-    assert said["host"]["node_root"]["mode"] == "0700"
+    assert root == str(tmp_path / f"stager-{os.geteuid()}")
+    assert base == os.path.realpath(base)
+    assert base.endswith("python3.9")
+    assert others == ["0700", f"NODE n1 OK -> PY {own} torch 2.3.1", True, "127.0.0.1"]

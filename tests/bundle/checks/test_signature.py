@@ -25,7 +25,7 @@ from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
 from stager.pack.node_program import make_node_program
-from tests.support.bundles import BASE_PYTHON, OWN, make_bundle, run_node
+from tests.support.bundles import BASE_PYTHON, OWN, make_bundle, run_node, stage
 from tests.support.jobs import PLAIN, ask, job_for
 from tests.support.signing import ALICE, Key, certified, make_key
 from tests.support.wheelhouse import make_wheel
@@ -46,6 +46,9 @@ def why(trust: Trust) -> str:
 def test_a_good_signature_is_accepted(alice: Key) -> None:
     assert check_signature(replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))) == ""
     assert check_signature(PLAIN) == "", "none is required"
+    job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
+    assert redact_job(job).trust is None, "what is kept of a job names nobody"
+    assert Job.from_json(job.to_json()) == job
 
 
 def test_a_signature_that_is_not_good(alice: Key, mallory: Key) -> None:
@@ -57,6 +60,13 @@ def test_a_signature_that_is_not_good(alice: Key, mallory: Key) -> None:
     assert "namespace" in why(replace(alice.trusted(PLAIN.bundle_id), signature=made))
     reason = why(alice.trusted(PLAIN.bundle_id, 'valid-before="20200101"'))
     assert reason.startswith("line 1: key has expired"), reason
+    here = f"/proc/{os.getpid()}/fd/5"  # a file in memory, which has no path
+    said = f"{here}:3: key has expired\n{here}: invalid option: bad\nCould not verify signature.\n"
+    assert parse_keygen_lines(CompletedCommand(("ssh-keygen",), 255, "", said)) == (
+        "line 3: key has expired",
+        "a file in memory: invalid option: bad",
+        "Could not verify signature.",
+    )
 
 
 def test_a_certificate_that_has_expired(alice: Key, tmp_path: Path) -> None:
@@ -70,16 +80,6 @@ def test_a_certificate_that_has_expired(alice: Key, tmp_path: Path) -> None:
             assert reason in why(signed)
         else:
             assert check_signature(replace(PLAIN, trust=signed)) == ""
-
-
-def test_files_in_memory_have_no_path() -> None:
-    here = f"/proc/{os.getpid()}/fd/5"
-    said = f"{here}:3: key has expired\n{here}: invalid option: bad\nCould not verify signature.\n"
-    assert parse_keygen_lines(CompletedCommand(("ssh-keygen",), 255, "", said)) == (
-        "line 3: key has expired",
-        "a file in memory: invalid option: bad",
-        "Could not verify signature.",
-    )
 
 
 def test_a_node_that_cannot_check_says_so(
@@ -115,12 +115,6 @@ echo "stager bundle $id" | ssh-keygen -Y verify -n {NAMESPACE} \\
     assert f"for {ALICE}" in done.stdout
 
 
-def test_what_is_kept_of_a_job_names_nobody(alice: Key) -> None:
-    job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
-    assert redact_job(job).trust is None
-    assert Job.from_json(job.to_json()) == job
-
-
 # --- a job ---------------------------------------------------------------------------------------
 
 
@@ -128,8 +122,7 @@ def drive(program: Path, job: Job) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and events of a driven job."""
     file = Path(job.run_dir) / "job.json"
     file.write_text(json.dumps(job.to_json()))
-    argv = [sys.executable, "-I", "-S", str(program), "drive", str(file)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    done = run_node(program, "drive", file, env=os.environ)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -219,15 +212,21 @@ def test_a_step_of_slurms_brings_what_its_agents_check_with(
 
 
 def test_no_launcher_starts_before_the_environment_was_compared(
-    store: Store, zstd_wheel: Wheel | None, program: Path, tmp_path: Path, alice: Key
+    store: Store, zstd_wheel: Wheel | None, tmp_path: Path, alice: Key
 ) -> None:
     """One that only imports torch starts early elsewhere, beside the comparison."""
+
+    def starts_early(request: AgentRequest) -> bool:
+        launcher = agent._start_early(request)
+        if launcher is not None:
+            launcher.close()
+        return launcher is not None
+
     modules = {"torch/__init__.py": "", "torch/distributed/__init__.py": ""}
     wheel = make_wheel(tmp_path, "torch", files=modules)
     packed = make_bundle(store, [wheel], decompressor=zstd_wheel, name="early")
     base = Path(os.environ["STAGER_NODE_ROOT"])
-    done = run_node(program, "unpack", packed.path, base, "--python", BASE_PYTHON)
-    assert done.returncode == 0, done.stderr
+    stage(packed, base)
     job = job_for(packed, tmp_path, action=Action.RUN)
     signed = replace(job, trust=alice.trusted(packed.manifest.id))
     root = str(base / OWN)
@@ -238,11 +237,3 @@ def test_no_launcher_starts_before_the_environment_was_compared(
     unsigned = replace(signed, trust=alice.trusted(OTHER))
     probe = ProbeRequest(unsigned, "local1", 0, 1, root, BASE_PYTHON, head="127.0.0.1")
     assert not starts_early(probe)
-
-
-def starts_early(request: AgentRequest) -> bool:
-    """Whether an agent starts a launcher on a request; it is ended at once."""
-    launcher = agent._start_early(request)
-    if launcher is not None:
-        launcher.close()
-    return launcher is not None

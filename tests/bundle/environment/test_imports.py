@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 import textwrap
@@ -22,37 +21,6 @@ START = "import gc; gc.set_threshold(700, 10, 10)\n"
 """What Python begins with differs by its version."""
 
 
-def make_env(root: Path, python: str = sys.executable) -> Path:
-    """An environment as unpacking leaves it, with packages that show how they are imported."""
-    packages = make_environment(root, python=python)
-    modules = {
-        "plain": SHOWS,
-        "outer/__init__": SHOWS + "from . import inner\nimport plain\nprint('outer ends')\n",
-        "outer/inner": SHOWS,
-        "outer/lazy": SHOWS,
-        "outer/__main__": SHOWS,
-        "last": SHOWS,
-        "old": "import warnings\nwarnings.warn('of old', DeprecationWarning, stacklevel=2)\n",
-        "asks": "import sys\nprint(sys._getframe(1).f_code.co_filename)\n",
-        "forks": "import gc, os\nif not os.fork():\n    print(gc.get_threshold(), flush=True)\n"
-        "    os._exit(0)\nos.wait()\n",
-        "slow": "import time\nopen('begun', 'w').close()\ntime.sleep(1)\n",
-        "strict": SHOWS + "gc.set_threshold(123, 4, 5)\n",
-        "broken": SHOWS + "raise ValueError('no luck')\n",
-        "large": "import gc\nkept = [[] for _ in range(50_000)]\nloop = []\nloop.append(loop)\n",
-        "huge": "import gc\nbefore = gc.get_stats()[0]['collections']\n"
-        f"kept = [[] for _ in range({PATIENCE} + 10_000)]\n"
-        "print(gc.get_stats()[0]['collections'] - before)\n",
-        "torch/__init__": SHOWS + "class version: cuda = None\n",
-        "torch/cpu": SHOWS,
-    }
-    for name, text in modules.items():
-        path = packages / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    return root
-
-
 def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run some code with the environment's interpreter, from a directory of a project."""
     project = env / "project"
@@ -68,41 +36,43 @@ def lines(env: Path, code: str, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+MODULES = {
+    **dict.fromkeys(("plain", "outer/inner", "outer/lazy", "outer/__main__", "last"), SHOWS),
+    "outer/__init__": SHOWS + "from . import inner\nimport plain\nprint('outer ends')\n",
+    "old": "import warnings\nwarnings.warn('of old', DeprecationWarning, stacklevel=2)\n",
+    "asks": "import sys\nprint(sys._getframe(1).f_code.co_filename)\n",
+    "forks": "import gc, os\nif not os.fork():\n    print(gc.get_threshold(), flush=True)\n"
+    "    os._exit(0)\nos.wait()\n",
+    "slow": "import time\nopen('begun', 'w').close()\ntime.sleep(1)\n",
+    "strict": SHOWS + "gc.set_threshold(123, 4, 5)\n",
+    "broken": SHOWS + "raise ValueError('no luck')\n",
+    "large": "import gc\nkept = [[] for _ in range(50_000)]\nloop = []\nloop.append(loop)\n",
+    "torch/__init__": SHOWS + "class version: cuda = None\n",
+    "torch/cpu": SHOWS,
+}
+"""Packages that show how they are imported."""
+
+
 @pytest.fixture(scope="module", params=[sys.executable, *OTHERS])
 def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_env(tmp_path_factory.mktemp("plain") / "env", request.param)
-
-
-def test_the_file_stands_alone_and_loads_nothing(env: Path) -> None:
-    imported = set()
-    for node in ast.walk(ast.parse((PACKAGE / "imports.py").read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            imported.add(str(node.module))
-    for_types = {"collections.abc", "importlib.machinery", "types", "typing"}
-    assert imported == {"__future__", "gc", "os", "sys", "_thread", *for_types}
-    loaded = "import sys; print(sorted(set(sys.modules) - {'_stager_imports', '__future__'}))"
-    assert lines(env, loaded) == lines(env, loaded, STAGER_IMPORTS="0")
+    """An environment as unpacking leaves it."""
+    root = tmp_path_factory.mktemp("plain") / "env"
+    packages = make_environment(root, python=request.param)
+    for name, text in MODULES.items():
+        path = packages / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return root
 
 
 def test_the_collector_waits_for_a_package_and_all_that_it_imports(env: Path) -> None:
+    """Under each of its names; a project, which may train while it is imported, is as ever."""
     said = lines(env, "import outer; print(gc.get_threshold()); import outer.lazy, plain")
     waited = [f"{name} {PATIENT}" for name in ("outer", "outer.inner", "plain")]
     assert said == [*waited, "outer ends", ITSELF, f"outer.lazy {PATIENT}"]
-
-
-@pytest.mark.parametrize("place", ["pkgs", "lib"])
-def test_packages_count_under_each_of_their_names(env: Path, place: str) -> None:
-    if place == "lib":
-        place = str((env / "pkgs").readlink())
-    code = f"import sys; sys.path[:] = [{str(env / place)!r}]; import plain"
-    assert lines(env, code) == [f"plain {PATIENT}"]
-
-
-def test_a_project_is_imported_as_ever(env: Path) -> None:
-    """It may train while it is imported; the packages that it imports are packages."""
+    for place in (env / "pkgs", env / (env / "pkgs").readlink()):
+        code = f"import sys; sys.path[:] = [{str(place)!r}]; import plain"
+        assert lines(env, code) == [f"plain {PATIENT}"]
     assert lines(env, "import mine") == [f"mine {ITSELF}", f"plain {PATIENT}"]
     assert lines(env, "import colorsys; print(gc.get_threshold())") == [ITSELF]
 
@@ -114,6 +84,11 @@ def test_what_a_package_or_a_program_wants_stays(env: Path) -> None:
     assert lines(env, f"gc.set_threshold({PATIENCE * 2}); import plain") == [f"plain {many}"]
     assert lines(env, "gc.disable(); import plain; print(gc.isenabled())")[1] == "False"
     assert lines(env, "import outer", STAGER_IMPORTS="0")[0] == f"outer {ITSELF}"
+
+
+def test_nothing_is_loaded_for_it(env: Path) -> None:
+    loaded = "import sys; print(sorted(set(sys.modules) - {'_stager_imports', '__future__'}))"
+    assert lines(env, loaded) == lines(env, loaded, STAGER_IMPORTS="0")
 
 
 def test_an_import_that_fails(env: Path) -> None:

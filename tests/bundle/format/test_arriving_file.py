@@ -15,6 +15,7 @@ from bundle.format.archive import END, Arrival, BundleFile
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import left_over, stage
+from tests.support.processes import until
 
 
 def later(seconds: float, then: object) -> threading.Thread:
@@ -73,39 +74,31 @@ def unpacked(packed: Packed, path: Path, base: Path, arrival: Arrival) -> unpack
     return stage(packed, base, unpack.Source(arrival=arrival), path)
 
 
-def test_a_bundle_is_unpacked_as_it_comes(standard: Packed, tmp_path: Path, base: Path) -> None:
-    sender = Sender(standard.path, tmp_path / "coming.tar")
-    sending = later(0.05, lambda: sender.send(standard.manifest.size // 20))
-    made = unpacked(standard, sender.target, base, sender.arrival)
-    sending.join()
-    assert (made.reused, made.written) == (False, standard.manifest.files)
-    assert left_over(base) == [f"envs/{standard.manifest.id}"]
-
-
 def test_files_are_written_before_the_last_byte_has_come(
     standard: Packed, tmp_path: Path, base: Path
 ) -> None:
     sender = Sender(standard.path, tmp_path / "coming.tar")
     with BundleFile(str(standard.path)) as bundle:
         short = bundle.offset(standard.manifest.layers[-1].member)
-    whole, sender.data = sender.data, sender.data[:short]
-    sender.target.write_bytes(sender.data)
+    whole = sender.data
+    seen: list[bool] = []
 
-    def finish() -> None:
-        deadline = time.monotonic() + 120
-        seen.append(0)
-        while not seen[-1] and time.monotonic() < deadline:
-            seen.append(sum(path.suffix == ".py" for path in base.rglob("incoming/*/env/**/*")))
-            time.sleep(0.01)
-        with sender.target.open("ab") as out:
+    def send() -> None:
+        with sender.target.open("wb") as out:
+            for start in range(0, short, short // 20):
+                out.write(whole[start : min(start + short // 20, short)])
+                out.flush()
+                time.sleep(0.01)
+            seen.append(until(lambda: any(base.rglob("incoming/*/env/**/*.py")), 120, pause=0.01))
             out.write(whole[short:])
         sender.arrival.end(whole=True)
 
-    seen: list[int] = []
-    finishing = later(0, finish)
-    unpacked(standard, sender.target, base, sender.arrival)
-    finishing.join()
-    assert seen[-1] > 0
+    sending = later(0.05, send)
+    made = unpacked(standard, sender.target, base, sender.arrival)
+    sending.join()
+    assert seen == [True]
+    assert (made.reused, made.written) == (False, standard.manifest.files)
+    assert left_over(base) == [f"envs/{standard.manifest.id}"]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.02, 0.999])

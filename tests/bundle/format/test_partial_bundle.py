@@ -20,6 +20,7 @@ from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
 from tests.support.bundles import HERE, Pair, make_bundle, stage, tree
+from tests.support.namespaces import REPO
 from tests.support.wheelhouse import make_wheel
 
 SITE = f"lib/python{HERE.python}/site-packages"
@@ -46,45 +47,38 @@ def made(packed: Packed, root: Path, path: Path, excerpt: Excerpt | None) -> unp
 
 
 def test_it_is_a_tar_with_the_members_as_they_are(pair: Pair, tmp_path: Path) -> None:
-    packed = pair[1]
+    """A file that is there is not overwritten."""
+    packed, path = pair[1], tmp_path / "parts.tar"
     names = members(packed, "steady", "moving", wheel=True)
-    written(packed, names[::-1], tmp_path / "parts.tar")  # in whatever order they are named
-    with tarfile.open(packed.path) as whole, tarfile.open(tmp_path / "parts.tar") as parts:
+    written(packed, names[::-1], path)  # in whatever order they are named
+    before = path.read_bytes()
+    with tarfile.open(packed.path) as whole, tarfile.open(path) as parts:
         assert parts.getnames() == [name for name in whole.getnames() if name in names]
         for name in names:
             ours, theirs = whole.extractfile(name), parts.extractfile(name)
             assert ours is not None
             assert theirs is not None
             assert ours.read() == theirs.read()
-
-
-def test_a_file_that_is_there_is_not_overwritten(single: Packed, tmp_path: Path) -> None:
-    (tmp_path / "parts.tar").write_text("mine")
-    with (
-        BundleFile(str(single.path)) as bundle,
-        pytest.raises(NodeError, match="cannot be written"),
-    ):
-        write_excerpt(bundle, [], str(tmp_path / "parts.tar"))
-    assert (tmp_path / "parts.tar").read_text() == "mine"
+    with pytest.raises(NodeError, match="cannot be written"):
+        written(packed, [], path)
+    assert path.read_bytes() == before
 
 
 def test_a_place_that_is_full_is_said(single: Packed, tmp_path: Path) -> None:
-    repo = str(Path(__file__).resolve().parents[3])
-    code = (
-        f"import sys; sys.path.insert(0, {repo!r})\n"
-        "import resource, signal\n"
-        "from bundle.format.archive import BundleFile\n"
-        "from bundle.driver.plan import write_excerpt\n"
-        "from bundle.protocol.problem import NodeError\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "with BundleFile(sys.argv[1]) as bundle:\n"
-        "    names = [name for name, _ in bundle.manifest.members()]\n"
-        "    try: write_excerpt(bundle, names, sys.argv[2])\n"
-        "    except NodeError as exc: print(exc)\n"
-    )
+    code = """
+import resource, signal, sys
+from bundle.format.archive import BundleFile
+from bundle.driver.plan import write_excerpt
+from bundle.protocol.problem import NodeError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+with BundleFile(sys.argv[1]) as bundle:
+    names = [name for name, _ in bundle.manifest.members()]
+    try: write_excerpt(bundle, names, sys.argv[2])
+    except NodeError as exc: print(exc)
+"""
     argv = [sys.executable, "-c", code, str(single.path), str(tmp_path / "parts.tar")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True)
     assert "cannot be written; File too large" in done.stdout
     assert str(tmp_path) in done.stdout
 
@@ -98,37 +92,21 @@ def refusal(packed: Packed, path: Path, excerpt: Excerpt) -> str:
     return str(caught.value)
 
 
-def test_other_members_than_announced_are_refused(pair: Pair, tmp_path: Path) -> None:
-    packed, path = pair[1], tmp_path / "parts.tar"
+def test_other_members_than_announced_and_other_bundles_are_refused(
+    pair: Pair, tmp_path: Path
+) -> None:
+    (first, packed), path = pair, tmp_path / "parts.tar"
     sent = written(packed, members(packed, "steady", "other"), path)
     for names in ([], ["steady"], ["steady", "moving"], ["steady", "other", "moving"]):
         other = Excerpt(sent.manifest, frozenset(members(packed, *names)))
         assert "damaged or not a bundle" in refusal(packed, path, other)
+    assert "another bundle" in refusal(first, path, sent)
+    assert "damaged" in refusal(packed, path, Excerpt(b"{}", sent.members))
     with BundleFile(str(path), packed.manifest.id, sent):
         pass
 
 
-def test_the_manifest_of_another_bundle_is_refused(pair: Pair, tmp_path: Path) -> None:
-    first, second = pair
-    sent = written(second, members(second, "steady"), tmp_path / "parts.tar")
-    assert "another bundle" in refusal(first, tmp_path / "parts.tar", sent)
-    garbage = Excerpt(b"{}", sent.members)
-    assert "damaged" in refusal(second, tmp_path / "parts.tar", garbage)
-
-
-def test_a_cut_at_any_block_is_refused(pair: Pair, tmp_path: Path) -> None:
-    packed, path = pair[1], tmp_path / "parts.tar"
-    sent = written(packed, members(packed, "moving"), path)
-    data = path.read_bytes()
-    cuts = [*range(0, len(data), 512), len(data) - 1]
-    for cut in cuts:
-        path.write_bytes(data[:cut])
-        assert "damaged or not a bundle" in refusal(packed, path, sent)
-    path.write_bytes(data + bytes(512))
-    assert "damaged or not a bundle" in refusal(packed, path, sent)
-
-
-def test_a_flipped_bit_never_becomes_an_environment(pair: Pair, root: Path, tmp_path: Path) -> None:
+def test_damage_never_becomes_an_environment(pair: Pair, root: Path, tmp_path: Path) -> None:
     first, second = pair
     made(first, root, first.path, None)
     path = tmp_path / "parts.tar"
@@ -140,6 +118,11 @@ def test_a_flipped_bit_never_becomes_an_environment(pair: Pair, root: Path, tmp_
             made(second, root, path, sent)
         assert not Path(env_path(str(root), second.manifest.id)).exists()
     assert os.listdir(root / "incoming") == []
+    for cut in (*range(0, len(data), 512), len(data) - 1):
+        path.write_bytes(data[:cut])
+        assert "damaged or not a bundle" in refusal(second, path, sent)
+    path.write_bytes(data + bytes(512))
+    assert "damaged or not a bundle" in refusal(second, path, sent)
 
 
 # --- made an environment -------------------------------------------------------------------------

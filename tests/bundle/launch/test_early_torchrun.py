@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ from bundle.system import processes
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from tests.support.bundles import BASE_PYTHON, make_bundle, node_program, run_node
+from tests.support.bundles import OWN, make_bundle, stage
 from tests.support.jobs import LAUNCH, job_for
 from tests.support.processes import living, until
 from tests.support.wheelhouse import make_wheel
@@ -42,17 +39,13 @@ if __name__ == "__main__":
     main()
 """
 ELASTIC = "torch/distributed/elastic"
-FILES = {
-    "torch/__init__.py": "",
-    "torch/distributed/__init__.py": "",
-    "torch/distributed/run.py": RUN,
-    f"{ELASTIC}/__init__.py": "",
-    f"{ELASTIC}/agent/__init__.py": "",
-    f"{ELASTIC}/agent/server/__init__.py": "",
-    f"{ELASTIC}/agent/server/local_elastic_agent.py": "",
-    f"{ELASTIC}/rendezvous/__init__.py": "",
-    f"{ELASTIC}/rendezvous/static_tcp_rendezvous.py": "",
-}
+EMPTY = (
+    "torch/__init__.py",
+    "torch/distributed/__init__.py",
+    *(f"{ELASTIC}/{name}__init__.py" for name in ("", "agent/", "agent/server/", "rendezvous/")),
+    f"{ELASTIC}/agent/server/local_elastic_agent.py",
+    f"{ELASTIC}/rendezvous/static_tcp_rendezvous.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +53,20 @@ def packed(
     store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
 ) -> Packed:
     """A bundle whose torch has nothing but a launcher."""
-    wheel = make_wheel(tmp_path_factory.mktemp("torch"), "torch", files=FILES)
+    wheel = make_wheel(
+        tmp_path_factory.mktemp("torch"),
+        "torch",
+        files={**dict.fromkeys(EMPTY, ""), "torch/distributed/run.py": RUN},
+    )
     return make_bundle(store, [wheel], decompressor=zstd_wheel, name="launching")
 
 
 @pytest.fixture
-def place(packed: Packed, tmp_path: Path) -> JobDirectories:
+def place(packed: Packed, base: Path) -> JobDirectories:
     """Its environment, on a node."""
-    program = node_program(packed.path, tmp_path)
-    base = tmp_path / "base"
-    base.mkdir()
-    done = run_node(program, "unpack", packed.path, base, "--python", BASE_PYTHON)
-    environment = done.stdout.strip()
-    root = os.path.dirname(os.path.dirname(environment))
-    return JobDirectories(
-        root=root, environment=environment, job_dir=os.path.join(root, "jobs", "1")
-    )
+    environment = stage(packed, base).path
+    root = str(base / OWN)
+    return JobDirectories(root=root, environment=environment, job_dir=f"{root}/jobs/1")
 
 
 @pytest.fixture
@@ -135,34 +126,3 @@ def test_what_keeps_it_from_starting_is_left_to_the_launch(packed: Packed, tmp_p
     other = ({}, {"action": Action.VERIFY}, {"dry_run": True}, {"launch": by_slurm})
     for changes in other:  # the first as there is no environment yet
         assert commands.start_early_launcher(replace(job, **changes)) is None
-
-
-def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:
-    """The events of a run on two local nodes."""
-    folder.mkdir()
-    job = job_for(packed, folder, action=Action.RUN)
-    (folder / "job.json").write_text(json.dumps(job.to_json()))
-    argv = [sys.executable, "-I", "-S", str(program), "drive", str(folder / "job.json")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
-    assert done.stderr == ""
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_a_job_is_launched_by_it_or_without_it_alike(packed: Packed, tmp_path: Path) -> None:
-    program = node_program(packed.path, tmp_path)
-    told = []
-    for name in ("first", "again", "broken"):
-        if name == "broken":
-            for root in Path(os.environ["STAGER_NODE_ROOT"]).glob("*/nodes/*/*"):
-                (root / "broken").touch()
-        events = driven(program, packed, tmp_path / name)
-        begun = [event for event in events if event["event"] == "started"]
-        assert {event["node"] for event in begun} == {"local1", "local2"}
-        assert all(event["argv"][1:3] == ["-m", "torch.distributed.run"] for event in begun)
-        assert all(event["phase"] == "launch" for event in begun)
-        told.append(events[-1])
-    first, again, broken = told
-    assert first["exit_codes"] == again["exit_codes"] == {"local1": 7, "local2": 7}
-    assert set(broken["exit_codes"].values()) == {1}
-    assert all("as wheels for another" in tail[-1] for tail in broken["tails"].values())
-    assert living(program) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,28 +134,19 @@ def test_what_would_lead_astray_is_dropped_and_the_users_own_kept() -> None:
 def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path) -> None:
     """In a child process of the program as well."""
     (tmp_path / "alpha.py").write_text("raise SystemExit('the decoy')\n")
-    base = {
-        "PATH": os.defpath,
-        "PYTHONPATH": str(tmp_path),
-        "PYTHONHOME": str(tmp_path),
-        "PYTHONINSPECT": "1",
-        "HOME": str(tmp_path),
-    }
+    names = ("PYTHONPATH", "PYTHONHOME", "PYTHONINSPECT", "HOME")
     place = JobDirectories(root=str(env.parents[1]), environment=str(env), job_dir=str(tmp_path))
-    code = "import alpha, subprocess; print(alpha.__file__, flush=True); "
-    code += "subprocess.run(['python', '-c', 'import alpha; print(alpha.__file__)'], check=True)"
+    base = {"PATH": os.defpath, **dict.fromkeys(names, str(tmp_path))}
     variables = make_environment_variables(place, base)
+    code = "import alpha, subprocess; print(alpha.__file__, flush=True); "
+    code += "subprocess.run(['python', '-c', 'import alpha; print(alpha.__file__)'], check=True); "
+    code += "raise SystemExit(5)"  # PYTHONINSPECT would make 0 of it
     argv = [env / "bin" / "python", "-c", code]
-    done = subprocess.run(argv, env=variables, cwd="/", capture_output=True, text=True, check=True)
-    site = env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    assert done.stdout.split() == [str(site / "alpha" / "__init__.py")] * 2
-    failing = subprocess.run(
-        [env / "bin" / "python", "-c", "raise SystemExit(5)"],
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert failing.returncode == 5  # PYTHONINSPECT would make 0 of it
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    done = subprocess.run(argv, env=variables, cwd="/", text=True, check=False, **pipes)
+    module = env.resolve() / "pkgs" / "alpha" / "__init__.py"
+    assert done.returncode == 5
+    assert [Path(line).resolve() for line in done.stdout.split()] == [module.resolve()] * 2
 
 
 def test_a_program_of_an_environment_gets_no_secret() -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.environment.patches import PTH_LINE
-from tests.support.needs import lacks
+from tests.support.hooked_environment import make_environment
+from tests.support.interpreters import OTHERS
 
 BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
 
@@ -72,17 +72,14 @@ class Node:
         return json.loads((self.job_dir / "failures" / f"{rank}.json").read_text())
 
 
-def make_env(root: Path, python: str) -> Path:
-    """Make an environment as a node has it: a virtual environment with a link ``pkgs``."""
-    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=300)
+@pytest.fixture(scope="module")
+def plain_env(tmp_path_factory):
+    """A virtual environment with a link ``pkgs``, as a node has it."""
+    root = tmp_path_factory.mktemp("plain") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True, timeout=300)
     (packages,) = root.glob("lib/python3*/site-packages")
     (root / "pkgs").symlink_to(packages.relative_to(root))
     return root
-
-
-@pytest.fixture(scope="module")
-def plain_env(tmp_path_factory):
-    return make_env(tmp_path_factory.mktemp("plain") / "env", sys.executable)
 
 
 @pytest.fixture
@@ -99,14 +96,20 @@ def test_script_is_the_projects_and_sees_itself_as_python_would_show_it(node):
     assert done.stdout == f"__main__ {node.project}/train.py ['--epochs', '3']\n"
     assert not (node.job_dir / "failures").exists()
     (node.cwd / "train.py").write_text("print('cwd')")
+    (node.job_dir / "failures").mkdir()
+    (node.job_dir / "failures" / "3.json").write_text("{}")  # of an earlier attempt
     (node.cwd / "only_here.py").write_text("print('only in cwd')")
     assert node.run_source("print('project')").stdout == "project\n"
     assert node.run("only_here.py").stdout == "only in cwd\n"
-    assert node.run(str(node.cwd / "train.py")).stdout == "cwd\n"
+    names = ("STAGER_ENV", "STAGER_PROJECT", "STAGER_JOB_DIR", "STAGER_NODE", "RANK", "LOCAL_RANK")
+    for variables in ({}, dict.fromkeys(names, "")):
+        done = node.run(str(node.cwd / "train.py"), **variables)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "cwd\n", "")
     assert node.run("train.py", STAGER_PROJECT="").stdout == "cwd\n"
+    assert not (node.job_dir / "failures" / "3.json").exists()
 
 
-def test_missing_script_names_both_places(node):
+def test_a_missing_script_names_both_places_and_none_is_a_usage_error(node):
     done = node.run("tarin.py")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -119,9 +122,6 @@ def test_missing_script_names_both_places(node):
     assert absolute.returncode == 2
     assert absolute.stderr.count(f"{node.project}/tarin.py") == 2  # as named, and as looked for
     assert "neither" not in absolute.stderr
-
-
-def test_nothing_to_run_is_a_usage_error(node):
     for argv in ([], ["-m"]):
         done = node.run(*argv)
         assert done.returncode == 2
@@ -161,21 +161,16 @@ def test_order_of_sys_path(node, tmp_path):
     assert path[-1] == str(trainer)
     assert str(node.job_dir) not in path
     assert len({os.path.realpath(entry) for entry in path}) == len(path)
-
-
-def test_packages_reached_by_a_link_are_there_once(node, tmp_path):
-    """A node root may be reached by a link, and the interpreter started by that name."""
+    # A node root may be reached by a link, and the interpreter started by that name.
     link = tmp_path / "scratch"
     link.symlink_to(node.env.parent)
     linked = replace(node, env=link / node.env.name)
-    node.write("train.py", "import sys; print(*sys.path, sep='\\n')")
-    path = linked.run("train.py").stdout.splitlines()
-    packages = (node.env / "pkgs").resolve()
+    path = linked.run_source("import sys; print(*sys.path, sep='\\n')").stdout.splitlines()
     assert [p for p in path if os.path.realpath(p) == str(packages)] == [path[1]]
     assert path[1].startswith(f"{linked.env}/")
 
 
-def test_module_with_arguments(node):
+def test_a_module_with_arguments_one_that_is_missing_and_one_that_cannot_be_imported(node):
     node.write("tool/__init__.py", "")
     tool = node.write(
         "tool/go.py", "import sys; print(__name__, __package__, __spec__.name, sys.argv)"
@@ -183,10 +178,6 @@ def test_module_with_arguments(node):
     done = node.run("-m", "tool.go", "-m", "x")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"__main__ tool tool.go {[str(tool), '-m', 'x']}\n"
-
-
-def test_missing_module_is_one_line_and_one_that_cannot_be_imported_shows_where(node):
-    node.write("tool/__init__.py", "")
     for name in ("nowhere", "tool.nowhere", "tool"):
         done = node.run("-m", name)
         assert done.returncode == 2, name
@@ -195,7 +186,6 @@ def test_missing_module_is_one_line_and_one_that_cannot_be_imported_shows_where(
         assert str(node.project) in done.stderr
         assert "Error" in node.record()["exception"]
     node.write("tool/__init__.py", "import not_installed_anywhere")  # of the program itself
-    node.write("tool/go.py", "")
     done = node.run("-m", "tool.go")
     assert done.returncode == 1
     assert f'File "{node.project}/tool/__init__.py", line 1' in done.stderr
@@ -301,22 +291,8 @@ def test_an_exit_is_told_from_the_error_it_followed_from(node, handled, exceptio
         assert any('train.py", line 8' in line for line in record["lines"])
 
 
-def test_an_error_of_the_command_line_leaves_the_words_to_the_program(node):
-    """No frame is the user's own, so the lines that were printed take the record's place."""
-    done = node.run_source(
-        """
-        import argparse
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--epochs", type=int)
-        parser.parse_args(["--epochs", "x"])
-        """
-    )
-    assert done.returncode == 2
-    record = node.record()
-    assert (record["exception"], record["lines"]) == ("ArgumentError", [])
-
-
 def test_the_last_frame_of_own_code_is_kept_beside_a_librarys(node):
+    """Of an error of the command line there is none: the lines that were printed take its place."""
     done = node.run_source(
         """
         import copy, threading
@@ -331,6 +307,16 @@ def test_the_last_frame_of_own_code_is_kept_beside_a_librarys(node):
     assert len(lines) == 40
     assert lines[0].endswith('train.py", line 6, in <module>')
     assert lines[1].strip() == "copy.deepcopy(value)"
+    done = node.run_source(
+        """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int)
+        parser.parse_args(["--epochs", "x"])
+        """
+    )
+    record = node.record()
+    assert (done.returncode, record["exception"], record["lines"]) == (2, "ArgumentError", [])
 
 
 def test_an_error_is_shown_as_the_program_would_show_it(node):
@@ -347,14 +333,6 @@ def test_an_error_is_shown_as_the_program_would_show_it(node):
     assert (done.returncode, done.stdout, done.stderr) == (1, "hook: x 3\n", "")
 
 
-def test_record_of_an_earlier_attempt_goes(node):
-    node.write("train.py", "")
-    (node.job_dir / "failures").mkdir()
-    (node.job_dir / "failures" / "3.json").write_text("{}")
-    assert node.run("train.py").returncode == 0
-    assert not (node.job_dir / "failures" / "3.json").exists()
-
-
 def test_forked_child_that_fails_is_not_the_rank(node):
     done = node.run_source(
         """
@@ -368,13 +346,6 @@ def test_forked_child_that_fails_is_not_the_rank(node):
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "ValueError: in the child" in done.stderr
     assert not (node.job_dir / "failures").exists()
-
-
-def test_runs_without_any_of_its_variables(node):
-    script = node.write("train.py", "print('ran'); raise SystemExit(5)")
-    names = ("STAGER_ENV", "STAGER_PROJECT", "STAGER_JOB_DIR", "STAGER_NODE", "RANK", "LOCAL_RANK")
-    done = node.run(str(script), **dict.fromkeys(names, ""))
-    assert (done.returncode, done.stdout, done.stderr) == (5, "ran\n", "")
 
 
 SPAWNING = """
@@ -445,16 +416,10 @@ def test_patches_are_on_unless_told_otherwise(node):
         patches.unlink()
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
-def test_every_python(version, node, tmp_path):
-    python = shutil.which(f"python{version}")
-    if python is None or subprocess.run([python, "-c", ""], check=False).returncode:
-        lacks("each python", f"there is no Python {version}")
-    env = make_env(tmp_path / "env", python)
-    packages = (env / "pkgs").resolve()
-    shutil.copy(BUNDLE / "environment" / "patches.py", packages / "_stager_patches.py")
-    (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
-    here = replace(node, env=env)
+@pytest.mark.parametrize("python", [sys.executable, *OTHERS])
+def test_every_python(python, node, tmp_path):
+    make_environment(tmp_path / "env", python=python)
+    here = replace(node, env=tmp_path / "env")
     node.write("helper.py", "def square(x): return x * x")
     node.write("train.py", SPAWNING)
     done = here.run("train.py", "spawn")
