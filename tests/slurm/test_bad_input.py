@@ -15,8 +15,9 @@ from bundle.system.network import FIRST_PORT, choose_port
 from tests.support.building import HOST
 from tests.support.cluster import Cluster
 from tests.support.incidents import FULL, event_log
+from tests.support.interpreters import other_pythons
 from tests.support.needs import lacks
-from tests.support.node_faults import listening, only_python, other_pythons
+from tests.support.node_faults import listening, only_python
 from tests.support.provoking import ROOT, STAGER, Bench, Said, instead
 
 pytestmark = pytest.mark.slow

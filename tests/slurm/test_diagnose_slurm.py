@@ -31,7 +31,8 @@ from tests.support.failing import (
     remounted,
     told,
 )
-from tests.support.node_faults import listening, only_python, other_pythons
+from tests.support.interpreters import other_pythons
+from tests.support.node_faults import listening, only_python
 from tests.support.provoking import empty_nodes, instead
 
 pytestmark = pytest.mark.slow

@@ -29,8 +29,6 @@ _BASE = {"base": sys.base_prefix, "platbase": sys.base_prefix}
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
-    """The login node behind the gap."""
-
     hosts: SshHosts
 
     base = Path("/tmp/inside")
@@ -49,7 +47,6 @@ class Inside:
         return self.root / path.relative_to("/")
 
     def make(self) -> None:
-        """Make its home, and the only folder of its ``PATH``."""
         for folder in ("home", "bin"):
             self.seen(self.base / folder).mkdir(parents=True)
         programs = self.seen(self.base / "bin")

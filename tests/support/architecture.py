@@ -82,14 +82,12 @@ class Import(NamedTuple):
 
 
 def parse(name: str, text: str, *, path: str = "", is_package: bool = False) -> Module:
-    """A module from its source."""
     shown = path or name.replace(".", "/") + ".py"
     tree = ast.parse(text, filename=shown)
     return Module(name=name, path=shown, text=text, tree=tree, is_package=is_package)
 
 
 def load(repo: Path, package: str) -> list[Module]:
-    """Every module of a package in the repository."""
     found = []
     for file in sorted((repo / package).rglob("*.py")):
         relative = file.relative_to(repo)
@@ -125,7 +123,6 @@ def reached(one: Import, known: set[str]) -> set[str]:
 
 Rule = Callable[[Iterable[Module]], list[str]]
 Known = Mapping[str, Module]
-"""Modules by name."""
 
 
 def _of_imports(check: Callable[[Module, Import, Known], str]) -> Rule:

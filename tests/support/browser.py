@@ -23,20 +23,12 @@ import pytest
 from tests.support.needs import needs
 from tests.support.requirements import BROWSERS
 
+# Tests may run as root: without a sandbox.
 QUIET = (
-    "--headless",
-    "--no-sandbox",  # tests may run as root
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-breakpad",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--remote-debugging-pipe",
-)
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-breakpad", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
+)  # fmt: skip
 _SECONDS = 300.0
 """A guard: a machine may be busy with other tests."""
 # Puts the two pipes where Chromium expects them, wherever they are now.
@@ -53,14 +45,7 @@ class Page:
     """One page that is open, and what happened on it."""
 
     def __init__(self, browser: Browser, path: Path, width: int, scheme: str) -> None:
-        """Open a file and wait until it is loaded.
-
-        Args:
-            browser: where.
-            path: the file.
-            width: of the window, in CSS pixels.
-            scheme: ``light`` or ``dark``.
-        """
+        """Open a file and wait until it is loaded; ``scheme`` is ``light`` or ``dark``."""
         self._browser = browser
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         said = browser.call("Target.attachToTarget", targetId=target, flatten=True)
@@ -75,7 +60,6 @@ class Page:
         browser.wait(lambda: "Page.loadEventFired" in self.told())
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Ask for something; returns the answer."""
         return self._browser.call(method, self._session, **params)
 
     def told(self) -> list[str]:
@@ -100,14 +84,12 @@ class Page:
         return said["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
-        """Press a key."""
         named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **named, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def close(self) -> None:
-        """Close it."""
         self._browser.call("Target.closeTarget", targetId=self._target)
 
     def _events(self) -> list[dict[str, Any]]:
@@ -115,15 +97,9 @@ class Page:
 
 
 class Browser:
-    """A browser that runs.
-
-    Attributes:
-        events: everything that it told without being asked.
-    """
-
     def __init__(self, program: str, folder: Path) -> None:
         """Start it with a new, empty profile."""
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []  # what it told without being asked
         self._answers: dict[int, dict[str, Any]] = {}
         self._rest, self._number = b"", 0
         reads, self._in = os.pipe()
@@ -142,7 +118,6 @@ class Browser:
         os.close(writes)
 
     def open(self, path: Path, width: int = 1200, scheme: str = "light") -> Page:
-        """A page with a file."""
         return Page(self, path, width, scheme)
 
     def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:

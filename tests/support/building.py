@@ -99,12 +99,10 @@ class Project:
     """A folder with a ``stager.toml``, and the store it is built in."""
 
     root: Path
-    """The folder."""
     store: Store
     """The offline root that the environment names."""
 
     def settings(self, *requirements: str, more: str = "") -> Project:
-        """Write ``stager.toml``: these requirements, then further lines as they are."""
         text = f"[environment]\nrequirements = {json.dumps(list(requirements))}\n{more}\n"
         (self.root / "stager.toml").write_text(text)
         return self
@@ -183,16 +181,13 @@ class Supplies:
     """What all bundles of this machine have in common, to be put into stores before a build."""
 
     decompressor: Path
-    """The zstandard wheel."""
     programs: tuple[Path, ...]
     """The node program, and the one with bytecode: most of what a small build would work on."""
 
     def put_into(self, store: Store) -> Store:
         """Copy them into an offline root, with the modes that it gives to its files."""
-        for source, folder in (
-            (self.decompressor, store.wheels),
-            *((program, store.programs) for program in self.programs),
-        ):
+        for source in (self.decompressor, *self.programs):
+            folder = store.wheels if source == self.decompressor else store.programs
             with store.publish(folder / source.name) as partial:
                 partial.write_bytes(source.read_bytes())
         return store
@@ -279,31 +274,33 @@ def contents(layer: Path) -> dict[str, bytes]:
 
 def plain_tar(layer: Path) -> bytes:
     """A layer decompressed by the real ``zstd``."""
-    done = subprocess.run([program("zstd"), "-dcq", str(layer)], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout
+    argv = [program("zstd"), "-dcq", str(layer)]
+    return subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout
 
 
 def listing(archive: bytes | Path) -> list[str]:
     """The lines of the real ``tar -tv``, with numbers for owners and full times."""
-    argv = [program("tar"), "--numeric-owner", "--full-time", "--quoting-style=literal", "-tvf"]
-    data = None if isinstance(archive, Path) else archive
-    argv.append(str(archive) if isinstance(archive, Path) else "-")
+    argv = [
+        program("tar"),
+        "--numeric-owner",
+        "--full-time",
+        "--quoting-style=literal",
+        "-tvf",
+        "-",
+    ]
+    data = archive.read_bytes() if isinstance(archive, Path) else archive
     env = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
-    done = subprocess.run(argv, input=data, capture_output=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    done = subprocess.run(argv, input=data, stdout=subprocess.PIPE, env=env, check=True)
     return done.stdout.decode().splitlines()
 
 
 @cache
 def program(name: str) -> str:
-    """The path of a program that these tests compare with."""
     needs(name)
     return str(shutil.which(name))
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The digest of each file under a folder."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -321,12 +318,10 @@ def left_behind(store: Store, kind: ScratchKind) -> Path:
 
 
 def left_in_tmp(store: Store) -> list[Path]:
-    """What lies under the store's ``tmp/``."""
     return list((store.root / "tmp").rglob("*"))
 
 
 def layer_of(wheel: Path, *prune: str, target: Target = HOST) -> Path:
-    """Write the layer of a wheel beside it."""
     layer = wheel.with_suffix(".layer")
     with LayerWriter(wheel.parent) as writer:
         add_wheel(writer, wheel, target, prune)

@@ -45,7 +45,6 @@ HERE = Target.from_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
 """The installation's own program for the Python that runs the tests."""
 OWN = f"stager-{os.geteuid()}"
-"""The name of this user's node root."""
 CLEAN = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
 
@@ -68,16 +67,7 @@ def make_bundle(
     thin: bool = False,
     **says: Any,
 ) -> Packed:
-    """Build a bundle of these wheels and the files of a project for this machine.
-
-    Args:
-        store: where layers and the bundle go; layers that are there are used again.
-        wheels: wheel files.
-        decompressor: the zstandard wheel; None leaves it out.
-        project: the project's folder.
-        thin: True to leave the layers out of its file, as a build does.
-        **says: further fields of ``Contents``.
-    """
+    """Build a bundle of these wheels and the files of a project for this machine."""
     found = tuple(map(wheel_of, wheels))
     sources = [LayerSource.from_wheel(one) for one in found]
     if project is not None:
@@ -206,7 +196,6 @@ class Forgery:
 
     @classmethod
     def of(cls, real: Path) -> Forgery:
-        """Take a bundle apart."""
         with BundleFile(str(real)) as opened:
             whole = opened.manifest
             (layer,) = whole.layers
@@ -229,7 +218,6 @@ class Forgery:
             frame[0], frame[2] = len(piece), Digest.of(piece)
 
     def write(self, path: Path) -> str:
-        """Put it together; return its id."""
         body = b"".join(self.frames)
         head = forged_head(self.index, len(body), self.origin)
         (layer,) = self.manifest["layers"]
@@ -267,15 +255,7 @@ def forge(
     manifest: Callable[[Raw], None] = lambda raw: None,
     frames: Callable[[list[bytes]], None] = lambda frames: None,
 ) -> Path:
-    """Copy a bundle of one layer, with another content and digests that fit it.
-
-    Args:
-        real: the bundle to copy.
-        target: the file to write.
-        index: changes the layer's index, as JSON.
-        manifest: changes the manifest, as JSON, last of all; its id is set after it.
-        frames: changes the compressed frames; lengths and digests are adapted.
-    """
+    """Copy a bundle of one layer, with another content and digests that fit it."""
     forgery = Forgery.of(real)
     frames(forgery.frames)
     forgery.fit_frames()

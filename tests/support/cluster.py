@@ -39,7 +39,6 @@ class Hosts:
     name: str
     """As scripts/cluster knows them."""
     nodes: tuple[str, ...]
-    """Their names, in order."""
 
     @property
     def state_dir(self) -> Path:
@@ -65,14 +64,8 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Hosts):
-    """A cluster that stands.
-
-    Attributes:
-        shared: a directory that the login side and all nodes see; ``tmp_path`` is below ``/tmp``,
-            of which every node has its own.
-    """
-
     shared: Path
+    """A directory that all see; ``tmp_path`` is below ``/tmp``, of which every node has its own."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -89,10 +82,7 @@ class Cluster(Hosts):
     def on(
         self, node: str, argv: Sequence[str], *, check: bool = True, timeout: float = 900
     ) -> Done:
-        """Run a command on the node, beside Slurm: a test's way to break things there.
-
-        Its working directory is ``/``; it sees the node's ``/tmp``, network and processes.
-        """
+        """Run a command on the node, beside Slurm, in ``/``: a test's way to break things there."""
         return self.run([*self.entering(node), *argv], check=check, timeout=timeout)
 
     def address(self, node: str) -> str:

@@ -11,7 +11,6 @@ from bundle.protocol.events import JobEnds, Record, read_record
 
 
 def record(event: str, **fields: Any) -> Record:
-    """The event of a line with these fields."""
     made = read_record({"v": 1, "job_id": "77", "time": 1.0, "event": event, **fields})
     assert made is not None, (event, fields)
     return made

@@ -9,7 +9,6 @@ EXITED = "srun: error: n1: task 1: Exited with exit code 1\n"
 
 
 def mark(mark: str, text: str) -> str:
-    """Put a mark before each line."""
     return "".join(f"{mark}{line}\n" for line in text.splitlines())
 
 

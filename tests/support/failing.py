@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,19 +25,15 @@ import os, resource, signal, sys, time
 
 sys.path.append({sysconfig.get_path("purelib")!r})  # the tests' own PyTorch: all nodes see it
 
-
 def raises():
     raise ValueError("the labels are wrong")
-
 
 def is_killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
-
 def asks_for_too_much():
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     bytearray(4 << 30)
-
 
 def uses_too_much():
     with open(os.environ["GROUP"] + "/cgroup.procs", "w") as handle:
@@ -46,31 +42,25 @@ def uses_too_much():
     while True:
         kept.append(os.urandom(1 << 20))
 
-
 def lacks_a_module():
     import nothing_of_that_name
-
 
 def fetches_data():
     import datasets
     datasets.load_dataset("ag_news")
 
-
 def does_not_copy():
     import numpy
     numpy.array([1, 2, 3], copy=False)
-
 
 def saves():
     import torch
     torch.save({{"step": 7}}, "/tmp/kept/checkpoint.pt")
 
-
 def fills_the_disk():
     with open("/tmp/kept/predictions.bin", "wb") as handle:
         while True:
             handle.write(bytes(1 << 20))
-
 
 def gather():
     # What comes then happens to all of them at the same time.
@@ -79,7 +69,6 @@ def gather():
     open(place + "/" + rank, "w").close()
     while len(os.listdir(place)) < int(os.environ.get("RANKS", os.environ["WORLD_SIZE"])):
         time.sleep(0.05)
-
 
 def meets(late=False):
     import datetime, torch, torch.distributed as dist
@@ -95,14 +84,11 @@ def meets(late=False):
         sleeps()
     dist.all_reduce(rank)
 
-
 def does_not_come():
     meets(late=True)
 
-
 def sleeps():
     time.sleep(3600)
-
 
 rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
 asked = dict(word.split("=") for word in sys.argv[1:])
@@ -119,11 +105,9 @@ launcher = "srun"
 backend = "gloo"
 """
 LOGS = "%x.%j.%N.%t.out"
-"""What somebody else's ``srun`` calls its logs."""
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     """The first failure, in short."""
 
     node: str
@@ -132,7 +116,6 @@ class Told:
 
 
 def told(failure: Mapping[str, Any] | None) -> Told:
-    """The first failure of a report."""
     assert failure is not None
     return Told(failure["node"], failure["rank"], failure["class"])
 
@@ -146,7 +129,6 @@ class Scene:
 
     @property
     def cluster(self) -> Cluster:
-        """Where."""
         return self.bench.cluster
 
     def start(self, *words: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -162,7 +144,6 @@ class Scene:
         return Said(code=started.returncode, report=json.loads(out), talk=err)
 
     def run(self, *words: str, options: Sequence[str] = ()) -> Said:
-        """The same to its end."""
         return self.finish(self.start(*words, options=options))
 
     def later(self, job: str | Path) -> dict[str, Any]:
@@ -213,7 +194,6 @@ def make_scene(cluster: Cluster, project: Path, folder: Path, **env: str) -> Sce
 
 @contextmanager
 def mounted(cluster: Cluster, node: str, options: str) -> Iterator[None]:
-    """A file system of its own at ``/tmp/kept`` on a node."""
     cluster.on(node, ["mkdir", "-p", "/tmp/kept"])
     cluster.on(node, ["mount", "-t", "tmpfs", "-o", options, "kept", "/tmp/kept"])
     try:

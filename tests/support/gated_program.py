@@ -29,12 +29,6 @@ def gated(program: Path, folder: Path, gate: Path, written: int = 1) -> Path:
     """Return a program like ``node.pyz`` that stops in the middle of unpacking until a file exists.
 
     Whatever a test does meanwhile is neither too early nor too late.
-
-    Args:
-        program: the real one.
-        folder: where to write it.
-        gate: the file that lets it go on.
-        written: the number of frames that are written before.
     """
     path = folder / "gated.py"
     path.write_text(_PROGRAM.format(program=str(program), gate=str(gate), written=written))

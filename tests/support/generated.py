@@ -19,13 +19,7 @@ _NUMBERS = (0, 1, 2, 3, 255, 10**9, 2**53)
 
 
 def generated(kind: type[_T], seed: int, **given: object) -> _T:
-    """Return a value of a dataclass; the same one for the same seed.
-
-    Args:
-        kind: the dataclass.
-        seed: any number.
-        given: the fields that are not made here.
-    """
+    """Return a value of a dataclass; the same one for the same seed."""
     value: _T = _dataclass(kind, random.Random(seed), given)
     return value
 

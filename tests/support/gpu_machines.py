@@ -11,15 +11,7 @@ CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Nov 30 
 def nvidia_smi(
     folder: Path, rows: str, listing: str = "", *, code: int = 0, body: str = ""
 ) -> Path:
-    """Write an ``nvidia-smi``.
-
-    Args:
-        folder: the directory for it, which belongs on PATH.
-        rows: the answer to ``--query-gpu``.
-        listing: the answer to ``-L``.
-        code: its exit status.
-        body: what it does first.
-    """
+    """Write an ``nvidia-smi``."""
     path = folder / "nvidia-smi"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(

@@ -40,6 +40,5 @@ def surroundings(**variables: str) -> dict[str, str]:
 
 
 def run_python(env: Path, code: str, cwd: Path | None = None, **variables: str) -> Done:
-    """Run some code with an environment's own interpreter."""
     argv = [env / "bin" / "python", "-c", textwrap.dedent(code)]
     return run(argv, cwd=cwd, env=surroundings(**variables))

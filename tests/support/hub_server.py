@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -26,8 +27,6 @@ LARGE = 1 << 10
 
 @dataclass(kw_only=True)
 class Repository:
-    """A repository with one commit."""
-
     name: str
     kind: str = "model"
     files: dict[str, bytes] = field(default_factory=dict)
@@ -37,7 +36,6 @@ class Repository:
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the hub says about files, where that is not true."""
     served: dict[str, bytes] = field(default_factory=dict)
-    """What it sends in place of small files."""
     etags: dict[str, str] = field(default_factory=dict)
     """The names that it gives to the contents of small files, where they are not true."""
 
@@ -51,8 +49,6 @@ class Repository:
 
 @dataclass(kw_only=True)
 class HubServer:
-    """A running hub."""
-
     repositories: list[Repository] = field(default_factory=list)
     token: str = "hf_let-me-in-0123456789"
     """The token that opens gated repositories."""
@@ -83,29 +79,20 @@ def _info(one: Repository) -> dict[str, Any]:
             digest = hashlib.sha256(data).hexdigest()
             entry["lfs"] = {"sha256": digest, "size": len(data), "pointerSize": 130}
         siblings.append({**entry, **one.listed.get(path, {})})
+    time = "2026-01-01T00:00:00.000Z"
     return {
-        "_id": "1",
-        "id": one.name,
-        "modelId": one.name,
-        "sha": one.commit,
-        "private": False,
-        "gated": "manual" if one.gated else False,
-        "disabled": False,
-        "downloads": 1,
-        "likes": 0,
-        "tags": [],
-        "siblings": siblings,
-        "cardData": one.card or None,
-        "lastModified": "2026-01-01T00:00:00.000Z",
-        "createdAt": "2026-01-01T00:00:00.000Z",
-    }
+        "_id": "1", "id": one.name, "modelId": one.name, "sha": one.commit, "private": False,
+        "gated": "manual" if one.gated else False, "disabled": False, "downloads": 1, "likes": 0,
+        "tags": [], "siblings": siblings, "cardData": one.card or None, "lastModified": time,
+        "createdAt": time,
+    }  # fmt: skip
 
 
 def _tree(one: Repository) -> list[dict[str, Any]]:
     entries = []
     for sibling in _info(one)["siblings"]:
-        entry = {"type": "file", "path": sibling["rfilename"], "size": sibling["size"]}
-        entry["oid"] = sibling["blobId"]
+        entry = {"type": "file", "path": sibling["rfilename"], "size": sibling["size"],
+                 "oid": sibling["blobId"]}  # fmt: skip
         if "lfs" in sibling:
             lfs = sibling["lfs"]
             entry["lfs"] = {"oid": lfs["sha256"], "size": lfs["size"], "pointerSize": 130}
@@ -137,8 +124,6 @@ _RESOLVE = re.compile(r"/(datasets/|spaces/)?((?:[^/]+/)?[^/]+)/resolve/([^/]+)/
 
 @contextlib.contextmanager
 def serve_hub(hub: HubServer) -> Iterator[HubServer]:
-    """Run a hub until the block ends."""
-
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -161,27 +146,25 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
         def api(self, kind: str, name: str, revision: str | None) -> None:
             one = self.found(kind, name, revision or "main", open_to_all=True)
             if one is not None:
-                self.answer(200, json.dumps(_info(one)).encode())
+                self.say(_info(one))
 
         def tree(self, kind: str, name: str, revision: str, folder: str | None) -> None:
             one = self.found(kind, name, revision, open_to_all=True)
             if one is not None:
                 deep = "recursive=true" in self.path.lower()
-                self.answer(200, json.dumps(_below(one, folder or "", deep=deep)).encode())
+                self.say(_below(one, folder or "", deep=deep))
 
         def do_POST(self) -> None:
             hub.asked.append(f"POST {self.path}")
             body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
             match = _PATHS.match(unquote(self.path))
-            one = self.found(*match.groups(), open_to_all=True) if match else None
             if match is None:
                 self.answer(404, b"{}")
+                return
+            one = self.found(*match.groups(), open_to_all=True)
             if one is not None:
-                wanted = (
-                    json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
-                )
-                entries = [e for e in _below(one, "", deep=True) if e["path"] in wanted]
-                self.answer(200, json.dumps(entries).encode())
+                asked = json.loads(body) if body.startswith("{") else parse_qs(body)
+                self.say([e for e in _below(one, "", deep=True) if e["path"] in asked["paths"]])
 
         def resolve(self, kinds: str | None, name: str, revision: str, path: str) -> None:
             kind = (kinds or "models/").removesuffix("s/")
@@ -248,11 +231,14 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
                 return
             self.answer(status, body, headers, one)
 
+        def say(self, value: object) -> None:
+            self.answer(200, json.dumps(value).encode())
+
         def answer(
             self,
             status: int,
             body: bytes,
-            headers: dict[str, str] | None = None,
+            headers: Mapping[str, str] = MappingProxyType({}),
             one: Repository | None = None,
             length: int | None = None,
         ) -> None:
@@ -261,7 +247,7 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
             self.send_header("Content-Type", "application/json" if status != 206 else "x/y")
             if one is not None:
                 self.send_header("X-Repo-Commit", one.commit)
-            for name, value in (headers or {}).items():
+            for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":

@@ -28,26 +28,12 @@ def problem(code: ProblemCode, where: str = "") -> Problem:
     return Problem(code, where, dict.fromkeys(code.names, "x"))
 
 
-def failed_job(
-    problems: Mapping[str, Sequence[Problem]] | None = None,
+def _events(
+    problems: Mapping[str, Sequence[Problem]],
     *,
     nodes: Sequence[str] = ("n1", "n2", "n3"),
     left_out: Mapping[str, Sequence[Problem]] | None = None,
-    ended: float = ENDED,
-    **result: Any,
-) -> JobRecord:
-    """A job of three nodes that failed."""
-    record = JobRecord()
-    for event in _events(problems or {}, nodes, left_out, "/logs", ok=False, **result):
-        record.take(Record(event, time=ended))
-    return record
-
-
-def _events(
-    problems: Mapping[str, Sequence[Problem]],
-    nodes: Sequence[str],
-    left_out: Mapping[str, Sequence[Problem]] | None,
-    log_dir: str,
+    log_dir: str = "/logs",
     **result: Any,
 ) -> list[DriverEvent]:
     """The events of a job; without a result, of one that still runs."""
@@ -67,10 +53,14 @@ def incidents_of(
     *,
     job_id: str = "4711",
     first: FirstFailure | None = None,
+    ended: float = ENDED,
     **job: Any,
 ) -> list[Incident]:
-    """What nodes are to blame for in such a job."""
-    return find_incidents(failed_job(problems, **job), job_id, "demo", first)
+    """What nodes are to blame for in a job that failed."""
+    record = JobRecord()
+    for event in _events(problems or {}, **{"ok": False, **job}):
+        record.take(Record(event, time=ended))
+    return find_incidents(record, job_id, "demo", first)
 
 
 def rank_failure(kind: FailureClass, node: str = "n2", **changed: Any) -> FirstFailure:
@@ -85,14 +75,13 @@ def event_log(
     problems: Mapping[str, Sequence[Problem]],
     *,
     job_id: str = "4711",
-    nodes: Sequence[str] = ("n1", "n2", "n3"),
-    left_out: Mapping[str, Sequence[Problem]] | None = None,
     ended: float | None = ENDED,
-    **result: Any,
+    **job: Any,
 ) -> Path:
     """Write the events of a job; ``ended=None`` is a job that still runs."""
-    ending = {"ok": not problems, **result} if ended is not None else {}
-    events = _events(problems, nodes, left_out, str(log_dir), **ending)
+    events = _events(problems, log_dir=str(log_dir), **{"ok": not problems, **job})
+    if ended is None:
+        events = events[:-1]
     log_dir.mkdir(parents=True, exist_ok=True)
     path = log_dir / f"events.{job_id}.jsonl"
     with path.open("a") as file:

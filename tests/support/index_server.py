@@ -18,57 +18,44 @@ from packaging.utils import canonicalize_name
 
 @dataclass(kw_only=True)
 class Index:
-    """A running index."""
-
     folder: Path
     """The distribution files it offers, as they are at each request."""
     user: str = ""
-    """Who may ask; anyone when empty."""
     password: str = ""
-    """And with which password."""
     hashes: bool = True
-    """Whether links carry digests."""
     lengths: bool = True
-    """Whether answers say how long they are."""
     uploaded: Mapping[str, str] = field(default_factory=dict)
     """When files were uploaded; if given, pages are JSON (PEP 691), as HTML has no place for it."""
     port: int = 0
-    """Where it listens, once it does."""
     asked: list[str] = field(default_factory=list)
     """The paths asked for, in order, with the method."""
 
     @property
     def url(self) -> str:
-        """The index without the password."""
         return f"http://127.0.0.1:{self.port}/simple"
 
     @property
     def url_with_password(self) -> str:
-        """The index as a user would configure it."""
         return f"http://{self.user}:{self.password}@127.0.0.1:{self.port}/simple"
 
     def page(self, name: str) -> str:
-        """The links of one project."""
-        links = []
-        for file, digest in self._find(name):
-            anchor = f"#sha256={digest}" if self.hashes else ""
-            links.append(f'<a href="/files/{quote(file)}{anchor}">{file}</a><br>')
-        return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>" if links else ""
-
-    def json_page(self, name: str) -> str:
-        """The files of one project with their times."""
-        files = []
-        for file, digest in self._find(name):
-            entry = {"filename": file, "url": f"/files/{quote(file)}"}
-            times = {"upload-time": self.uploaded[file]}
-            files.append({**entry, "hashes": {"sha256": digest}, **times})
-        page = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": files}
-        return json.dumps(page) if files else ""
-
-    def _find(self, name: str) -> list[tuple[str, str]]:
+        """The files of one project; nothing if there are none."""
         files = sorted(self.folder.iterdir())
         own = [file for file in files if canonicalize_name(file.name.split("-")[0]) == name]
-        return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in own]
+        digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in own}
+        if not own:
+            return ""
+        if not self.uploaded:
+            ends = {file: f"#sha256={digest}" * self.hashes for file, digest in digests.items()}
+            links = [f'<a href="/files/{quote(file)}{ends[file]}">{file}</a><br>' for file in ends]
+            return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
+        entries = [
+            {"filename": file, "url": f"/files/{quote(file)}", "hashes": {"sha256": digest},
+             "upload-time": self.uploaded[file]}
+            for file, digest in digests.items()
+        ]  # fmt: skip
+        page = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": entries}
+        return json.dumps(page)
 
 
 class Server(ThreadingHTTPServer):
@@ -93,8 +80,6 @@ def run_server(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def serve(index: Index) -> Iterator[Index]:
-    """Run an index until the block ends."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             index.asked.append(f"{self.command} {self.path}")
@@ -109,8 +94,7 @@ def serve(index: Index) -> Iterator[Index]:
             elif path.strip("/") == "simple":
                 found = b"<html></html>"
             else:
-                page = index.json_page if index.uploaded else index.page
-                found = page(path.strip("/").removeprefix("simple/")).encode()
+                found = index.page(path.strip("/").removeprefix("simple/")).encode()
             kind = "application/octet-stream" if "/files/" in path else "text/html"
             if index.uploaded and kind == "text/html":
                 kind = "application/vnd.pypi.simple.v1+json"

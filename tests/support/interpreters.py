@@ -14,13 +14,14 @@ from tests.support.bundles import HERE
 from tests.support.requirements import reason
 
 
-def other_pythons() -> list[str]:
-    """One interpreter of each other version, from 3.9 on, that this machine has."""
+def other_pythons(minors: range = range(9, 20)) -> list[str]:
+    """One interpreter of each other version that this machine has, the oldest first."""
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # $HOME is the test's own
+    versions = Path(os.environ.get("PYENV_ROOT", home / ".pyenv"), "versions")
     found = []
-    for minor in range(9, 20):
+    for minor in minors:
         name = f"python3.{minor}"
-        candidates = [str(path) for path in home.glob(f".pyenv/versions/3.{minor}.*/bin/{name}")]
+        candidates = [str(path) for path in versions.glob(f"3.{minor}.*/bin/{name}")]
         for path in filter(None, [*candidates, shutil.which(name)]):
             done = subprocess.run([path, "-c", ""], capture_output=True, check=False)
             if done.returncode == 0 and f"3.{minor}" != HERE.python:

@@ -97,12 +97,10 @@ def notes(out: Path) -> list[dict[str, Any]]:
 
 
 def losses(out: Path) -> dict[int, float]:
-    """The loss of each step."""
     return {line["step"]: line["loss"] for line in notes(out) if "loss" in line}
 
 
 def weights(out: Path, name: str = "model.pt") -> dict[str, Any]:
-    """The weights that a run has saved."""
     import torch
 
     return dict(torch.load(out / name, weights_only=True))

@@ -19,12 +19,10 @@ UV_FIRST = pytest.mark.parametrize(
 
 
 def versions(lock: Lock) -> dict[str, str]:
-    """Return the version of each package."""
     return {str(file.name): str(file.version) for file in lock.files}
 
 
 def fails(lock: Callable[..., Lock], *args: Any, **more: Any) -> ResolveError:
-    """Return the error of a lock that cannot be made."""
     with pytest.raises(ResolveError) as caught:
         lock(*args, **more)
     assert "Traceback" not in "".join(caught.value.context)

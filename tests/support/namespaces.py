@@ -13,12 +13,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def entering(flag: str, shell: str) -> list[str]:
-    """The beginning of a command line that runs in a namespace of its own.
-
-    Args:
-        flag: as for :func:`namespace`.
-        shell: commands that prepare it; where one fails, nothing else is run.
-    """
+    """The beginning of a command line that runs in a namespace of its own."""
     needs("namespaces")
     return ["unshare", flag, "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh"]
 

@@ -14,9 +14,6 @@ def needs(*names: str) -> None:
     """Skip the test unless these requirements are met; in CI, where they must be, fail instead.
 
     The mark ``needs`` does the same before the fixtures of a test are made.
-
-    Args:
-        names: keys of ``REQUIREMENTS``.
     """
     for name in names:
         missing = REQUIREMENTS[name].missing()
@@ -25,12 +22,7 @@ def needs(*names: str) -> None:
 
 
 def lacks(name: str, detail: str) -> NoReturn:
-    """Skip the test, which has found by itself that something is missing.
-
-    Args:
-        name: a key of ``REQUIREMENTS``.
-        detail: what was found.
-    """
+    """Skip the test, which has found by itself that something is missing."""
     said = reason(name, " ".join(detail.split()))
     if os.environ.get("CI") == "true" and not REQUIREMENTS[name].optional:
         pytest.fail(f"{said}; in CI this test must run")

@@ -15,7 +15,7 @@ from tests.support.cluster import Cluster
 from tests.support.failing import remounted
 from tests.support.provoking import instead
 
-LISTEN = """
+LISTEN = """\
 import socket, sys
 kept = []
 for port in range(int(sys.argv[1]), int(sys.argv[2])):
@@ -23,17 +23,6 @@ for port in range(int(sys.argv[1]), int(sys.argv[2])):
 print("listening", flush=True)
 sys.stdin.read()
 """
-
-
-def other_pythons(minors: range) -> list[str]:
-    """Real ones of other versions that this machine has, the oldest first."""
-    home = Path(os.environ.get("PYENV_ROOT", "/nowhere"), "versions")
-    found: list[str] = []
-    for minor in minors:
-        if minor != sys.version_info[1]:
-            found += [str(path) for path in home.glob(f"3.{minor}.*/bin/python3.{minor}")]
-            found += [str(path) for path in Path("/usr/bin").glob(f"python3.{minor}")]
-    return found
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
 from pathlib import Path
+from typing import NamedTuple
 
 from stager.core.errors import ConfigError
 from stager.core.values import Target
@@ -13,33 +14,24 @@ from tests.support.interpreters import other_pythons
 from tests.support.needs import lacks
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnPython:
+class OwnPython(NamedTuple):
     """A Python of another version than the one that runs the tests."""
 
     target: Target
-    """The target that it is for."""
     prefix: Path
-    """Its folder."""
 
     @property
     def program(self) -> Path:
-        """Its program."""
         return self.prefix / "bin" / f"python{self.target.python}"
 
 
 def movable_pythons() -> list[OwnPython]:
     """Those of other versions that a bundle can bring, the newest last."""
     found = []
-    for path in map(Path, other_pythons()):
-        minor = path.name.removeprefix("python")
-        target = Target(python=minor, platform=HOST.platform)
-        try:
-            found.append(
-                OwnPython(target=target, prefix=find_interpreter(str(path), target).prefix)
-            )
-        except ConfigError:
-            continue
+    for path in other_pythons():
+        target = Target(python=path.rpartition("python")[2], platform=HOST.platform)
+        with contextlib.suppress(ConfigError):
+            found.append(OwnPython(target, find_interpreter(path, target).prefix))
     return found
 
 

@@ -21,9 +21,7 @@ def digits(folder: Path) -> None:
         bytes(min(255, label * 25 + draw.randrange(8)) for _ in range(28 * 28)) for label in labels
     )
     for kind, shape, data in (("images", (count, 28, 28), pixels), ("labels", (count,), labels)):
-        head = bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape)
-        name = f"t10k-{kind}-idx{len(shape)}-ubyte.gz"
-        (folder / name).write_bytes(gzip.compress(head + data))
+        _write(folder / f"t10k-{kind}-idx{len(shape)}-ubyte.gz", shape, data)
 
 
 def things(folder: Path) -> None:
@@ -42,12 +40,14 @@ def things(folder: Path) -> None:
 
 
 def idx(path: Path, array: Any) -> Path:
-    """Write an array of bytes as IDX."""
     import numpy as np
 
     array = np.asarray(array, dtype=np.uint8)
-    head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
-    data = head + array.tobytes()
+    return _write(path, array.shape, array.tobytes())
+
+
+def _write(path: Path, shape: tuple[int, ...], data: bytes) -> Path:
+    data = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + data
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 

@@ -77,8 +77,6 @@ elif what == "deaf":
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """A finished command."""
-
     code: int
     report: dict[str, Any]
     talk: str
@@ -90,7 +88,6 @@ class Said:
 
     @property
     def failure(self) -> dict[str, Any]:
-        """The first failure."""
         return dict(self.report["first_failure"])
 
     def problems(self, node: str) -> str:
@@ -115,7 +112,6 @@ class Bench:
         return processes.start(argv, cwd=self.root, env={**os.environ, **self.env})
 
     def finish(self, started: subprocess.Popen[str], seconds: float = 900) -> Said:
-        """Wait for the end of it."""
         try:
             out, err = started.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -146,11 +142,9 @@ class Bench:
         return [event for event in found if event["event"] == kind]
 
     def job_id(self) -> str:
-        """The job's number."""
         return str(self.events("job")[0]["job_id"])
 
     def lines(self) -> list[str]:
-        """What the ranks have written."""
         found = sorted(self.logs.glob("*.node*.out"))
         return [line for path in found for line in path.read_text().splitlines()]
 
@@ -189,7 +183,6 @@ class Bench:
         return first
 
     def queued(self) -> str:
-        """The jobs that Slurm has."""
         return self.cluster.run(["squeue", "--noheader"]).stdout
 
     def left(self, *, killed: bool = False) -> list[str]:
@@ -255,7 +248,6 @@ exec {shutil.which(self.command)} "$@"
         return there.read_text().strip()
 
     def open(self) -> None:
-        """Let it go on."""
         (self.folder / "open").touch()
 
 
@@ -267,15 +259,7 @@ def build(
     environment: str = "",
     options: Sequence[str] = ("--no-prove",),
 ) -> Path:
-    """Build a project whose ranks Slurm starts, by the real command; returns its folder.
-
-    Args:
-        place: where all of it goes.
-        zstandard_wheel: the decompressor for the target.
-        more: further files of the project.
-        environment: further settings of the environment.
-        options: of ``stager build``.
-    """
+    """Build a project whose ranks Slurm starts, by the real command; returns its folder."""
     root, offline, home = place / "project", place / "offline", place / "home"
     for folder in (root, offline / "wheels", home, place / "wheelhouse"):
         folder.mkdir(parents=True)
@@ -330,7 +314,6 @@ def _whole(environment: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def small_project(cluster: Cluster, zstandard_wheel: Path) -> Path:
-    """The folder of a small project that is built."""
     return build(cluster.shared / "small", zstandard_wheel)
 
 
@@ -353,7 +336,6 @@ def large_bench(cluster: Cluster, large_project: Path, shared: Path) -> Bench:
 
 
 def bench_for(cluster: Cluster, root: Path, shared: Path) -> Bench:
-    """A project that is built, on nodes that have nothing of it."""
     empty_nodes(cluster)
     logs = shared / "logs"
     logs.mkdir()

@@ -6,15 +6,22 @@ import hashlib
 import os
 import secrets
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
+from bundle.driver.transports.relay_source import find_candidates
 from bundle.transfer.relay import RelayOutcome, listen
 from bundle.transfer.relay_chunks import ChunkFile
-from bundle.transfer.relay_peers import Directory
+from bundle.transfer.relay_peers import Directory, RelayCandidates, RelayPlace
 from bundle.transfer.relay_process import RelayProcess
-from tests.support.relay_places import at_addresses
 
 MIB = 1 << 20
+
+
+def at_addresses(addresses: Sequence[tuple[str, int]], position: int) -> RelayCandidates:
+    """What the node at a position must know; the source has the first address."""
+    places = [RelayPlace(place, "", *address[:2]) for place, address in enumerate(addresses)]
+    return find_candidates(position, places)
 
 
 class Nodes:
@@ -32,7 +39,6 @@ class Nodes:
         self.relays[0].begin(None)
 
     def path(self, place: int) -> Path:
-        """Where the file of a node lies."""
         return self.folder / str(place)
 
     def add(self, *, address: str = "127.0.0.1", directory: Directory | None = None) -> None:
@@ -46,7 +52,6 @@ class Nodes:
         os.close(handle)
 
     def begin(self, *places: int) -> None:
-        """Let nodes begin; all by default."""
         for place in places or range(1, len(self.relays)):
             self.relays[place].begin(at_addresses(self.places, place))
 
@@ -57,7 +62,6 @@ class Nodes:
             os.kill(child, number)
 
     def has(self, place: int) -> int:
-        """The bytes of a node's file so far."""
         return self.path(place).stat().st_size
 
     def is_whole(self, place: int) -> bool:
@@ -72,6 +76,5 @@ class Nodes:
         return outcome
 
     def close(self) -> None:
-        """End all of them."""
         for relay in self.relays:
             relay.close()

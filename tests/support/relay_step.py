@@ -92,12 +92,7 @@ for line in map(str.strip, sys.stdin):
 
 @contextlib.contextmanager
 def relay_run(kinds: Mapping[str, str], events: list[Event] | None = None) -> Iterator[PhaseRun]:
-    """Begin the phase in which agents unpack what comes.
-
-    Args:
-        kinds: what the agent of each node does.
-        events: gets what the driver would show.
-    """
+    """Begin the phase in which agents unpack what comes."""
     take = (events if events is not None else []).append
     nodes = cast("Requests", dict.fromkeys(kinds))
     argv = [sys.executable, "-c", _SRUN, json.dumps(dict(kinds))]

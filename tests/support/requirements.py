@@ -60,18 +60,14 @@ class Requirement:
     packages: tuple[str, ...] = ()
     """The Debian packages that bring it."""
     root: bool = False
-    """Only root can use it."""
     namespaces: bool = False
-    """It needs Linux namespaces."""
     files: tuple[Path, ...] = ()
-    """Files that belong to it."""
     advice: str = ""
     """What to do where no package helps."""
     optional: bool = False
     """In CI, too, a test may be skipped for lack of it."""
 
     def missing(self) -> str:
-        """Describe what is not here; empty if everything is."""
         if self.root and os.geteuid() != 0:
             return f"this is user {os.geteuid()}"
         lacking = absent(self.packages)
@@ -95,6 +91,8 @@ class Requirement:
         return "; ".join(steps)
 
 
+_HOSTS = ("iproute2", "procps")
+_PYENV = "install one, with pyenv for example"
 REQUIREMENTS = {
     "access times": Requirement(
         title="a temporary directory that keeps access times",
@@ -131,21 +129,15 @@ REQUIREMENTS = {
         advice="install one, with uv or pyenv: uv python install 3.12",
     ),
     "namespaces": Requirement(title="namespaces", root=True, namespaces=True),
-    "older python": Requirement(
-        title="a Python older than 3.9", advice="install one, with pyenv for example"
-    ),
-    "other python": Requirement(
-        title="a second version of Python", advice="install one, with pyenv for example"
-    ),
+    "older python": Requirement(title="a Python older than 3.9", advice=_PYENV),
+    "other python": Requirement(title="a second version of Python", advice=_PYENV),
     "pip": Requirement(
-        title="pip in the installed Python",
-        advice="apt-get install python3-pip",
-        optional=True,
+        title="pip in the installed Python", advice="apt-get install python3-pip", optional=True
     ),
     "root": Requirement(title="root", root=True),
     "slurm": Requirement(
         title="Slurm",
-        packages=("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps"),
+        packages=("slurmctld", "slurmd", "slurm-client", "munge", *_HOSTS),
         root=True,
         namespaces=True,
     ),
@@ -156,10 +148,7 @@ REQUIREMENTS = {
         namespaces=True,
     ),
     "ssh": Requirement(
-        title="an SSH server",
-        packages=("openssh-server", "iproute2", "procps"),
-        root=True,
-        namespaces=True,
+        title="an SSH server", packages=("openssh-server", *_HOSTS), root=True, namespaces=True
     ),
     "ssh-keygen": Requirement(title="ssh-keygen", packages=("openssh-client",)),
     "sshd": Requirement(title="sshd", packages=("openssh-server",), root=True),

@@ -25,7 +25,6 @@ class SharedObject:
     needed: Sequence[str] = ()
     """Further libraries that it needs."""
     machine: int = X86_64
-    """The processor."""
 
     def data(self) -> bytes:
         """Return the file: all tables in one segment, and no symbols."""
@@ -76,8 +75,6 @@ class SharedObject:
 
 
 class _Strings:
-    """A table of strings."""
-
     def __init__(self) -> None:
         self.data = b"\0"
 

@@ -23,10 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key pair."""
-
     private: Path
-    """The private key."""
 
     @property
     def public(self) -> str:
@@ -55,7 +52,6 @@ def certified(authority: Key, key: Key, *options: str) -> Key:
 
 
 def make_key(folder: Path, name: str, passphrase: str = "") -> Key:
-    """Make an ed25519 key."""
     private = folder / name
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", name, "-f", str(private)]
     subprocess.run(argv, check=True)
@@ -79,13 +75,7 @@ def allow_for(folder: Path, key: Key, seconds: int) -> float:
 
 
 def begun_in_time(folder: Path, key: Key, begin: Callable[[], T | None]) -> T:
-    """Return what has begun while a key could still sign, once it cannot any more.
-
-    Args:
-        folder: where the file of allowed signers is written.
-        key: the key.
-        begin: begins; None if the key had expired before that, and gets longer the next time.
-    """
+    """Return what has begun while a key could still sign, once it cannot any more."""
     seconds = 15
     while True:
         end = allow_for(folder, key, seconds)

@@ -19,11 +19,8 @@ PATIENCE = 1000.0
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmRan(Ran):
-    """A finished job on Slurm."""
-
     @property
     def id(self) -> str:
-        """The job's number."""
         return str(self.report["job_id"])
 
     def files(self) -> list[Path]:
@@ -31,7 +28,6 @@ class SlurmRan(Ran):
         return list(self.logs.glob(f"*.{self.id}.node*.out"))
 
     def lines(self) -> list[str]:
-        """What all ranks wrote."""
         return [line for path in self.files() for line in path.read_text().splitlines()]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
@@ -52,13 +48,11 @@ class SlurmTorch:
     project: TorchProject
     """The project; its bundle lies where all nodes see it."""
     cluster: Cluster
-    """Where the jobs run."""
     work: Path
     """Where this test's jobs are started from; ``logs`` in it gets the logs."""
 
     @property
     def env(self) -> dict[str, str]:
-        """All variables of the commands."""
         kept = {k: v for k, v in self.project.env.items() if k != "STAGER_NODE_ROOT"}
         return {**kept, **self.cluster.env}
 

@@ -101,10 +101,8 @@ from pathlib import Path
 
 NAME, HERE = {name!r}, Path(__file__).parent
 
-
 def digest(text):
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-
 
 def build_wheel(folder, config_settings=None, metadata_directory=None):
     info, name = f"{{NAME}}-1.0.dist-info", f"{{NAME}}-1.0-py3-none-any.whl"

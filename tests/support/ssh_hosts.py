@@ -22,7 +22,6 @@ class SshHosts(Hosts):
     """Hosts that stand, and a folder of the login side that none of them sees."""
 
     hidden: Path
-    """The folder."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -30,7 +29,6 @@ class SshHosts(Hosts):
         return {**os.environ, "PATH": f"{self.state_dir / 'bin'}:{os.environ['PATH']}"}
 
     def stager(self, *arguments: str, folder: Path, timeout: float = 900) -> Said:
-        """Run the command line in a folder."""
         return self.end(self.start(*arguments, folder=folder), timeout)
 
     def start(
@@ -41,7 +39,6 @@ class SshHosts(Hosts):
         return processes.start(argv, cwd=folder, env=self.env)
 
     def end(self, started: subprocess.Popen[str], timeout: float = 900) -> Said:
-        """Wait for its end."""
         try:
             out, err = started.communicate(timeout=timeout)
         finally:
@@ -55,7 +52,6 @@ class SshHosts(Hosts):
         assert done.code == 0, done.talk
 
     def on(self, node: str, *argv: str, check: bool = True) -> str:
-        """Run a command on a host, beside ssh; return what it prints."""
         done = processes.run([*self.entering(node), *argv])
         assert not check or done.returncode == 0, (argv, done.stdout, done.stderr)
         return done.stdout
@@ -66,7 +62,6 @@ class SshHosts(Hosts):
         return [line for line in lines if "agent " in line or "train.py" in line]
 
     def address(self, node: str) -> str:
-        """The address of a host."""
         return self.on(node, "hostname", "-I").split()[0]
 
     def link(self, node: str) -> str:
@@ -98,7 +93,6 @@ class SshHosts(Hosts):
         return [line for line in living(self.state_dir / "ssh_config") if "/ssh -F " in line]
 
     def restore(self) -> None:
-        """Bring back what was stopped or lost."""
         script("up", "--name", self.name)
 
     @contextmanager

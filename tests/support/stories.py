@@ -104,8 +104,6 @@ T0 = 1_790_000_000.0
 
 @dataclass
 class Told:
-    """A job's events, written one after the other."""
-
     folder: Path
     job_id: str = "77"
     clock: float = T0
@@ -132,7 +130,6 @@ class Told:
         return self.say(phase, phase=phase, node=node, seconds=seconds, **good)
 
     def write(self, **job: Any) -> JobFiles:
-        """Put it all where a driver does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"events.{self.job_id}.jsonl"
         path.write_text("".join(f"{line}\n" for line in self.lines))
@@ -211,8 +208,6 @@ _VOID = ("meta", "link", "br")
 
 @dataclass
 class Element:
-    """One element of a page, and its text with that of all in it."""
-
     name: str
     given: dict[str, str]
     text: str = ""
@@ -268,7 +263,6 @@ class Parsed(HTMLParser):
         ]
 
     def text(self, name: str, **given: str) -> str:
-        """The text of the only such element."""
         (one,) = self.all(name, **given)
         return one.text
 

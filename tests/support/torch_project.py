@@ -61,16 +61,11 @@ R = TypeVar("R", bound="Ran")
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """A finished job."""
-
     code: int
-    """The exit code of ``stager``."""
     report: dict[str, Any]
     """The JSON object that it printed, and nothing else."""
     stderr: str
-    """What it said."""
     logs: Path
-    """Its log directory."""
 
     @classmethod
     def of(cls: type[R], done: Done, logs: Path) -> R:
@@ -98,15 +93,11 @@ class TorchProject:
     """The project's folder, what it was built into, and the variables of its commands."""
 
     root: Path
-    """The project's folder."""
     nodes: Path
     """The directory that holds the node roots."""
     env: Mapping[str, str]
-    """All variables of its commands."""
     bundle: Path
-    """What the first build made."""
     bundle_id: str
-    """Its id."""
 
     def stager(
         self,

@@ -23,6 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bundle.system.processes import signal_at_parent_death
 from tests.support.ports import held_port
@@ -39,38 +40,24 @@ class Rank:
     """One process of a launch."""
 
     env: dict[str, str]
-    """All its variables."""
     program: str = ""
     """The Python file or the module that it runs; the trainer where it is empty."""
     network: str = ""
     """The file of its network namespace; this machine's where it is empty."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What the process that is forked from is told."""
-
-    ranks: list[Rank]
-    """The processes."""
-    arguments: list[str]
-    """Their command line."""
-    folder: str
-    """Their working directory."""
-    output: str
-    """The file that gets standard output."""
-    errors: str
-    """The file that gets standard error."""
+Launch = dict[str, Any]
+"""What the process that is forked from is told: the ranks, their words, and where they are."""
 
 
 class Running:
     """A launch that goes on; one :class:`WarmRanks` has one at a time, to be waited for."""
 
     def __init__(self, launch: Launch, server: subprocess.Popen[str]) -> None:
-        """Begin it."""
         assert server.stdin is not None
         assert server.stdout is not None
         self._launch, self._answers = launch, server.stdout
-        server.stdin.write(json.dumps(asdict(launch)) + "\n")
+        server.stdin.write(json.dumps(launch) + "\n")
         server.stdin.flush()
         self.pids: list[int] = json.loads(self._answers.readline())
         """The process of each rank, which is no other's before :meth:`wait` has returned."""
@@ -80,7 +67,6 @@ class Running:
         return bool(select.select([self._answers], [], [], 0)[0])
 
     def signal(self, number: int) -> None:
-        """Send a signal to all ranks."""
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
                 os.kill(pid, number)
@@ -88,7 +74,7 @@ class Running:
     def wait(self) -> tuple[list[int], str, str]:
         """Wait for all; return their exit statuses, and what they wrote to output and errors."""
         codes = json.loads(self._answers.readline())
-        paths = Path(self._launch.output), Path(self._launch.errors)
+        paths = Path(self._launch["output"]), Path(self._launch["errors"])
         output, errors = (path.read_text(encoding="utf-8") for path in paths)
         for path in paths:
             path.unlink()
@@ -99,12 +85,7 @@ class WarmRanks:
     """The process that ranks are forked from; it ends with its standard input."""
 
     def __init__(self, env: Mapping[str, str], libraries: str = "torch") -> None:
-        """Start it with the variables that libraries read while they are imported.
-
-        Args:
-            env: all its variables.
-            libraries: what to import: ``torch``, ``transformers`` with it, or ``stager``.
-        """
+        """Start it with the variables that libraries read while they are imported."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.warm_ranks", libraries],
             cwd=Path(__file__).parents[2],
@@ -116,16 +97,9 @@ class WarmRanks:
         self._outputs = tempfile.TemporaryDirectory(prefix="stager-test-")
 
     def start(self, ranks: Sequence[Rank], folder: Path, arguments: Sequence[str]) -> Running:
-        """Start processes in ``folder``."""
-        output, errors = (f"{self._outputs.name}/{name}" for name in ("out", "err"))
-        launch = Launch(
-            ranks=[*ranks],
-            arguments=[*arguments],
-            folder=str(folder),
-            output=output,
-            errors=errors,
-        )
-        return Running(launch, self._process)
+        files = {name: f"{self._outputs.name}/{name}" for name in ("output", "errors")}
+        told = {"ranks": [*map(asdict, ranks)], "arguments": [*arguments], "folder": str(folder)}
+        return Running({**told, **files}, self._process)
 
 
 def as_torchrun_does(count: int, env: Mapping[str, str]) -> list[Rank]:
@@ -149,9 +123,8 @@ def _serve() -> None:
     A rank leaves by SystemExit.
     """
     for line in sys.stdin:
-        told = json.loads(line)
-        launch = Launch(**{**told, "ranks": [Rank(**rank) for rank in told["ranks"]]})
-        ranks = [_forked(launch, rank) for rank in launch.ranks]
+        launch = json.loads(line)
+        ranks = [_forked(launch, Rank(**rank)) for rank in launch["ranks"]]
         print(json.dumps(ranks), flush=True)
         print(json.dumps(_exit_codes(ranks)), flush=True)
 
@@ -166,13 +139,13 @@ def _forked(launch: Launch, rank: Rank) -> int:
         _enter(rank.network)
     os.environ.clear()
     os.environ.update(rank.env)
-    os.chdir(launch.folder)
+    os.chdir(launch["folder"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for path, standard in ((launch.output, 1), (launch.errors, 2)):
+    for path, standard in ((launch["output"], 1), (launch["errors"], 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), standard)
-    sys.argv[1:] = launch.arguments
+    sys.argv[1:] = launch["arguments"]
     if rank.program != "stager":
-        sys.path.insert(0, launch.folder)
+        sys.path.insert(0, launch["folder"])
     if rank.program.endswith(".py"):
         runpy.run_path(rank.program, run_name="__main__")
     else:

@@ -27,10 +27,7 @@ Content = bytes | str
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One entry of a wheel's zip."""
-
     name: str
-    """Its path in the archive, written as given."""
     data: bytes
     """Its bytes; a link's target for a link."""
     attributes: int = REGULAR
@@ -44,7 +41,6 @@ class Parts:
     """A wheel before it becomes a file."""
 
     filename: str
-    """The wheel's file name."""
     dist_info: str
     """The name of its ``.dist-info`` directory."""
     members: tuple[Member, ...]
@@ -87,7 +83,7 @@ def parts(
 
     Args:
         name: the project's name, as METADATA shows it.
-        version: its version.
+        version: of the project.
         files: path in site-packages to content; one module that says its version by default.
         requires: ``Requires-Dist`` values.
         entry_points: the text of ``entry_points.txt``; empty for none.
@@ -159,78 +155,57 @@ def truncated(folder: Path) -> Path:
     return wheel
 
 
-def no_record(folder: Path) -> Path:
-    """There is no RECORD."""
+def _no_record(folder: Path) -> Path:
     base = parts("bad")
     return write_zip(folder / base.filename, base.members)
 
 
-def wrong_hash(folder: Path) -> Path:
-    """RECORD's hash of one module is another's."""
-    base = parts("bad")
-    rows = base.record()
-    rows[0][1] = _hash(b"something else")
-    return base.write(folder, rows)
+def _in_first_row(column: int, change: Callable[[str], str]) -> Callable[[Path], Path]:
+    """A wheel whose RECORD says something else of its module."""
+
+    def write(folder: Path) -> Path:
+        rows = parts("bad").record()
+        rows[0][column] = change(rows[0][column])
+        return parts("bad").write(folder, rows)
+
+    return write
 
 
-def wrong_size(folder: Path) -> Path:
-    """RECORD's size of one module is one byte too large."""
-    base = parts("bad")
-    rows = base.record()
-    rows[0][2] = str(int(rows[0][2]) + 1)
-    return base.write(folder, rows)
-
-
-def unlisted(folder: Path) -> Path:
-    """A module is in the archive and not in RECORD."""
-    base = parts("bad")
-    return base.with_members(Member(name="bad/extra.py", data=b"X = 1\n")).write(
-        folder, base.record()
-    )
-
-
-def missing(folder: Path) -> Path:
-    """RECORD lists a module that is not in the archive."""
-    base = parts("bad")
-    return base.write(folder, [["bad/ghost.py", _hash(b""), "0"], *base.record()])
-
-
-def _with(member: Member) -> Callable[[Path], Path]:
+def _with(name: str, data: bytes = b"X = 1\n", kind: int = stat.S_IFREG) -> Callable[..., Path]:
     """A wheel with one hostile member, which RECORD lists truly."""
+    member = Member(name=name, data=data, attributes=(kind | 0o777) << 16)
     return lambda folder: parts("bad").with_members(member).write(folder)
 
 
-def duplicated(folder: Path) -> Path:
+def _duplicated(folder: Path) -> Path:
     """Two members have the same name; RECORD is true of the second, which zip readers return."""
     base = parts("bad")
     first = replace(base.members[0], data=b"VERSION = 'shadowed'\n")
-    rows = base.record()
-    return replace(base, members=(first, *base.members)).write(folder, rows)
+    return replace(base, members=(first, *base.members)).write(folder, base.record())
 
 
-def wrong_dist_info(folder: Path) -> Path:
-    """``.dist-info`` is another project's."""
-    base = parts("other")
-    return replace(base, filename="bad-1.0-py3-none-any.whl").write(folder)
-
-
+_EXTRA = Member(name="bad/extra.py", data=b"X = 1\n")
 DAMAGED: Mapping[str, Callable[[Path], Path]] = {
     "truncated": truncated,
-    "no-record": no_record,
-    "wrong-hash": wrong_hash,
-    "wrong-size": wrong_size,
-    "unlisted": unlisted,
-    "missing": missing,
-    "parent": _with(Member(name="../escaped.py", data=b"X = 1\n")),
-    "inner-parent": _with(Member(name="bad/../../escaped.py", data=b"X = 1\n")),
-    "absolute": _with(Member(name="/tmp/escaped.py", data=b"X = 1\n")),
-    "symlink": _with(
-        Member(name="bad/link.py", data=b"/etc/passwd", attributes=(stat.S_IFLNK | 0o777) << 16)
+    "no-record": _no_record,
+    "wrong-hash": _in_first_row(1, lambda _: _hash(b"something else")),
+    "wrong-size": _in_first_row(2, lambda size: str(int(size) + 1)),
+    "unlisted": lambda folder: (
+        parts("bad").with_members(_EXTRA).write(folder, parts("bad").record())
     ),
-    "device": _with(Member(name="bad/null", data=b"", attributes=(stat.S_IFCHR | 0o666) << 16)),
-    "fifo": _with(Member(name="bad/pipe", data=b"", attributes=(stat.S_IFIFO | 0o666) << 16)),
-    "duplicated": duplicated,
-    "wrong-dist-info": wrong_dist_info,
+    "missing": lambda folder: parts("bad").write(
+        folder, [["bad/ghost.py", _hash(b""), "0"], *parts("bad").record()]
+    ),
+    "parent": _with("../escaped.py"),
+    "inner-parent": _with("bad/../../escaped.py"),
+    "absolute": _with("/tmp/escaped.py"),
+    "symlink": _with("bad/link.py", b"/etc/passwd", stat.S_IFLNK),
+    "device": _with("bad/null", b"", stat.S_IFCHR),
+    "fifo": _with("bad/pipe", b"", stat.S_IFIFO),
+    "duplicated": _duplicated,
+    "wrong-dist-info": lambda folder: replace(
+        parts("other"), filename="bad-1.0-py3-none-any.whl"
+    ).write(folder),
 }
 """Kind of damage to a function that writes such a wheel of project ``bad`` 1.0 into a folder."""
 

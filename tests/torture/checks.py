@@ -28,12 +28,7 @@ def runs_right(round_: Round) -> Done:
 
 
 def whole_store(offline: Path, *, bundles: bool = True) -> None:
-    """Hold that nothing in the store is half of what its name says.
-
-    Args:
-        offline: the store.
-        bundles: whether to read all frames of all bundles and layers.
-    """
+    """Hold that nothing in the store is half of what its name says."""
     for path in sorted((offline / "wheels").glob("*.whl")):
         with zipfile.ZipFile(path) as archive:
             require(archive.testzip() is None, "a wheel in the store is whole", path)
@@ -68,12 +63,10 @@ def nothing_half_written(nodes: Path, *more: str) -> None:
 
 
 def nothing_in_tmp(offline: Path) -> None:
-    """Hold that the store's ``tmp`` is empty."""
     left = list((offline / "tmp").glob("*"))
     require(not left, "nothing is left in the store's tmp", left)
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return every regular file below a folder, sorted."""
     paths = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
     return sorted(path for path in paths if path.is_file() and not path.is_symlink())

@@ -25,8 +25,6 @@ from .rounds import Round
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a fault hits."""
-
     cluster: Cluster
     node: str
     process: Running
@@ -36,17 +34,14 @@ class Target:
     """Makes the cluster sound again."""
 
     def pause(self, least: float, most: float) -> None:
-        """Let the job go on for a while."""
         end = time.monotonic() + self.rng.uniform(least, most)
         while time.monotonic() < end and self.process.poll() is None:
             time.sleep(0.02)
 
     def on(self, *argv: str, check: bool = False) -> str:
-        """Run a command on the node."""
         return self.cluster.on(self.node, argv, check=check).stdout
 
     def link(self) -> str:
-        """Return the node's network interface."""
         links = json.loads(self.on("ip", "-j", "link", check=True))
         return str(next(one["ifname"] for one in links if one["ifname"] != "lo"))
 
@@ -74,7 +69,6 @@ def _lose(target: Target) -> None:
 
 
 def _cut_link(target: Target) -> None:
-    """Take a node off the network."""
     link = target.link()
     routes = target.on("ip", "route", "show", "default").splitlines()
     target.on("ip", "link", "set", link, "down", check=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .registry import MODULES, Area, areas
-from .rounds import BROKEN, OUTCOMES, repeat
+from .rounds import BROKEN, OUTCOMES, SAME, repeat
 from .workers import Played, Task, Workers
 from .world import fetch_zstandard
 
@@ -27,8 +27,6 @@ _CACHE = Path(sys.prefix, ".cache", "torture")
 
 @dataclass
 class Tally:
-    """What came of one area's rounds."""
-
     area: Area
     rounds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -37,7 +35,6 @@ class Tally:
     broken: list[Played] = field(default_factory=list)
 
     def add(self, played: Played) -> None:
-        """Count a round."""
         if played.outcome == "absent":
             self.absent = played.promise
             return
@@ -60,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"seed {seed}", file=sys.stderr)
     tallies = {area.name: Tally(area) for area in chosen}
     started = time.monotonic()
-    progress = _Progress(_count(chosen, options))
+    progress = _Progress(0 if options.seconds is not None else len(_tasks(chosen, options)))
 
     def on_played(played: Played) -> None:
         tallies[played.area].add(played)
@@ -94,42 +91,27 @@ def play(chosen: Sequence[Area], options: argparse.Namespace, seed: int, on_play
                 continue
             with Workers(place, decompressor, seed, named) as workers:
                 workers.start(1 if apart else options.workers, apart=apart)
-                workers.play(_tasks(some, options), on_played)
+                endless = options.seconds is not None
+                tasks = _endless(some, options.seconds) if endless else iter(_tasks(some, options))
+                workers.play(tasks, on_played)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _tasks(chosen: Sequence[Area], options: argparse.Namespace) -> Iterator[Task]:
+def _tasks(chosen: Sequence[Area], options: argparse.Namespace) -> list[Task]:
     """Return the rounds in an order in which every area has had its share at any time."""
     if options.round is not None:
-        yield from ((area.name, options.round) for area in chosen)
-        return
-    if options.seconds is not None:
-        yield from _endless(chosen, time.monotonic() + options.seconds)
-        return
+        return [(area.name, options.round) for area in chosen]
     waiting = []
     for area in chosen:
-        count = _rounds(area, options)
+        count = options.count or (area.sample if options.sample else area.rounds)
         waiting += [((number + 1) / (count + 1), area.name, number) for number in range(count)]
-    yield from ((name, number) for _, name, number in sorted(waiting))
+    return [(name, number) for _, name, number in sorted(waiting)]
 
 
-def _rounds(area: Area, options: argparse.Namespace) -> int:
-    return options.count or (area.sample if options.sample else area.rounds)
-
-
-def _count(chosen: Sequence[Area], options: argparse.Namespace) -> int | None:
-    """Return how many rounds there are going to be; None for as many as there is time for."""
-    if options.seconds is not None:
-        return None
-    if options.round is not None:
-        return len(chosen)
-    return sum(_rounds(area, options) for area in chosen)
-
-
-def _endless(chosen: Sequence[Area], end: float) -> Iterator[Task]:
+def _endless(chosen: Sequence[Area], seconds: float) -> Iterator[Task]:
     """Return rounds until the time is over, each area in proportion to its share."""
-    done = dict.fromkeys((area.name for area in chosen), 0)
+    done, end = Counter[str](), time.monotonic() + seconds
     while time.monotonic() < end:
         area = min(chosen, key=lambda one: (done[one.name] + 1) / one.rounds)
         yield area.name, done[area.name]
@@ -165,8 +147,8 @@ def _parser() -> argparse.ArgumentParser:
 class _Progress:
     """A line on standard error now and then: how far it is."""
 
-    def __init__(self, total: int | None) -> None:
-        self._total = "" if total is None else f" of {total}"
+    def __init__(self, total: int) -> None:
+        self._total = f" of {total}" if total else ""
         self._started = self._shown = time.monotonic()
         self._rounds = self._broken = 0
 
@@ -190,19 +172,20 @@ def _show(played: Played, seed: int) -> None:
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _rows(tallies: dict[str, Tally]) -> list[list[object]]:
-    rows: list[list[object]] = []
+def _rows(tallies: dict[str, Tally]) -> list[dict[str, object]]:
+    rows, total = [], Counter[str]()
     for name, tally in tallies.items():
-        counts = [tally.faults[outcome] for outcome in OUTCOMES]
-        rows.append([name, tally.rounds, sum(counts), *counts, round(tally.seconds, 1)])
-    totals = [sum(int(row[at]) for row in rows) for at in range(1, 7)]  # type: ignore[call-overload]
-    rows.append(["all", *totals, round(sum(t.seconds for t in tallies.values()), 1)])
-    return rows
+        counts = {outcome: tally.faults[outcome] for outcome in OUTCOMES}
+        numbers = {"rounds": tally.rounds, "faults": sum(counts.values()), **counts}
+        total.update({**numbers, "seconds": tally.seconds})
+        rows.append({"area": name, **numbers, "seconds": round(tally.seconds, 1)})
+    return [*rows, {"area": "all", **total, "seconds": round(total["seconds"], 1)}]
 
 
 def _table(tallies: dict[str, Tally], seed: int, seconds: float) -> None:
-    head = ["area", "rounds", "faults", "refused", "healed", "same bytes", "broken", "seconds"]
-    for row in [head, *_rows(tallies)]:
+    rows = _rows(tallies)
+    head = ["same bytes" if name == SAME else name for name in rows[0]]
+    for row in [head, *(list(row.values()) for row in rows)]:
         print(f"{row[0]:<14}" + "".join(f"{cell!s:>11}" for cell in row[1:]))
     for name, tally in tallies.items():
         if tally.absent:
@@ -211,22 +194,16 @@ def _table(tallies: dict[str, Tally], seed: int, seconds: float) -> None:
 
 
 def _report(tallies: dict[str, Tally], seed: int, seconds: float) -> dict[str, object]:
-    keys = ("area", "rounds", "faults", *OUTCOMES, "seconds")
-    rows = [dict(zip(keys, row, strict=True)) for row in _rows(tallies)]
     broken = [
         {
-            "area": one.area,
-            "round": one.number,
-            "promise": one.promise,
-            "did": one.steps,
-            "evidence": one.evidence,
-            "again": repeat(one.area, seed, one.number),
+            "area": one.area, "round": one.number, "promise": one.promise, "did": one.steps,
+            "evidence": one.evidence, "again": repeat(one.area, seed, one.number),
         }
         for tally in tallies.values()
         for one in tally.broken
-    ]
+    ]  # fmt: skip
     absent = {name: tally.absent for name, tally in tallies.items() if tally.absent}
     return {
         "schema": 1, "ok": not broken, "seed": seed, "seconds": round(seconds, 1),
-        "areas": rows, "absent": absent, "broken": broken,
+        "areas": _rows(tallies), "absent": absent, "broken": broken,
     }  # fmt: skip

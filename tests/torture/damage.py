@@ -53,8 +53,6 @@ def _flip(path: Path, rng: Random, *, unseen: bool = False) -> None:
 
 
 def _instead(put: Callable[[Path, Random], object]) -> Callable[[Path, Random], None]:
-    """Put something in the place of a file."""
-
     def strike(path: Path, rng: Random) -> None:
         path.unlink()
         put(path, rng)
@@ -95,7 +93,6 @@ DAMAGES: dict[str, Callable[[Path, Random], object]] = {
 
 
 def swap(one: Path, two: Path) -> None:
-    """Exchange two files' names."""
     aside = one.with_name(one.name + ".aside")
     one.rename(aside)
     two.rename(one)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from .rounds import REFUSED, SAME, Broken, Round, require
 
 EXAMPLES = 20
-"""Faults in a round."""
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, 1.5, -0.5, 1e308, "", "x", "..", "\0", "\n",
     "9" * 5000, "1." * 3000, "\x1b[2J", "\ud800", "n" * 5000, [], [[]], [None], ["x"], {},
@@ -25,7 +24,6 @@ Change = tuple[int, Any, str]
 
 
 def changes(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Change]:
-    """Return changes of JSON values."""
     kinds = st.sampled_from(("set", "set", "set", "delete", "add", "repeat"))
     return st.tuples(st.integers(0, 10**6), values, kinds)
 

@@ -71,14 +71,7 @@ def remove(place: Path) -> None:
 def play(
     attempt: Callable[[Round], str], round_: Round, *, seconds: float, own: bool
 ) -> dict[str, object]:
-    """Play one round in a child; return its outcome, and what was broken.
-
-    Args:
-        attempt: the area's own function.
-        round_: the round, whose folder this makes and removes.
-        seconds: after which it counts as hanging.
-        own: whether this process has a mount namespace of its own.
-    """
+    """Play one round in a child; return its outcome, and what was broken."""
     folder = round_.folder
     folder.mkdir(parents=True)
     if own:
@@ -161,20 +154,16 @@ def _listen(handle: int, seconds: float) -> tuple[bytes, bool]:
 
 
 def _silent(child: int, seconds: float, *, hangs: bool) -> dict[str, object]:
-    promise = f"it ends within {seconds:.0f} seconds" if hangs else "the process does not die"
-    evidence = "\n".join(_descendants().values()) if hangs else _how_it_ended(child)
+    promise, evidence = "the process does not die", ""
     if hangs:
+        promise = f"it ends within {seconds:.0f} seconds"
+        evidence = "\n".join(_descendants().values())
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
+    else:
+        with contextlib.suppress(ChildProcessError):
+            evidence = f"wait status {os.waitpid(child, 0)[1]}"
     return {"outcome": BROKEN, "promise": promise, "evidence": evidence}
-
-
-def _how_it_ended(child: int) -> str:
-    try:
-        _, status = os.waitpid(child, 0)
-    except ChildProcessError:
-        return ""
-    return f"wait status {status}"
 
 
 def _descendants() -> dict[int, str]:

@@ -52,7 +52,6 @@ class Network:
             self.shape(host, rate)
 
     def address(self, host: int) -> str:
-        """Return the address that a host has at first."""
         return f"10.77.1.{host + 1}"
 
     @contextlib.contextmanager
@@ -75,7 +74,6 @@ class Network:
         _batch("ip", [f"link set port{host} nomaster"])
 
     def mend(self, host: int) -> None:
-        """Plug it in again."""
         _batch("ip", [f"link set port{host} master hub"])
 
     def read_part(self, host: int, other: int) -> None:
@@ -85,7 +83,6 @@ class Network:
             self._on(one, "ip", neighbour)
 
     def move(self, host: int) -> None:
-        """Give a host another address in place of its own."""
         self._on(host, "ip", f"addr del {self.address(host)}/16 dev eth0")
         self._on(host, "ip", f"addr add 10.77.2.{host + 1}/16 dev eth0")
 

@@ -31,8 +31,6 @@ _BEFORE_OURS = "Fatal Python error: init_import_site"
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """How a command ended."""
-
     argv: tuple[str, ...]
     code: int
     """Negative where a signal ended it."""
@@ -65,8 +63,6 @@ def environment(round_: Round, more: Mapping[str, str] | None = None) -> dict[st
 
 
 class Running(NamedTuple):
-    """A command that was started."""
-
     argv: tuple[str, ...]
     out: Path
     """Where what it says goes, in two files."""

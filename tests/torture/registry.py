@@ -33,9 +33,7 @@ class Area:
     apart: bool = False
     """Whether its rounds share what is started once, and so are played by one process, alone."""
     begin: Callable[[World], None] | None = None
-    """Starts what its rounds share."""
     end: Callable[[World], None] | None = None
-    """Removes it again."""
 
     @property
     def name(self) -> str:

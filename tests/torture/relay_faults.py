@@ -18,12 +18,8 @@ WELL, DAMAGED, LOST, CUT_OFF = "well", "damaged", "lost", "cut off"
 
 
 class Fault(NamedTuple):
-    """A kind of fault."""
-
     cost: str
-    """What it may cost."""
     strike: Callable[[Swarm, int], object]
-    """Does it to a node."""
     on_source: bool = False
     """Whether it hits the source, and not a node."""
 

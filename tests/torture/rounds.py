@@ -36,8 +36,6 @@ class NotHere(Exception):
 
 @dataclass
 class Round:
-    """What one round of an area works with."""
-
     area: str
     seed: int
     """The run's."""
@@ -55,7 +53,6 @@ class Round:
         self.rng = random.Random(f"{self.seed}:{self.area}:{self.number}")
 
     def did(self, what: str) -> None:
-        """Note what was done."""
         self.tell(what)
 
     def use(self, *names: str) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -29,21 +29,16 @@ Task = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """A round that was played."""
-
     area: str
     number: int
     outcome: str
     """One of ``rounds.OUTCOMES``; ``absent`` where this machine cannot play it."""
-    counts: Mapping[str, int]
-    """Outcomes of its faults."""
     promise: str
-    """What was broken."""
-    evidence: str
-    """What shows it."""
-    steps: list[str]
-    """What was done."""
-    seconds: float
+    """What was broken, or why it was not played."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    evidence: str = ""
+    steps: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 OnPlayed = Callable[[Played], None]
@@ -53,14 +48,7 @@ class Workers:
     """The processes; use it as a context manager, which ends them."""
 
     def __init__(self, place: Path, decompressor: Path, seed: int, chosen: Mapping[str, Area]):
-        """Name what the workers need.
-
-        Args:
-            place: where each makes a directory of its own.
-            decompressor: the zstandard wheel for bundles.
-            seed: of the run.
-            chosen: the areas by name.
-        """
+        """Name the place of their directories, bundles' zstandard, the seed and the areas."""
         self._place, self._decompressor = place, decompressor
         self._seed, self._chosen = seed, chosen
         self._processes: dict[int, socket.socket] = {}
@@ -115,8 +103,6 @@ class Workers:
 
 
 class _Worker:
-    """One worker's side."""
-
     def __init__(
         self, place: Path, decompressor: Path, seed: int, chosen: Mapping[str, Area], apart: bool
     ) -> None:
@@ -137,25 +123,23 @@ class _Worker:
         area = self._chosen[name]
         told: dict[str, object]
         if area.root and not self._own and not area.apart:
-            told = _absent("only root can play it, where mount namespaces are allowed")
+            why = "only root can play it, where mount namespaces are allowed"
+            told = {"outcome": "absent", "promise": why}
         else:
             folder = self._world.round_folder
             round_ = Round(
                 area=name, seed=self._seed, number=number, world=self._world, folder=folder
             )
             try:
-                self._begin(area)
+                if area.begin is not None and name not in self._begun:
+                    self._begun.add(name)  # before it is done: what there is of it is removed
+                    area.begin(self._world)
                 told = isolation.play(area.play, round_, seconds=area.seconds, own=self._own)
             except NotHere as exc:
-                told = _absent(str(exc))
+                told = {"outcome": "absent", "promise": str(exc)}
             finally:
                 isolation.remove(folder)
         return {"area": name, "number": number, **told}
-
-    def _begin(self, area: Area) -> None:
-        if area.begin is not None and area.name not in self._begun:
-            self._begun.add(area.name)  # before it is done: what there is of it is removed
-            area.begin(self._world)
 
     def close(self) -> None:
         """Remove what rounds have shared."""
@@ -170,13 +154,6 @@ def _import_all() -> None:
     for module in pkgutil.walk_packages(stager.__path__, "stager."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-
-
-def _absent(why: str) -> dict[str, object]:
-    return {
-        "outcome": "absent", "counts": {}, "promise": why, "evidence": "", "steps": [],
-        "seconds": 0.0,
-    }  # fmt: skip
 
 
 def _serve(make: Callable[[], _Worker], connection: socket.socket) -> None:

@@ -42,12 +42,8 @@ VERIFY = ("verify", "--allocation", "local")
 
 @dataclass
 class World:
-    """What a worker has prepared."""
-
     place: Path
-    """The worker's own directory."""
     decompressor: Path
-    """The zstandard wheel that bundles carry."""
     owner: int = field(default_factory=os.getpid)
     """The process whose world it is."""
     runs: bool = False
@@ -89,7 +85,6 @@ class World:
         make_wheel(self.wheels, "delta", files={"delta.py": "X = 1\n", "delta_data": b"d" * 5000})
 
     def make_project(self, folder: Path, alpha: str = "1.0", beta: str = "1.1") -> None:
-        """Write a project that needs these wheels."""
         folder.mkdir(parents=True)
         (folder / "train.py").write_text(_TRAIN)
         (folder / "notes").mkdir()
@@ -100,7 +95,6 @@ class World:
         )
 
     def prepare(self) -> None:
-        """Make everything; takes a few seconds."""
         from .product import stager, succeeded
         from .rounds import Round
 

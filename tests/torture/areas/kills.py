@@ -25,8 +25,6 @@ from ..world import ANSWER, EXEC, VERIFY
 
 @dataclass(frozen=True)
 class Command:
-    """A command that is killed."""
-
     argv: tuple[str, ...]
     seconds: float
     """About how long it takes, in units of the shortest command."""
@@ -113,7 +111,6 @@ def _ended(ended: Done, number: signal.Signals) -> None:
 
 
 def _wait_for_children(session: int) -> None:
-    """Wait until all of a command's session has ended; hold that it does."""
     deadline = Deadline(15)
     while (left := _living(session)) and not deadline.passed():
         time.sleep(0.02)

@@ -36,8 +36,6 @@ _COMMANDS = 30
 
 @dataclass
 class Lie(Forgery):
-    """A bundle that lies."""
-
     rng: Random = field(default_factory=Random)
     must_refuse: bool = True
     """Whether nothing of it may be accepted."""
@@ -45,7 +43,6 @@ class Lie(Forgery):
     """Whether a process of its own must meet it."""
 
     def entry(self) -> list[Any]:
-        """Return what the index says of some file."""
         entry: list[Any] = self.rng.choice(self.index["files"])
         return entry
 
@@ -224,7 +221,6 @@ def _the_shape_of_the_index(lie: Lie) -> str:
 
 
 def _something_more(lie: Lie) -> str:
-    """Say more than a reader knows, in the index or the manifest."""
     where = lie.rng.choice(("index", "manifest", "layer", "requires"))
     if where == "index":
         lie.index["more"] = 1

@@ -145,7 +145,6 @@ def _json(path: Path, rng: Random) -> str:
 
 
 def _text(path: Path, rng: Random) -> str:
-    """Change lines of a log."""
     data = bytearray(path.read_bytes())
     at = rng.randrange(len(data) + 1)
     pieces: dict[str, bytes] = {

@@ -63,8 +63,6 @@ def play(round_: Round) -> str:
 
 
 class Plan:
-    """Where things are planted."""
-
     def __init__(self, round_: Round, identity: Digest) -> None:
         self.rng, self.round, self.identity = round_.rng, round_, identity
         self.outside = round_.folder / "outside"
@@ -75,7 +73,6 @@ class Plan:
         self.must_refuse = self.must_heal = False
 
     def made(self) -> Path:
-        """Make the node root as it should be."""
         make_secure_root(str(self.base))
         return self.root
 
@@ -162,7 +159,6 @@ def _no_directory(plan: Plan) -> str:
 
 
 def _at_the_environment(plan: Plan) -> str:
-    """Put something where the environment goes."""
     what = plan.thing(plan.made() / "envs" / plan.identity)
     plan.must_heal = "stranger" not in what
     return what
@@ -213,7 +209,6 @@ def _too_deep(plan: Plan) -> str:
 
 
 def _at_a_lock(plan: Plan) -> str:
-    """Put something where a lock goes."""
     root = plan.made()
     name = plan.rng.choice((f"{plan.identity}.lock", "root.lock", ".lock"))
     return f"{plan.thing(root / 'locks' / name)} called {name[:20]}"

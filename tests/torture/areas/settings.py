@@ -84,7 +84,6 @@ _REQUIREMENTS = st.lists(_LINES, max_size=6)
 
 
 def play(round_: Round) -> str:
-    """Fuzz one of the files that a user writes."""
     round_.use("project")
     number = round_.number % len(_KINDS)
     strategy, attempt = _KINDS[number]
@@ -116,7 +115,6 @@ def _requirements(round_: Round, lines: list[str]) -> str:
 
 
 def _lock(round_: Round, change: fuzz.Change) -> str:
-    """Change one value of a real lock."""
     sound = (round_.world.template / "project" / "pylock.toml").read_text()
     text = _table(fuzz.changed(tomllib.loads(sound), change))
     path = round_.project / "pylock.toml"

@@ -61,7 +61,6 @@ def begin(world: World) -> None:
 
 
 def end(world: World) -> None:
-    """Remove it, or what there is of it."""
     if (STATES / _name(world)).exists():
         remove_cluster(_name(world))
 
@@ -71,7 +70,6 @@ def _name(world: World) -> str:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the cluster that all rounds share."""
     name = _name(world)
     return Cluster(name=name, nodes=nodes_of(name), shared=Path("/var/tmp") / f"stager-{name}")
 

@@ -90,7 +90,6 @@ def _damage(round_: Round) -> str:
 
 
 def _folder(folder: Path, round_: Round) -> str:
-    """Damage a folder of the store as a whole."""
     kind = round_.rng.choice(("gone", "a file", "a link to nowhere", "empty"))
     shutil.rmtree(folder)
     if kind == "a file":

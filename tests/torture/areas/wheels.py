@@ -42,8 +42,6 @@ _WHOLE = 40
 
 @dataclass
 class Draft:
-    """A wheel being made hostile."""
-
     rng: Random
     folder: Path
     base: Parts
@@ -52,19 +50,16 @@ class Draft:
     rows: list[list[str]] | bytes | None = None
     """RECORD, if it is not the true one."""
     raw: Callable[[bytearray], object] | None = None
-    """Changes the finished file."""
 
     def add(self, name: str, data: bytes = b"X = 1\n", attributes: int = 0o644 | stat.S_IFREG):
         member = Member(name=name, data=data, attributes=attributes << 16)
         self.base = self.base.with_members(member)
 
     def add_one_of(self, *groups: tuple[str, ...], data: bytes = b"X = 1\n") -> None:
-        """Add a group of members."""
         for name in self.rng.choice(groups):
             self.add(name, data)
 
     def drop(self, part: str) -> None:
-        """Take out the members whose name has a part."""
         kept = (member for member in self.base.members if part not in member.name)
         self.base = replace(self.base, members=tuple(kept))
 
@@ -437,7 +432,6 @@ def _sources_that_do_not_compile(draft: Draft) -> None:
 
 
 def _odd_names(draft: Draft) -> None:
-    """Give members names that are odd, and allowed."""
     names = ("\u65e5\u672c.txt", "with space.txt", "-rf", "~", "$HOME", "'quote\".txt", "%s%n",
              "*.txt", "con", "a:b", ".hidden", "...", "x..y", "\U0001f40d.py")  # fmt: skip
     draft.add(f"bad/{draft.rng.choice(names)}")

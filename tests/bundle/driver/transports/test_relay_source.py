@@ -43,7 +43,7 @@ from bundle.transfer.relay_peers import (
     compute_node_key,
 )
 from bundle.transfer.relay_process import RelayProcess
-from tests.support.relay_places import at_addresses
+from tests.support.relay_nodes import at_addresses
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 
 # --- their order ---------------------------------------------------------------------------------
