@@ -42,39 +42,27 @@ def python(own):
     return make_bundled_interpreter(find_interpreter(str(own.prefix), own.target), own.target, ())
 
 
-def paths(interpreter):
-    return [file.path for file in interpreter.source.tree.files]
-
-
 def test_what_goes_and_what_stays(own, python):
     library = f"lib/python{own.target.python}"
-    shipped = paths(python)
-    assert {f"bin/python{own.target.python}", f"{library}/os.py", f"{library}/venv/__init__.py"} < {
-        *shipped
-    }
+    shipped = [file.path for file in python.source.tree.files]
+    program = f"bin/{own.program.name}"
+    assert {program, f"{library}/os.py", f"{library}/venv/__init__.py"} < {*shipped}
     folders = {part for path in shipped for part in path.split("/")[:-1]}
     assert not folders & {"site-packages", "__pycache__", "test", "tests", "man"}
     assert not [path for path in shipped if path.endswith((".a", ".pyc")) or "/config-3" in path]
-    assert [path for path in shipped if path.startswith("bin/")] == [f"bin/{own.program.name}"]
+    assert [path for path in shipped if path.startswith("bin/")] == [program]
     assert (python.source.kind, python.source.prefix) == ("python", "python")
     assert python.glibc > (2, 0)
-
-
-def test_headers_stay_where_the_settings_say_so(own, python):
+    for name, files in python.foreign.items():  # the nodes must have it
+        assert f"{name} ({files[0].partition('.')[0]}" in python.note()
+    assert bool(python.note()) == bool(python.foreign)
+    # Headers stay where the settings say so.
+    found = find_interpreter(str(own.prefix), own.target)
+    without = make_bundled_interpreter(found, own.target, ("headers",)).source
     header = f"include/python{own.target.python}/Python.h"
-    assert header in paths(python)
-    without = make_bundled_interpreter(
-        find_interpreter(str(own.prefix), own.target), own.target, ("headers",)
-    )
-    assert header not in paths(without)
-    assert layer_id(without.source, own.target) != layer_id(python.source, own.target)
-
-
-def test_what_the_nodes_must_have_is_said(own, python):
-    note = python.note()
-    for name, files in python.foreign.items():
-        assert f"{name} ({files[0].partition('.')[0]}" in note
-    assert bool(note) == bool(python.foreign)
+    assert header in shipped
+    assert header not in [file.path for file in without.tree.files]
+    assert layer_id(without, own.target) != layer_id(python.source, own.target)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
@@ -238,23 +226,35 @@ def test_another_version_is_refused(own):
     error = refused(own.program, HOST)
     assert f"environment.python asks for {HOST.python}" in error.message
     assert f"uv python install {HOST.python}" in error.hint
-    assert (
-        f"there is no file {own.prefix}/bin/python{HOST.python}"
-        in refused(own.prefix, HOST).message
-    )
+    missing = f"there is no file {own.prefix}/bin/python{HOST.python}"
+    assert missing in refused(own.prefix, HOST).message
 
 
 def test_what_is_no_python_is_refused(own, tmp_path):
-    assert f"{tmp_path}/nowhere is not there" in refused(tmp_path / "nowhere", own.target).message
+    def said(path):
+        return refused(path, own.target).message
+
+    assert f"{tmp_path}/nowhere is not there" in said(tmp_path / "nowhere")
     (tmp_path / "link").symlink_to("nowhere")
-    assert (
-        "link is a link to nowhere, which is not" in refused(tmp_path / "link", own.target).message
-    )
+    assert "link is a link to nowhere, which is not" in said(tmp_path / "link")
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho hello\n")
-    assert str(script) in refused(script, own.target).message
+    assert str(script) in said(script)
     script.chmod(0o755)
-    assert "is not a Python interpreter" in refused(script, own.target).message
+    assert "is not a Python interpreter" in said(script)
+
+
+def test_one_for_another_machine_is_refused(own, tmp_path):
+    number, machine = (21, "ppc64le") if HOST.machine == "s390x" else (22, "s390x")
+    other, program = tmp_path / "python", bytearray(own.program.read_bytes())
+    program[18:20] = number.to_bytes(2, "little")
+    other.write_bytes(program)
+    other.chmod(0o755)
+    message = refused(other, own.target).message
+    assert f"{other} is for {machine}; this machine is {HOST.machine}" in message
+    for platform in ("manylinux_2_28_s390x", f"musllinux_1_2_{HOST.machine}"):
+        error = refused(own.prefix, replace(own.target, platform=platform))
+        assert "the Python of this machine is for" in error.message
 
 
 def test_of_a_shim_that_has_no_version_the_reason_is_shown(own, tmp_path):
@@ -269,37 +269,8 @@ def test_of_a_shim_that_has_no_version_the_reason_is_shown(own, tmp_path):
     assert find_interpreter(str(shim), own.target).prefix == own.prefix
 
 
-def test_a_program_for_another_processor_is_refused(own, tmp_path):
-    program = bytearray(own.program.read_bytes())
-    program[18:20] = (22 if HOST.machine != "s390x" else 21).to_bytes(2, "little")
-    other = tmp_path / "python"
-    other.write_bytes(program)
-    other.chmod(0o755)
-    machine = "s390x" if HOST.machine != "s390x" else "ppc64le"
-    message = refused(other, own.target).message
-    assert f"{other} is for {machine}; this machine is {HOST.machine}" in message
-
-
-def test_a_systems_python_is_refused():
-    needs("system python")
-    system = Path("/usr/bin/python3")
-    argv = [str(system), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    target = Target(python=done.stdout.strip(), platform=HOST.platform)
-    error = refused(system, target)
-    assert "belongs to the system in /usr, which cannot be moved" in error.message
-    assert "uv python install" in error.hint
-
-
-def test_for_other_machines_there_is_none(own):
-    for platform in ("manylinux_2_28_s390x", f"musllinux_1_2_{HOST.machine}"):
-        error = refused(own.prefix, replace(own.target, platform=platform))
-        assert "the Python of this machine is for" in error.message
-
-
-def test_pyenvs_newest_is_found(own, tmp_path):
+def test_pyenvs_newest_is_found_after_uvs(own, tmp_path):
     versions = tmp_path / "versions"
-    versions.mkdir()
     minor = own.target.python
     for name in (f"{minor}.0", f"{minor}.10", f"{minor}.9"):
         (versions / name / "bin").mkdir(parents=True)
@@ -316,6 +287,17 @@ def test_pyenvs_newest_is_found(own, tmp_path):
     assert f"there is no Python {minor} here" in caught.value.message
     assert any(str(broken) in line for line in caught.value.context)
     assert f"uv python install {minor}" in caught.value.hint
+    kept = tmp_path / f"cpython-{minor}.4-linux-{HOST.machine}-gnu" / "bin"
+    kept.mkdir(parents=True)
+    (kept / own.program.name).symlink_to(own.program)
+    asked = []
+
+    def uv(argv, **_):
+        asked.append(argv)
+        return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
+
+    assert find_interpreter("bundled", own.target, env, run=uv).prefix == own.prefix
+    assert asked == [[sys.executable, "-m", "uv", "python", "dir"]]
 
 
 def test_where_the_running_python_does_not_fit_there_is_none(own, tmp_path, monkeypatch):
@@ -347,22 +329,6 @@ def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path):
     assert found[0] == others[0]
     assert found[4] == f"{names[0]}-gnu"
     assert sorted(found[1:4]) == sorted(others[1:])
-
-
-def test_uvs_come_first(own, tmp_path):
-    minor = own.target.python
-    kept = tmp_path / f"cpython-{minor}.4-linux-{HOST.machine}-gnu" / "bin"
-    kept.mkdir(parents=True)
-    (kept / own.program.name).symlink_to(own.program)
-    asked = []
-
-    def uv(argv, **_):
-        asked.append(argv)
-        return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
-
-    env = {**os.environ, "PYENV_ROOT": str(tmp_path / "none")}
-    assert find_interpreter("bundled", own.target, env, run=uv).prefix == own.prefix
-    assert asked == [[sys.executable, "-m", "uv", "python", "dir"]]
 
 
 # --- What the dynamic loader is told in real libraries, and which of them go with a Python
@@ -439,9 +405,9 @@ def test_a_program_that_changes_meanwhile_is_noticed(prefix):
 
 
 def test_a_relative_run_path_is_left_alone(prefix):
-    run_path = "-Wl,-rpath,$ORIGIN/../lib"
     source = "int o(void); int main(void) {return o();}"
-    compiled(prefix / PROGRAM, source, str(prefix / "lib" / "libown.so.1"), run_path)
+    own = str(prefix / "lib" / "libown.so.1")
+    compiled(prefix / PROGRAM, source, own, "-Wl,-rpath,$ORIGIN/../lib")
     found = followed(prefix)
     assert (found.own, found.run_paths) == ({"libown.so.1": "lib/libown.so.1"}, {})
 

@@ -96,32 +96,27 @@ def fails(*args, **options):
 
 
 def test_files_are_downloaded_checked_and_kept(index, store):
+    """Whatever the target is; and only once."""
     lines: list[str] = []
     calls, runner = counting()
-    wheels = fetch(served(index), store, run=runner, progress=lines.append)
-    assert calls == ["download"]  # one for both
-    for wheel, file in zip(wheels, sorted(index.folder.iterdir()), strict=True):
-        name, version = ResolvedFile(filename=file.name).identity
-        assert wheel == Wheel(
-            name=name,
-            version=version,
-            path=store.wheels / file.name,
-            sha256=digest_file(file),
-            size=file.stat().st_size,
-        )
+    target = Target(python="3.99", platform="manylinux_2_28_aarch64")
+    make_wheel(index.folder, "fast", tag="cp399-cp399-manylinux_2_17_aarch64")
+    files = sorted(index.folder.iterdir())
+    lock = lock_of(*(locked(file, index) for file in files), target=target)
+    wheels = fetch(lock, store, run=runner, progress=lines.append)
+    assert calls == ["download"]  # one for all
+    for wheel, entry, file in zip(wheels, lock.files, files, strict=True):
+        kept = store.wheels / file.name
+        assert wheel == Wheel(name=entry.name, version=entry.version, path=kept,
+                              sha256=entry.sha256, size=entry.size)  # fmt: skip
         assert wheel.path.read_bytes() == file.read_bytes()
     (line,) = lines
-    assert re.fullmatch(r"downloading 2 of 2 \(.* k?B\): alpha 1.0, beta 2.0\+local.1", line), line
+    said = r"downloading 3 of 3 \(.* k?B\): alpha 1.0, beta 2.0\+local.1, fast 1.0"
+    assert re.fullmatch(said, line), line
     assert sorted(path.name for path in store.wheels.iterdir()) == [w.path.name for w in wheels]
     assert not list((store.root / "tmp").iterdir())
-
-
-def test_what_is_there_is_not_fetched_again(index, store):
-    lock = served(index)
-    first = fetch(lock, store)
-    calls, runner = counting()
-    assert fetch(lock, store, offline=True, run=runner) == first
-    assert calls == []
+    assert fetch(lock, store, offline=True, run=runner) == wheels
+    assert calls == ["download"]
 
 
 def test_what_was_read_once_is_not_read_again(store, monkeypatch):
@@ -158,13 +153,6 @@ def test_a_file_from_a_folder_that_is_gone_is_looked_up_by_name(index, store, tm
     lock = lock_of(locked(file, path=tmp_path / "gone" / file.name))
     (wheel,) = fetch(lock, store)
     assert wheel.sha256 == digest_file(file)
-
-
-def test_files_for_another_target(index, store):
-    target = Target(python="3.99", platform="manylinux_2_28_aarch64")
-    file = make_wheel(index.folder, "fast", tag="cp399-cp399-manylinux_2_17_aarch64")
-    (wheel,) = fetch(lock_of(locked(file, index), target=target), store)
-    assert wheel.path.name == file.name
 
 
 # --- passwords -----------------------------------------------------------------------------------
@@ -213,25 +201,21 @@ def test_files_that_are_cut_short_or_gone_are_all_named(index, store):
 def test_a_bad_file_in_the_store_is_replaced(index, store):
     lock = served(index)
     wheels = fetch(lock, store)
-    bad = wheels[0].path
+    bad, sha256 = wheels[0].path, wheels[0].sha256
     content = bytearray(bad.read_bytes())
     content[len(content) // 2] ^= 1
     bad.write_bytes(content)
     (line,) = fails(lock, store, offline=True).context
-    assert line == (
-        f"{bad.name}: differs from the lock: expected sha256 {wheels[0].sha256}, "
-        f"found {digest_file(bad)}"
-    )
+    found = f"expected sha256 {sha256}, found {digest_file(bad)}"
+    assert line == f"{bad.name}: differs from the lock: {found}"
     assert fetch(lock, store) == wheels
-    assert digest_file(bad) == wheels[0].sha256
+    assert digest_file(bad) == sha256
 
 
 def test_offline_all_missing_files_are_listed(index, store):
     error = fails(served(index), store, offline=True)
-    assert error.context == (
-        "alpha-1.0-py3-none-any.whl: not in the offline root",
-        "beta-2.0+local.1-py3-none-any.whl: not in the offline root",
-    )
+    names = ("alpha-1.0-py3-none-any.whl", "beta-2.0+local.1-py3-none-any.whl")
+    assert error.context == tuple(f"{name}: not in the offline root" for name in names)
     assert str(store.wheels) in error.hint
     assert index.asked == []
 
@@ -241,11 +225,10 @@ def test_no_network(store, monkeypatch, tmp_path):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    file = make_wheel(tmp_path, "alpha")
-    lock = lock_of(locked(file, url="http://127.0.0.1:9/alpha-1.0-py3-none-any.whl", path=None))
     monkeypatch.setenv("PIP_RETRIES", "1")
+    url = "http://127.0.0.1:9/alpha-1.0-py3-none-any.whl"
     with pytest.raises(ResolveError, match="cannot be reached") as caught:
-        fetch(lock, store)
+        fetch(lock_of(locked(make_wheel(tmp_path, "alpha"), url=url, path=None)), store)
     assert caught.value.hint
 
 
@@ -270,16 +253,13 @@ def test_an_sdist_is_built_once(sdist_lock, store, tmp_path):
     # A wheel that was tampered with is built again, and has the same bytes as before.
     wheel.path.write_bytes(wheel.path.read_bytes() + b"x")
     assert fetch(sdist_lock, store)[0].sha256 == wheel.sha256
-    elsewhere = fetch(sdist_lock, Store(tmp_path / "two"))
-    assert elsewhere[0].sha256 == wheel.sha256
+    assert fetch(sdist_lock, Store(tmp_path / "two"))[0].sha256 == wheel.sha256
 
 
 def test_a_failed_build_shows_its_end(index_env, wheelhouse, store):
     fault = "def build_wheel(*rest):\n    raise OSError('no compiler can do this')\n"
-    sdist = own_sdist(wheelhouse, "hopeless", fault)
-    with pytest.raises(WheelError) as caught:
-        fetch(lock_of(locked(sdist)), store)
-    problem, heading, *output, advice = caught.value.context
+    error = fails(lock_of(locked(own_sdist(wheelhouse, "hopeless", fault))), store)
+    problem, heading, *output, advice = error.context
     assert problem.startswith("hopeless-1.0.tar.gz: ")
     assert heading == "the end of the build of hopeless 1.0:"
     assert output[-1] == "  | OSError: no compiler can do this"
