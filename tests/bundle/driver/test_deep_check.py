@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,41 +22,18 @@ from bundle.driver.deep_check import (
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.events import ClockOffset
-from bundle.protocol.job import Job
 from bundle.protocol.messages import FailureRecord, LaunchAnswer, NetworkReport
 from bundle.protocol.problem import Problem, ProblemCode
 from stager.pack.bundle import Packed
 from tests.support.bundles import rot
-from tests.support.jobs import ask, job_for
-from tests.support.namespaces import namespace
+from tests.support.jobs import ask, drive, job_for
 from tests.support.ports import unused_port
 from tests.support.problems import worded
 
 
-def verify(program: Path, job: Job) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-    """Exit status, result and all events of a deep verification."""
-    file = Path(job.run_dir) / "job.json"
-    file.write_text(json.dumps(job.to_json()))
-    argv = [sys.executable, "-I", "-S", str(program), "drive", str(file)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
-    assert done.stderr == ""
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    return done.returncode, events[-1], events
-
-
-def module(node: str) -> Path:
-    """The file of the only package on a local node."""
-    roots = Path(os.environ["STAGER_NODE_ROOT"])
-    (found,) = roots.glob(f"*/nodes/{node}/*/envs/*/lib/*/site-packages/single/__init__.py")
-    return found
-
-
-def environments(node: str) -> list[Path]:
-    return list(Path(os.environ["STAGER_NODE_ROOT"]).glob(f"*/nodes/{node}/*/envs/*"))
-
-
 def test_all_is_well(single: Packed, program: Path, tmp_path: Path) -> None:
-    code, result, events = verify(program, job_for(single, tmp_path, deep=True))
+    code, events, _ = drive(program, job_for(single, tmp_path, deep=True))
+    result = events[-1]
     assert (code, result["problems"]) == (0, {})
     begun = [event["phase"] for event in events if event["event"] == "begin"]
     assert begun[-3:] == ["probe", "deep", "all_reduce"]
@@ -76,19 +49,21 @@ def test_all_is_well(single: Packed, program: Path, tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_and_does_not_stay(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
-    job = job_for(single, tmp_path, deep=True)
-    verify(program, job)
-    damaged = module("local2")
+    job, places = job_for(single, tmp_path, deep=True), Path(os.environ["STAGER_NODE_ROOT"])
+    drive(program, job)
+    envs = "*/nodes/{}/*/envs/*"
+    (damaged,) = places.glob(f"{envs.format('local2')}/lib/*/site-packages/single/__init__.py")
     rot(damaged)
-    code, result, _ = verify(program, job)
-    assert (code, list(result["problems"])) == (3, ["local2"])
-    (problem,) = result["problems"]["local2"]
+    code, events, _ = drive(program, job)
+    problems = events[-1]["problems"]
+    assert (code, list(problems)) == (3, ["local2"])
+    (problem,) = problems["local2"]
     assert (problem["what"], problem["where"]) == ("the environment is damaged", str(damaged))
     assert "makes it again" in problem["fix"]
-    assert environments("local2") == []
-    assert len(environments("local1")) == 1
-    code, result, _ = verify(program, job)
-    assert (code, result["problems"]) == (0, {})
+    left = [len(list(places.glob(envs.format(node)))) for node in job.nodes]
+    assert left == [1, 0]
+    code, events, _ = drive(program, job)
+    assert (code, events[-1]["problems"]) == (0, {})
 
 
 def test_an_agent_that_is_the_head_waits_for_the_others(
@@ -108,16 +83,6 @@ def test_an_agent_that_is_the_head_waits_for_the_others(
     assert answer["damage"]
 
 
-def test_a_port_that_is_taken(single: Packed, program: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        head = list(taken.getsockname()[:2])
-        job = job_for(single, tmp_path, nodes=("local1",))
-        root = str(tmp_path / "nowhere")
-        _, events = ask(program, "deep", job, root=root, python="", head=head, names={})
-    problem = events[-1]["network"]["problem"]
-    assert problem["what"] == "the head node cannot listen on the job's port"
-
-
 def test_names_that_only_ssh_knows_are_not_looked_up(single: Packed, tmp_path: Path) -> None:
     nodes = ("no-such.invalid", "ann@localhost")
     by_ssh = job_for(single, tmp_path, nodes=nodes, allocation=Allocation.SSH)
@@ -128,25 +93,17 @@ def test_names_that_only_ssh_knows_are_not_looked_up(single: Packed, tmp_path: P
 
 # --- the way to the head -------------------------------------------------------------------------
 
-OK = LaunchAnswer(ok=True, exit_code=0)
-BAD = LaunchAnswer(ok=False, exit_code=1, tail=("the end",))
-FINE = NetworkReport(differs={}, seconds=0.1)
-WAITS = NetworkReport(differs={}, missing=("n3",))
+
+def told(found: deep_check.Problems, part: str = "what") -> dict[str, list[str]]:
+    return {node: [getattr(one, part) for one in problems] for node, problems in found.items()}
+
+
+FINE, WAITS = NetworkReport({}, seconds=0.1), NetworkReport({}, missing=("n3",))
 PORT_TAKEN = Problem(ProblemCode.HEAD_PORT_TAKEN, "h:61000", {"why": "in use"})
-
-
-def refused(node: str) -> NetworkReport:
-    values = {"host": node, "why": "refused"}
-    problem = Problem(ProblemCode.HEAD_UNREACHED, "h:61000", values)
-    return NetworkReport(differs={}, problem=problem)
-
-
-def whats(found: deep_check.Problems) -> dict[str, list[str]]:
-    return {node: [problem.what for problem in problems] for node, problems in found.items()}
-
-
-def whys(found: deep_check.Problems) -> dict[str, list[str]]:
-    return {node: [problem.why for problem in problems] for node, problems in found.items()}
+REFUSED = NetworkReport(
+    {}, problem=Problem(ProblemCode.HEAD_UNREACHED, "h:61000", {"host": "n", "why": "refused"})
+)
+NOT_REACHED = "the head node cannot be reached"
 
 
 @pytest.mark.parametrize(
@@ -154,33 +111,27 @@ def whys(found: deep_check.Problems) -> dict[str, list[str]]:
     [
         pytest.param({"n1": WAITS, "n2": FINE}, {}, id="all reach it"),
         pytest.param(
-            {"n1": WAITS, "n2": FINE, "n3": refused("n3"), "n4": FINE},
-            {"n3": "the head node cannot be reached"},
-            id="one does not",
+            {"n1": WAITS, "n2": FINE, "n3": REFUSED, "n4": FINE}, {"n3": NOT_REACHED}, id="one not"
         ),
+        pytest.param({"n1": WAITS, "n3": REFUSED}, {"n3": NOT_REACHED}, id="the only other one"),
         pytest.param(
-            {"n1": WAITS, "n3": refused("n3")},
-            {"n3": "the head node cannot be reached"},
-            id="the only other one",
-        ),
-        pytest.param(
-            {"n1": WAITS, "n2": refused("n2"), "n3": refused("n3")},
+            {"n1": WAITS, "n2": REFUSED, "n3": REFUSED},
             {"n1": "no other node can reach the head node"},
             id="none does",
         ),
         pytest.param(
-            {"n1": replace(FINE, problem=PORT_TAKEN), "n2": refused("n2"), "n3": refused("n3")},
+            {"n1": replace(FINE, problem=PORT_TAKEN), "n2": REFUSED, "n3": REFUSED},
             {"n1": "the head node cannot listen on the job's port"},
             id="it cannot listen",
         ),
-        pytest.param({"n2": refused("n2"), "n3": refused("n3")}, {}, id="it was lost"),
+        pytest.param({"n2": REFUSED, "n3": REFUSED}, {}, id="it was lost"),
     ],
 )
 def test_who_keeps_nodes_from_the_head(
     reports: dict[str, NetworkReport], blamed: dict[str, str]
 ) -> None:
     found = deep_check.find_unreachable_nodes("n1", reports)
-    assert whats(found) == {node: [what] for node, what in blamed.items()}
+    assert told(found) == {node: [what] for node, what in blamed.items()}
 
 
 # --- the all-reduce ------------------------------------------------------------------------------
@@ -197,6 +148,7 @@ def test_the_result_among_other_lines() -> None:
     assert deep_check.read_measurement(["noise"]) is None
 
 
+BAD = LaunchAnswer(ok=False, exit_code=1, tail=("the end",))
 NOTHING_PASSES = "n2 and n3: n2 cannot connect to 10.0.0.3: no answer"
 STUCK = ["n1 and n3: it is stuck", "n2 and n3: it is stuck", "n3 and n4: it is stuck"]
 NO_WORD = "no word from n3, n4 (rank 4, 6): timeout"
@@ -219,7 +171,7 @@ def test_who_is_blamed_for_what_a_rank_prints(
     """Rank 0 prints these errors for all."""
     lines = ["noise", f"error: {errors[0]}", *errors[1:], "hint: do this", "more noise"]
     answers = dict.fromkeys(("n1", "n2", "n3", "n4"), BAD)
-    assert whys(deep_check.find_faulty_nodes({("n1", 0): lines}, answers)) == expected
+    assert told(deep_check.find_failed_ranks({("n1", 0): lines}, answers), "why") == expected
 
 
 def test_what_follows_from_a_fault_is_no_fault() -> None:
@@ -233,23 +185,22 @@ def test_what_follows_from_a_fault_is_no_fault() -> None:
     assert list(deep_check.find_faulty_nodes(printed, answers)) == ["n1"]
 
 
-def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
+def test_without_a_word_of_the_ranks_their_agents_tell_or_the_first_that_failed() -> None:
     lost = worded("launch gave no answer", "n2", "exit status 137", "see its log")
     told_to_end = replace(BAD, exit_code=143)
     silent = replace(BAD, problems=(lost,))
-    answers = {"n1": told_to_end, "n2": silent, "n3": OK}
-    assert whats(deep_check.find_faulty_nodes({}, answers)) == {"n2": ["launch gave no answer"]}
+    well = LaunchAnswer(ok=True, exit_code=0)
+    answers = {"n1": told_to_end, "n2": silent, "n3": well}
+    assert told(deep_check.find_failed_ranks({}, answers)) == {"n2": ["launch gave no answer"]}
     answers["n3"] = BAD  # which ended by itself: the others went with it
-    assert whys(deep_check.find_faulty_nodes({}, answers)) == {"n3": ["status 1; the end"]}
-
-
-@pytest.mark.parametrize(("message", "said"), [("no torch", ": no torch"), ("", "")])
-def test_without_that_the_first_rank_that_failed(message: str, said: str) -> None:
-    first = FailureRecord(node="n2", rank=3, exit_code=1, message=message, time=5.0)
-    later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
-    answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
-    why = f"rank 3 ended first, with status 1{said}"
-    assert whys(deep_check.find_faulty_nodes({}, answers)) == {"n2": [why]}
+    found = deep_check.find_failed_ranks({}, answers)
+    assert told(found, "why") == {"n3": ["status 1; the end"]}
+    for message, said in (("no torch", ": no torch"), ("", "")):
+        first = FailureRecord(node="n2", rank=3, exit_code=1, message=message, time=5.0)
+        later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
+        answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
+        why = f"rank 3 ended first, with status 1{said}"
+        assert told(deep_check.find_failed_ranks({}, answers), "why") == {"n2": [why]}
 
 
 # --- Names and clocks of all nodes compared: who is at odds with the others, and how -------------
@@ -271,7 +222,6 @@ def test_agreement_is_no_problem() -> None:
     assert disagree() == {}
     assert disagree(n1={"n1": ["10.0.0.1", "192.168.7.1"]}) == {}
     assert disagree(n1={"n1": ["10.0.0.1", "127.0.1.1", "fe80::1%eth0", "fe80::2"]}) == {}
-    assert find_disagreements({}) == {}
     assert find_disagreements({"n1": {"n1": ONE}}) == {}
 
 
@@ -284,18 +234,10 @@ BOTH = ["10.0.0.1", "10.0.0.8"]
         ({"n3": {"n1": [], "n2": []}}, ["n3"], ["no address for n1, n2", "/etc/hosts"]),
         ({node: {"n2": []} for node in AGREED}, ["n1", "n2", "n3"], []),
         # Debian's own address of a host.
-        (
-            {"n1": {"n1": ["127.0.1.1"]}},
-            ["n1"],
-            ["n1 is 127.0.1.1", "resolve to the node itself"],
-        ),
+        ({"n1": {"n1": ["127.0.1.1"]}}, ["n1"], ["n1 is 127.0.1.1", "resolve to the node itself"]),
         ({"n2": {"n1": ["10.9.9.9"]}}, ["n2"], ["n1 is 10.9.9.9, not 10.0.0.1"]),
         # Addresses that only overlap are not the same.
-        (
-            {"n1": {"n1": BOTH}, "n3": {"n1": BOTH}, "n2": {"n1": ["10.0.0.1", "10.9.9.9"]}},
-            ["n2"],
-            [],
-        ),
+        ({"n1": {"n1": BOTH}, "n3": {"n1": BOTH}, "n2": {"n1": [*ONE, "10.9.9.9"]}}, ["n2"], []),
     ],
 )
 def test_the_minority_is_wrong(
@@ -323,42 +265,9 @@ def test_a_whole_file_of_wrong_hosts_is_one_problem() -> None:
     assert "and 36 more" in found["n7"][0].why
 
 
-def test_real_hosts_files_that_differ() -> None:
-    """Two nodes' own /etc/hosts, read by the resolver of each."""
-    code = (
-        "from bundle.checks.deep import resolve_names\n"
-        "print(json.dumps(resolve_names(['hpc-a', 'hpc-b', 'hpc-c'])))"
-    )
-
-    def answer(hosts: str) -> object:
-        lines = "".join(f"echo {line} >>/mnt/hosts\n" for line in hosts.split("; "))
-        mounted = "mount -t tmpfs none /mnt\n" + lines + "mount --bind /mnt/hosts /etc/hosts"
-        return namespace("-mn", mounted, code)
-
-    good = "10.0.0.1 hpc-a; 10.0.0.2 hpc-b"
-    found = find_disagreements(
-        {
-            "hpc-a": answer("127.0.1.1 hpc-a; 10.0.0.2 hpc-b; 10.0.0.3 hpc-c"),
-            "hpc-b": answer(good + "; 10.0.0.3 hpc-c"),
-            "hpc-c": answer(good),
-        }
-    )
-    assert {node: [problem.why for problem in found[node]] for node in found} == {
-        "hpc-a": ["hpc-a is 127.0.1.1"],
-        "hpc-c": ["no address for hpc-c"],
-    }
-
-
-# --- the time ------------------------------------------------------------------------------------
-
-
 def ahead(seconds: float, wait: float = 0.2) -> ClockOffset:
     """A clock so far ahead of the driver's, asked in so many seconds."""
     return measure_clock_offset(1e9, 1e9 + wait / 2 + seconds, 1e9 + wait)
-
-
-def test_an_offset_is_known_as_well_as_the_answer_was_quick() -> None:
-    assert measure_clock_offset(100.0, 107.0, 104.0) == ClockOffset(5.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,35 +15,22 @@ import pytest
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Allocation
-from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
+from stager.pack.bundle_file import clear_away
 from tests.support.bundles import forge
 from tests.support.gated_program import gated
-from tests.support.jobs import job_for
+from tests.support.jobs import drive, driver_argv, job_for
 from tests.support.namespaces import REPO, entering
-from tests.support.processes import living, until
-
-
-def driver(program: Path, job: Job, *prefix: str) -> list[str]:
-    """The command line that drives a job."""
-    file = Path(job.run_dir) / "job.json"
-    file.write_text(json.dumps(job.to_json()))
-    return [*prefix, sys.executable, "-I", "-S", str(program), "drive", str(file)]
-
-
-def drive(program: Path, job: Job, *prefix: str) -> tuple[int, list[dict[str, Any]], str]:
-    """Exit status, events and talk of a driven job."""
-    argv = driver(program, job, *prefix)
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
-    assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+from tests.support.processes import living, run, until
 
 
 def problems(result: dict[str, Any]) -> dict[str, list[str]]:
     return {node: [one["what"] for one in found] for node, found in result["problems"].items()}
 
 
-def test_a_job_goes_through_its_phases(single: Packed, program: Path, tmp_path: Path) -> None:
+def test_a_job_goes_through_its_phases_and_leaves_its_logs(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
     code, events, said = drive(program, job_for(single, tmp_path))
     assert (code, said) == (0, "")
     assert all((event["v"], event["job_id"]) == (1, "4711") for event in events)
@@ -59,6 +45,19 @@ def test_a_job_goes_through_its_phases(single: Packed, program: Path, tmp_path: 
     assert (result["event"], result["ok"], result["interrupted"]) == ("result", True, False)
     assert (result["problems"], result["bytes_broadcast"], result["logs_lost"]) == ({}, 0, [])
     assert set(result["seconds"]) == set(begun)
+    kept = {path.name: path.read_text() for path in (tmp_path / "logs").glob("[!.]*")}
+    assert [json.loads(line) for line in kept.pop("events.4711.jsonl").splitlines()] == events
+    assert {"job.4711.json", "order.4711.tsv"} <= kept.keys()
+    assert json.loads(kept.pop("job.4711.json")) == json.loads((tmp_path / "job.json").read_text())
+    source = Path(__file__).resolve().parents[3] / "bundle/launch/wrapper.py"
+    assert kept.pop("run_wrapper.4711.py") == source.read_text()
+    for number, line in enumerate(kept.pop("preflight.4711.txt").splitlines(), 1):
+        own = rf"root=\S+/local{number}/\S+ free=\S+ inodes=\S+ exec=ok python=/\S+"
+        assert re.fullmatch(rf"local{number} proj=ok pkgs=ok {own}", line)
+        lines = kept.pop(f"demo.4711.local{number}.{number - 1}.out").splitlines()
+        assert lines[0].startswith(f"local{number} staged -> /")
+        assert lines[1].startswith(f"NODE local{number} OK -> ")
+    assert kept.keys() == {"order.4711.tsv"}
 
 
 @pytest.mark.needs("strace")
@@ -73,34 +72,6 @@ def test_told_to_end_before_there_is_a_log_to_say_it_in(
     assert said == "stager: the job was stopped before it started\n"
 
 
-def test_what_a_job_leaves(single: Packed, program: Path, tmp_path: Path) -> None:
-    _, events, _ = drive(program, job_for(single, tmp_path))
-    logs = tmp_path / "logs"
-    assert {path.name for path in logs.iterdir()} - {".gitignore"} == {
-        "events.4711.jsonl",
-        "job.4711.json",
-        "order.4711.tsv",
-        "preflight.4711.txt",
-        "run_wrapper.4711.py",
-        "demo.4711.local1.0.out",
-        "demo.4711.local2.1.out",
-    }
-    kept = (logs / "events.4711.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in kept] == events
-    for number, line in enumerate((logs / "preflight.4711.txt").read_text().splitlines(), 1):
-        own = rf"root=\S+/local{number}/\S+ free=\S+ inodes=\S+ exec=ok python=/\S+"
-        assert re.fullmatch(rf"local{number} proj=ok pkgs=ok {own}", line)
-    job = json.loads((logs / "job.4711.json").read_text())
-    assert job == json.loads((tmp_path / "job.json").read_text())
-    for node in (1, 2):
-        lines = (logs / f"demo.4711.local{node}.{node - 1}.out").read_text().splitlines()
-        assert lines[0].startswith(f"local{node} staged -> /")
-        assert lines[1].startswith(f"NODE local{node} OK -> ")
-    wrapper = (logs / "run_wrapper.4711.py").read_text()
-    source = Path(__file__).resolve().parents[3] / "bundle/launch/wrapper.py"
-    assert wrapper == source.read_text()
-
-
 def test_all_problems_of_all_nodes_are_told_and_kept(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
@@ -110,28 +81,20 @@ def test_all_problems_of_all_nodes_are_told_and_kept(
         tmp_path / "other.tar",
         manifest=lambda raw: raw["requires"].update(python="3.77", machine="pdp11"),
     )
-    code, events, _ = drive(program, forged(single, other, tmp_path))
-    assert code == 3
+    with BundleFile(str(other)) as opened:
+        made = {"bundle_id": opened.manifest.id, "requires": opened.manifest.requires}
+    code, events, _ = drive(program, job_for(single, tmp_path, bundle=str(other), **made))
     expected = [
         "there is no CPython 3.77, which the bundle was built for",
         "the bundle is for another machine",
     ]
-    assert problems(events[-1]) == {"local1": expected, "local2": expected}
+    assert (code, problems(events[-1])) == (3, {"local1": expected, "local2": expected})
     assert not events[-1]["of_driver"]
     assert [event["phase"] for event in events if event["event"] == "begin"] == ["preflight"]
     lines = (tmp_path / "logs" / "preflight.4711.txt").read_text().splitlines()
     assert lines[0].startswith("local1 proj=ok pkgs=ok root=")
     assert lines[1].startswith("local1 problem: ")
     assert [line.split()[0] for line in lines] == ["local1"] * 3 + ["local2"] * 3
-
-
-def forged(real: Packed, bundle: Path, folder: Path) -> Job:
-    """The job of another bundle than the real one."""
-    with BundleFile(str(bundle)) as opened:
-        manifest = opened.manifest
-    return job_for(
-        real, folder, bundle=str(bundle), bundle_id=manifest.id, requires=manifest.requires
-    )
 
 
 @pytest.mark.parametrize(
@@ -163,20 +126,20 @@ def test_a_problem_of_the_drivers_host_is_put_on_no_node(
     assert problems(events[-1]) == {os.uname().nodename: ["srun failed"]}
 
 
-def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_path: Path) -> None:
+def test_the_bundle_stays_while_a_job_uses_it(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
     """Whoever clears bundles away asks for the lock that the driver holds."""
-    from stager.pack.bundle_file import clear_away
-
     gate = tmp_path / "gate"
-    argv = driver(gated(program, tmp_path, gate), job_for(many, tmp_path))
+    argv = driver_argv(gated(program, tmp_path, gate, written=0), job_for(single, tmp_path))
     started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     started.stdout.readline()
-    assert clear_away(many.path) is False
+    assert clear_away(single.path) is False
     gate.touch()
     started.communicate(timeout=300)
     assert started.returncode == 0
-    assert many.path.exists()
+    assert single.path.exists()
 
 
 def test_a_log_directory_that_cannot_be_made(single: Packed, program: Path, tmp_path: Path) -> None:
@@ -202,8 +165,6 @@ def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
 ) -> None:
     """It comes where the driver asks for the place of the problem that it has met."""
     job = job_for(single, tmp_path, bundle=str(tmp_path / "gone"))
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(job.to_json()))
     code = (
         "import json, os, signal, sys\n"
         "from bundle.driver import driver\n"
@@ -212,8 +173,8 @@ def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
         "with open(sys.argv[1]) as stream: job = Job.from_json(json.load(stream))\n"
         "sys.exit(driver.drive(job))\n"
     )
-    argv = [sys.executable, "-c", code, str(file)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, cwd=REPO)
+    argv = [sys.executable, "-c", code, driver_argv(tmp_path, job)[-1]]
+    done = run(argv, cwd=REPO)
     assert (done.returncode, done.stderr) == (130, "")
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["event"], result["interrupted"]) == ("result", True)
@@ -234,53 +195,20 @@ def test_a_job_cancelled_before_its_nodes_were_reached_was_cancelled(
     assert (events[-1]["ended_by"], events[-1]["interrupted"]) == ("cancelled", False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_job_and_its_agents(
-    many: Packed, program: Path, tmp_path: Path, number: signal.Signals
+    single: Packed, program: Path, tmp_path: Path
 ) -> None:
-    program = gated(program, tmp_path, tmp_path / "no gate")
-    argv = driver(program, job_for(many, tmp_path))
+    program = gated(program, tmp_path, tmp_path / "no gate", written=0)
     started = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        driver_argv(program, job_for(single, tmp_path)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     nodes = Path(os.environ["STAGER_NODE_ROOT"])
     assert until(lambda: len(list(nodes.glob("*/nodes/*/*/incoming/*/env"))) == 2)
-    started.send_signal(number)
+    started.terminate()
     out, err = started.communicate(timeout=300)
     assert (started.returncode, err) == (130, "")
     result = json.loads(out.splitlines()[-1])
     assert (result["ok"], result["interrupted"], result["problems"]) == (False, True, {})
     assert until(lambda: not living(program), 120)
-    roots = Path(os.environ["STAGER_NODE_ROOT"]).glob("*/nodes/*/*")
-    assert [path for root in roots for path in root.glob("envs/*")] == []
-
-
-def test_a_job_whose_listener_goes_away_ends_quietly(
-    many: Packed, program: Path, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    program = gated(program, tmp_path, gate)
-    argv = driver(program, job_for(many, tmp_path))
-    started = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    started.stdout.readline()
-    started.stdout.close()
-    gate.touch()
-    _, err = started.communicate(timeout=300)
-    assert (started.returncode, err) == (130, "")
-    assert until(lambda: not living(program), 120)
-    last = json.loads((tmp_path / "logs" / "events.4711.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["interrupted"]) == ("result", True)
-
-
-def test_a_hangup_that_is_ignored_stays_so(single: Packed, program: Path, tmp_path: Path) -> None:
-    """As under ``nohup``."""
-    argv = driver(
-        program, job_for(single, tmp_path), "/bin/sh", "-c", 'trap "" HUP; exec "$@"', "s"
-    )
-    started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    started.stdout.readline()
-    started.send_signal(signal.SIGHUP)
-    started.communicate(timeout=300)
-    assert started.returncode == 0
+    assert list(nodes.glob("*/nodes/*/*/envs/*")) == []

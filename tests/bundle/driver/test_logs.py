@@ -2,101 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
+import os
+import resource
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bundle.driver.logs import move_older_files
+from bundle.driver.logs import Logs, move_older_files
+from bundle.driver.output import OutputLogs
 from bundle.protocol.enumerations import Allocation
+from bundle.protocol.events import RankOutput
 from bundle.protocol.job import Job
 from tests.support.jobs import PLAIN
 
-REPO = Path(__file__).resolve().parents[3]
-NODES, EACH = 128, 64
-PROGRAM = """
-import json, os, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-from bundle.driver.logs import Logs
-from bundle.driver.output import OutputLogs
-from bundle.protocol.events import RankOutput
-from bundle.protocol.job import Job
-job = Job.from_json(json.loads(sys.stdin.read()))
-logs = Logs(job)
-output = OutputLogs(logs)
-nodes, each = int(sys.argv[1]), int(sys.argv[2])
-ranks = [(f"n{rank // each:04}", rank) for rank in range(nodes * each)]
-for node, rank in ranks:
-    logs.begin(node, rank)
-most = 0
-for line in range(2):
+
+@contextlib.contextmanager
+def limited(what: int, most: int) -> Iterator[None]:
+    """Lower a limit of this process."""
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+def test_more_ranks_have_their_logs_than_there_may_be_open_files(tmp_path: Path) -> None:
+    ranks = [(f"n{rank // 64:04}", rank) for rank in range(1024)]
+    with limited(resource.RLIMIT_NOFILE, 256):
+        logs = Logs(replace(PLAIN, log_dir=str(tmp_path / "logs")))
+        output = OutputLogs(logs)
+        for node, rank in ranks:
+            logs.begin(node, rank)
+        for line in range(2):
+            for node, rank in ranks:
+                text = b"rank %d line %d\n" % (rank, line)
+                output.write(RankOutput(node, rank, text, of_ranks=True), rank)
+            assert 8 < len(os.listdir("/proc/self/fd")) < 256
+    assert (logs.fault, output.losses()) == ("", [])
     for node, rank in ranks:
-        output.write(RankOutput(node, rank, b"rank %d line %d\\n" % (rank, line), True), rank)
-    most = max(most, len(os.listdir("/proc/self/fd")))
-print(json.dumps({"open": most, "fault": logs.fault, "lost": len(output.losses())}))
-"""
-
-
-def run(program: str, logs: Path, *arguments: str) -> Any:
-    """Run a program with a job whose logs are in a folder; return what it prints."""
-    job = replace(PLAIN, log_dir=str(logs))
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        input=json.dumps(job.to_json()),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPO,
-    )
-    return json.loads(done.stdout)
-
-
-def test_8192_ranks_have_their_logs_with_1024_open_files(tmp_path: Path) -> None:
-    said = run(PROGRAM, tmp_path / "logs", str(NODES), str(EACH))
-    assert (said["fault"], said["lost"]) == ("", 0)
-    assert 8 < said["open"] < 1024
-    for rank in range(NODES * EACH):
-        log = tmp_path / "logs" / f"demo.4711.n{rank // EACH:04}.{rank}.out"
+        log = tmp_path / "logs" / f"demo.4711.{node}.{rank}.out"
         assert log.read_text() == f"rank {rank} line 0\nrank {rank} line 1\n"
     order = (tmp_path / "logs" / "order.4711.tsv").read_text().splitlines()
-    assert len(order) == 2 * NODES * EACH
-
-
-CUT = """
-import json, resource, signal, sys
-from bundle.driver.logs import Logs
-from bundle.driver.output import OutputLogs
-from bundle.protocol.events import RankOutput
-from bundle.protocol.job import Job
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-logs = Logs(Job.from_json(json.loads(sys.stdin.read())))
-output = OutputLogs(logs)
-most = resource.getrlimit(resource.RLIMIT_FSIZE)
-def write(data):
-    output.write(RankOutput("n0", 0, data, True), 0)
-write(b"x" * 199 + b"\\n")
-resource.setrlimit(resource.RLIMIT_FSIZE, (210, most[1]))
-write(b"the first half of a line")
-write(b", and the second\\n")
-resource.setrlimit(resource.RLIMIT_FSIZE, most)
-write(b"a line\\n")
-write(b"another\\n")
-print(json.dumps([logs.fault, *(loss.bytes for loss in output.losses())]))
-"""
+    assert len(order) == 2 * len(ranks)
 
 
 def test_what_follows_a_line_that_a_full_disk_cut_is_a_line_of_its_own(tmp_path: Path) -> None:
     """Here it is the limit of a file's size: 10 bytes of the line fit."""
-    fault, lost = run(CUT, tmp_path / "logs")
-    assert fault.startswith("demo.4711.n0.0.out: ")
+    logs = Logs(replace(PLAIN, log_dir=str(tmp_path / "logs")))
+    output = OutputLogs(logs)
+
+    def write(*texts: bytes) -> None:
+        for text in texts:
+            output.write(RankOutput("n0", 0, text, of_ranks=True), 0)
+
+    write(b"x" * 199 + b"\n")
+    with limited(resource.RLIMIT_FSIZE, 210):
+        write(b"the first half of a line", b", and the second\n")
+    write(b"a line\n", b"another\n")
+    assert logs.fault.startswith("demo.4711.n0.0.out: ")
     log = (tmp_path / "logs" / "demo.4711.n0.0.out").read_text()
     assert log == f"{'x' * 199}\nthe first \na line\nanother\n"
-    assert lost == len("half of a line, and the second\n")
+    (loss,) = output.losses()
+    assert loss.bytes == len("half of a line, and the second\n")
 
 
 # --- The files of another job of the same number, which a new one must not write to --------------
