@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from bundle.driver.transports.agent_program import make_container_command, make_
 from bundle.protocol.job import Job
 from tests.support.jobs import LAUNCH, PLAIN
 from tests.support.namespaces import entering
+from tests.support.processes import run
 
 SAY = '#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n'
 
@@ -43,14 +43,8 @@ def job_at(node: Path, image: str = "", mounts: tuple[str, ...] = (), **changed:
 
 def asked(argv: Sequence[str], before: Sequence[str] = (), **env: str) -> list[str]:
     """The words that the program is started with."""
-    done = subprocess.run(
-        [*before, *argv],
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run([*before, *argv], env={**os.environ, **env})
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
@@ -97,14 +91,7 @@ def test_what_is_missing_is_the_answer(node: Path, framed: bool) -> None:
 
 def asked_and_refused(argv: Sequence[str], framed: bool) -> dict[str, object]:
     """The problem in the answer of a shell that starts nothing."""
-    done = subprocess.run(
-        argv,
-        env={**os.environ, "STAGER_NODE": "n1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(argv, env={**os.environ, "STAGER_NODE": "n1"})
     assert done.returncode == 3
     line = done.stdout
     if framed:
@@ -121,10 +108,8 @@ def test_no_python_in_the_image(node: Path) -> None:
     argv = make_start_command((), "session", ["/node.pyz"], node="n1", framed=False)
     node.joinpath("bin", "cat").symlink_to("/usr/bin/cat")
     os.environ["PATH"] = f"{node}/bin"
-    assert asked_and_refused(["/usr/bin/sh", *argv[1:]], framed=False) == {
-        "code": "no-python",
-        "values": {"count": "6"},
-    }
+    said = asked_and_refused(["/usr/bin/sh", *argv[1:]], framed=False)
+    assert said == {"code": "no-python", "values": {"count": "6"}}
 
 
 def test_over_ssh_it_is_one_line_and_never_ends_as_ssh_does(node: Path) -> None:
@@ -132,4 +117,4 @@ def test_over_ssh_it_is_one_line_and_never_ends_as_ssh_does(node: Path) -> None:
     assert "\n" not in shlex.join(argv)  # of which csh takes none in quotes
     for code, expected in ((0, 0), (7, 7), (255, 1)):
         (node / "bin" / "apptainer").write_text(f"#!/bin/sh\nexit {code}\n")
-        assert subprocess.run(argv, check=False).returncode == expected
+        assert run(argv).returncode == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
 import struct
@@ -30,6 +29,7 @@ from tests.support.jobs import job_for
 from tests.support.processes import living, until
 
 ENDED = Ended(ProblemCode.NO_ANSWER, {"why": "exit status 0"}, 0)
+OWN = f"stager-{os.geteuid()}"
 
 
 @pytest.fixture
@@ -57,9 +57,8 @@ def test_each_node_has_a_place_of_its_own(transport: LocalTransport, job: Job) -
         "preflight", requests(job), lambda event: events.update({event.node: event})
     )
     assert ended == dict.fromkeys(("local1", "local2"), ENDED)
-    own = f"stager-{os.geteuid()}"
     for node, event in events.items():
-        assert event.root == f"{os.environ['STAGER_NODE_ROOT']}/{own}/nodes/{node}/{own}"
+        assert event.root == f"{os.environ['STAGER_NODE_ROOT']}/{OWN}/nodes/{node}/{OWN}"
         assert stat.S_IMODE(os.stat(event.root).st_mode) == 0o700
     assert len(events) == transport.nodes_here == 2
 
@@ -127,9 +126,8 @@ def test_room_is_asked_for_all_nodes_that_have_no_environment(job: Job) -> None:
     large = replace(job, room=(bytes_free * 2 // 3, 10))
     with pytest.raises(NodeError, match="are free"):
         LocalTransport(large)
-    own = f"stager-{os.geteuid()}"
     for node in job.nodes:
-        envs = Path(os.environ["STAGER_NODE_ROOT"], own, "nodes", node, own, "envs")
+        envs = Path(os.environ["STAGER_NODE_ROOT"], OWN, "nodes", node, OWN, "envs")
         (envs / job.bundle_id).mkdir(parents=True)
         if node == "local1":
             LocalTransport(large)  # one is left
@@ -145,16 +143,12 @@ def agent(code: str) -> processes.Process:
     )
 
 
-def say(**event: Any) -> str:
-    return f"print({json.dumps({'v': 1, 'node': 'a', **event})!r}, flush=True)\n"
-
-
-@pytest.mark.parametrize("rank", ["1e999", "true", '"0"', "[]"])
-def test_what_is_no_event_is_output(rank: str) -> None:
+def test_what_is_no_event_is_output() -> None:
     """A traceback of an agent, or what a library prints."""
     odd = ["plain", "7", "[]", '{"v": 2, "event": "x"}', '{"v": 1}', "{"]
     odd += ['{"v": 1, "event": "real"}', '{"v": 1, "event": "tidy", "node": "a", "ok": 1}']
-    odd += [f'{{"v": 1, "event": "output", "node": "a", "text": "x", "rank": {rank}}}']
+    for rank in ("1e999", "true", '"0"', "[]"):
+        odd += [f'{{"v": 1, "event": "output", "node": "a", "text": "x", "rank": {rank}}}']
     for line in map(str.encode, odd):
         assert read_agent_line(line, "a", "") == RankOutput("a", data=line + b"\n")
 
@@ -165,32 +159,19 @@ def test_a_last_line_without_an_end_counts() -> None:
     assert [event.data for event in events] == [b"cut of\n"]
 
 
-def test_one_that_fails_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "FAILURE_GRACE", 0.5)
+@pytest.mark.parametrize(("grace", "code"), [(0.5, -15), (300, 4)])
+def test_one_that_fails_takes_the_others_along_unless_they_end_by_themselves_first(
+    monkeypatch: pytest.MonkeyPatch, grace: float, code: int
+) -> None:
+    """A rank that lost its peers has something to say, too."""
+    monkeypatch.setattr(local, "FAILURE_GRACE", grace)
     well = agent("raise SystemExit(0)")
     os.waitid(os.P_PID, well.pid, os.WEXITED | os.WNOWAIT)  # it has ended before one fails
-    running = {
-        "a": agent("raise SystemExit(3)"),
-        "b": agent("import time; time.sleep(600)"),
-        "c": well,
-    }
+    other = agent(f"import time; time.sleep({600 if code < 0 else 0.5}); raise SystemExit(4)")
+    running = {"a": agent("raise SystemExit(3)"), "b": other, "c": well}
     started = time.monotonic()
-    ended = local._follow_agents(running, lambda event: None, "launch")
-    assert ended == {"a": 3, "b": -15, "c": 0}
+    assert local._follow_agents(running, lambda event: None) == {"a": 3, "b": code, "c": 0}
     assert time.monotonic() - started >= 0.5
-
-
-@pytest.mark.parametrize(("phase", "grace"), [("launch", 300.0), ("preflight", 0.1)])
-def test_the_others_may_end_by_themselves_first(
-    monkeypatch: pytest.MonkeyPatch, phase: str, grace: float
-) -> None:
-    """A rank that lost its peers has something to say, and every node's problem counts."""
-    monkeypatch.setattr(local, "FAILURE_GRACE", grace)
-    running = {
-        "a": agent("raise SystemExit(3)"),
-        "b": agent("import time; time.sleep(0.5); raise SystemExit(4)"),
-    }
-    assert local._follow_agents(running, lambda event: None, phase) == {"a": 3, "b": 4}
 
 
 def test_whatever_ends_the_driver_ends_the_agents(
@@ -219,8 +200,7 @@ def test_an_agent_that_nobody_listens_to_is_ended_all_the_same() -> None:
         "signal.signal(signal.SIGTERM, end)\n"
         "try:\n"
         "    while True: print('x' * 9999)\n"
-        "finally:\n"
-        "    print('cleaned up', flush=True)\n"
+        "finally: print('cleaned up', flush=True)\n"
     )
     stuck = agent(code)
     assert until(lambda: is_full(stuck.stdout))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,7 @@ from bundle.protocol.codec import decode
 from bundle.protocol.events import Remark
 from bundle.protocol.messages import Ready, Relayed, RelayStart
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.transfer import relay
-from bundle.transfer.relay_chunks import SOURCE, TREES, ChunkFile, list_ancestors
+from bundle.transfer.relay_chunks import SOURCE, TREES, list_ancestors
 from bundle.transfer.relay_peers import (
     SILENT_SECONDS,
     RelayCandidates,
@@ -43,10 +41,8 @@ from bundle.transfer.relay_peers import (
     compute_node_key,
 )
 from bundle.transfer.relay_process import RelayProcess
-from tests.support.relay_nodes import at_addresses
+from tests.support.relay_nodes import Nodes
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
-
-# --- their order ---------------------------------------------------------------------------------
 
 
 def test_nodes_below_one_switch_are_neighbours_and_without_any_the_list_stays() -> None:
@@ -58,9 +54,6 @@ def test_nodes_below_one_switch_are_neighbours_and_without_any_the_list_stays() 
     assert order_by_switches(names, {name: Ready(name) for name in switches}) == names[:4]
 
 
-# --- where the source listens --------------------------------------------------------------------
-
-
 def test_the_source_listens_in_the_range_that_a_firewall_leaves_open() -> None:
     with contextlib.closing(listen(None)) as one:
         taken = one.getsockname()[1]
@@ -68,46 +61,42 @@ def test_the_source_listens_in_the_range_that_a_firewall_leaves_open() -> None:
             assert other.getsockname()[1] in range(taken + 1, taken + 20)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_nodes_may_come_by_either_protocol(address: str) -> None:
-    if ":" in address and not socket.has_dualstack_ipv6():
-        pytest.skip("this machine has no IPv6")
-    with contextlib.closing(listen(None)) as source:
-        port = source.getsockname()[1]
-        socket.create_connection((address, port), timeout=300).close()
+def test_nodes_may_come_by_either_protocol() -> None:
+    for address in ("127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])):
+        with contextlib.closing(listen(None)) as source:
+            port = source.getsockname()[1]
+            socket.create_connection((address, port), timeout=300).close()
 
 
-# --- what it reads -------------------------------------------------------------------------------
+MEMORY = "/proc/self/mem"
+"""The kernel answers EIO where this process has no memory, as for a broken disk."""
 
 
-def test_a_file_that_is_gone_is_nobodys_fault(transfer: Transfer) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "code", "why"),
+    [
+        (os.unlink, ProblemCode.BUNDLE_UNREADABLE, "No such file or directory"),
+        (
+            lambda path: os.truncate(path, 400),
+            ProblemCode.BUNDLE_UNREADABLE,
+            "it has become shorter: 400 of 1000 bytes are left",
+        ),
+        (None, ProblemCode.BUNDLE_DISK_FAULT, "Input/output error"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_no_nodes_fault(
+    transfer: Transfer, spoil: Callable[[str], None] | None, code: ProblemCode, why: str
+) -> None:
     """It had been there when the job began."""
-    os.unlink(transfer.source)
-    with relay_run({"node01": FAILING}) as run, pytest.raises(NodeError) as caught:
+    if spoil is None:
+        transfer = Transfer(MEMORY, "", 1_000_000, "00" * 32)
+    else:
+        spoil(transfer.source)
+    kinds = {"node01": FAILING, "node02": FAILING}
+    with relay_run(kinds) as run, pytest.raises(NodeError) as caught:
         send(transfer, run)
     problem = caught.value.problem
-    assert problem.code is ProblemCode.BUNDLE_UNREADABLE
-    assert (problem.where, problem.why) == (transfer.source, "No such file or directory")
-
-
-def test_a_file_that_its_disk_does_not_give_is_no_nodes_fault() -> None:
-    """The kernel answers EIO where this process has no memory, as for a broken disk."""
-    transfer = Transfer("/proc/self/mem", "", 1_000_000, "00" * 32)
-    with (
-        relay_run({"node01": FAILING, "node02": FAILING}) as run,
-        pytest.raises(NodeError) as caught,
-    ):
-        send(transfer, run)
-    problem = caught.value.problem
-    assert problem.code is ProblemCode.BUNDLE_DISK_FAULT
-    assert (problem.where, problem.why) == (transfer.source, "Input/output error")
-
-
-def test_a_file_that_has_become_shorter(transfer: Transfer) -> None:
-    os.truncate(transfer.source, 400)
-    with relay_run({"node01": FAILING}) as run, pytest.raises(NodeError) as caught:
-        send(transfer, run)
-    assert caught.value.problem.why == "it has become shorter: 400 of 1000 bytes are left"
+    assert (problem.code, problem.where, problem.why) == (code, transfer.source, why)
 
 
 def test_a_source_that_is_killed_is_heard_of_at_once_and_is_no_nodes_fault(
@@ -176,14 +165,11 @@ def test_a_source_that_stands_still_is_named_while_the_nodes_wait(
     assert ("stopped, state T" in remark.text) == stopped
 
 
-def test_a_node_that_has_no_file_though_it_can_be_read(transfer: Transfer) -> None:
-    with relay_run({"node01": FAILING}) as run:
-        failed, _ = send(transfer, run)
-    assert failed == {"node01": "no other node can be reached"}
-
-
-def test_where_this_host_cannot_listen_another_way_is_left(transfer: Transfer) -> None:
+def test_where_a_node_has_no_file_or_this_host_cannot_listen_another_way_is_left(
+    transfer: Transfer,
+) -> None:
     with contextlib.closing(listen(None)) as one, relay_run({"node01": FAILING}) as run:
+        assert send(transfer, run)[0] == {"node01": "no other node can be reached"}
         taken = one.getsockname()[1]
         failed, _ = send(transfer, run, range(taken, taken + 1))
     host = os.uname().nodename
@@ -274,28 +260,14 @@ def test_where_most_nodes_cannot_connect_there_is_no_relay(
 
 def test_the_source_sends_to_as_many_nodes_that_reach_no_other(tmp_path: Path) -> None:
     """At once: those that had to wait for a place would give up."""
-    content = os.urandom(300_000)
-    (tmp_path / "0").write_bytes(content)
-    token = secrets.token_bytes(32)
-    with contextlib.ExitStack() as resources:
-        closed = resources.enter_context(socket.socket())
+    with contextlib.closing(Nodes(tmp_path, 300_000)) as nodes, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens there
-        relays = []
-        for place in range(SPARE_NODES + 1):
-            handle = os.open(tmp_path / str(place), os.O_RDWR | os.O_CREAT)
-            listener = relay.listen("127.0.0.1")
-            if not place:
-                source = listener.getsockname()[:2]
-            file = ChunkFile(handle, len(content), complete=not place)
-            relays.append(RelayProcess(file, token, listener))
-            resources.callback(relays[-1].close)
-            os.close(handle)
-        places = (source, *[closed.getsockname()[:2]] * SPARE_NODES)
-        for place, process in enumerate(relays):
-            process.begin(at_addresses(places, place) if place else None)
-        assert {process.outcome().failure for process in relays[1:]} == {""}
-    for place in range(1, SPARE_NODES + 1):
-        assert (tmp_path / str(place)).read_bytes() == content
+        for _ in range(SPARE_NODES):
+            nodes.add()
+        nodes.places[1:] = [closed.getsockname()[:2]] * SPARE_NODES
+        nodes.begin()
+        for place in range(1, SPARE_NODES + 1):
+            nodes.assert_whole(place)
 
 
 def damage_of(failure: str = "", **corrupt: str) -> list[str]:
@@ -369,13 +341,10 @@ def remarks(
         # It is compared with the other, and not with the mean of both.
         ((2.0, 10.0), (), "node02 is slow: it received 4.0 MB/s, the median {}20.0 MB/s"),
         # Those that failed at once, or after long, count for nothing.
-        (
-            (2.0, 10.0, 2.0),
-            (0.1, 0.1, 0.1, 90.0),
-            "node02 is slow: it received 4.0 MB/s, the median {}20.0 MB/s",
-        ),
+        ((2.0, 10.0, 2.0), (0.1, 0.1, 0.1, 90.0),
+         "node02 is slow: it received 4.0 MB/s, the median {}20.0 MB/s"),
     ],
-)
+)  # fmt: skip
 def test_a_slow_node_is_named_with_its_rate(
     seconds: tuple[float, ...], failed: tuple[float, ...], said: str
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,10 +30,6 @@ from tests.support.relay_step import (
     WELL,
     relay_run,
 )
-
-
-def remarks(events: list[Event]) -> list[str]:
-    return [event.text for event in events if isinstance(event, Remark)]
 
 
 class Clock:
@@ -78,62 +74,53 @@ class Clock:
         return self.now
 
 
-def all_ready(run: PhaseRun, *nodes: str) -> Callable[[Sequence[str]], bool]:
-    """Whether these nodes, which listen, have all said so, and the relay is yet to begin."""
-    return lambda told: not told and run.answers.ready.keys() >= set(nodes)
-
-
-def test_an_agent_that_does_not_listen_keeps_nobody_waiting(
-    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others get their file; it is named for its silence, and has no other turn."""
+@pytest.mark.parametrize(
+    ("kinds", "seconds", "failed", "relayed", "lost"),
+    [
+        # The others get their file; it is named for its silence, and has no other turn.
+        pytest.param(
+            (WELL, MUTE, WELL), 25.0, {}, {1, 3}, {2}, id="one that does not listen"
+        ),
+        # Heartbeats come more often than it takes to give up the node that is missing.
+        pytest.param((REPORTING, MUTE), 1.0, {}, {1}, {2}, id="heartbeats of those that listen"),
+        # Slow is not silent: the driver sends it the file in another way.
+        pytest.param(
+            (LATE, WELL), 25.0, {1: "it began to listen more than 20 s after the others"}, {2}, {},
+            id="one that listens too late",
+        ),
+        pytest.param((MUTE, MUTE), 200.0, {}, {}, {1, 2}, id="none listens"),
+        pytest.param(
+            (FALLS_SILENT, WELL), SECONDS["unpack"] + 10, {1: "it did not finish in time"}, {2},
+            {}, id="one that is not done in time",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_lost_and_who_has_another_turn(
+    transfer: Transfer, monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], seconds: float,
+    failed: dict[int, str], relayed: Iterable[int], lost: Iterable[int],
+) -> None:  # fmt: skip
+    named = {number: f"node{number:02}" for number in range(1, 4)}
+    listening = {named[n] for n, kind in enumerate(kinds, 1) if kind in (WELL, REPORTING)}
     events: list[Event] = []
-    with relay_run({"node01": WELL, "node02": MUTE, "node03": WELL}, events) as run:
-        clock = Clock(run, 25.0, all_ready(run, "node01", "node03"))
-        monkeypatch.setattr(phase_run, "time", clock)
-        failed, _ = send(transfer, run)
-        assert failed == {}
-        assert run.answers.relayed.keys() == {"node01", "node03"}
-        lost = {node: ended.problem for node, ended in run.liveness.lost.items()}
-    assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
-    said = "node02 is lost: no message from it for 20 s"
-    assert remarks(events) == [said]
+    with relay_run({named[n]: kind for n, kind in enumerate(kinds, 1)}, events) as run:
+        late = FALLS_SILENT in kinds
 
+        def due(told: Sequence[str]) -> bool:
+            """All who listen have said so, and the relay is yet to begin, or has only one left."""
+            ready = not told and run.answers.ready.keys() >= listening
+            return named[2] in run.answers.relayed if late else ready
 
-def test_heartbeats_of_nodes_that_listen_make_nobody_wait_longer(
-    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They come more often than it takes to give up the node that is missing."""
-    with relay_run({"node01": REPORTING, "node02": MUTE}) as run:
-        clock = Clock(run, 1.0, all_ready(run, "node01"))
-        monkeypatch.setattr(phase_run, "time", clock)
+        clock = Clock(run, seconds, due)
+        monkeypatch.setattr(relay_source if late else phase_run, "time", clock)
         began = clock.now
-        failed, _ = send(transfer, run)
-        assert clock.now < began + 100  # it is the phase that would have an hour
-        assert run.answers.relayed.keys() == {"node01"}
-        assert failed == {}
-        assert run.liveness.lost.keys() == {"node02"}
-
-
-def test_an_agent_that_listens_too_late_has_another_turn(
-    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slow is not silent: the driver sends it the file in another way."""
-    with relay_run({"node01": LATE, "node02": WELL}) as run:
-        clock = Clock(run, 25.0, all_ready(run, "node02"))
-        monkeypatch.setattr(phase_run, "time", clock)
-        failed, _ = send(transfer, run)
-        assert run.liveness.lost == {}
-    assert failed == {"node01": "it began to listen more than 20 s after the others"}
-
-
-def test_where_no_agent_listens_all_are_lost(
-    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with relay_run({"node01": MUTE, "node02": MUTE}) as run:
-        monkeypatch.setattr(phase_run, "time", Clock(run, 200.0, all_ready(run)))
-        assert send(transfer, run)[0] == {}
-        assert run.liveness.lost.keys() == {"node01", "node02"}
+        assert send(transfer, run)[0] == {named[n]: why for n, why in failed.items()}
+        assert seconds > 1 or clock.now < began + 100  # it is the phase that would have an hour
+        assert run.answers.relayed.keys() == {named[n] for n in relayed}
+        codes = {node: ended.problem for node, ended in run.liveness.lost.items()}
+    assert codes == dict.fromkeys((named[n] for n in lost), ProblemCode.NO_ANSWER_SILENT)
+    if len(kinds) == 3:
+        said = [event.text for event in events if isinstance(event, Remark)]
+        assert said == ["node02 is lost: no message from it for 20 s"]
 
 
 def test_a_node_that_falls_silent_is_lost_and_a_slow_one_is_not(
@@ -160,18 +147,6 @@ def test_a_node_that_falls_silent_is_lost_and_a_slow_one_is_not(
         assert run.liveness.lost.keys() == {"node01"}
         assert run.step.faults.keys() == {"node02"}  # what srun says is more than its silence
 
-
-def test_what_is_not_done_in_time_has_another_turn(
-    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with relay_run({"node01": FALLS_SILENT, "node02": WELL}) as run:
-        clock = Clock(run, SECONDS["unpack"] + 10, lambda told: "node02" in run.answers.relayed)
-        monkeypatch.setattr(relay_source, "time", clock)
-        failed, _ = send(transfer, run)
-    assert failed == {"node01": "it did not finish in time"}
-
-
-# --- what the waiting costs ----------------------------------------------------------------------
 
 LOOKS: Counter[str] = Counter()
 

@@ -31,7 +31,7 @@ from bundle.driver.transports.step_transport import (
 from bundle.driver.transports.transport import Step, StepErrors, Transfer
 from bundle.protocol.messages import UnpackRequest
 from bundle.protocol.problem import ProblemCode
-from bundle.results.receive import Received, receive_outputs
+from bundle.results.receive import receive_outputs
 from bundle.results.stream import send_outputs
 from bundle.system import signals
 from tests.support.jobs import PLAIN
@@ -73,10 +73,24 @@ def waiting(pipe: IO[bytes]) -> int:
     return int(count)
 
 
-def assert_kept(received: Received, tmp_path: Path, why: str) -> None:
-    assert not received.complete
-    assert received.files == 1
-    assert [path.name for path in (tmp_path / "run" / "out.partial").iterdir()] == ["first"]
+def assert_kept(
+    folder: Path,
+    hanging: IO[bytes],
+    why: str,
+    seconds: float | None,
+    meanwhile: threading.Thread | None = None,
+) -> None:
+    """Check that the file that came whole is kept."""
+    with read_until_signal(hanging, *([seconds] if seconds else [])) as output:
+        if meanwhile:
+            meanwhile.start()
+        stream = io.BufferedReader(output, 1 << 20)
+        received = receive_outputs(stream, str(folder / "run"), ("out",))
+        if meanwhile:
+            meanwhile.join()  # a signal behind the block would end this process
+        assert output.given_up
+    assert (received.complete, received.files) == (False, 1)
+    assert [path.name for path in (folder / "run" / "out.partial").iterdir()] == ["first"]
     [problem] = received.problems
     assert problem.code is ProblemCode.RESULTS_INCOMPLETE
     assert why in problem.why
@@ -85,12 +99,7 @@ def assert_kept(received: Received, tmp_path: Path, why: str) -> None:
 def test_where_nothing_comes_the_files_that_came_are_kept(
     hanging: IO[bytes], tmp_path: Path
 ) -> None:
-    with read_until_signal(hanging, 2.0) as output:
-        received = receive_outputs(
-            io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",)
-        )
-        assert output.given_up
-    assert_kept(received, tmp_path, "nothing has come for 2 s")
+    assert_kept(tmp_path, hanging, "nothing has come for 2 s", 2.0)
 
 
 def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path) -> None:
@@ -102,15 +111,9 @@ def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with read_until_signal(hanging) as output:
-        interrupting = threading.Thread(target=interrupt)
-        interrupting.start()
-        received = receive_outputs(
-            io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",)
-        )
-        interrupting.join()  # a signal behind the block would end this process
-        assert output.given_up
-    assert_kept(received, tmp_path, "it cannot be read: stager was told to end")
+    interrupting = threading.Thread(target=interrupt)
+    why = "it cannot be read: stager was told to end"
+    assert_kept(tmp_path, hanging, why, None, interrupting)
     assert signal.getsignal(signal.SIGINT) == before
 
 
