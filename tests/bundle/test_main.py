@@ -127,10 +127,10 @@ def test_probe_says_what_cannot_be_imported(extension: Packed, program: Path, ba
 
 
 def started(
-    program: Path, packed: Packed, env: Path, *command: str, **settings: Any
+    program: Path, packed: Packed, place: Path, *command: str, **settings: Any
 ) -> subprocess.Popen[str]:
     """A command in the environment, under way."""
-    argv = [sys.executable, "-I", "-S", program, "exec", packed.path, env.parents[2], "--"]
+    argv = [sys.executable, "-I", "-S", program, "exec", packed.path, place.parents[2], "--"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(
         [*map(str, argv), *command], text=True, **{"env": CLEAN, **pipes, **settings}

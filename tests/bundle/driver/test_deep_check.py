@@ -171,7 +171,7 @@ def test_who_is_blamed_for_what_a_rank_prints(
     """Rank 0 prints these errors for all."""
     lines = ["noise", f"error: {errors[0]}", *errors[1:], "hint: do this", "more noise"]
     answers = dict.fromkeys(("n1", "n2", "n3", "n4"), BAD)
-    assert told(deep_check.find_failed_ranks({("n1", 0): lines}, answers), "why") == expected
+    assert told(deep_check.find_faulty_nodes({("n1", 0): lines}, answers), "why") == expected
 
 
 def test_what_follows_from_a_fault_is_no_fault() -> None:
@@ -191,16 +191,16 @@ def test_without_a_word_of_the_ranks_their_agents_tell_or_the_first_that_failed(
     silent = replace(BAD, problems=(lost,))
     well = LaunchAnswer(ok=True, exit_code=0)
     answers = {"n1": told_to_end, "n2": silent, "n3": well}
-    assert told(deep_check.find_failed_ranks({}, answers)) == {"n2": ["launch gave no answer"]}
+    assert told(deep_check.find_faulty_nodes({}, answers)) == {"n2": ["launch gave no answer"]}
     answers["n3"] = BAD  # which ended by itself: the others went with it
-    found = deep_check.find_failed_ranks({}, answers)
+    found = deep_check.find_faulty_nodes({}, answers)
     assert told(found, "why") == {"n3": ["status 1; the end"]}
     for message, said in (("no torch", ": no torch"), ("", "")):
         first = FailureRecord(node="n2", rank=3, exit_code=1, message=message, time=5.0)
         later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
         answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
         why = f"rank 3 ended first, with status 1{said}"
-        assert told(deep_check.find_failed_ranks({}, answers), "why") == {"n2": [why]}
+        assert told(deep_check.find_faulty_nodes({}, answers), "why") == {"n2": [why]}
 
 
 # --- Names and clocks of all nodes compared: who is at odds with the others, and how -------------

@@ -12,19 +12,9 @@ import pytest
 
 from stager.core.errors import ConfigError, StagerError
 from stager.layers.project import asset_excludes, asset_files, project_files
-from stager.layers.tree import Tree, digest_contents, digest_tree
+from stager.layers.tree import digest_contents, digest_tree
 from tests.support.counting import calls
-
-
-def write(root: Path, *names: str) -> None:
-    """Make files below a folder, each with its own name in it."""
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"content of {Path(name).name}\n")
-
-
-def paths(tree: Tree) -> list[str]:
-    return [file.path for file in tree.files]
+from tests.support.trees import paths, write
 
 
 @contextlib.contextmanager

@@ -159,18 +159,21 @@ def test_a_last_line_without_an_end_counts() -> None:
     assert [event.data for event in events] == [b"cut of\n"]
 
 
-@pytest.mark.parametrize(("grace", "code"), [(0.5, -15), (300, 4)])
-def test_one_that_fails_takes_the_others_along_unless_they_end_by_themselves_first(
-    monkeypatch: pytest.MonkeyPatch, grace: float, code: int
+@pytest.mark.parametrize(
+    ("phase", "grace", "code"), [("launch", 0.5, -15), ("launch", 300, 4), ("preflight", 0.1, 4)]
+)
+def test_a_rank_that_fails_takes_others_along_unless_they_end_by_themselves_first(
+    monkeypatch: pytest.MonkeyPatch, phase: str, grace: float, code: int
 ) -> None:
-    """A rank that lost its peers has something to say, too."""
+    """A rank that lost its peers has something to say, too, and every node's problem counts."""
     monkeypatch.setattr(local, "FAILURE_GRACE", grace)
     well = agent("raise SystemExit(0)")
     os.waitid(os.P_PID, well.pid, os.WEXITED | os.WNOWAIT)  # it has ended before one fails
     other = agent(f"import time; time.sleep({600 if code < 0 else 0.5}); raise SystemExit(4)")
     running = {"a": agent("raise SystemExit(3)"), "b": other, "c": well}
     started = time.monotonic()
-    assert local._follow_agents(running, lambda event: None) == {"a": 3, "b": code, "c": 0}
+    ended = local._follow_agents(running, lambda event: None, phase)
+    assert ended == {"a": 3, "b": code, "c": 0}
     assert time.monotonic() - started >= 0.5
 
 
