@@ -17,6 +17,7 @@ import pytest
 
 from bundle.launch import output_reader
 from bundle.launch.output_reader import KEPT, Outputs, RecentOutput
+from bundle.protocol.messages import split_lines
 from bundle.protocol.problem import NodeError
 from bundle.system import signals
 from tests.support.processes import living, until
@@ -31,6 +32,7 @@ def followed(
     """Attend to a Python program, whose first argument is the pipes' folder."""
     said: list[Said] = []
     argv = [sys.executable, "-c", code, str(tmp_path / "output"), *arguments]
+    tmp_path.mkdir(exist_ok=True)
     with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
         status, recent = output_reader.run_launcher(
             argv,
@@ -46,7 +48,7 @@ def by_rank(said: list[Said]) -> dict[int | None, list[str]]:
     found: dict[int | None, bytes] = {}
     for rank, data in said:
         found[rank] = found.get(rank, b"") + data
-    return {who: data.decode(errors="replace").splitlines() for who, data in found.items()}
+    return {who: split_lines(data) for who, data in found.items()}
 
 
 def test_all_lines_come_in_order_and_the_last_are_kept(tmp_path: Path) -> None:
@@ -363,6 +365,7 @@ def test_a_rank_that_prints_without_end_waits_and_the_others_do_not(tmp_path: Pa
 
     argv = [sys.executable, "-c", NOISY_AND_QUIET]
     ranks = [range(1), range(1, 2)]
+    tmp_path.mkdir(exist_ok=True)
     with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
         status, _ = output_reader.run_launcher(
             argv, {**os.environ, **outputs.variables}, str(tmp_path), outputs, take_slowly

@@ -266,9 +266,8 @@ def _data_schemes(draft: Draft) -> None:
     python = HERE.python
     refuse = [
         f"{stem}/nosuch/{_TOKEN}", f"{stem}/data/pyvenv.cfg", f"{stem}/data/pkgs",
-        f"{stem}/data/pkgs/x.py", f"{stem}/data/project/x.py", f"{stem}/data/assets/x",
         f"{stem}/data/.stager/manifest.json", f"{stem}/data/.stager/layers/x",
-        f"{stem}/data/lib64/x", f"{stem}/data/bin/python", f"{stem}/scripts/python",
+        f"{stem}/data/bin/python", f"{stem}/scripts/python",
         f"{stem}/scripts/python3", f"{stem}/scripts/python{python}",
         f"{stem}/data/lib/python{python}/site-packages/_stager_imports.pth",
         "_stager_patches.py", "_stager_imports.pth", f"{stem}", f"{stem}/",
@@ -278,7 +277,8 @@ def _data_schemes(draft: Draft) -> None:
     accept = [
         f"{stem}/data/share/x", f"{stem}/data/etc/passwd", f"{stem}/headers/x.h",
         f"{stem}/scripts/a-script", f"{stem}/platlib/platform.py", f"{stem}/data/x",
-        f"{stem}/data/lib/x.so", f"{stem}/data/bin/tool",
+        f"{stem}/data/lib/x.so", f"{stem}/data/bin/tool", f"{stem}/data/lib64/x",
+        f"{stem}/data/pkgs/x.py", f"{stem}/data/project/x.py", f"{stem}/data/assets/x",
     ]  # fmt: skip
     draft.must_refuse = draft.must_refuse or draft.rng.random() < 0.6
     name = draft.rng.choice(refuse if draft.must_refuse else accept)
