@@ -171,7 +171,10 @@ class CarriedFile:
             why, hint = "is empty", "the copy was interrupted: copy it again"
         elif header.startswith(MANIFEST_NAME.encode() + b"\0"):
             why = "is a bundle, which needs no import"
-            hint = f"use it as it is: stager verify --bundle {self.path}"
+            hint = (
+                f"use it as it is: stager verify --bundle {self.path}; where its offline root is "
+                "not, take a file of `stager export` or of `stager build --output`"
+            )
         raise BundleError(f"{self.path} {why}", hint=hint)
 
     def _read_manifest(self) -> Manifest:

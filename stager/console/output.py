@@ -263,7 +263,7 @@ class Output:
 
     def _clear_pulse(self) -> None:
         if self._has_pulse:
-            print("\r\x1b[2K", end="", file=sys.stderr)
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
             self._has_pulse = False
 
     def step(self, what: str, done: int, total: int) -> None:
@@ -272,9 +272,11 @@ class Output:
             return
         what = escape_invisible(what)
         if self._terminal and total:
-            self._progress = self._progress or self._start_progress(total)
+            if self._progress is None:
+                self._clear_pulse()  # before rich stands in for the stream
+                self._progress = self._start_progress(total)
             (task,) = self._progress.task_ids
-            self._progress.update(task, completed=done, description=what)
+            self._progress.update(task, completed=done, description=f"done: {what}")
         elif self._terminal:
             self._write(f"  {what}", "dim")
         else:
