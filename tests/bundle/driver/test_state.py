@@ -243,6 +243,20 @@ def test_output_goes_to_the_log_of_its_rank_and_other_events_to_the_jobs(
     )
 
 
+@pytest.mark.parametrize("changed", [{"max_restarts": 2}, {"elastic": (1, 2)}])
+def test_where_ranks_move_between_nodes_the_first_ones_are_shown(
+    job: Job, changed: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torchrun may deal the first ranks to any node then."""
+    state = state_of(replace(job, launch=replace(job.launch, **changed)))
+    state.nproc = 2
+    for rank, node in ((2, "n1"), (0, "n2"), (1, "n2"), (None, "n1")):
+        state.take("launch", RankOutput(node, rank, b"x\n", of_ranks=True))
+    assert [(one["rank"], one["head"]) for one in printed(state, capfd)] == [
+        *((0, True), (1, True), (None, True)),
+    ]
+
+
 def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job, state: State) -> None:
     Path(job.log_dir, "demo.4711.n1.0.out").mkdir(parents=True)
     state.log_line("n1", "lost")

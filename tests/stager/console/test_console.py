@@ -78,18 +78,6 @@ def test_ranks_output_is_the_first_nodes_unless_verbose(capsys: pytest.CaptureFi
         assert capsys.readouterr().out.splitlines() == expected
 
 
-@pytest.mark.parametrize("changed", [{"max_restarts": 2}, {"elastic": (1, 2)}])
-def test_where_ranks_move_between_nodes_the_first_ones_are_shown(
-    changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """torchrun may deal the first ranks to any node then."""
-    console = quiet(nproc_per_node=2, **changed)
-    for rank, node, head in ((2, "local1", True), (0, "local2", False), (1, "local2", False)):
-        console.event(record("output", node=node, head=head, rank=rank, lines=[f"rank {rank}"]))
-    console.event(record("output", node="local1", head=True, rank=None, lines=["x"]))
-    assert capsys.readouterr().out.splitlines() == ["rank 0", "rank 1", "x"]
-
-
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_torchruns_report_is_left_to_the_log(
     restarts: int, capsys: pytest.CaptureFixture[str]
