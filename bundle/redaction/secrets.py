@@ -138,7 +138,8 @@ def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
 
 _QUOTES = rb"(?:\"\"\"|'''|\\{0,127}[\"'`])"
 """Quotes with what escapes them: JSON within JSON within a shell's quotes."""
-_OPEN = re.compile(rb"(?:[bBrRuUfF]{1,2}(?=\\*[\"']))?(?P<quote>" + _QUOTES + rb")")
+_OPEN = re.compile(rb"(?:(?:[bBrRuUfF]{1,2}|\$)(?=\\*[\"']))?(?P<quote>" + _QUOTES + rb")")
+"""What opens a quoted text, also in Python (``b"``) and in bash, which prints ``$'`` itself."""
 _QUOTE_BEFORE = re.compile(rb"\\{0,63}[\"']\Z")
 _CLOSING = {mark: re.compile(rb"(?<!\\)\\*" + mark.encode()) for mark in ('"', "'", "`")}
 _LINE = re.compile(rb"[^\n]*")
@@ -163,6 +164,11 @@ _BRACKET = re.compile(rb"(?P<open>\\*[\"'])[^\n]*?(?<!\\)(?P=open)|[\[\]{}()]")
 """A bracket of a list or a table, or a quoted text, whose brackets do not count."""
 _LIST_BYTES = 4096  # bytes of a list that are looked through for its end
 _QUOTED_BYTES = 1 << 16  # bytes of a quoted text in which escapes are understood
+_FURTHER_LINES = {
+    quote: re.compile(rb"(?:\n[^\n%s]{0,400}){1,16}(?=%s[ \t]*(?:[\r\n]|\Z))" % (quote, quote))
+    for quote in (b'"', b"'")
+}
+"""The rest of a value that a shell prints on several lines, as ``export -p`` does."""
 _MAX_GLUED = 16
 _MAX_NESTED = 4
 _OPENING = {b")": b"(", b"]": b"[", b"}": b"{"}
@@ -202,6 +208,9 @@ def _read_value(
     opened = _OPEN.match(text, at)
     if opened is not None:
         end = _end_of_quoted_words(text, opened.end(), opened["quote"])
+        more = _FURTHER_LINES.get(opened["quote"]) if sign == b"=" else None
+        if more is not None and text[end : end + 1] == b"\n" and _is_of_shell(text, name):
+            end = find_match_end(more, text, end)
         return _check(text, name, opened.end(), end)
     is_colon = sign.startswith(b":")
     quote = close if is_colon else b""
@@ -240,8 +249,12 @@ def _takes_line(text: bytes, name: _Name, at: int, sign: bytes) -> bool:
         return False
     if is_placeholder(text[at : find_match_end(_WORD, text, at)]):
         return False
-    before = text[max(0, name.start - _BEFORE) : name.start]
-    return sign == b":" or (not name.in_argument and bool(_SHELL_LINE.search(before)))
+    return sign == b":" or (not name.in_argument and _is_of_shell(text, name))
+
+
+def _is_of_shell(text: bytes, name: _Name) -> bool:
+    """Return whether a shell may assign to a name: at the start of a line, or after ``export``."""
+    return bool(_SHELL_LINE.search(text[max(0, name.start - _BEFORE) : name.start]))
 
 
 def _check(text: bytes, name: _Name, start: int, end: int, quote: bytes = b"") -> Span | None:
@@ -649,7 +662,7 @@ def find_url_logins(text: bytes) -> Iterator[Span]:
             text[start : find_match_end(_URL_REST, text, start, start + _URL_BYTES)]
         )
         login = text[start:end]
-        is_secret_login = b":" in login or looks_random(login)
+        is_secret_login = b":" in login or looks_random(login) or is_digest(login)
         if is_secret_login and not login.startswith(b"[redacted"):
             yield Span(start, end, "url-credential", at)
 

@@ -18,7 +18,15 @@ from bundle.protocol.problem import Problem, make_ending_problem
 from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match_line
 from .failure import FirstFailure, describe_lingering
 from .hits import Hit
-from .process_exits import LINES, Exit, describe_rank_failure, find_own_words, weigh_failure
+from .process_exits import (
+    LINES,
+    Exit,
+    describe_exit_code,
+    describe_rank_failure,
+    find_own_words,
+    find_signal,
+    weigh_failure,
+)
 
 # --- The verdict: which of many candidates failed first, and why it is that one ------------------
 
@@ -340,6 +348,9 @@ def _describe_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailur
         known = match_line(line)
         if known is not None and _names_cause(known.entry):
             return replace(failure, cause=line.strip()).explain(known)
+    if find_signal(code):
+        text, kind, hint = describe_exit_code(code)
+        return replace(failure, kind=kind, cause=f"the launcher: {text}", hint=hint)
     return failure
 
 

@@ -332,9 +332,10 @@ def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:
 
 def _read_event_time(raw: bytes) -> float:
     try:
-        return float(json.loads(raw)["time"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        time = float(json.loads(raw)["time"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0.0
+    return time if 0 <= time < _LATEST else 0.0
 
 
 def read_tail(path: Path, size: int) -> bytes:

@@ -220,6 +220,8 @@ def test_a_rank_without_a_word_is_classed_by_its_status(
     alone = found(result(exit_codes={"n1": 1, "n2": 0}, tails={}))
     assert (alone.node, alone.cause) == ("n1", "the launcher ended with exit status 1")
     assert (alone.kind, alone.lines) == ("unknown", ())
+    shot = found(result(exit_codes={"n1": 137, "n2": 0}, tails={"n1": ["step 7"]}))
+    assert (shot.kind, shot.cause) == ("killed", "the launcher: it was killed by SIGKILL")
 
 
 def test_problems_of_nodes_are_classed() -> None:

@@ -514,6 +514,13 @@ def test_an_order_that_cannot_be_true_is_left(tmp_path: Path, row: str) -> None:
     assert [(line.time, line.text) for line in found] == [(5.0, "one"), (5.0, "two")]
 
 
+@pytest.mark.parametrize("time", ["Infinity", "1e300", "-5", "NaN", "1" + "0" * 400, "[]"])
+def test_an_event_whose_time_cannot_be_has_none(tmp_path: Path, time: str) -> None:
+    (tmp_path / "a.1.out").write_text(f'{{"v": 1, "time": {time}}}\nhello\n')
+    found = list(merge_logs(find_job_files(str(tmp_path), tmp_path), LineFilter()))
+    assert [(line.time, line.text) for line in found if line.text == "hello"] == [(0.0, "hello")]
+
+
 def test_many_files_are_not_compared_with_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

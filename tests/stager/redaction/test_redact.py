@@ -26,6 +26,9 @@ HF_TOKEN={} python train.py
 export DB_PASSWORD='two words {}'
 DB_PASSWORD=two words {}
 declare -x HF_TOKEN="{}"
+declare -x DB_PASS="first⏎{}"⏎declare -x HOME="/h"
+export DB_PASSWORD='first⏎⏎x{}⏎last'
++ export HF_TOKEN=$'{}\t'
 $env:HF_TOKEN = "{}"
 set HF_TOKEN={}
 setenv HF_TOKEN {}
@@ -229,6 +232,12 @@ dapi1234567890abcdef1234567890abcdef hvs.CAESIJ1234567890abcdefghijklmno
 AGE-SECRET-KEY-1QQQQQQQQQQQQQQQQQQQQQQQQQQQQQQQQQQQQ
 """
 """Tokens of known services."""
+
+
+def test_a_token_of_hexadecimal_digits_goes_where_it_is_a_login() -> None:
+    token = "0123456789abcdef" * 3
+    shown = Redactor().words(f"Cloning https://{token}@git.corp/x.git at {token}")
+    assert shown.startswith("Cloning https://[redacted: url-credential]@git.corp/x.git")
 
 
 @pytest.mark.parametrize("token", TOKENS.split())
