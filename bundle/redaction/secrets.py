@@ -208,9 +208,8 @@ def _read_value(
     opened = _OPEN.match(text, at)
     if opened is not None:
         end = _end_of_quoted_words(text, opened.end(), opened["quote"])
-        more = _FURTHER_LINES.get(opened["quote"]) if sign == b"=" else None
-        if more is not None and text[end : end + 1] == b"\n" and _is_of_shell(text, name):
-            end = find_match_end(more, text, end)
+        if sign == b"=":
+            end = _end_of_further_lines(text, name, end, opened["quote"])
         return _check(text, name, opened.end(), end)
     is_colon = sign.startswith(b":")
     quote = close if is_colon else b""
@@ -315,6 +314,12 @@ def _end_of_quoted(text: bytes, start: int, quote: bytes) -> int:
         return stop
     end = text.find(quote, stop)
     return end if end >= 0 else len(text)
+
+
+def _end_of_further_lines(text: bytes, name: _Name, end: int, quote: bytes) -> int:
+    more = _FURTHER_LINES.get(quote)
+    goes_on = text.startswith(b"\n", end) and _is_of_shell(text, name)
+    return find_match_end(more, text, end) if more and goes_on else end
 
 
 def _end_of_bracketed(text: bytes, name: _Name, at: int, bracket: int) -> int:

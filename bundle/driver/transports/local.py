@@ -204,7 +204,8 @@ def _follow_agents(
         Exit status of each; of an agent that has answered, the status that it would end with.
     """
     codes: dict[str, int] = {}
-    end_others_at, is_told = math.inf, False
+    end_others_at = math.inf
+    is_told = phase != PhaseName.LAUNCH  # only ranks wait for each other
     with selectors.DefaultSelector() as selector:
         for node, agent in agents.items():
             output = cast("IO[bytes]", agent.stdout)
@@ -218,7 +219,7 @@ def _follow_agents(
                 if code is not None:
                     codes[node] = code
                     selector.unregister(key.fileobj)
-            if phase == PhaseName.LAUNCH and any(codes.values()) and not is_told:
+            if any(codes.values()) and not is_told:
                 end_others_at = min(end_others_at, time.monotonic() + FAILURE_GRACE)
             if time.monotonic() > end_others_at:
                 end_others_at, is_told = math.inf, True
