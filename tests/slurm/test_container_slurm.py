@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import pytest
-
 from tests.support.containers import INSIDE, stand_in
 from tests.support.needs import lacks
 from tests.support.provoking import Bench
@@ -20,7 +18,6 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.mark.full
 def test_agents_and_ranks_run_inside(bench: Bench) -> None:
     """In this container the only Python is the system's."""
     own = f"python3.{sys.version_info[1]}"

@@ -90,6 +90,7 @@ def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, bench: Benc
     assert (code, problems(report)) == (0, {}), said
     found = report["deep"]
     assert set(found["connect_seconds"]) == {"node02", "node03"}
+    assert set(found["clocks"]) == set(cluster.nodes)
     for clock in found["clocks"].values():  # the nodes share one clock, but it is not known
         assert abs(clock["ahead"]) <= clock["give_or_take"] + 0.05
     assert (found["all_reduce"], found["skipped"]) == (None, "torch is not in the bundle")

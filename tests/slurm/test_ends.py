@@ -52,6 +52,20 @@ def test_ctrl_c(large_bench: Bench, moment: Callable[[Bench], bool]) -> None:
     assert "interrupted; nothing is left running" in said.talk
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["ctrl-c", "scancel"])
+def test_ranks_that_do_not_listen_are_killed(bench: Bench, how: str) -> None:
+    started = bench.start("run", "--nodes", "3", "--", "train.py", "1=deaf", "all=sleep")
+    bench.at_work(started, 3)
+    if how == "ctrl-c":
+        said = ended(bench, started, lambda: os.killpg(started.pid, signal.SIGINT))
+        assert (said.code, said.report["first_failure"]) == (130, None), said.talk
+        return
+    cancel = ["scancel", bench.job_id()]
+    said = ended(bench, started, lambda: bench.cluster.run(cancel), killed=True)
+    assert (said.code, said.report["ended_by"]) == (3, "cancelled"), said.talk
+
+
 @pytest.mark.parametrize("sender", ["stager", pytest.param("scancel", marks=pytest.mark.full)])
 def test_signals_for_the_ranks_reach_them(bench: Bench, sender: str) -> None:
     """From here, and from Slurm, as ``--signal=USR1@60`` has it: the job goes on, and ends well."""

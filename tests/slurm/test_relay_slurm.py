@@ -113,7 +113,7 @@ def test_a_bundle_that_differs_in_its_manifest_alone(shared: Path, slurm_project
 def test_nodes_pass_the_bundle_on(
     cluster: Cluster, slurm_project: Project, without_sbcast: Path
 ) -> None:
-    """The whole bundle first; then, where one file has changed, only that layer."""
+    """The whole bundle first; then, where one file has changed or is damaged, only that layer."""
     report, events = staged(slurm_project)
     size = read_manifest(Path(report["bundle"])).size
     assert [event["bytes"] for event in events if event["event"] == "sent"] == [size]
@@ -123,6 +123,18 @@ def test_nodes_pass_the_bundle_on(
     _, events = staged(slurm_project)
     [changed] = [event["bytes"] for event in events if event["event"] == "sent"]
     assert 0 < changed < size / 2
+
+    begins = Path(report["bundle"]).name.rpartition("-")[2].partition(".")[0]
+    place = f"*/envs/{begins}*/site-packages/alpha/__init__.py"
+    find = ["find", "/tmp", "-path", place]
+    path = cluster.on("node02", find).stdout.strip()
+    cluster.on("node02", ["truncate", "--size=0", path])
+    report, events = staged(slurm_project)
+    [again] = [event["bytes"] for event in events if event["event"] == "sent"]
+    assert 0 < again < size / 2
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    assert any("node02" in note and "alpha/__init__.py" in note for note in notes)
+    assert staged(slurm_project)[0]["bytes_broadcast"] == 0
     assert not without_sbcast.exists()
     for node in cluster.nodes:
         left = cluster.on(node, ["sh", "-c", "ls /tmp/stager-0/incoming"]).stdout

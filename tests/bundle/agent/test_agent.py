@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.digest import Digest
+from bundle.protocol.enumerations import Action
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
 from tests.support.jobs import ask, job_for
@@ -91,6 +92,20 @@ def test_a_session_goes_on_under_the_python_that_is_named(
     assert (code, [event["event"] for event in events]) == (0, ["tidy"])
     (line,) = log.read_text().splitlines()
     assert re.fullmatch(rf"-I -S {program} agent session --request \d+", line)
+
+
+def test_without_torch_the_launcher_says_so_and_nothing_is_left(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    job = job_for(single, tmp_path, action=Action.RUN)
+    ask(program, "unpack", job, **found, bundle=str(single.path))
+    code, events = ask(program, "launch", job, **found, group=GROUP, shared=True)
+    assert code == 3
+    assert [event["event"] for event in events] == ["started", "output", "launch"]
+    last = events[-1]
+    assert (last["ok"], last["exit_code"], last["failures"], last["problems"]) == (False, 1, [], [])
+    assert "No module named" in last["tail"][-1]
+    assert os.listdir(f"{found['root']}/jobs") == []
 
 
 def test_an_environment_that_has_gone_is_said_to_be_gone(

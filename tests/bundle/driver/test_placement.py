@@ -389,6 +389,7 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
         (errno.ENOSPC, ProblemCode.HOST_DISK_FULL),
         (errno.EDQUOT, ProblemCode.HOST_DISK_FULL),
         (errno.EROFS, ProblemCode.HOST_DISK_UNWRITABLE),
+        (errno.EIO, ProblemCode.HOST_DISK_UNWRITABLE),
     ],
 )
 def test_an_error_of_a_file_system_in_a_phase_is_the_hosts(number: int, code: ProblemCode) -> None:
@@ -413,3 +414,10 @@ def test_what_is_temporary_does_not_stay(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(NodeError) as caught, make_scratch_dir():
         pass
     assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
+    # Where all of them are full, Python names no file.
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
+    with pytest.raises(NodeError) as caught, make_scratch_dir():
+        pass
+    assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
+    assert caught.value.problem.why.startswith("No usable temporary directory found")

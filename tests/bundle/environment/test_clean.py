@@ -179,6 +179,7 @@ def test_left_overs_go_once_nobody_needs_them(root: Path) -> None:
     (root / "incoming" / f"{made}.x" / "env" / "file").write_bytes(b"e" * 100)
     (root / "incoming" / "job-17.tar").write_bytes(b"b" * 10)
     (root / "incoming" / "notes.txt").touch()
+    (root / "keep.txt").touch()
     for name in ("mine", "A" * 64):
         (root / "envs" / name).mkdir()
     (root / "locks" / f"{'3' * 64}.lock").touch()
@@ -215,6 +216,7 @@ def test_left_overs_go_once_nobody_needs_them(root: Path) -> None:
         f"incoming/{busy}.x", "incoming/job-17.tar", "jobs/18.0",
     ]  # fmt: skip
     assert (last.gone, os.listdir(root / "incoming")) == (False, ["notes.txt"])
+    assert (root / "keep.txt").exists()
 
 
 # --- hostile content -----------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from bundle.redaction.secrets import mask_arguments, strip_url_secrets
         ('export HF_TOKEN="x abc"', 'export HF_TOKEN="***"'),
         ("--password\nabc", "--password\n***"),
         ("DB_PASSWORD:=abc", "DB_PASSWORD:=***"),
+        ("DB_PASSWORD+=abc", "DB_PASSWORD+=***"),
         ("password = abc", "password = ***"),
         ('password := "abc d"', 'password := "***"'),
         ("hf_token => abc", "hf_token => ***"),
@@ -47,6 +48,7 @@ from bundle.redaction.secrets import mask_arguments, strip_url_secrets
         ("--eos-token=<s>", "--eos-token=<s>"),
         ("nvcr.io/key:24.01", "nvcr.io/key:24.01"),
         ("--container-image=docker://me:pq7x1@r.io#i", "--container-image=docker://r.io#i"),
+        ("--container-image=me:pq7x1@r.io/i", "--container-image=***@r.io/i"),
         (
             "cd x && A=1 HF_TOKEN='a b' t.py --lr 1 && curl -H \"Cookie: a b\" h",
             "cd x && A=1 HF_TOKEN='***' t.py --lr 1 && curl -H \"Cookie: ***\" h",
@@ -64,6 +66,7 @@ def test_a_secret_in_an_argument(word: str, shown: str) -> None:
     [
         ("--token abc --token", "--token *** --token"),
         ("--api-key VALUE x", "--api-key *** x"),
+        ("-token abc", "-token ***"),
         ("--password -x", "--password ***"),
         ("--use-auth-token --epochs 3", "--use-auth-token --epochs 3"),
         ("--tokenizer bert", "--tokenizer bert"),

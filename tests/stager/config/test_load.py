@@ -41,6 +41,8 @@ def test_every_key_is_in_the_template_and_arrives(tmp_path: Path, isolated: Path
     default = load.parse(bare, root=tmp_path, source=tmp_path / "stager.toml")
     found = load.load(write(tmp_path, filled))
     assert (found.launch, found.cluster) == (default.launch, default.cluster)
+    named = ("requirements.in", 'numpy>=2; python_version > "3.9"')
+    assert found.environment.requirements == named
     text = re.sub(r"(?m)^# ([a-z-]+ = )", r"\1", filled)
     write(tmp_path, text)
     found = load.load(tmp_path)

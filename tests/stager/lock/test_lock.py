@@ -777,3 +777,11 @@ def test_the_build_of_pytorch_that_is_asked_for_wins(lock, index_env, wheelhouse
     for asked in ("torch==2.13.0", "r.txt"):
         assert versions(lock(asked, torch_backend="cpu")) == {"torch": "2.13.0+cpu"}
     assert fails(lock, "r.txt").context
+
+
+@pytest.mark.usefixtures("index_env")
+def test_a_wheel_file_is_locked_as_that_file(lock, tmp_path):
+    mine = make_wheel(tmp_path / "mine", "beta", "1.1", files={"beta.py": "MINE = True\n"})
+    made = lock("alpha", str(mine))
+    assert versions(made)["beta"] == "1.1"  # not 2.0, which the index has
+    assert made.files[1].path == mine

@@ -464,6 +464,21 @@ def test_prefixes_in_a_shared_log_choose_too(foreign: Callable[..., Path]) -> No
     assert len(all_of(folder, nodes=("node2",))) == 2
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "(Worker pid=5) ERROR 07-29 21:48:5{} [core.py:1141] ",
+        "<<my own {}>> ",
+        "\x1b[31m[1,{}]\x1b[0m ",
+    ],
+)
+def test_errors_with_a_prefix_are_whole(foreign: Callable[..., Path], shape: str) -> None:
+    lines = trace("ValueError: x").splitlines()
+    text = "".join(f"{shape.format(at)}{line}\n" for at, line in enumerate(lines))
+    found = all_of(foreign(slurm__out=f"step 1\n{text}step 2\n"), errors=True)
+    assert [line[-8:] for line in found] == [line[-8:] for line in lines]
+
+
 def test_errors_come_once_and_without_noise(foreign: Callable[..., Path]) -> None:
     noise = (
         "/x/y.py:3: UserWarning: an error might be near\n  warnings.warn(\n"

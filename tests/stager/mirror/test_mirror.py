@@ -378,7 +378,12 @@ def allocated_by(work: Callable[[Held], object], held: Held) -> int:
 
 @pytest.mark.parametrize(
     ("compression", "claimed"),
-    [(zipfile.ZIP_DEFLATED, None), (zipfile.ZIP_BZIP2, None), (zipfile.ZIP_LZMA, 100)],
+    [
+        (zipfile.ZIP_DEFLATED, None),
+        (zipfile.ZIP_DEFLATED, 100),
+        (zipfile.ZIP_BZIP2, None),
+        (zipfile.ZIP_LZMA, 100),
+    ],
 )
 def test_a_long_description_is_never_unpacked(
     tmp_path: Path, compression: int, claimed: int | None

@@ -38,7 +38,13 @@ srun --export=ALL,HF_TOKEN={} python
 sbatch --export=HF_TOKEN={},FOO=1 job.sh
 apptainer exec --env HF_TOKEN={} image
 PGPASSWORD={} psql -h x
+GITHUBTOKEN={}
 hftoken={}
+encryptionkey: {}
+X-SLURM-USER-TOKEN: {}
+TF_VAR_db_password={}
+ansible_become_pass: {}
+fernet_key={}
 aws_secret_access_key = {}
 [server]⏎password: {}
 password = “{}”

@@ -182,6 +182,10 @@ TOLD = """\
 srun: error: node01: task 0: Exited with exit code 143
 srun: error: node02: task 1: Killed
 """
+FAILED = """\
+srun: error: node03: tasks 4-5: Exited with exit code 3
+srun: error: node01: task 0: Terminated
+"""
 NO_NAME = "srun: error: n[1-: task 0: Killed\nsrun: error: Node failure on n[1-\n"
 
 
@@ -210,6 +214,7 @@ NO_NAME = "srun: error: n[1-: task 0: Killed\nsrun: error: Node failure on n[1-\
             },
         ),
         (TOLD, {"node02": "task 1: Killed", **followed("node02", "node01")}),
+        (FAILED, {"node03": "task 4-5: Exited with exit code 3", **followed("node03", "node01")}),
         (
             LOST,
             {
