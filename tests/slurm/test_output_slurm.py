@@ -17,6 +17,7 @@ from tests.support.cluster import Cluster, make_cluster, remove_cluster
 from tests.support.events import event_keys
 from tests.support.golden import check_golden
 from tests.support.needs import needs
+from tests.support.provoking import empty_nodes
 
 NODES, LINES, WIDTH = 8, 8000, 1500
 
@@ -79,6 +80,7 @@ def test_a_backlog_when_tasks_end_costs_nothing(large: Cluster, slurm_project: P
 
 def test_binary_output_is_kept_byte_by_byte(cluster: Cluster, slurm_project: Project) -> None:
     """And the job's events are those of a golden file."""
+    empty_nodes(cluster)  # what they have of earlier tests is in the events
     (slurm_project.root / "train.py").write_text(BINARY)
     logs = slurm_project.root / "logs"
     read = {"STAGER_CLUSTER_STAGE": "never"}  # whatever the speed of this machine's disk
