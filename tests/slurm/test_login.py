@@ -91,8 +91,8 @@ def test_a_batch_job_that_is_followed(bench: Bench) -> None:
     assert ranks(bench) == [f"[RANK {rank}] WORLD_SIZE=4" for rank in range(4)]
     for rank in range(4):  # the first node's are shown
         assert (f"[RANK {rank}]" in said.talk) is (rank < 2), said.talk
-    said = bench.stager("run", *argv, "1=raise", "all=sleep")
-    assert (said.code, said.failure["rank"]) == (3, 1), said.talk
+    said = bench.stager("run", *argv, "3=raise", "all=sleep")
+    assert (said.code, said.failure["node"], said.failure["rank"]) == (3, "node02", 3), said.talk
     assert said.failure["cause"] == "ValueError: this rank is unhappy"
 
 
