@@ -258,8 +258,9 @@ def test_an_sdist_is_built_once(sdist_lock, store, tmp_path):
 
 def test_a_failed_build_shows_its_end(index_env, wheelhouse, store):
     fault = "def build_wheel(*rest):\n    raise OSError('no compiler can do this')\n"
-    error = fails(lock_of(locked(own_sdist(wheelhouse, "hopeless", fault))), store)
-    problem, heading, *output, advice = error.context
+    with pytest.raises(WheelError) as caught:
+        fetch(lock_of(locked(own_sdist(wheelhouse, "hopeless", fault))), store)
+    problem, heading, *output, advice = caught.value.context
     assert problem.startswith("hopeless-1.0.tar.gz: ")
     assert heading == "the end of the build of hopeless 1.0:"
     assert output[-1] == "  | OSError: no compiler can do this"
