@@ -365,7 +365,7 @@ def _make_missing_layers(
         store=store,
         target=spec.target,
         jobs=options.jobs or len(os.sched_getaffinity(0)),
-        progress=listener.step,
+        progress=lambda made, done, total: listener.step(f"{made} made", done, total),
     )
     if any(source.hub for source in sources):
         forget_files(store)

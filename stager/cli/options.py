@@ -285,7 +285,7 @@ def _read_resolving(
         str | None,
         option(
             "--exclude-newer DATE",
-            "Ignore files uploaded after DATE. The lock keeps it; the word none ends that.",
+            "Ignore files uploaded after DATE, kept in the lock; 'none' removes it.",
         ),
     ] = None,
 ) -> Any:  # noqa: ANN401

@@ -276,7 +276,7 @@ class Output:
                 self._clear_pulse()  # before rich stands in for the stream
                 self._progress = self._start_progress(total)
             (task,) = self._progress.task_ids
-            self._progress.update(task, completed=done, description=f"done: {what}")
+            self._progress.update(task, completed=done, description=what)
         elif self._terminal:
             self._write(f"  {what}", "dim")
         else:

@@ -430,6 +430,7 @@ from stager.console.job_result import Console
 from stager.core.errors import StagerError
 console = Console()
 console.begin("layers")
+console.show_pulse("4 s, a sign of life")
 for done in range(1, 4):
     console.step("torch 2.13.0 [bold]", done, 3)
 console.data("/bundle.tar")
@@ -460,6 +461,8 @@ def test_a_terminal_gets_colours_and_a_bar() -> None:
     assert f"{ESCAPE}[31;1merror: what [red]{ESCAPE}[0m" in shown
     assert "torch 2.13.0 [bold]" in shown
     assert "3/3" in shown
+    assert f"4 s, a sign of life\r{ESCAPE}[2K" in shown  # before the bar stands in its place
+    assert f"{ESCAPE}{ESCAPE}" not in shown
     plain = on_terminal(NO_COLOR="1")
     assert "Making the layers\r\n" in plain
     assert "error: what [red]\r\n" in plain
