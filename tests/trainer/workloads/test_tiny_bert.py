@@ -25,7 +25,7 @@ def test_the_learning_rate_grows_with_the_step_and_stops_where_it_would_diverge(
     assert rates == pytest.approx([1e-3, 1e-3 * math.sqrt(2), 2e-3, 2e-3, 2e-3])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_ranks_learn_the_example(tmp_path):
     import transformers
 
