@@ -341,7 +341,7 @@ def _list_stored_lines(store: Store, manifest: Manifest) -> list[str]:
 def _line(path: Path, key: Digest) -> str:
     try:
         return " ".join(map(str, [*to_stamp(path.stat()), key]))
-    except FileNotFoundError:
+    except OSError:  # also a link to itself, which whoever reads the file refuses
         return "missing"
 
 

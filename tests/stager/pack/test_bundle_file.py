@@ -146,6 +146,16 @@ def test_a_bundle_that_was_carried_here_was_not_made_here(project, tmp_path):
     assert not elsewhere.root.exists()
 
 
+def test_a_stored_file_that_has_become_a_link_to_itself_is_made_again(project):
+    packed = project.build().packed
+    (name,) = {member.file for member in packed.manifest.external_members if "whl" in member.file}
+    whole = (project.store.layers / name).read_bytes()
+    (project.store.layers / name).unlink()
+    (project.store.layers / name).symlink_to(name)
+    assert project.build().packed.path == packed.path
+    assert (project.store.layers / name).read_bytes() == whole
+
+
 # --- Marks of bundles that a batch script names, by the command line and by themselves
 
 
