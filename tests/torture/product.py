@@ -25,7 +25,7 @@ STAGER = [sys.executable, "-m", "stager"]
 _SECONDS = 50.0
 Limits = Sequence[tuple[int, int]]
 _TRACE = "Traceback (most recent call last)"
-_BEFORE_OURS = "Fatal Python error: init_import_site"
+BEFORE_OURS = "Fatal Python error: init_import_site"
 """Ctrl-C while Python looks for its packages: no line of the product has run by then."""
 
 
@@ -184,7 +184,7 @@ def _become(argv: Sequence[str], folder: Path, env: Mapping[str, str], out: Path
 
 def sound(done: Done) -> Done:
     """Hold what every command promises: an exit code of its own, and no traceback."""
-    if done.err.startswith(_BEFORE_OURS):
+    if done.err.startswith(BEFORE_OURS):
         return done
     require(_TRACE not in done.err + done.out, "no traceback", done)
     require(done.code in (0, 1, 2, 3), "the exit code is 0, 1, 2 or 3", done)

@@ -17,7 +17,7 @@ from tests.support.processes import command_lines, stat_fields
 
 from .. import checks
 from ..deadline import Deadline
-from ..product import REPO, Done, finish, sound, stager, start, succeeded
+from ..product import BEFORE_OURS, REPO, Done, finish, sound, stager, start, succeeded
 from ..registry import Area
 from ..rounds import HEALED, SAME, Round, require
 from ..world import ANSWER, EXEC, VERIFY
@@ -102,7 +102,8 @@ def _ended(ended: Done, number: signal.Signals) -> None:
     if ended.code in (-signal.SIGKILL, 0):
         return
     # What Python says while it starts, before a line of ours has run, nobody can help.
-    early = ended.code == -signal.SIGINT and f'File "{REPO}/' not in ended.err
+    early = ended.code == -signal.SIGINT and f'File "{REPO}/stager' not in ended.err
+    early = early or ended.err.startswith(BEFORE_OURS)
     require("Traceback" not in ended.err or early, "no traceback", ended)
     # Python itself ends by the signal until the program has begun, and by SIGINT (which a shell
     # shows as 130) where an interrupt comes in the last moments.
