@@ -21,7 +21,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from bundle.protocol.events import OF_AGENTS, OF_DRIVER, PRINTED_ONLY, DriverEvent  # noqa: E402
+from bundle.protocol.events import (  # noqa: E402
+    OF_AGENTS,
+    OF_DRIVER,
+    PRINTED_ONLY,
+    DriverEvent,
+    JobStacks,
+)
 from bundle.protocol.messages import (  # noqa: E402
     AgentEvent,
     Answer,
@@ -57,7 +63,9 @@ lack keys that are null, false or empty.
 
 A job begins with `job` and ends with `result`. Each phase is between its `begin` and `end`; what
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job
-that Slurm has put back into the queue continues in the same file with another `job`.
+that Slurm has put back into the queue continues in the same file with another `job`. Where its
+ranks are started again in the same allocation, `attempt` comes within the phase `launch`, with what
+nodes answered before to another `preflight`.
 """
 FOR_THE_DRIVER = (Ready, OutOfReach, Heartbeat, Relayed)
 """Messages of agents to the driver alone: it never passes them on."""
@@ -84,6 +92,11 @@ def page() -> str:
         f"and more:\n\n{_table(Answer)}\n",
     ]
     parts += [_section(kind) for kind in OF_AGENTS if kind not in FOR_THE_DRIVER]
+    parts += [
+        "## The stacks of the ranks\n",
+        "`stacks.<id>.json` beside the events, which `stager stacks --json` prints, is one object\n"
+        f"([diagnosis.md](diagnosis.md#while-the-job-runs)):\n\n{_table(JobStacks)}",
+    ]
     parts += ["## Values in events\n", *(_value_section(kind) for kind in _values())]
     return "\n".join(parts)
 
@@ -168,7 +181,7 @@ def _name(kind: type[Any]) -> str:
 
 def _values() -> Iterator[type[Any]]:
     """Yield the classes that are only parts of events, each once, in their order."""
-    waiting: list[type[Any]] = [*OF_DRIVER, *OF_AGENTS]
+    waiting: list[type[Any]] = [*OF_DRIVER, *OF_AGENTS, JobStacks]
     seen = set(waiting)
     while waiting:
         kind = waiting.pop(0)
@@ -176,7 +189,7 @@ def _values() -> Iterator[type[Any]]:
             if part not in seen:
                 seen.add(part)
                 waiting.append(part)
-        if not issubclass(kind, (DriverEvent, AgentEvent)):
+        if not issubclass(kind, (DriverEvent, AgentEvent, JobStacks)):
             yield kind
 
 

@@ -123,6 +123,7 @@ def run_job(
     from .jobs.driver import run_driver
     from .jobs.outcome import Outcome
     from .jobs.preparation import choose_source, get_current_bundle, make_driver_start, prepare
+    from .pack.bundle_file import mark
 
     source = choose_source(options, config, batch=options.batch)
     bundle = get_current_bundle(config, options.bundle, listener, options.bundle_id)
@@ -141,6 +142,8 @@ def run_job(
         outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
         run_driver(outcome, prepared.config, start, listen, listener.talk)
         bad_nodes.remember_bad_nodes(store, outcome)
+        if outcome.result is not None and outcome.result.failures:
+            mark(store, prepared.bundle)  # for a replay, when the project has changed
         return outcome
 
 

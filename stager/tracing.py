@@ -387,6 +387,7 @@ def _prepare_smoke_test(
         config.cluster,
         nodes=(1, 1),
         min_nodes=None,
+        spares=0,
         stage=Stage.AUTO,
         transfer=TransferWay.AUTO,
         container_image=None,
@@ -398,6 +399,7 @@ def _prepare_smoke_test(
         backend=Backend.AUTO,
         interface="auto",
         max_restarts=0,
+        retries=0,
     )
     config = replace(config, cluster=cluster, launch=launch)
     options = JobOptions(allocation="local", command=tuple(command), bundle=bundle.path)

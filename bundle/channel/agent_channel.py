@@ -7,12 +7,13 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..protocol import messages
 from ..protocol.codec import decode, encode
@@ -30,6 +31,8 @@ RELAY = "relay"
 END = "end"  # the command to agents at work: end it, and stay until all output has come
 SIGNAL = "signal "
 """The beginning of the command to pass a signal on to the ranks; its number follows."""
+LOOK = "look "
+"""The beginning of the command to report what the ranks do; the number of the question follows."""
 AGAIN = "again"  # the key of a line that asks for frames once more, by source
 STAY_SECONDS = 900.0
 """Time that an agent stays after its last answer, unless the driver ends its input before.
@@ -67,6 +70,7 @@ class AgentChannel:
         handed_over: True if this process has begun as another interpreter, which became this one.
         node: the name of this node.
         sent: bytes of output that were passed on since the last request, by rank.
+        on_look: called with the number of each question for what the ranks do, in another thread.
     """
 
     def __init__(self, handle: int | None, phase: str = "", *, follow: bool = True) -> None:
@@ -79,6 +83,7 @@ class AgentChannel:
         """The lines of the driver that were read in a step; an empty one is the end."""
         self._busy = True
         self.sent: dict[int | None, int] = {}
+        self.on_look: Callable[[int], None] = lambda number: None
         self._requests = RequestReader(get_node_name(os.environ), phase)
         self.request = self._requests.first(_read_first_message(handle))
         self._in_step = self._requests.in_step
@@ -120,7 +125,7 @@ class AgentChannel:
         """Wait for the next request to this node; return False where there is none any more."""
         while line := self._next():
             # A command is too late: this node had failed before.
-            is_late = line in (GO, STOP, END) or line.startswith(RELAY)
+            is_late = line in (GO, STOP, END) or line.startswith((RELAY, LOOK))
             message = None if is_late else unpack_line(line)
             if message is None:
                 continue
@@ -190,6 +195,39 @@ class AgentChannel:
                 self._take(line.decode(errors="replace"))
 
     @contextlib.contextmanager
+    def answer_looks(self, look: Callable[[int], None]) -> Iterator[None]:
+        """Call a function at each question for what the ranks do, while the block runs.
+
+        On a local node nobody else reads standard input meanwhile.
+        """
+        self.on_look = look
+        end, stop = os.pipe()
+        listener = threading.Thread(target=self._listen_until, args=(end,), daemon=True)
+        try:
+            if not self._in_step:
+                listener.start()
+            yield
+        finally:
+            os.close(stop)
+            if listener.ident is not None:
+                listener.join()
+            os.close(end)
+            self.on_look = lambda number: None
+
+    def _listen_until(self, end: int) -> None:
+        """Take commands from standard input until a pipe has ended, or the input has."""
+        lines, ready = Lines(), select.poll()
+        for handle in (0, end):
+            ready.register(handle, select.POLLIN)
+        with contextlib.suppress(OSError):  # there is no input
+            while end not in dict(ready.poll()):
+                chunk = os.read(0, 1 << 16)
+                if not chunk:
+                    return
+                for line in lines.feed(chunk):
+                    self._take(line.decode(errors="replace"))
+
+    @contextlib.contextmanager
     def watch_progress(self) -> Iterator[None]:
         """Say in heartbeats what this process hangs in, or its children, while the block runs."""
         self._progress = TaskProgress(processes.list_own_tasks())
@@ -219,6 +257,9 @@ class AgentChannel:
             number = line[len(SIGNAL) :]
             if number in {str(int(known)) for known in USER_SIGNALS}:  # it may be cut
                 signals.add_user_signal(int(number))
+        elif line.startswith(LOOK):
+            if line[len(LOOK) :].isdecimal():  # it may be cut
+                self.on_look(int(line[len(LOOK) :]))
         elif not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)
         else:

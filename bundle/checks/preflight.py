@@ -94,7 +94,8 @@ def _find_address(request: PreflightRequest) -> tuple[str, int, Problem | None]:
     NodeError is raised. Such a node's address is that towards the driver's host, or empty.
     """
     try:
-        port = network.choose_port(request.job.id)
+        attempt = f".{request.attempt}" if request.attempt else ""  # no rank of one before it meets
+        port = network.choose_port(f"{request.job.id}{attempt}")
         return _choose_address(request), network.find_free_port(port), None
     except NodeError as exc:
         if request.node_rank == 0:

@@ -61,7 +61,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"{absent if standing else gone} on {where}")
         return
     note_unnamed(state)
-    answers = _collect(state, node) if job.outputs else _remove_work_dirs(state, job.nodes)
+    answers = _collect(state, node) if job.outputs else _remove_all_work_dirs(state)
     left = _list_left(answers)
     if left:
         state.note(
@@ -77,7 +77,7 @@ def _collect(state: State, node: str) -> dict[str, TidyAnswer]:
     answers: dict[str, TidyAnswer] = {}
     try:
         if _is_whole(received):
-            answers = _remove_work_dirs(state, state.job.nodes, received)
+            answers = _remove_all_work_dirs(state, received)
             pending = [name for name, answer in answers.items() if answer.unsent]
         while pending and _is_whole(received):
             asked.append(pending[0])
@@ -104,6 +104,11 @@ def _locate_work_dir(state: State, node: str) -> str:
 def list_named_outputs(job: Job) -> set[str]:
     """Return the outputs that the user has named."""
     return {*job.outputs} - {*job.tracked}
+
+
+def _remove_all_work_dirs(state: State, received: Received | None = None) -> dict[str, TidyAnswer]:
+    """Remove them on all nodes; spare ones may have earlier results."""
+    return _remove_work_dirs(state, (*state.job.nodes, *state.spares), received)
 
 
 def _remove_work_dirs(

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..format.archive import BundleFile
+from ..protocol.counts import format_count
 from ..protocol.enumerations import EXIT_INTERRUPTED, EXIT_JOB, Allocation
 from ..protocol.events import JobBegins, PhaseBegins, PhaseEnds
 from ..protocol.job import Job
@@ -48,9 +49,11 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     signals.end_on_signals()
     signals.receive_user_signals()
     processes.raise_open_files()
+    spares = job.spares
     if job.allocation is Allocation.SLURM:
         job = slurm_text.bind_allocation(job, os.environ)
     state = State(job, Logs(job))
+    state.missing_spares = spares - job.spares
     try:
         _run_phases(state, transport or _choose_transport(job))
         signals.ignore_signals()  # before this block ends: a signal in between would have no result
@@ -115,6 +118,9 @@ def _go_through_phases(
             raise
     finally:
         state.emit(JobBegins(job.nodes, job.log_dir, cluster_name(job), job.bundle_id))
+        if state.missing_spares:
+            count = format_count(job.spares, "spare node")
+            state.note(f"the allocation has room for {count} only", warning=True)
         if state.logs.older:
             state.note(f"files of another job {job.id} have been moved to {state.logs.older}")
     state.transport = transport(job)
@@ -150,6 +156,7 @@ def _conclude(state: State) -> int:
     result = replace(
         state.result,
         ok=not (problems or interrupted),
+        hang=state.result.hang if problems or interrupted else None,
         interrupted=interrupted,
         ended_by=ended_by,
         problems=problems,

@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import re
+import stat
 import time
 from contextlib import suppress
 from typing import IO
@@ -66,6 +67,8 @@ def _match_names(job_id: str) -> re.Pattern[str]:
         log_names.make_preflight_name,
         log_names.make_job_name,
         log_names.make_wrapper_name,
+        log_names.make_stacks_name,
+        log_names.make_stacks_request_name,
     )
     fixed = [re.escape(name(job_id)) for name in names]
     return re.compile("|".join((*fixed, rf".+\.{re.escape(job_id)}\.(?:batch|.+\.\d+)\.out")))
@@ -105,6 +108,11 @@ _CUT: PieceWriter = ("cut",)
 """Nobody: a full disk took only the beginning of a line, to which nothing belongs that follows."""
 
 
+def format_attempt_mark(number: int) -> str:
+    """Return the line of a log below which another attempt of the same job begins."""
+    return f"{log_names.ATTEMPT_MARK}{number}: the ranks are started again\n"
+
+
 class Logs:
     """Files by name; they are appended to, so a job that is started again goes on in them.
 
@@ -128,6 +136,10 @@ class Logs:
         self._begun: set[str] = set()
         self._most_open = min(_MOST, max(_FEWEST, processes.get_open_file_limit() // 2))
         self._unended: dict[str, PieceWriter] = {}
+        self._request: tuple[int, ...] = ()
+        """The file that last asked for stacks."""
+        self._answered: tuple[int, ...] = ()
+        """The one that was answered last: it may not be possible to remove it."""
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
             self.older = move_older_files(job)
@@ -172,6 +184,45 @@ class Logs:
         """Write ``preflight.<jobid>.txt``."""
         text = "".join(f"{line}\n" for line in lines)
         self._append(log_names.make_preflight_name(self._job.id), text.encode())
+
+    def stacks(self, text: str) -> None:
+        """Write ``stacks.<jobid>.json``, in the place of an earlier one."""
+        name = log_names.make_stacks_name(self._job.id)
+        path, new = (os.path.join(self._job.log_dir, one) for one in (name, f".{name}.new"))
+        try:
+            with self._open_with_mode(os.path.basename(new), "wb") as handle:
+                handle.write(text.encode())
+            os.replace(new, path)
+        except OSError as exc:
+            self._note_fault(name, exc)
+            with suppress(OSError):
+                os.unlink(new)
+
+    def is_stacks_requested(self) -> bool:
+        """Tell whether this user asks for the stacks, with ``stacks.<jobid>.request``."""
+        name = log_names.make_stacks_request_name(self._job.id)
+        try:
+            # A client of NFS looks again at a directory that it opens; else it may believe for
+            # acdirmax, a minute, that the file is not there: see "close-to-open" in nfs(5).
+            folder = os.open(self._job.log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                owner = os.fstat(folder).st_uid  # some servers make every file somebody else's
+            finally:
+                os.close(folder)
+        except OSError:
+            return False
+        self._request = found.st_ino, found.st_mtime_ns
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), owner)
+        return is_own and self._request != self._answered
+
+    def drop_stacks_request(self) -> None:
+        """Remove the file that asked for stacks: they are written, or there are none."""
+        self._answered = self._request
+        if self._request:
+            name = log_names.make_stacks_request_name(self._job.id)
+            with suppress(OSError):
+                os.unlink(os.path.join(self._job.log_dir, name))
 
     def _log(self, node: str, task: int) -> str:
         return log_names.make_rank_log_name(self._job.name, self._job.id, node, task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,22 +15,29 @@ from ..launch.program_variables import USE_CPU
 from ..node.node_root import MEMORY
 from ..protocol import messages
 from ..protocol.enumerations import Action, Allocation, PhaseName
+from ..protocol.events import AttemptBegins, FailedAttempt, RankOutput
 from ..protocol.job import Job
 from ..protocol.messages import LaunchAnswer, PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import collect, cuda, placement
 from .findings import format_preflight_line
+from .rank_watch import RankWatch
+from .retries import EndedLaunch, Failure, History, RankProgress, find_failure
 from .state import State
-from .transports.transport import Event
+from .transports.transport import Event, LaunchStopped, do_nothing
 
 # --- The ranks of a job: how they are started, and what has become of them -----------------------
 
 
-def _start_ranks(state: State) -> None:
-    shared = all(facts.proj for facts in state.facts.values())
-    state.separate_run_dirs = not shared
+def _prepare_run_dirs(state: State) -> None:
+    """Decide where ranks run; and send earlier results to all nodes, spare ones too."""
+    state.separate_run_dirs = not all(facts.proj for facts in state.facts.values())
     collect.note_unnamed(state)  # before hours of work, and at the end once more
     collect.send_earlier_results(state)
+
+
+def _start_ranks(state: State, progress: RankProgress) -> None:
+    shared = not state.separate_run_dirs
     group = _make_group(state)
     if group.on_cpus:
         _note_cpus(state)
@@ -41,22 +49,35 @@ def _start_ranks(state: State) -> None:
     has_begun = state.job.min_nodes is None
     """True once no node is left out any more, so that ranks get no other numbers."""
 
-    def create_logs(event: Event) -> None:
+    watch = RankWatch(state) if launch.watch else None
+
+    def listen(event: Event) -> None:
         """Create a node's rank logs as it starts; thousands of files would delay the launch."""
         nonlocal has_begun
+        if watch is not None:
+            watch.take(event)
+        if isinstance(event, RankOutput) and event.of_ranks:
+            progress.take(event)
         if keeps_numbers and isinstance(event, messages.Started):
             has_begun = True
             state.create_rank_logs(event.node)
 
     def request(node: str) -> messages.LaunchRequest:
-        return messages.LaunchRequest(**state.place(node), group=group, shared=shared)
+        return messages.LaunchRequest(
+            **state.place(node), group=group, shared=shared, attempt=state.attempt
+        )
 
     try:
-        state.ask(PhaseName.LAUNCH, request, create_logs)
+        if watch is not None:
+            state.transport.tick = watch.tick
+        state.ask(PhaseName.LAUNCH, request, listen)
     finally:  # also of a job that is interrupted: something may have failed before
         if keeps_numbers and has_begun:  # the logs of ranks that were never started
             state.create_rank_logs(*state.job.nodes)
         _add_outcome(state)
+        if watch is not None:
+            state.transport.tick = do_nothing
+            state.result = replace(state.result, hang=watch.end())
 
 
 def _make_group(state: State) -> messages.GroupSettings:
@@ -100,6 +121,7 @@ def _add_outcome(state: State) -> None:
         vanished=tuple(chain(answer.vanished for answer in every)),
         # Without a failure nobody asks who ended first.
         left=tuple(chain(answer.left for answer in every)) if failures else None,
+        attempt=None,
     )
 
 
@@ -213,10 +235,58 @@ def _use_probe(state: State) -> None:
 
 
 def _ask_launch(state: State) -> None:
-    """Start the ranks, again without the nodes that kept all of them from beginning."""
-    _start_ranks(state)
-    while state.leave_out_unreachable():
-        _start_ranks(state)
+    """Start the ranks; again without the nodes that kept all of them from beginning.
+
+    After a failure that may not come again they are started anew, as often as the job allows.
+    """
+    history = History(state.job.launch.retries)
+    _prepare_run_dirs(state)
+    state.set_spares_aside()
+    if state.spares:
+        state.emit(AttemptBegins(0, state.job.nodes, state.spares))
+    while True:
+        stopped: LaunchStopped | None = None
+        progress, started = RankProgress(), time.monotonic()
+        try:
+            _start_ranks(state, progress)
+        except LaunchStopped as exc:
+            stopped = exc
+        if state.leave_out_unreachable():
+            continue
+        if stopped is None and not state.has_launch_failed():
+            return
+        ended = time.monotonic()
+        answers = state.get_answers(LaunchAnswer)
+        failure = find_failure(EndedLaunch(answers, state.result.hang, stopped is not None))
+        attempt = history.judge(failure, progress, ended - started)
+        state.result = replace(state.result, attempt=attempt)
+        if not history.may_go_on() or state.transport.find_ending():
+            if stopped is not None:
+                raise stopped
+            return
+        _prepare_restart(state, failure, attempt, ended)
+
+
+def _prepare_restart(state: State, failure: Failure, failed: FailedAttempt, ended: float) -> None:
+    """Choose the nodes of another attempt: they are asked again, with new agents."""
+    before = state.job.nodes
+    state.attempt = failed.number + 1
+    state.transport.close()
+    state.drop_nodes(failure)
+    _ask_preflight(state)
+    state.facts = {**state.facts, **state.get_answers(PreflightAnswer)}
+    state.leave_out_or_fail()
+    if not all(state.facts[node].ready for node in state.job.nodes):
+        placement.make_and_emit_plan(state)
+        placement.execute_plan(state)
+        _use_unpack(state)
+    state.set_spares_aside()
+    state.forget_launch()
+    left_out = tuple(node for node in before if node not in state.job.nodes)
+    seconds = round(time.monotonic() - ended, 3)
+    nodes, spares = state.job.nodes, state.spares
+    state.emit(AttemptBegins(state.attempt, nodes, spares, failed, left_out, seconds))
+    state.mark_attempt()
 
 
 def _use_launch(state: State) -> None:
@@ -233,7 +303,7 @@ def _use_launch(state: State) -> None:
         )
     state.result = replace(state.result, notes=notes)
     if state.job.launch.elastic is not None:
-        state.leave_out_or_fail()
+        state.leave_out_or_fail(fills_places=False)
     state.fail_if_any()
 
 
@@ -270,7 +340,7 @@ def _add_problem(state: State, answer: PreflightAnswer, problem: Problem) -> Non
 
 
 def _make_preflight_request(state: State, node: str, marker: str) -> messages.PreflightRequest:
-    request = messages.PreflightRequest(**state.common(node), marker=marker)
+    request = messages.PreflightRequest(**state.common(node), marker=marker, attempt=state.attempt)
     if state.bundle is None:
         return request
     manifest = state.bundle.manifest

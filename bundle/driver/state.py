@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from ..format.archive import BundleFile
 from ..launch.commands import choose_nproc
 from ..protocol import events, messages
+from ..protocol.codec import encode
 from ..protocol.enumerations import Launcher, PhaseName
-from ..protocol.events import DriverEvent, JobEnds, NodesLate, RankOutput, Remark
+from ..protocol.events import DriverEvent, JobEnds, JobStacks, NodesLate, RankOutput, Remark
 from ..protocol.job import ONE_A_CPU, Job
 from ..protocol.messages import Answer, LaunchAnswer, PreflightAnswer
 from ..protocol.problem import Problem, ProblemCode
@@ -22,9 +24,10 @@ from ..results.selection import OutputEntry
 from ..system import signals
 from . import output
 from .findings import format_probe_line, shorten_names
-from .logs import DRIVER, Logs
+from .logs import DRIVER, Logs, format_attempt_mark
 from .output import Display, OutputLogs
 from .plan import Plan
+from .retries import Failure
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 # --- A node's answer: those of several tasks as one, and the driver's own where it gave none ------
@@ -120,6 +123,10 @@ class State:
     def __init__(self, job: Job, logs: Logs) -> None:
         self.job, self.logs = job, logs
         """The job's nodes get fewer when some are left out."""
+        self.spares: tuple[str, ...] = ()
+        """The nodes without ranks, once it is decided which these are; then no nodes of the job."""
+        self._size = len(job.nodes) - job.spares
+        """The number of nodes that get ranks, unless fewer do."""
         self.bundle: BundleFile | None = None
         """The bundle, open; None where the driver cannot see it."""
         self.facts: dict[str, PreflightAnswer] = {}
@@ -134,7 +141,11 @@ class State:
         """Time that sending files took; None if none was sent."""
         self.sent_folders: list[str] = []
         """The names of the directories that files were sent to, whether they arrived or not."""
+        self.missing_spares = 0
+        """Spare nodes that were asked for, and that the allocation does not have."""
         self.nproc = 1
+        self.attempt = 0
+        """Times that ranks were started before that failed then."""
         self.separate_run_dirs = False
         """True if ranks ran in directories of their nodes' own."""
         self.sent_results: dict[str, OutputEntry] | None = None
@@ -146,8 +157,8 @@ class State:
         self.display = Display(job.id)
         self._mask = SecretMask(os.environ, job.launch.pass_env)
         self._commands: set[tuple[str, ...]] = set()
-        self._ranks: tuple[tuple[str, ...], dict[str, int]] = (), {}
-        """Nodes of the job, and the rank of each."""
+        self._ranks: tuple[tuple[str, ...], tuple[str, ...], dict[str, int]] = (), (), {}
+        """Nodes of the job, spare ones, and the rank of each: that of a spare one is higher."""
         self._late: dict[str, int] = {}
         """Nodes whose ranks did not end, and the seconds since others had ended."""
 
@@ -180,6 +191,8 @@ class State:
 
     def take(self, phase: str, event: Event) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
+        if isinstance(event, messages.RankStates):  # the watch keeps what it asked for
+            return
         if not isinstance(event, RankOutput):
             self._keep({"phase": phase, **event.to_json()})
             return
@@ -189,6 +202,13 @@ class State:
             self.output.write(event, task)
             if head or self.job.show_all:  # else nobody would look at it
                 self.display.output(phase, event, head=head)
+
+    def keep_stacks(self, stacks: JobStacks) -> None:
+        """Write the file of the ranks' stacks."""
+        fields = {"v": messages.VERSION, **self._mask.hide_secrets(encode(stacks))}
+        nodes = cast("dict[str, object]", fields["nodes"])  # in events these are only names
+        fields["nodes"] = self._mask.hide_secrets(nodes)
+        self.logs.stacks(json.dumps(fields) + "\n")
 
     def _keep(self, event: Mapping[str, object]) -> None:
         line = output.format_line(self.job.id, time.time(), self._mask.hide_secrets(event))
@@ -206,6 +226,13 @@ class State:
     def log_line(self, node: str, line: str) -> None:
         """Write a line about a node to the node's log."""
         self.logs.output(node, self.first_task(node), line.encode() + b"\n", DRIVER)
+
+    def mark_attempt(self) -> None:
+        """Write a line to the logs of all ranks: what follows is of another attempt."""
+        for node in self.job.nodes:
+            first = self.first_task(node)
+            for task in range(first, first + self.nproc):
+                self.logs.output(node, task, format_attempt_mark(self.attempt).encode(), DRIVER)
 
     def create_rank_logs(self, *nodes: str) -> None:
         """Create a log for every rank of some nodes, also for one that will write nothing."""
@@ -249,10 +276,10 @@ class State:
 
     def node_rank(self, node: str) -> int:
         """Return the rank of a node among the job's; KeyError where the job does not use it."""
-        nodes, ranks = self._ranks
-        if nodes is not self.job.nodes:
-            ranks = {name: rank for rank, name in enumerate(self.job.nodes)}
-            self._ranks = self.job.nodes, ranks
+        nodes, spares, ranks = self._ranks
+        if nodes is not self.job.nodes or spares is not self.spares:
+            ranks = {name: rank for rank, name in enumerate((*self.job.nodes, *self.spares))}
+            self._ranks = self.job.nodes, self.spares, ranks
         return ranks[node]
 
     def get_answers(self, kind: type[_A]) -> dict[str, _A]:
@@ -293,24 +320,77 @@ class State:
     @property
     def _fewest_nodes(self) -> int:
         """Nodes without which the job cannot go on."""
-        elastic = self.job.launch.elastic or (len(self.job.nodes),)
+        elastic = self.job.launch.elastic or (self._size,)
         return max(1, self.job.min_nodes or elastic[0])
 
-    def leave_out_or_fail(self) -> None:
-        """Go on without the nodes that have a problem if enough remain; else stop."""
+    def leave_out_or_fail(self, *, fills_places: bool = True) -> None:
+        """Go on without the nodes that have a problem if enough remain; else stop.
+
+        Spare nodes take their places.
+        """
         failed = self.find_failed()
         if not failed:
             return
-        good = tuple(node for node in self.job.nodes if node not in failed)
-        if len(good) < self._fewest_nodes:
+        nodes, spares = self._fill_places(failed, self.spares if fills_places else ())
+        if len(nodes) < self._fewest_nodes:
             raise NodesFailed(failed)
         problems = {node: answer.problems for node, answer in failed.items()}
         reasons = {node: tuple(map(str, listed)) for node, listed in problems.items()}
+        self._note_left_out(reasons, problems)
+        if fills_places:
+            self.spares = spares
+        self.job = replace(self.job, nodes=nodes)
+        kept = (*nodes, *self.spares)
+        self.facts = {node: self.facts[node] for node in kept if node in self.facts}
+        self.answers = {node: self.answers[node] for node in nodes if node in self.answers}
+
+    def _note_left_out(
+        self, reasons: dict[str, tuple[str, ...]], problems: dict[str, tuple[Problem, ...]]
+    ) -> None:
         self.left_out |= reasons
         self.emit(events.NodesLeftOut(reasons, problems))
-        self.job = replace(self.job, nodes=good)
-        self.facts = {node: self.facts[node] for node in good if node in self.facts}
-        self.answers = {node: self.answers[node] for node in good}
+
+    def _fill_places(
+        self, dropped: Collection[str], spares: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the job's nodes with spare ones in the places of others, and the spare ones left.
+
+        Those that stay keep their ranks, as long as there are spare ones.
+        """
+        left = list(spares)
+        nodes = [
+            node if node not in dropped else left.pop(0)
+            for node in self.job.nodes
+            if node not in dropped or left
+        ]
+        return tuple(nodes), tuple(left)
+
+    def set_spares_aside(self) -> None:
+        """Decide which nodes get no ranks: the last ones, where there are more than are needed."""
+        nodes = self.job.nodes
+        self.job = replace(self.job, nodes=nodes[: self._size], spares=0)
+        self.spares = nodes[self._size :]
+
+    def drop_nodes(self, failure: Failure) -> None:
+        """Make the nodes of a launch that failed, and the spare ones, candidates for another one.
+
+        A node at fault is dropped where the job can do without it, and one that may be at fault
+        where a spare one takes its place. Any other node is asked again.
+        """
+        suspects = [node for node in self.job.nodes if node in failure.suspects]
+        at_fault = [node for node in self.job.nodes if node in failure.at_fault]
+        dropped = [*at_fault, *suspects][: len(self.spares)]
+        dispensable = max(0, len(self.job.nodes) - self._fewest_nodes)
+        dropped += at_fault[len(dropped) :][:dispensable]
+        nodes, spares = self._fill_places(dropped, self.spares)
+        if dropped:
+            found = {node: self.answers[node].problems for node in dropped if node in self.answers}
+            problems = {node: listed for node, listed in found.items() if listed}
+            words = {node: tuple(map(str, listed)) for node, listed in problems.items()}
+            self._note_left_out({**dict.fromkeys(dropped, (failure.cause,)), **words}, problems)
+        self.job = replace(self.job, nodes=(*nodes, *spares))
+        self.spares = ()
+        self.facts = {node: self.facts[node] for node in self.job.nodes}
 
     def leave_out_unreachable(self) -> bool:
         """Leave out the nodes that kept the ranks of all others from beginning; False for none."""
@@ -321,10 +401,22 @@ class State:
             for node, answer in self.answers.items()
         }
         self.leave_out_or_fail()
-        # No rank has begun: nothing of that launch counts.
-        self.task_codes.clear()
-        self.output.begin_launch()
+        self.forget_launch()  # no rank has begun
         return True
+
+    def forget_launch(self) -> None:
+        """Make ready for another launch: nothing of the one before counts."""
+        self.task_codes.clear()
+        self._late.clear()
+        self.output.begin_launch()
+
+    def has_launch_failed(self) -> bool:
+        """Return whether too few nodes have done their part in a launch."""
+        failed = self.find_failed()
+        is_elastic = self.job.launch.elastic is not None
+        return (
+            len(self.job.nodes) - len(failed) < self._fewest_nodes if is_elastic else bool(failed)
+        )
 
     def find_failed(self) -> dict[str, Answer]:
         """Return the answers of the nodes that have a problem."""
@@ -372,7 +464,8 @@ class State:
             self._add_silence(phase, node, end, tasks)
         if launches:
             self._blame_late_nodes()
-        self.answers = {node: self.answers[node] for node in self.job.nodes if node in self.answers}
+        nodes = (*self.job.nodes, *self.spares)
+        self.answers = {node: self.answers[node] for node in nodes if node in self.answers}
 
     def _add_silence(self, phase: str, node: str, end: Ended, tasks: int) -> None:
         values = {**end.values, "phase": phase, "log_dir": self.job.log_dir}

@@ -80,7 +80,7 @@ def make_torchrun_argv(
         *_MODULE,
         f"--nproc-per-node={request.group.nproc}",
         *(_list_c10d_options(request, own_address) if is_repeated else _list_options(request)),
-        f"--rdzv-id={job.id}.{job.attempt}",
+        f"--rdzv-id={job.id}.{job.attempt}" + (f".{request.attempt}" if request.attempt else ""),
         f"--max-restarts={job.launch.max_restarts}",
         f"--log-dir={os.path.join(directories.job_dir, 'torchrun')}",
         *program,

@@ -101,7 +101,8 @@ class Outputs:
     """The named pipes of a node's ranks, which find them by ``variables`` of the launcher.
 
     ``on_signal`` is called with a signal of the user's and the ranks that it was sent to;
-    ``on_finished`` once when all programs have ended well and the launcher still waits.
+    ``on_finished`` once when all programs have ended well and the launcher still waits;
+    ``on_half_grace`` where half of the grace has passed and ranks that were told to end have not.
     """
 
     def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
@@ -114,6 +115,7 @@ class Outputs:
         self._grace = grace
         self.on_signal: Callable[[int, list[int]], None] = lambda number, ranks: None
         self.on_finished: Callable[[], None] | None = None
+        self.on_half_grace: Callable[[], None] | None = None
         self._running_until = time.monotonic()
         self._ranks = ranks
         self._streams: list[_Stream] = []
@@ -215,6 +217,7 @@ class Outputs:
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
+        half = time.monotonic() + self._grace / 2
         deadline = time.monotonic() + self._grace + _KILLING_SECONDS
         with selectors.DefaultSelector() as selector:
             for stream in self._streams:
@@ -225,6 +228,9 @@ class Outputs:
                 sizes = self._read_ready(selector, 0 if ended else _PAUSE_SECONDS)
                 if ended and not any(sizes):
                     break
+                if self.on_half_grace and not ended and time.monotonic() > half:
+                    self.on_half_grace()
+                    self.on_half_grace = None
                 if not sizes:  # without open streams, the selector does not wait
                     time.sleep(_PAUSE_SECONDS)
         ending.join()

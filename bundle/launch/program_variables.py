@@ -129,7 +129,7 @@ def _locate_usual_cache(base: Mapping[str, str]) -> str:
 DROPPED = re.compile(
     r"PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|PLATLIBDIR|SAFEPATH|INSPECT|PYCACHEPREFIX)$"
     r"|VIRTUAL_ENV|CONDA_PREFIX$"
-    r"|__PYVENV_LAUNCHER__$|STAGER_(ENV|PROJECT|JOB)|STAGER_OUTPUT(_NONCE)?$"
+    r"|__PYVENV_LAUNCHER__$|STAGER_(ENV|PROJECT|JOB|WATCH)|STAGER_OUTPUT(_NONCE)?$"
 )
 """Variables of the caller that would lead a rank out of its environment.
 
@@ -147,6 +147,8 @@ SCHEDULER = re.compile(
 )
 """Variables of a scheduler or an MPI launcher; those of MCA are the user's own settings."""
 USE_CPU = "ACCELERATE_USE_CPU"  # makes accelerate, and so the Trainer of transformers, use gloo
+_RECORDS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""How many collectives PyTorch's flight recorder keeps; the second is the older name."""
 _TORCHRUN_SECONDS = 30  # until torchrun kills ranks that it told to end (LaunchConfig, 2.13)
 ENV = "assets/.stager-env"  # has a link to an asset for each variable of ``assets.env``
 _OFFLINE = {
@@ -235,6 +237,7 @@ def make_rank_variables(
     launch, group = request.job.launch, request.group
     env = {
         **make_environment_variables(directories, base, launch.pass_env),
+        "STAGER_ATTEMPT": str(request.attempt),
         "STAGER_NODE": request.node,
         "PYTORCH_DIST_BACKEND": group.backend,
         "OMP_NUM_THREADS": str(threads),
@@ -252,6 +255,10 @@ def make_rank_variables(
         # Else restarted ranks use the store of the first attempt, where they read addresses of
         # ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if launch.watch:
+        env["STAGER_WATCH"] = "1"
+        if not any(name in env for name in _RECORDS):
+            env[_RECORDS[0]] = "2000"
     return env
 
 

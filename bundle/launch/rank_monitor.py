@@ -103,6 +103,11 @@ class RankMonitor:
         """Return the descriptor to wait for."""
         return self._waiting.fileno()
 
+    def list_pids(self) -> dict[int, int]:
+        """Return the process of each rank that is not known to have ended; any thread may ask."""
+        ranks = list(self.ranks.values())
+        return {rank.rank: rank.pid for rank in ranks if rank.ended is None}
+
     def send_signal(self, number: int) -> list[int]:
         """Send a signal to each rank that runs; return their numbers."""
         reached = []

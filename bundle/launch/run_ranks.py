@@ -24,6 +24,7 @@ from ..system import files, network, processes, signals
 from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
+from .inspection import WATCH, RankInspector
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import JobDirectories, drop_schedulers, make_rank_variables
 from .rank_monitor import Rank, RankMonitor
@@ -62,7 +63,8 @@ def run_ranks(
 
         _report_events(outputs, channel, request.node, send_output)
         _discard_user_signals(job.allocation)
-        with contextlib.closing(outputs), _limit_time(request.limit):
+        watch = _answer_looks(directories.job_dir, outputs, channel, job.launch.watch)
+        with contextlib.closing(outputs), _limit_time(request.limit), watch:
             running = early.launch(start.argv, start.variables, start.cwd) if early else None
             killed_before = machine.oom_kills()
             code, recent = run_launcher(
@@ -99,6 +101,25 @@ def _report_events(
     outputs.on_signal = note_signal
     outputs.on_finished = lambda: channel.emit(messages.RanksEnded())
     outputs.monitor.on_lingering = lambda rank: channel.emit(_describe_lingering(node, rank))
+
+
+@contextlib.contextmanager
+def _answer_looks(
+    job_dir: str, outputs: Outputs, channel: AgentChannel, is_watched: bool
+) -> Iterator[None]:
+    """Report what the ranks do when the driver asks, and those that do not end when told to."""
+    if not is_watched:
+        yield
+        return
+    folder = os.path.join(job_dir, WATCH)
+    with (
+        contextlib.closing(
+            RankInspector(folder, outputs.monitor.list_pids, channel.emit)
+        ) as inspector,
+        channel.answer_looks(inspector.ask),
+    ):
+        outputs.on_half_grace = inspector.ask
+        yield
 
 
 def _find_failures(
@@ -190,6 +211,7 @@ def _make_job_dir(path: str, launcher: Launcher) -> Iterator[None]:
     if launcher is Launcher.PROCESSES:
         programs[commands.PROCESSES] = "launch.rank_processes"
     try:
+        os.mkdir(os.path.join(path, WATCH), 0o700)
         for name, source in programs.items():
             with open(os.path.join(path, name), "wb") as handle:
                 handle.write(read_source(source))

@@ -11,14 +11,15 @@ It reads ``STAGER_ENV`` (the environment; its packages come first on ``sys.path`
 package; last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``, ``RANK`` and
 ``LOCAL_RANK``; each may be absent. ``STAGER_PATCHES`` is set to ``1`` unless it is set already.
 ``STAGER_OUTPUT`` has a named pipe a local rank for output, ``STAGER_OUTPUT_NONCE`` what the line
-there that names the rank must have.
+there that names the rank must have. With ``STAGER_WATCH`` at ``1`` the node's agent can ask the
+rank where it is.
 
 The exit status is the program's own: 1 after an uncaught exception, 130 after an interrupt; 2 when
 there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
 
     {"v": 1, "node": "n1", "rank": 3, "local_rank": 1, "pid": 4242, "exit_code": 1,
      "exception": "ValueError", "message": "...", "lines": ["Traceback ...", ...],
-     "time": 1700000000.0}
+     "time": 1700000000.0, "variables": [...], "step": {"step": 17}, "seeds": {"torch": "42"}}
 
 where ``lines`` are the last of the traceback with the last frame of the user's own code, and
 ``message`` may be cut. Where the program has caught an exception and ended itself with a status
@@ -26,16 +27,21 @@ because of it, as Hydra does, the record is about that exception, without lines 
 user's own. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
 """
 
+import _thread
 import contextlib
+import faulthandler
 import functools
 import importlib
 import io
+import itertools
 import json
+import linecache
 import os
 import re
 import runpy
 import signal
 import site
+import socket
 import sys
 import sysconfig
 import threading
@@ -343,6 +349,7 @@ def write_record(error: BaseException, status: int) -> None:
         "message": _get_text(error)[:RECORDED_CHARACTERS],
         "lines": lines,
         "time": time.time(),
+        **describe_state(error),
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -371,6 +378,186 @@ def _get_text(error: BaseException) -> str:
         return str(error)
     except Exception as problem:  # the program's own class, in which anything may go wrong
         return f"<no message: {type(problem).__name__} in __str__>"
+
+
+# --- What the program was at when it failed ------------------------------------------------------
+
+# Nothing of the program is called for it: a method of its own, such as ``__repr__`` or a property,
+# may raise, hang, or change something. So values are shown of Python's own types alone, of arrays
+# and tensors what C code knows about them, and of all else the name of its class.
+
+STATE_FRAMES, STATE_VARIABLES, STATE_CHARACTERS = 3, 20, 120
+_ITEMS, _DEPTH, _INT_BITS = 8, 3, 256
+_SCALARS = (bool, float, complex, type(None))
+_PLAIN = (*_SCALARS, int, str, bytes)
+_SERIES: dict[object, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}", dict: "{}"}
+_CODE = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+)
+_ARRAYS = ("torch", "numpy")
+_PROGRESS = (
+    *("global_step", "step", "iteration", "iter_num", "it", "batch_idx", "epoch", "epochs_run"),
+)
+_MOST_PROGRESS = 1 << 53
+
+
+def describe_state(error: BaseException) -> dict[str, object]:
+    """Return the fields of a record that say what the program was at; none if that fails.
+
+    These are ``variables`` of the last frames of the user's own code, the innermost first; the
+    ``step`` that it was in; and ``seeds``.
+    """
+    try:
+        frames = list(traceback.walk_tb(error.__traceback__))[::-1]
+        own = [frame for frame in frames if _is_own_file(frame[0].f_code.co_filename)]
+        return {
+            "variables": [_describe_frame(*frame) for frame in own[:STATE_FRAMES]],
+            "step": _find_progress(own) or _find_progress(frames),
+            "seeds": _read_seeds(),
+        }
+    except Exception:  # the failure itself must be recorded
+        return {}
+
+
+def _is_own_file(name: str) -> bool:
+    return not name.startswith("<") and not _LIBRARY.search(name)
+
+
+def _describe_frame(frame: types.FrameType, number: int) -> dict[str, object]:
+    code, found = frame.f_code, _read_locals(frame)
+    used = set(re.findall(r"\w+", linecache.getline(code.co_filename, number)))
+    names = [name for name, value in found.items() if _is_telling(name, value)]
+    names.sort(key=lambda name: name not in used)  # those of the line itself first
+    shown = names[:STATE_VARIABLES]
+    return {
+        "place": f"{code.co_filename}:{number} {code.co_name}",
+        "values": [
+            {"name": name, "type": _name_type(found[name]), "text": _shorten(found[name])}
+            for name in shown
+        ],
+        "more": len(names) - len(shown),
+    }
+
+
+def _read_locals(frame: types.FrameType) -> dict[str, Any]:
+    found: Any = frame.f_locals
+    # The body of a class may have a mapping of the program's own.
+    is_plain = type(found) is dict or type(found).__name__ == "FrameLocalsProxy"
+    return {name: found[name] for name in list(found) if type(name) is str} if is_plain else {}
+
+
+def _is_telling(name: str, value: object) -> bool:
+    is_code = any(_is_one_of(base, _CODE) for base in _list_bases(value))
+    return not name.startswith("__") and not is_code
+
+
+def _is_one_of(kind: object, kinds: Iterable[object]) -> bool:
+    # Not with ``in``: a metaclass of the program may compare in its own way.
+    return any(kind is each for each in kinds)
+
+
+def _list_bases(value: object) -> tuple[type, ...]:
+    bases: tuple[type, ...] = type.__dict__["__mro__"].__get__(type(value))
+    return bases
+
+
+def _name_type(value: object) -> str:
+    return str(type.__dict__["__name__"].__get__(type(value)))[:STATE_CHARACTERS]
+
+
+def _shorten(value: object) -> str:
+    text = _show_value(value, _DEPTH)
+    if len(text) <= STATE_CHARACTERS:
+        return text
+    text = text[: STATE_CHARACTERS - 5]
+    # Between items: a part of a secret would not be found.
+    whole = text.rpartition(", ")[0] if _is_one_of(type(value), _SERIES) else ""
+    return f"{whole}, ..." if whole else f"{text}..."
+
+
+def _show_value(value: Any, depth: int) -> str:  # noqa: ANN401
+    """Return the short form of a value; empty where its type is all that can be shown."""
+    kind = type(value)
+    if _is_one_of(kind, _SCALARS):
+        return repr(value)
+    if kind is int:
+        is_short = value.bit_length() <= _INT_BITS
+        return repr(value) if is_short else f"of {value.bit_length()} bits"
+    if kind is str or kind is bytes:
+        cut = f"... ({len(value)})" if len(value) > STATE_CHARACTERS else ""
+        return repr(value[:STATE_CHARACTERS]) + cut
+    if kind is type(Path()):
+        return repr(str(value))
+    if _is_one_of(kind, _SERIES):
+        return _show_series(value, depth)
+    return _show_array(value)
+
+
+def _show_series(value: Any, depth: int) -> str:  # noqa: ANN401
+    size, kind = len(value), type(value)
+    if not depth:
+        return f"of {size}"
+    items = itertools.islice(value.items() if kind is dict else value, _ITEMS)
+    if kind is dict:
+        parts = [f"{_show_item(key, 0)}: {_show_item(item, depth - 1)}" for key, item in items]
+    else:
+        parts = [_show_item(item, depth - 1) for item in items]
+    cut = f", ... ({size})" if size > _ITEMS else ""
+    return f"{_SERIES[kind][0]}{', '.join(parts)}{cut}{_SERIES[kind][1]}"
+
+
+def _show_item(value: object, depth: int) -> str:
+    kind = type(value)
+    if _is_one_of(kind, _PLAIN) or (depth and _is_one_of(kind, _SERIES)):
+        return _show_value(value, depth)
+    return f"{_name_type(value)} {_show_value(value, depth)}".rstrip()
+
+
+def _show_array(value: object) -> str:
+    """Return element type, shape and device of a tensor or an array, never what is in it."""
+    modules = [type.__dict__["__module__"].__get__(base) for base in _list_bases(value)[:-1]]
+    tops = [name.partition(".")[0] for name in modules if type(name) is str]
+    if not tops or tops[0] not in _ARRAYS or not {*_ARRAYS, "builtins"}.issuperset(tops):
+        return ""
+    torch = sys.modules.get("torch")
+    guard = getattr(getattr(torch, "_C", None), "DisableTorchFunction", contextlib.nullcontext)
+    with guard():
+        shape = _read_slot(value, "shape")
+        if shape is None or any(type(size) is not int for size in shape):
+            return ""
+        parts = [str(_read_slot(value, name) or "") for name in ("dtype", "device")]
+    dtype = parts[0].rpartition("torch.")[2]
+    return " ".join(filter(None, [dtype[:40], str(list(shape)), parts[1][:20]]))
+
+
+def _read_slot(value: object, name: str) -> Any:  # noqa: ANN401
+    """Return an attribute that C code has; None where a class defines it in Python."""
+    for base in _list_bases(value):
+        slot = type.__dict__["__dict__"].__get__(base).get(name)
+        if slot is not None:
+            is_c = type(slot) is types.GetSetDescriptorType
+            return slot.__get__(value) if is_c else None
+    return None
+
+
+def _find_progress(frames: Iterable[tuple[types.FrameType, int]]) -> dict[str, float]:
+    """Return numbers under the names that steps and epochs have, from the innermost frame."""
+    progress: dict[str, float] = {}
+    for frame, _ in frames:
+        found = _read_locals(frame)
+        for name in _PROGRESS:
+            value: Any = found.get(name)
+            if _is_one_of(type(value), (int, float)) and abs(value) < _MOST_PROGRESS:
+                progress.setdefault(name, value)
+    return progress
+
+
+def _read_seeds() -> dict[str, str]:
+    seeds = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "")}
+    generator = getattr(sys.modules.get("torch"), "initial_seed", None)
+    with contextlib.suppress(Exception):  # a torch that is half imported
+        seeds["torch"] = str(generator()) if generator else ""
+    return {name: seed for name, seed in seeds.items() if seed}
 
 
 # --- How far the rank is, for the node's agent ---------------------------------------------------
@@ -427,6 +614,8 @@ def has_joined_group() -> Optional[bool]:
 
 def begin_watch() -> None:
     """Tell that this rank's process is there, and see to it that leaving its group is told."""
+    prepare_stacks()
+    start_answering()
     send_event("started")
     if os.environ.get("STAGER_JOB_DIR"):
         sys.meta_path.insert(0, _GroupsFinder())
@@ -528,6 +717,134 @@ def find_lingering() -> list[str]:
     children = list(getattr(pools, "_children", ())) if pools else []
     processes = [f"process {child.name[:NAME_LENGTH]}" for child in children if not child.daemon]
     return [*threads, *processes][:NAMED]
+
+
+# --- Where the rank is, for the node's agent when all ranks are silent ---------------------------
+
+# In ``$STAGER_JOB_DIR/watch``, if ``STAGER_WATCH`` is 1, ``RANK.sock`` gives each client lines of
+# JSON: the stacks of all threads, and where PyTorch's process groups are in use, what these are and
+# the last collectives in them, as PyTorch records them::
+#
+#     {"stacks": [{"name": "main", "frames": ["/path/loader.py:88 read_shard", ...]}, ...]}
+#     {"groups": [{"name": "1", "desc": "mesh_tp", "ranks": [0, 2], "backends": "cpu:gloo"}, ...]}
+#     {"entries": [...], ...}
+#
+# While a thread holds the GIL there is no answer. Then the signal ``SIGRTMAX - 3`` appends the
+# stack of the main thread to ``RANK.stacks``, whose first line is its descriptor in this process.
+# That is for no other time: only of a thread that does not run can faulthandler read the stack; it
+# has crashed the process where it was to read those of others.
+#
+# PyTorch has a server of its own for its records (``_WorkerServer``). It is not used: it starts as
+# many threads as there are CPUs, and ends the process if one of them cannot be started.
+
+STACKS = signal.SIGRTMAX - 3
+RECORDS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # torch 2.13: of Gloo, and of NCCL
+DEPTH = 500
+ANSWER_SECONDS = 2.0
+
+
+def _watch_path(kind: str) -> Optional[str]:
+    job_dir = os.environ.get("STAGER_JOB_DIR")
+    if not job_dir or os.environ.get("STAGER_WATCH") != "1":
+        return None
+    return os.path.join(job_dir, "watch", f"{_read_number('RANK')}.{kind}")
+
+
+def prepare_stacks() -> None:
+    """Let a signal write the stack of the main thread into a file, whoever holds the GIL."""
+    path = _watch_path("stacks")
+    if path is None:
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # then there are no stacks
+        file = os.open(path, flags, 0o600)
+        os.write(file, f"{file}\n".encode())
+        faulthandler.register(STACKS, file, all_threads=False, chain=False)
+
+
+def start_answering() -> None:
+    """Answer questions in a thread, which only waits and of which the program does not know."""
+    path = _watch_path("sock")
+    if path is None:
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with contextlib.suppress(OSError, RuntimeError):  # then nobody is answered
+            _thread.start_new_thread(_answer, (_listen(path),))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _listen(path: str) -> socket.socket:
+    """Listen on a Unix socket whose path may be longer than such an address can be."""
+    folder, name = os.path.split(path)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # of an earlier attempt of this rank
+        server.bind(f"/proc/self/fd/{descriptor}/{name}")
+        server.listen(8)
+    except BaseException:
+        server.close()
+        raise
+    finally:
+        os.close(descriptor)
+    return server
+
+
+def _answer(server: socket.socket) -> None:
+    own = os.fstat(server.fileno())
+    with contextlib.suppress(OSError):
+        while os.path.samestat(own, os.fstat(server.fileno())):
+            try:
+                _answer_client(server.accept()[0])
+            except Exception:  # the client has gone; there is no descriptor; another PyTorch
+                time.sleep(1.0)
+    server.detach()  # the program has closed it, and may have another file there
+
+
+def _answer_client(client: socket.socket) -> None:
+    with client:
+        client.settimeout(ANSWER_SECONDS)
+        client.sendall(json.dumps({"stacks": list_stacks()}).encode() + b"\n")
+        groups = list_groups()
+        client.sendall(json.dumps({"groups": groups}).encode() + b"\n")
+        records = vars(sys.modules["torch._C._distributed_c10d"]) if groups else {}
+        for name in filter(records.__contains__, RECORDS):
+            client.sendall(records[name]() + b"\n")
+
+
+def list_stacks() -> list[dict[str, object]]:
+    """Return the stacks of all threads but this one; no lock is taken, which one may hold."""
+    threads = dict(getattr(threading, "_active", {}))
+    names = {ident: str(vars(thread).get("_name", "")) for ident, thread in threads.items()}
+    names[threading.main_thread().ident] = "main"
+    stacks: list[dict[str, object]] = []
+    for ident, innermost in sys._current_frames().items():
+        frames: list[str] = []
+        frame: Optional[types.FrameType] = innermost
+        while frame is not None and len(frames) < DEPTH:
+            code = frame.f_code
+            frames.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+            frame = frame.f_back
+        if ident != threading.get_ident():
+            stacks.append({"name": names.get(ident) or f"{ident:#x}", "frames": frames})
+    return sorted(stacks, key=lambda stack: stack["name"] != "main")
+
+
+def list_groups() -> list[dict[str, object]]:
+    """Return PyTorch's process groups of this rank; what this uses of torch 2.13 is not public."""
+    world: Any = vars(sys.modules.get(GROUPS, types)).get("_world")
+    return [
+        {
+            "name": name,
+            "desc": getattr(group, "group_desc", ""),
+            "ranks": sorted(world.pg_group_ranks.get(group, ())),
+            "backends": str(world.pg_backend_config.get(group, "")),
+        }
+        for group, name in (list(world.pg_names.items()) if world is not None else ())
+    ]
 
 
 if __name__ == "__main__":

@@ -132,6 +132,17 @@ class FailureClass(TextEnum):
     UNKNOWN = "unknown"
 
 
+class Retry(TextEnum):
+    """Whether a job that failed may succeed if it is run again as it is."""
+
+    YES = "yes"
+    """The failure is not the program's: a node, the network, a preemption."""
+    ONCE = "once"
+    """It is not known whose it is: a second time at the same place shows that it stays."""
+    NO = "no"
+    """It comes again: the program, its arguments, its settings or the bundle have to change."""
+
+
 class NodeFault(TextEnum):
     """A kind of failure that is a node's, and not the job's or the program's."""
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Union
 from . import messages
 from .codec import AnyText, DecodeError, decode, encode
 from .counts import format_count
-from .enumerations import PhaseName
+from .enumerations import FailureClass, PhaseName, Retry
 from .messages import (
     VERSION,
     AgentEvent,
@@ -18,6 +18,7 @@ from .messages import (
     Departure,
     FailureRecord,
     Lingering,
+    RankState,
     Vanished,
     WireMessage,
 )
@@ -293,6 +294,95 @@ class NodesLate(DriverEvent, event="late"):
 
 
 @dataclass(frozen=True)
+class RanksSilent(DriverEvent, event="silent"):
+    """No rank has printed anything for a while; said again each time that has doubled."""
+
+    seconds: float = 0.0
+    """Time since the last output of any rank; since the start, where there was none."""
+    usual: float | None = None
+    """The longest pause between two outputs before; null where there were fewer than two."""
+    rank: int | None = None
+    """The rank that printed last; null for the launcher, or where none has."""
+    line: AnyText = ""
+    """The last line that it printed."""
+
+
+@dataclass(frozen=True)
+class Hang(DriverEvent, event="hang"):
+    """The reason why silent ranks do not go on, as far as their processes and stacks show it."""
+
+    kind: str = "unknown"
+    """``stopped``: a process is stopped, dead, or held by the kernel. ``behind``: ranks wait in a
+    collective operation for one that has not entered it. ``mismatch``: ranks are in different
+    operations. ``elsewhere``: a rank is at another place than most. ``network``: all ranks wait in
+    the same operation. ``unknown``: none of these."""
+    rank: int | None = None
+    """The rank at fault, the first of them; null if none is."""
+    node: str = ""
+    """Its node."""
+    ranks: tuple[int, ...] = ()
+    """All ranks at fault."""
+    waiting: int = 0
+    """The number of ranks that wait."""
+    group: AnyText = ""
+    """The process group in which they wait."""
+    operation: AnyText = ""
+    """The collective operation in which they wait: ``all_reduce``."""
+    number: int = -1
+    """The number of that operation in its group; -1 if it is unknown."""
+    place: AnyText = ""
+    """The place in the program where the rank at fault is: ``loader.py:88 read_shard``."""
+    text: AnyText = ""
+    """All of this in one sentence."""
+    certain: bool = True
+    """False while a rank at fault uses the CPU or its stack changes: it may work, and not hang."""
+    ended: bool = False
+    """True if the job is ended for it, after ``launch.hang-timeout``."""
+
+
+@dataclass(frozen=True)
+class FailedAttempt:
+    """A start of the ranks that failed, and whether another one makes sense."""
+
+    number: int
+    """Its number, from 0: the ranks' ``STAGER_ATTEMPT``."""
+    kind: FailureClass = field(metadata={"json": "class"})
+    """The class of its failure, as far as the driver knows it."""
+    cause: AnyText
+    """The failure: ``rank 3 on node02 was killed (signal 9)``."""
+    retry: Retry
+    """Whether to start the ranks again."""
+    reason: AnyText
+    """The reason for that."""
+    node: str = ""
+    """The node of the failure; empty if it is no node's."""
+    rank: int | None = None
+    """The rank that failed; null if none did by itself."""
+    progress: AnyText = ""
+    """How far the ranks had come, by what they printed: ``step 120``; empty if unknown."""
+    seconds: float = 0.0
+    """Time from its start to its end."""
+
+
+@dataclass(frozen=True)
+class AttemptBegins(DriverEvent, event="attempt"):
+    """The ranks are started again after a failure; the first start too where nodes are spare."""
+
+    number: int = 0
+    """Times that they were started before, in this allocation."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that get ranks, in the order of these."""
+    spares: tuple[str, ...] = ()
+    """The nodes that get none, until one of the others fails."""
+    failed: FailedAttempt | None = None
+    """The attempt before; null for the first one."""
+    left_out: tuple[str, ...] = ()
+    """Nodes of that attempt that have no ranks any more."""
+    seconds: float = 0.0
+    """Time since that attempt had ended."""
+
+
+@dataclass(frozen=True)
 class OutputsCollected(DriverEvent, event="collected"):
     """The outputs of a run directory that the nodes do not share have come back."""
 
@@ -378,6 +468,10 @@ class JobEnds(DriverEvent, event="result"):
     """After a failure, ranks that had left or ended well, and that others may have missed."""
     notes: tuple[AnyText, ...] | None = None
     """Remarks for the user though nothing has failed."""
+    hang: Hang | None = None
+    """The hang that the ranks were in when they were ended, or failed."""
+    attempt: FailedAttempt | None = None
+    """The last start of the ranks, if it failed."""
 
 
 @dataclass(frozen=True)
@@ -398,7 +492,7 @@ Event = Union[DriverEvent, AgentEvent]
 """Any event of a job."""
 OF_DRIVER: tuple[type[DriverEvent], ...] = (
     *(JobBegins, PhaseBegins, PhaseEnds, TransferPlan, FileSent, NodesLeftOut, NodesLate),
-    *(FramesLost, StrayLines, OutputsCollected, Remark, JobEnds),
+    *(FramesLost, StrayLines, RanksSilent, Hang, AttemptBegins, OutputsCollected, Remark, JobEnds),
 )
 OF_AGENTS: tuple[type[AgentEvent], ...] = (
     *(messages.PreflightAnswer, messages.Ready, messages.OutOfReach, messages.Heartbeat),
@@ -408,6 +502,27 @@ OF_AGENTS: tuple[type[AgentEvent], ...] = (
 )
 PRINTED_ONLY = (OutputShown,)
 """Events that are not kept in the file."""
+
+
+# --- The file of the ranks' stacks, ``stacks.<jobid>.json`` ---------------------------------------
+
+
+@dataclass(frozen=True)
+class JobStacks:
+    """Where all ranks of a job are, or were when they were last asked."""
+
+    job_id: str
+    """The job's id."""
+    time: float
+    """The time of it, in seconds since the epoch by the driver's clock."""
+    silent: float
+    """Time since the last output of any rank before."""
+    nodes: dict[str, tuple[RankState, ...]] = field(default_factory=dict)
+    """The ranks of each node, also those that gave no answer."""
+    hang: Hang | None = None
+    """The reason why they do not go on; null if they do, or it is not known."""
+    ending: bool = False
+    """True if only ranks were asked that had been told to end, and had not."""
 
 
 # --- The line that an event becomes, and events read back from lines that may be damaged ---------
@@ -488,7 +603,10 @@ def _get_time(raw: Mapping[str, object]) -> float | None:
 
 # --- The lines of agents, as their driver reads them: each is an event, or else output -----------
 
-_OF_AGENTS = {kind.event: kind for kind in OF_AGENTS if kind is not OutputShown}
+_OF_AGENTS: dict[str, type[AgentEvent]] = {
+    **{kind.event: kind for kind in OF_AGENTS if kind is not OutputShown},
+    messages.RankStates.event: messages.RankStates,  # kept in a file of its own, as JobStacks
+}
 
 
 @dataclass(frozen=True)

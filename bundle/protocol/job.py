@@ -164,6 +164,12 @@ class Launch:
     """``SOURCE:TARGET`` pairs for it, besides the node root."""
     grace_seconds: int = 7
     """Grace period of the ranks after SIGTERM, in seconds."""
+    watch: bool = True
+    """True to ask silent ranks where they are, so that a hang is named."""
+    hang_timeout: float = 0.0
+    """Seconds of silence after which the ranks are ended; 0: never. It needs ``watch``."""
+    retries: int = 0
+    """How often all ranks are started again after a failure that may not come again."""
 
     @property
     def is_run_by_apptainer(self) -> bool:
@@ -221,6 +227,8 @@ class Job:
     """Minimum and maximum of nodes to take from an allocation; None: all that it has."""
     min_nodes: int | None = None
     """Nodes that fail are left out while at least this many remain; None: all must do."""
+    spares: int = 0
+    """How many of the nodes get no ranks until they take the place of a node that fails."""
     stage: Stage = Stage.AUTO
     transfer: TransferWay = TransferWay.AUTO
     cpus_per_task: int | None = None
@@ -326,12 +334,16 @@ def check_job(job: Job) -> None:
     """
     if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
         # To be bound to an allocation first; slurm_text.bind_allocation then checks it again.
-        job = replace(job, id="unbound", nodes=("unbound",))
+        job = replace(job, id="unbound", nodes=("unbound",), spares=0)
     _check_file_names("id", job.id)
     _check_file_names("name", job.name)
     _check_file_names("node", *job.nodes)
     if not job.nodes or len(set(job.nodes)) != len(job.nodes):
         raise ValueError("the nodes must be one or more, and different")
+    if not 0 <= job.spares < len(job.nodes) or job.launch.retries < 0:
+        raise ValueError(
+            f"{job.spares} spare nodes of {len(job.nodes)}, {job.launch.retries} retries"
+        )
     names = [f"{job.name}.{job.id}.{node}" for node in job.nodes]
     size, longest = max((len(os.fsencode(name)), name) for name in names)
     if size > NAME_BYTES:

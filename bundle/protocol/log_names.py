@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+ATTEMPT_MARK = "stager: attempt "
+"""The beginning of the line in a rank's log below which another attempt begins."""
+
 
 def make_events_name(job_id: str) -> str:
     """Return the name of the driver's events, one JSON object in each line."""
@@ -26,6 +29,16 @@ def make_job_name(job_id: str) -> str:
 def make_wrapper_name(job_id: str) -> str:
     """Return the name of the run wrapper."""
     return f"run_wrapper.{job_id}.py"
+
+
+def make_stacks_name(job_id: str) -> str:
+    """Return the name of the stacks of all ranks, as they were when they were last asked."""
+    return f"stacks.{job_id}.json"
+
+
+def make_stacks_request_name(job_id: str) -> str:
+    """Return the name of the file that asks a running job for its stacks."""
+    return f"stacks.{job_id}.request"
 
 
 def make_rank_log_name(job_name: str, job_id: str, node: str, task: int | str) -> str:

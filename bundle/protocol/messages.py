@@ -225,6 +225,8 @@ class PreflightRequest(AgentRequest, phase="preflight"):
 
     marker: str = ""
     """The name of a file in the run directory, by which a node sees that it is the same one."""
+    attempt: int = 0
+    """Times that the ranks were started before: each has a port of its own."""
     heads: tuple[str, ...] = ()
     """Digest of the head of each layer of the bundle."""
     room: tuple[tuple[int, int], ...] | None = None
@@ -322,6 +324,8 @@ class LaunchRequest(PlacedRequest, phase="launch"):
     """Seconds after which the ranks are told to end; None: no limit."""
     hold: bool = False
     """True to report ``ready``, and wait for a word before a rank begins."""
+    attempt: int = 0
+    """Times that the driver has started the ranks before."""
 
 
 @dataclass(frozen=True)
@@ -703,6 +707,109 @@ class RanksEnded(AgentEvent, event="ranks-ended"):
 
 
 @dataclass(frozen=True)
+class ThreadStack:
+    """The Python stack of one thread of a rank."""
+
+    name: AnyText
+    """Its name, or its number in hexadecimal digits."""
+    frames: tuple[AnyText, ...] = ()
+    """``/path/file.py:88 read_shard``, the innermost first."""
+
+
+@dataclass(frozen=True)
+class CollectiveState:
+    """How far a rank is in the collectives of one process group of PyTorch's."""
+
+    group: AnyText
+    """The group's description, or its name."""
+    ranks: tuple[int, ...] = ()
+    """The global ranks of the group; empty for all ranks of the job."""
+    enqueued: int = -1
+    """The number of the last collective that the rank has enqueued; -1 if unknown."""
+    started: int = -1
+    """That of the last one that has started."""
+    completed: int = -1
+    """That of the last one that has completed."""
+    operation: AnyText = ""
+    """Kind of the last one enqueued: ``all_reduce``; empty if unknown."""
+    shapes: AnyText = ""
+    """Its tensors: ``[1024] Float -> [1024] Float``."""
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """A process of a rank, as the kernel reports it."""
+
+    pid: int
+    """Its number."""
+    name: AnyText = ""
+    """Its command."""
+    state: str = ""
+    """The letter of its state (``R``, ``S``, ``D``, ``T``, ``Z``); empty if it has ended."""
+    waits_in: AnyText = ""
+    """The function of the kernel that its first thread waits in; empty if unknown."""
+    seconds: float = 0.0
+    """The CPU time that it has used."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What a rank does at one moment."""
+
+    rank: int
+    """Its number."""
+    process: ProcessState
+    """Its process."""
+    threads: tuple[ThreadStack, ...] = ()
+    """The stacks of its threads, that of the main thread first."""
+    groups: tuple[CollectiveState, ...] = ()
+    """Its process groups."""
+    children: tuple[ProcessState, ...] = ()
+    """The processes that it has started, and theirs."""
+    no_answer: AnyText = ""
+    """Why there are no stacks; empty if there are."""
+
+
+UNASKED = 0
+"""The number of :class:`RankStates` that answer no question."""
+
+
+@dataclass(frozen=True)
+class RankStates(AgentEvent, event="rank-states"):
+    """What the ranks of a node do that have not ended."""
+
+    ranks: tuple[RankState, ...] = ()
+    """Each of them."""
+    number: int = UNASKED
+    """The number of the question; 0 where the agent looked by itself, at ranks told to end."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of a program, without its value where that is not one of Python's own types."""
+
+    name: AnyText
+    """Its name."""
+    type: AnyText = ""
+    """The name of its class."""
+    text: AnyText = ""
+    """Its short form; of a tensor or an array element type, shape and device; empty for a secret,
+    and where the class is all that is shown."""
+
+
+@dataclass(frozen=True)
+class FrameVariables:
+    """The variables of one frame of a rank that failed."""
+
+    place: AnyText
+    """``/path/file.py:88 read_shard``."""
+    values: tuple[Variable, ...] = ()
+    """Its variables, those of the line itself first."""
+    more: int = 0
+    """The number of those that are left out."""
+
+
+@dataclass(frozen=True)
 class FailureRecord:
     """A rank that failed; times are in seconds since the epoch."""
 
@@ -728,6 +835,12 @@ class FailureRecord:
     """True if its launcher or its agent had told it to end by then."""
     root_cause: bool | None = None
     """True if torchrun calls it the first failure that it saw."""
+    variables: tuple[FrameVariables, ...] = ()
+    """The variables of the last frames of the user's own code, the innermost frame first."""
+    step: dict[str, int | float] = field(default_factory=dict)
+    """The numbers of steps and epochs that it was in, by the names of their variables."""
+    seeds: dict[str, AnyText] = field(default_factory=dict)
+    """The seeds of its random numbers: ``torch``, ``PYTHONHASHSEED``."""
 
 
 @dataclass(frozen=True)

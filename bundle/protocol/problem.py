@@ -687,6 +687,13 @@ class ProblemCode(enum.Enum):
         "end them before the program ends, or give them longer with SLURM_WAIT=SECONDS",
         failure=FailureClass.HANG,
     )
+    RANKS_HANG = Row(
+        "the ranks hang",
+        "no output for {seconds} s; {why}",
+        "mend what keeps that rank, or allow longer silence with [launch] hang-timeout; 0 never "
+        "ends the job for it",
+        failure=FailureClass.HANG,
+    )
     RANKS_CANNOT_TALK = Row(
         "the ranks cannot talk",
         fix="check the network between the nodes (cable, MTU, firewall), name the interface with "

@@ -398,7 +398,7 @@ def make_again(
     if packed.path != before and not bundle_file.is_named(store, before):
         fate = "which is in use, and stays"
         if bundle_file.is_marked(before, time.time()):
-            fate = "which stays: a batch script names it"
+            fate = "which stays: a batch script or a failed job has used it"
         elif bundle_file.clear_away(before):
             fate = "which is removed"
         listener.note(f"{packed.path.name} replaces {before.name}, {fate}")

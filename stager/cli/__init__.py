@@ -18,7 +18,7 @@ from .application import HelpfulCommand, app, drop_options, expand_groups
 COMMANDS = (
     *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
     *("verify", "run", "script", "exec", "estimate", "plan", "nodes"),
-    *("logs", "diagnose", "report", "support", "clean", "clean-node"),
+    *("logs", "stacks", "replay", "diagnose", "report", "support", "clean", "clean-node"),
 )
 """All commands, in the order of the help page."""
 
@@ -27,7 +27,7 @@ _FILES = {
     "bundle_commands": ("init", "config", "lock", "build", "sign", "inspect"),
     "carrying_commands": ("export", "import", "mirror"),
     "job_commands": ("verify", "run", "script", "exec"),
-    "log_commands": ("logs", "diagnose", "report", "support"),
+    "log_commands": ("logs", "stacks", "replay", "diagnose", "report", "support"),
     "node_commands": ("estimate", "plan", "nodes", "clean", "clean-node"),
 }
 """The commands in each file."""

@@ -1,8 +1,9 @@
-"""``logs``, ``diagnose``, ``report`` and ``support``."""
+"""``logs``, ``stacks``, ``replay``, ``diagnose``, ``report`` and ``support``."""
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +12,10 @@ import typer
 
 from bundle.protocol.counts import format_count
 
-from ..core.errors import escape_line_feeds
+from ..core.errors import StagerError, escape_line_feeds
 from ..support import LOG_BYTES
 from .application import app, get_settings_place, option
-from .options import JobArgument, JobTalk, LogDir, choose_job_files, file_option
+from .options import JobArgument, JobTalk, LogDir, choose_job_files, file_option, typer_option
 
 if TYPE_CHECKING:
     from ..console.job_result import Console
@@ -58,6 +59,65 @@ def logs(
         looked = format_count(len(files.logs), "log")
         none = f"no errors found in {looked}" if errors else "no line matches"
         console.lines(merge_logs(files, lines), files, none)
+
+
+# --- ``stager stacks``: show where each rank of a job is -----------------------------------------
+
+
+@app.command()
+def stacks(*, job: JobArgument = None, log_dir: LogDir = None, console: JobTalk) -> None:
+    """Show where each rank of a running job is, and what it waits for."""
+    from ..jobs.stacks import describe_stacks, find_stacks
+
+    found = find_stacks(choose_job_files(job, log_dir, console), console.say)
+    console.show(
+        found.stacks,
+        lambda _: console.data_lines([*describe_stacks(found, is_full=console.verbose)]),
+    )
+
+
+# --- ``stager replay``: run a rank that failed again, here ---------------------------------------
+
+
+@app.command()
+def replay(
+    *,
+    job: JobArgument = None,
+    log_dir: LogDir = None,
+    rank: Annotated[
+        int | None, option("--rank N", "Default: the one that failed first.", min=0)
+    ] = None,
+    pdb: Annotated[bool, option("--pdb", "Start the debugger at the exception.")] = False,
+    anyway: Annotated[
+        bool, option("--anyway", "Also after a failure of which a replay shows nothing.")
+    ] = False,
+    bundle: Annotated[Path | None, typer_option("bundle")] = None,
+    console: JobTalk,
+) -> None:
+    """Run a rank that failed again, on this machine and by itself."""
+    from ..jobs.preparation import load_project
+    from ..jobs.replay import choose_rank, find_bundle
+    from ..jobs.replay import replay as run_again
+
+    if pdb and not (sys.stdin.isatty() and sys.stdout.isatty() and not console.as_json):
+        raise StagerError(
+            "--pdb: the debugger needs a terminal, and this command has none",
+            hint="leave it out, or run the command in a terminal, without --json",
+        )
+    chosen = choose_rank(choose_job_files(job, log_dir, console), rank, is_forced=anyway)
+    config = load_project(bundle, chosen.job.bundle_id, get_settings_place())
+    result = run_again(
+        chosen,
+        config,
+        find_bundle(config, chosen.job, bundle),
+        console.say,
+        is_debugged=pdb,
+        is_quiet_stdout=console.as_json,
+    )
+    console.show(result, lambda result: console.say(f"replay: {result.verdict}"))
+    if result.work_dir:
+        console.say(f"  what it has written: {result.work_dir}")
+    raise typer.Exit(result.exit_code)
 
 
 # --- ``stager diagnose``: say what failed first in a job, why, and what to do --------------------

@@ -33,6 +33,7 @@ _GPUS = r"(gpu:)?([\w.-]+:)?[1-9]\d{0,4}"
 _SIZE = r"(\d{1,9}(?:\.\d{1,3})?) ?([kKMGT]?)B"
 # The forms sbatch(1) documents for --time.
 _TIME = r"UNLIMITED|INFINITE|\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+"
+_YEAR = 366 * 86_400  # seconds; no job is silent for longer
 _INTERFACE = r"[^\s/,=^]{1,15}"  # IFNAMSIZ is 16 with the closing zero byte
 
 
@@ -291,6 +292,25 @@ def slurm_time(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return str(value)
     return _full_match(_TIME, value)
+
+
+@check(
+    'a time as for --time, for example "00:30:00"; 0 for never',
+    **_either({"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[\d:-]+$"}),
+)
+def seconds_or_never(value: object) -> float:
+    """A time in one of Slurm's forms, where a number is minutes, as seconds; 0 for never."""
+    if value == 0 and not isinstance(value, bool):
+        return 0.0
+    days, dash, rest = slurm_time(value).rpartition("-")
+    fields = [int(part) for part in rest.split(":")]
+    if not dash and len(fields) < 3:  # minutes, or minutes and seconds
+        fields.insert(0, 0)
+    hours, minutes, seconds = (*fields, 0, 0)[:3]
+    total = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
+    if total > _YEAR:
+        raise ValueError
+    return float(total)
 
 
 @check(**_either({"type": "string", "pattern": r"^\S+$"}, {"type": "array", "minItems": 1}))

@@ -237,6 +237,13 @@ class ClusterConfig(SlurmOptions):
         checks.count, "--min-nodes N", "Leave out bad nodes, but keep N."
     )
     """Unusable nodes are left out while this many remain; None: every node must be usable."""
+    spares: int = _launch(
+        checks.make_number_check(0),
+        "--spares K",
+        "Ask for K more nodes, to take the places of bad ones.",
+        default=0,
+    )
+    """Nodes besides, which get no ranks until they take the place of one that fails."""
     avoid_bad: bool = _slurm(
         checks.boolean,
         "--avoid-bad/--no-avoid-bad",
@@ -312,9 +319,25 @@ class LaunchConfig:
     omp_num_threads: int | None = setting(checks.count_or_auto, default="auto")
     """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
     max_restarts: int = setting(checks.make_number_check(0), default=0)
+    retries: int = _launch(
+        checks.make_number_check(0),
+        "--retries N",
+        "Start all ranks again, if it makes sense, up to N times.",
+        default=0,
+    )
+    """How often all ranks are started again after a failure that may not come again."""
     # Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job.
     grace_seconds: int = setting(checks.count, default=7)
     """Grace period of ranks after SIGTERM, in seconds."""
+    watch: bool = setting(checks.boolean, default=True)
+    """Watch for a job whose ranks are all silent, and find out where each of them is."""
+    hang_timeout: float = _launch(
+        checks.seconds_or_never,
+        "--hang-timeout TIME",
+        "End the job once no rank prints for TIME, as in 00:30:00; 0: never.",
+        default=0,
+    )
+    """Seconds of silence after which the job is ended; 0 for never."""
     pass_env: tuple[str, ...] = _launch(
         checks.make_list_check(checks.make_pattern_check(checks.VARIABLE)),
         "--pass-env NAME",
@@ -382,8 +405,11 @@ class JobOptions(SlurmOptions):
     stage: Stage | None = None
     transfer: TransferWay | None = None
     min_nodes: int | None = None
+    spares: int | None = None
+    retries: int | None = None
     log_dir: Path | None = _launch(Path, "--log-dir DIR", "Default: ~/slurm_logs.")
     outputs: tuple[str, ...] = ()
+    hang_timeout: float | None = None
     pass_env: tuple[str, ...] = ()
     container_image: str | None = None
     container_mounts: tuple[str, ...] = ()

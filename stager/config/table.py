@@ -29,8 +29,19 @@ TABLES = ("environment", "project", "assets", "cluster", "launch")
 _TAKEN = frozenset(
     f"STAGER_{name}"
     for name in (
-        *("ASSETS", "ENV", "IMPORTS", "JOB_DIR", "LINGER_SECONDS", "NODE", "NODE_ROOT", "OUTPUT"),
-        *("OUTPUT_NONCE", "PATCHES", "PATCHES_SAID", "PROCESS", "PROJECT", "TRAINER"),
+        *(
+            "ASSETS",
+            "ATTEMPT",
+            "ENV",
+            "IMPORTS",
+            "JOB_DIR",
+            "LINGER_SECONDS",
+            "NODE",
+            "NODE_ROOT",
+            "OUTPUT",
+        ),
+        *("OUTPUT_NONCE", "PATCHES", "PATCHES_SAID", "PROCESS", "PROJECT", "SILENCE_SECONDS"),
+        *("TRAINER", "WATCH"),
     )
 )
 """Variables that mean something else: most of them are set for ranks, and seen by a stager that a

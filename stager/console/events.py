@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from bundle.driver.findings import shorten_names
 from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (
+    AttemptBegins,
+    Hang,
     JobBegins,
     NodesLeftOut,
     OutputsCollected,
     OutputShown,
     PhaseBegins,
     PlannedGroup,
+    RanksSilent,
     Record,
     Remark,
     StrayLines,
@@ -31,6 +36,7 @@ from bundle.protocol.messages import (
 )
 
 from ..core.errors import apply_carriage_returns
+from ..logs.job_files import DEFAULT_LOG_DIR
 from ..slurm import messages
 from .reports import Reports
 
@@ -48,6 +54,7 @@ _NOISE = re.compile(r"\[W\d{4} .*\[c10d\] The hostname of the client socket cann
 
 _LAUNCHERS_BEGIN = ("E", "W", "I", "[W")  # the beginnings of lines that one of these may match
 _MAX_NAMED = 8  # nodes that are named in a line
+_LONG_LINE = 200  # characters of a rank's last line that are shown
 
 
 class Events(Reports):
@@ -59,6 +66,7 @@ class Events(Reports):
     _dry_run = False
     _slurm = False
     _job_id = ""
+    _log_dir_option = ""
     _nodes = 1
     _answered: frozenset[str] = frozenset()
 
@@ -73,6 +81,7 @@ class Events(Reports):
         self._action, self._restarts = job.action, job.launch.max_restarts
         self._moving = bool(self._restarts or job.launch.elastic)
         self._dry_run, self._job_id = job.dry_run, job.id
+        self._log_dir_option = make_log_dir_option(job.log_dir)
         self._slurm = job.allocation is Allocation.SLURM
         count, names = len(job.nodes), _names(job.nodes)
         where = {
@@ -175,6 +184,37 @@ class Events(Reports):
         cause, hint = describe_lingering(event.finished, event.left, event.waits_for)
         self._write(f"warning: {event.node} rank {event.rank}: {cause}; {hint}", "warning")
 
+    @_show.register(RanksSilent)
+    def _show_silence(self, event: RanksSilent, record: Record) -> None:
+        from ..report.charts import duration
+
+        usual = "" if event.usual is None else f" (longest before: {duration(event.usual)})"
+        rank = "the last line" if event.rank is None else f"the last line, of rank {event.rank}"
+        line = apply_carriage_returns(event.line)[:_LONG_LINE]
+        last = f"; {rank}: {line}" if line else ""
+        silence = f"no rank has printed anything for {duration(event.seconds)}"
+        self._write(f"warning: {silence}{usual}{last}", "warning")
+
+    @_show.register(Hang)
+    def _show_hang(self, event: Hang, record: Record) -> None:
+        from ..diagnosis.failure import format_hang
+
+        closing = f"`stager stacks {record.job_id}{self._log_dir_option}` shows where each rank is"
+        if event.ended:
+            closing = "the job is ended for it (launch.hang-timeout)"
+        self._write(f"warning: {format_hang(event)}; {closing}", "warning")
+
+    @_show.register(AttemptBegins)
+    def _show_attempt(self, event: AttemptBegins, record: Record) -> None:
+        from ..diagnosis.failure import format_restart
+
+        self._nodes = len(event.nodes)
+        self._count(frozenset())
+        if event.failed is None:
+            self.say(f"  {format_restart(event)}")
+        else:
+            self._write(f"warning: {format_restart(event)}", "warning")
+
     @_show.register(PhaseBegins)
     def _show_begin(self, event: PhaseBegins, record: Record) -> None:
         if event.phase is not PhaseName.PLACE:
@@ -247,6 +287,12 @@ class Events(Reports):
             self._launcher_reports = "failed (exitcode" in line and not self._restarts
             return True
         return self._launcher_reports
+
+
+def make_log_dir_option(log_dir: str) -> str:
+    """Return the option with which a command finds a job's logs, after a blank; empty for none."""
+    is_default = log_dir == os.path.expanduser(DEFAULT_LOG_DIR)  # noqa: PTH111 - never raises
+    return "" if is_default else f" --log-dir {shlex.quote(log_dir)}"
 
 
 def _names(nodes: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -16,10 +15,17 @@ from bundle.protocol.enumerations import Allocation, PhaseName
 from bundle.protocol.problem import ProblemCode, format_problem
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
-from ..diagnosis.failure import format_ranks
+from ..diagnosis.failure import (
+    format_hang,
+    format_ranks,
+    format_restart,
+    format_retry,
+    format_state,
+    format_variable,
+)
 from ..jobs.outcome import format_figures, make_verify_result
 from ..logs.job_files import format_time
-from .events import Events
+from .events import Events, make_log_dir_option
 from .output import Output
 
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ _STAGED = re.compile(
     r"(?<![^\s\"'])[^\s\"']*/envs/[0-9a-f]{64}/(?:lib/python[\d.]+/site-packages/)?"
 )
 """The path of an environment on a node, which fills a line and says nothing."""
+_SHOWN_VARIABLES = 6
 _LAST_LINES = 6  # lines of a failure that are shown at once; the log has the others
 _WIDEST = 28
 _LONG = 600  # characters of a line that are shown
@@ -66,13 +73,21 @@ class JobLogs(Output):
         """Say what went wrong first, with the lines that show it."""
         who = _who(failure) or "the job"
         code = "" if failure.exit_code is None else f" (exit status {failure.exit_code})"
-        self._write(f"error: {who} {_did(failure)}{code}: {failure.cause[:_LONG]}", "error")
+        shown = f"{who} {_did(failure)}{code}: {failure.cause[:_LONG]}"
+        if failure.hang:  # its words name the ranks
+            shown = format_hang(failure.hang)[:_LONG]
+        self._write(f"error: {shown}", "error")
         for line in _select_telling_lines(failure):
             self._write(f"  | {_short(line)}")
         if failure.meaning and failure.meaning != failure.cause:
             self._write(f"cause: {failure.meaning}")
         self._write(f"class: {failure.kind}")
+        self._write_retry(failure)
         self._write(f"hint: {failure.hint}", "good")
+
+    def _write_retry(self, failure: FirstFailure) -> None:
+        if failure.retry is not None:
+            self._write(f"retry: {format_retry(failure)}")
 
     def show_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Show the result of ``stager diagnose``."""
@@ -94,6 +109,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
     failure = diagnosis.first
     if failure is None:
         yield f"{_name(diagnosis)}: {_describe_no_failure(diagnosis)}"
+        yield from map(format_restart, diagnosis.restarts)
         yield from _list_evidence("printed and survived:", diagnosis)
         return
     yield _headline(diagnosis, failure)
@@ -102,14 +118,17 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
         ("class: ", failure.kind),
         ("what:  ", failure.cause[:_LONG]),
         ("cause: ", meaning),
+        ("retry: ", format_retry(failure)),
         ("hint:  ", failure.hint),
     ):
         if text:
             yield f"{title} {text}"
+    yield from map(format_restart, diagnosis.restarts)
     yield from _list_evidence("shown by", diagnosis)
     if len(failure.lines) > 1:
         yield "its last lines:"
         yield from (f"  | {_short(line)}" for line in failure.lines)
+    yield from _list_variables(failure)
     for title, ranks in (
         ("missing from the collective:", diagnosis.missing),
         ("the same on", diagnosis.same_failure),
@@ -117,6 +136,21 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
     ):
         if ranks:
             yield f"{title} {format_ranks(ranks)}"
+
+
+def _list_variables(failure: FirstFailure) -> Iterator[str]:
+    """Yield where the program was: the step, and some variables, of the innermost frame first."""
+    if state := format_state(failure):
+        yield f"its state: {state}"
+    room, total = _SHOWN_VARIABLES, 0
+    for frame in failure.variables:
+        total += len(frame.values) + frame.more
+        if shown := frame.values[:room]:
+            yield f"its variables at {_short(frame.place)}:"
+            yield from (f"  | {_short(format_variable(variable))}" for variable in shown)
+        room -= len(shown)
+    if total > _SHOWN_VARIABLES - room:
+        yield f"  and {total - _SHOWN_VARIABLES + room} more, of which --json has those kept"
 
 
 def _list_evidence(title: str, diagnosis: Diagnosis) -> Iterator[str]:
@@ -159,6 +193,8 @@ def _select_telling_lines(failure: FirstFailure) -> Sequence[str]:
 
 
 def _did(failure: FirstFailure) -> str:
+    if failure.hang:
+        return "hung"
     return "left" if failure.exit_code == 0 else "failed"
 
 
@@ -250,7 +286,7 @@ class Console(Events, JobLogs):
             return self._show_end(outcome)
         if failure is not None:
             self._problems(outcome)
-            if failure.exit_code is None and not outcome.end.logs_lost:
+            if failure.exit_code is None and not (outcome.end.logs_lost or failure.hang):
                 self._advise(outcome, [node for node, found in outcome.problems.items() if found])
             self._first(outcome, failure)
             return EXIT_JOB
@@ -281,27 +317,25 @@ class Console(Events, JobLogs):
         return EXIT_OK if outcome.ok else EXIT_JOB
 
     def _first(self, outcome: Outcome, failure: FirstFailure) -> None:
-        if failure.exit_code is not None or failure.rank is not None:  # else one of the problems
+        is_of_ranks = failure.exit_code is not None or failure.rank is not None or failure.hang
+        if is_of_ranks:  # else it is one of the problems
             self.failure(failure)
             if outcome.diagnosis is not None:
                 self.show_consequences(outcome.diagnosis)
         self._more(outcome)
 
     def _more(self, outcome: Outcome) -> None:
-        from ..logs.job_files import DEFAULT_LOG_DIR
-
         job = outcome.job
-        is_default = job.log_dir == os.path.expanduser(DEFAULT_LOG_DIR)  # noqa: PTH111 - never raises
-        option = "" if is_default else f" --log-dir {shlex.quote(job.log_dir)}"
         self._write(f"logs: {job.log_dir}")
-        self._write(f"more: stager diagnose {job.id}{option}")
+        self._write(f"more: stager diagnose {job.id}{make_log_dir_option(job.log_dir)}")
 
     def _show_end(self, outcome: Outcome) -> int:
         failure = outcome.first_failure
         if failure is not None:
-            node = f" ({failure.node})" if failure.node else ""
+            node = f" ({failure.node})" if failure.node and not failure.hang else ""
             self._write(f"error: job {outcome.job.id}: {failure.cause}{node}", "error")
             self._write(f"class: {failure.kind}")
+            self._write_retry(failure)
             self._write(f"hint: {failure.hint}", "good")
         self._write(f"logs: {outcome.job.log_dir}")
         return EXIT_JOB
@@ -388,15 +422,16 @@ def _format_phase_time(outcome: Outcome, phase: str) -> str:
 
 
 def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
-    """Return each problem with its node, but not the end of the job, which is shown by itself.
+    """Return each problem with its node, but not an end of the job that is shown by itself.
 
     A node that was only ended for another failure has none.
     """
+    is_hang = outcome.end.hang is not None
     problems = [
         (node, problem)
         for node, problems in outcome.problems.items()
         for problem in problems
-        if not problem.is_end_of_job
+        if not problem.is_end_of_job and not (is_hang and problem.code is ProblemCode.RANKS_HANG)
     ]
     own = [(node, problem) for node, problem in problems if not problem.code.row.follows]
     return own if own or outcome.end.failures else problems

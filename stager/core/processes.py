@@ -171,7 +171,7 @@ def _start(
     *,
     env: Mapping[str, str] | None = None,
     stdin: int = processes.DEVNULL,
-    stdout: int,
+    stdout: int | None,
     stderr: int | None = None,
     new_session: bool = True,
 ) -> processes.Process:
@@ -235,6 +235,25 @@ def _deliver_lines(readers: Mapping[IO[bytes] | None, Callable[[str], None] | No
                     selector.unregister(key.fileobj)
                 for line in lines.feed(chunk) if chunk else filter(None, [lines.last()]):
                     take(line.decode(errors="replace"))
+
+
+def run_attached(
+    argv: Sequence[str], *, environment: Mapping[str, str], has_input: bool, is_quiet: bool
+) -> int:
+    """Run a command that prints where this process does, to its end; return its status.
+
+    Ctrl-C is the command's, as in a shell. ``has_input`` gives it the standard input, ``is_quiet``
+    the standard error as its standard output.
+    """
+    process = _start(
+        argv,
+        env=environment,
+        stdin=sys.stdin.fileno() if has_input else processes.DEVNULL,
+        stdout=sys.stderr.fileno() if is_quiet else None,
+        new_session=False,
+    )
+    with _handle_interrupts(lambda: None):
+        return process.wait()
 
 
 def replace_process(argv: Sequence[str]) -> None:

@@ -17,9 +17,10 @@ from bundle.driver.transports.slurm_text import ENDED_BY_STATE
 from bundle.format.manifest import Manifest
 from bundle.launch.rank_results import CAUSE
 from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import Action, FailureClass
+from bundle.protocol.enumerations import Action, FailureClass, Retry
 from bundle.protocol.events import JobEnds
 from bundle.protocol.messages import FailureRecord
+from bundle.protocol.retry import find_retry
 from bundle.redaction.secret_names import is_secret
 
 from ..catalogue.catalogue import CatalogueMatch, LineRole, LineTells
@@ -199,7 +200,7 @@ _MOST = 5
 
 
 def _find_evidence(case: _Case, first: FirstFailure, in_logs: LogVerdict) -> Iterator[Evidence]:
-    hits = _find_in_logs(first, in_logs, case.hits)
+    hits = () if first.hang else _find_in_logs(first, in_logs, case.hits)
     yield from map(_make_evidence, hits)
     if not hits and case.files.job_id:
         found = _find_in_preflight(first, case.files) or _find_in_events(first, case)
@@ -265,7 +266,9 @@ def _agrees(in_logs: LogVerdict, first: FirstFailure) -> bool:
 def _list_signs(first: FirstFailure, result: JobEnds) -> Iterator[str]:
     """Yield the parts of events that may show a failure, the most telling first."""
     signs: list[Mapping[str, object]] = []
-    if result.ended_by and first.exit_code is None:
+    if first.hang is not None:
+        signs.append({"text": first.hang.text})
+    elif result.ended_by and first.exit_code is None:
         signs.append({"ended_by": result.ended_by})
     elif first.exit_code:
         signs.append({"exit_code": first.exit_code})
@@ -321,6 +324,7 @@ def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
         first=first,
         interrupted=case.result.interrupted,
         read=len(files.logs),
+        restarts=record.restarts,
         before_launch=before_launch and files.read_job().action is Action.RUN,
     )
     if first is not None:
@@ -334,6 +338,7 @@ def _complete_diagnosis(
     if case.files.ours:
         job = case.files.read_job()
         first = explain_missing_module(explain_withheld_variable(first, job), job)
+    first = _add_retry(first, case.result)
     same_failure = _find_same_failure(first, case.result)
     failed = {each.rank for each in case.result.failures or ()} | set(in_logs.failed)
     return replace(
@@ -361,7 +366,7 @@ def diagnose_refused(refused: Refused, log_dir: Path) -> Diagnosis:
         job_id="",
         folder=log_dir,
         ok=False,
-        first=first,
+        first=_add_retry(first, JobEnds(ok=False)),
         before_launch=refused.command == "run",
         command=refused.command,
     )
@@ -436,6 +441,9 @@ def _explain_failure(
     case: _Case, first: FirstFailure, in_logs: LogVerdict
 ) -> tuple[FirstFailure, LogVerdict]:
     """Add what only the logs show to the driver's verdict: missing ranks, a kill for memory."""
+    if first.hang is not None:
+        is_behind = first.hang.kind == "behind"
+        return first, in_logs._replace(missing=first.hang.ranks if is_behind else ())
     if first.exit_code == 0:  # it left early; ranks missing in the logs are a consequence
         return first, in_logs._replace(missing=())
     if first.kind == FailureClass.HANG:
@@ -471,6 +479,17 @@ def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
     lines = tuple(line for path in own for line in read_last_lines(path, _LAST_WORDS))
     is_silent = not lines and first.rank is not None and first.hint == LOG_TELLS
     return replace(first, lines=lines, hint=_SILENT if is_silent else first.hint)
+
+
+def _add_retry(first: FirstFailure, result: JobEnds) -> FirstFailure:
+    """Add whether to run again: the driver knows of attempts before, and the logs know more."""
+    attempt = result.attempt
+    if attempt is not None and attempt.rank == first.rank and attempt.retry is Retry.NO:
+        return replace(first, retry=attempt.retry, retry_reason=attempt.reason)
+    own = [record for record in result.failures or () if record.rank == first.rank][:1]
+    words = [(record.exception, record.message) for record in own] or [("", "")]
+    retry, reason = find_retry(first.kind, *words[0])
+    return replace(first, retry=retry, retry_reason=reason)
 
 
 def _find_same_failure(first: FirstFailure, result: JobEnds) -> tuple[int, ...]:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bundle.protocol.enumerations import FailureClass
+from bundle.driver.findings import shorten_names
+from bundle.protocol.enumerations import FailureClass, Retry
+from bundle.protocol.events import AttemptBegins, Hang
+from bundle.protocol.messages import FrameVariables, Variable
 from bundle.protocol.problem import Problem
 
 from ..catalogue.catalogue import CatalogueMatch
@@ -45,6 +48,20 @@ class FirstFailure:
     """The catalogue's entry that explains it; empty for none."""
     problem: Problem | None = field(default=None, metadata={"json": None})
     """The far side's problem that it is; None for a failure of another kind."""
+    retry: Retry | None = None
+    """Whether the job may succeed if it is run again as it is."""
+    retry_reason: str = ""
+    """The reason for that."""
+    hang: Hang | None = None
+    """The driver's verdict on silent ranks that it is: with the collective operation and the line
+    that the rank is in; None for a failure of another kind."""
+
+    variables: tuple[FrameVariables, ...] = ()
+    """The variables of the last frames of the user's own code, the innermost frame first."""
+    step: dict[str, int | float] = field(default_factory=dict)
+    """The numbers of steps and epochs that the rank was in, by the names of their variables."""
+    seeds: dict[str, str] = field(default_factory=dict)
+    """The seeds of its random numbers."""
 
     def explain(self, known: CatalogueMatch) -> FirstFailure:
         """Return it with the class, the meaning and the advice that the catalogue knows."""
@@ -72,6 +89,8 @@ class Diagnosis:
     consequences: tuple[int, ...] = ()
     missing: tuple[int, ...] = field(default=(), metadata={"json": "missing_ranks"})
     """For a hang: ranks that did not reach the collective that the others waited in."""
+    restarts: tuple[AttemptBegins, ...] = ()
+    """The further starts of the ranks in one allocation, with the failures before them."""
     read: int = field(default=0, metadata={"json": "files_read"})
     before_launch: bool = False
     """Whether it failed before any rank was started, though ranks were to be started."""
@@ -80,7 +99,7 @@ class Diagnosis:
     """The command that failed before it had a job; empty where there was one."""
 
 
-# --- The wording of ranks, and of ranks that run for too long --------------------------------
+# --- The wording of ranks, and of ranks that run for too long ------------------------------------
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -95,6 +114,45 @@ def format_ranks(ranks: Iterable[int]) -> str:
         return ""
     shown = ",".join("-".join(map(str, ends)) for ends in ranges)
     return f"rank {shown}" if shown.isdigit() else f"ranks {shown}"
+
+
+def is_certain_hang(hang: Hang) -> bool:
+    """Return whether silent ranks hang: none of them may be at work, and it is known where."""
+    return hang.certain and hang.kind != "unknown"
+
+
+def format_hang(hang: Hang) -> str:
+    """Return the verdict on silent ranks in words."""
+    return f"the ranks {'hang' if is_certain_hang(hang) else 'may hang'}: {hang.text}"
+
+
+def format_retry(failure: FirstFailure) -> str:
+    """Return in words whether to run again; empty if that is not known."""
+    if failure.retry is None:
+        return ""
+    return f"{failure.retry}: {failure.retry_reason}"
+
+
+def format_restart(event: AttemptBegins) -> str:
+    """Return what failed before another start of the ranks, and what was done."""
+    failed = event.failed
+    if failed is None:
+        return f"spare nodes: {shorten_names(event.spares)}"
+    far = f", at {failed.progress}" if failed.progress else ""
+    left_out = f"; {shorten_names(event.left_out)} left out" if event.left_out else ""
+    again = f"started again after {event.seconds:.1f} s"
+    return f"attempt {failed.number}: {failed.cause}{far}{left_out}; {again}"
+
+
+def format_state(failure: FirstFailure) -> str:
+    """Return the steps and the seeds of a rank that failed; empty where none are known."""
+    pairs = [*failure.step.items(), *((f"seed of {name}", v) for name, v in failure.seeds.items())]
+    return ", ".join(f"{name} {value}" for name, value in pairs)
+
+
+def format_variable(variable: Variable) -> str:
+    """Return a variable as ``data: list [1, 2, 3]``."""
+    return f"{variable.name}: {variable.type} {variable.text}".rstrip()
 
 
 def describe_lingering(

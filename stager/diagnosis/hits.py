@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol.enumerations import FailureClass
+from bundle.protocol.log_names import ATTEMPT_MARK
 
 from ..catalogue.catalogue import (
     CatalogueEntry,
@@ -353,12 +354,17 @@ def scan_logs(
     return hits, heads
 
 
+_ATTEMPT = ATTEMPT_MARK.encode()
+
+
 class _Scanner:
     """Scan a file by blocks; ``heads`` are later lines that begin as the first one does."""
 
     def __init__(self, log: LogFile, pieces: Pieces | None, texts: Prefilter) -> None:
         self.line = self.offset = 0
         self.heads: list[int] = []
+        self._begin = 0
+        """The line of the driver's below which its last attempt begins."""
         self._head, self._first = b"", b""
         self._above = b""
         self._log, self._pieces = log, pieces
@@ -371,8 +377,9 @@ class _Scanner:
 
     def select_hits(self) -> list[Hit]:
         """Return the hits that count; a task that runs torchrun is no rank."""
-        names = {"", *(hit.entry.name for hit in self._hits)}
-        hits = [hit for hit in self._hits if hit.entry.needs in names]
+        own = [hit for hit in self._hits if hit.number > self._begin]
+        names = {"", *(hit.entry.name for hit in own)}
+        hits = [hit for hit in own if hit.entry.needs in names]
         tasks = set[int]() if names.isdisjoint(_OF_TORCHRUN) else self._labelled
         return [replace(hit, rank=None) if hit.number in tasks else hit for hit in hits]
 
@@ -396,6 +403,9 @@ class _Scanner:
 
     def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
         """Find lines that repeat the first one: the script was started again."""
+        if _ATTEMPT in text:
+            marks = [at for at, line in enumerate(lines) if line.startswith(_ATTEMPT)]
+            self._begin = max([self._begin, *(at + self.line + 1 for at in marks)])
         if self.line == 0:
             self._head, self._first = _cut_at_number(lines[0]), _remove_dates(lines[0])
         if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:

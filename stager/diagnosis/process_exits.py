@@ -60,6 +60,9 @@ def describe_rank_failure(record: FailureRecord) -> FirstFailure:
         hint=hint,
         lines=tuple(keep_own_frame(record.lines, LINES)),
         time=record.time,
+        variables=record.variables,
+        step=record.step,
+        seeds=record.seeds,
     )
     known = look_up_failure(record) or (match_line(words) if words else None)
     if known is not None:

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
 from bundle.protocol.enumerations import Ending, FailureClass
-from bundle.protocol.events import JobEnds
+from bundle.protocol.events import Hang, JobEnds
 from bundle.protocol.messages import Departure, FailureRecord, Lingering, Vanished
-from bundle.protocol.problem import Problem, make_ending_problem
+from bundle.protocol.problem import Problem, ProblemCode, make_ending_problem
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match_line
-from .failure import FirstFailure, describe_lingering
+from .failure import FirstFailure, describe_lingering, is_certain_hang
 from .hits import Hit
 from .process_exits import (
     LINES,
@@ -46,24 +46,27 @@ from .process_exits import (
 # 3. A symptom (ranks cannot meet) names no culprit, but does say what is wrong.
 # 4. A node that could not do its part explains the ranks that missed it, and not the other way
 #    round. A node that only followed another one counts where that other one is not known.
-# 5. Ranks that somebody missed come next: one whose launcher ended the others because of it, one
+# 5. A hang that the driver named while it lasted comes next: it saw the processes, the collective
+#    operations and the stacks of all ranks, and what follows is what they leave when they are ended
+#    for it, or give up. A rank that may have been at work was no certain hang: it comes after 7.
+# 6. Ranks that somebody missed come next: one whose launcher ended the others because of it, one
 #    that left early, one that never came. Nothing is wrong with them but their absence.
-# 6. Slurm's end of the job follows: what came before it may have made the job hang until its limit.
+# 7. Slurm's end of the job follows: what came before it may have made the job hang until its limit.
 #    A cause that its writer survived comes after it.
-# 7. A bare exit status of a launcher or process says that it failed, but not why. It counts only
+# 8. A bare exit status of a launcher or process says that it failed, but not why. It counts only
 #    after Slurm's end, which leaves such statuses behind.
-# 8. Consequences count where there is nothing else: better a rank that lost its peers than none.
+# 9. Consequences count where there is nothing else: better a rank that lost its peers than none.
 #    Logs do not name it, since another one failed first. One that was told to end says less than
 #    one that lost its peers, and a launcher that was told to end says less than its ranks.
-# 9. A process that goes on for too long is no failure unless nothing else ended the job.
+# 10. A process that goes on for too long is no failure unless nothing else ended the job.
 #
 # The front ends differ in three ways, because their evidence does:
 #
 # - The driver knows who sent a signal, so a rank that was killed, or that ended without a word, is
 #   a ``CAUSE`` for it. Logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``.
 # - The driver asks Slurm whether it ended the job. If it did, what ranks and nodes report followed
-#   from that, and there is nothing to rank. Logs are compared with the line of the end, by place
-#   and by time, and what came after it is no candidate.
+#   from that, and there is nothing to rank but a hang that lasted until then. Logs are compared
+#   with the line of the end, by place and by time, and what came after it is no candidate.
 # - Candidates of both are never mixed. Where the driver has a verdict, logs explain it
 #   (:mod:`.diagnosis`): their times are less exact than the driver's, and they tell of the same
 #   ranks again, less reliably. Of a job without a result, Slurm's accounting may know that Slurm
@@ -84,6 +87,8 @@ class Role(IntEnum):
     """A node that could not do its part."""
     FOLLOWING_NODE = auto()
     """A node whose problem follows from that of another one."""
+    HANG = auto()
+    """A hang that the driver named, and that lasted to the end."""
     VANISHED = auto()
     """A rank that made its launcher end the others, with unknown status."""
     LEFT_EARLY = auto()
@@ -92,6 +97,8 @@ class Role(IntEnum):
     """Ranks that did not come to where others waited."""
     SLURM_END = auto()
     """Slurm's end of the job."""
+    POSSIBLE_HANG = auto()
+    """The same of ranks that may have been at work."""
     SURVIVED = auto()
     """A line that tells a cause, though its writer went on after it."""
     BARE_STATUS = auto()
@@ -173,6 +180,8 @@ def convert_ending(ending: str, job_id: str, node: str) -> FirstFailure:
 _ROLES = {CAUSE: Role.CAUSE, LOST_PEER: Role.LOST_PEER, ENDED: Role.ENDED_BY_OTHERS}
 """The role of a rank, by the weight of its failure."""
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+_AFTER_A_HANG = (Ending.TIME_LIMIT, Ending.CANCELLED)
+"""The ends by Slurm that a job comes to because it hangs; others come to any job."""
 _NOTICE_SECONDS = 1.0  # seconds by which a busy node may be late to notice that a rank has ended
 
 
@@ -185,7 +194,11 @@ def judge_result(result: JobEnds, job_id: str) -> FirstFailure | None:
     node = ""
     if result.ended_by == Ending.NODE_FAILURE:
         node = next(iter(result.problems), "")
-    return convert_ending(result.ended_by, job_id, node)
+    ending = convert_ending(result.ended_by, job_id, node)
+    hang = result.hang if result.ended_by in _AFTER_A_HANG else None
+    if hang is None or not is_certain_hang(hang):
+        return ending
+    return replace(_convert_hang(hang), cause=f"{hang.text}; {ending.cause}")
 
 
 def select_usable_result(result: JobEnds) -> JobEnds:
@@ -235,6 +248,12 @@ def _candidates(result: JobEnds) -> Iterator[Candidate]:
     ranks = [_rank(record) for record in records]
     yield from ranks
     yield from _nodes(result, ranks)
+    if result.hang is not None:
+        is_certain = is_certain_hang(result.hang) or result.hang.ended
+        yield Candidate(
+            role=Role.HANG if is_certain else Role.POSSIBLE_HANG,
+            failure=partial(_convert_hang, result.hang),
+        )
     yield from map(_convert_vanished, result.vanished or ())
     yield from _list_left_early(result)
     yield from _launchers(result)
@@ -260,6 +279,8 @@ def _rank(record: FailureRecord) -> Candidate:
 def _nodes(result: JobEnds, ranks: Sequence[Candidate]) -> Iterator[Candidate]:
     for node, problems in result.problems.items():
         for problem in problems:
+            if problem.code is ProblemCode.RANKS_HANG and result.hang is not None:
+                continue  # the verdict says more
             yield Candidate(
                 role=Role.FOLLOWING_NODE if problem.code.row.follows else Role.NODE,
                 failure=partial(_describe_node_failure, node, problem, result, ranks),
@@ -278,6 +299,31 @@ def _describe_node_failure(
         return failure
     lingering = _find_lingering(result, node)
     return failure if lingering is None else _convert_lingering(lingering)
+
+
+_HANG_HINTS = {
+    "stopped": "find out on that node what stopped or ended the process (`dmesg` for a disk, a "
+    "file server or memory), or leave the node out with --exclude",
+    "behind": "see what that rank does at this line that the others do not: code that only some "
+    "ranks run, more or fewer batches, or data that comes slowly",
+    "mismatch": "let all ranks call the same operations, in the same order and with the same "
+    "shapes: look for branches on the rank or the data before this line",
+    "elsewhere": "see why that rank is at this line and the others are not",
+    "network": "check the network between the nodes: `stager verify --deep` measures each pair; "
+    "name the interface with [launch] interface",
+}
+
+
+def _convert_hang(hang: Hang) -> FirstFailure:
+    hint = _HANG_HINTS.get(hang.kind, "see what all ranks do at this line, and what they wait for")
+    return FirstFailure(
+        node=hang.node,
+        rank=hang.rank,
+        kind=FailureClass.HANG,
+        cause=hang.text,
+        hint=f"{hint}; `stager stacks` shows the stacks of all ranks",
+        hang=hang,
+    )
 
 
 def _convert_vanished(gone: Vanished) -> Candidate:

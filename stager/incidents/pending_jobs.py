@@ -25,7 +25,7 @@ from ..diagnosis.failure import FirstFailure
 from ..logs.job_files import list_job_files
 from ..logs.job_record import JobRecord, parse_event, read_events
 from ..logs.lines import read_tail
-from ..pack.bundle_file import unmark
+from ..pack.bundle_file import mark, unmark
 from .node_history import DAY, find_incidents, keep_incidents
 
 # --- Jobs that are over, read from the files that they have left in their log directory ----------
@@ -140,6 +140,8 @@ def _is_settled(store: Store, job: PendingJob, now: float) -> bool:
     record = read_ended_job(log_dir, job.job_id, job.submitted - CLOCK_SECONDS)
     if record is not None and record.result is not None:
         first = find_first_failure(record, log_dir, job.job_id)
+        if record.result.failures and job.bundle:
+            mark(store, Path(job.bundle))  # for a replay, when the project has changed
         incidents = find_incidents(record, job.job_id, job.project, first)
         is_kept = keep_incidents(store, incidents, now)
         # One that Slurm has put back into the queue begins again.

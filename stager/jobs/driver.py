@@ -244,6 +244,11 @@ def _write_job_file(job: Job) -> Iterator[Path]:
 
 def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> None:
     """Become a command in the environment of a bundle, unpacked on this machine if need be."""
+    replace_process(make_exec_argv(config, bundle, command))
+
+
+def make_exec_argv(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> list[str]:
+    """Return the command that becomes another one in the environment of a bundle."""
     store = Store(offline_root(config))
     decide_trust(config, store, bundle.path, bundle.id)
     program = node_program(bundle.path, store, bundle.id)
@@ -251,4 +256,4 @@ def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> Non
     argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint, "--id", bundle.id]
     if is_made_here(store, bundle.path, bundle.id):
         argv.append("--trusted")
-    replace_process([*argv, str(bundle.path), config.cluster.node_root, "--", *command])
+    return [*argv, str(bundle.path), config.cluster.node_root, "--", *command]

@@ -180,7 +180,7 @@ def make_job(
         id="",
         name=config.name,
         allocation=allocation,
-        nodes=_list_nodes(allocation, options.hosts, most),
+        nodes=_list_nodes(allocation, options.hosts, most + settled.cluster.spares),
         bundle=str(bundle),
         bundle_id=manifest.id,
         requires=manifest.requires,
@@ -199,6 +199,7 @@ def make_job(
         # Without a word about nodes on the command line, all of an allocation that stands is used.
         wanted=options.nodes or (None if least == most else (least, most)),
         min_nodes=settled.cluster.min_nodes,
+        spares=settled.cluster.spares,
         stage=_choose_stage(cluster),
         transfer=cluster.transfer,
         cpus_per_task=settled.cluster.cpus_per_task,
@@ -314,6 +315,12 @@ def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: b
             f"{what}: only torchrun starts ranks again, and launcher is {settings.launcher}",
             hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
         )
+    if elastic and config.cluster.spares:
+        raise ConfigError(
+            f"--spares {config.cluster.spares}: a job that may shrink has none "
+            f"(--nodes {least}:{most})",
+            hint="ask for a fixed number of nodes, whose places spare ones take",
+        )
     if action is Action.RUN:
         if not config.project.command:
             raise ConfigError(
@@ -332,6 +339,9 @@ def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: b
         max_restarts=settings.max_restarts,
         elastic=elastic,
         grace_seconds=settings.grace_seconds,
+        watch=settings.watch,
+        retries=settings.retries,
+        hang_timeout=settings.hang_timeout,
         pass_env=settings.pass_env,
         container_image=config.cluster.container_image,
         container_mounts=config.cluster.container_mounts,

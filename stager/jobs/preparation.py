@@ -351,20 +351,22 @@ _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": A
 
 def _add_hosts(config: Config, options: JobOptions) -> JobOptions:
     hosts = find_hosts(options, config, os.environ) or Hosts(names=(), origin="the hosts")
-    count = len(hosts.names)
+    spares = config.cluster.spares if options.spares is None else options.spares
+    count = max(0, len(hosts.names) - spares)
     least, most = options.nodes or (count, count)
     # Hosts on the command line count more than a number in the settings.
     given = options.nodes or options.hosts or options.host_file
     if not given and config.cluster.nodes != (1, 1):
         least, most = config.cluster.nodes
-    needed = options.min_nodes or config.cluster.min_nodes or least
+    needed = options.min_nodes or config.cluster.min_nodes or max(1, least)
     if count < needed:
+        there, besides = format_count(len(hosts.names), "host"), f" and {spares} spare ones"
         raise ConfigError(
-            f"{hosts.origin}: {format_count(count, 'host')} for a job that needs {needed}",
+            f"{hosts.origin}: {there} for a job that needs {needed}{besides if spares else ''}",
             hint="name more hosts, or ask for fewer with --nodes",
         )
-    names = hosts.names[:most]
-    return replace(options, hosts=names, nodes=(min(least, len(names)), len(names)))
+    most = min(most, count)
+    return replace(options, hosts=hosts.names[: most + spares], nodes=(min(least, most), most))
 
 
 def _use_staged_script(config: Config, options: JobOptions) -> JobOptions:

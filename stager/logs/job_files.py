@@ -31,6 +31,12 @@ class KeptLaunch:
     """The backend of torch.distributed; ``auto`` where the driver chose it."""
     pass_env: tuple[str, ...] = ()
     """Names of secret variables that the ranks got."""
+    container_image: str = ""
+    """The image that the ranks ran in."""
+    omp_num_threads: int | None = None
+    max_restarts: int = 0
+    watch: bool = False
+    """Whether its driver can find out where each rank is; no older version's can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,8 @@ class KeptJob:
     bundle_id: str = ""
     nodes: tuple[str, ...] = ()
     run_dir: str = ""
+    run_subdir: str | None = None
+    """The run directory's path in the project; None if it is outside."""
     outputs: tuple[str, ...] = ()
     log_mode: LogMode = LogMode.PRIVATE
     launch: KeptLaunch = field(default_factory=KeptLaunch)
@@ -203,6 +211,16 @@ class JobFiles:
     def wrapper(self) -> Path:
         """The run wrapper."""
         return self.folder / log_names.make_wrapper_name(self.job_id)
+
+    @property
+    def stacks(self) -> Path:
+        """The places of all ranks when they were last asked."""
+        return self.folder / log_names.make_stacks_name(self.job_id)
+
+    @property
+    def stacks_request(self) -> Path:
+        """A file that asks the driver for them, and that it removes once they are written."""
+        return self.folder / log_names.make_stacks_request_name(self.job_id)
 
 
 def choose_log_dir(asked: Path | None) -> Path:
@@ -462,7 +480,8 @@ def resolve_output(path: Path, files: JobFiles, what: str) -> Path:
         StagerError: a device or a pipe lies there, or one of the job's own files.
     """
     place = Path(os.path.realpath(path))  # unlike resolve(), it takes a loop of links as it is
-    own = [*(log.path for log in files.logs), files.events, files.job, files.order]
+    of_driver = (files.events, files.job, files.order, files.stacks)
+    own = [*(log.path for log in files.logs), *of_driver]
     if place.exists() and not place.is_file():
         reason = f"is not a regular file, so {what} cannot be written there"
     elif str(place) in map(os.path.realpath, own):

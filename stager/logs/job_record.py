@@ -14,6 +14,7 @@ from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.enumerations import LogMode, PhaseName
 from bundle.protocol.events import (
     PRINTED_ONLY,
+    AttemptBegins,
     JobBegins,
     JobEnds,
     NodesLeftOut,
@@ -64,8 +65,14 @@ class JobRecord:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes, in order."""
-        return next((event.nodes for event in self.find_events(JobBegins)), ())
+        """The nodes, in order: those of the last start of the ranks, where that may be others."""
+        starts = [event.nodes for event in self.find_events(AttemptBegins)[-1:]]
+        return next(iter((*starts, *(event.nodes for event in self.find_events(JobBegins)))), ())
+
+    @property
+    def restarts(self) -> tuple[AttemptBegins, ...]:
+        """The further starts of the ranks in one allocation, with the failures before them."""
+        return tuple(event for event in self.find_events(AttemptBegins) if event.failed)
 
     @property
     def cluster(self) -> str:

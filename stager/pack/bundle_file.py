@@ -351,6 +351,8 @@ def _line(path: Path, key: Digest) -> str:
 # days while the project goes on. So no rebuild removes such a bundle, and ``clean`` leaves it
 # alone. A mark is an empty file beside the bundle: ``NAME.pkgs.tar.script`` for what was printed,
 # and ``NAME.pkgs.tar.job-4711`` for a job, until its end has been seen. Each counts for 30 days.
+# The bundle of a job with a rank that failed is marked like one of a printed script: the rank may
+# be run again, with the project as it was.
 
 DAYS = 30
 """Days for which a mark counts: no more is known of what was printed, or of a job that is lost."""

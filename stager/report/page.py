@@ -23,7 +23,15 @@ from .. import __version__
 from ..core.errors import TURNING, BundleError
 from ..core.files import read_bytes, write_output
 from ..diagnosis.diagnosis import diagnose
-from ..diagnosis.failure import Diagnosis, format_ranks
+from ..diagnosis.failure import (
+    Diagnosis,
+    format_ranks,
+    format_restart,
+    format_retry,
+    format_state,
+    format_variable,
+)
+from ..jobs.stacks import FoundStacks, describe_stacks, read_stacks
 from ..logs.job_files import JobFiles, KeptJob, format_time, parse_kept_job, resolve_output
 from ..logs.job_record import JobRecord, read_events
 from ..pack.bundle_file import read_manifest
@@ -103,6 +111,8 @@ class ReportData:
     curves: Sequence[Curves]
     other_curves: Sequence[Path]
     contents: BundleContents | None
+    stacks: tuple[str, ...]
+    """The places of the ranks when they were last asked, in lines; none if they never were."""
     written: float
 
     @property
@@ -163,6 +173,7 @@ def collect_report(files: JobFiles) -> ReportData:
         curves=curves,
         other_curves=other_curves,
         contents=_read_bundle(job) if job.bundle else None,
+        stacks=_describe_stacks(files, job, has_ended=verdict is not Verdict.RUNNING),
         written=now,
     )
 
@@ -191,6 +202,14 @@ def _is_driven_here(files: JobFiles) -> bool:
             if parse_kept_job(read_bytes(path)).id == files.job_id:
                 return b"stager" in (process / "cmdline").read_bytes()
     return False
+
+
+def _describe_stacks(files: JobFiles, job: KeptJob, *, has_ended: bool) -> tuple[str, ...]:
+    stacks = read_stacks(files) if files.job_id else None
+    if stacks is None:
+        return ()
+    lines = describe_stacks(FoundStacks(stacks, job, has_ended=has_ended))
+    return tuple(Redactor().words("\n".join(lines)).split("\n"))
 
 
 def _read_bundle(job: KeptJob) -> BundleContents:
@@ -358,11 +377,15 @@ def make_environment() -> Environment:
     templates.filters.update(
         anchor=anchor,
         clipped=clip,
+        state=format_state,
+        variable=format_variable,
         counted=format_count,
         decimal=decimal,
         duration=duration,
         percent=percent,
         ranks=format_ranks,
+        restart=format_restart,
+        retry=format_retry,
         shorten=shorten,
         sized=format_size,
         when=format_time,

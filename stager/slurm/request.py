@@ -167,8 +167,10 @@ def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") ->
     own = list(_read_options(_split_salloc_opts(env), "SALLOC_OPTS"))
     excluded = [cluster.exclude, *(value for name, value, _ in (*given, *own) if name == "exclude")]
     further = [words for name, _, words in (*given, *own) if name != "exclude"]
+    least, most = cluster.nodes
     options = {
         **{name: getattr(cluster, name) for name in list_slurm_rows()},
+        "nodes": (least + cluster.spares, most + cluster.spares),
         "exclude": ",".join(dict.fromkeys(filter(None, excluded))) or None,
         # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
         "cpus_per_task": cluster.cpus_per_task or config.launch.nproc_per_node or None,

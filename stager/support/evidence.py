@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bundle.protocol.messages import ProbeAnswer
+from bundle.protocol.messages import FrameVariables, ProbeAnswer
 
 from .. import __version__
 from ..building.current_bundle import LOCK_NAME
@@ -171,7 +171,8 @@ def collect_contents(files: JobFiles, here: Path) -> ArchiveContents:
     """Return a job's files; look for its project from ``here`` if its run directory is gone."""
     left_out: list[str] = []
     long = (files.preflight, files.events, files.order)
-    of_driver = (files.job, files.wrapper, *long) if files.job_id else ()
+    stacks = [files.stacks] if files.stacks.exists() else []  # most jobs are never silent
+    of_driver = (files.job, files.wrapper, *long, *stacks) if files.job_id else ()
     items = [
         item
         for path in of_driver
@@ -289,8 +290,23 @@ def redact_diagnosis(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
             hint=redactor.words(first.hint),
             meaning=redactor.words(first.meaning),
             lines=many(first.lines),
+            variables=tuple(_redact_frame(frame, redactor) for frame in first.variables),
         )
-    return replace(diagnosis, first=first, evidence=evidence)
+    restarts = tuple(
+        replace(again, failed=replace(again.failed, cause=redactor.words(again.failed.cause)))
+        for again in diagnosis.restarts
+        if again.failed is not None
+    )
+    return replace(diagnosis, first=first, evidence=evidence, restarts=restarts)
+
+
+def _redact_frame(frame: FrameVariables, redactor: Redactor) -> FrameVariables:
+    values = (
+        # With its name before it, which may tell what it is.
+        replace(one, text=redactor.words(f"{one.name}={one.text}").partition("=")[2])
+        for one in frame.values
+    )
+    return replace(frame, place=redactor.words(frame.place), values=tuple(values))
 
 
 def write_readme(

@@ -27,7 +27,7 @@ STAGER = str(Path(sys.executable).with_name("stager"))
 COMMANDS = (
     *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
     *("verify", "run", "script", "exec", "estimate", "nodes"),
-    *("logs", "diagnose", "report", "support", "clean", "clean-node"),
+    *("logs", "stacks", "replay", "diagnose", "report", "support", "clean", "clean-node"),
 )
 LOCAL = ("--allocation", "local", "--nodes", "1")
 HEAVY = (

@@ -22,6 +22,7 @@ from tests.support.golden import GOLDEN, check_golden
 from tests.support.incidents import FULL, incidents_of
 from tests.support.signing import Key
 from tests.support.small_torch import TORCH
+from tests.support.stacks import job_stacks, write_stacks
 from tests.support.wheelhouse import make_wheel
 
 JOB = ("--allocation", "local", "--nproc-per-node", "1", "--log-dir", "logs")
@@ -132,6 +133,9 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["report"] = printed(project, "report", *LOGS, failed["job_id"])
     reports["support-list"] = printed(project, "support", "--list", *LOGS, failed["job_id"])
     reports["support"] = printed(project, "support", *LOGS, failed["job_id"])
+    write_stacks(project.root / "logs", job_stacks(failed["job_id"]))
+    reports["stacks"] = printed(project, "stacks", *LOGS, failed["job_id"])
+    reports["replay"] = printed(project, "replay", *LOGS, failed["job_id"], code=1)
     reports["script"] = printed(project, "script", *LOGS, "--", "train.py")
     reports["clean"] = printed(project, "clean", "--dry-run", "--all", *LOGS)
     old = ("clean-node", "--dry-run", "--days", "0", str(tmp_path / "nodes"))

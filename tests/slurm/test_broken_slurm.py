@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -301,3 +301,33 @@ def test_nodes_that_there_never_will_be(bench: Bench, batch: tuple[str, ...]) ->
     assert "the largest node of partition torch has 4" in said.error["message"]
     assert "--nproc-per-node" in said.error["hint"]
     assert bench.queued() == ""
+
+
+# --- Ranks that are started again in the same allocation ------------------------------------------
+
+SPARE = ("--nodes", "2", "--spares", "1", "--retries", "2", "--", "train.py")
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["a rank is killed", *(pytest.param(how, marks=pytest.mark.full) for how in ("cut", "dead"))],
+)
+def test_a_spare_node_takes_the_place_of_another(bench: Bench, how: str) -> None:
+    words = ("1=kill-once", "all=linger") if how.startswith("a rank") else ("all=sleep-once",)
+    started = bench.start("run", *SPARE, *words)
+    bench.at_work(started, 2)
+    breaks = {"cut": cut_off, "dead": dead_slurmd}.get(how)
+    with breaks(bench.cluster, "node02") if breaks else nullcontext():
+        if how == "dead":
+            for number in bench.processes("node02"):
+                bench.cluster.run(["kill", "-KILL", str(number)], check=False)
+        said = bench.finish(started)
+    assert said.code == 0, said.talk
+    assert (said.report["left_out"], said.report["world_size"]) == (["node02"], 2)
+    first, again = bench.events("attempt")
+    assert (first["nodes"], first["spares"]) == (["node01", "node02"], ["node03"])
+    assert (again["nodes"], again["left_out"]) == (["node01", "node03"], ["node02"])
+    expected = "killed" if breaks is None else "node-failure"
+    assert again["failed"]["class"] == expected, again
+    assert "started again after" in said.talk
+    bench.assert_clean(killed=True)

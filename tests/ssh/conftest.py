@@ -34,7 +34,9 @@ if sys.argv[1:] == ["resume"]:
     print("step", step.read_text(), flush=True)
     step.write_text("2")
     shutil.rmtree("out/old")
-if sys.argv[1:] == ["sleep"]:
+if sys.argv[1:] == ["sleep"] or sys.argv[1:] == ["sleep-once"] and (
+    os.environ["STAGER_ATTEMPT"] == "0"
+):
     time.sleep(3600)
 if rank == "0":
     pathlib.Path("out").mkdir(exist_ok=True)

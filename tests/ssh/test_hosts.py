@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.processes import until
 from tests.support.provoking import Said
-from tests.support.ssh_hosts import SshHosts, start_sleeping, words
+from tests.support.ssh_hosts import SshHosts, at_work, start_sleeping, words
 
 ALL = "node[01-04]"
 PYTHON = os.path.realpath("/proc/self/exe")
@@ -160,3 +161,46 @@ def test_a_signal_for_the_ranks_reaches_them(hosts: SshHosts, project: Path) -> 
     done = hosts.end(started)
     assert done.code == 3, done.talk
     assert "SIGUSR1" in done.report["first_failure"]["cause"], done.talk
+
+
+@pytest.mark.full
+def test_ranks_that_hang_are_asked_and_ended(
+    hosts: SshHosts, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGER_SILENCE_SECONDS", "1")
+    options = ("--hosts", ALL, "--log-dir", str(hosts.hidden / "hang-logs"))
+    words = ("--hang-timeout", "00:00:04", "--", "train.py", "sleep")
+    done = hosts.stager("run", *options, *words, folder=project)
+    assert done.code == 3, done.talk
+    (events,) = (hosts.hidden / "hang-logs").glob("events.*.jsonl")
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    hang = [line for line in lines if line["event"] == "hang"][-1]
+    assert (hang["ranks"], hang["ended"]) == ([0, 1, 2, 3], True)
+    assert hang["place"].startswith("train.py:")
+    assert (lines[-1]["event"], lines[-1]["interrupted"]) == ("result", False)
+    assert lines[-1]["hang"]["place"] == hang["place"]
+    assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
+
+
+@pytest.mark.full
+def test_a_spare_host_takes_the_place_of_one_that_is_lost(hosts: SshHosts, project: Path) -> None:
+    folder = hosts.hidden / "spare-logs"
+    options = ("--hosts", ALL, "--spares", "1", "--retries", "1", "--log-dir", str(folder))
+    started = hosts.start("run", *options, "--", "train.py", "sleep-once", folder=project)
+    assert until(lambda: started.poll() is not None or at_work(hosts, "node01", "node02", "node03"))
+    assert not at_work(hosts, "node04")
+    hosts.lose("node02")
+    try:
+        done = hosts.end(started)
+        assert done.code == 0, done.talk
+        assert "started again after" in done.talk
+        assert (project / "out" / "world.txt").read_text() == "3"
+        (events,) = folder.glob("events.*.jsonl")
+        lines = [json.loads(line) for line in events.read_text().splitlines()]
+        first, again = [line for line in lines if line["event"] == "attempt"]
+        assert (first["spares"], first["failed"]) == (["node04"], None)
+        assert again["nodes"] == ["node01", "node04", "node03"]
+        assert (again["left_out"], again["failed"]["class"]) == (["node02"], "node-failure")
+        assert lines[-1]["left_out"] == ["node02"]
+    finally:
+        hosts.restore()

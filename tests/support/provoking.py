@@ -34,6 +34,8 @@ import atexit, os, pathlib, signal, sys, threading, time
 rank, asked = int(os.environ["RANK"]), dict(word.split("=") for word in sys.argv[1:])
 where = " ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", "MASTER_ADDR"))
 what = asked.get(str(rank), asked.get("all", ""))
+if what.endswith("-once"):
+    what = what[:-5] if os.environ["STAGER_ATTEMPT"] == "0" else ""
 if what == "deaf":  # to a polite request
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 received = []

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import selectors
 import signal
 import sys
@@ -29,7 +30,7 @@ from ...redaction.secret_names import remove_secret_variables
 from ...system import permissions, processes, signals
 from . import transport as transports
 from .agent_program import make_container_command, make_start_command
-from .transport import Delivery, Ended, OnEvent, Requests, Take, Transfer, Transport
+from .transport import Delivery, Ended, LaunchStopped, OnEvent, Requests, Take, Transfer, Transport
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -72,8 +73,11 @@ class LocalTransport(Transport):
                 self._ask(node, request)
             agents = {node: self._agents[node] for node in requests}
             try:
-                codes = _follow_agents(agents, on_event, phase)
-            except signals.Stopped:  # the last output of the ranks belongs in their logs
+                codes = _follow_agents(agents, on_event, phase, tick=self.tick)
+            except (
+                signals.Stopped,
+                LaunchStopped,
+            ):  # the last output of the ranks belongs in their logs
                 if phase == PhaseName.LAUNCH:
                     on_event(transports.make_saving_note(self._job))
                 _tell_to_end(agents)
@@ -106,6 +110,17 @@ class LocalTransport(Transport):
         """Start the agents, and let them start what takes long before anything else is done."""
         for rank, node in enumerate(job.nodes):
             self._ask(node, EarlyRequest(job, node, rank, self.nodes_here))
+
+    def send_to_ranks(self, line: str) -> None:
+        """Send a line to all agents that read: the pipe of one that is stopped may be full."""
+        for agent in self._agents.values():
+            if agent.stdin is not None and not agent.stdin.closed:
+                ready = select.poll()
+                ready.register(agent.stdin, select.POLLOUT)
+                with contextlib.suppress(OSError):  # it has ended
+                    if ready.poll(0):
+                        agent.stdin.write(line.encode() + b"\n")
+                        agent.stdin.flush()
 
     def _ask(self, node: str, request: AgentRequest) -> None:
         agent = self._agents.get(node)
@@ -194,6 +209,7 @@ def _follow_agents(
     on_event: OnEvent,
     phase: str = "",
     until: float = math.inf,
+    tick: Callable[[], None] = transports.do_nothing,
 ) -> dict[str, int]:
     """Pass on events until every agent has answered a phase, or ended.
 
@@ -212,6 +228,7 @@ def _follow_agents(
             selector.register(output, selectors.EVENT_READ, (node, Lines()))
         while selector.get_map() and time.monotonic() < until:
             _pass_user_signals(agents)
+            tick()
             wait = min(until, end_others_at) - time.monotonic()
             for key, _ in selector.select(min(_POLL_SECONDS, max(0.0, wait))):
                 node = key.data[0]

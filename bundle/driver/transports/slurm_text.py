@@ -207,14 +207,17 @@ def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
     if not job_id or not listed:
         raise NodeError(Problem(ProblemCode.NO_ALLOCATION, ""))
     nodes = expand_hostlist(listed)
-    least, most = job.wanted or (1, len(nodes))
+    least, most = job.wanted or (1, len(nodes) - job.spares)
     least = job.min_nodes or least
-    if len(nodes) < least:
+    if min(len(nodes), most) < least:
+        least += 0 if job.wanted else job.spares
         values = {"job": job_id, "nodes": str(len(nodes)), "least": str(least)}
         raise NodeError(Problem(ProblemCode.TOO_FEW_NODES, "", values))
     restarts = env.get("SLURM_RESTART_COUNT", "0")
     attempt = int(restarts) if restarts.isdigit() else 0
-    bound = replace(job, id=job_id, nodes=tuple(nodes[:most]), attempt=attempt)
+    used = tuple(nodes[: most + job.spares])
+    spares = max(0, len(used) - most)  # an allocation that stands may have fewer
+    bound = replace(job, id=job_id, nodes=used, attempt=attempt, spares=spares)
     try:
         check_job(bound)
     except ValueError as exc:

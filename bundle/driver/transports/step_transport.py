@@ -200,6 +200,7 @@ class StepTransport(transport.Transport):
         with open(sys.argv[0], "rb") as handle:
             self._program = AgentProgram(handle.read())
         self._latest: DriverChannel | None = None
+        self._running: DriverChannel | None = None
         self._session: DriverChannel | None = None
         self._session_nodes: frozenset[str] = frozenset()
         self._session_job: Job | None = None
@@ -272,7 +273,7 @@ class StepTransport(transport.Transport):
         """Note what is lost while a phase runs; finish the step where the job is told to end."""
         try:
             yield
-        except signals.Stopped:
+        except (signals.Stopped, transport.LaunchStopped):
             self.lost_node = run.liveness.first_lost()
             if finish:  # the last output of the ranks belongs in their logs
                 if run.answers.phase == PhaseName.LAUNCH:
@@ -411,8 +412,10 @@ class StepTransport(transport.Transport):
         step, answers = run.step, run.answers
         limit = PhaseLimit(answers.phase, self._job, len(answers.nodes), self.patience)
         hold_until = time.monotonic() + _HOLD_SECONDS
+        self._running = step
         while not step.has_ended:
             step.pump(answers.take)
+            self.tick()
             for number in signals.take_user_signals():
                 step.send_line(f"{agent_channel.SIGNAL}{number}")
             is_due = time.monotonic() > hold_until or answers.ready.keys() >= answers.nodes
@@ -437,6 +440,11 @@ class StepTransport(transport.Transport):
         elif run.is_settled():  # agents of a step of its own stay until then
             run.finish(self._grace)
         return False
+
+    def send_to_ranks(self, line: str) -> None:
+        """Send a line to the agents of the phase that runs."""
+        if self._running is not None:
+            self._running.send_line(line)
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Send the file to agents that wait for it, and unpack it while it comes.

@@ -13,7 +13,7 @@ from ...node.node_root import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
 from ...protocol.events import DriverEvent, Remark
 from ...protocol.job import Job
 from ...protocol.messages import AgentEvent, AgentRequest
-from ...protocol.problem import ProblemCode
+from ...protocol.problem import NodeError, ProblemCode
 from ...system import signals
 
 Event = Union[AgentEvent, DriverEvent]  # an event of an agent, or of the driver about agents
@@ -24,6 +24,14 @@ TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
 """Exit statuses of an agent that was ended for a rank of another node."""
 Retry = Callable[[str], bool]
 """Returns whether to try a command again, by what it wrote to standard error; pauses before."""
+
+
+class LaunchStopped(NodeError):
+    """A launch is to be ended by the driver itself: its ranks are told to end, as by a signal."""
+
+
+def do_nothing() -> None:
+    """Do nothing: what transports call where nothing is to be watched."""
 
 
 def make_saving_note(job: Job) -> Remark:
@@ -86,9 +94,14 @@ class Transport(Protocol):
 
     nodes_here: int = 1
     lost_node: str = ""  # the node that was lost before the job was told to end, as far as is known
+    tick: Callable[[], None] = staticmethod(do_nothing)
+    """Called about once a second while a phase runs; it may raise :class:`LaunchStopped`."""
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on all given nodes at once; ``on_event`` is called in this thread."""
+
+    def send_to_ranks(self, line: str) -> None:
+        """Send a line to the agents of the phase that runs, without a wait; it may not arrive."""
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.

@@ -221,6 +221,66 @@ def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_pat
     ]
 
 
+LOOKING = f"""
+import signal, sys, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the end of the input is to one at work
+sys.path.insert(0, {REPO!r})
+from bundle.channel import agent_channel
+channel = agent_channel.AgentChannel(int(sys.argv[1]) if len(sys.argv) > 1 else None)
+over = threading.Event()
+
+def look(number):
+    print("look", number, flush=True)
+    if number == 9:
+        over.set()
+
+with channel.answer_looks(look):
+    print("ready", flush=True)
+    over.wait()
+print("over", flush=True)
+while channel.await_request():
+    print(channel.request.phase, flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["local", "step"])
+def test_looks_are_taken_while_ranks_run(tmp_path: Path, is_local: bool) -> None:
+    """On a local node standard input is for the next request again after them."""
+    asked = message("clean")
+    local = {"v": 1, "phase": "clean", "node": "n1", "node_rank": 1, **asked.common}
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps(encode(asked)))
+    with (
+        request.open() as handle,
+        subprocess.Popen(
+            [sys.executable, "-c", LOOKING, *([] if is_local else [str(handle.fileno())])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "SLURMD_NODENAME": "n1"},
+            pass_fds=[handle.fileno()],
+        ) as agent,
+    ):
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+
+        def tell(line: str, *answers: str) -> None:
+            assert agent.stdin is not None
+            assert agent.stdout is not None
+            agent.stdin.write(f"{line}\n")
+            agent.stdin.flush()
+            assert [agent.stdout.readline() for _ in answers] == [f"{each}\n" for each in answers]
+
+        if is_local:
+            tell(json.dumps(local))
+        assert agent.stdout.readline() == "ready\n"
+        tell("look 7\nlook\nlook x\nlook 9", "look 7", "look 9", "over")
+        tell("look 8")  # too late
+        tell(json.dumps(local) if is_local else agent_program.request_line(asked), "clean")
+        agent.stdin.close()
+        assert agent.stdout.read() == ""
+
+
 # --- What a node's heartbeats say that it hangs in -----------------------------------------------
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
-from bundle.protocol.enumerations import Allocation
+from bundle.protocol.enumerations import Action, Allocation, Launcher
 from stager.pack.bundle import Packed
 from stager.pack.bundle_file import clear_away
 from tests.support.bundles import forge
 from tests.support.gated_program import gated
-from tests.support.jobs import drive, driver_argv, job_for
+from tests.support.jobs import LAUNCH, drive, driver_argv, job_for
 from tests.support.namespaces import REPO, entering
 from tests.support.processes import living, run, until
 
@@ -212,3 +213,172 @@ def test_a_signal_ends_the_job_and_its_agents(
     assert (result["ok"], result["interrupted"], result["problems"]) == (False, True, {})
     assert until(lambda: not living(program), 120)
     assert list(nodes.glob("*/nodes/*/*/envs/*")) == []
+
+
+def test_ranks_that_hang_are_named_and_ended_where_that_is_set(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    source = "import time\ndef read_shard():\n    time.sleep(3600)\nprint('begun', flush=True)\n"
+    (tmp_path / "loader.py").write_text(f"{source}read_shard()\n")
+    command, ranks = ("loader.py",), Launcher.PROCESSES
+    launch = replace(LAUNCH, command=command, launcher=ranks, hang_timeout=4.0)
+    job = job_for(single, tmp_path, action=Action.RUN, launch=launch)
+    code, events, _ = drive(program, job, STAGER_SILENCE_SECONDS="1")
+    silent = next(event for event in events if event["event"] == "silent")
+    assert (silent["line"], silent["rank"] in (0, 1)) == ("begun", True)
+    hang = [event for event in events if event["event"] == "hang"][-1]
+    assert (hang["kind"], hang["ranks"], hang["ended"]) == ("unknown", [0, 1], True)
+    assert hang["place"] == "loader.py:3 read_shard"
+    result = events[-1]
+    assert (code, result["ok"], result["interrupted"]) == (3, False, False)
+    assert problems(result) == {"local1": ["the ranks hang"]}
+    assert result["hang"] == {name: hang[name] for name in result["hang"]}
+    kept = json.loads((tmp_path / "logs" / "stacks.4711.json").read_text())
+    frames = [one["threads"][0]["frames"][0] for ranks in kept["nodes"].values() for one in ranks]
+    assert frames == [f"{tmp_path}/loader.py:3 read_shard"] * 2
+    assert living(program) == []
+
+
+# --- Ranks that are started again -----------------------------------------------------------------
+
+ONLY_ONCE = """
+import os, signal, sys
+attempt, rank = int(os.environ["STAGER_ATTEMPT"]), int(os.environ["RANK"])
+print("begun", attempt, rank, os.environ["STAGER_NODE"], os.environ["WORLD_SIZE"],
+      os.environ["MASTER_PORT"], flush=True)
+if attempt < int(sys.argv[2]) and rank == 1:
+    print("step 7/20", flush=True)
+    exec(sys.argv[1])
+open(f"result.{rank}.txt", "a").write(f"{attempt}\\n")
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def drive_again(
+    packed: Packed, program: Path, folder: Path, *words: str, spares: int = 0, **launch: Any
+) -> tuple[int, list[dict[str, Any]]]:
+    """Drive a program whose rank 1 does something in its first attempts."""
+    (folder / "t.py").write_text(ONLY_ONCE)
+    settings = replace(LAUNCH, command=("t.py", *words), launcher=Launcher.PROCESSES, **launch)
+    nodes = tuple(f"local{number}" for number in range(1, 3 + spares))
+    changed = {"action": Action.RUN, "launch": settings, "nodes": nodes, "spares": spares}
+    done = run(driver_argv(program, job_for(packed, folder, **changed)))
+    assert done.stderr == ""
+    assert living(program) == []
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def attempts(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "attempt"]
+
+
+def test_a_rank_that_was_killed_runs_again(single: Packed, program: Path, tmp_path: Path) -> None:
+    code, events = drive_again(single, program, tmp_path, KILL, "1", retries=1)
+    assert (code, events[-1]["ok"], events[-1]["attempt"]) == (0, True, None)
+    [again] = attempts(events)
+    assert (again["number"], again["nodes"], again["left_out"]) == (1, ["local1", "local2"], [])
+    failed = again["failed"]
+    assert (failed["number"], failed["retry"], failed["class"]) == (0, "once", "killed")
+    assert failed["cause"] == "rank 1 on local2 was killed (signal 9)"
+    assert (failed["node"], failed["rank"], failed["progress"]) == ("local2", 1, "step 7")
+    lines = (tmp_path / "logs" / "demo.4711.local2.1.out").read_text().splitlines()
+    begun = [at for at, line in enumerate(lines) if line.startswith("begun")]
+    mark = lines.index("stager: attempt 1: the ranks are started again")
+    assert begun[0] < mark < begun[1]
+    assert [lines[at].split()[:5] for at in begun] == [
+        ["begun", "0", "1", "local2", "2"],
+        ["begun", "1", "1", "local2", "2"],
+    ]
+    assert [(tmp_path / f"result.{rank}.txt").read_text() for rank in (0, 1)][1] == "1\n"
+
+
+def test_a_spare_node_takes_the_place_of_one_whose_rank_was_killed(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    code, events = drive_again(single, program, tmp_path, KILL, "1", retries=2, spares=1)
+    assert (code, events[-1]["ok"], events[-1]["left_out"]) == (0, True, ["local2"])
+    assert events[-1]["world_size"] == 2
+    first, again = attempts(events)
+    assert (first["number"], first["spares"], first["failed"]) == (0, ["local3"], None)
+    assert (again["nodes"], again["spares"]) == (["local1", "local3"], [])
+    assert again["left_out"] == ["local2"]
+    [left] = [event for event in events if event["event"] == "left-out"]
+    assert left["nodes"] == {"local2": ["rank 1 on local2 was killed (signal 9)"]}
+    text = (tmp_path / "logs" / "demo.4711.local3.1.out").read_text()
+    assert "begun 1 1 local3 2" in text
+
+
+def test_the_same_failure_at_the_same_place_ends_the_attempts(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    words = ("raise RuntimeError('no luck')", "9")
+    code, events = drive_again(single, program, tmp_path, *words, retries=5)
+    assert (code, len(attempts(events))) == (3, 1)
+    last = events[-1]["attempt"]
+    assert (last["number"], last["retry"]) == (1, "no")
+    assert last["reason"] == "the same failure came again at the same place"
+    assert last["cause"] == "rank 1 on local2: RuntimeError: no luck at t.py:8"
+    assert [record["rank"] for record in events[-1]["failures"]] == [1]
+
+
+@pytest.mark.parametrize("statement", ["raise ValueError('NaN')", "import no_such_module"])
+def test_a_failure_of_the_program_is_not_tried_again(
+    single: Packed, program: Path, tmp_path: Path, statement: str
+) -> None:
+    code, events = drive_again(single, program, tmp_path, statement, "9", retries=5)
+    assert (code, attempts(events), events[-1]["attempt"]["retry"]) == (3, [], "no")
+
+
+def test_attempts_end_with_their_number(single: Packed, program: Path, tmp_path: Path) -> None:
+    code, events = drive_again(
+        single, program, tmp_path, "raise OSError(attempt, 'gone')", "9", retries=1
+    )
+    assert (code, len(attempts(events))) == (3, 1)
+    assert [event["phase"] for event in events if event["event"] == "begin"][-1] == "launch"
+
+
+def test_a_node_whose_agent_is_killed_gets_another_agent(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    """The node itself is alive, and there is no other: the preflight shows that it can be used."""
+    parents = "pid = os.getppid()\nos.kill(int(open(f'/proc/{pid}/stat').read().split()[3]), 9)"
+    words = (f"{parents}\nos.kill(pid, 9)\nos.kill(os.getpid(), 9)", "1")
+    code, events = drive_again(single, program, tmp_path, *words, retries=1)
+    assert (code, events[-1]["ok"]) == (0, True)
+    [again] = attempts(events)
+    assert (again["failed"]["retry"], again["failed"]["node"]) == ("yes", "local2")
+    assert again["nodes"] == ["local1", "local2"]
+
+
+def test_a_hang_that_is_ended_is_tried_again(
+    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGER_SILENCE_SECONDS", "1")
+    words = ("import time; time.sleep(3600)", "1")
+    code, events = drive_again(
+        single, program, tmp_path, *words, retries=1, spares=0, hang_timeout=3.0
+    )
+    assert (code, events[-1]["ok"], events[-1]["hang"]) == (0, True, None)
+    [again] = attempts(events)
+    assert (again["failed"]["class"], again["failed"]["retry"]) == ("hang", "once")
+
+
+def test_a_job_that_is_ended_between_two_attempts(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text("import os\nos._exit(7)\n")
+    launch = replace(LAUNCH, command=("t.py",), launcher=Launcher.PROCESSES, retries=3)
+    job = job_for(single, tmp_path, action=Action.RUN, launch=launch)
+    started = subprocess.Popen(driver_argv(program, job), stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    answers = 0
+    for line in started.stdout:
+        answers += json.loads(line)["event"] == "launch"
+        if answers == 2:
+            break
+    started.terminate()
+    rest = started.stdout.read()
+    assert started.wait(120) == 130
+    result = json.loads(rest.splitlines()[-1])
+    assert (result["event"], result["interrupted"]) == ("result", True)
+    assert until(lambda: not living(program), 60)

@@ -19,7 +19,7 @@ from bundle.launch import output_reader
 from bundle.launch.output_reader import KEPT, Outputs, RecentOutput
 from bundle.protocol.messages import split_lines
 from bundle.protocol.problem import NodeError
-from bundle.system import signals
+from bundle.system import processes, signals
 from tests.support.processes import living, until
 
 REPO = Path(__file__).resolve().parents[3]
@@ -146,7 +146,7 @@ def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
 INTERRUPTED = """
 import contextlib, os, signal, sys
 from bundle.launch import output_reader
-from bundle.system import signals
+from bundle.system import processes, signals
 signals.end_on_signals()
 taken = []
 def take(rank, data):
@@ -230,7 +230,7 @@ def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
 TOLD = f"""
 import contextlib, os, sys
 sys.path.insert(0, {str(REPO)!r})
-from bundle.system import signals
+from bundle.system import processes, signals
 from bundle.launch import output_reader
 signals.end_on_signals()
 say = lambda rank, data: print(data.decode(), end="", flush=True)
@@ -263,6 +263,28 @@ def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> N
         assert running.stdout.read() == "status 143 1\n"
     assert done.exists() == saved
     assert living("sleep(603)") == []
+
+
+def test_ranks_that_have_not_ended_by_half_of_the_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is told once; those that end before are not worth it."""
+    half = threading.Event()
+    stop = processes.stop
+
+    def stop_later(running: processes.Process, grace: float) -> int:
+        assert half.wait(300)
+        return stop(running, 0)
+
+    monkeypatch.setattr(processes, "stop", stop_later)
+    with contextlib.closing(Outputs(str(tmp_path / "output"), [range(1)], 0.2)) as outputs:
+        outputs.on_half_grace = half.set
+        running = processes.start([sys.executable, "-c", "import time; time.sleep(604)"])
+        outputs.stop(running, lambda rank, data: None)
+        assert outputs.on_half_grace is None
+        outputs.on_half_grace = half.clear
+        outputs.stop(running, lambda rank, data: None)
+    assert half.is_set()
 
 
 RANKS_THEN_WAITS = """

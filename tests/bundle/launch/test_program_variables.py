@@ -59,7 +59,10 @@ EVERY_PROGRAM = {
 
 EVERY_RANK = {
     **EVERY_PROGRAM,
+    "STAGER_ATTEMPT": "0",
     "STAGER_NODE": "hpc08",
+    "STAGER_WATCH": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
     "PYTORCH_DIST_BACKEND": "gloo",
     "OMP_NUM_THREADS": "4",
     "GLOO_SOCKET_IFNAME": "ens1f1",

@@ -221,6 +221,12 @@ def test_exception_is_shown_and_recorded(node):
     assert len(lines) == 40
     assert lines[-1] == "ValueError: bad batch"
     assert lines == done.stderr.splitlines()[-40:]
+    variables = record.pop("variables")
+    assert [frame["place"] for frame in variables] == [
+        f"{script}:{number} {name}" for number, name in ((4, "even"), (8, "odd"), (5, "even"))
+    ]
+    assert variables[0]["values"] == [{"name": "n", "type": "int", "text": "0"}]
+    assert record.pop("seeds").keys() <= {"PYTHONHASHSEED"}
     assert record == {
         "v": 1,
         "node": "hpc07",
@@ -229,6 +235,7 @@ def test_exception_is_shown_and_recorded(node):
         "exit_code": 1,
         "exception": "ValueError",
         "message": "bad batch",
+        "step": {},
     }
     assert [path.name for path in (node.job_dir / "failures").iterdir()] == ["3.json"]
 

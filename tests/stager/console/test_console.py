@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
+from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, PhaseName, TransferWay
 from bundle.protocol.events import PhaseBegins, Record
 from bundle.protocol.messages import Started
@@ -31,6 +32,7 @@ from stager.jobs.outcome import Outcome, make_run_result, make_verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome
 from tests.support.problems import worded
+from tests.support.stacks import HANG
 
 ESCAPE = "\x1b"
 REPO = Path(__file__).resolve().parents[3]
@@ -245,6 +247,43 @@ def test_jobs_that_slurm_ends(
     assert (result.first_failure.kind, result.ended_by) == (kind, ended_by)
 
 
+def test_silent_ranks_are_named_and_where_they_are_is_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = quiet()
+    console.event(record("silent", seconds=312.0, usual=9.5, rank=3, line="step 7\rstep 8"))
+    console.event(record("silent", seconds=240.0))
+    console.event(record("hang", **encode(HANG)))
+    console.event(record("hang", text="some ranks work", certain=False))
+    console.event(record("hang", text="no rank shows why", certain=False, ended=True))
+    asked = "`stager stacks 77 --log-dir /logs` shows where each rank is"
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: no rank has printed anything for 5 min 12 s (longest before: 9.5 s); the last "
+        "line, of rank 3: step 8",
+        "warning: no rank has printed anything for 4 min 0 s",
+        f"warning: the ranks hang: {HANG.text}; {asked}",
+        f"warning: the ranks may hang: some ranks work; {asked}",
+        "warning: the ranks may hang: no rank shows why; the job is ended for it "
+        "(launch.hang-timeout)",
+    ]
+
+
+@pytest.mark.parametrize("how", ["", "time-limit", "interrupted"])
+def test_a_hang_is_named_once_however_the_job_was_ended(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = Problem(ProblemCode.RANKS_HANG, "node03", {"seconds": "900", "why": HANG.text})
+    ends = {"ended_by": how} if how == "time-limit" else {"interrupted": bool(how)}
+    found = {"node03": [problem.to_json()]} if not how else {}
+    ended = slurm_outcome(problems=found, hang=encode(HANG), exit_codes={}, **ends)
+    assert Console(quiet=True).show_run(ended) == (130 if how == "interrupted" else 3)
+    shown = capsys.readouterr().err
+    assert shown.count(HANG.text) == 1
+    retry = "retry: once: a hang may depend on the time of things"
+    assert f"class: hang\n{retry}\nhint: see what that rank does at this line" in shown
+    assert "--exclude" not in shown
+
+
 def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
     ended = slurm_outcome()
     ended.take(record("job", job_id="78", nodes=["n5"], log_dir="/other"))
@@ -345,6 +384,7 @@ def test_a_job_whose_rank_failed(capsys: pytest.CaptureFixture[str]) -> None:
         "  | Traceback",
         "  | KeyError: 'x'",
         "class: python-error",
+        "retry: no: the program does the same again",
         "hint: the traceback names the line in your program",
         "logs: /logs",
         "more: stager diagnose 77 --log-dir /logs",

@@ -255,6 +255,16 @@ def test_what_slurm_did(tmp_path: Path, how: str) -> None:
     assert (proof.number, proof.text) == (2, f'"ended_by": "{how}"')
 
 
+def test_the_driver_that_saw_a_hang(tmp_path: Path) -> None:
+    hang = {"kind": "behind", "rank": 2, "node": "n2", "ranks": [2], "text": "rank 2 reads"}
+    (tmp_path / "demo.17.n2.2.out").write_text("shard 88\n")
+    ending = result(hang=hang, ended_by="time-limit")
+    found, proof = made(tmp_path, {"event": "hang", **hang}, ending)
+    assert (found.first.rank, found.first.kind, found.missing) == (2, "hang", (2,))
+    assert found.first.lines == ("shard 88",)
+    assert (proof.number, proof.text) == (2, '"text": "rank 2 reads"')
+
+
 def test_how_a_rank_ended_that_left_no_word(tmp_path: Path) -> None:
     failure = {**record(2, "", code=-9), "rank": 1, "local_rank": 0, "lines": ["step 1"]}
     answer = {"event": "launch", "node": "n2", "ok": False, "problems": [], "failures": [failure]}

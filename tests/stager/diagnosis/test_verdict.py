@@ -18,10 +18,12 @@ from stager.diagnosis.verdict import (
     Candidate,
     Role,
     find_first_failure_of_result,
+    judge_result,
     pick_first_failure,
     select_usable_result,
 )
 from tests.support.events import job_ends
+from tests.support.failed_logs import WAITED
 
 # --- The one order of candidates, whatever their evidence is -------------------------------------
 
@@ -244,7 +246,8 @@ def test_only_the_last_lines_are_kept_and_the_json_has_the_documented_keys() -> 
     assert encode(failure) == {
         "node": "n1", "rank": 0, "exit_code": 1, "class": "python-error",
         "cause": "ValueError: wrong", "hint": failure.hint, "lines": list(failure.lines),
-        "meaning": "", "time": 10.0,
+        "meaning": "", "time": 10.0, "retry": None, "retry_reason": "", "hang": None,
+        "variables": [], "step": {}, "seeds": {},
     }  # fmt: skip
 
 
@@ -368,6 +371,44 @@ def test_what_followed_from_ctrl_c_is_no_failure() -> None:
     everywhere = {**raw, "interrupted": True, "stopped": ["n1", "n2"]}
     assert find_first_failure_of_result(parsed(everywhere)) is None
     assert found({**raw, "interrupted": True, "ended_by": "time-limit"}) == found(raw)
+
+
+STOOD = {
+    "kind": "behind", "rank": 3, "node": "n2", "ranks": [3], "waiting": 3, "number": 7,
+    "operation": "all_reduce", "place": "loader.py:88 read_shard", "text": "rank 3 is not there",
+}  # fmt: skip
+IN_VAIN = rank(0, exception="RuntimeError", message=WAITED.partition(": ")[2])
+WORKING = {**STOOD, "certain": False}
+ENDED_FOR_IT = Problem(ProblemCode.RANKS_HANG, "n1", {"seconds": "900", "why": "x"}).to_json()
+
+
+@pytest.mark.parametrize(
+    ("raw", "of_hang"),
+    [
+        (result(IN_VAIN, hang=STOOD), True),
+        (result(IN_VAIN, hang=WORKING), True),  # the others gave up all the same
+        (result(killed(0, -15, told_to_end=True), problems={"n1": [ENDED_FOR_IT]},
+                hang={**WORKING, "ended": True}), True),
+        (result(problems={}, exit_codes={}, hang=STOOD, interrupted=True), True),
+        (result(problems={}, hang=STOOD, ended_by="time-limit"), True),
+        (result(problems={}, hang=STOOD, ended_by="cancelled"), True),
+        (result(problems={}, hang=WORKING, ended_by="time-limit"), False),  # it may have worked
+        (result(problems={}, hang={**STOOD, "kind": "unknown"}, ended_by="time-limit"), False),
+        (result(problems={}, hang=STOOD, ended_by="preempted"), False),
+        (result(rank(2), hang=STOOD), False),  # what it hung in has failed at last
+        (result(problems={"n1": [silent("-deserted", "n1")]}, hang=STOOD), False),
+    ],
+)  # fmt: skip
+def test_a_hang_that_lasted_to_the_end(raw: dict[str, Any], of_hang: bool) -> None:
+    first = judge_result(parsed(raw), "77")
+    assert first is not None
+    assert (first.hang is not None) == of_hang
+    if of_hang:
+        assert (first.node, first.rank, first.exit_code, first.kind) == ("n2", 3, None, "hang")
+        assert (first.hang.number, first.hang.place) == (7, "loader.py:88 read_shard")
+        assert first.cause.startswith("rank 3 is not there")
+        assert "what that rank does at this line" in first.hint
+        assert "time limit was reached" in first.cause or raw.get("ended_by") != "time-limit"
 
 
 ROOT = "/scratch/n1/stager-1000"

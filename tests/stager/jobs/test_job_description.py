@@ -68,6 +68,7 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
         ({}, {"transfer": TransferWay.RELAY}, "nothing is sent in a local allocation", ""),
         ({}, {"stage": Stage.ALWAYS}, "nothing is sent in a local allocation", ""),
         ({}, {"command": ()}, "nothing to run", "as in: -- train.py"),
+        ({}, {"nodes": (1, 2), "spares": 1}, "--spares 1: a job that may shrink", "fixed number"),
         ({}, {"nodes": (2, 2), "min_nodes": 3}, "3 must work, and the job asks for 2 nodes", ""),
         ({"cluster": {"transfer": "relay", "stage": "never"}}, {"allocation": "slurm"},
          "contradicts stage", "leave one of them out"),
@@ -106,10 +107,26 @@ def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
     assert make(tmp_path, options, launch={"launcher": "srun"}).launch.launcher == "srun"
 
 
+def test_spare_nodes_come_on_top_of_those_with_ranks(tmp_path: Path) -> None:
+    tables = {"cluster": {"nodes": 2, "spares": 2}, "launch": {"retries": 3}}
+    options = JobOptions(command=("a.py",), log_dir=tmp_path / "logs")
+    job = make(tmp_path, options, **tables)
+    assert (job.nodes, job.spares) == (("local1", "local2", "local3", "local4"), 2)
+    assert job.launch.retries == 3
+    job = make(tmp_path, replace(options, spares=0, retries=0), **tables)
+    assert (len(job.nodes), job.spares, job.launch.retries) == (2, 0, 0)
+
+
 def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
     tables = {
         "cluster": {"nodes": 3, "exclude": "n1", "stage": "never", "container-mounts": ["/a:/a"]},
-        "launch": {"pass-env": ["HF_TOKEN"], "nproc-per-node": 2, "interface": "eth9"},
+        "launch": {
+            "pass-env": ["HF_TOKEN"],
+            "nproc-per-node": 2,
+            "interface": "eth9",
+            "watch": False,
+            "hang-timeout": 30,
+        },
         "project": {"name": "demo", "outputs": ["out"], "command": ["a.py"]},
     }
     options = JobOptions(
@@ -117,7 +134,7 @@ def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
         container_image="/i.sqsh", container_mounts=("/b:/b",), partition="gpu", time="5",
         account="lab", dry_run=True, deep=True, allocation=Allocation.SLURM,
         log_dir=tmp_path / "logs", outputs=("more/*.csv", "out"), nproc_per_node=4,
-        backend=Backend.GLOO, interface="lo", command=("b.py",),
+        backend=Backend.GLOO, interface="lo", command=("b.py",), hang_timeout=0.0,
     )  # fmt: skip
     plain = make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), **tables)
     job = make(tmp_path, options, **tables)
@@ -132,6 +149,8 @@ def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
     assert (job.stage, job.dry_run, job.deep) == ("always", True, True)
     assert job.outputs == ("out", "more/*.csv")
     assert job.launch.pass_env == ("HF_TOKEN", "WANDB_API_KEY")
+    assert (plain.launch.hang_timeout, job.launch.hang_timeout) == (1800.0, 0.0)
+    assert job.launch.watch is False
     assert job.launch.container_image == "/i.sqsh"
     assert job.launch.container_mounts == ("/a:/a", "/b:/b")
     settled = apply_options(config(tmp_path, **tables), options).cluster

@@ -77,6 +77,24 @@ def test_how_many_of_the_hosts_are_used(
     assert list(made.job.nodes) == [f"n{number}" for number in range(1, expected + 1)]
 
 
+@pytest.mark.parametrize(
+    ("spares", "nodes", "expected", "spare"),
+    [(1, None, 4, 1), (1, (2, 2), 3, 1), (2, (2, 2), 4, 2), (0, (2, 2), 2, 0)],
+)
+def test_spare_hosts_come_after_those_with_ranks(
+    spares: int, nodes: Any, expected: int, spare: int, tmp_path: Path
+) -> None:
+    made = make(tmp_path, "train.py", source="ssh", hosts=("n[1-4]",), nodes=nodes, spares=spares)
+    assert list(made.job.nodes) == [f"n{number}" for number in range(1, expected + 1)]
+    assert made.job.spares == spare
+
+
+@pytest.mark.parametrize(("spares", "nodes"), [(4, None), (9, None), (1, (4, 4)), (2, (3, 3))])
+def test_more_spare_hosts_than_there_are(spares: int, nodes: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"4 hosts for a job that needs . and {spares} spare"):
+        make(tmp_path, "train.py", source="ssh", hosts=("n[1-4]",), nodes=nodes, spares=spares)
+
+
 def test_what_the_site_has_fixed_is_used_and_not_changed(tmp_path: Path) -> None:
     site = replace(config(tmp_path, cluster={"hosts": ["n[1-2]"]}), fixed=("cluster.hosts",))
     options, bundle = JobOptions(command=("train.py",)), (tmp_path / "b.tar", manifest("torch"))

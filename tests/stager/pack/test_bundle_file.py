@@ -178,7 +178,8 @@ def test_a_bundle_that_a_printed_script_names_survives_a_change(project):
     (project.root / "train.py").write_text("print('changed')\n")
     said = project.stager("exec", "--", "python", "train.py")
     assert said.stdout == "changed\n", said.stderr
-    assert f"replaces {named.name}, which stays: a batch script names it" in said.stderr
+    stays = f"replaces {named.name}, which stays: a batch script or a failed job has used it"
+    assert stays in said.stderr
     assert named.exists()
 
     cleaned = project.stager("clean", "--store-only")

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from bundle.protocol.codec import encode
 from stager.core.errors import StagerError
 from stager.logs.job_files import find_job_files
 from stager.report.page import write_report
 from stager.slurm import messages
 from tests.support.building import Project
+from tests.support.stacks import HANG, job_stacks, write_stacks
 from tests.support.stories import T0, Parsed, Told, ran, reported, running, trainable, went_well
 
 NODES = ["node01", "node02", "node03"]
@@ -150,6 +152,21 @@ def test_only_the_last_attempt_counts_and_times_are_those_of_the_driver(tmp_path
     assert page.facts()["Duration"] == "1 min 3 s"
     assert page.facts()["Started"] == time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(T0))
     assert "old" not in page.text("main")
+
+
+def test_where_the_ranks_of_a_hang_were(tmp_path: Path) -> None:
+    told = went_well(tmp_path, NODES, ok=False, hang=encode(HANG), ended_by="time-limit")
+    assert page_of(told).all("section", aria_labelledby="stacks") == []
+    write_stacks(tmp_path, job_stacks())
+    page = page_of(told)
+    assert page.text("h2", id="failure") == "What failed first: node03, rank 5"
+    assert (page.facts()["Class"], page.facts()["Missing from the collective"]) == (
+        "hang",
+        "rank 5",
+    )
+    shown = page.text("section", aria_labelledby="stacks")
+    assert "the ranks hang: rank 5 on node03 has not entered all_reduce 4711" in shown
+    assert "data/loader.py:88 read_shard" in shown
 
 
 def test_nodes_that_were_left_out_and_what_is_wrong_with_them(tmp_path: Path) -> None:

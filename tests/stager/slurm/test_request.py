@@ -118,6 +118,12 @@ def test_the_whole_command(tmp_path: Path) -> None:
     )
 
 
+def test_spare_nodes_are_asked_for_with_the_others(tmp_path: Path) -> None:
+    for nodes, asked in ((3, "--nodes=5"), ("1:2", "--nodes=3-4")):
+        made = make_request(config(tmp_path, cluster={"nodes": nodes, "spares": 2}), {})
+        assert asked in made.options()
+
+
 def test_what_is_not_said_is_left_to_slurm(tmp_path: Path) -> None:
     asked = make_request(config(tmp_path), {})
     assert asked.options() == ["--job-name=demo", "--nodes=1", "--ntasks-per-node=1"]

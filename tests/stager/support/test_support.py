@@ -24,6 +24,7 @@ from stager.logs.job_files import find_job_files, list_job_files
 from stager.support.archive import Step, SupportOptions, make_support_archive
 from tests.support.building import STAGER, Project
 from tests.support.small_torch import TORCH
+from tests.support.stacks import job_stacks, write_stacks
 from tests.support.wheelhouse import make_wheel
 
 PEM_BODY = "".join(f"{base64.b64encode(bytes(range(n, n + 48))).decode()}\n" for n in (7, 60, 113))
@@ -474,6 +475,7 @@ def test_values_of_the_environment_are_found_bare(tmp_path: Path) -> None:
 def test_the_list_shows_what_would_go_in_and_writes_nothing(tmp_path: Path) -> None:
     logs, place = job_of(tmp_path / "logs", b"x" * 5000), tmp_path / "here"
     place.mkdir()
+    write_stacks(logs, job_stacks())
     project = Project(root=place, store=Store(tmp_path / "store"))
     asked = ("support", "--log-dir", str(logs), "--list", "--max-log-bytes", "1000")
     done = project.stager(*asked)
@@ -484,6 +486,7 @@ def test_the_list_shows_what_would_go_in_and_writes_nothing(tmp_path: Path) -> N
     files = json.loads(project.stager(*asked, "--json").stdout)["files"]
     log = "demo.77.hpc07.0.out"
     assert {"name": log, "bytes": 5000, "cut": True} in files
+    assert "stacks.77.json" in [file["name"] for file in files]
     assert list(place.iterdir()) == []
 
 

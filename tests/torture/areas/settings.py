@@ -33,9 +33,9 @@ _KEYS = {
     "assets": ("paths", "models", "datasets", "spaces", "env"),
     "cluster": ("nodes", "partition", "cpus-per-task", "time", "salloc-args", "node-root", "stage",
                 "min-nodes", "gpus-per-node", "container-image", "container-mounts", "account",
-                "exclude", "log-dir"),
+                "exclude", "log-dir", "spares"),
     "launch": ("nproc-per-node", "launcher", "backend", "interface", "omp-num-threads",
-               "max-restarts", "pass-env", "grace-seconds"),
+               "max-restarts", "pass-env", "grace-seconds", "watch", "hang-timeout", "retries"),
     "nosuch": ("key",),
 }  # fmt: skip
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)

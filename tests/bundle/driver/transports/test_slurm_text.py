@@ -81,9 +81,11 @@ def test_options_for_other_commands_are_dropped_and_what_steps_need_is_kept() ->
 # --- an allocation -------------------------------------------------------------------------------
 
 
-def unbound(wanted: tuple[int, int] | None = None, min_nodes: int | None = None) -> Job:
+def unbound(
+    wanted: tuple[int, int] | None = None, min_nodes: int | None = None, spares: int = 0
+) -> Job:
     job = replace(PLAIN, id="", nodes=(), allocation=Allocation.SLURM, action=Action.RUN)
-    return replace(job, wanted=wanted, min_nodes=min_nodes)
+    return replace(job, wanted=wanted, min_nodes=min_nodes, spares=spares)
 
 
 ALLOCATION = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[08-10],login1"}
@@ -146,6 +148,30 @@ def test_an_allocation_with_too_few_cpus_is_no_nodes_fault(
         slurm_text.bind_allocation(job, env)
     assert (told.value.problem.code, told.value.problem.where) == (ProblemCode.TOO_FEW_CPUS, "")
     assert told.value.problem.why == fault
+
+
+@pytest.mark.parametrize(
+    ("wanted", "min_nodes", "spares", "nodes", "spare"),
+    [
+        (None, None, 1, 4, 1),  # all of the allocation, one of them spare
+        ((2, 2), None, 1, 3, 1),
+        ((3, 3), None, 2, 4, 1),  # it has room for one only
+        ((4, 4), None, 2, 4, 0),
+        ((6, 6), 3, 2, 4, 0),
+    ],
+)
+def test_spare_nodes_are_the_last_ones_of_an_allocation(
+    wanted: tuple[int, int] | None, min_nodes: int | None, spares: int, nodes: int, spare: int
+) -> None:
+    job = slurm_text.bind_allocation(unbound(wanted, min_nodes, spares), ALLOCATION)
+    assert (len(job.nodes), job.spares) == (nodes, spare)
+
+
+def test_an_allocation_of_spare_nodes_alone_is_too_small() -> None:
+    with pytest.raises(NodeError) as caught:
+        slurm_text.bind_allocation(unbound(spares=4), ALLOCATION)
+    assert caught.value.problem.code is ProblemCode.TOO_FEW_NODES
+    assert caught.value.problem.values["least"] == "5"
 
 
 @pytest.mark.parametrize(("wanted", "min_nodes"), [((5, 5), None), ((5, 5), 5), (None, 5)])

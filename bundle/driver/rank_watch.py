@@ -1,0 +1,289 @@
+"""Watching a launch for silence: what ranks print, when they are asked where they are, and why.
+
+Nothing here waits. The transport calls :meth:`RankWatch.tick` about once a second, in the thread in
+which events come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+from ..channel.agent_channel import LOOK
+from ..protocol.events import Hang, JobStacks, RankOutput, RanksSilent
+from ..protocol.messages import (
+    UNASKED,
+    LaunchAnswer,
+    ProcessState,
+    RankState,
+    RankStates,
+    Started,
+)
+from ..protocol.problem import Problem, ProblemCode
+from .hangs import UNKNOWN_STATE, find_hang
+from .state import State
+from .transports.liveness import Heartbeats
+from .transports.transport import Event, LaunchStopped
+
+SILENCE = "STAGER_SILENCE_SECONDS"  # the variable with another time than the following one
+_SILENCE_SECONDS = 240.0
+"""Silence that is never mentioned: saving a checkpoint or compiling a model may take as long."""
+_TIMES_USUAL = 3.0  # the longest pause so far counts so many times
+_PAUSE_SECONDS = 3.0  # time between two looks, whose difference shows what moves
+_ANSWER_SECONDS = 20.0  # time that a node gets to answer; that of many ranks takes long
+_TICK_SECONDS = 0.25
+_REQUEST_SECONDS = 1.0  # time between two looks for a request
+_STANDS_SECONDS = 120.0
+"""Time that a hang counts after ranks have printed again: PyTorch's own timeout, which ends them,
+prints messages and writes a record first (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
+_CHARACTERS = 300  # of any text that is kept
+_MOST = 64  # threads of a rank that are kept, frames of each, process groups, and so on
+
+
+@dataclass
+class _Look:
+    """One question to all ranks."""
+
+    number: int
+    asked: float  # the time of it
+    awaited: dict[str, int]
+    """Nodes, and the tasks of each that are to answer."""
+    answers: dict[str, list[RankStates]] = field(default_factory=dict)
+
+    def list_missing(self) -> list[str]:
+        """Return the nodes of which a task has not answered."""
+        return [node for node, n in self.awaited.items() if len(self.answers.get(node, ())) < n]
+
+
+class RankWatch:
+    """The output of the ranks of one launch in time, and what was found out about a silence."""
+
+    def __init__(self, state: State, clock: Callable[[], float] = time.monotonic) -> None:
+        self._state, self._launch = state, state.job.launch
+        self._now = Heartbeats(clock).now  # time in which this process was stopped is no silence
+        self._keeps_numbers = self._launch.elastic is None and not self._launch.max_restarts
+        """True if ranks stay on their nodes."""
+        self._floor = _read_silence(os.environ)
+        self._running: dict[str, int] = {}
+        """Tasks on each node that has begun whose ranks have not ended."""
+        self._last = self._now()
+        self._last_output: RankOutput | None = None
+        self._longest: float | None = None
+        self._times_said = 0
+        self._numbers = itertools.count(UNASKED + 1)
+        self._look: _Look | None = None
+        self._first: _Look | None = None
+        """The earlier one of the two looks, once it is complete."""
+        self._unasked: dict[str, list[RankStates]] = {}
+        self._hang: Hang | None = None
+        self._recovered = math.inf
+        """The time of the first output since that hang."""
+        self._next_request = self._next_tick = 0.0
+
+    def take(self, event: Event) -> None:
+        """Learn from an event of the launch."""
+        if isinstance(event, RankOutput):
+            if event.of_ranks and event.data:
+                self._note_output(event)
+        elif isinstance(event, Started):
+            if not self._running:
+                self._last = self._now()
+            self._running[event.node] = self._running.get(event.node, 0) + 1
+        elif isinstance(event, LaunchAnswer):
+            self._running[event.node] = self._running.get(event.node, 0) - 1
+            if self._look is not None and event.node in self._look.awaited:
+                self._look.awaited[event.node] -= 1
+        elif isinstance(event, RankStates) and event.node in self._running:
+            self._note_states(event)
+
+    def tick(self) -> None:
+        """Do what is due: mention a silence, ask the ranks, judge their answers.
+
+        Raises:
+            LaunchStopped: the ranks have been silent for longer than the user allows.
+        """
+        now = self._now()
+        silent = now - self._last
+        if now < self._next_tick:  # it may be called after each piece of output
+            return
+        self._next_tick = now + _TICK_SECONDS
+        if not any(count > 0 for count in self._running.values()):
+            return
+        if now - self._recovered > _STANDS_SECONDS:
+            self._hang, self._recovered = None, math.inf
+        if self._look is not None:
+            self._go_on(now)
+        elif self._is_silent_for_long(silent):
+            self._times_said += 1
+            self._say_silence(silent)
+            self._ask(now)
+        elif self._must_end(silent) or self._is_requested(now):
+            self._ask(now)
+
+    def end(self) -> Hang | None:
+        """Return the hang that stands as the launch ends; keep the stacks that came late."""
+        if self._state.logs.is_stacks_requested():
+            complete = self._first or self._look
+            if complete is not None:
+                self._keep(self._collect_states(complete), None)
+            self._state.logs.drop_stacks_request()
+        hang = None if self._now() - self._recovered > _STANDS_SECONDS else self._hang
+        if hang is None and self._unasked:
+            look = _Look(UNASKED, self._now(), {}, self._unasked)
+            self._keep(self._collect_states(look), None, ending=True)
+        return hang
+
+    def _note_output(self, event: RankOutput) -> None:
+        now = self._now()
+        if self._last_output is not None:
+            self._longest = max(self._longest or 0.0, now - self._last)
+        self._last, self._last_output, self._times_said = now, event, 0
+        if self._hang is not None:
+            self._recovered = min(self._recovered, now)
+
+    def _note_states(self, event: RankStates) -> None:
+        look = self._look
+        answers = None
+        if event.number == UNASKED:
+            answers = self._unasked.setdefault(event.node, [])
+        elif look is not None and event.number == look.number:
+            answers = look.answers.setdefault(event.node, [])
+        if answers is not None and len(answers) < max(1, self._running[event.node]):
+            answers.append(replace(event, ranks=self._select_ranks(event)))
+
+    def _select_ranks(self, event: RankStates) -> tuple[RankState, ...]:
+        """Return the states of ranks that can be the node's, bounded: any node may be hostile."""
+        world = self._state.nproc * len(self._state.job.nodes)
+        own = self._list_ranks(event.node) if self._keeps_numbers else range(world)
+        ranks = {one.rank: one for one in event.ranks if one.rank in own}
+        return tuple(_cut(one, world) for one in ranks.values())
+
+    def _list_ranks(self, node: str) -> range:
+        first = self._state.first_task(node)
+        return range(first, first + self._state.nproc)
+
+    # --- Silence
+
+    def _is_silent_for_long(self, silent: float) -> bool:
+        usual = _TIMES_USUAL * (self._longest or 0.0)
+        return bool(silent > max(self._floor, usual) * 2**self._times_said)
+
+    def _must_end(self, silent: float) -> bool:
+        return 0 < self._launch.hang_timeout < silent
+
+    def _say_silence(self, silent: float) -> None:
+        last = self._last_output
+        lines = b"" if last is None else last.data.rstrip()
+        line = lines[lines.rfind(b"\n") + 1 :].decode(errors="replace")
+        self._state.emit(
+            RanksSilent(
+                seconds=round(silent, 1),
+                usual=None if self._longest is None else round(self._longest, 1),
+                rank=None if last is None else last.rank,
+                line=line[:_CHARACTERS],
+            )
+        )
+
+    def _is_requested(self, now: float) -> bool:
+        if now < self._next_request:
+            return False
+        self._next_request = now + _REQUEST_SECONDS
+        return self._state.logs.is_stacks_requested()
+
+    # --- The looks
+
+    def _ask(self, now: float) -> None:
+        awaited = {node: count for node, count in self._running.items() if count > 0}
+        self._look = _Look(next(self._numbers), now, awaited)
+        self._state.transport.send_to_ranks(f"{LOOK}{self._look.number}")
+
+    def _go_on(self, now: float) -> None:
+        look, first = self._look, self._first
+        if look is None or (look.list_missing() and now < look.asked + _ANSWER_SECONDS):
+            return
+        if first is not None:
+            self._look = self._first = None
+            self._judge(first, look, now)
+        elif now >= look.asked + _PAUSE_SECONDS:
+            self._first = look
+            self._ask(now)
+
+    def _judge(self, first: _Look, second: _Look, now: float) -> None:
+        states, earlier = self._collect_states(second), self._collect_states(first)
+        by_rank, before = _index_ranks(states), _index_ranks(earlier)
+        is_silent = self._last < first.asked
+        hang = find_hang(by_rank, before, second.asked - first.asked) if is_silent else None
+        ended = is_silent and self._must_end(now - self._last)
+        if ended:
+            unknown = Hang(text="no rank shows why", certain=False)
+            hang = replace(hang or unknown, ended=True)
+        self._keep(states, hang)
+        self._state.logs.drop_stacks_request()
+        if is_silent and (self._times_said or ended):
+            if hang is not None and hang != self._hang:
+                self._state.emit(hang)
+            self._hang, self._recovered = hang, math.inf
+        if ended and hang is not None:
+            where = hang.node or self._state.job.nodes[0]
+            values = {"seconds": f"{now - self._last:.0f}", "why": hang.text}
+            raise LaunchStopped(Problem(ProblemCode.RANKS_HANG, where, values))
+
+    def _collect_states(self, look: _Look) -> dict[str, tuple[RankState, ...]]:
+        """Return the states of all ranks by node, also of those that have ended or not answered."""
+        missing = frozenset(look.list_missing())
+        states = {}
+        for node in self._state.job.nodes:
+            said = {one.rank: one for part in look.answers.get(node, ()) for one in part.ranks}
+            if self._keeps_numbers and look.number != UNASKED:
+                is_gone = node in self._running and node not in missing
+                why = "it is not running" if is_gone else "its node has not answered"
+                none = ProcessState(0, state="" if is_gone else UNKNOWN_STATE)
+                for rank in self._list_ranks(node):
+                    said.setdefault(rank, RankState(rank, none, no_answer=why))
+            states[node] = tuple(said[rank] for rank in sorted(said))
+        return states
+
+    def _keep(
+        self, nodes: dict[str, tuple[RankState, ...]], hang: Hang | None, *, ending: bool = False
+    ) -> None:
+        silent = round(self._now() - self._last, 1)
+        job_id = self._state.job.id
+        self._state.keep_stacks(JobStacks(job_id, time.time(), silent, nodes, hang, ending))
+
+
+def _index_ranks(
+    nodes: Mapping[str, tuple[RankState, ...]],
+) -> dict[int, tuple[str, RankState]]:
+    return {one.rank: (node, one) for node, states in nodes.items() for one in states}
+
+
+def _read_silence(env: Mapping[str, str]) -> float:
+    try:
+        seconds = float(env.get(SILENCE, ""))
+    except ValueError:
+        return _SILENCE_SECONDS
+    return seconds if 0 < seconds < math.inf else _SILENCE_SECONDS
+
+
+_T = TypeVar("_T")
+
+
+def _cut(value: _T, ranks: int) -> _T:
+    """Return a value of an agent's without texts and lists that are longer than is usual."""
+    cut: object = value
+    if isinstance(value, str):
+        cut = value[:_CHARACTERS]
+    elif isinstance(value, tuple):
+        most = ranks if isinstance(next(iter(value), None), int) else _MOST
+        cut = tuple(_cut(one, ranks) for one in value[:most])
+    elif dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        names = [one.name for one in dataclasses.fields(value)]
+        cut = kind(**{name: _cut(getattr(value, name), ranks) for name in names})
+    return cast("_T", cut)
