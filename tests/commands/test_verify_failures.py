@@ -13,7 +13,10 @@ from tests.support.torch_project import Ran, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-FAILURE_KEYS = {"node", "rank", "exit_code", "class", "cause", "hint", "lines", "meaning", "time"}
+FAILURE_KEYS = {
+    "node", "rank", "exit_code", "class", "cause", "hint", "lines", "meaning", "time", "retry",
+    "retry_reason", "hang", "variables", "step", "seeds",
+}  # fmt: skip
 ONE = ("--nodes", "1", "--nproc-per-node", "1")
 ONE_NODE = ("--nodes", "1")
 MEET = """\

@@ -104,7 +104,7 @@ def bench_of(cluster: Cluster, project: Project) -> Bench:
 
 def newest(project: Project) -> Path:
     """The project's bundle; results that came home do not make it out of date."""
-    return next((project.store.root / "bundles").iterdir())
+    return next((project.store.root / "bundles").glob("*.pkgs.tar"))
 
 
 def rank_logs(project: Project, report: Mapping[str, Any]) -> dict[str, str]:

@@ -30,7 +30,7 @@ _NAMES = ("envs", "incoming", "locks", "jobs")
 def play(round_: Round) -> str:
     """Plant something where the node root is, or will be, and then use it."""
     round_.use("project", "offline", "home")
-    bundle = next(iter((round_.offline / "bundles").iterdir()))
+    bundle = next((round_.offline / "bundles").glob("*.pkgs.tar"))
     with BundleFile(str(bundle)) as opened:
         plan = Plan(round_, opened.manifest.id)
     round_.strike(_PLANTS, plan)
