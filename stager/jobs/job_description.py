@@ -321,6 +321,11 @@ def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: b
             f"(--nodes {least}:{most})",
             hint="ask for a fixed number of nodes, whose places spare ones take",
         )
+    if settings.hang_timeout and not settings.watch:
+        raise ConfigError(
+            "--hang-timeout: launch.watch is false, so nobody notices that the ranks are silent",
+            hint="remove watch = false below [launch], or set hang-timeout = 0",
+        )
     if action is Action.RUN:
         if not config.project.command:
             raise ConfigError(

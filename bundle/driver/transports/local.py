@@ -74,10 +74,8 @@ class LocalTransport(Transport):
             agents = {node: self._agents[node] for node in requests}
             try:
                 codes = _follow_agents(agents, on_event, phase, tick=self.tick)
-            except (
-                signals.Stopped,
-                LaunchStopped,
-            ):  # the last output of the ranks belongs in their logs
+            except (signals.Stopped, LaunchStopped):
+                # The last output of the ranks belongs in their logs.
                 if phase == PhaseName.LAUNCH:
                     on_event(transports.make_saving_note(self._job))
                 _tell_to_end(agents)

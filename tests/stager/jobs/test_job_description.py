@@ -68,6 +68,7 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
         ({}, {"transfer": TransferWay.RELAY}, "nothing is sent in a local allocation", ""),
         ({}, {"stage": Stage.ALWAYS}, "nothing is sent in a local allocation", ""),
         ({}, {"command": ()}, "nothing to run", "as in: -- train.py"),
+        ({"launch": {"watch": False}}, {"hang_timeout": 60.0}, "--hang-timeout", "watch = false"),
         ({}, {"nodes": (1, 2), "spares": 1}, "--spares 1: a job that may shrink", "fixed number"),
         ({}, {"nodes": (2, 2), "min_nodes": 3}, "3 must work, and the job asks for 2 nodes", ""),
         ({"cluster": {"transfer": "relay", "stage": "never"}}, {"allocation": "slurm"},
@@ -124,7 +125,6 @@ def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
             "pass-env": ["HF_TOKEN"],
             "nproc-per-node": 2,
             "interface": "eth9",
-            "watch": False,
             "hang-timeout": 30,
         },
         "project": {"name": "demo", "outputs": ["out"], "command": ["a.py"]},
@@ -150,7 +150,8 @@ def test_options_win_over_settings_or_add_to_them(tmp_path: Path) -> None:
     assert job.outputs == ("out", "more/*.csv")
     assert job.launch.pass_env == ("HF_TOKEN", "WANDB_API_KEY")
     assert (plain.launch.hang_timeout, job.launch.hang_timeout) == (1800.0, 0.0)
-    assert job.launch.watch is False
+    assert job.launch.watch
+    assert not make(tmp_path, options, launch={"watch": False}).launch.watch
     assert job.launch.container_image == "/i.sqsh"
     assert job.launch.container_mounts == ("/a:/a", "/b:/b")
     settled = apply_options(config(tmp_path, **tables), options).cluster
