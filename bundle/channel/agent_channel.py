@@ -70,7 +70,6 @@ class AgentChannel:
         handed_over: True if this process has begun as another interpreter, which became this one.
         node: the name of this node.
         sent: bytes of output that were passed on since the last request, by rank.
-        on_look: called with the number of each question for what the ranks do, in another thread.
     """
 
     def __init__(self, handle: int | None, phase: str = "", *, follow: bool = True) -> None:
@@ -83,7 +82,7 @@ class AgentChannel:
         """The lines of the driver that were read in a step; an empty one is the end."""
         self._busy = True
         self.sent: dict[int | None, int] = {}
-        self.on_look: Callable[[int], None] = lambda number: None
+        self._on_look: Callable[[int], None] = lambda number: None
         self._requests = RequestReader(get_node_name(os.environ), phase)
         self.request = self._requests.first(_read_first_message(handle))
         self._in_step = self._requests.in_step
@@ -183,24 +182,27 @@ class AgentChannel:
 
     def _listen(self) -> None:
         lines = Lines()
-        while True:
-            chunk = b""
-            with contextlib.suppress(OSError):  # as good as its end
-                chunk = os.read(0, 1 << 16)
-            if not chunk:
-                self._interrupt()  # before it could take the end for a command, and answer
-                self._lines.put("")
-                return
-            for line in lines.feed(chunk):
-                self._take(line.decode(errors="replace"))
+        while self._take_input(lines):
+            pass
+        self._interrupt()  # before it could take the end for a command, and answer
+        self._lines.put("")
+
+    def _take_input(self, lines: Lines) -> bool:
+        """Take what the driver has sent; return False at its end."""
+        chunk = b""
+        with contextlib.suppress(OSError):  # as good as its end
+            chunk = os.read(0, 1 << 16)
+        for line in lines.feed(chunk):
+            self._take(line.decode(errors="replace"))
+        return bool(chunk)
 
     @contextlib.contextmanager
     def answer_looks(self, look: Callable[[int], None]) -> Iterator[None]:
-        """Call a function at each question for what the ranks do, while the block runs.
+        """Call a function with the number of each question for what the ranks do, from a thread.
 
-        On a local node nobody else reads standard input meanwhile.
+        On a local node nobody else reads standard input while the block runs.
         """
-        self.on_look = look
+        ignore, self._on_look = self._on_look, look
         end, stop = os.pipe()
         listener = threading.Thread(target=self._listen_until, args=(end,), daemon=True)
         try:
@@ -212,20 +214,15 @@ class AgentChannel:
             if listener.ident is not None:
                 listener.join()
             os.close(end)
-            self.on_look = lambda number: None
+            self._on_look = ignore
 
     def _listen_until(self, end: int) -> None:
         """Take commands from standard input until a pipe has ended, or the input has."""
         lines, ready = Lines(), select.poll()
         for handle in (0, end):
             ready.register(handle, select.POLLIN)
-        with contextlib.suppress(OSError):  # there is no input
-            while end not in dict(ready.poll()):
-                chunk = os.read(0, 1 << 16)
-                if not chunk:
-                    return
-                for line in lines.feed(chunk):
-                    self._take(line.decode(errors="replace"))
+        while end not in dict(ready.poll()) and self._take_input(lines):
+            pass
 
     @contextlib.contextmanager
     def watch_progress(self) -> Iterator[None]:
@@ -259,7 +256,7 @@ class AgentChannel:
                 signals.add_user_signal(int(number))
         elif line.startswith(LOOK):
             if line[len(LOOK) :].isdecimal():  # it may be cut
-                self.on_look(int(line[len(LOOK) :]))
+                self._on_look(int(line[len(LOOK) :]))
         elif not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)
         else:

@@ -151,12 +151,13 @@ def _conclude(state: State) -> int:
         node = state.lost_node or state.job.nodes[0]
         problems[node] = (make_ending_problem(ended_by, state.job.id), *problems.get(node, ()))
     losses = state.output.losses()
-    if losses and not (problems or interrupted):
-        problems = describe_losses(losses, state.left_out)
+    if not (problems or interrupted):
+        problems = describe_losses(losses, state.left_out) if losses else {}
+    has_failed = bool(problems or interrupted)
     result = replace(
         state.result,
-        ok=not (problems or interrupted),
-        hang=state.result.hang if problems or interrupted else None,
+        ok=not has_failed,
+        hang=state.result.hang if has_failed else None,
         interrupted=interrupted,
         ended_by=ended_by,
         problems=problems,

@@ -8,10 +8,13 @@ stack is not that of most. All of it comes from the nodes, and some ranks may ha
 from __future__ import annotations
 
 import collections
+import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ..launch.wrapper import is_own_file
 from ..protocol.counts import format_count
 from ..protocol.events import Hang
 from ..protocol.messages import CollectiveState, ProcessState, RankState
@@ -21,9 +24,9 @@ States = Mapping[int, "tuple[str, RankState]"]
 """The node and the state of each rank."""
 UNKNOWN_STATE = "?"
 """The state of a rank's process where nothing is known of it; ``""`` is that of one that ended."""
+HELD = "held by the kernel"
+"""In the verdict on a process that may only write much: it is certain once it comes again."""
 _STOPPED, _HELD, _ENDED = ("T", "t"), "D", ("", "Z", "X")
-_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python3|(?:^|/)run_wrapper\.py:")
-"""Frames that are not the program's own; the last kind is :mod:`bundle.launch.wrapper`."""
 _NODE_ROOT = re.compile(r"^.*/stager-\d+/(?=envs/)")
 """What the paths of one file on several nodes may differ in."""
 _WAITING = "/torch/distributed/"
@@ -31,8 +34,14 @@ _LOADER = "/torch/utils/data/dataloader.py"
 _CHILD = "process "  # the beginning of the name of the stack of a rank's child
 _SAME_SHAPES = ("all_reduce", "broadcast", "reduce", "all_gather_base", "reduce_scatter_base")
 """Operations to which all ranks must give tensors of the same shapes."""
-_BUSY = 0.5
-"""CPUs that a rank uses which may be at work: one that waits in a lock or a socket uses none."""
+_MAY_WORK = (
+    "it uses the CPU or moves on, so it may be at work",
+    "some use the CPU or move on, so they may be at work",
+)
+_CHARACTERS = 1000  # of the verdict; a part of it comes from the nodes
+_BUSY = 0.1
+"""CPUs that a rank uses which may be at work: copying files takes that much, and what waits in a
+lock or a socket uses next to none."""
 
 
 def find_hang(states: States, earlier: States, seconds: float) -> Hang | None:
@@ -40,9 +49,13 @@ def find_hang(states: States, earlier: States, seconds: float) -> Hang | None:
 
     ``earlier`` are their states so many seconds before.
     """
-    looks = _Looks(states, earlier, seconds)
-    if not states or looks.has_progress():
+    ranks = {
+        number: _Rank(number, node, state, earlier[number][1] if number in earlier else None)
+        for number, (node, state) in sorted(states.items())
+    }
+    if not ranks or any(rank.has_progress() for rank in ranks.values()):
         return None
+    looks = _Looks(ranks, seconds)
     return (
         _find_process(looks)
         or _find_rank_behind(looks)
@@ -51,12 +64,56 @@ def find_hang(states: States, earlier: States, seconds: float) -> Hang | None:
     )
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """A rank, as both looks have found it."""
+
+    number: int
+    node: str
+    state: RankState
+    earlier: RankState | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state.process.state in _ENDED
+
+    @property
+    def is_known(self) -> bool:
+        return self.earlier is not None and self.state.process.state != UNKNOWN_STATE
+
+    def has_progress(self) -> bool:
+        """Return whether it has come further in any group since the earlier look."""
+        before = self.earlier.groups if self.earlier else ()
+        return bool(before and self.state.groups) and (
+            _list_numbers(before) != _list_numbers(self.state.groups)
+        )
+
+    def list_processes(self) -> list[tuple[ProcessState, ProcessState]]:
+        """Return its process and its children, each as it was and as it is."""
+        if self.earlier is None:
+            return []
+        before = {one.pid: one for one in (*self.earlier.children, self.earlier.process)}
+        now = (self.state.process, *self.state.children)
+        return [(before[one.pid], one) for one in now if one.pid in before]
+
+    def is_busy(self, seconds: float) -> bool:
+        """Return whether it uses the CPU, has moved to another place, or starts processes."""
+        processes = self.list_processes()
+        if not processes or self.earlier is None:
+            return False
+        used = sum(last.seconds - first.seconds for first, last in processes)
+        moved = get_main_frames(self.state) != get_main_frames(self.earlier)
+        return moved or used > _BUSY * seconds or len(processes) <= len(self.state.children)
+
+
+def _list_numbers(groups: Sequence[CollectiveState]) -> list[tuple[object, ...]]:
+    return [(one.group, one.ranks, one.enqueued, one.started, one.completed) for one in groups]
+
+
 class _Stuck(NamedTuple):
     """A process group in which ranks wait for an operation that does not complete."""
 
     name: str
-    has_all: bool
-    """True if all ranks of the job are in it."""
     number: int
     operation: str
     reports: dict[int, CollectiveState]
@@ -67,6 +124,8 @@ class _Stuck(NamedTuple):
     """Where none is behind, the ranks whose device has not begun it though others' have."""
     unknown: tuple[int, ...]
     """Ranks of the group of which it is not known whether they have entered it."""
+    has_all: bool = False
+    """True if all ranks of the job are in it."""
 
     def __str__(self) -> str:
         named = f"{self.operation or 'collective operation'} {self.number}"
@@ -74,11 +133,11 @@ class _Stuck(NamedTuple):
 
 
 class _Looks:
-    """Two looks at the ranks, and what follows from both."""
+    """All ranks, and what follows from them together."""
 
-    def __init__(self, states: States, earlier: States, seconds: float) -> None:
-        self.states, self._earlier, self._seconds = states, earlier, seconds
-        self.stuck = sorted(_list_stuck(states), key=lambda stuck: -len(stuck.waiting))
+    def __init__(self, ranks: Mapping[int, _Rank], seconds: float) -> None:
+        self.ranks, self._seconds = ranks, seconds
+        self.stuck = sorted(_list_stuck(ranks), key=lambda stuck: -len(stuck.waiting))
         places = collections.Counter(rank for stuck in self.stuck for rank in stuck.waiting)
         self.waiting = frozenset(places)
         self.missing = [
@@ -87,39 +146,13 @@ class _Looks:
         ]
         """Ranks that others wait for, and that wait for none: the roots of all waiting."""
 
-    def has_progress(self) -> bool:
-        """Return whether any rank has come further in any group since the earlier look."""
-        pairs = [(self.states[rank][1], one) for rank, (_, one) in self._list_known().items()]
-        return any(
-            _list_numbers(now) != _list_numbers(before)
-            for now, before in pairs
-            if now.groups and before.groups
-        )
-
-    def _list_known(self) -> States:
-        return {rank: one for rank, one in self._earlier.items() if rank in self.states}
-
-    def list_processes(self, rank: int) -> list[tuple[ProcessState, ProcessState]]:
-        """Return the earlier and the present state of the rank's process, and of its children."""
-        if rank not in self._earlier:
-            return []
-        first, last = self._earlier[rank][1], self.states[rank][1]
-        before = {one.pid: one for one in (*first.children, first.process)}
-        now = (last.process, *last.children)
-        return [(before[one.pid], one) for one in now if one.pid in before]
-
     def is_busy(self, rank: int) -> bool:
         """Return whether a rank uses the CPU, or has moved to another place."""
-        processes = self.list_processes(rank)
-        used = sum(last.seconds - first.seconds for first, last in processes)
-        moved = bool(processes) and (
-            get_main_frames(self.states[rank][1]) != get_main_frames(self._earlier[rank][1])
-        )
-        return moved or used > _BUSY * self._seconds
+        return self.ranks[rank].is_busy(self._seconds)
 
     def name(self, ranks: Sequence[int]) -> str:
         """Return ranks with their nodes: ``rank 5 on node07``."""
-        nodes = list(dict.fromkeys(self.states[rank][0] for rank in ranks))
+        nodes = list(dict.fromkeys(self.ranks[rank].node for rank in ranks))
         noun = "rank" if len(ranks) == 1 else "ranks"
         return f"{noun} {shorten_names([*map(str, ranks)])} on {shorten_names(nodes)}"
 
@@ -127,33 +160,28 @@ class _Looks:
         self, kind: str, ranks: Sequence[int], text: str, stuck: _Stuck | None = None
     ) -> Hang:
         """Return the verdict on ranks; the text is followed by where the first of them is."""
-        shown = ranks or sorted(stuck.waiting if stuck else self.states)
-        node, state = self.states[shown[0]]
-        alive = [rank for rank in ranks if self.states[rank][1].process.state not in _ENDED]
-        is_busy = kind != "stopped" and any(map(self.is_busy, alive))
-        is_known = all(
-            rank in self._earlier and self.states[rank][1].process.state != UNKNOWN_STATE
-            for rank in alive
-        )
-        named = "it" if len(shown) == 1 else f"rank {shown[0]}"
-        parts = [text, _describe_place(named, state, "has ended" if stuck else "is not running")]
-        if is_busy and len(ranks) == 1:
-            parts.append("it uses the CPU or moves on, so it may be at work")
-        elif is_busy:
-            parts.append("some use the CPU or move on, so they may be at work")
-        return Hang(
+        shown = ranks or sorted(stuck.waiting if stuck else self.ranks)
+        first = self.ranks[shown[0]]
+        alive = [self.ranks[rank] for rank in ranks if not self.ranks[rank].has_ended]
+        is_busy = kind != "stopped" and any(rank.is_busy(self._seconds) for rank in alive)
+        where = _describe_place(first.state, "has ended" if stuck else "is not running")
+        if where:
+            text += f"; {'it' if len(shown) == 1 else f'rank {first.number}'} {where}"
+        if is_busy:
+            text += f"; {_MAY_WORK[len(ranks) > 1]}"
+        hang = Hang(
             kind=kind,
-            rank=shown[0] if ranks else None,
-            node=node if ranks else "",
             ranks=tuple(ranks),
             waiting=len(self.waiting.difference(ranks)),
-            group=stuck.name if stuck else "",
-            operation=stuck.operation if stuck else "",
-            number=stuck.number if stuck else -1,
-            place=find_place(state),
-            text="; ".join(filter(None, parts)),
-            certain=is_known and not is_busy,
+            place=find_place(first.state),
+            text=text[:_CHARACTERS],
+            certain=not is_busy and HELD not in text and all(rank.is_known for rank in alive),
         )
+        if ranks:
+            hang = replace(hang, rank=first.number, node=first.node)
+        if stuck:
+            hang = replace(hang, group=stuck.name, operation=stuck.operation, number=stuck.number)
+        return hang
 
 
 # --- Processes -----------------------------------------------------------------------------------
@@ -161,79 +189,79 @@ class _Looks:
 
 def _find_process(looks: _Looks) -> Hang | None:
     """Find processes that cannot go on; of a rank that waits for others, only its own counts."""
-    suspects = frozenset(looks.missing if looks.stuck else looks.states)
-    found: list[tuple[int, ProcessState, str]] = []
-    for rank, (_, state) in looks.states.items():
-        for first, last in looks.list_processes(rank):
-            is_own = last is state.process
-            how = _describe_fault(first, last) if is_own or rank in suspects else ""
-            if how and not (last.state in _ENDED and (is_own or looks.is_busy(rank))):
-                found.append((rank, last, how))
-    ranks = list(dict.fromkeys(rank for rank, *_ in found))
-    if not found or (1 < len(ranks) == len(looks.states) and found[0][1].state in _ENDED):
+    suspects = frozenset(looks.missing if looks.stuck else looks.ranks)
+    found: dict[int, tuple[ProcessState, str]] = {}
+    for rank in looks.ranks.values():
+        is_missed = rank.number in suspects and not looks.is_busy(rank.number)
+        processes = rank.list_processes() if rank.number in suspects else rank.list_processes()[:1]
+        for first, last in processes:
+            how = _describe_fault(first, last, is_missed and last is not rank.state.process)
+            if how:
+                found.setdefault(rank.number, (last, how))
+    if not found:
+        return None
+    number, *others = found
+    process, how = found[number]
+    if others and len(found) == len(looks.ranks) and process.state in _ENDED:
         return None  # a helper that ends early in every rank is not missed
-    rank, process, how = found[0]
-    others = ranks[1:]
     more = f", as {_are(others)} {_count(others, 'other rank')}" if others else ""
-    text = f"process {process.pid} ({process.name}) of {looks.name([rank])} is {how}{more}"
-    return looks.make_hang("stopped", ranks, text)
+    text = f"process {process.pid} ({process.name}) of {looks.name([number])} is {how}{more}"
+    return looks.make_hang("stopped", list(found), text)
 
 
-def _describe_fault(first: ProcessState, last: ProcessState) -> str:
+def _describe_fault(first: ProcessState, last: ProcessState, is_missed: bool) -> str:
     if last.state in _STOPPED:
         return "stopped by a signal or a debugger (SIGCONT resumes it)"
     if first.state == last.state == _HELD and first.seconds == last.seconds:
         where = f" in {last.waits_in}" if last.waits_in else ""
-        return f"held by the kernel{where}, as by a file system or device that does not answer"
-    is_dead = first.state in _ENDED and last.state in _ENDED
+        return f"{HELD}{where}, as by a file system or device that is slow or does not answer"
+    is_dead = is_missed and first.state in _ENDED and last.state in _ENDED
     return "dead, and the rank has not noticed" if is_dead else ""
 
 
 # --- Collective operations -----------------------------------------------------------------------
 
 
-def _list_numbers(state: RankState) -> list[tuple[object, ...]]:
-    return [
-        (one.group, one.ranks, one.enqueued, one.started, one.completed) for one in state.groups
-    ]
-
-
-def _list_stuck(states: States) -> Iterator[_Stuck]:
+def _list_stuck(ranks: Mapping[int, _Rank]) -> Iterator[_Stuck]:
+    alive = {number for number, rank in ranks.items() if not rank.has_ended}
+    reporting = {number for number in alive if ranks[number].state.groups}
     groups: dict[tuple[str, tuple[int, ...]], dict[int, CollectiveState]] = {}
-    for rank, (_, state) in states.items():
-        for report in state.groups:
-            groups.setdefault((report.group, report.ranks), {})[rank] = report
-    alive = {rank for rank, (_, one) in states.items() if one.process.state not in _ENDED}
-    reporting = {rank for rank in alive if states[rank][1].groups}
-    for (name, ranks), reports in groups.items():
+    for number, rank in ranks.items():
+        for report in rank.state.groups:
+            groups.setdefault((report.group, report.ranks), {})[number] = report
+    for (name, listed), reports in groups.items():
         # Gloo's records do not say which ranks a group has: all, if none is known to be outside.
-        all_known = ranks or (states if reports.keys() >= reporting else reports)
-        members = [rank for rank in dict.fromkeys(all_known) if rank in states]
-        number = _find_awaited(reports)
-        waiting = {rank for rank in alive & reports.keys() if reports[rank].enqueued >= number}
-        if not waiting:
-            continue
-        last = {rank: reports[rank].enqueued if rank in reports else -1 for rank in members}
-        behind = {
-            rank
-            for rank in members
-            if rank not in alive or (rank in reports and last[rank] < number)
-        }
-        begun = any(reports[rank].started >= number for rank in waiting)
-        late = {rank for rank in waiting if 0 <= reports[rank].started < number}
-        # A report names the operation that was enqueued last.
-        named = (one.operation for one in reports.values() if one.enqueued == number)
-        yield _Stuck(
-            name=name,
-            has_all=len(members) == len(states),
-            number=number,
-            operation=next(filter(None, named), ""),
-            reports=reports,
-            waiting=frozenset(waiting),
-            behind=tuple(sorted(behind, key=lambda rank: (last[rank], rank))),
-            late=tuple(sorted(late)) if begun and not behind else (),
-            unknown=tuple(rank for rank in members if rank in alive and rank not in reports),
-        )
+        all_known = listed or (ranks if reports.keys() >= reporting else reports)
+        members = ranks.keys() & set(all_known)
+        stuck = _judge_group(name, members, reports, alive)
+        if stuck.waiting:
+            yield stuck._replace(has_all=len(members) == len(ranks))
+
+
+def _judge_group(
+    name: str, members: Set[int], reports: dict[int, CollectiveState], alive: Set[int]
+) -> _Stuck:
+    number = _find_awaited(reports)
+    entered = {rank for rank, report in reports.items() if report.enqueued >= number} & alive
+    unknown = (members & alive) - reports.keys()
+    behind = members - entered - unknown
+    last = {rank: report.enqueued for rank, report in reports.items()}
+    begun = {rank: reports[rank].started for rank in sorted(entered)}
+    late: list[int] = []
+    if not behind and max(begun.values(), default=-1) >= number:
+        late = [rank for rank, started in begun.items() if 0 <= started < number]
+    # A report names the operation that was enqueued last.
+    named = (one.operation for one in reports.values() if one.enqueued == number)
+    return _Stuck(
+        name=name,
+        number=number,
+        operation=next(filter(None, named), ""),
+        reports=reports,
+        waiting=frozenset(entered),
+        behind=tuple(sorted(behind, key=lambda rank: (last.get(rank, -1), rank))),
+        late=tuple(late),
+        unknown=tuple(sorted(unknown)),
+    )
 
 
 def _find_awaited(reports: Mapping[int, CollectiveState]) -> int:
@@ -253,7 +281,7 @@ def _find_rank_behind(looks: _Looks) -> Hang | None:
     if not looks.missing:
         return None
     rank = looks.missing[0]
-    stuck = next(one for one in looks.stuck if rank in one.behind or rank in one.late)
+    stuck = next(one for one in looks.stuck if rank in (*one.behind, *one.late))
     ranks = [one for one in stuck.behind or stuck.late if one in looks.missing]
     done = f"{'has' if len(ranks) == 1 else 'have'} not {'entered' if stuck.behind else 'begun'}"
     waiting = _count_waiting(stuck.waiting.difference(ranks))
@@ -347,46 +375,48 @@ def find_place(state: RankState) -> str:
     if any(_LOADER in frame for frame in frames):
         workers = [one.frames for one in state.threads if one.name.startswith(_CHILD)]
         frames = (*(one for stack in workers for one in stack if one not in frames), *frames)
-    own = next((frame for frame in frames if not _LIBRARY.search(frame)), next(iter(frames), ""))
-    return own.rpartition("/")[2]
+    own = (frame for frame in frames if is_own_file(frame.rpartition(":")[0]))
+    return next(own, next(iter(frames), "")).rpartition("/")[2]
 
 
-def _describe_place(named: str, state: RankState, ended: str) -> str:
-    place = find_place(state)
+def _describe_place(state: RankState, ended: str) -> str:
     if state.process.state in _ENDED:
-        return f"{named} {ended}"
-    if place:
-        return f"{named} is in {place}"
-    return f"{named} gave no stack: {state.no_answer}" if state.no_answer else ""
+        return ended
+    if place := find_place(state):
+        return f"is in {place}"
+    return f"gave no stack: {state.no_answer}" if state.no_answer else ""
 
 
 def _compare_stacks(looks: _Looks) -> Hang:
     places: dict[tuple[str, ...], list[int]] = {}
-    for rank, (_, state) in sorted(looks.states.items()):
-        if state.process.state not in _ENDED:
-            frames = tuple(_NODE_ROOT.sub("", frame) for frame in get_main_frames(state))
-            places.setdefault(frames, []).append(rank)
+    for number, rank in looks.ranks.items():
+        if not rank.has_ended:
+            frames = tuple(_NODE_ROOT.sub("", frame) for frame in get_main_frames(rank.state))
+            places.setdefault(frames, []).append(number)
     silent = places.pop((), [])
     if not places:
         return looks.make_hang("unknown", silent, "no rank shows where it is")
-    # Ranks in torch.distributed wait; else what most ranks do is taken for sound.
-    stacks = sorted(places, key=lambda frames: (_waits_in_torch(frames), len(places[frames])))
-    most, others = stacks[-1], stacks[:-1]
-    if _waits_in_torch(most):
-        others = [frames for frames in others if not _waits_in_torch(frames)]
-    elif 2 * len(places[most]) <= sum(map(len, places.values())):
-        others = []
-    ranks = [rank for frames in others for rank in places[frames]]
-    ranks = ranks or (silent if _waits_in_torch(most) else [])
+    waiting = [ranks for frames, ranks in places.items() if any(_WAITING in one for one in frames)]
+    most = max(waiting or places.values(), key=len)
+    ranks = _list_others(list(places.values()), waiting, most) or (silent if waiting else [])
     if ranks:
-        where = f"{find_place(looks.states[places[most][0]][1])}, where {_count(places[most])}"
-        text = f"{looks.name(ranks)} {_are(ranks)} not in {where} {_are(places[most])}"
+        where = f"{find_place(looks.ranks[most[0]].state)}, where {_count(most)} {_are(most)}"
+        text = f"{looks.name(ranks)} {_are(ranks)} not in {where}"
         return looks.make_hang("elsewhere", ranks, text)
-    ranks = sorted(rank for ranks in places.values() for rank in ranks)
+    ranks = sorted(itertools.chain.from_iterable(places.values()))
     several = f", in {len(places)} places" if len(places) > 1 else ""
     text = f"{looks.name(ranks)} {'prints' if len(ranks) == 1 else 'print'} nothing{several}"
     return looks.make_hang("unknown", ranks, text)
 
 
-def _waits_in_torch(frames: tuple[str, ...]) -> bool:
-    return any(_WAITING in frame for frame in frames)
+def _list_others(
+    groups: list[list[int]], waiting: Collection[list[int]], most: list[int]
+) -> list[int]:
+    """Return the ranks that are not where sound ones are, those of the smallest group first.
+
+    Ranks in torch.distributed wait, and are sound; else most are, where they are the majority.
+    """
+    if not waiting and 2 * len(most) <= sum(map(len, groups)):
+        return []
+    others = [ranks for ranks in groups if ranks is not most and ranks not in waiting]
+    return [rank for ranks in sorted(others, key=len) for rank in ranks]

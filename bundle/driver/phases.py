@@ -15,16 +15,16 @@ from ..launch.program_variables import USE_CPU
 from ..node.node_root import MEMORY
 from ..protocol import messages
 from ..protocol.enumerations import Action, Allocation, PhaseName
-from ..protocol.events import AttemptBegins, FailedAttempt, RankOutput
+from ..protocol.events import AttemptBegins, FailedAttempt
 from ..protocol.job import Job
 from ..protocol.messages import LaunchAnswer, PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import collect, cuda, placement
 from .findings import format_preflight_line
-from .rank_watch import RankWatch
-from .retries import EndedLaunch, Failure, History, RankProgress, find_failure
+from .rank_watch import watch_ranks
+from .retries import Failure, History, RankProgress, find_failure
 from .state import State
-from .transports.transport import Event, LaunchStopped, do_nothing
+from .transports.transport import Event, LaunchStopped
 
 # --- The ranks of a job: how they are started, and what has become of them -----------------------
 
@@ -49,35 +49,27 @@ def _start_ranks(state: State, progress: RankProgress) -> None:
     has_begun = state.job.min_nodes is None
     """True once no node is left out any more, so that ranks get no other numbers."""
 
-    watch = RankWatch(state) if launch.watch else None
-
-    def listen(event: Event) -> None:
-        """Create a node's rank logs as it starts; thousands of files would delay the launch."""
-        nonlocal has_begun
-        if watch is not None:
-            watch.take(event)
-        if isinstance(event, RankOutput) and event.of_ranks:
-            progress.take(event)
-        if keeps_numbers and isinstance(event, messages.Started):
-            has_begun = True
-            state.create_rank_logs(event.node)
-
     def request(node: str) -> messages.LaunchRequest:
         return messages.LaunchRequest(
             **state.place(node), group=group, shared=shared, attempt=state.attempt
         )
 
+    def listen(event: Event) -> None:
+        """Create a node's rank logs as it starts; thousands of files would delay the launch."""
+        nonlocal has_begun
+        watch(event)
+        progress.take(event)
+        if keeps_numbers and isinstance(event, messages.Started):
+            has_begun = True
+            state.create_rank_logs(event.node)
+
     try:
-        if watch is not None:
-            state.transport.tick = watch.tick
-        state.ask(PhaseName.LAUNCH, request, listen)
+        with watch_ranks(state) as watch:
+            state.ask(PhaseName.LAUNCH, request, listen)
     finally:  # also of a job that is interrupted: something may have failed before
         if keeps_numbers and has_begun:  # the logs of ranks that were never started
             state.create_rank_logs(*state.job.nodes)
         _add_outcome(state)
-        if watch is not None:
-            state.transport.tick = do_nothing
-            state.result = replace(state.result, hang=watch.end())
 
 
 def _make_group(state: State) -> messages.GroupSettings:
@@ -256,8 +248,7 @@ def _ask_launch(state: State) -> None:
         if stopped is None and not state.has_launch_failed():
             return
         ended = time.monotonic()
-        answers = state.get_answers(LaunchAnswer)
-        failure = find_failure(EndedLaunch(answers, state.result.hang, stopped is not None))
+        failure = find_failure(state.get_answers(LaunchAnswer), state.result.hang)
         attempt = history.judge(failure, progress, ended - started)
         state.result = replace(state.result, attempt=attempt)
         if not history.may_go_on() or state.transport.find_ending():

@@ -6,14 +6,14 @@ which events come.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
 
 from ..channel.agent_channel import LOOK
 from ..protocol.events import Hang, JobStacks, RankOutput, RanksSilent
@@ -26,10 +26,10 @@ from ..protocol.messages import (
     Started,
 )
 from ..protocol.problem import Problem, ProblemCode
-from .hangs import UNKNOWN_STATE, find_hang
+from .hangs import HELD, UNKNOWN_STATE, find_hang
 from .state import State
 from .transports.liveness import Heartbeats
-from .transports.transport import Event, LaunchStopped
+from .transports.transport import Event, LaunchStopped, do_nothing
 
 SILENCE = "STAGER_SILENCE_SECONDS"  # the variable with another time than the following one
 _SILENCE_SECONDS = 240.0
@@ -42,8 +42,27 @@ _REQUEST_SECONDS = 1.0  # time between two looks for a request
 _STANDS_SECONDS = 120.0
 """Time that a hang counts after ranks have printed again: PyTorch's own timeout, which ends them,
 prints messages and writes a record first (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
-_CHARACTERS = 300  # of any text that is kept
-_MOST = 64  # threads of a rank that are kept, frames of each, process groups, and so on
+_CHARACTERS = 300  # of the last line
+_MOST_CHARACTERS = 1 << 20
+"""The state of a rank; what agents send has far fewer, but any node may be hostile."""
+
+
+@contextmanager
+def watch_ranks(state: State) -> Iterator[Callable[[Event], None]]:
+    """Watch a launch while the block runs, if the job wants it; yield what takes its events.
+
+    The hang that the ranks were in at the end becomes a part of the job's result.
+    """
+    if not state.job.launch.watch:
+        yield lambda event: None
+        return
+    watch = RankWatch(state)
+    state.transport.tick = watch.tick
+    try:
+        yield watch.take
+    finally:
+        state.transport.tick = do_nothing
+        state.result = replace(state.result, hang=watch.end())
 
 
 @dataclass
@@ -52,13 +71,15 @@ class _Look:
 
     number: int
     asked: float  # the time of it
-    awaited: dict[str, int]
-    """Nodes, and the tasks of each that are to answer."""
+    awaited: Counter[str]
+    """Tasks of each node that are to answer."""
     answers: dict[str, list[RankStates]] = field(default_factory=dict)
 
     def list_missing(self) -> list[str]:
         """Return the nodes of which a task has not answered."""
-        return [node for node, n in self.awaited.items() if len(self.answers.get(node, ())) < n]
+        return [
+            node for node, count in self.awaited.items() if len(self.answers.get(node, ())) < count
+        ]
 
 
 class RankWatch:
@@ -70,7 +91,7 @@ class RankWatch:
         self._keeps_numbers = self._launch.elastic is None and not self._launch.max_restarts
         """True if ranks stay on their nodes."""
         self._floor = _read_silence(os.environ)
-        self._running: dict[str, int] = {}
+        self._running = Counter[str]()
         """Tasks on each node that has begun whose ranks have not ended."""
         self._last = self._now()
         self._last_output: RankOutput | None = None
@@ -89,15 +110,14 @@ class RankWatch:
     def take(self, event: Event) -> None:
         """Learn from an event of the launch."""
         if isinstance(event, RankOutput):
-            if event.of_ranks and event.data:
-                self._note_output(event)
+            self._note_output(event)
         elif isinstance(event, Started):
             if not self._running:
                 self._last = self._now()
-            self._running[event.node] = self._running.get(event.node, 0) + 1
+            self._running[event.node] += 1
         elif isinstance(event, LaunchAnswer):
-            self._running[event.node] = self._running.get(event.node, 0) - 1
-            if self._look is not None and event.node in self._look.awaited:
+            self._running[event.node] -= 1
+            if self._look is not None:
                 self._look.awaited[event.node] -= 1
         elif isinstance(event, RankStates) and event.node in self._running:
             self._note_states(event)
@@ -135,11 +155,13 @@ class RankWatch:
             self._state.logs.drop_stacks_request()
         hang = None if self._now() - self._recovered > _STANDS_SECONDS else self._hang
         if hang is None and self._unasked:
-            look = _Look(UNASKED, self._now(), {}, self._unasked)
+            look = _Look(UNASKED, self._now(), Counter(), self._unasked)
             self._keep(self._collect_states(look), None, ending=True)
         return hang
 
     def _note_output(self, event: RankOutput) -> None:
+        if not event.of_ranks or not event.data:
+            return
         now = self._now()
         if self._last_output is not None:
             self._longest = max(self._longest or 0.0, now - self._last)
@@ -162,7 +184,7 @@ class RankWatch:
         world = self._state.nproc * len(self._state.job.nodes)
         own = self._list_ranks(event.node) if self._keeps_numbers else range(world)
         ranks = {one.rank: one for one in event.ranks if one.rank in own}
-        return tuple(_cut(one, world) for one in ranks.values())
+        return tuple(map(_check_size, ranks.values()))
 
     def _list_ranks(self, node: str) -> range:
         first = self._state.first_task(node)
@@ -199,8 +221,7 @@ class RankWatch:
     # --- The looks
 
     def _ask(self, now: float) -> None:
-        awaited = {node: count for node, count in self._running.items() if count > 0}
-        self._look = _Look(next(self._numbers), now, awaited)
+        self._look = _Look(next(self._numbers), now, +self._running)
         self._state.transport.send_to_ranks(f"{LOOK}{self._look.number}")
 
     def _go_on(self, now: float) -> None:
@@ -215,38 +236,44 @@ class RankWatch:
             self._ask(now)
 
     def _judge(self, first: _Look, second: _Look, now: float) -> None:
-        states, earlier = self._collect_states(second), self._collect_states(first)
-        by_rank, before = _index_ranks(states), _index_ranks(earlier)
+        states, hang = self._collect_states(second), None
         is_silent = self._last < first.asked
-        hang = find_hang(by_rank, before, second.asked - first.asked) if is_silent else None
-        ended = is_silent and self._must_end(now - self._last)
-        if ended:
-            unknown = Hang(text="no rank shows why", certain=False)
-            hang = replace(hang or unknown, ended=True)
+        if is_silent:
+            earlier = _index_ranks(self._collect_states(first))
+            hang = find_hang(_index_ranks(states), earlier, second.asked - first.asked)
+        must_end = is_silent and self._must_end(now - self._last)
+        if must_end:
+            hang = replace(hang or Hang(text="no rank shows why", certain=False), ended=True)
         self._keep(states, hang)
         self._state.logs.drop_stacks_request()
-        if is_silent and (self._times_said or ended):
-            if hang is not None and hang != self._hang:
-                self._state.emit(hang)
-            self._hang, self._recovered = hang, math.inf
-        if ended and hang is not None:
+        if is_silent and (self._times_said or must_end):
+            self._note_hang(hang)
+        if must_end and hang is not None:
             where = hang.node or self._state.job.nodes[0]
             values = {"seconds": f"{now - self._last:.0f}", "why": hang.text}
             raise LaunchStopped(Problem(ProblemCode.RANKS_HANG, where, values))
 
+    def _note_hang(self, hang: Hang | None) -> None:
+        before = self._hang
+        if hang is not None and before is not None and HELD in hang.text:
+            hang = replace(hang, certain=(hang.text == before.text))
+        if hang is not None and hang != before:
+            self._state.emit(hang)
+        self._hang, self._recovered = hang, math.inf
+
     def _collect_states(self, look: _Look) -> dict[str, tuple[RankState, ...]]:
         """Return the states of all ranks by node, also of those that have ended or not answered."""
-        missing = frozenset(look.list_missing())
+        missing, is_asked = look.list_missing(), look.number != UNASKED
         states = {}
         for node in self._state.job.nodes:
-            said = {one.rank: one for part in look.answers.get(node, ()) for one in part.ranks}
-            if self._keeps_numbers and look.number != UNASKED:
-                is_gone = node in self._running and node not in missing
-                why = "it is not running" if is_gone else "its node has not answered"
-                none = ProcessState(0, state="" if is_gone else UNKNOWN_STATE)
-                for rank in self._list_ranks(node):
-                    said.setdefault(rank, RankState(rank, none, no_answer=why))
-            states[node] = tuple(said[rank] for rank in sorted(said))
+            has_answered = node in self._running and node not in missing
+            why = "it is not running" if has_answered else "its node has not answered"
+            none = ProcessState(0, state="" if has_answered else UNKNOWN_STATE)
+            ranks = self._list_ranks(node) if self._keeps_numbers and is_asked else ()
+            known = {rank: RankState(rank, none, no_answer=why) for rank in ranks}
+            for part in look.answers.get(node, ()):
+                known |= {one.rank: one for one in part.ranks}
+            states[node] = tuple(known[rank] for rank in sorted(known))
         return states
 
     def _keep(
@@ -271,19 +298,8 @@ def _read_silence(env: Mapping[str, str]) -> float:
     return seconds if 0 < seconds < math.inf else _SILENCE_SECONDS
 
 
-_T = TypeVar("_T")
-
-
-def _cut(value: _T, ranks: int) -> _T:
-    """Return a value of an agent's without texts and lists that are longer than is usual."""
-    cut: object = value
-    if isinstance(value, str):
-        cut = value[:_CHARACTERS]
-    elif isinstance(value, tuple):
-        most = ranks if isinstance(next(iter(value), None), int) else _MOST
-        cut = tuple(_cut(one, ranks) for one in value[:most])
-    elif dataclasses.is_dataclass(value):
-        kind: Any = type(value)
-        names = [one.name for one in dataclasses.fields(value)]
-        cut = kind(**{name: _cut(getattr(value, name), ranks) for name in names})
-    return cast("_T", cut)
+def _check_size(state: RankState) -> RankState:
+    if len(repr(state)) <= _MOST_CHARACTERS:
+        return state
+    process = ProcessState(0, state=UNKNOWN_STATE)
+    return RankState(state.rank, process, no_answer="its node has sent too much of it")

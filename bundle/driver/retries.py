@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,95 @@ from ..protocol.enumerations import FailureClass, Retry
 from ..protocol.events import FailedAttempt, Hang, RankOutput
 from ..protocol.messages import FailureRecord, LaunchAnswer
 from ..protocol.problem import Problem
-from ..protocol.retry import RetryVerdict, classify_exception, find_retry
+
+# --- Whether to run again, and why, for each class of failures -----------------------------------
+
+
+class RetryVerdict(NamedTuple):
+    """Whether to run again, and the reason."""
+
+    retry: Retry
+    reason: str
+
+
+_TABLE = {
+    FailureClass.PYTHON_ERROR: RetryVerdict(
+        Retry.ONCE, "such an exception may come from outside of the program"
+    ),
+    FailureClass.OUT_OF_MEMORY: RetryVerdict(
+        Retry.ONCE, "other processes may have used the memory; a second time it is too little"
+    ),
+    FailureClass.KILLED: RetryVerdict(Retry.ONCE, "it is not known who ended the process"),
+    FailureClass.PORT: RetryVerdict(Retry.YES, "a new start takes another port"),
+    FailureClass.RENDEZVOUS: RetryVerdict(
+        Retry.YES, "the ranks lost each other, and none of them failed by itself"
+    ),
+    FailureClass.INTERFACE: RetryVerdict(Retry.NO, "the setting of the interface stays the same"),
+    FailureClass.NAME_RESOLUTION: RetryVerdict(Retry.ONCE, "the name service may answer later"),
+    FailureClass.MISSING_ASSET: RetryVerdict(Retry.NO, "the file or asset is missing again"),
+    FailureClass.MISSING_MODULE: RetryVerdict(Retry.NO, "the bundle is the same again"),
+    FailureClass.DAMAGED_COPY: RetryVerdict(Retry.YES, "a damaged copy is made anew"),
+    FailureClass.DISK_FULL: RetryVerdict(Retry.NO, "the disk is full until something is removed"),
+    FailureClass.TIME_LIMIT: RetryVerdict(
+        Retry.ONCE, "it makes sense with more time, or if the program goes on from a checkpoint"
+    ),
+    FailureClass.PREEMPTION: RetryVerdict(Retry.YES, "the program is not the reason"),
+    FailureClass.NODE_FAILURE: RetryVerdict(Retry.YES, "a node failed, and not the program"),
+    FailureClass.HANG: RetryVerdict(Retry.ONCE, "a hang may depend on the time of things"),
+    FailureClass.ENVIRONMENT: RetryVerdict(
+        Retry.NO, "the settings or the nodes have to change before"
+    ),
+    FailureClass.UNKNOWN: RetryVerdict(Retry.ONCE, "the reason of the failure is not known"),
+}
+
+_OF_PROGRAM = RetryVerdict(Retry.NO, "the program does the same again")
+_PROGRAM_ERRORS = frozenset((
+    *("ArithmeticError", "AssertionError", "AttributeError", "FloatingPointError", "IndexError"),
+    *("IndentationError", "KeyError", "LookupError", "NameError", "NotImplementedError"),
+    *("OverflowError", "RecursionError", "SyntaxError", "TypeError", "UnboundLocalError"),
+    *("UnicodeDecodeError", "UnicodeEncodeError", "ValueError", "ZeroDivisionError"),
+))  # fmt: skip
+"""Exceptions that only the program itself causes, or what it reads."""
+_CLASSES = {
+    **dict.fromkeys(("ModuleNotFoundError", "ImportError"), FailureClass.MISSING_MODULE),
+    **dict.fromkeys(("FileNotFoundError", "NotADirectoryError"), FailureClass.MISSING_ASSET),
+    "gaierror": FailureClass.NAME_RESOLUTION,
+}
+_OF_GPU = RetryVerdict(Retry.NO, "the same program needs the same memory of the GPU again")
+_GPU_MEMORY = re.compile(r"CUDA out of memory|HIP out of memory")
+_IN_USE = re.compile(r"[Aa]ddress already in use|EADDRINUSE")
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_USAGE = "2"  # the status with which argparse and shells refuse arguments
+
+
+def classify_exception(exception: str, message: str) -> FailureClass:
+    """Return the class of a failure that is an exception."""
+    if _GPU_MEMORY.search(message) or exception in ("OutOfMemoryError", "MemoryError"):
+        return FailureClass.OUT_OF_MEMORY
+    if exception in _PROGRAM_ERRORS:
+        return FailureClass.PYTHON_ERROR
+    if _IN_USE.search(message):
+        return FailureClass.PORT
+    if _DISK_FULL.search(message):
+        return FailureClass.DISK_FULL
+    return _CLASSES.get(exception, FailureClass.PYTHON_ERROR)
+
+
+def find_retry(kind: FailureClass, exception: str = "", message: str = "") -> RetryVerdict:
+    """Return whether to run again after a failure of a class; with its exception, if it is one."""
+    if kind is FailureClass.PYTHON_ERROR:
+        if exception in _PROGRAM_ERRORS:
+            return _OF_PROGRAM
+        if exception == "SystemExit":
+            if message.strip() == _USAGE:
+                return RetryVerdict(Retry.NO, "the arguments are refused again")
+            return RetryVerdict(Retry.ONCE, "the program ended itself, for a reason of its own")
+    if kind is FailureClass.OUT_OF_MEMORY and (
+        exception == "OutOfMemoryError" or _GPU_MEMORY.search(message)
+    ):
+        return _OF_GPU
+    return _TABLE[kind]
+
 
 # --- The progress of ranks, as what they print shows it ------------------------------------------
 
@@ -39,8 +127,10 @@ class RankProgress:
         self.seen: dict[str, float] = {}
         """The highest number of each kind: ``step``, ``epoch``, ``checkpoint``."""
 
-    def take(self, event: RankOutput) -> None:
-        """Learn from output, of which only the end is read."""
+    def take(self, event: object) -> None:
+        """Learn from what ranks print, of which only the end is read."""
+        if not isinstance(event, RankOutput) or not event.of_ranks:
+            return
         data = event.data[-_READ_BYTES:].lower()
         for name, pattern in _COUNTERS:
             for found in pattern.findall(data)[-1:]:
@@ -68,65 +158,55 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 
 
 @dataclass(frozen=True)
-class EndedLaunch:
-    """All that is known of an attempt that failed."""
-
-    answers: Mapping[str, LaunchAnswer]
-    hang: Hang | None = None
-    has_ended_hang: bool = False
-    """True if the driver ended the ranks for it."""
-
-
-class Failure(NamedTuple):
+class Failure:
     """The failure that an attempt ended with."""
 
     kind: FailureClass
     cause: str
-    verdict: RetryVerdict
-    signature: tuple[str, ...]
-    """The same for the same failure at the same place; on whichever rank."""
     node: str = ""
     rank: int | None = None
+    place: tuple[str, ...] = ()
+    """With the class the same for the same failure at the same place, on whichever rank."""
+    error: tuple[str, str] = ("", "")
+    """The exception and its message, if it is one."""
     at_fault: frozenset[str] = frozenset()
     """Nodes that are not to be used again."""
     suspects: frozenset[str] = frozenset()
     """Nodes that may be at fault: others are better where there are some."""
 
+    @property
+    def verdict(self) -> RetryVerdict:
+        """Whether to start the ranks again."""
+        kind = FailureClass.NODE_FAILURE if self.at_fault else self.kind
+        return find_retry(kind, *self.error)
 
-def find_failure(outcome: EndedLaunch) -> Failure:
+
+def find_failure(answers: Mapping[str, LaunchAnswer], hang: Hang | None = None) -> Failure:
     """Return the failure that ended an attempt: the first one that is no consequence."""
     records = sorted(
-        (record for answer in outcome.answers.values() for record in answer.failures),
+        (record for answer in answers.values() for record in answer.failures),
         key=lambda record: (record.time, not record.root_cause),
     )
-    causes = [record for record in records if _weigh(record) == CAUSE]
-    of_nodes = dict(_list_node_problems(outcome.answers))
-    of_rank = _describe_record(causes[0]) if causes else None
+    of_nodes = dict(_list_node_problems(answers))
+    cause = next((record for record in records if _weigh(record) == CAUSE), None)
+    of_rank = _describe_record(cause) if cause else None
     if of_rank is not None and (of_rank.verdict.retry is Retry.NO or not of_nodes):
         return of_rank
     if of_nodes:
         return _describe_nodes(of_nodes)
-    if outcome.hang is not None and (outcome.has_ended_hang or outcome.hang.certain):
-        return _describe_hang(outcome.hang)
-    lost = [record for record in records if _weigh(record) != ENDED]
-    kind = FailureClass.RENDEZVOUS if lost else FailureClass.UNKNOWN
-    if lost:
-        cause = f"rank {lost[0].rank} on {lost[0].node} lost its peers: {_join_words(lost[0])}"
-        return Failure(kind, cause, find_retry(kind), (str(kind),), lost[0].node, lost[0].rank)
-    gone = next((gone for answer in outcome.answers.values() for gone in answer.vanished), None)
-    if gone is not None:
-        cause = f"the process of rank {gone.rank} on {gone.node} ended, with an unknown status"
-        suspects = frozenset((gone.node,))
-        return Failure(
-            kind, cause, find_retry(kind), (str(kind),), gone.node, gone.rank, suspects=suspects
-        )
-    failed = [node for node, answer in outcome.answers.items() if not answer.ok]
-    named = f"the ranks failed on {', '.join(failed[:3])}" if failed else "the ranks failed"
-    return Failure(kind, named, find_retry(kind), (str(kind),), failed[0] if failed else "")
+    if hang is not None and (hang.ended or hang.certain):
+        return _describe_hang(hang)
+    return _describe_consequence(answers, [one for one in records if _weigh(one) != ENDED])
 
 
 def _weigh(record: FailureRecord) -> int:
     return weigh_exit(record.exit_code, record.exception, record.message, record.told_to_end)
+
+
+def _describe_hang(hang: Hang) -> Failure:
+    suspects = frozenset((hang.node,) if hang.kind == _STOPPED and hang.node else ())
+    place = (hang.kind, hang.place, hang.operation)
+    return Failure(FailureClass.HANG, hang.text, hang.node, hang.rank, place, suspects=suspects)
 
 
 def _list_node_problems(answers: Mapping[str, LaunchAnswer]) -> Iterator[tuple[str, Problem]]:
@@ -144,44 +224,44 @@ def _describe_nodes(problems: Mapping[str, Problem]) -> Failure:
     kind = problem.code.row.failure_class
     if kind is FailureClass.ENVIRONMENT:  # an agent that ended, of which nothing else is known
         kind = FailureClass.NODE_FAILURE
-    verdict = find_retry(FailureClass.NODE_FAILURE)
     nodes = frozenset(problems)
-    return Failure(kind, str(problem), verdict, (str(kind), *sorted(nodes)), node, at_fault=nodes)
-
-
-def _describe_hang(hang: Hang) -> Failure:
-    kind = FailureClass.HANG
-    suspects = frozenset((hang.node,) if hang.kind == _STOPPED and hang.node else ())
-    signature = (str(kind), hang.kind, hang.place, hang.operation)
-    return Failure(
-        kind, hang.text, find_retry(kind), signature, hang.node, hang.rank, suspects=suspects
-    )
+    return Failure(kind, str(problem), node, place=tuple(sorted(nodes)), at_fault=nodes)
 
 
 def _describe_record(record: FailureRecord) -> Failure:
-    who = f"rank {record.rank} on {record.node}"
-    signature: tuple[str, ...]
-    suspects: frozenset[str] = frozenset()
+    who, words = f"rank {record.rank} on {record.node}", _join_words(record)
+    where = record.node, record.rank
     if record.exception:
-        kind = classify_exception(record.exception, record.message)
-        place = find_place(record.lines)
-        signature = (record.exception, place)
-        cause = f"{who}: {_join_words(record)}{f' at {place}' if place else ''}"
-    elif record.exit_code < 0:
-        is_memory = record.exit_code == -signal.SIGKILL and any(
-            _OOM_LINE in line for line in record.lines
-        )
-        kind = FailureClass.OUT_OF_MEMORY if is_memory else FailureClass.KILLED
-        signature = (str(kind), str(record.exit_code))
-        why = ", as the node's memory ran out" if is_memory else ""
-        cause = f"{who} was killed (signal {-record.exit_code}){why}"
-        if record.exit_code in _NODES_OWN:
-            suspects = frozenset((record.node,))
-    else:
-        kind, signature = FailureClass.UNKNOWN, ("exit", str(record.exit_code))
+        kind, place = classify_exception(record.exception, record.message), find_place(record.lines)
+        cause = f"{who}: {words}{f' at {place}' if place else ''}"
+        error = record.exception, record.message
+        return Failure(kind, cause, *where, (record.exception, place), error)
+    if record.exit_code >= 0:
         cause = f"{who} ended with exit status {record.exit_code}"
-    verdict = find_retry(kind, record.exception, record.message)
-    return Failure(kind, cause, verdict, signature, record.node, record.rank, suspects=suspects)
+        return Failure(FailureClass.UNKNOWN, cause, *where, ("exit", str(record.exit_code)))
+    kind, why = FailureClass.KILLED, ""
+    if record.exit_code == -signal.SIGKILL and any(_OOM_LINE in line for line in record.lines):
+        kind, why = FailureClass.OUT_OF_MEMORY, ", as the node's memory ran out"
+    cause = f"{who} was killed (signal {-record.exit_code}){why}"
+    suspects = frozenset((record.node,) if record.exit_code in _NODES_OWN else ())
+    return Failure(kind, cause, *where, (str(record.exit_code),), suspects=suspects)
+
+
+def _describe_consequence(
+    answers: Mapping[str, LaunchAnswer], lost: Sequence[FailureRecord]
+) -> Failure:
+    """Describe a failure of which only what followed is known."""
+    if lost:
+        cause = f"rank {lost[0].rank} on {lost[0].node} lost its peers: {_join_words(lost[0])}"
+        return Failure(FailureClass.RENDEZVOUS, cause, lost[0].node, lost[0].rank)
+    kind = FailureClass.UNKNOWN
+    gone = next((gone for answer in answers.values() for gone in answer.vanished), None)
+    if gone is not None:
+        cause = f"the process of rank {gone.rank} on {gone.node} ended, with an unknown status"
+        return Failure(kind, cause, gone.node, gone.rank, suspects=frozenset((gone.node,)))
+    failed = [node for node, answer in answers.items() if not answer.ok]
+    cause = f"the ranks failed on {', '.join(failed[:3])}" if failed else "the ranks failed"
+    return Failure(kind, cause, next(iter(failed), ""))
 
 
 def _join_words(record: FailureRecord) -> str:
@@ -189,7 +269,7 @@ def _join_words(record: FailureRecord) -> str:
     return ": ".join(filter(None, (record.exception, message)))
 
 
-def find_place(lines: tuple[str, ...]) -> str:
+def find_place(lines: Sequence[str]) -> str:
     """Return the last line of the user's own code in a traceback: ``train.py:12``; else empty."""
     own = [line for line in lines if is_own_frame(line)]
     found = _FRAME.search(own[-1]) if own else None
@@ -207,7 +287,7 @@ class History:
     """How often the ranks may be started again."""
     failed: list[FailedAttempt] = field(default_factory=list)
     _last: tuple[tuple[str, ...], Mapping[str, float]] = (), {}
-    """The signature and the progress of the last one."""
+    """The class and the place of the last one, and how far it had come."""
 
     @property
     def number(self) -> int:
@@ -221,11 +301,11 @@ class History:
         unless the ranks had come further than before.
         """
         retry, reason = failure.verdict
-        signature, before = self._last
-        is_same = failure.signature == signature and not progress.is_beyond(before)
+        same, before = (str(failure.kind), *failure.place), self._last[1]
+        is_same = same == self._last[0] and not progress.is_beyond(before)
         if is_same and retry is Retry.ONCE:
             retry, reason = Retry.NO, "the same failure came again at the same place"
-        self._last = failure.signature, progress.seen
+        self._last = same, progress.seen
         attempt = FailedAttempt(
             number=self.number,
             kind=failure.kind,

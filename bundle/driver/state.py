@@ -104,7 +104,12 @@ def drop_known_command(event: messages.Started, known: set[tuple[str, ...]]) -> 
 
 
 _A = TypeVar("_A", bound=Answer)
+_V = TypeVar("_V")
 RequestFor = Callable[[str], messages.AgentRequest]  # returns the request of a node
+
+
+def _select(values: Mapping[str, _V], nodes: Iterable[str]) -> dict[str, _V]:
+    return {node: values[node] for node in nodes if node in values}
 
 
 class NodesFailed(Exception):
@@ -205,10 +210,10 @@ class State:
 
     def keep_stacks(self, stacks: JobStacks) -> None:
         """Write the file of the ranks' stacks."""
-        fields = {"v": messages.VERSION, **self._mask.hide_secrets(encode(stacks))}
-        nodes = cast("dict[str, object]", fields["nodes"])  # in events these are only names
-        fields["nodes"] = self._mask.hide_secrets(nodes)
-        self.logs.stacks(json.dumps(fields) + "\n")
+        fields = encode(stacks)
+        nodes = cast("dict[str, object]", fields.pop("nodes"))  # in events these are only names
+        hidden = {**self._mask.hide_secrets(fields), "nodes": self._mask.hide_secrets(nodes)}
+        self.logs.stacks(json.dumps({"v": messages.VERSION, **hidden}) + "\n")
 
     def _keep(self, event: Mapping[str, object]) -> None:
         line = output.format_line(self.job.id, time.time(), self._mask.hide_secrets(event))
@@ -334,19 +339,20 @@ class State:
         nodes, spares = self._fill_places(failed, self.spares if fills_places else ())
         if len(nodes) < self._fewest_nodes:
             raise NodesFailed(failed)
-        problems = {node: answer.problems for node, answer in failed.items()}
-        reasons = {node: tuple(map(str, listed)) for node, listed in problems.items()}
-        self._note_left_out(reasons, problems)
+        self._note_left_out(failed, {node: answer.problems for node, answer in failed.items()})
         if fills_places:
             self.spares = spares
         self.job = replace(self.job, nodes=nodes)
         kept = (*nodes, *self.spares)
-        self.facts = {node: self.facts[node] for node in kept if node in self.facts}
-        self.answers = {node: self.answers[node] for node in nodes if node in self.answers}
+        self.facts = _select(self.facts, kept)
+        self.answers = _select(self.answers, nodes)
 
     def _note_left_out(
-        self, reasons: dict[str, tuple[str, ...]], problems: dict[str, tuple[Problem, ...]]
+        self, nodes: Iterable[str], problems: dict[str, tuple[Problem, ...]], reason: str = ""
     ) -> None:
+        """Note nodes, with their problems, and with a reason where there are none."""
+        words = {node: tuple(map(str, problems[node])) for node in nodes if node in problems}
+        reasons = {node: words.get(node, (reason,)) for node in nodes}
         self.left_out |= reasons
         self.emit(events.NodesLeftOut(reasons, problems))
 
@@ -377,17 +383,16 @@ class State:
         A node at fault is dropped where the job can do without it, and one that may be at fault
         where a spare one takes its place. Any other node is asked again.
         """
-        suspects = [node for node in self.job.nodes if node in failure.suspects]
-        at_fault = [node for node in self.job.nodes if node in failure.at_fault]
+        at_fault = list(filter(failure.at_fault.__contains__, self.job.nodes))
+        suspects = list(filter(failure.suspects.__contains__, self.job.nodes))
         dropped = [*at_fault, *suspects][: len(self.spares)]
         dispensable = max(0, len(self.job.nodes) - self._fewest_nodes)
         dropped += at_fault[len(dropped) :][:dispensable]
         nodes, spares = self._fill_places(dropped, self.spares)
         if dropped:
-            found = {node: self.answers[node].problems for node in dropped if node in self.answers}
-            problems = {node: listed for node, listed in found.items() if listed}
-            words = {node: tuple(map(str, listed)) for node, listed in problems.items()}
-            self._note_left_out({**dict.fromkeys(dropped, (failure.cause,)), **words}, problems)
+            answers = [self.answers.get(node) for node in dropped]
+            problems = {one.node: one.problems for one in answers if one and one.problems}
+            self._note_left_out(dropped, problems, failure.cause)
         self.job = replace(self.job, nodes=(*nodes, *spares))
         self.spares = ()
         self.facts = {node: self.facts[node] for node in self.job.nodes}

@@ -370,8 +370,8 @@ def decode_head(
 def _parse_index(data: bytes) -> Index:
     """Read an index, whose fields may still have values of any type."""
     raw = json.loads(data)
-    if raw["format"] != INDEX_FORMAT:
-        raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
+    if (version := raw["format"]) != INDEX_FORMAT:
+        raise LayerError(f"the layer has index format {version!r}, not {INDEX_FORMAT}")
     lists = [raw[key] for key in ("files", "links", "frames")]
     if not all(isinstance(each, list) for each in lists):
         raise TypeError("files, links and frames are lists")

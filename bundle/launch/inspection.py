@@ -8,136 +8,104 @@ is checked.
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 import json
+import operator
 import os
-import queue
 import re
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from ..protocol.codec import AnyText, decode
-from ..protocol.messages import (
-    UNASKED,
-    CollectiveState,
-    ProcessState,
-    RankState,
-    RankStates,
-    ThreadStack,
-)
+from ..protocol.messages import CollectiveState, ProcessState, RankState, RankStates, ThreadStack
+from ..system import files
+from ..system.processes import read_task_state
+from .wrapper import STACKS
 
 WATCH = "watch"  # the directory in the job's directory; the wrapper has it, too
 _LOOK_SECONDS = 10.0  # for all ranks of a node
-STACKS = signal.SIGRTMAX - 3  # asks for a stack; the wrapper has it, too
-_RANK_SECONDS = 2.0  # for the answer of a rank, and again for its stack where there was none
+_RANK_SECONDS = 1.5  # for the answer of a rank, and again for its stack where there was none
 _CHILDREN_SECONDS = 1.0  # for the stacks of all its children
 _AT_ONCE = 8  # ranks that are asked at once; each takes three descriptors, of few that are spare
 _CHILDREN, _CHILD_STACKS = 32, 8
 _THREADS, _FRAMES, _GROUPS, _TENSORS, _TEXT = 32, 40, 256, 4, 300
 _FILE_BYTES, _ANSWER_BYTES, _LINES = 4 << 20, 16 << 20, 8
-_POLL_SECONDS = 0.01
 _STILL_SECONDS = 0.3  # after which a stack whose end is not known has all come
 
 
-class RankInspector:
-    """Looks at the ranks of a node in a thread of its own, so that nothing waits for it.
+@contextmanager
+def start_inspector(
+    folder: str, list_pids: Callable[[], Mapping[int, int]], send: Callable[[RankStates], None]
+) -> Iterator[Callable[..., None]]:
+    """Yield a function that looks at the ranks of a node; nothing waits for that.
 
-    Args:
-        folder: the directory ``watch`` of the job.
-        list_pids: returns the process of each rank that has not ended, by rank.
-        send: called with what was found.
+    It takes the number of a question, if there is one. What is found is sent from a thread. A look
+    that has begun goes on to its end, others are left out then.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        list_pids: Callable[[], Mapping[int, int]],
-        send: Callable[[RankStates], None],
-    ) -> None:
-        self._folder, self._list_pids, self._send = folder, list_pids, send
-        self._questions: queue.Queue[int | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    def look(number: int) -> None:
+        states = inspect_ranks(folder, list_pids())
+        if states or number:
+            send(RankStates(ranks=states, number=number))
 
-    def ask(self, number: int = UNASKED) -> None:
-        """Look at the ranks soon, and send what they do as the answer to a question."""
-        self._questions.put(number)
+    def ask(number: int = 0) -> None:
+        with suppress(RuntimeError):  # it is too late, or there are no more threads
+            thread.submit(look, number)
 
-    def close(self) -> None:
-        """End, after the look that has begun; those that have not are left out."""
-        self._questions.put(None)
-        self._thread.join(_LOOK_SECONDS + 2 * _RANK_SECONDS + _CHILDREN_SECONDS)
-
-    def _run(self) -> None:
-        while True:
-            numbers = [self._questions.get()]
-            with suppress(queue.Empty):
-                while True:
-                    numbers.append(self._questions.get_nowait())
-            if None in numbers:
-                return
-            with suppress(OSError, RuntimeError):  # the driver has gone; no descriptors, no threads
-                states = inspect_ranks(self._folder, self._list_pids())
-                for number in dict.fromkeys(filter(None, numbers)):
-                    self._send(RankStates(ranks=states, number=number))
-                if UNASKED in numbers and states:
-                    self._send(RankStates(ranks=states))
+    thread = ThreadPoolExecutor(1)
+    try:
+        yield ask
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def inspect_ranks(folder: str, pids: Mapping[int, int]) -> tuple[RankState, ...]:
     """Return what each rank does whose process has not ended."""
-    processes = _Processes()
-    until = time.monotonic() + _LOOK_SECONDS
-    ranks = [rank for rank, pid in sorted(pids.items()) if not processes.has_ended(pid)]
-
-    def inspect(rank: int) -> RankState:
-        return _inspect_rank(folder, rank, pids[rank], processes, until)
-
-    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(ranks) or 1)) as pool:
-        return tuple(pool.map(inspect, ranks))
+    processes, until = _Processes(), time.monotonic() + _LOOK_SECONDS
+    alive = {rank: pid for rank, pid in sorted(pids.items()) if not processes.has_ended(pid)}
+    inspect = functools.partial(_inspect_rank, folder, processes, until)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return tuple(pool.map(inspect, alive, alive.values()))
 
 
 def _inspect_rank(
-    folder: str, rank: int, pid: int, processes: _Processes, until: float
+    folder: str, processes: _Processes, until: float, rank: int, pid: int
 ) -> RankState:
-    process = processes.describe(pid)
-    children = processes.list_descendants(pid)
     path = os.path.join(folder, str(rank))
+    state = RankState(rank, processes.describe(pid), children=processes.list_descendants(pid))
     if time.monotonic() > until:
-        why = "other ranks have not answered in time"
-        return RankState(rank, process, children=children, no_answer=why)
-    is_stopped, why = process.state in _STOPPED, ""
-    threads, groups = ((), ()) if is_stopped else ask_rank(f"{path}.sock", _RANK_SECONDS)
-    if not threads:
+        return replace(state, no_answer="other ranks have not answered in time")
+    if state.process.state not in _STOPPED:
+        threads, groups = ask_rank(f"{path}.sock", _RANK_SECONDS)
+        state = replace(state, threads=threads, groups=groups)
+    if not state.threads:
         frames, why = read_stack(f"{path}.stacks", pid, _RANK_SECONDS)
-        threads = (ThreadStack("main", frames),) if frames else ()
-    if threads:  # else the stack of the rank may still come, and be taken for that of a child
-        threads += _read_child_stacks(f"{path}.stacks", children)
-    return RankState(rank, process, threads, groups, children, why)
+        if not frames:  # it may still come, and be taken for that of a child
+            return replace(state, no_answer=why)
+        state = replace(state, threads=(ThreadStack("main", frames),))
+    of_children = _read_child_stacks(f"{path}.stacks", state.children)
+    return replace(state, threads=(*state.threads, *of_children))
 
 
-def _read_child_stacks(path: str, children: Sequence[ProcessState]) -> tuple[ThreadStack, ...]:
-    stacks: list[ThreadStack] = []
+def _read_child_stacks(path: str, children: Sequence[ProcessState]) -> Iterator[ThreadStack]:
     until = time.monotonic() + _CHILDREN_SECONDS
     for child in children[:_CHILD_STACKS]:
         left = until - time.monotonic()
         frames, _ = read_stack(path, child.pid, left) if left > 0 else ((), "")
         if frames:
-            stacks.append(ThreadStack(f"process {child.pid}", frames))
-    return tuple(stacks)
+            yield ThreadStack(f"process {child.pid}", frames)
 
 
 # --- Processes, as the kernel shows them ---------------------------------------------------------
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_ENDED, _STOPPED = ("", "Z", "X"), "Tt"
-_STATES = {"D": "waits in the kernel (state D)", "T": "is stopped", "t": "is traced"}
+_ENDED, _STOPPED = ("", "Z", "X"), ("T", "t")
 _INTERESTING = "DTtZR"  # states of children that come first
 
 
@@ -168,29 +136,22 @@ class _Processes:
     def list_descendants(self, pid: int) -> tuple[ProcessState, ...]:
         """Return the processes that one has started, and theirs; those in trouble first."""
         found = [pid]
-        for parent in found:  # it grows meanwhile
-            found += self._children.get(parent, ())
-        states = [self._states[child] for child in found[1:]]
-        states.sort(key=lambda child: child.state not in _INTERESTING)
-        return tuple(self.describe(child.pid) for child in states[:_CHILDREN])
+        for parent in found:  # it grows meanwhile; a number used again may close a circle
+            found += self._children.pop(parent, ())
+        children = sorted(
+            found[1:], key=lambda child: self._states[child].state not in _INTERESTING
+        )
+        return tuple(map(self.describe, children[:_CHILDREN]))
 
 
 def _read_text(path: str) -> str:
-    try:
-        with _open_plainly(path) as file:
-            return file.read(_FILE_BYTES).decode(errors="replace")
-    except OSError:  # it has ended, or this kernel does not show it
-        return ""
-
-
-def _open_plainly(path: str) -> IO[bytes]:
-    """Open a file that a rank may have made: of a pipe, nobody waits for the other end."""
-    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    with suppress(OSError):  # it has ended, or this kernel does not show it
+        return files.read_file(path).decode(errors="replace")
+    return ""
 
 
 # --- The stack of a process's main thread, which faulthandler writes at a signal -----------------
 
-_BEGIN = "Stack (most recent call first):"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _OUTERMOST = re.compile(r'/run_wrapper\.py", line \d+ in <module>\n\Z|\n  \.\.\.\n\Z')
 _FORKED = re.compile(r".*/multiprocessing/popen_fork\.py:\d+ _launch$")
@@ -202,8 +163,9 @@ def read_stack(path: str, pid: int, seconds: float) -> tuple[tuple[str, ...], st
 
     The signal would end a process that has no handler of it, so that is looked at just before.
     """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # a rank has made the file
     try:
-        with _open_plainly(path) as file:
+        with open(os.open(path, flags), "rb") as file:
             descriptor = int(file.readline(100))
             start = file.seek(0, os.SEEK_END)
             why = _find_obstacle(pid, file, descriptor)
@@ -213,9 +175,9 @@ def read_stack(path: str, pid: int, seconds: float) -> tuple[tuple[str, ...], st
             text = _await_stack(file, start, pid, time.monotonic() + seconds)
     except (OSError, ValueError):  # it has ended, or began without the watch
         return (), "it cannot be asked for its stack"
-    frames = _FRAME.findall(text.rpartition(_BEGIN)[2])
+    frames = _FRAME.findall(text.rpartition("Stack (most recent call first):")[2])
     found = _trim([f"{place}:{line} {name}" for place, line, name in frames])
-    why = "it has ended" if _has_ended(pid) else f"no stack within {seconds:g} s"
+    why = f"no stack within {seconds:g} s" if read_task_state(pid) else "it has ended"
     return found, "" if found else why
 
 
@@ -225,35 +187,24 @@ def _find_obstacle(pid: int, file: IO[bytes], descriptor: int) -> str:
     It may have become another program. Or it has closed the file, and its stacks would go into
     whatever has that descriptor now.
     """
-    status = _read_status(pid)
-    state = status.get("State", "")[:1]
-    if state in _ENDED:
-        return "it has ended"
-    if state in _STATES:
-        return f"it {_STATES[state]}"
-    if not _has_signal(status, "SigCgt"):
-        return "it is another program, or has removed the handler"
-    if _has_signal(status, "SigBlk"):
-        return "it blocks signals"
-    try:  # not stat: what the descriptor is now may be on a file server that hangs
-        place = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-    except OSError:
-        place = ""
-    is_open = place == os.readlink(f"/proc/self/fd/{file.fileno()}")
-    return "" if is_open else "it has closed the file for its stacks"
-
-
-def _read_status(pid: int) -> dict[str, str]:
     lines = _read_text(f"/proc/{pid}/status").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _has_ended(pid: int) -> bool:
-    return _read_status(pid).get("State", "")[:1] in _ENDED
-
-
-def _has_signal(status: Mapping[str, str], mask: str) -> bool:
-    return bool(int(status.get(mask, "0"), 16) >> (STACKS - 1) & 1)
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    state, place = status.get("State", "")[:1], ""
+    caught, blocked = (int(status.get(mask, "0"), 16) for mask in ("SigCgt", "SigBlk"))
+    with suppress(OSError):  # not stat: what it is now may be on a file server that hangs
+        place = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    is_open = place == os.readlink(f"/proc/self/fd/{file.fileno()}")
+    bit = 1 << (STACKS - 1)
+    obstacles = {
+        "it has ended": state in _ENDED,
+        "it waits in the kernel (state D)": state == "D",
+        "it is stopped": state == "T",
+        "it is traced": state == "t",
+        "it is another program, or has removed the handler": not caught & bit,
+        "it blocks signals": blocked & bit,
+        "it has closed the file for its stacks": not is_open,
+    }
+    return next((why for why, is_so in obstacles.items() if is_so), "")
 
 
 def _await_stack(file: IO[bytes], start: int, pid: int, until: float) -> str:
@@ -264,20 +215,18 @@ def _await_stack(file: IO[bytes], start: int, pid: int, until: float) -> str:
         more = file.read(_FILE_BYTES).decode(errors="replace")
         if len(more) > len(text):
             text, changed = more, now
-        elif _has_ended(pid) or (text and now > changed + _STILL_SECONDS):
+        elif read_task_state(pid) is None or (text and now > changed + _STILL_SECONDS):
             break
-        time.sleep(_POLL_SECONDS)
+        time.sleep(0.01)
     return text
 
 
 def _trim(frames: Sequence[str]) -> tuple[str, ...]:
     """Drop the frames below the program's own, or its parent's, and the middle of very many."""
-    forked = [at for at, frame in enumerate(frames) if _FORKED.match(frame)]
-    count = forked[0] if forked else len(frames)
-    while count > 1 and _BELOW_PROGRAM.match(frames[count - 1]):
-        count -= 1
-    half = _FRAMES // 2
-    kept = [*frames[:half], *frames[count - half : count]] if count > _FRAMES else frames[:count]
+    kept = list(itertools.takewhile(lambda frame: not _FORKED.match(frame), frames))
+    while len(kept) > 1 and _BELOW_PROGRAM.match(kept[-1]):
+        kept.pop()
+    del kept[_FRAMES // 2 : -_FRAMES // 2]
     return tuple(frame[:_TEXT] for frame in kept)
 
 
@@ -287,26 +236,13 @@ def _trim(frames: Sequence[str]) -> tuple[str, ...]:
 # are not the same for all ranks (``seq_`` in ProcessGroupGloo.cpp, torch 2.13), and those of NCCL
 # are behind while a rank is in the call (``workEnqueue`` in ProcessGroupNCCL.cpp).
 
-_NO_DESCRIPTIONS = ("", "undefined")  # torch has the second one for a group without
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """A thread; this and the following are parts of :class:`_Line`."""
-
-    name: AnyText
-    frames: tuple[AnyText, ...] = ()
-
 
 @dataclass(frozen=True)
 class _Group:
-    """A process group."""
-
     name: AnyText
     desc: AnyText = ""
     ranks: tuple[int, ...] = ()
-    backends: AnyText = ""
-    """``cpu:gloo,cuda:nccl``"""
+    backends: AnyText = ""  # ``cpu:gloo,cuda:nccl``
 
     def list_backends(self) -> list[str]:
         return sorted({pair.partition(":")[2] for pair in self.backends.split(",")})
@@ -318,8 +254,8 @@ class _Entry:
 
     pg_id: int
     process_group: tuple[AnyText, AnyText]
-    collective_seq_id: int
-    profiling_name: AnyText
+    number: int = field(metadata={"json": "collective_seq_id"})
+    name: AnyText = field(metadata={"json": "profiling_name"})
     is_p2p: bool = False
     state: AnyText = ""
     retired: bool = False
@@ -329,20 +265,16 @@ class _Entry:
     output_dtypes: tuple[AnyText, ...] = ()
 
     @property
-    def backend(self) -> str:
-        return self.profiling_name.partition(":")[0]
-
-    @property
-    def is_complete(self) -> bool:
-        """True if it is done; of Gloo's only that they are retired is recorded."""
-        return self.state == "completed" or (self.retired and self.backend != "nccl")
+    def group(self) -> tuple[int, str, str]:
+        """Number, name and backend of its group; a later one may have an older one's name."""
+        return self.pg_id, self.process_group[0], self.name.partition(":")[0]
 
 
 @dataclass(frozen=True)
 class _Line:
     """A line of an answer; each has one of these, see :mod:`bundle.launch.wrapper`."""
 
-    stacks: tuple[_Stack, ...] = ()
+    stacks: tuple[ThreadStack, ...] = ()
     groups: tuple[_Group, ...] = ()
     entries: tuple[_Entry, ...] = ()
 
@@ -356,58 +288,59 @@ def ask_rank(
     numbers are unknown.
     """
     lines = list(_read_lines(_ask(path, seconds)))
-    stacks = [
-        ThreadStack(one.name[:_TEXT], _trim(one.frames)) for line in lines for one in line.stacks
-    ]
-    groups = {group.name: group for line in lines for group in line.groups}
-    states: dict[tuple[str, str], CollectiveState] = {}
-    for group in groups.values():
-        for backend in group.list_backends():
-            states[group.name, backend] = _describe_group(group, groups, backend)
-    for line in lines:
-        entries: dict[int, list[_Entry]] = {}
-        for entry in line.entries:
-            if not entry.is_p2p:
-                entries.setdefault(entry.pg_id, []).append(entry)
-        for _, found in sorted(entries.items()):  # a later group may have the name of an older one
-            name, backend = found[0].process_group[0], found[0].backend
-            if name in groups:  # it has not been destroyed
-                state = _describe_group(groups[name], groups, backend)
-                states[name, backend] = _add_numbers(state, found)
-    return tuple(stacks[:_THREADS]), tuple(states.values())[:_GROUPS]
+    stacks = [one for line in lines for one in line.stacks][:_THREADS]
+    groups = {group.name: group for line in lines for group in line.groups[:_GROUPS]}
+    entries = [entry for line in lines for entry in line.entries if not entry.is_p2p]
+    states = _describe_groups(groups, entries)
+    return (
+        tuple(ThreadStack(one.name[:_TEXT], _trim(one.frames)) for one in stacks),
+        tuple(itertools.islice(states, _GROUPS)),
+    )
 
 
-def _describe_group(group: _Group, groups: Mapping[str, _Group], backend: str) -> CollectiveState:
-    world = max((len(other.ranks) for other in groups.values()), default=0)
-    ranks = group.ranks if len(group.ranks) < world else ()
-    return CollectiveState(_choose_label(group, groups, backend)[:_TEXT], ranks)
+def _describe_groups(
+    groups: Mapping[str, _Group], entries: Sequence[_Entry]
+) -> Iterator[CollectiveState]:
+    get_group = operator.attrgetter("group")
+    by_group = itertools.groupby(sorted(entries, key=get_group), get_group)
+    found = {(name, backend): list(same) for (_, name, backend), same in by_group}
+    known = [(group.name, each) for group in groups.values() for each in group.list_backends()]
+    for name, backend in dict.fromkeys([*known, *found]):
+        if name in groups:  # else it has been destroyed
+            state = _describe_group(groups[name], list(groups.values()), backend)
+            yield _add_numbers(state, found.get((name, backend), ()))
+
+
+def _describe_group(group: _Group, all_groups: Sequence[_Group], backend: str) -> CollectiveState:
+    """Return a group under the name that all its ranks have for it, whatever they are in."""
+    same = [other for other in all_groups if other.desc == group.desc]
+    is_only = sum(other.ranks == group.ranks for other in same) <= 1
+    label = group.desc if is_only else f"{group.desc} {group.name}"
+    if group.desc in ("", "undefined"):  # torch has the second one for a group without
+        label = group.name
+    if len(group.list_backends()) > 1:
+        label += f" ({backend})"
+    is_whole = len(group.ranks) == max(len(other.ranks) for other in all_groups)
+    return CollectiveState(label[:_TEXT], () if is_whole else group.ranks)
 
 
 def _add_numbers(state: CollectiveState, entries: Sequence[_Entry]) -> CollectiveState:
-    last = max(entries, key=lambda entry: entry.collective_seq_id)
-    pending = [entry.collective_seq_id for entry in entries if not entry.is_complete]
-    started = [entry.collective_seq_id for entry in entries if entry.state != "scheduled"]
+    if not entries:
+        return state
+    last = max(entries, key=operator.attrgetter("number"))
+    is_nccl = last.group[2] == "nccl"  # of Gloo's, it is only recorded that they are retired
+    pending = [one for one in entries if one.state != "completed" and (is_nccl or not one.retired)]
+    started = [one.number for one in entries if one.state != "scheduled"]
     inputs = _describe_tensors(last.input_sizes, last.input_dtypes)
     outputs = _describe_tensors(last.output_sizes, last.output_dtypes)
     return replace(
         state,
-        enqueued=last.collective_seq_id,
+        enqueued=last.number,
         started=max(started, default=-1),
-        completed=min(pending) - 1 if pending else last.collective_seq_id,
-        operation=last.profiling_name.partition(":")[2].lstrip("_")[:_TEXT],
-        shapes=f"{inputs} -> {outputs}" if inputs or outputs else "",
+        completed=min((one.number for one in pending), default=last.number + 1) - 1,
+        operation=last.name.partition(":")[2].lstrip("_")[:_TEXT],
+        shapes=f"{inputs} -> {outputs}" if inputs + outputs else "",
     )
-
-
-def _choose_label(group: _Group, groups: Mapping[str, _Group], backend: str) -> str:
-    """Return what a group is called by all its ranks, whichever of its collectives they are in."""
-    if group.desc in _NO_DESCRIPTIONS:
-        label = group.name
-    else:
-        same = [other for other in groups.values() if other.desc == group.desc]
-        is_only = sum(other.ranks == group.ranks for other in same) <= 1
-        label = group.desc if is_only else f"{group.desc} {group.name}"
-    return f"{label} ({backend})" if len(group.list_backends()) > 1 else label
 
 
 def _describe_tensors(sizes: Sequence[Sequence[int]], kinds: Sequence[str]) -> str:
@@ -419,13 +352,11 @@ def _describe_tensors(sizes: Sequence[Sequence[int]], kinds: Sequence[str]) -> s
 
 def _read_lines(answer: bytes) -> Iterator[_Line]:
     """Read the lines of an answer; what is something else is passed over."""
-    for line in answer.split(b"\n")[:-1][:_LINES]:
+    for line in answer.split(b"\n", _LINES)[:-1]:
         with suppress(ValueError, RecursionError):
-            yield decode(_Line, json.loads(line, parse_int=_read_number), strict=False)
-
-
-def _read_number(text: str) -> int:
-    return int(text) if len(text) < 20 else -1  # reading a very long one takes very long
+            # All digits of a very long number would take very long.
+            raw = json.loads(line, parse_int=lambda text: int(text[:20]))
+            yield decode(_Line, raw, strict=False)
 
 
 def _ask(path: str, seconds: float) -> bytes:
@@ -434,20 +365,16 @@ def _ask(path: str, seconds: float) -> bytes:
     The address is relative to a descriptor: a path may be longer than an address can be.
     """
     folder, name = os.path.split(path)
-    until = time.monotonic() + seconds
-    answer = bytearray()
-    with suppress(OSError):  # nobody listens, or answers in time
+    until, answer = time.monotonic() + seconds, bytearray()
+    with suppress(OSError, ValueError):  # nobody listens, or answers in time
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(seconds)
                 client.connect(f"/proc/self/fd/{place}/{name}")
-                while len(answer) < _ANSWER_BYTES and time.monotonic() < until:
-                    chunk = client.recv(1 << 16)
-                    if not chunk:
-                        break
+                while len(answer) < _ANSWER_BYTES and (chunk := client.recv(1 << 16)):
                     answer += chunk
-                    client.settimeout(max(0.001, until - time.monotonic()))
+                    client.settimeout(until - time.monotonic())  # ValueError once it is over
         finally:
             os.close(place)
     return bytes(answer)

@@ -115,7 +115,7 @@ class Outputs:
         self._grace = grace
         self.on_signal: Callable[[int, list[int]], None] = lambda number, ranks: None
         self.on_finished: Callable[[], None] | None = None
-        self.on_half_grace: Callable[[], None] | None = None
+        self.on_half_grace: Callable[[], None] = lambda: None
         self._running_until = time.monotonic()
         self._ranks = ranks
         self._streams: list[_Stream] = []
@@ -215,22 +215,23 @@ class Outputs:
                 on_output(rank, data)
 
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
+        targets = {**dict.fromkeys(self._streams, _drop), **dict.fromkeys(of_ranks, deliver)}
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
         half = time.monotonic() + self._grace / 2
         deadline = time.monotonic() + self._grace + _KILLING_SECONDS
         with selectors.DefaultSelector() as selector:
-            for stream in self._streams:
-                target = deliver if stream in of_ranks else _drop
+            for stream, target in targets.items():
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, target))
             while time.monotonic() < deadline:
                 ended = not ending.is_alive()
                 sizes = self._read_ready(selector, 0 if ended else _PAUSE_SECONDS)
-                if ended and not any(sizes):
-                    break
-                if self.on_half_grace and not ended and time.monotonic() > half:
+                if ended:
+                    if not any(sizes):
+                        break
+                elif time.monotonic() > half:
                     self.on_half_grace()
-                    self.on_half_grace = None
+                    half = deadline  # once
                 if not sizes:  # without open streams, the selector does not wait
                     time.sleep(_PAUSE_SECONDS)
         ending.join()

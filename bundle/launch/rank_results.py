@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from ..protocol.codec import decode
 from ..protocol.counts import format_count
-from ..protocol.messages import FailureRecord, Variable
-from ..redaction.secret_names import is_secret
-from ..redaction.secrets import HIDDEN, looks_random, mask_arguments
+from ..protocol.messages import FailureRecord, FrameVariables
+from ..redaction.secrets import mask_value
 from .rank_monitor import RankMonitor
 from .wrapper import keep_own_frame
 
@@ -227,27 +226,11 @@ def _read_records(job_dir: str) -> list[FailureRecord]:
     return records
 
 
-_VALUE = re.compile(r"[^\s'(){}\[\],]{16,}")
-_GENERATED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+=\"\\]+")
-"""Small and capital letters with digits, and nothing that is in a path or a file's name."""
-
-
 def hide_secret_variables(record: FailureRecord) -> FailureRecord:
-    """Return a record without secrets in its variables: by their names, or their looks.
-
-    A name tells less here than in a text: a secret may be in a table of any name.
-    """
-    frames = [
-        replace(frame, values=tuple(map(_hide_secrets, frame.values))) for frame in record.variables
-    ]
-    return replace(record, variables=tuple(frames))
+    """Return a record without secrets in its variables."""
+    return replace(record, variables=tuple(map(_hide_secrets, record.variables)))
 
 
-def _hide_secrets(variable: Variable) -> Variable:
-    text = "" if is_secret(variable.name) else mask_arguments([variable.text])[0]
-    return replace(variable, text=_VALUE.sub(_hide_generated, text))
-
-
-def _hide_generated(match: re.Match[str]) -> str:
-    is_generated = looks_random(match[0].encode(errors="replace")) or _GENERATED.fullmatch(match[0])
-    return HIDDEN if is_generated else match[0]
+def _hide_secrets(frame: FrameVariables) -> FrameVariables:
+    values = [replace(one, text=mask_value(one.name, one.text)) for one in frame.values]
+    return replace(frame, values=tuple(values))

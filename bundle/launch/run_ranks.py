@@ -24,7 +24,7 @@ from ..system import files, network, processes, signals
 from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
-from .inspection import WATCH, RankInspector
+from .inspection import WATCH, start_inspector
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import JobDirectories, drop_schedulers, make_rank_variables
 from .rank_monitor import Rank, RankMonitor
@@ -63,7 +63,8 @@ def run_ranks(
 
         _report_events(outputs, channel, request.node, send_output)
         _discard_user_signals(job.allocation)
-        watch = _answer_looks(directories.job_dir, outputs, channel, job.launch.watch)
+        answering = _answer_looks(directories.job_dir, outputs, channel)
+        watch = answering if job.launch.watch else contextlib.nullcontext()
         with contextlib.closing(outputs), _limit_time(request.limit), watch:
             running = early.launch(start.argv, start.variables, start.cwd) if early else None
             killed_before = machine.oom_kills()
@@ -104,21 +105,11 @@ def _report_events(
 
 
 @contextlib.contextmanager
-def _answer_looks(
-    job_dir: str, outputs: Outputs, channel: AgentChannel, is_watched: bool
-) -> Iterator[None]:
+def _answer_looks(job_dir: str, outputs: Outputs, channel: AgentChannel) -> Iterator[None]:
     """Report what the ranks do when the driver asks, and those that do not end when told to."""
-    if not is_watched:
-        yield
-        return
-    folder = os.path.join(job_dir, WATCH)
-    with (
-        contextlib.closing(
-            RankInspector(folder, outputs.monitor.list_pids, channel.emit)
-        ) as inspector,
-        channel.answer_looks(inspector.ask),
-    ):
-        outputs.on_half_grace = inspector.ask
+    folder, list_pids = os.path.join(job_dir, WATCH), outputs.monitor.list_pids
+    with start_inspector(folder, list_pids, channel.emit) as ask, channel.answer_looks(ask):
+        outputs.on_half_grace = ask
         yield
 
 

@@ -56,8 +56,8 @@ from typing import Any, Callable, Optional
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 RECORDED_LINES = 40
 RECORDED_CHARACTERS = 2000
-_FRAME = re.compile(r'^\s+File "(?!<)')
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3")
+_FRAME = re.compile(r'^\s+File "([^"]*)')
+_NOT_OWN = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python3|(?:^|/)run_wrapper\.py$")
 _ONLY_EXITS = ("Exit", "Abort")  # the exceptions with which click and typer programs end themselves
 
 Program = tuple[str, str]  # ``("script", its absolute path)`` or ``("module", its name)``
@@ -253,7 +253,7 @@ def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     if handler not in frames:
         return False
     frames = frames[frames.index(handler) :]
-    if len(frames) == 1 or all(_LIBRARY.search(frame.f_code.co_filename) for frame in frames):
+    if len(frames) == 1 or not any(is_own_file(frame.f_code.co_filename) for frame in frames):
         return True
     return _is_among(caught, frames[1].f_locals.values())
 
@@ -369,8 +369,14 @@ def keep_own_frame(lines: Sequence[str], count: int) -> list[str]:
 
 
 def is_own_frame(line: str) -> bool:
-    """Return whether a line of a traceback names a file that is no library's."""
-    return bool(_FRAME.match(line)) and not _LIBRARY.search(line)
+    """Return whether a line of a traceback names a file of the user's own code."""
+    frame = _FRAME.match(line)
+    return frame is not None and is_own_file(frame[1])
+
+
+def is_own_file(name: str) -> bool:
+    """Return whether a file of code is neither a library's, nor built in, nor this wrapper."""
+    return not _NOT_OWN.search(name)
 
 
 def _get_text(error: BaseException) -> str:
@@ -388,28 +394,22 @@ def _get_text(error: BaseException) -> str:
 
 STATE_FRAMES, STATE_VARIABLES, STATE_CHARACTERS = 3, 20, 120
 _ITEMS, _DEPTH, _INT_BITS = 8, 3, 256
-_SCALARS = (bool, float, complex, type(None))
-_PLAIN = (*_SCALARS, int, str, bytes)
-_SERIES: dict[object, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}", dict: "{}"}
-_CODE = (
-    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
-)
-_ARRAYS = ("torch", "numpy")
+# By their ids: a metaclass of the program may compare in its own way.
+_SCALARS = {id(kind) for kind in (bool, float, complex, type(None))}
+_TEXTS = {id(str), id(bytes)}
+_SERIES = {id(list): "[]", id(tuple): "()", **dict.fromkeys(map(id, (set, frozenset, dict)), "{}")}
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_NUMBERS, _MOST_PROGRESS = {id(int), id(float)}, 1 << 53
 _PROGRESS = (
     *("global_step", "step", "iteration", "iter_num", "it", "batch_idx", "epoch", "epochs_run"),
 )
-_MOST_PROGRESS = 1 << 53
 
 
 def describe_state(error: BaseException) -> dict[str, object]:
-    """Return the fields of a record that say what the program was at; none if that fails.
-
-    These are ``variables`` of the last frames of the user's own code, the innermost first; the
-    ``step`` that it was in; and ``seeds``.
-    """
+    """Return the fields of a record that say what the program was at; none if that fails."""
     try:
         frames = list(traceback.walk_tb(error.__traceback__))[::-1]
-        own = [frame for frame in frames if _is_own_file(frame[0].f_code.co_filename)]
+        own = [frame for frame in frames if is_own_file(frame[0].f_code.co_filename)]
         return {
             "variables": [_describe_frame(*frame) for frame in own[:STATE_FRAMES]],
             "step": _find_progress(own) or _find_progress(frames),
@@ -419,105 +419,83 @@ def describe_state(error: BaseException) -> dict[str, object]:
         return {}
 
 
-def _is_own_file(name: str) -> bool:
-    return not name.startswith("<") and not _LIBRARY.search(name)
-
-
 def _describe_frame(frame: types.FrameType, number: int) -> dict[str, object]:
-    code, found = frame.f_code, _read_locals(frame)
-    used = set(re.findall(r"\w+", linecache.getline(code.co_filename, number)))
-    names = [name for name, value in found.items() if _is_telling(name, value)]
+    found = _read_locals(frame)
+    used = set(re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, number)))
+    names = [name for name in found if not name.startswith("__")]
+    names = [name for name in names if not issubclass(type(found[name]), _CODE)]
     names.sort(key=lambda name: name not in used)  # those of the line itself first
-    shown = names[:STATE_VARIABLES]
-    return {
-        "place": f"{code.co_filename}:{number} {code.co_name}",
-        "values": [
-            {"name": name, "type": _name_type(found[name]), "text": _shorten(found[name])}
-            for name in shown
-        ],
-        "more": len(names) - len(shown),
-    }
+    values = [_describe_value(name, found[name]) for name in names[:STATE_VARIABLES]]
+    more = len(names) - len(values)
+    return {"place": _name_place(frame, number), "values": values, "more": more}
+
+
+def _name_place(frame: types.FrameType, number: int) -> str:
+    return f"{frame.f_code.co_filename}:{number} {frame.f_code.co_name}"
 
 
 def _read_locals(frame: types.FrameType) -> dict[str, Any]:
     found: Any = frame.f_locals
     # The body of a class may have a mapping of the program's own.
     is_plain = type(found) is dict or type(found).__name__ == "FrameLocalsProxy"
-    return {name: found[name] for name in list(found) if type(name) is str} if is_plain else {}
+    items = dict(found).items() if is_plain else ()
+    return {name: value for name, value in items if type(name) is str}
 
 
-def _is_telling(name: str, value: object) -> bool:
-    is_code = any(_is_one_of(base, _CODE) for base in _list_bases(value))
-    return not name.startswith("__") and not is_code
+def _describe_value(name: str, value: object) -> dict[str, str]:
+    kind = _name_type(value)
+    text = _show_value(value, _DEPTH).removeprefix(kind).lstrip()
+    if len(text) > STATE_CHARACTERS:
+        text = text[: STATE_CHARACTERS - 5]
+        # Between items: a part of a secret would not be found.
+        whole = text.rpartition(", ")[0] if id(type(value)) in _SERIES else ""
+        text = f"{whole}, ..." if whole else f"{text}..."
+    return {"name": name, "type": kind, "text": text}
 
 
-def _is_one_of(kind: object, kinds: Iterable[object]) -> bool:
-    # Not with ``in``: a metaclass of the program may compare in its own way.
-    return any(kind is each for each in kinds)
-
-
-def _list_bases(value: object) -> tuple[type, ...]:
-    bases: tuple[type, ...] = type.__dict__["__mro__"].__get__(type(value))
-    return bases
+def _read_class(kind: type, name: str) -> Any:  # noqa: ANN401
+    """Return what Python knows of a class, whatever its metaclass says."""
+    return type.__dict__[name].__get__(kind)
 
 
 def _name_type(value: object) -> str:
-    return str(type.__dict__["__name__"].__get__(type(value)))[:STATE_CHARACTERS]
-
-
-def _shorten(value: object) -> str:
-    text = _show_value(value, _DEPTH)
-    if len(text) <= STATE_CHARACTERS:
-        return text
-    text = text[: STATE_CHARACTERS - 5]
-    # Between items: a part of a secret would not be found.
-    whole = text.rpartition(", ")[0] if _is_one_of(type(value), _SERIES) else ""
-    return f"{whole}, ..." if whole else f"{text}..."
+    return str(_read_class(type(value), "__name__"))[:STATE_CHARACTERS]
 
 
 def _show_value(value: Any, depth: int) -> str:  # noqa: ANN401
-    """Return the short form of a value; empty where its type is all that can be shown."""
+    """Return the short form of a value, with the name of its type where that does not show."""
     kind = type(value)
-    if _is_one_of(kind, _SCALARS):
+    if id(kind) in _SCALARS or (kind is int and value.bit_length() <= _INT_BITS):
         return repr(value)
-    if kind is int:
-        is_short = value.bit_length() <= _INT_BITS
-        return repr(value) if is_short else f"of {value.bit_length()} bits"
-    if kind is str or kind is bytes:
+    if id(kind) in _TEXTS:
         cut = f"... ({len(value)})" if len(value) > STATE_CHARACTERS else ""
         return repr(value[:STATE_CHARACTERS]) + cut
-    if kind is type(Path()):
-        return repr(str(value))
-    if _is_one_of(kind, _SERIES):
+    if id(kind) in _SERIES:
         return _show_series(value, depth)
-    return _show_array(value)
+    if kind is int:
+        text = f"of {value.bit_length()} bits"
+    else:
+        text = repr(str(value)) if kind is type(Path()) else _show_array(value)
+    return f"{_name_type(value)} {text}".rstrip()
 
 
 def _show_series(value: Any, depth: int) -> str:  # noqa: ANN401
-    size, kind = len(value), type(value)
+    kind, size = type(value), len(value)
     if not depth:
-        return f"of {size}"
+        return f"{_name_type(value)} of {size}"
     items = itertools.islice(value.items() if kind is dict else value, _ITEMS)
     if kind is dict:
-        parts = [f"{_show_item(key, 0)}: {_show_item(item, depth - 1)}" for key, item in items]
+        parts = [f"{_show_value(key, 0)}: {_show_value(item, depth - 1)}" for key, item in items]
     else:
-        parts = [_show_item(item, depth - 1) for item in items]
-    cut = f", ... ({size})" if size > _ITEMS else ""
-    return f"{_SERIES[kind][0]}{', '.join(parts)}{cut}{_SERIES[kind][1]}"
-
-
-def _show_item(value: object, depth: int) -> str:
-    kind = type(value)
-    if _is_one_of(kind, _PLAIN) or (depth and _is_one_of(kind, _SERIES)):
-        return _show_value(value, depth)
-    return f"{_name_type(value)} {_show_value(value, depth)}".rstrip()
+        parts = [_show_value(item, depth - 1) for item in items]
+    parts += [f"... ({size})"] if size > _ITEMS else []
+    return f"{_SERIES[id(kind)][0]}{', '.join(parts)}{_SERIES[id(kind)][1]}"
 
 
 def _show_array(value: object) -> str:
     """Return element type, shape and device of a tensor or an array, never what is in it."""
-    modules = [type.__dict__["__module__"].__get__(base) for base in _list_bases(value)[:-1]]
-    tops = [name.partition(".")[0] for name in modules if type(name) is str]
-    if not tops or tops[0] not in _ARRAYS or not {*_ARRAYS, "builtins"}.issuperset(tops):
+    module = _read_class(type(value), "__module__")
+    if type(module) is not str or module.partition(".")[0] not in ("torch", "numpy"):
         return ""
     torch = sys.modules.get("torch")
     guard = getattr(getattr(torch, "_C", None), "DisableTorchFunction", contextlib.nullcontext)
@@ -525,19 +503,16 @@ def _show_array(value: object) -> str:
         shape = _read_slot(value, "shape")
         if shape is None or any(type(size) is not int for size in shape):
             return ""
-        parts = [str(_read_slot(value, name) or "") for name in ("dtype", "device")]
-    dtype = parts[0].rpartition("torch.")[2]
-    return " ".join(filter(None, [dtype[:40], str(list(shape)), parts[1][:20]]))
+        dtype, device = (str(_read_slot(value, name) or "") for name in ("dtype", "device"))
+    parts = (dtype.rpartition("torch.")[2][:40], str(list(shape)), device[:20])
+    return " ".join(filter(None, parts))
 
 
 def _read_slot(value: object, name: str) -> Any:  # noqa: ANN401
     """Return an attribute that C code has; None where a class defines it in Python."""
-    for base in _list_bases(value):
-        slot = type.__dict__["__dict__"].__get__(base).get(name)
-        if slot is not None:
-            is_c = type(slot) is types.GetSetDescriptorType
-            return slot.__get__(value) if is_c else None
-    return None
+    bases = (_read_class(base, "__dict__") for base in _read_class(type(value), "__mro__"))
+    slot = next((base[name] for base in bases if name in base), None)
+    return slot.__get__(value) if type(slot) is types.GetSetDescriptorType else None
 
 
 def _find_progress(frames: Iterable[tuple[types.FrameType, int]]) -> dict[str, float]:
@@ -547,7 +522,7 @@ def _find_progress(frames: Iterable[tuple[types.FrameType, int]]) -> dict[str, f
         found = _read_locals(frame)
         for name in _PROGRESS:
             value: Any = found.get(name)
-            if _is_one_of(type(value), (int, float)) and abs(value) < _MOST_PROGRESS:
+            if id(type(value)) in _NUMBERS and abs(value) < _MOST_PROGRESS:
                 progress.setdefault(name, value)
     return progress
 
@@ -556,7 +531,7 @@ def _read_seeds() -> dict[str, str]:
     seeds = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "")}
     generator = getattr(sys.modules.get("torch"), "initial_seed", None)
     with contextlib.suppress(Exception):  # a torch that is half imported
-        seeds["torch"] = str(generator()) if generator else ""
+        seeds.update(torch=str(generator()) if generator else "")
     return {name: seed for name, seed in seeds.items() if seed}
 
 
@@ -614,8 +589,7 @@ def has_joined_group() -> Optional[bool]:
 
 def begin_watch() -> None:
     """Tell that this rank's process is there, and see to it that leaving its group is told."""
-    prepare_stacks()
-    start_answering()
+    answer_questions()
     send_event("started")
     if os.environ.get("STAGER_JOB_DIR"):
         sys.meta_path.insert(0, _GroupsFinder())
@@ -743,34 +717,24 @@ DEPTH = 500
 ANSWER_SECONDS = 2.0
 
 
-def _watch_path(kind: str) -> Optional[str]:
+def answer_questions() -> None:
+    """Say where this rank is, if the node's agent watches: at a signal, and through a socket.
+
+    The thread that answers only waits; the program knows nothing of it, nor gets it any signal.
+    """
     job_dir = os.environ.get("STAGER_JOB_DIR")
     if not job_dir or os.environ.get("STAGER_WATCH") != "1":
-        return None
-    return os.path.join(job_dir, "watch", f"{_read_number('RANK')}.{kind}")
-
-
-def prepare_stacks() -> None:
-    """Let a signal write the stack of the main thread into a file, whoever holds the GIL."""
-    path = _watch_path("stacks")
-    if path is None:
         return
+    path = os.path.join(job_dir, "watch", str(_read_number("RANK")))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # then there are no stacks
-        file = os.open(path, flags, 0o600)
-        os.write(file, f"{file}\n".encode())
-        faulthandler.register(STACKS, file, all_threads=False, chain=False)
-
-
-def start_answering() -> None:
-    """Answer questions in a thread, which only waits and of which the program does not know."""
-    path = _watch_path("sock")
-    if path is None:
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # then there are no stacks
+            file = os.open(f"{path}.stacks", flags, 0o600)
+            os.write(file, f"{file}\n".encode())
+            faulthandler.register(STACKS, file, all_threads=False, chain=False)
         with contextlib.suppress(OSError, RuntimeError):  # then nobody is answered
-            _thread.start_new_thread(_answer, (_listen(path),))
+            _thread.start_new_thread(_answer, (_listen(f"{path}.sock"),))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -779,18 +743,15 @@ def _listen(path: str) -> socket.socket:
     """Listen on a Unix socket whose path may be longer than such an address can be."""
     folder, name = os.path.split(path)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    server = socket.socket(socket.AF_UNIX)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # of an earlier attempt of this rank
+        server = socket.socket(socket.AF_UNIX)
         server.bind(f"/proc/self/fd/{descriptor}/{name}")
         server.listen(8)
-    except BaseException:
-        server.close()
-        raise
+        return server
     finally:
         os.close(descriptor)
-    return server
 
 
 def _answer(server: socket.socket) -> None:
@@ -822,15 +783,11 @@ def list_stacks() -> list[dict[str, object]]:
     names[threading.main_thread().ident] = "main"
     stacks: list[dict[str, object]] = []
     for ident, innermost in sys._current_frames().items():
-        frames: list[str] = []
-        frame: Optional[types.FrameType] = innermost
-        while frame is not None and len(frames) < DEPTH:
-            code = frame.f_code
-            frames.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
-            frame = frame.f_back
         if ident != threading.get_ident():
-            stacks.append({"name": names.get(ident) or f"{ident:#x}", "frames": frames})
-    return sorted(stacks, key=lambda stack: stack["name"] != "main")
+            frames = itertools.islice(traceback.walk_stack(innermost), DEPTH)
+            places = [_name_place(*frame) for frame in frames]
+            stacks.append({"name": names.get(ident) or f"{ident:#x}", "frames": places})
+    return sorted(stacks, key=lambda stack: stack.get("name") != "main")
 
 
 def list_groups() -> list[dict[str, object]]:

@@ -344,13 +344,17 @@ def check_job(job: Job) -> None:
         raise ValueError(
             f"{job.spares} spare nodes of {len(job.nodes)}, {job.launch.retries} retries"
         )
-    names = [f"{job.name}.{job.id}.{node}" for node in job.nodes]
-    size, longest = max((len(os.fsencode(name)), name) for name in names)
+    longest = f"{job.name}.{job.id}.{max(job.nodes, key=_count_bytes)}"
+    size = _count_bytes(longest)
     if size > NAME_BYTES:
         raise ValueError(
             f"name, id and node have {size} bytes together ({shorten(longest)}): the names of "
             f"logs begin with them, and have room for {NAME_BYTES}"
         )
+
+
+def _count_bytes(name: str) -> int:
+    return len(os.fsencode(name))
 
 
 def _check_file_names(field: str, *names: str) -> None:

@@ -147,13 +147,11 @@ def describe_changed_files(
     now = _list_present(trees, was) if was else was
     added = now.keys() - was.keys()
     edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
-    kinds = {
-        "new": _merge_new_folders(added, list_folders(was)),
-        "changed": [*_list_changed_assets(old, trees, target), *edited],
-        "removed": list(was.keys() - now.keys()),
-    }
-    named = list(_name_some(kinds))
-    only_new = bool(added) and not kinds["changed"] and not kinds["removed"]
+    new = _merge_new_folders(added, list_folders(was))
+    changed = [*_list_changed_assets(old, trees, target), *edited]
+    removed = list(was.keys() - now.keys())
+    named = list(_name_some({"new": new, "changed": changed, "removed": removed}))
+    only_new = bool(added) and not changed and not removed
     if only_new and not any(path.endswith(".py") for path in added):
         named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
     return f" ({'; '.join(named)})" if named else ""

@@ -119,10 +119,10 @@ def read_label(path: Path, data: bytes) -> Label:
     try:
         raw = json.loads(data)
         del raw["digest"]
-        if raw["format"] != FORMAT:
+        if (version := raw["format"]) != FORMAT:
             raise BundleError(
                 f"{path} was written by another version of stager: its format is "
-                f"{raw['format']!r}, this one reads {FORMAT}",
+                f"{version!r}, this one reads {FORMAT}",
                 hint=_SAME_VERSION,
             )
         label = decode(Label, raw)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -22,6 +21,7 @@ from ..diagnosis.failure import (
     format_retry,
     format_state,
     format_variable,
+    shorten_paths,
 )
 from ..jobs.outcome import format_figures, make_verify_result
 from ..logs.job_files import format_time
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 
 # --- The logs of a job, and its diagnosis, for a person ------------------------------------------
 
-_STAGED = re.compile(
-    r"(?<![^\s\"'])[^\s\"']*/envs/[0-9a-f]{64}/(?:lib/python[\d.]+/site-packages/)?"
-)
-"""The path of an environment on a node, which fills a line and says nothing."""
 _SHOWN_VARIABLES = 6
 _LAST_LINES = 6  # lines of a failure that are shown at once; the log has the others
 _WIDEST = 28
@@ -81,13 +77,13 @@ class JobLogs(Output):
             self._write(f"  | {_short(line)}")
         if failure.meaning and failure.meaning != failure.cause:
             self._write(f"cause: {failure.meaning}")
-        self._write(f"class: {failure.kind}")
-        self._write_retry(failure)
-        self._write(f"hint: {failure.hint}", "good")
+        self._write_remedy(failure)
 
-    def _write_retry(self, failure: FirstFailure) -> None:
+    def _write_remedy(self, failure: FirstFailure) -> None:
+        self._write(f"class: {failure.kind}")
         if failure.retry is not None:
             self._write(f"retry: {format_retry(failure)}")
+        self._write(f"hint: {failure.hint}", "good")
 
     def show_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Show the result of ``stager diagnose``."""
@@ -142,15 +138,15 @@ def _list_variables(failure: FirstFailure) -> Iterator[str]:
     """Yield where the program was: the step, and some variables, of the innermost frame first."""
     if state := format_state(failure):
         yield f"its state: {state}"
-    room, total = _SHOWN_VARIABLES, 0
+    room, hidden = _SHOWN_VARIABLES, 0
     for frame in failure.variables:
-        total += len(frame.values) + frame.more
         if shown := frame.values[:room]:
             yield f"its variables at {_short(frame.place)}:"
             yield from (f"  | {_short(format_variable(variable))}" for variable in shown)
         room -= len(shown)
-    if total > _SHOWN_VARIABLES - room:
-        yield f"  and {total - _SHOWN_VARIABLES + room} more, of which --json has those kept"
+        hidden += len(frame.values) - len(shown) + frame.more
+    if hidden:
+        yield f"  and {hidden} more, of which --json has those kept"
 
 
 def _list_evidence(title: str, diagnosis: Diagnosis) -> Iterator[str]:
@@ -204,7 +200,7 @@ def _place(line: Evidence) -> str:
 
 def _short(line: str) -> str:
     """Return a line as it is shown: files of the environment by their names in it."""
-    return _STAGED.sub("", line)[:_LONG]
+    return shorten_paths(line)[:_LONG]
 
 
 def _describe_no_failure(diagnosis: Diagnosis) -> str:
@@ -285,16 +281,19 @@ class Console(Events, JobLogs):
             self._problems(outcome)
             return self._show_end(outcome)
         if failure is not None:
-            self._problems(outcome)
-            if failure.exit_code is None and not (outcome.end.logs_lost or failure.hang):
-                self._advise(outcome, [node for node, found in outcome.problems.items() if found])
-            self._first(outcome, failure)
-            return EXIT_JOB
+            return self._show_failed_run(outcome, failure)
         if outcome.job.dry_run:
             self.say("nothing was sent, changed or started", "good")
         else:
             self._show_success(outcome)
         return EXIT_OK
+
+    def _show_failed_run(self, outcome: Outcome, failure: FirstFailure) -> int:
+        self._problems(outcome)
+        if failure.exit_code is None and not (outcome.end.logs_lost or failure.hang):
+            self._advise(outcome, [node for node, found in outcome.problems.items() if found])
+        self._first(outcome, failure)
+        return EXIT_JOB
 
     def _show_success(self, outcome: Outcome) -> None:
         spent = ", ".join(_format_phase_time(outcome, name) for name in outcome.spent)
@@ -334,9 +333,7 @@ class Console(Events, JobLogs):
         if failure is not None:
             node = f" ({failure.node})" if failure.node and not failure.hang else ""
             self._write(f"error: job {outcome.job.id}: {failure.cause}{node}", "error")
-            self._write(f"class: {failure.kind}")
-            self._write_retry(failure)
-            self._write(f"hint: {failure.hint}", "good")
+            self._write_remedy(failure)
         self._write(f"logs: {outcome.job.log_dir}")
         return EXIT_JOB
 

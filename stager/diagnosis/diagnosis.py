@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
+from bundle.driver.retries import find_retry
 from bundle.driver.transports.slurm_text import ENDED_BY_STATE
 from bundle.format.manifest import Manifest
 from bundle.launch.rank_results import CAUSE
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, FailureClass, Retry
 from bundle.protocol.events import JobEnds
-from bundle.protocol.messages import FailureRecord
-from bundle.protocol.retry import find_retry
+from bundle.protocol.messages import Departure, FailureRecord, Lingering, Vanished
 from bundle.redaction.secret_names import is_secret
 
 from ..catalogue.catalogue import CatalogueMatch, LineRole, LineTells
@@ -273,11 +273,16 @@ def _list_signs(first: FirstFailure, result: JobEnds) -> Iterator[str]:
     elif first.exit_code:
         signs.append({"exit_code": first.exit_code})
     else:
-        for ends in (result.left, result.vanished, result.lingering):
-            signs += [encode(process) for process in ends or () if process.rank == first.rank]
+        signs += _list_departures(first.rank, result)
     if first.problem is not None:
         signs.append(first.problem.to_json())
     return (json.dumps(sign)[1:-1] for sign in signs)  # without braces, as it is in a line
+
+
+def _list_departures(rank: int | None, result: JobEnds) -> list[Mapping[str, object]]:
+    ends: list[Departure | Vanished | Lingering] = [*(result.left or ())]
+    ends += [*(result.vanished or ()), *(result.lingering or ())]
+    return [encode(process) for process in ends if process.rank == rank]
 
 
 # --- The diagnosis of a job: its first failure, the reason, and advice, from the files it has left

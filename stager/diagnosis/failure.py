@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,7 +100,26 @@ class Diagnosis:
     """The command that failed before it had a job; empty where there was one."""
 
 
-# --- The wording of ranks, and of ranks that run for too long ------------------------------------
+# --- The wording of files, of ranks, and of ranks that run for too long --------------------------
+
+_ENVIRONMENT = re.compile(
+    r"(?<![^\s\"'])[^\s\"']*/envs/[0-9a-f]{64}/(?:lib/python[\d.]+/site-packages/)?"
+)
+"""The path of an environment on a node, which fills a line and says nothing."""
+_NODE_ROOT = re.compile(r"^.*/stager-\d+/(?:jobs/[^/]+\.work/)?")
+
+
+def shorten_paths(text: str) -> str:
+    """Return a text with files of an environment by their names in it: ``project/train.py``."""
+    return _ENVIRONMENT.sub("", text)
+
+
+def name_file(path: str, folders: Iterable[str] = ()) -> str:
+    """Return a path as it is in the project, a package or a folder: the same on each node."""
+    path = _NODE_ROOT.sub("", shorten_paths(path).removeprefix("project/"))
+    for folder in filter(None, folders):
+        path = path.removeprefix(f"{folder}/")
+    return path
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -391,6 +391,8 @@ class _Scanner:
         entries = [entry for entry in catalogue() if entry.needle.encode() in texts]
         lines = block.split(b"\n")
         self._look_for_heads(lines, shown_text)
+        if _ATTEMPT in shown_text:
+            self._look_for_attempts(lines)
         suspected = [at for at in places if not shapes[at].startswith(_EVENT)]
         traces = {at for at in suspected if TRACEBACK.encode() in shapes[at]}
         done = self._look_at_lines(lines, suspected, traces, entries, last=last)
@@ -403,9 +405,6 @@ class _Scanner:
 
     def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
         """Find lines that repeat the first one: the script was started again."""
-        if _ATTEMPT in text:
-            marks = [at for at, line in enumerate(lines) if line.startswith(_ATTEMPT)]
-            self._begin = max([self._begin, *(at + self.line + 1 for at in marks)])
         if self.line == 0:
             self._head, self._first = _cut_at_number(lines[0]), _remove_dates(lines[0])
         if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:
@@ -417,6 +416,11 @@ class _Scanner:
                 same = line.startswith(self._head) and _remove_dates(line) == self._first
                 if same and number > 1:
                     self.heads.append(number)
+
+    def _look_for_attempts(self, lines: list[bytes]) -> None:
+        for number, line in enumerate(lines, self.line + 1):
+            if line.startswith(_ATTEMPT):
+                self._begin = number
 
     def _look_at_lines(
         self,

@@ -306,9 +306,9 @@ def _choose_stage(cluster: ClusterConfig) -> Stage:
     return implied
 
 
-def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
+def _refuse_contradictions(config: Config) -> None:
     settings, (least, most) = config.launch, config.cluster.nodes
-    elastic = None if least == most else (least, most)
+    elastic = least != most
     if settings.launcher is not Launcher.TORCHRUN and (elastic or settings.max_restarts):
         what = "launch.max-restarts" if settings.max_restarts else f"--nodes {least}:{most}"
         raise ConfigError(
@@ -326,6 +326,11 @@ def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: b
             "--hang-timeout: launch.watch is false, so nobody notices that the ranks are silent",
             hint="remove watch = false below [launch], or set hang-timeout = 0",
         )
+
+
+def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
+    settings, (least, most) = config.launch, config.cluster.nodes
+    _refuse_contradictions(config)
     if action is Action.RUN:
         if not config.project.command:
             raise ConfigError(
@@ -342,7 +347,7 @@ def _make_launch(config: Config, manifest: Manifest, action: Action, *, slurm: b
         interface=interface if isinstance(interface, str) else dict(interface),
         omp_num_threads=settings.omp_num_threads,
         max_restarts=settings.max_restarts,
-        elastic=elastic,
+        elastic=None if least == most else (least, most),
         grace_seconds=settings.grace_seconds,
         watch=settings.watch,
         retries=settings.retries,

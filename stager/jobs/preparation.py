@@ -353,11 +353,7 @@ def _add_hosts(config: Config, options: JobOptions) -> JobOptions:
     hosts = find_hosts(options, config, os.environ) or Hosts(names=(), origin="the hosts")
     spares = config.cluster.spares if options.spares is None else options.spares
     count = max(0, len(hosts.names) - spares)
-    least, most = options.nodes or (count, count)
-    # Hosts on the command line count more than a number in the settings.
-    given = options.nodes or options.hosts or options.host_file
-    if not given and config.cluster.nodes != (1, 1):
-        least, most = config.cluster.nodes
+    least, most = _choose_nodes(config, options, count)
     needed = options.min_nodes or config.cluster.min_nodes or max(1, least)
     if count < needed:
         there, besides = format_count(len(hosts.names), "host"), f" and {spares} spare ones"
@@ -367,6 +363,15 @@ def _add_hosts(config: Config, options: JobOptions) -> JobOptions:
         )
     most = min(most, count)
     return replace(options, hosts=hosts.names[: most + spares], nodes=(min(least, most), most))
+
+
+def _choose_nodes(config: Config, options: JobOptions, count: int) -> tuple[int, int]:
+    """Return how many of so many hosts the job may have; those on the command line count more."""
+    if options.nodes:
+        return options.nodes
+    if options.hosts or options.host_file or config.cluster.nodes == (1, 1):
+        return count, count
+    return config.cluster.nodes
 
 
 def _use_staged_script(config: Config, options: JobOptions) -> JobOptions:

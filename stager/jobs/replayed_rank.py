@@ -4,13 +4,12 @@
 there with the interpreter of the job's environment. So it stands alone: standard library only,
 Python 3.9 or newer.
 
-    replayed_rank.py SCRIPT ARGS...
-    replayed_rank.py -m MODULE ARGS...
+    replayed_rank.py [-m MODULE | SCRIPT] ARGS...
 
-``replay.json`` has the ``variables`` of the rank, its ``tree`` (which is to get the project's
-files; null for none), its ``work_dir``, and ``debug``, which is true to start the debugger at the
-exception. The file ``begun`` says that the program has been started. Everything else is the
-wrapper's: the exit status, and ``failures/<RANK>.json``.
+``replay.json`` lists the variables of the rank, the directory that is to get the project's files
+(empty for none), the working directory, and true to start the debugger at the exception. The file
+``begun`` says that the program has been started. Everything else is the wrapper's: the exit status,
+and ``failures/<RANK>.json``.
 """
 
 from __future__ import annotations
@@ -31,21 +30,22 @@ from typing import Any
 
 REQUEST, BEGUN = "replay.json", "begun"
 FAKE = "fake"  # PyTorch's backend of a group that has no other member
-_FAKE_MODULE = "torch.testing._internal.distributed.fake_pg"  # importing it registers the backend
 _STORE_SECONDS = 10.0  # a wait for a key that another rank would have set
+_INIT = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
+"""The parameters of ``init_process_group``, in order."""
 
 
 def main(argv: list[str]) -> int:
     """Run the program that ``argv`` asks for as the rank of the request; return its status."""
     folder = Path(__file__).parent
-    request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    variables, tree, work_dir, is_debugged = json.loads((folder / REQUEST).read_bytes())
     wrapper: Any = importlib.import_module("run_wrapper")
     os.environ.pop("PYTHONPATH", None)  # that of `exec`; ranks have none
-    os.environ.update(request["variables"])
-    if request["tree"] is not None:
-        place_project(os.environ.get("STAGER_PROJECT", ""), request["tree"], is_linked=False)
-        place_project(os.environ.get("STAGER_ASSETS", ""), request["tree"], is_linked=True)
-    os.chdir(request["work_dir"])
+    os.environ.update(variables)
+    if tree:
+        place_project(os.environ.get("STAGER_PROJECT", ""), tree, is_linked=False)
+        place_project(os.environ.get("STAGER_ASSETS", ""), tree, is_linked=True)
+    os.chdir(work_dir)
     errors: list[BaseException] = []
     write_record = wrapper.write_record
 
@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
     wrapper.write_record = keep_error
     (folder / BEGUN).touch()
     status: int = wrapper.main(argv)
-    if request["debug"] and errors:
-        debug(errors[-1], wrapper.is_own_frame)
+    if is_debugged and errors:
+        debug(errors[-1], wrapper.is_own_file)
     return status
 
 
@@ -131,10 +131,6 @@ def play_alone(groups: ModuleType) -> None:
     functions.update({name: new for name, new in replaced.items() if name in functions})
 
 
-_INIT = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
-"""The parameters of ``init_process_group``, in order."""
-
-
 def _choose(asked: object, variable: str) -> int:
     is_given = isinstance(asked, int) and asked >= 0
     return int(str(asked) if is_given else os.environ[variable])
@@ -142,12 +138,10 @@ def _choose(asked: object, variable: str) -> int:
 
 def _load_fake_backend() -> None:
     try:
-        importlib.import_module(_FAKE_MODULE)
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
     except ImportError as exc:
-        version = getattr(sys.modules.get("torch"), "__version__", "")
-        raise RuntimeError(
-            f"stager replay: torch {version} has no backend for one rank alone ({exc})"
-        ) from exc
+        why = f"stager replay: this torch has no backend for one rank alone ({exc})"
+        raise RuntimeError(why) from exc
 
 
 def _leave_gradients() -> None:
@@ -190,15 +184,14 @@ def _scatter_objects(
 # --- The debugger at the exception ---------------------------------------------------------------
 
 
-def debug(error: BaseException, is_own_frame: Callable[[str], bool]) -> None:
+def debug(error: BaseException, is_own_file: Callable[[str], bool]) -> None:
     """Start the debugger in the last frame of the user's own code."""
-    lines = traceback.format_tb(error.__traceback__)
-    own = [at for at, text in enumerate(lines) if is_own_frame(text.partition("\n")[0])]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [is_own_file(frame.f_code.co_filename) for frame in reversed(frames)]
     debugger = pdb.Pdb()
     debugger.reset()
-    above = len(lines) - 1 - own[-1] if own else 0
-    if above:
-        debugger.cmdqueue.append(f"up {above}")
+    if any(own[1:]) and not own[0]:
+        debugger.cmdqueue.append(f"up {own.index(True)}")
     debugger.interaction(None, error.__traceback__)
 
 

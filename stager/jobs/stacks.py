@@ -7,12 +7,13 @@ import os
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from bundle.driver.hangs import get_main_frames
+from bundle.launch.wrapper import is_own_file
 from bundle.protocol.codec import decode
 from bundle.protocol.counts import format_count
 from bundle.protocol.events import JobStacks
@@ -22,7 +23,7 @@ from bundle.system.hostlist import fold_hosts
 
 from ..core.errors import StagerError
 from ..core.files import read_bytes
-from ..diagnosis.failure import format_hang, format_ranks
+from ..diagnosis.failure import format_hang, format_ranks, name_file
 from ..logs.job_files import JobFiles, KeptJob, format_time
 from ..logs.job_record import JobRecord, read_events
 
@@ -32,8 +33,6 @@ WAIT_SECONDS = 40.0
 """An answer takes five seconds: the driver asks the nodes twice, 3 s apart. A node that does not
 answer takes 15 s each time, and its ranks are shown without stacks."""
 _POLL_SECONDS = 0.2
-
-_Stamp = tuple[int, int]  # the inode and the time of a file, which tell an answer from an older one
 
 
 class FoundStacks(NamedTuple):
@@ -54,34 +53,15 @@ def find_stacks(
         StagerError: the job cannot be asked, its driver does not answer within these seconds, or
             the job has ended without an answer.
     """
-    if not files.ours:
-        raise StagerError(
-            f"the logs in {files.folder} are not those of a job of stager's",
-            hint="only its jobs can be asked where their ranks are",
-        )
-    job, record = files.read_job(), read_events(files.events)
-    if record.result is None:
-        _refuse_unwatched(files, job, record)
-        say(f"asking job {files.job_id} where its ranks are: up to {seconds:.0f} s")
-        return FoundStacks(_ask_driver(files, job, seconds), job, has_ended=False)
-    last = read_stacks(files)
-    if last is None:
+    job, record = read_own_job(files, "only of those can the ranks be asked")
+    if record.result is not None:
+        last = read_stacks(files)
+        if last is not None:
+            return FoundStacks(last, job, has_ended=True)
         raise StagerError(
             f"job {files.job_id} has ended, and no stacks of its ranks were kept",
             hint=f"ask while it runs; `stager diagnose {files.job_id}` explains how it ended",
         )
-    return FoundStacks(last, job, has_ended=True)
-
-
-def read_stacks(files: JobFiles) -> JobStacks | None:
-    """Return the last answer of a job's driver; None where there is none that can be read."""
-    try:
-        return decode(JobStacks, json.loads(read_bytes(files.stacks)), strict=False)
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _refuse_unwatched(files: JobFiles, job: KeptJob, record: JobRecord) -> None:
     if not record.has_launched:
         raise StagerError(
             f"the ranks of job {files.job_id} have not been started yet",
@@ -92,39 +72,64 @@ def _refuse_unwatched(files: JobFiles, job: KeptJob, record: JobRecord) -> None:
             f"job {files.job_id} was started with launch.watch = false, or by an older version",
             hint="its ranks cannot be asked; set watch = true below [launch] for the next job",
         )
+    say(f"asking job {files.job_id} where its ranks are: up to {seconds:.0f} s")
+    return FoundStacks(_ask_driver(files, job, seconds), job, has_ended=False)
+
+
+def read_own_job(files: JobFiles, why: str) -> tuple[KeptJob, JobRecord]:
+    """Return a job's description and its events; refuse logs of another launcher, and say why."""
+    if not files.ours:
+        raise StagerError(
+            f"the logs in {files.folder} are not those of a job of stager's", hint=why
+        )
+    return files.read_job(), read_events(files.events)
+
+
+def read_stacks(files: JobFiles) -> JobStacks | None:
+    """Return the last answer of a job's driver; None where there is none that can be read."""
+    try:
+        return decode(JobStacks, json.loads(read_bytes(files.stacks)), strict=False)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _ask_driver(files: JobFiles, job: KeptJob, seconds: float) -> JobStacks:
-    before, request = _read_stamp(files.stacks), files.stacks_request
-    is_own, is_answered = True, False
+    before = read_stacks(files)
+    is_own, is_answered = _leave_request(files, job), False
     try:
-        open(request, "xb", opener=permissions.make_opener(job.log_mode)).close()
-    except FileExistsError:  # of another question, whose answer is one to this, too
-        is_own = False
+        is_answered = _wait_until_removed(files.stacks_request, seconds)
+    finally:
+        if is_own and not is_answered:  # nobody waits any more
+            with suppress(OSError):
+                files.stacks_request.unlink()
+    answer = read_stacks(files) if is_answered else None
+    if answer is not None and answer != before:
+        return answer
+    what = f"not answered within {seconds:.0f} s"
+    if is_answered:
+        what = "removed the request without an answer"
+    raise StagerError(
+        f"the driver of job {files.job_id} has {what}",
+        hint=f"see whether the job still runs (`squeue -j {files.job_id}` for one of Slurm's), and "
+        f"what its driver did last: the end of {files.events}",
+        context=[f"the last answer is an older one: {files.stacks}"] if before else [],
+    )
+
+
+def _leave_request(files: JobFiles, job: KeptJob) -> bool:
+    """Ask the driver; False where another question is there, whose answer is one to this, too."""
+    try:
+        opener = permissions.make_opener(job.log_mode)
+        open(files.stacks_request, "xb", opener=opener).close()
+    except FileExistsError:
+        return False
     except OSError as exc:
         raise StagerError(
             f"the log directory {files.folder} cannot be written, and a request to the driver is "
             f"a file in it: {exc.strerror or exc}",
             hint=f"ask the owner of the job to run `stager stacks {files.job_id}`",
         ) from exc
-    try:
-        is_answered = _wait_until_removed(request, seconds)
-    finally:
-        if is_own and not is_answered:  # nobody waits any more
-            with suppress(OSError):
-                request.unlink()
-    answer = read_stacks(files) if is_answered and _read_stamp(files.stacks) != before else None
-    if answer is not None:
-        return answer
-    what = f"the driver of job {files.job_id} has not answered within {seconds:.0f} s"
-    if is_answered:
-        what = f"the driver of job {files.job_id} has removed the request without an answer"
-    raise StagerError(
-        what,
-        hint=f"see whether the job still runs (`squeue -j {files.job_id}` for one of Slurm's), and "
-        f"what its driver did last: the end of {files.events}",
-        context=[f"the last answer is an older one: {files.stacks}"] if before else [],
-    )
+    return True
 
 
 def _wait_until_removed(path: Path, seconds: float) -> bool:
@@ -140,14 +145,6 @@ def _wait_until_removed(path: Path, seconds: float) -> bool:
     return False
 
 
-def _read_stamp(path: Path) -> _Stamp | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
 # --- Ranks that are at the same place, and the text about them -----------------------------------
 
 _WIDTH = 80
@@ -158,53 +155,38 @@ _STATES = {
     **dict.fromkeys(("Z", "X", ""), "has ended"),
 }
 """The states of processes that say something, in words."""
-_STAGED = re.compile(
-    r"^.*/stager-\d+/(?:envs/[0-9a-f]{64}/(?:project/|lib/python[\d.]+/site-packages/)?)?"
+_PACKAGE = re.compile(
+    r"(?:^<(?:frozen )?|-packages/|/lib(?:64)?/python3[\d.]*/(?!(?:site|dist)-packages/))(\w+)"
 )
-"""The beginning of a path on a node, which may differ from node to node."""
-_STARTERS = ("runpy", "run_wrapper")  # the outermost frames of every rank
-_LIBRARY = re.compile(
-    r"^<(?:frozen )?([\w.]+)|/(?:site|dist)-packages/(\w+)|(?:^|/)(run_wrapper)\.py:"
-    r"|/lib(?:64)?/python3[\d.]*/(?!(?:site|dist)-packages/)(\w+)"
-)
-"""Frames that are not the program's own (those of :mod:`bundle.driver.hangs`), and their names."""
+"""The package of a frame that is not the program's own."""
 
 
-class RankGroup(NamedTuple):
-    """Ranks that are at the same place."""
+def group_ranks(stacks: JobStacks) -> list[tuple[str, RankState]]:
+    """Return the ranks that are at the same place, in words, and the state of the first of them.
 
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    state: RankState
-    """That of the first of them."""
-
-    def __str__(self) -> str:
-        named = format_ranks(self.ranks)
-        if len(self.ranks) > 1:
-            named = f"{format_count(len(self.ranks), 'rank')}: {named.partition(' ')[2]}"
-        return f"{named} on {fold_hosts(self.nodes)}"
-
-
-def group_ranks(stacks: JobStacks) -> list[RankGroup]:
-    """Return the ranks by their places, the smaller groups first: an outlier is at the top."""
-    placed = ((state.rank, node, state) for node, some in stacks.nodes.items() for state in some)
-    groups: dict[tuple[object, ...], list[tuple[int, str, RankState]]] = {}
+    The smaller groups come first: an outlier is at the top.
+    """
+    placed = [(state.rank, node, state) for node, some in stacks.nodes.items() for state in some]
+    groups: dict[object, list[tuple[int, str, RankState]]] = {}
     for one in sorted(placed, key=lambda one: one[0]):
-        state = one[2]
-        signs = tuple(dict.fromkeys((child.name, child.state) for child in _list_bad(state)))
-        frames = tuple(_STAGED.sub("", frame) for frame in get_main_frames(state))
-        its_state = state.process.state if state.process.state in _STATES else "S"
-        places = (frames, its_state, signs, _describe_collectives(state), state.no_answer)
-        groups.setdefault(places, []).append(one)
-    ranked = sorted(groups.values(), key=lambda group: (len(group), group[0][0]))
-    return [
-        RankGroup(
-            ranks=tuple(rank for rank, _, _ in group),
-            nodes=tuple(dict.fromkeys(node for _, node, _ in group)),
-            state=group[0][2],
-        )
-        for group in ranked
-    ]
+        groups.setdefault(_get_place(one[2]), []).append(one)
+    named = []
+    for group in sorted(groups.values(), key=lambda group: (len(group), group[0][0])):
+        ranks = format_ranks(rank for rank, _, _ in group)
+        nodes = fold_hosts(list(dict.fromkeys(node for _, node, _ in group)))
+        several = f"{len(group):,} ranks: "
+        named.append((f"{ranks.replace('ranks ', several)} on {nodes}", group[0][2]))
+    return named
+
+
+def _get_place(state: RankState) -> tuple[object, ...]:
+    """Return what is equal for ranks that are at the same place, on whatever node."""
+    return (
+        tuple(map(name_file, get_main_frames(state))),
+        frozenset((process.name, process.state) for process in _list_bad(state)),
+        _describe_collectives(state),
+        state.no_answer,
+    )
 
 
 def describe_stacks(found: FoundStacks, *, is_full: bool = False) -> Iterator[str]:
@@ -214,8 +196,7 @@ def describe_stacks(found: FoundStacks, *, is_full: bool = False) -> Iterator[st
     """
     stacks = found.stacks
     if stacks.hang is not None:
-        yield from _wrap(format_hang(stacks.hang))
-        yield ""
+        yield from (*_wrap(format_hang(stacks.hang)), "")
     when, silence = format_time(stacks.time), f"{stacks.silent:.0f} s after the last output"
     ended = " (the job has ended)" if found.has_ended else ""
     yield from _wrap(f"job {stacks.job_id} at {when}, {silence}{ended}")
@@ -224,32 +205,31 @@ def describe_stacks(found: FoundStacks, *, is_full: bool = False) -> Iterator[st
     groups = group_ranks(stacks)
     if not groups:
         yield "no rank is running"
-    for group in groups:
+    list_frames = _list_threads if is_full else _list_frames
+    for ranks, state in groups:
         yield ""
-        yield from _wrap(str(group))
-        for line in _describe_state(group.state):
+        yield from _wrap(ranks)
+        for line in _describe_state(state):
             yield from _wrap(line, "  ")
-        yield from _list_frames(group.state, found.job.run_dir, is_full=is_full)
+        yield from map(_fit, list_frames(state, found.job.run_dir))
 
 
 def _describe_state(state: RankState) -> Iterator[str]:
     if collectives := _describe_collectives(state):
         yield collectives
-    if state.process.state in _STATES and state.process.pid:
-        yield f"its process {state.process.pid} {_describe_process(state.process)}"
-    for child in _list_bad(state)[:_MOST_FRAMES]:
-        yield f"process {child.pid} ({child.name}) of rank {state.rank} {_describe_process(child)}"
+    for process in _list_bad(state)[:_MOST_FRAMES]:
+        who = f"process {process.pid} ({process.name}) of rank {state.rank}"
+        if process is state.process:
+            who = f"its process {process.pid}"
+        where = f" ({process.waits_in})" if process.state == "D" and process.waits_in else ""
+        yield f"{who} {_STATES[process.state]}{where}"
     if state.no_answer:
         yield f"no stack: {state.no_answer}"
 
 
 def _list_bad(state: RankState) -> list[ProcessState]:
-    return [child for child in state.children if child.state in _STATES]
-
-
-def _describe_process(process: ProcessState) -> str:
-    where = f" ({process.waits_in})" if process.state == "D" and process.waits_in else ""
-    return _STATES[process.state] + where
+    processes = (state.process, *state.children)
+    return [process for process in processes if process.pid and process.state in _STATES]
 
 
 def _describe_collectives(state: RankState) -> str:
@@ -270,36 +250,31 @@ def _describe_operation(at: CollectiveState) -> str:
     return f"{operation}{group}{f', {at.shapes}' if at.shapes else ''}"
 
 
-def _list_frames(state: RankState, run_dir: str, *, is_full: bool) -> Iterator[str]:
-    def shorten(frame: str) -> str:
-        return _STAGED.sub("", frame).removeprefix(f"{run_dir}/" if run_dir else "")
+def _list_threads(state: RankState, run_dir: str) -> Iterator[str]:
+    for thread in state.threads:
+        yield f"  thread {thread.name}:"
+        yield from (f"    {name_file(frame, [run_dir])}" for frame in thread.frames)
 
-    if is_full:
-        for thread in state.threads:
-            yield _fit(f"  thread {thread.name}:")
-            yield from (_fit(f"    {shorten(frame)}") for frame in thread.frames)
-        return
+
+def _list_frames(state: RankState, run_dir: str) -> Iterator[str]:
+    """Yield the program's own frames, then for each library the innermost of its frames."""
     own: list[str] = []
     libraries: dict[str, list[str]] = {}
     for frame in get_main_frames(state):
-        found = _LIBRARY.search(frame)
-        name = "" if found is None else next(filter(None, found.groups()))
-        if found is None:
-            own.append(frame)
-        elif name not in _STARTERS:
-            libraries.setdefault(name, []).append(frame.rpartition("/")[2])
-    yield from (_fit(f"  {shorten(frame)}") for frame in own[:_MOST_FRAMES])
+        package = _PACKAGE.search(frame)
+        if is_own_file(frame.rpartition(":")[0]):
+            own.append(f"  {name_file(frame, [run_dir])}")
+        elif package and package[1] != "runpy":  # the outermost frames of every rank
+            libraries.setdefault(package[1], []).append(frame.rpartition("/")[2])
+    yield from own[:_MOST_FRAMES]
     if len(own) > _MOST_FRAMES:
         yield f"  and {len(own) - _MOST_FRAMES} more, which -v shows"
-    if libraries:
-        parts = (_describe_library(*item) for item in libraries.items())
+    parts = []
+    for name, (first, *others) in libraries.items():
+        more = f" and {format_count(len(others), 'frame')}" if others else ""
+        parts.append(f"{name} ({first}{more})")
+    if parts:
         yield from _wrap(f"libraries: {', '.join(parts)}", "  ")
-
-
-def _describe_library(name: str, frames: Sequence[str]) -> str:
-    """Return a library, with the innermost of its frames."""
-    more = f" and {format_count(len(frames) - 1, 'frame')}" if len(frames) > 1 else ""
-    return f"{name} ({frames[0]}{more})"
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:
@@ -310,8 +285,5 @@ def _wrap(text: str, indent: str = "") -> list[str]:
 
 def _fit(line: str) -> str:
     """Return a line that fits: the end of a path tells more than its beginning."""
-    excess = len(line) - _WIDTH
-    if excess <= 0:
-        return line
-    indent = len(line) - len(line.lstrip())
-    return f"{line[:indent]}...{line[indent + excess + 3 :]}"
+    indent = line[: len(line) - len(line.lstrip())]
+    return line if len(line) <= _WIDTH else f"{indent}...{line[len(indent) + 3 - _WIDTH :]}"

@@ -24,7 +24,8 @@ def replay_case(case: str, torch_project: TorchProject, folder: Path) -> None:
     assert first["seeds"]["torch"] == "1"
     before = (folder / "metrics.json").read_bytes()
 
-    done = torch_project.stager("replay", "--json", "--log-dir", folder / "logs", cwd=folder)
+    logs, env = folder / "logs", {"TMPDIR": str(torch_project.nodes)}
+    done = torch_project.stager("replay", "--json", "--log-dir", logs, cwd=folder, env=env)
     said = json.loads(done.stdout)
     assert done.returncode == 1, done.stderr
     assert said["verdict"] == f"the same failure: {expected}"

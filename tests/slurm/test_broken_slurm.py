@@ -331,3 +331,34 @@ def test_a_spare_node_takes_the_place_of_another(bench: Bench, how: str) -> None
     assert again["failed"]["class"] == expected, again
     assert "started again after" in said.talk
     bench.assert_clean(killed=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("word", "starts", "reason"),
+    [
+        ("unlucky", 2, "the same failure came again at the same place"),
+        ("nan", 1, "the program does the same again"),
+    ],
+)
+def test_a_failure_of_the_program_is_not_tried_for_long(
+    bench: Bench, word: str, starts: int, reason: str
+) -> None:
+    said = bench.stager("run", *SPARE, f"1={word}")
+    assert (said.code, said.failure["rank"]) == (3, 1), said.talk
+    assert (said.failure["retry"], said.failure["retry_reason"]) == ("no", reason)
+    assert [event["number"] for event in bench.events("attempt")] == list(range(starts))
+    bench.assert_clean()
+
+
+def test_a_rank_that_hangs_is_named_while_it_does(bench: Bench) -> None:
+    bench.env["STAGER_SILENCE_SECONDS"] = "3"
+    asked = ("--nodes", "2", "--nproc-per-node", "2", "--hang-timeout", "8")
+    said = bench.stager("run", *asked, "--", "train.py", "all=sleep", "2=stuck")
+    found = (said.code, said.failure["class"], said.failure["node"], said.failure["rank"])
+    assert found == (3, "hang", "node02", 2), said.talk
+    hang = bench.events("hang")[0]
+    assert (hang["kind"], hang["rank"], hang["certain"]) == ("elsewhere", 2, True)
+    assert hang["place"].endswith(" read_shard")
+    assert "where 3 ranks are" in hang["text"]
+    bench.assert_clean(killed=True)

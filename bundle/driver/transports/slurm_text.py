@@ -46,7 +46,8 @@ _NETWORK = re.compile(
     r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )
-_SIGNALS = {"Killed": -9, "Terminated": -15}
+_KILLED = -9
+_SIGNALS = {"Killed": _KILLED, "Terminated": -15}
 """Exit status of a task that a signal ended, by Slurm's word for it."""
 
 
@@ -76,9 +77,8 @@ def _mark_consequences(faults: dict[str, Ended]) -> None:
     blamed = [node for node, fault in faults.items() if fault.code not in TOLD_TO_END]
     first = next(iter([*blamed, *faults]), "")
     for node, fault in faults.items():
-        if node != first and fault.code in (*TOLD_TO_END, _SIGNALS["Killed"]):
-            follows = ProblemCode.NO_ANSWER_FOLLOWED
-            faults[node] = Ended(follows, {"first": first}, _SIGNALS["Killed"])
+        if node != first and fault.code in (*TOLD_TO_END, _KILLED):
+            faults[node] = Ended(ProblemCode.NO_ANSWER_FOLLOWED, {"first": first}, _KILLED)
 
 
 def _describe_task(numbers: str, words: str) -> Ended:

@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from bundle.driver.retries import (
-    EndedLaunch,
     Failure,
     History,
     RankProgress,
     find_failure,
     find_place,
+    find_retry,
 )
 from bundle.protocol.enumerations import FailureClass, Retry
 from bundle.protocol.events import Hang, RankOutput
 from bundle.protocol.messages import FailureRecord, LaunchAnswer, Vanished
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.protocol.retry import find_retry
 
 OOM = "stager: 1 oom-kill event on this node: the kernel killed for want of memory"
 TRACE = (
@@ -35,12 +34,11 @@ def record(code: int = 1, exception: str = "", message: str = "", **more: Any) -
     return FailureRecord(exit_code=code, exception=exception, message=message, **fields)
 
 
-def failed(*records: FailureRecord, **more: Any) -> EndedLaunch:
-    answers = {
+def failed(*records: FailureRecord, **more: Any) -> dict[str, LaunchAnswer]:
+    return {
         "n1": LaunchAnswer("n1"),
         "n2": LaunchAnswer("n2", ok=False, exit_code=1, failures=records, **more),
     }
-    return EndedLaunch(answers)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +112,13 @@ def test_a_node_that_is_lost_is_left_out() -> None:
 
 
 def test_a_hang_that_was_ended_and_a_rank_that_vanished() -> None:
-    hang = Hang(kind="stopped", rank=3, node="n2", text="rank 3 is stopped")
-    outcome = EndedLaunch({"n2": LaunchAnswer("n2", ok=False, stopped=True)}, hang, True)
-    failure = find_failure(outcome)
+    hang = Hang(kind="stopped", rank=3, node="n2", text="rank 3 is stopped", ended=True)
+    failure = find_failure({"n2": LaunchAnswer("n2", ok=False, stopped=True)}, hang)
     assert (failure.kind, failure.verdict.retry) == (FailureClass.HANG, Retry.ONCE)
     assert (failure.cause, failure.suspects) == ("rank 3 is stopped", frozenset(("n2",)))
     gone = find_failure(failed(vanished=(Vanished("n2", 3, None),)))
     assert gone.cause == "the process of rank 3 on n2 ended, with an unknown status"
-    assert find_failure(EndedLaunch({})).cause == "the ranks failed"
+    assert find_failure({}).cause == "the ranks failed"
 
 
 def test_every_class_has_a_verdict_with_a_reason() -> None:
@@ -207,4 +204,4 @@ def test_progress_never_goes_back() -> None:
 def test_a_failure_compares_by_what_it_is() -> None:
     first = find_failure(failed(record(-9)))
     assert isinstance(first, Failure)
-    assert first.signature == ("killed", str(-signal.SIGKILL))
+    assert (first.kind, first.place) == ("killed", (str(-signal.SIGKILL),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from stager.core.errors import StagerError
 from stager.jobs import replay
 from stager.jobs.replay import ReplayedRank, choose_rank, describe_place, list_differences
 from stager.logs.job_files import JobFiles
-from tests.support.building import Project
+from tests.support.building import STAGER, Project
+from tests.support.processes import living, start
 from tests.support.stories import T0, Told, went_well
 
 NODES = ["node01", "node02"]
@@ -165,9 +167,9 @@ def test_a_place_is_the_same_on_each_machine(exception: str, file: str, place: s
 def test_the_working_directory_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what was there before the job; the project's own files follow from the bundle."""
     source, target = tmp_path / "run", tmp_path / "work"
-    big = {"big.npy": "x" * 200, "big.pt": "x" * 200}
-    files = {"data/a.csv": "1", "train.py": "new", "helper.py": "h", "out/model.txt": "m", **big}
-    for name, text in {**files, ".git/config": "g", "late.txt": "l", "metrics.csv": "m"}.items():
+    files = {"data/a.csv": "1", "train.py": "new", "helper.py": "h", "out/model.txt": "m"}
+    files |= {"big.npy": "x" * 200, "big.pt": "x" * 200, ".git/config": "g", "env/pyvenv.cfg": ""}
+    for name, text in {**files, "late.txt": "l", "metrics.csv": "m"}.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     (source / "link").symlink_to("data")
@@ -176,22 +178,35 @@ def test_the_working_directory_is_a_copy(tmp_path: Path, monkeypatch: pytest.Mon
         os.utime(source / name, (begun - 50, begun - 50))
     os.utime(source / "helper.py")
     os.utime(source / "data", (begun - 50, begun - 50))
-    made = replay._Copy(source, target, {"train.py"}, ["out"], begun, room=100)
-    made.copy_all()
+    monkeypatch.setattr(replay, "_COPIED_BYTES", 100)
+
+    def is_copied(path: str) -> bool:
+        return replay.is_input(path, {"train.py"}, ["out"])
+
+    made = replay.copy_run_dir(source, target, begun, is_copied)
     found = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}
     assert found == {"data/a.csv", "helper.py", "big.npy", "late.txt"}
     assert (target / "link").is_symlink()
     assert (target / "link").resolve() == source / "data"
     assert (target / "big.npy").is_symlink()
-    assert (made.changed, made.linked, made.left_out) == (["helper.py"], ["big.npy"], ["big.pt"])
-
-    said = "\n".join(replay._describe_copy(made))
-    assert f"the files in {source} are not changed" in said
-    assert "changed since the job began, and not in its bundle: helper.py" in said
+    assert made == {
+        "changed since the job began, and not in its bundle": ["helper.py"],
+        "not copied, but linked, as they are large": ["big.npy"],
+        "left out, as they are large or many": ["big.pt"],
+    }
+    monkeypatch.setattr(replay, "_COPIED_BYTES", 10_000)
     monkeypatch.setattr(replay, "_MOST_FILES", 1)
-    few = replay._Copy(source, tmp_path / "few", set(), [], begun, files=1)
-    few.copy_all()
-    assert len(few.left_out) == 1
+    few = replay.copy_run_dir(source, tmp_path / "few", begun, lambda _: True)
+    assert [len(names) for names in few.values()] == [1]
+
+
+def test_a_working_directory_below_the_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1")
+    os.utime(tmp_path / "a.csv", (T0, T0))
+    (tmp_path / "tmp").mkdir()
+    assert replay.copy_run_dir(tmp_path, tmp_path / "tmp" / "work", T0 + 1, lambda _: True) == {}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.csv")}
+    assert files == {"a.csv", "tmp/work/a.csv"}
 
 
 PROGRAM = """\
@@ -210,6 +225,7 @@ print("did not fail", sys.stdin.read())
 
 def test_a_real_job_without_torch(project: Project, tmp_path: Path) -> None:
     """With its bundle, also when the project has changed; what it writes is not the job's."""
+    here = {"TMPDIR": str(tmp_path)}
     (project.root / "train.py").write_text(PROGRAM)
     (project.root / ".gitignore").write_text("data.csv\nwritten\nlogs/\n")
     (project.root / "data.csv").write_text("7")
@@ -219,19 +235,20 @@ def test_a_real_job_without_torch(project: Project, tmp_path: Path) -> None:
     assert project.stager(*run).returncode == 3
     (project.root / "train.py").write_text("print('another program')\n")
     os.utime(project.root / "written", (T0, T0))
-    failed_job = project.stager("replay", "--log-dir", "logs")
+    failed_job = project.stager("replay", "--log-dir", "logs", env=here)
     assert failed_job.returncode == 1, failed_job.stderr
     assert "ValueError: row 7 of 1 of 2" in failed_job.stderr
     assert "replay: the same failure: ValueError at train.py:5" in failed_job.stderr
     assert (project.root / "written").stat().st_mtime == T0
     kept = failed_job.stderr.split("what it has written: ")[1].strip()
     assert (Path(kept) / "written").read_text() == "x"
+    assert Path(kept).is_relative_to(tmp_path)
 
     found = project.stager("diagnose", "--log-dir", "logs").stdout
     assert "its variables at project/train.py:5 check:" in found
     assert "  | rows: int 7" in found
 
-    well = project.stager("replay", "--rank", "0", "--json", "--log-dir", "logs")
+    well = project.stager("replay", "--rank", "0", "--json", "--log-dir", "logs", env=here)
     assert well.returncode == 0, well.stderr
     said = json.loads(well.stdout)
     assert (said["same"], said["failure"]) == (None, "")
@@ -246,6 +263,40 @@ def test_a_real_job_without_torch(project: Project, tmp_path: Path) -> None:
     assert gone.returncode == 1
     assert "the bundle of the job is no longer there" in gone.stderr
     assert "stager import" in gone.stderr
+
+
+ENDLESS = """\
+import time
+from pathlib import Path
+
+if Path("endless.txt").exists():
+    Path("written").write_text("x")
+    print("begun", flush=True)
+    time.sleep(60)
+raise ValueError
+"""
+
+
+def test_an_interrupted_replay_leaves_nothing_behind(project: Project, tmp_path: Path) -> None:
+    """By Ctrl-C, which reaches the program, too, and by a signal to the command alone."""
+    (project.root / "train.py").write_text(ENDLESS)
+    project.settings("alpha").build()
+    options = ("--allocation", "local", "--nproc-per-node", "1", "--launcher", "processes")
+    run = ("run", *options, "--log-dir", str(tmp_path / "logs"), "--", "train.py")
+    assert project.stager(*run).returncode == 3
+    (project.root / "endless.txt").touch()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    argv = [*STAGER, "replay", "--log-dir", tmp_path / "logs"]
+    for number, interrupt in ((signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)):
+        with start(argv, cwd=project.root, env={**os.environ, "TMPDIR": str(temporary)}) as running:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "begun\n"
+            assert list(temporary.iterdir())
+            interrupt(running.pid, number)
+            assert running.wait(30) == 128 + number
+        assert not list(temporary.iterdir())
+        assert not living(temporary)
 
 
 PLAY = """\
