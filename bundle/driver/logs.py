@@ -183,7 +183,8 @@ class Logs:
     def preflight(self, lines: list[str]) -> None:
         """Write ``preflight.<jobid>.txt``."""
         text = "".join(f"{line}\n" for line in lines)
-        self._append(log_names.make_preflight_name(self._job.id), text.encode())
+        data = text.encode(errors="backslashreplace")  # a name may be no text
+        self._append(log_names.make_preflight_name(self._job.id), data)
 
     def stacks(self, text: str) -> None:
         """Write ``stacks.<jobid>.json``, in the place of an earlier one."""

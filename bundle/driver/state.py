@@ -230,7 +230,8 @@ class State:
 
     def log_line(self, node: str, line: str) -> None:
         """Write a line about a node to the node's log."""
-        self.logs.output(node, self.first_task(node), line.encode() + b"\n", DRIVER)
+        data = line.encode(errors="backslashreplace")  # a name may be no text
+        self.logs.output(node, self.first_task(node), data + b"\n", DRIVER)
 
     def mark_attempt(self) -> None:
         """Write a line to the logs of all ranks: what follows is of another attempt."""

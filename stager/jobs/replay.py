@@ -290,7 +290,6 @@ def _fill_work_dir(replayed: ReplayedRank, bundle: ChosenBundle, work: Path) -> 
 
 # --- The replay, and the comparison of its failure with that in the job --------------------------
 
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FRAME = re.compile(r'^\s+File "(.+)", line (\d+)')
 
 
@@ -380,7 +379,6 @@ def _make_result(replayed: ReplayedRank, work: Path, own: Path, code: int) -> Re
         describe_place(record, folders) if record else "" for record in (replayed.failure, now)
     )
     has_begun = (own / BEGUN).exists()
-    is_kept = find_signal(code) not in _INTERRUPTS and _has_written(work, own / BEGUN)
     return ReplayResult(
         job_id=replayed.files.job_id,
         rank=replayed.rank,
@@ -389,7 +387,7 @@ def _make_result(replayed: ReplayedRank, work: Path, own: Path, code: int) -> Re
         verdict=_compare(expected, failure) if has_begun else "the program was not started",
         expected=expected,
         failure=failure,
-        work_dir=str(work) if is_kept else "",
+        work_dir=str(work) if _has_written(work, own / BEGUN) else "",
     )
 
 

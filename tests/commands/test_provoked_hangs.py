@@ -14,7 +14,7 @@ from tests.support.torch_project import STAGER, Ran, TorchProject
 
 SILENCE = 6.0
 """Seconds of silence after which the ranks are asked; PyTorch's import is no longer one."""
-ENDS_AFTER = 16
+ENDS_AFTER = "00:00:16"
 THREE_RANKS = (
     *("--allocation", "local", "--nodes", "1", "--nproc-per-node", "3"),
     *("--launcher", "processes"),
@@ -39,10 +39,10 @@ def run_case(
 
 def check_hang(case: str, torch_project: TorchProject, folder: Path) -> None:
     expected = HANGS[case]
-    options = ("--hang-timeout", str(ENDS_AFTER))
+    options = ("--hang-timeout", ENDS_AFTER)
     report, events = run_case(case, 600, torch_project, folder, *options)
-    silent = next(event for event in events if event["event"] == "silent")
-    hang = next(event for event in events if event["event"] == "hang")
+    at, hang = next((at, event) for at, event in enumerate(events) if event["event"] == "hang")
+    silent = [event for event in events[:at] if event["event"] == "silent"][-1]
     assert (hang["kind"], hang["rank"]) == (expected.kind, expected.rank)
     assert hang["place"].startswith(find_place(expected.mark))
     assert hang["time"] - silent["time"] < 5

@@ -353,7 +353,7 @@ def test_a_failure_of_the_program_is_not_tried_for_long(
 
 def test_a_rank_that_hangs_is_named_while_it_does(bench: Bench) -> None:
     bench.env["STAGER_SILENCE_SECONDS"] = "3"
-    asked = ("--nodes", "2", "--nproc-per-node", "2", "--hang-timeout", "8")
+    asked = ("--nodes", "2", "--nproc-per-node", "2", "--hang-timeout", "00:00:08")
     said = bench.stager("run", *asked, "--", "train.py", "all=sleep", "2=stuck")
     found = (said.code, said.failure["class"], said.failure["node"], said.failure["rank"])
     assert found == (3, "hang", "node02", 2), said.talk

@@ -114,6 +114,12 @@ def test_a_bundle_that_is_another_or_gone(
     assert events[-1]["of_driver"] is True  # no node is to blame
 
 
+def test_a_name_that_is_no_text_is_reported(single: Packed, program: Path, tmp_path: Path) -> None:
+    code, events, _ = drive(program, job_for(single, tmp_path, packages=("\ud800",)))
+    assert (code, list(problems(events[-1]))) == (3, ["local1", "local2"])
+    assert "\\ud800" in (tmp_path / "logs" / "demo.4711.local1.0.out").read_text()
+
+
 def test_a_problem_of_the_drivers_host_is_put_on_no_node(
     single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
