@@ -38,6 +38,7 @@ _MAY_WORK = (
     "it uses the CPU or moves on, so it may be at work",
     "some use the CPU or move on, so they may be at work",
 )
+_QUESTION_SECONDS = 0.1  # CPU time that the thread which answers a question uses at most
 _CHARACTERS = 1000  # of the verdict; a part of it comes from the nodes
 _BUSY = 0.1
 """CPUs that a rank uses which may be at work: copying files takes that much, and what waits in a
@@ -212,7 +213,7 @@ def _find_process(looks: _Looks) -> Hang | None:
 def _describe_fault(first: ProcessState, last: ProcessState, is_missed: bool) -> str:
     if last.state in _STOPPED:
         return "stopped by a signal or a debugger (SIGCONT resumes it)"
-    if first.state == last.state == _HELD and first.seconds == last.seconds:
+    if first.state == last.state == _HELD and last.seconds - first.seconds < _QUESTION_SECONDS:
         where = f" in {last.waits_in}" if last.waits_in else ""
         return f"{HELD}{where}, as by a file system or device that is slow or does not answer"
     is_dead = is_missed and first.state in _ENDED and last.state in _ENDED

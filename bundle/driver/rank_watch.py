@@ -35,7 +35,7 @@ SILENCE = "STAGER_SILENCE_SECONDS"  # the variable with another time than the fo
 _SILENCE_SECONDS = 240.0
 """Silence that is never mentioned: saving a checkpoint or compiling a model may take as long."""
 _TIMES_USUAL = 3.0  # the longest pause so far counts so many times
-_PAUSE_SECONDS = 3.0  # time between two looks, whose difference shows what moves
+_PAUSE_SECONDS = 2.5  # time between two looks, whose difference shows what moves
 _ANSWER_SECONDS = 20.0  # time that a node gets to answer; that of many ranks takes long
 _TICK_SECONDS = 0.25
 _REQUEST_SECONDS = 1.0  # time between two looks for a request
