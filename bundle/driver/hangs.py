@@ -24,8 +24,8 @@ States = Mapping[int, "tuple[str, RankState]"]
 """The node and the state of each rank."""
 UNKNOWN_STATE = "?"
 """The state of a rank's process where nothing is known of it; ``""`` is that of one that ended."""
-HELD = "held by the kernel"
-"""In the verdict on a process that may only write much: it is certain once it comes again."""
+HELD = "held"
+"""The kind of a hang that may only be a large write: it is certain once it comes again."""
 _STOPPED, _HELD, _ENDED = ("T", "t"), "D", ("", "Z", "X")
 _NODE_ROOT = re.compile(r"^.*/stager-\d+/(?=envs/)")
 """What the paths of one file on several nodes may differ in."""
@@ -38,7 +38,7 @@ _MAY_WORK = (
     "it uses the CPU or moves on, so it may be at work",
     "some use the CPU or move on, so they may be at work",
 )
-_QUESTION_SECONDS = 0.1  # CPU time that the thread which answers a question uses at most
+_ANSWER_CPU_SECONDS = 0.1  # CPU time that the thread which answers a question uses at most
 _CHARACTERS = 1000  # of the verdict; a part of it comes from the nodes
 _BUSY = 0.1
 """CPUs that a rank uses which may be at work: copying files takes that much, and what waits in a
@@ -164,7 +164,9 @@ class _Looks:
         shown = ranks or sorted(stuck.waiting if stuck else self.ranks)
         first = self.ranks[shown[0]]
         alive = [self.ranks[rank] for rank in ranks if not self.ranks[rank].has_ended]
-        is_busy = kind != "stopped" and any(rank.is_busy(self._seconds) for rank in alive)
+        is_busy = kind not in ("stopped", HELD) and any(
+            rank.is_busy(self._seconds) for rank in alive
+        )
         where = _describe_place(first.state, "has ended" if stuck else "is not running")
         if where:
             text += f"; {'it' if len(shown) == 1 else f'rank {first.number}'} {where}"
@@ -176,7 +178,7 @@ class _Looks:
             waiting=len(self.waiting.difference(ranks)),
             place=find_place(first.state),
             text=text[:_CHARACTERS],
-            certain=not is_busy and HELD not in text and all(rank.is_known for rank in alive),
+            certain=not is_busy and kind != HELD and all(rank.is_known for rank in alive),
         )
         if ranks:
             hang = replace(hang, rank=first.number, node=first.node)
@@ -207,15 +209,19 @@ def _find_process(looks: _Looks) -> Hang | None:
         return None  # a helper that ends early in every rank is not missed
     more = f", as {_are(others)} {_count(others, 'other rank')}" if others else ""
     text = f"process {process.pid} ({process.name}) of {looks.name([number])} is {how}{more}"
-    return looks.make_hang("stopped", list(found), text)
+    kind = HELD if process.state == _HELD else "stopped"
+    return looks.make_hang(kind, list(found), text)
 
 
 def _describe_fault(first: ProcessState, last: ProcessState, is_missed: bool) -> str:
     if last.state in _STOPPED:
         return "stopped by a signal or a debugger (SIGCONT resumes it)"
-    if first.state == last.state == _HELD and last.seconds - first.seconds < _QUESTION_SECONDS:
+    if first.state == last.state == _HELD and last.seconds - first.seconds < _ANSWER_CPU_SECONDS:
         where = f" in {last.waits_in}" if last.waits_in else ""
-        return f"{HELD}{where}, as by a file system or device that is slow or does not answer"
+        return (
+            f"held by the kernel{where}, as by a file system or device that is slow or does not "
+            "answer"
+        )
     is_dead = is_missed and first.state in _ENDED and last.state in _ENDED
     return "dead, and the rank has not noticed" if is_dead else ""
 
@@ -274,7 +280,9 @@ def _find_awaited(reports: Mapping[int, CollectiveState]) -> int:
     completed = max(report.completed for report in reports.values())
     if completed >= 0:
         return completed + 1
-    return max(0, *(report.enqueued for report in reports.values()))  # the foremost wait
+    return max(
+        0, *(report.enqueued for report in reports.values())
+    )  # the ranks furthest ahead wait
 
 
 def _find_rank_behind(looks: _Looks) -> Hang | None:

@@ -1,4 +1,4 @@
-"""Watching a launch for silence: what ranks print, when they are asked where they are, and why.
+"""Detects ranks that are silent, collects what they do, and records a verdict on them.
 
 Nothing here waits. The transport calls :meth:`RankWatch.tick` about once a second, in the thread in
 which events come.
@@ -34,12 +34,12 @@ from .transports.transport import Event, LaunchStopped, do_nothing
 SILENCE = "STAGER_SILENCE_SECONDS"  # the variable with another time than the following one
 _SILENCE_SECONDS = 240.0
 """Silence that is never mentioned: saving a checkpoint or compiling a model may take as long."""
-_TIMES_USUAL = 3.0  # the longest pause so far counts so many times
+_LONGEST_PAUSE_FACTOR = 3.0  # the longest pause so far counts so many times
 _PAUSE_SECONDS = 2.5  # time between two looks, whose difference shows what moves
 _ANSWER_SECONDS = 20.0  # time that a node gets to answer; that of many ranks takes long
 _TICK_SECONDS = 0.25
 _REQUEST_SECONDS = 1.0  # time between two looks for a request
-_STANDS_SECONDS = 120.0
+_HANG_VALID_SECONDS = 120.0
 """Time that a hang counts after ranks have printed again: PyTorch's own timeout, which ends them,
 prints messages and writes a record first (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
 _CHARACTERS = 300  # of the last line
@@ -75,6 +75,12 @@ class _Look:
     """Tasks of each node that are to answer."""
     answers: dict[str, list[RankStates]] = field(default_factory=dict)
 
+    def drop_task(self, node: str, task: int | None) -> None:
+        """Await a task no more that has ended, whether it has answered or not."""
+        self.awaited[node] -= 1
+        answers = self.answers.get(node, [])
+        answers[:] = [one for one in answers if all(state.rank != task for state in one.ranks)]
+
     def list_missing(self) -> list[str]:
         """Return the nodes of which a task has not answered."""
         return [
@@ -96,7 +102,7 @@ class RankWatch:
         self._last = self._now()
         self._last_output: RankOutput | None = None
         self._longest: float | None = None
-        self._times_said = 0
+        self._silence_reports = 0
         self._numbers = itertools.count(UNASKED + 1)
         self._look: _Look | None = None
         self._first: _Look | None = None
@@ -118,7 +124,7 @@ class RankWatch:
         elif isinstance(event, LaunchAnswer):
             self._running[event.node] -= 1
             if self._look is not None:
-                self._look.awaited[event.node] -= 1
+                self._look.drop_task(event.node, event.task)
         elif isinstance(event, RankStates) and event.node in self._running:
             self._note_states(event)
 
@@ -135,13 +141,13 @@ class RankWatch:
         self._next_tick = now + _TICK_SECONDS
         if not any(count > 0 for count in self._running.values()):
             return
-        if now - self._recovered > _STANDS_SECONDS:
+        if now - self._recovered > _HANG_VALID_SECONDS:
             self._hang, self._recovered = None, math.inf
         if self._look is not None:
-            self._go_on(now)
+            self._continue_look(now)
         elif self._is_silent_for_long(silent):
-            self._times_said += 1
-            self._say_silence(silent)
+            self._silence_reports += 1
+            self._report_silence(silent)
             self._ask(now)
         elif self._must_end(silent) or self._is_requested(now):
             self._ask(now)
@@ -153,7 +159,7 @@ class RankWatch:
             if complete is not None:
                 self._keep(self._collect_states(complete), None)
             self._state.logs.drop_stacks_request()
-        hang = None if self._now() - self._recovered > _STANDS_SECONDS else self._hang
+        hang = None if self._now() - self._recovered > _HANG_VALID_SECONDS else self._hang
         if hang is None and self._unasked:
             look = _Look(UNASKED, self._now(), Counter(), self._unasked)
             self._keep(self._collect_states(look), None, ending=True)
@@ -165,7 +171,7 @@ class RankWatch:
         now = self._now()
         if self._last_output is not None:
             self._longest = max(self._longest or 0.0, now - self._last)
-        self._last, self._last_output, self._times_said = now, event, 0
+        self._last, self._last_output, self._silence_reports = now, event, 0
         if self._hang is not None:
             self._recovered = min(self._recovered, now)
 
@@ -176,7 +182,8 @@ class RankWatch:
             answers = self._unasked.setdefault(event.node, [])
         elif look is not None and event.number == look.number:
             answers = look.answers.setdefault(event.node, [])
-        if answers is not None and len(answers) < max(1, self._running[event.node]):
+        most = min(self._running[event.node], self._state.nproc)
+        if answers is not None and len(answers) < max(1, most):
             answers.append(replace(event, ranks=self._select_ranks(event)))
 
     def _select_ranks(self, event: RankStates) -> tuple[RankState, ...]:
@@ -193,13 +200,13 @@ class RankWatch:
     # --- Silence
 
     def _is_silent_for_long(self, silent: float) -> bool:
-        usual = _TIMES_USUAL * (self._longest or 0.0)
-        return bool(silent > max(self._floor, usual) * 2**self._times_said)
+        usual = _LONGEST_PAUSE_FACTOR * (self._longest or 0.0)
+        return bool(silent > max(self._floor, usual) * 2**self._silence_reports)
 
     def _must_end(self, silent: float) -> bool:
         return 0 < self._launch.hang_timeout < silent
 
-    def _say_silence(self, silent: float) -> None:
+    def _report_silence(self, silent: float) -> None:
         last = self._last_output
         lines = b"" if last is None else last.data.rstrip()
         line = lines[lines.rfind(b"\n") + 1 :].decode(errors="replace")
@@ -224,7 +231,7 @@ class RankWatch:
         self._look = _Look(next(self._numbers), now, +self._running)
         self._state.transport.send_to_ranks(f"{LOOK}{self._look.number}")
 
-    def _go_on(self, now: float) -> None:
+    def _continue_look(self, now: float) -> None:
         look, first = self._look, self._first
         if look is None or (look.list_missing() and now < look.asked + _ANSWER_SECONDS):
             return
@@ -243,10 +250,11 @@ class RankWatch:
             hang = find_hang(_index_ranks(states), earlier, second.asked - first.asked)
         must_end = is_silent and self._must_end(now - self._last)
         if must_end:
-            hang = replace(hang or Hang(text="no rank shows why", certain=False), ended=True)
+            unknown = Hang(text="they go on, or none shows why", certain=False)
+            hang = replace(hang or unknown, ended=True)
         self._keep(states, hang)
         self._state.logs.drop_stacks_request()
-        if is_silent and (self._times_said or must_end):
+        if is_silent and (self._silence_reports or must_end):
             self._note_hang(hang)
         if must_end and hang is not None:
             where = hang.node or self._state.job.nodes[0]
@@ -255,7 +263,7 @@ class RankWatch:
 
     def _note_hang(self, hang: Hang | None) -> None:
         before = self._hang
-        if hang is not None and before is not None and HELD in hang.text:
+        if hang is not None and before is not None and hang.kind == HELD:
             hang = replace(hang, certain=(hang.text == before.text))
         if hang is not None and hang != before:
             self._state.emit(hang)

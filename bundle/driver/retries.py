@@ -33,7 +33,7 @@ _TABLE = {
         Retry.ONCE, "other processes may have used the memory; a second time it is too little"
     ),
     FailureClass.KILLED: RetryVerdict(Retry.ONCE, "it is not known who ended the process"),
-    FailureClass.PORT: RetryVerdict(Retry.YES, "a new start takes another port"),
+    FailureClass.PORT: RetryVerdict(Retry.ONCE, "a new start takes another port to meet at"),
     FailureClass.RENDEZVOUS: RetryVerdict(
         Retry.YES, "the ranks lost each other, and none of them failed by itself"
     ),
@@ -44,14 +44,12 @@ _TABLE = {
     FailureClass.DAMAGED_COPY: RetryVerdict(Retry.YES, "a damaged copy is made anew"),
     FailureClass.DISK_FULL: RetryVerdict(Retry.NO, "the disk is full until something is removed"),
     FailureClass.TIME_LIMIT: RetryVerdict(
-        Retry.ONCE, "it makes sense with more time, or if the program goes on from a checkpoint"
+        Retry.ONCE, "it helps with more time, or if the program resumes from a checkpoint"
     ),
-    FailureClass.PREEMPTION: RetryVerdict(Retry.YES, "the program is not the reason"),
+    FailureClass.PREEMPTION: RetryVerdict(Retry.YES, "the program did not cause it"),
     FailureClass.NODE_FAILURE: RetryVerdict(Retry.YES, "a node failed, and not the program"),
-    FailureClass.HANG: RetryVerdict(Retry.ONCE, "a hang may depend on the time of things"),
-    FailureClass.ENVIRONMENT: RetryVerdict(
-        Retry.NO, "the settings or the nodes have to change before"
-    ),
+    FailureClass.HANG: RetryVerdict(Retry.ONCE, "a hang may depend on timing"),
+    FailureClass.ENVIRONMENT: RetryVerdict(Retry.NO, "the settings or the nodes must change first"),
     FailureClass.UNKNOWN: RetryVerdict(Retry.ONCE, "the reason of the failure is not known"),
 }
 
@@ -149,8 +147,8 @@ class RankProgress:
 
 # --- The failure of an attempt -------------------------------------------------------------------
 
-_STOPPED = "stopped"  # the kind of a hang whose process the node has stopped, or holds
-_NODES_OWN = tuple(-int(number) for number in (signal.SIGKILL, signal.SIGBUS, signal.SIGILL))
+_OF_NODE = ("stopped", "held")  # the kinds of hangs that may be the node's fault
+_NODE_SIGNALS = tuple(-int(number) for number in (signal.SIGKILL, signal.SIGBUS, signal.SIGILL))
 """Signals that a node rather than a program sends: of memory, of /dev/shm, of the processor."""
 _OOM_LINE = "killed for want of memory"  # explain_oom_kills of rank_results
 _LONGEST = 200  # characters of an exception's message
@@ -204,7 +202,7 @@ def _weigh(record: FailureRecord) -> int:
 
 
 def _describe_hang(hang: Hang) -> Failure:
-    suspects = frozenset((hang.node,) if hang.kind == _STOPPED and hang.node else ())
+    suspects = frozenset((hang.node,) if hang.kind in _OF_NODE and hang.node else ())
     place = (hang.kind, hang.place, hang.operation)
     return Failure(FailureClass.HANG, hang.text, hang.node, hang.rank, place, suspects=suspects)
 
@@ -243,14 +241,14 @@ def _describe_record(record: FailureRecord) -> Failure:
     if record.exit_code == -signal.SIGKILL and any(_OOM_LINE in line for line in record.lines):
         kind, why = FailureClass.OUT_OF_MEMORY, ", as the node's memory ran out"
     cause = f"{who} was killed (signal {-record.exit_code}){why}"
-    suspects = frozenset((record.node,) if record.exit_code in _NODES_OWN else ())
+    suspects = frozenset((record.node,) if record.exit_code in _NODE_SIGNALS else ())
     return Failure(kind, cause, *where, (str(record.exit_code),), suspects=suspects)
 
 
 def _describe_consequence(
     answers: Mapping[str, LaunchAnswer], lost: Sequence[FailureRecord]
 ) -> Failure:
-    """Describe a failure of which only what followed is known."""
+    """Describe a failure whose cause is unknown by its consequences."""
     if lost:
         cause = f"rank {lost[0].rank} on {lost[0].node} lost its peers: {_join_words(lost[0])}"
         return Failure(FailureClass.RENDEZVOUS, cause, lost[0].node, lost[0].rank)
@@ -258,10 +256,11 @@ def _describe_consequence(
     gone = next((gone for answer in answers.values() for gone in answer.vanished), None)
     if gone is not None:
         cause = f"the process of rank {gone.rank} on {gone.node} ended, with an unknown status"
-        return Failure(kind, cause, gone.node, gone.rank, suspects=frozenset((gone.node,)))
+        suspects = frozenset((gone.node,))
+        return Failure(kind, cause, gone.node, gone.rank, (gone.node,), suspects=suspects)
     failed = [node for node, answer in answers.items() if not answer.ok]
     cause = f"the ranks failed on {', '.join(failed[:3])}" if failed else "the ranks failed"
-    return Failure(kind, cause, next(iter(failed), ""))
+    return Failure(kind, cause, next(iter(failed), ""), place=tuple(failed))
 
 
 def _join_words(record: FailureRecord) -> str:

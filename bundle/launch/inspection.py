@@ -106,7 +106,7 @@ def _read_child_stacks(path: str, children: Sequence[ProcessState]) -> Iterator[
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ENDED, _STOPPED = ("", "Z", "X"), ("T", "t")
-_INTERESTING = "DTtZR"  # states of children that come first
+_INTERESTING = "DTtZ"  # states of children that come first
 
 
 class _Processes:
@@ -152,7 +152,7 @@ def _read_text(path: str) -> str:
 
 # --- The stack of a process's main thread, which faulthandler writes at a signal -----------------
 
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)', re.MULTILINE)
 _OUTERMOST = re.compile(r'/run_wrapper\.py", line \d+ in <module>\n\Z|\n  \.\.\.\n\Z')
 _FORKED = re.compile(r".*/multiprocessing/popen_fork\.py:\d+ _launch$")
 _BELOW_PROGRAM = re.compile(r"<frozen runpy>:|.*/runpy\.py:|.*/run_wrapper\.py:")

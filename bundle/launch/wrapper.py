@@ -780,14 +780,15 @@ def list_stacks() -> list[dict[str, object]]:
     """Return the stacks of all threads but this one; no lock is taken, which one may hold."""
     threads = dict(getattr(threading, "_active", {}))
     names = {ident: str(vars(thread).get("_name", "")) for ident, thread in threads.items()}
-    names[threading.main_thread().ident] = "main"
+    main = threading.main_thread().ident
+    names[main] = "main"
     stacks: list[dict[str, object]] = []
-    for ident, innermost in sys._current_frames().items():
+    for ident, innermost in sorted(sys._current_frames().items(), key=lambda one: one[0] != main):
         if ident != threading.get_ident():
             frames = itertools.islice(traceback.walk_stack(innermost), DEPTH)
             places = [_name_place(*frame) for frame in frames]
             stacks.append({"name": names.get(ident) or f"{ident:#x}", "frames": places})
-    return sorted(stacks, key=lambda stack: stack.get("name") != "main")
+    return stacks
 
 
 def list_groups() -> list[dict[str, object]]:

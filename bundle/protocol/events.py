@@ -312,10 +312,10 @@ class Hang(DriverEvent, event="hang"):
     """The reason why silent ranks do not go on, as far as their processes and stacks show it."""
 
     kind: str = "unknown"
-    """``stopped``: a process is stopped, dead, or held by the kernel. ``behind``: ranks wait in a
-    collective operation for one that has not entered it. ``mismatch``: ranks are in different
-    operations. ``elsewhere``: a rank is at another place than most. ``network``: all ranks wait in
-    the same operation. ``unknown``: none of these."""
+    """``stopped``: a process is stopped or dead. ``held``: the kernel holds one. ``behind``: ranks
+    wait in a collective operation for one that has not entered it. ``mismatch``: ranks are in
+    different operations. ``elsewhere``: a rank is at another place than most. ``network``: all
+    ranks wait in the same operation. ``unknown``: none of these."""
     rank: int | None = None
     """The rank at fault, the first of them; null if none is."""
     node: str = ""

@@ -250,10 +250,9 @@ def _candidates(result: JobEnds) -> Iterator[Candidate]:
     yield from _nodes(result, ranks)
     if result.hang is not None:
         is_certain = is_certain_hang(result.hang) or result.hang.ended
-        yield Candidate(
-            role=Role.HANG if is_certain else Role.POSSIBLE_HANG,
-            failure=partial(_convert_hang, result.hang),
-        )
+        role = Role.HANG if is_certain else Role.POSSIBLE_HANG
+        if is_certain or not result.interrupted:  # a user may end a job for any reason
+            yield Candidate(role=role, failure=partial(_convert_hang, result.hang))
     yield from map(_convert_vanished, result.vanished or ())
     yield from _list_left_early(result)
     yield from _launchers(result)
@@ -302,8 +301,10 @@ def _describe_node_failure(
 
 
 _HANG_HINTS = {
-    "stopped": "find out on that node what stopped or ended the process (`dmesg` for a disk, a "
-    "file server or memory), or leave the node out with --exclude",
+    "stopped": "find out on that node what stopped or ended the process (`dmesg` for memory), or "
+    "leave the node out with --exclude",
+    "held": "see whether the disk or file server that it uses still answers (`dmesg`), or leave "
+    "the node out with --exclude",
     "behind": "see what that rank does at this line that the others do not: code that only some "
     "ranks run, more or fewer batches, or data that comes slowly",
     "mismatch": "let all ranks call the same operations, in the same order and with the same "

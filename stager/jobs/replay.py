@@ -77,7 +77,8 @@ class ReplayedRank(NamedTuple):
     @property
     def world_size(self) -> int:
         """The number of the job's ranks."""
-        return self.result.world_size or 1
+        planned = len(self.record.nodes) * (self.job.launch.nproc_per_node or 1)
+        return self.result.world_size or max(1, planned)
 
     @property
     def ranks_here(self) -> int:
@@ -211,11 +212,12 @@ def list_differences(replayed: ReplayedRank) -> Iterator[str]:
 
 _COPIED_BYTES = 512 << 20
 _MOST_FILES = 10_000
-_SOURCES = (".py", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".txt", ".sh")
+_SOURCES = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini")
+_INPUTS = (*_SOURCES, ".json", ".txt")  # the last two may be outputs as well
 _CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 _SKIPPED = ("**/.git", "**/__pycache__", "**/node_modules")
 _CHANGED = "changed since the job began, and not in its bundle"
-_LINKED = "not copied, but linked, as they are large"
+_LINKED = "not copied, but linked, as they are large, so do not let the program change them"
 _LEFT_OUT = "left out, as they are large or many"
 
 
@@ -239,9 +241,9 @@ def copy_run_dir(
             break
         path, place = source / inner, target / inner
         with suppress(OSError):  # it has been removed meanwhile, or may not be read
-            status = path.stat()
+            status = path.lstat()
             is_new = status.st_mtime > begun
-            if is_new and path.suffix not in _SOURCES:
+            if is_new and path.suffix not in _INPUTS:
                 continue
             place.parent.mkdir(parents=True, exist_ok=True)
             if path.is_symlink():
@@ -254,7 +256,7 @@ def copy_run_dir(
             else:
                 place.symlink_to(path)
                 known[_LINKED].append(inner)
-            if is_new and path.suffix == ".py":
+            if is_new and path.suffix in _SOURCES:
                 known[_CHANGED].append(inner)
     return known
 
@@ -274,7 +276,7 @@ def _list_files(source: Path, is_copied: Callable[[str], bool]) -> Iterator[str]
 def _fill_work_dir(replayed: ReplayedRank, bundle: ChosenBundle, work: Path) -> Iterator[str]:
     """Copy the run directory; the project follows later. Yield what the user must know of it."""
     job, source = replayed.job, Path(replayed.job.run_dir)
-    yield f"working directory: {work}; the files in {source} are not changed"
+    yield f"working directory: {work}, with copies of the files in {source}"
     if not job.run_dir or not source.is_dir():
         yield f"the job's run directory {source} is not on this machine"
         return
@@ -290,6 +292,7 @@ def _fill_work_dir(replayed: ReplayedRank, bundle: ChosenBundle, work: Path) -> 
 
 # --- The replay, and the comparison of its failure with that in the job --------------------------
 
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FRAME = re.compile(r'^\s+File "(.+)", line (\d+)')
 
 
@@ -348,7 +351,7 @@ def replay(
         shutil.copyfile(Path(__file__).with_name(program.name), program)
         (own / "run_wrapper.py").write_bytes(read_source("launch.wrapper"))
         argv = make_exec_argv(config, bundle, ["python", str(program), *job.launch.command])
-        with replace_handlers([signal.SIGTERM], _end_program):
+        with replace_handlers([signal.SIGTERM, signal.SIGHUP], _make_ender()):
             code = run_attached(
                 argv,
                 environment=_make_base(job),
@@ -362,13 +365,19 @@ def replay(
     return result
 
 
-def _end_program(number: int, _frame: object) -> None:
-    """End the program first: only Ctrl-C reaches it by itself."""
-    if not waited_for:
-        raise KeyboardInterrupt
-    for pid in tuple(waited_for):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+def _make_ender() -> Callable[[int, object], None]:
+    """Return a handler that ends the program first: only Ctrl-C reaches it by itself."""
+    told = set[int]()
+
+    def end(number: int, _frame: object) -> None:
+        if not waited_for:
+            raise KeyboardInterrupt
+        for pid in tuple(waited_for):
+            with suppress(ProcessLookupError):  # one that did not end is killed
+                os.kill(pid, signal.SIGKILL if pid in told else number)
+            told.add(pid)
+
+    return end
 
 
 def _make_result(replayed: ReplayedRank, work: Path, own: Path, code: int) -> ReplayResult:
@@ -379,12 +388,15 @@ def _make_result(replayed: ReplayedRank, work: Path, own: Path, code: int) -> Re
         describe_place(record, folders) if record else "" for record in (replayed.failure, now)
     )
     has_begun = (own / BEGUN).exists()
+    verdict = _compare(expected, failure) if has_begun else "the program was not started"
+    is_interrupted = find_signal(code) in _INTERRUPTS
+    is_same = None if is_interrupted or not (expected and has_begun) else failure == expected
     return ReplayResult(
         job_id=replayed.files.job_id,
         rank=replayed.rank,
         exit_code=code if code >= 0 else 128 - code,
-        same=failure == expected if expected and has_begun else None,
-        verdict=_compare(expected, failure) if has_begun else "the program was not started",
+        same=is_same,
+        verdict="it was interrupted" if is_interrupted else verdict,
         expected=expected,
         failure=failure,
         work_dir=str(work) if _has_written(work, own / BEGUN) else "",

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     wrapper.write_record = keep_error
     (folder / BEGUN).touch()
     status: int = wrapper.main(argv)
-    if is_debugged and errors:
+    if is_debugged and errors and errors[-1].__traceback__:
         debug(errors[-1], wrapper.is_own_file)
     return status
 
@@ -70,6 +70,8 @@ def place_project(source: str, tree: str, *, is_linked: bool) -> None:
     for name, folders, files in os.walk(source):
         folder = Path(name)
         inner = Path(tree) / folder.relative_to(source)
+        if inner.is_symlink():  # one of the run directory's, which may lead to files of the user's
+            inner.unlink()
         inner.mkdir(parents=True, exist_ok=True)
         for entry in (*files, *(each for each in folders if (folder / each).is_symlink())):
             target = inner / entry

@@ -29,9 +29,9 @@ from ..logs.job_record import JobRecord, read_events
 
 # --- The question to a job's driver, and its answer ----------------------------------------------
 
-WAIT_SECONDS = 40.0
+WAIT_SECONDS = 50.0
 """An answer takes five seconds: the driver asks the nodes twice within three. A node that does not
-answer takes 15 s each time, and its ranks are shown without stacks."""
+answer takes 20 s each time, and its ranks are shown without stacks."""
 _POLL_SECONDS = 0.2
 
 

@@ -34,6 +34,8 @@ class KeptLaunch:
     container_image: str = ""
     """The image that the ranks ran in."""
     omp_num_threads: int | None = None
+    nproc_per_node: int | None = None
+    """None for the number of GPUs."""
     max_restarts: int = 0
     watch: bool = False
     """Whether its driver can find out where each rank is; no older version's can."""

@@ -201,7 +201,7 @@ HANGS = {
     "the network": ProvokedHang("network", None, "where the others wait"),
     "a full pipe": ProvokedHang("behind", 1, "a full pipe"),
     "a pool": ProvokedHang("behind", 1, "a deadlocked thread pool"),
-    "a file server": ProvokedHang("stopped", 1, "stalled"),
+    "a file server": ProvokedHang("held", 1, "stalled"),
 }
 SILENCES = ("evaluate", "evaluate on one", "checkpoint", "quiet steps", "preprocess", "sleep")
 

@@ -197,6 +197,7 @@ ENDED_BY_STATE = {
     "REVOKED": Ending.CANCELLED,
 }
 """The states of jobs that Slurm has ended (``man squeue``, job state codes)."""
+_NO_MORE_STEPS = "Job/step already completing or completed"
 _ENDED_BY_REASON = {"TimeLimit": Ending.TIME_LIMIT, "NodeDown": Ending.NODE_FAILURE}
 _SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
 
@@ -333,6 +334,10 @@ def parse_job_ending(shown: str, attempt: int = 0, stderr: str = "") -> Ending |
     """Return why a job ended, None while it runs; Slurm 22.05 forgets preemption, stderr has it."""
     fields = dict(_JOB_FIELDS.findall(shown))
     state = fields.get("JobState", "")
+    if state == "RUNNING" and _NO_MORE_STEPS in stderr:
+        # From its EndTime on a job gets no steps (ESLURM_ALREADY_DONE in step_mgr.c), while Slurm
+        # looks for jobs to end every 30 s only.
+        return Ending.TIME_LIMIT
     if state != "COMPLETING":
         return ENDED_BY_STATE.get(state)
     # The state that it will have is only in the reason as yet.

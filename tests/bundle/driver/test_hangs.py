@@ -134,7 +134,7 @@ CASES: dict[str, tuple[list[RankState], dict[str, Any], str]] = {
     ),
     "a file system that does not answer": (
         [wait(0), wait(1), rank(2, *READING, groups=(BEHIND,), process=process("D"))],
-        {"kind": "stopped", "rank": 2, "place": "loader.py:88 read_shard", "certain": False},
+        {"kind": "held", "rank": 2, "place": "loader.py:88 read_shard", "certain": False},
         "process 1002 (python3) of rank 2 on n1 is held by the kernel in nfs_wait, as by a file "
         "system or device that is slow or does not answer; it is in loader.py:88 read_shard",
     ),
@@ -237,7 +237,7 @@ def test_one_look_alone_is_not_certain() -> None:
 
 def test_a_read_from_a_disk_is_no_hang() -> None:
     reading = index([rank(0, *READING, process=process("D", 1.02))])
-    for before, kind in (("D", "stopped"), ("S", "unknown")):
+    for before, kind in (("D", "held"), ("S", "unknown")):
         # To answer takes a little of the CPU's time.
         hang = find_hang(reading, index([rank(0, *READING, process=process(before, 1.0))]), 3.0)
         assert hang is not None

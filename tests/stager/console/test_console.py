@@ -279,7 +279,7 @@ def test_a_hang_is_named_once_however_the_job_was_ended(
     assert Console(quiet=True).show_run(ended) == (130 if how == "interrupted" else 3)
     shown = capsys.readouterr().err
     assert shown.count(HANG.text) == 1
-    retry = "retry: once: a hang may depend on the time of things"
+    retry = "retry: once: a hang may depend on timing"
     assert f"class: hang\n{retry}\nhint: see what that rank does at this line" in shown
     assert "--exclude" not in shown
 

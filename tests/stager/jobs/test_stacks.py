@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ def driver(files: JobFiles, *, answers: bool = True) -> Iterator[list[int]]:
     def answer() -> None:
         if until(files.stacks_request.exists, 10):
             modes.append(files.stacks_request.stat().st_mode & 0o777)
+            time.sleep(0.5)  # an answer takes its time
             if answers:
                 write_stacks(files.folder, job_stacks())
             files.stacks_request.unlink()
@@ -59,12 +61,11 @@ def test_the_driver_of_a_running_job_is_asked(tmp_path: Path) -> None:
     with driver(files) as modes:
         found = find_stacks(files, said.append)
     assert (found.stacks, found.has_ended, modes) == (job_stacks(), False, [0o600])
-    assert said == ["asking job 77 where its ranks are: up to 40 s"]
+    assert said == ["asking job 77 where its ranks are: up to 50 s"]
     assert not files.stacks_request.exists()
     write_stacks(tmp_path, replace(job_stacks(), silent=1.0))
-    files.stacks_request.touch()  # another user has just asked
-    with driver(files):
-        assert find_stacks(files, said.append).stacks == job_stacks()
+    with driver(files):  # another user asks just before
+        assert find_stacks(files, lambda _: files.stacks_request.touch()).stacks == job_stacks()
 
 
 def test_a_real_job_while_it_runs_and_after_it(project: Project) -> None:

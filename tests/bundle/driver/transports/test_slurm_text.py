@@ -334,6 +334,14 @@ def test_a_job_that_goes_back_into_the_queue(
     assert slurm_text.parse_job_ending(shown, attempt, said) == why
 
 
+def test_a_job_whose_time_is_over_and_that_slurm_has_not_ended_yet() -> None:
+    refused = (
+        "srun: error: Unable to create step for job 2: Job/step already completing or completed"
+    )
+    for said, why in ((refused, "time-limit"), ("", None)):
+        assert slurm_text.parse_job_ending("JobId=2 JobState=RUNNING Reason=None", 0, said) == why
+
+
 def test_the_ports_that_srun_may_listen_on() -> None:
     lines = {
         "SrunPortRange           = 60001-60003": range(60001, 60004),
