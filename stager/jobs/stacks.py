@@ -174,7 +174,7 @@ def group_ranks(stacks: JobStacks) -> list[tuple[str, RankState]]:
     for group in sorted(groups.values(), key=lambda group: (len(group), group[0][0])):
         ranks = format_ranks(rank for rank, _, _ in group)
         nodes = fold_hosts(list(dict.fromkeys(node for _, node, _ in group)))
-        several = f"{len(group):,} ranks: "
+        several = f"{format_count(len(group), 'rank')}: "
         named.append((f"{ranks.replace('ranks ', several)} on {nodes}", group[0][2]))
     return named
 
