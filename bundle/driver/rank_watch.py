@@ -250,7 +250,7 @@ class RankWatch:
             hang = find_hang(_index_ranks(states), earlier, second.asked - first.asked)
         must_end = is_silent and self._must_end(now - self._last)
         if must_end:
-            unknown = Hang(text="they go on, or none shows why", certain=False)
+            unknown = Hang(text="none of them shows why", certain=False)
             hang = replace(hang or unknown, ended=True)
         self._keep(states, hang)
         self._state.logs.drop_stacks_request()
