@@ -56,7 +56,7 @@ def find_hang(states: States, earlier: States, seconds: float) -> Hang | None:
     }
     if not ranks or any(rank.has_progress() for rank in ranks.values()):
         return None
-    looks = _Looks(ranks, seconds)
+    looks = _Comparison(ranks, seconds)
     return (
         _find_process(looks)
         or _find_rank_behind(looks)
@@ -133,8 +133,8 @@ class _Stuck(NamedTuple):
         return named if self.has_all else f"{named} of group {self.name}"
 
 
-class _Looks:
-    """All ranks, and what follows from them together."""
+class _Comparison:
+    """All ranks at two moments, and what follows from them together."""
 
     def __init__(self, ranks: Mapping[int, _Rank], seconds: float) -> None:
         self.ranks, self._seconds = ranks, seconds
@@ -190,7 +190,7 @@ class _Looks:
 # --- Processes -----------------------------------------------------------------------------------
 
 
-def _find_process(looks: _Looks) -> Hang | None:
+def _find_process(looks: _Comparison) -> Hang | None:
     """Find processes that cannot go on; of a rank that waits for others, only its own counts."""
     suspects = frozenset(looks.missing if looks.stuck else looks.ranks)
     found: dict[int, tuple[ProcessState, str]] = {}
@@ -207,7 +207,7 @@ def _find_process(looks: _Looks) -> Hang | None:
     process, how = found[number]
     if others and len(found) == len(looks.ranks) and process.state in _ENDED:
         return None  # a helper that ends early in every rank is not missed
-    more = f", as {_are(others)} {_count(others, 'other rank')}" if others else ""
+    more = f"; {_count(others, 'other rank')} cannot go on either" if others else ""
     text = f"process {process.pid} ({process.name}) of {looks.name([number])} is {how}{more}"
     kind = HELD if process.state == _HELD else "stopped"
     return looks.make_hang(kind, list(found), text)
@@ -285,7 +285,7 @@ def _find_awaited(reports: Mapping[int, CollectiveState]) -> int:
     )  # the ranks furthest ahead wait
 
 
-def _find_rank_behind(looks: _Looks) -> Hang | None:
+def _find_rank_behind(looks: _Comparison) -> Hang | None:
     """Name the ranks that others wait for, and that wait for none, whatever the group."""
     if not looks.missing:
         return None
@@ -300,7 +300,7 @@ def _find_rank_behind(looks: _Looks) -> Hang | None:
     return looks.make_hang("behind", list(dict.fromkeys((*ranks, *looks.missing))), text, stuck)
 
 
-def _judge_groups(looks: _Looks) -> Hang | None:
+def _judge_groups(looks: _Comparison) -> Hang | None:
     """Judge ranks that all wait: for a group in which none is behind, or in a circle."""
     roots = [stuck for stuck in looks.stuck if not stuck.behind]
     if not roots:
@@ -330,7 +330,7 @@ def _group_by_operation(stuck: _Stuck) -> list[list[int]]:
     return sorted(groups.values(), key=lambda ranks: (len(ranks), -ranks[0]))
 
 
-def _describe_mismatch(looks: _Looks, stuck: _Stuck, few: list[int], most: list[int]) -> Hang:
+def _describe_mismatch(looks: _Comparison, stuck: _Stuck, few: list[int], most: list[int]) -> Hang:
     few_in, most_in = (
         f"{stuck.reports[ranks[0]].operation} {stuck.number} ({stuck.reports[ranks[0]].shapes})"
         for ranks in (few, most)
@@ -342,7 +342,7 @@ def _describe_mismatch(looks: _Looks, stuck: _Stuck, few: list[int], most: list[
     return looks.make_hang("mismatch", few, text, stuck)
 
 
-def _describe_circle(looks: _Looks) -> Hang:
+def _describe_circle(looks: _Comparison) -> Hang:
     stuck = looks.stuck[0]
     rank = stuck.behind[0]
     other = next(one for one in looks.stuck if rank in one.waiting)
@@ -396,7 +396,7 @@ def _describe_place(state: RankState, ended: str) -> str:
     return f"gave no stack: {state.no_answer}" if state.no_answer else ""
 
 
-def _compare_stacks(looks: _Looks) -> Hang:
+def _compare_stacks(looks: _Comparison) -> Hang:
     places: dict[tuple[str, ...], list[int]] = {}
     for number, rank in looks.ranks.items():
         if not rank.has_ended:

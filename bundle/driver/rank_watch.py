@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ..channel.agent_channel import LOOK
+from ..launch.program_variables import is_moving
 from ..protocol.events import Hang, JobStacks, RankOutput, RanksSilent
 from ..protocol.messages import (
     UNASKED,
@@ -66,8 +67,8 @@ def watch_ranks(state: State) -> Iterator[Callable[[Event], None]]:
 
 
 @dataclass
-class _Look:
-    """One question to all ranks."""
+class _Snapshot:
+    """The answers of all ranks to one question."""
 
     number: int
     asked: float  # the time of it
@@ -94,8 +95,7 @@ class RankWatch:
     def __init__(self, state: State, clock: Callable[[], float] = time.monotonic) -> None:
         self._state, self._launch = state, state.job.launch
         self._now = Heartbeats(clock).now  # time in which this process was stopped is no silence
-        self._keeps_numbers = self._launch.elastic is None and not self._launch.max_restarts
-        """True if ranks stay on their nodes."""
+        self._is_moving = is_moving(self._launch)  # else ranks stay on their nodes
         self._floor = _read_silence(os.environ)
         self._running = Counter[str]()
         """Tasks on each node that has begun whose ranks have not ended."""
@@ -104,8 +104,8 @@ class RankWatch:
         self._longest: float | None = None
         self._silence_reports = 0
         self._numbers = itertools.count(UNASKED + 1)
-        self._look: _Look | None = None
-        self._first: _Look | None = None
+        self._look: _Snapshot | None = None
+        self._first: _Snapshot | None = None
         """The earlier one of the two looks, once it is complete."""
         self._unasked: dict[str, list[RankStates]] = {}
         self._hang: Hang | None = None
@@ -157,12 +157,12 @@ class RankWatch:
         if self._state.logs.is_stacks_requested():
             complete = self._first or self._look
             if complete is not None:
-                self._keep(self._collect_states(complete), None)
+                self._write_stacks(self._collect_states(complete), None)
             self._state.logs.drop_stacks_request()
         hang = None if self._now() - self._recovered > _HANG_VALID_SECONDS else self._hang
         if hang is None and self._unasked:
-            look = _Look(UNASKED, self._now(), Counter(), self._unasked)
-            self._keep(self._collect_states(look), None, ending=True)
+            look = _Snapshot(UNASKED, self._now(), Counter(), self._unasked)
+            self._write_stacks(self._collect_states(look), None, ending=True)
         return hang
 
     def _note_output(self, event: RankOutput) -> None:
@@ -189,7 +189,7 @@ class RankWatch:
     def _select_ranks(self, event: RankStates) -> tuple[RankState, ...]:
         """Return the states of ranks that can be the node's, bounded: any node may be hostile."""
         world = self._state.nproc * len(self._state.job.nodes)
-        own = self._list_ranks(event.node) if self._keeps_numbers else range(world)
+        own = self._list_ranks(event.node) if not self._is_moving else range(world)
         ranks = {one.rank: one for one in event.ranks if one.rank in own}
         return tuple(map(_check_size, ranks.values()))
 
@@ -228,7 +228,7 @@ class RankWatch:
     # --- The looks
 
     def _ask(self, now: float) -> None:
-        self._look = _Look(next(self._numbers), now, +self._running)
+        self._look = _Snapshot(next(self._numbers), now, +self._running)
         self._state.transport.send_to_ranks(f"{LOOK}{self._look.number}")
 
     def _continue_look(self, now: float) -> None:
@@ -242,7 +242,7 @@ class RankWatch:
             self._first = look
             self._ask(now)
 
-    def _judge(self, first: _Look, second: _Look, now: float) -> None:
+    def _judge(self, first: _Snapshot, second: _Snapshot, now: float) -> None:
         states, hang = self._collect_states(second), None
         is_silent = self._last < first.asked
         if is_silent:
@@ -252,7 +252,7 @@ class RankWatch:
         if must_end:
             unknown = Hang(text="none of them shows why", certain=False)
             hang = replace(hang or unknown, ended=True)
-        self._keep(states, hang)
+        self._write_stacks(states, hang)
         self._state.logs.drop_stacks_request()
         if is_silent and (self._silence_reports or must_end):
             self._note_hang(hang)
@@ -269,7 +269,7 @@ class RankWatch:
             self._state.emit(hang)
         self._hang, self._recovered = hang, math.inf
 
-    def _collect_states(self, look: _Look) -> dict[str, tuple[RankState, ...]]:
+    def _collect_states(self, look: _Snapshot) -> dict[str, tuple[RankState, ...]]:
         """Return the states of all ranks by node, also of those that have ended or not answered."""
         missing, is_asked = look.list_missing(), look.number != UNASKED
         states = {}
@@ -277,14 +277,14 @@ class RankWatch:
             has_answered = node in self._running and node not in missing
             why = "it is not running" if has_answered else "its node has not answered"
             none = ProcessState(0, state="" if has_answered else UNKNOWN_STATE)
-            ranks = self._list_ranks(node) if self._keeps_numbers and is_asked else ()
+            ranks = self._list_ranks(node) if is_asked and not self._is_moving else ()
             known = {rank: RankState(rank, none, no_answer=why) for rank in ranks}
             for part in look.answers.get(node, ()):
                 known |= {one.rank: one for one in part.ranks}
             states[node] = tuple(known[rank] for rank in sorted(known))
         return states
 
-    def _keep(
+    def _write_stacks(
         self, nodes: dict[str, tuple[RankState, ...]], hang: Hang | None, *, ending: bool = False
     ) -> None:
         silent = round(self._now() - self._last, 1)

@@ -259,8 +259,12 @@ def _describe_consequence(
         suspects = frozenset((gone.node,))
         return Failure(kind, cause, gone.node, gone.rank, (gone.node,), suspects=suspects)
     failed = [node for node, answer in answers.items() if not answer.ok]
+    # Where a launcher was killed, the others were told to end.
+    failed = [node for node in failed if not answers[node].stopped] or failed
     cause = f"the ranks failed on {', '.join(failed[:3])}" if failed else "the ranks failed"
-    return Failure(kind, cause, next(iter(failed), ""), place=tuple(failed))
+    suspects = frozenset(failed if len(failed) < len(answers) else ())
+    node = next(iter(failed), "")
+    return Failure(kind, cause, node, place=tuple(failed), suspects=suspects)
 
 
 def _join_words(record: FailureRecord) -> str:

@@ -20,6 +20,7 @@ from bundle.launch.rank_results import CAUSE
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, FailureClass, Retry
 from bundle.protocol.events import JobEnds
+from bundle.protocol.log_names import ATTEMPT_MARK
 from bundle.protocol.messages import Departure, FailureRecord, Lingering, Vanished
 from bundle.redaction.secret_names import is_secret
 
@@ -481,9 +482,16 @@ def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
     if first.kind != FailureClass.HANG or first.exit_code:
         return first
     own = [log.path for log in files.logs if log.rank == first.rank]
-    lines = tuple(line for path in own for line in read_last_lines(path, _LAST_WORDS))
+    lines = tuple(line for path in own for line in _read_last_words(path))
     is_silent = not lines and first.rank is not None and first.hint == LOG_TELLS
     return replace(first, lines=lines, hint=_SILENT if is_silent else first.hint)
+
+
+def _read_last_words(path: Path) -> tuple[str, ...]:
+    """Return the last lines of a log, but none of an earlier attempt."""
+    lines = read_last_lines(path, _LAST_WORDS)
+    marks = [number for number, line in enumerate(lines) if line.startswith(ATTEMPT_MARK)]
+    return lines[marks[-1] + 1 :] if marks else lines
 
 
 def _add_retry(first: FirstFailure, result: JobEnds) -> FirstFailure:

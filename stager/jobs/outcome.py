@@ -14,6 +14,7 @@ from pathlib import Path
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Launcher, PhaseName
 from bundle.protocol.events import (
+    AttemptBegins,
     DeepReport,
     JobBegins,
     JobEnds,
@@ -308,6 +309,8 @@ class RunResult(JobResult):
     """The failure that the others follow from; None if the job ended well."""
     consequences: tuple[int, ...]
     """Ranks that failed because of it."""
+    restarts: tuple[AttemptBegins, ...]
+    """The further starts of the ranks, each with the failure before it."""
     task_codes: dict[str, int]
     """The exit status of each task of the launch, by its number."""
     collected: tuple[OutputsCollected, ...]
@@ -392,6 +395,7 @@ def make_run_result(outcome: Outcome) -> RunResult:
         exit_codes=end.exit_codes or {},
         first_failure=outcome.first_failure,
         consequences=() if diagnosis is None else diagnosis.consequences,
+        restarts=outcome.restarts,
         task_codes=end.task_codes or {},
         collected=tuple(outcome.find_events(OutputsCollected)),
         trained=outcome.figures,

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         errors.append(error)
         write_record(error, status)
 
-    wrapper.follow_groups = play_alone
+    wrapper.follow_groups = fake_process_groups
     wrapper.write_record = keep_error
     (folder / BEGUN).touch()
     status: int = wrapper.main(argv)
@@ -85,7 +85,7 @@ def place_project(source: str, tree: str, *, is_linked: bool) -> None:
 # --- A process group of one process that plays one of its ranks ----------------------------------
 
 
-def play_alone(groups: ModuleType) -> None:
+def fake_process_groups(groups: ModuleType) -> None:
     """Give every process group PyTorch's fake backend, whatever the program asks for.
 
     Collective operations return at once and leave tensors as they are; a gathered list has the
@@ -107,7 +107,7 @@ def play_alone(groups: ModuleType) -> None:
             world_size=_choose(asked.get("world_size"), "WORLD_SIZE"),
             group_name=asked.get("group_name", ""),
         )
-        _leave_gradients()
+        _keep_local_gradients()
 
     @functools.wraps(make_group)
     def make_fake_group(ranks: object = None, *_args: object, **asked: object) -> object:
@@ -146,7 +146,7 @@ def _load_fake_backend() -> None:
         raise RuntimeError(why) from exc
 
 
-def _leave_gradients() -> None:
+def _keep_local_gradients() -> None:
     """Let DistributedDataParallel keep the rank's own gradients.
 
     It reads the result of an all-reduce, and that of the fake backend has none (torch 2.13). A hook

@@ -280,7 +280,7 @@ def _explain_missing_job(wanted: str | None, log_dir: Path, jobs: Sequence[str])
     else:
         what = f"there is no directory {wanted}"
         if _stat(expand_home(wanted)) is not None:
-            what = f"{wanted} is neither a directory nor a log"
+            what = f"{wanted or repr(wanted)} is neither a directory nor a log"
         hint = "give a job's number, a directory of logs, or a log"
     return StagerError(what, hint=hint, context=context)
 

@@ -329,6 +329,7 @@ def test_a_spare_node_takes_the_place_of_another(bench: Bench, how: str) -> None
     assert (again["nodes"], again["left_out"]) == (["node01", "node03"], ["node02"])
     expected = "killed" if breaks is None else "node-failure"
     assert again["failed"]["class"] == expected, again
+    assert [one["failed"] for one in said.report["restarts"]] == [again["failed"]]
     assert "started again after" in said.talk
     bench.assert_clean(killed=True)
 

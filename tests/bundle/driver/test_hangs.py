@@ -132,6 +132,15 @@ CASES: dict[str, tuple[list[RankState], dict[str, Any], str]] = {
         {"kind": "stopped", "rank": 2, "waiting": 2},
         "process 1002 (python3) of rank 2 on n1 is stopped by a signal or a debugger (SIGCONT",
     ),
+    "ranks that cannot go on for several reasons": (
+        [
+            wait(0),
+            *(wait(number, process=process(state)) for number, state in ((1, "T"), (2, "D"))),
+        ],
+        {"kind": "stopped", "ranks": (1, 2)},
+        "rank 1 on n0 is stopped by a signal or a debugger (SIGCONT resumes it); 1 other rank "
+        "cannot go on either",
+    ),
     "a file system that does not answer": (
         [wait(0), wait(1), rank(2, *READING, groups=(BEHIND,), process=process("D"))],
         {"kind": "held", "rank": 2, "place": "loader.py:88 read_shard", "certain": False},

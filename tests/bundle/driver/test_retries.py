@@ -121,6 +121,13 @@ def test_a_hang_that_was_ended_and_a_rank_that_vanished() -> None:
     assert find_failure({}).cause == "the ranks failed"
 
 
+def test_a_launcher_that_was_killed() -> None:
+    answers = {"n1": LaunchAnswer("n1", ok=False, stopped=True), "n2": LaunchAnswer("n2", ok=False)}
+    failure = find_failure(answers)
+    assert failure.cause == "the ranks failed on n2"
+    assert failure.suspects == frozenset(("n2",))
+
+
 def test_every_class_has_a_verdict_with_a_reason() -> None:
     for kind in FailureClass:
         verdict = find_retry(kind)

@@ -12,6 +12,7 @@ import pytest
 
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import FailureClass
+from bundle.protocol.log_names import ATTEMPT_MARK
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 from stager.diagnosis import diagnosis
@@ -257,7 +258,7 @@ def test_what_slurm_did(tmp_path: Path, how: str) -> None:
 
 def test_the_driver_that_saw_a_hang(tmp_path: Path) -> None:
     hang = {"kind": "behind", "rank": 2, "node": "n2", "ranks": [2], "text": "rank 2 reads"}
-    (tmp_path / "demo.17.n2.2.out").write_text("shard 88\n")
+    (tmp_path / "demo.17.n2.2.out").write_text(f"shard 7\n{ATTEMPT_MARK}1: again\nshard 88\n")
     ending = result(hang=hang, ended_by="time-limit")
     found, proof = made(tmp_path, {"event": "hang", **hang}, ending)
     assert (found.first.rank, found.first.kind, found.missing) == (2, "hang", (2,))

@@ -304,8 +304,8 @@ sys.path.insert(0, sys.argv[1])
 os.environ.update(RANK="1", WORLD_SIZE="4")
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from stager_rank import play_alone
-play_alone(dist.distributed_c10d)
+from stager_rank import fake_process_groups
+fake_process_groups(dist.distributed_c10d)
 dist.init_process_group = dist.distributed_c10d.init_process_group
 for name in ("new_group", "split_group", "monitored_barrier", "broadcast_object_list"):
     setattr(dist, name, getattr(dist.distributed_c10d, name))
