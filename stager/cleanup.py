@@ -13,6 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+from bundle.driver.code_store import (
+    compute_software_digest,
+    list_stored_code,
+    remove_stored_code,
+)
 from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, read_origin
 from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
 from bundle.protocol.counts import format_count
@@ -46,7 +51,7 @@ class CleanedItem:
     bytes: int
     kind: str
     """``environment``; in the offline root ``bundle``, ``layer``, ``wheel``, ``hub``, ``program``,
-    ``seal``, ``lock``, ``signature``, ``note`` or ``partial``."""
+    ``code``, ``seal``, ``lock``, ``signature``, ``note`` or ``partial``."""
     why: str
 
 
@@ -301,6 +306,7 @@ class _Plan:
         if not newer:
             yield from self._list_layers(manifests, locked)
             yield from self._list_programs(manifests)
+            yield from self._list_compiled_code(manifests)
         if self.rules.wheels:
             yield from self._list_wheels(locked)
         if not self.is_lock_unread:
@@ -374,6 +380,13 @@ class _Plan:
             if path.stem.partition(".")[0] not in needed:
                 yield _item("program", path, "no bundle holds it, and it has not been used")
 
+    def _list_compiled_code(self, manifests: Sequence[Manifest]) -> Iterator[CleanedItem]:
+        used = {compute_software_digest(manifest) for manifest in manifests}
+        for code in list_stored_code(str(self.store.compiled_code)):
+            path = Path(code.path)
+            if code.software not in used and _get_last_use(path) <= self.limit:
+                yield _item("code", path, f"no bundle has its version of torch (job {code.job_id})")
+
     def _list_wheels(self, locked: Collection[str]) -> Iterator[CleanedItem]:
         cache = DigestCache(self.store)
         wheels = self._files("wheels", *_DISTRIBUTIONS)
@@ -428,9 +441,17 @@ def _list_partial_files(root: Path) -> list[CleanedItem]:
     return [_item("partial", path, "a build that was killed left it") for path in left]
 
 
+def _remove_code(path: Path) -> bool:
+    with suppress(OSError):
+        remove_stored_code(str(path))
+        path.parent.rmdir()
+    return not path.exists()
+
+
 _REMOVALS: dict[str, tuple[Callable[[Path], bool], str]] = {
     "partial": (lambda path: not path.exists(), "it is in use"),  # the store's lock removes these
     "bundle": (bundle_file.clear_away, "it is in use, or cannot be removed"),
+    "code": (_remove_code, "it cannot be removed"),
     "hub": (_remove_hub_file, "not all of it can be removed"),
 }
 """Of a kind what removes an item, and says if it is gone; and why it may still be there."""

@@ -82,6 +82,8 @@ def collect(handle: int | None) -> int:
         raise TypeError(f"{request.phase}: not a request for the outputs")
     job = request.job
     try:
+        if request.code:
+            return _send_code(request)
         tree = locate_work_tree(job, request.root)
         remove_staged_files(tree, env_path(request.root, job.bundle_id))
         deleted = remove_sent_files(tree, request.directory)
@@ -91,6 +93,17 @@ def collect(handle: int | None) -> int:
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3
+    return 0
+
+
+def _send_code(request: messages.CollectRequest) -> int:
+    """Send the compiled code that is new on this node, as a stream on standard output."""
+    from ..launch.compiled_code import select_code
+    from ..node.node_root import code_path
+    from ..results.stream import send_selection
+
+    folder = code_path(request.root, request.code)
+    send_selection(select_code(folder, request.since), folder, sys.stdout.buffer)
     return 0
 
 
@@ -196,7 +209,11 @@ def _unpack(request: messages.UnpackRequest, channel: AgentChannel) -> messages.
         from ..transfer.relay_receiver import RelayReceiver
 
         receiver_of = partial(RelayReceiver, task=request.incoming.relay)
-    if request.incoming is not None and request.incoming.results:
+    if request.incoming is not None and request.incoming.code:
+        from ..launch.compiled_code import place_code
+
+        place = place_code
+    elif request.incoming is not None and request.incoming.results:
         from ..launch.staged_files import place_earlier_results
 
         place = place_earlier_results

@@ -84,7 +84,10 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     )
     with _collect_problem(problems):
         answer = _compare_with_bundle(answer, request, max(1, host.cpus // request.nodes_here))
-    return replace(answer, gpus=question.answer(), problems=tuple(problems))
+    gpus, code = question.answer(), None
+    if job.code_store is not None and request.code is not None and root:
+        code = machine.describe_code(job.code_store.software, host, gpus, request.code, root)
+    return replace(answer, gpus=gpus, code=code, problems=tuple(problems))
 
 
 def _find_address(request: PreflightRequest) -> tuple[str, int, Problem | None]:

@@ -20,6 +20,7 @@ from ..protocol.job import Job
 from ..protocol.messages import LaunchAnswer, PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import collect, cuda, placement
+from .compiled_code import JobCode, list_known_paths
 from .findings import format_preflight_line
 from .rank_watch import watch_ranks
 from .retries import Failure, History, RankProgress, find_failure
@@ -36,7 +37,7 @@ def _prepare_run_dirs(state: State) -> None:
     collect.send_earlier_results(state)
 
 
-def _start_ranks(state: State, progress: RankProgress) -> None:
+def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
     shared = not state.separate_run_dirs
     group = _make_group(state)
     if group.on_cpus:
@@ -51,7 +52,11 @@ def _start_ranks(state: State, progress: RankProgress) -> None:
 
     def request(node: str) -> messages.LaunchRequest:
         return messages.LaunchRequest(
-            **state.place(node), group=group, shared=shared, attempt=state.attempt
+            **state.place(node),
+            group=group,
+            shared=shared,
+            attempt=state.attempt,
+            code=code.choose_directory(node),
         )
 
     def listen(event: Event) -> None:
@@ -158,8 +163,12 @@ def _do_nothing(state: State) -> None:
 
 def _ask_preflight(state: State) -> None:
     """Look before anything is sent: every problem of every node at once."""
+    known = list_known_paths(state.job)
     with collect.run_dir_marker(state.job) as marker:
-        state.ask(PhaseName.PREFLIGHT, lambda node: _make_preflight_request(state, node, marker))
+        state.ask(
+            PhaseName.PREFLIGHT,
+            lambda node: _make_preflight_request(state, node, marker, known),
+        )
 
 
 def _use_preflight(state: State) -> None:
@@ -231,8 +240,9 @@ def _ask_launch(state: State) -> None:
 
     After a failure that may not come again they are started anew, as often as the job allows.
     """
-    history = History(state.job.launch.retries)
+    history, code = History(state.job.launch.retries), JobCode(state)
     _prepare_run_dirs(state)
+    code.send()
     state.set_spares_aside()
     if state.spares:
         state.emit(AttemptBegins(0, state.job.nodes, state.spares))
@@ -240,22 +250,25 @@ def _ask_launch(state: State) -> None:
         stopped: LaunchStopped | None = None
         progress, started = RankProgress(), time.monotonic()
         try:
-            _start_ranks(state, progress)
+            _start_ranks(state, progress, code)
         except LaunchStopped as exc:
             stopped = exc
         if state.leave_out_unreachable():
             continue
         if stopped is None and not state.has_launch_failed():
+            code.bring_back(progress)
             return
         ended = time.monotonic()
         failure = find_failure(state.get_answers(LaunchAnswer), state.result.hang)
         attempt = history.judge(failure, progress, ended - started)
         state.result = replace(state.result, attempt=attempt)
+        code.judge_failure(failure, progress)
         if not history.may_go_on() or state.transport.find_ending():
             if stopped is not None:
                 raise stopped
             return
         _prepare_restart(state, failure, attempt, ended)
+        code.send()
 
 
 def _prepare_restart(state: State, failure: Failure, failed: FailedAttempt, ended: float) -> None:
@@ -330,8 +343,12 @@ def _add_problem(state: State, answer: PreflightAnswer, problem: Problem) -> Non
     state.answers[answer.node] = replace(answer, ok=False, problems=problems)
 
 
-def _make_preflight_request(state: State, node: str, marker: str) -> messages.PreflightRequest:
-    request = messages.PreflightRequest(**state.common(node), marker=marker, attempt=state.attempt)
+def _make_preflight_request(
+    state: State, node: str, marker: str, known: dict[str, tuple[str, ...]] | None
+) -> messages.PreflightRequest:
+    request = messages.PreflightRequest(
+        **state.common(node), marker=marker, attempt=state.attempt, code=known
+    )
     if state.bundle is None:
         return request
     manifest = state.bundle.manifest

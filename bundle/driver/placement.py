@@ -154,6 +154,21 @@ def send_results(state: State, source: str) -> None:
     state.leave_out_or_fail()
 
 
+def send_code(state: State, source: str, kind: str, nodes: tuple[str, ...]) -> None:
+    """Send compiled code to nodes of a kind.
+
+    Raises:
+        NodeError: some node did not get it; the others have it.
+    """
+    rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
+    relayed = planning.is_relayed(rule, {node: state.facts[node] for node in nodes})
+    folder = f"{INCOMING_PREFIX}{state.job.id}.code.{kind}"
+    size = os.path.getsize(source)
+    _deliver(state, _Shipment(source, size, folder, relayed=relayed, code=kind), nodes)
+    for answer in state.find_failed().values():
+        raise NodeError(answer.problems[0])
+
+
 class _Shipment(NamedTuple):
     source: str
     size: int
@@ -165,8 +180,15 @@ class _Shipment(NamedTuple):
     members: tuple[str, ...] = ()
     """The members of the bundle that the file has, where it has only a part."""
     results: bool = False
+    code: str = ""  # the kind of node that it is compiled code for
     thin: BundleFile | None = None
     """The bundle, where it is sent whole and ``source`` does not have the frames of its layers."""
+
+    @property
+    def content(self) -> str:
+        if self.code:
+            return "compiled code"
+        return "earlier results" if self.results else "the bundle"
 
     def make_target(self, root: str) -> str:
         return os.path.join(root, "incoming", self.folder, "bundle.tar")
@@ -286,6 +308,7 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
             shipment.size,
             RelayTask(token, facts.address) if token else None,
             shipment.results,
+            shipment.code,
         )
         return UnpackRequest(**state.place(node), incoming=incoming)
 
@@ -300,7 +323,7 @@ def _record_sending(
     state: State, shipment: _Shipment, delivery: Delivery, nodes: tuple[str, ...]
 ) -> None:
     # What is learnt of sending bundles comes from bundles only.
-    if shipment.results or delivery.seconds is None:
+    if shipment.results or shipment.code or delivery.seconds is None:
         return
     if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
         state.bytes_sent += shipment.size
@@ -327,7 +350,7 @@ def _note_not_sent(
         answered = state.answers.get(node, Answer()).problems[:1]
         code = _classify_fault(fault, answered)
         values = {
-            "file": "earlier results" if shipment.results else "the bundle",
+            "file": shipment.content,
             "why": "; ".join(filter(None, [fault, *(told.why for told in answered)])),
             "way": way,
             "check": f"ssh {node} true" if way == planning.SSH else f"sinfo -N -n {node}",

@@ -1,9 +1,10 @@
-"""Deciding whether the ranks are started again after a failure. Nothing here has effects."""
+"""Deciding whether the ranks are started again after a failure; nothing here has effects."""
 
 from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from ..launch.rank_results import CAUSE, ENDED, weigh_exit
 from ..launch.wrapper import is_own_frame
 from ..protocol.enumerations import FailureClass, Retry
 from ..protocol.events import FailedAttempt, Hang, RankOutput
-from ..protocol.messages import FailureRecord, LaunchAnswer
+from ..protocol.messages import FailureRecord, LaunchAnswer, Started
 from ..protocol.problem import Problem
 
 # --- Whether to run again, and why, for each class of failures -----------------------------------
@@ -124,15 +125,22 @@ class RankProgress:
     def __init__(self) -> None:
         self.seen: dict[str, float] = {}
         """The highest number of each kind: ``step``, ``epoch``, ``checkpoint``."""
+        self.first_step_seconds: float | None = None
+        """Time from the start of the ranks to the first step that they printed."""
+        self._begun: float | None = None
 
     def take(self, event: object) -> None:
         """Learn from what ranks print, of which only the end is read."""
+        if isinstance(event, Started) and self._begun is None:
+            self._begun = time.monotonic()
         if not isinstance(event, RankOutput) or not event.of_ranks:
             return
         data = event.data[-_READ_BYTES:].lower()
         for name, pattern in _COUNTERS:
             for found in pattern.findall(data)[-1:]:
                 self.seen[name] = max(self.seen.get(name, 0.0), float(found))
+        if self.first_step_seconds is None and self._begun is not None and "step" in self.seen:
+            self.first_step_seconds = round(time.monotonic() - self._begun, 3)
 
     def is_beyond(self, other: Mapping[str, float]) -> bool:
         """Return whether this is further than an attempt before was, as far as both are known."""

@@ -61,6 +61,8 @@ def _join_fields(first: Answer, second: Answer) -> dict[str, Any]:
         fields["stopped"] = second.stopped if first.lost else first.stopped
         if second.first_rank is not None:
             fields["first_rank"] = second.first_rank
+        if first.code is not None and second.code is not None:
+            fields["code"] = replace(second.code, begun=min(first.code.begun, second.code.begun))
     return fields
 
 

@@ -6,8 +6,9 @@ partial environment there; the rest lies in ``incoming/`` until the next clean o
 An environment in use is kept: its lock is taken, or a process of this user names the directory in
 its command line, its variables or as its working directory, as every rank does.
 
-A job's directory, and files that were broadcast for a job, must also be idle for an hour. Symbolic
-links are removed, never followed; a tree with a file system mounted in it is not touched.
+A job's directory, files that were broadcast for a job, and compiled code must also be idle for an
+hour. Symbolic links are removed, never followed; a tree with a file system mounted in it is not
+touched.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..node import node_root, removal
-from ..node.node_root import ROOT_LOCK, SUBDIRECTORIES, hold_lock, make_secure_root
+from ..node.node_root import COMPILED, ROOT_LOCK, SUBDIRECTORIES, hold_lock, make_secure_root
 from ..protocol.codec import decode, encode
 from ..protocol.counts import format_count, format_size
 from ..protocol.messages import NodeCleanup
@@ -108,6 +109,7 @@ class _Cleaning:
         self._clean_each("envs", self._clean_environment)
         self._clean_each("incoming", self._clean_incoming)
         self._clean_each("jobs", self._remove_if_idle)
+        self._clean_each(COMPILED, self._remove_if_idle)
         if nodes:
             self._clean_each("nodes", self._clean_local_node)
         if self.dry_run:
@@ -221,7 +223,7 @@ class _Cleaning:
 
     def _remove_root(self) -> bool:
         """Remove the root if it is empty; a process about to use it holds its lock."""
-        lock, names = self._path(ROOT_LOCK), {*SUBDIRECTORIES, "nodes"}
+        lock, names = self._path(ROOT_LOCK), {*SUBDIRECTORIES, COMPILED, "nodes"}
         try:
             with hold_lock(lock, _ALONE):
                 found = set(list_names(self.root))

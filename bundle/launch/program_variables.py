@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ..environment.listing import STATE
-from ..node.node_root import env_path
+from ..node.node_root import code_path, env_path
 from ..protocol.enumerations import Launcher
 from ..protocol.job import Job, Launch
 from ..protocol.messages import LaunchRequest, PlacedRequest
@@ -151,6 +151,9 @@ _RECORDS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """How many collectives PyTorch's flight recorder keeps; the second is the older name."""
 _TORCHRUN_SECONDS = 30  # until torchrun kills ranks that it told to end (LaunchConfig, 2.13)
 ENV = "assets/.stager-env"  # has a link to an asset for each variable of ``assets.env``
+CODE = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""The variables that say where compiled code is kept, and the directory of each. Inductor's has all
+caches of ``torch.compile`` (``cache_dir`` in runtime/cache_dir_utils.py, torch 2.13)."""
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -167,13 +170,15 @@ def make_environment_variables(
     passed: Collection[str] = (),
     *,
     as_rank: bool = False,
+    code: str = "",
 ) -> dict[str, str]:
     """Return the variables of any program in an environment: isolated from the node, and offline.
 
     ``PYTHONNOUSERSITE`` keeps ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has
     set is kept, and so are models in the user's cache. No bytecode is written: a published
     environment brings its own and is never modified. Secrets are removed: every program of an
-    environment gets its variables here, however its node was reached.
+    environment gets its variables here, however its node was reached. ``code`` names the directory
+    for compiled code that is brought back.
     """
     kept = remove_secret_variables(base, passed)
     env = {
@@ -182,14 +187,14 @@ def make_environment_variables(
         if not DROPPED.match(name) and (as_rank or not RANK.match(name))
     }
     caches, place = os.path.join(directories.root, "cache"), directories.environment
+    compiled = code_path(directories.root, code) if code else caches
     return {
         "HF_HOME": os.path.join(caches, "huggingface"),
         # A tracker that would wait for a server writes to the run directory instead.
         "WANDB_MODE": "offline",
         # fsspec, and so datasets, otherwise looks into the home as it is imported.
         "FSSPEC_CONFIG_DIR": os.path.join(caches, "fsspec"),
-        "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
+        **{name: os.path.join(compiled, folder) for name, folder in CODE.items()},
         **env,
         **make_hub_variables(directories, env),
         **_OFFLINE,
@@ -236,7 +241,7 @@ def make_rank_variables(
     """
     launch, group = request.job.launch, request.group
     env = {
-        **make_environment_variables(directories, base, launch.pass_env),
+        **make_environment_variables(directories, base, launch.pass_env, code=request.code),
         "STAGER_ATTEMPT": str(request.attempt),
         "STAGER_NODE": request.node,
         "PYTORCH_DIST_BACKEND": group.backend,

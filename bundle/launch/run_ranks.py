@@ -24,6 +24,7 @@ from ..system import files, network, processes, signals
 from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
+from .compiled_code import make_code_dir, measure_code
 from .inspection import WATCH, start_inspector
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import JobDirectories, drop_schedulers, make_rank_variables
@@ -48,6 +49,7 @@ def run_ranks(
     link = network.choose_link(job.launch.interface, request.node, request.group.address)
     native = job.launch.launcher is Launcher.SRUN
     private = _make_job_dir(directories.job_dir, job.launch.launcher)
+    begun = time.time()
     with unpack.hold_during(directories.root, job.bundle_id), private:
         start = _prepare_start(directories, link, request)
         own_rank = int(start.variables["RANK"]) if native else None
@@ -81,6 +83,9 @@ def run_ranks(
                 channel.output(record.rank, f"{record.lines[-1]}\n".encode())
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
     answer = messages.LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
+    if request.code:
+        made = measure_code(node_root.code_path(directories.root, request.code), begun)
+        answer = replace(answer, code=made)
     return _add_observations(answer, request.node, monitor, recent)
 
 
@@ -174,6 +179,8 @@ def _prepare_start(
     threads = choose_threads(job.launch.omp_num_threads, cpus, nproc)
     variables = make_rank_variables(directories, request, link.interface, threads, base)
     program_variables.prepare_hub_cache(directories, os.environ)
+    if request.code:
+        make_code_dir(directories.root, request.code)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]

@@ -14,9 +14,18 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from ..protocol.messages import Gpu, GpuFacts, HostFacts, NodeRootFacts, NodeRootProblem
+from ..protocol.digest import Digest
+from ..protocol.messages import (
+    CodeFacts,
+    Gpu,
+    GpuFacts,
+    HostFacts,
+    NodeRootFacts,
+    NodeRootProblem,
+)
 from ..protocol.problem import NodeError
 from ..system import files, processes
+from .node_root import code_path
 
 # --- The NVIDIA driver of this machine, and its GPUs ---------------------------------------------
 
@@ -312,3 +321,49 @@ def _read_memory_limit(level: Path) -> list[tuple[int, int]]:
             reclaimable = int(stat[stat.index(cache) + 1]) if cache in stat else 0
             return [(int(limit), max(0, int(used) - reclaimable))]
     return []
+
+
+# --- The kind of a machine, as far as compiled code depends on it --------------------------------
+
+# Inductor compiles with ``-march=native`` (``_get_optimization_cflags`` in cpp_builder.py, torch
+# 2.13), so a processor without one of the features would end a rank with SIGILL.
+
+_COMPILERS = ("g++", "clang++", "c++")
+_FEATURES = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
+_MODEL = re.compile(r"^model name\s*:(.*)$", re.MULTILINE)
+_FIRST_PROCESSOR = 1 << 16  # bytes of /proc/cpuinfo
+
+
+def describe_code(
+    software: Digest,
+    host: HostFacts,
+    gpus: GpuFacts | None,
+    known: Mapping[str, Sequence[str]],
+    root: str,
+) -> CodeFacts:
+    """Return the kind of this machine, and whether it has the compiled code that there is for it.
+
+    ``known`` are some paths in the code for each kind.
+    """
+    cpuinfo = _read_text(Path("/proc/cpuinfo"))[:_FIRST_PROCESSOR]
+    kind, words = _describe_kind(software, host, gpus, cpuinfo)
+    folder, named = code_path(root, kind), os.environ.get("CXX", "").split()[:1]
+    return CodeFacts(
+        kind=kind,
+        machine=words,
+        has_all=all(os.path.isdir(os.path.join(folder, name)) for name in known.get(kind, ())),
+        compiler=any(map(shutil.which, (*named, *_COMPILERS))),
+    )
+
+
+def _describe_kind(
+    software: Digest, host: HostFacts, gpus: GpuFacts | None, cpuinfo: str
+) -> tuple[str, str]:
+    """Return the kind of a machine: its name, and in words."""
+    features, model = _FEATURES.search(cpuinfo), _MODEL.search(cpuinfo)
+    names = sorted({gpu.name for gpu in gpus.gpus}) if gpus else []
+    driver = [gpus.driver] if gpus else []
+    system = [host.machine, host.libc, host.libc_version]
+    parts = [*system, *(sorted(features[1].split()) if features else []), "", *names, *driver]
+    words = [host.machine, *([model[1].strip()] if model else []), *names]
+    return Digest.of("\0".join([software, *parts]).encode())[:16], ", ".join(words)

@@ -38,6 +38,14 @@ def env_path(root: str, bundle_id: str) -> str:
     return os.path.join(root, "envs", bundle_id)
 
 
+COMPILED = "compiled"  # the directory for compiled code
+
+
+def code_path(root: str, name: str) -> str:
+    """Return the path of the compiled code for a kind of machine under a node root."""
+    return os.path.join(root, COMPILED, name)
+
+
 def node_root_name() -> str:
     """Return the name of this user's node root in its base directory."""
     return f"stager-{os.geteuid()}"

@@ -44,6 +44,16 @@ class Launcher(TextEnum):
     PROCESSES = "processes"
 
 
+class CompileCache(TextEnum):
+    """What is done with code that ``torch.compile`` and Triton have made on nodes."""
+
+    AUTO = "auto"
+    """It is brought back, and used by later jobs on nodes of the same kind."""
+    READ = "read"
+    """What earlier jobs have left is used, and nothing is brought back."""
+    OFF = "off"
+
+
 class Backend(TextEnum):
     """The backend of torch.distributed."""
 

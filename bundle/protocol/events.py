@@ -341,6 +341,30 @@ class Hang(DriverEvent, event="hang"):
 
 
 @dataclass(frozen=True)
+class CompiledCode(DriverEvent, event="compiled"):
+    """What ``torch.compile`` and Triton have made: used from earlier jobs, or brought back."""
+
+    kind: str = ""
+    """The kind of nodes that it is for."""
+    used_bytes: int = 0
+    """Bytes of the code of earlier jobs that the nodes had at the start; 0 for none."""
+    used_kernels: int = 0
+    """Compiled functions in it: shared objects and GPU binaries."""
+    used_from: tuple[AnyText, ...] = ()
+    """The jobs that have made it."""
+    sent_to: tuple[str, ...] = ()
+    """The nodes that it was sent to; the others had it."""
+    new_bytes: int = 0
+    """Bytes of the code that was brought back from this job."""
+    new_kernels: int = 0
+    """Compiled functions in that."""
+    first_step: float | None = None
+    """Time from the start of the ranks to the first step that they printed; null where unknown."""
+    first_step_before: float | None = None
+    """The same of a job with this command that had no compiled code; null where unknown."""
+
+
+@dataclass(frozen=True)
 class FailedAttempt:
     """A start of the ranks that failed, and whether another one makes sense."""
 
@@ -492,7 +516,8 @@ Event = Union[DriverEvent, AgentEvent]
 """Any event of a job."""
 OF_DRIVER: tuple[type[DriverEvent], ...] = (
     *(JobBegins, PhaseBegins, PhaseEnds, TransferPlan, FileSent, NodesLeftOut, NodesLate),
-    *(FramesLost, StrayLines, RanksSilent, Hang, AttemptBegins, OutputsCollected, Remark, JobEnds),
+    *(FramesLost, StrayLines, RanksSilent, Hang, AttemptBegins, OutputsCollected, CompiledCode),
+    *(Remark, JobEnds),
 )
 OF_AGENTS: tuple[type[AgentEvent], ...] = (
     *(messages.PreflightAnswer, messages.Ready, messages.OutOfReach, messages.Heartbeat),

@@ -190,6 +190,18 @@ class Trust:
 
 
 @dataclass(frozen=True)
+class CodeStore:
+    """The place of the code that earlier jobs have compiled, as seen from where the driver runs."""
+
+    path: str
+    """A directory of this user alone."""
+    software: Digest
+    """Digest of what such code depends on in a bundle: torch, Triton, Python."""
+    limit: int
+    """Most bytes to keep there; 0 to bring nothing back."""
+
+
+@dataclass(frozen=True)
 class Job:
     """Everything that the far side needs to know."""
 
@@ -257,6 +269,8 @@ class Job:
     """True to print every node's output as it comes, not only the first node's; logs have all."""
     trust: Trust | None = None
     """Given where the settings require a signature: each node then checks it, too."""
+    code_store: CodeStore | None = None
+    """Given where code that earlier jobs have compiled may be used."""
 
     @property
     def can_launch_in_session_step(self) -> bool:

@@ -237,6 +237,9 @@ class PreflightRequest(AgentRequest, phase="preflight"):
     """Bytes of the bundle."""
     wheel: tuple[str, int] | None = None
     """Name and size of the bundle's decompressor."""
+    code: dict[str, tuple[AnyText, ...]] | None = None
+    """Of the compiled code for each kind of node some paths, by which a node sees that it has it;
+    None if none is used."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,8 @@ class Incoming:
     """Given if the nodes pass the file on to each other; else ``sbcast`` brings it."""
     results: bool = False
     """True for earlier results, for the ranks' working directory, instead of a bundle."""
+    code: str = ""
+    """The kind of node that it is compiled code for; empty for anything else."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +331,8 @@ class LaunchRequest(PlacedRequest, phase="launch"):
     """True to report ``ready``, and wait for a word before a rank begins."""
     attempt: int = 0
     """Times that the driver has started the ranks before."""
+    code: str = ""
+    """The name of the directory for compiled code; empty if none is brought back or used."""
 
 
 @dataclass(frozen=True)
@@ -336,6 +343,10 @@ class CollectRequest(PlacedRequest, phase="collect"):
     """The directory that they are in."""
     brought: tuple[AnyText, ...] | None = None
     """Files that other nodes have sent: only others are, with their directories. None: send all."""
+    code: str = ""
+    """The name of the directory with compiled code that is sent instead; empty for none."""
+    since: float = 0.0
+    """Compiled code that was written after this time is sent, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -535,6 +546,34 @@ class Answer(AgentEvent):
 
 
 @dataclass(frozen=True)
+class CodeFacts:
+    """The kind of a node, as far as compiled code depends on it, and what the node has of it."""
+
+    kind: str
+    """A name for its software, processor features, GPUs and driver: 16 hexadecimal digits."""
+    machine: AnyText
+    """The kind in words: ``x86_64, Intel(R) Xeon(R) ...``."""
+    has_all: bool
+    """True if it has the compiled code that it was asked for."""
+    compiler: bool
+    """True if it has a C++ compiler, without which PyTorch compiles nothing for CPUs."""
+
+
+@dataclass(frozen=True)
+class CodeAmount:
+    """The compiled code on a node after the ranks have ended."""
+
+    begun: float
+    """The node's time when they began."""
+    new: int
+    """Files that were written since then."""
+    new_bytes: int
+    """Bytes in them."""
+    total: int
+    """All files."""
+
+
+@dataclass(frozen=True)
 class PreflightAnswer(Answer, event="preflight"):
     """Everything about a node that matters before anything is sent to it."""
 
@@ -572,6 +611,8 @@ class PreflightAnswer(Answer, event="preflight"):
     """Its NVIDIA driver and GPUs; None where there is no such driver."""
     unchecked: str = ""
     """Why it could not check the bundle's signature; empty if it has, or none is required."""
+    code: CodeFacts | None = None
+    """Facts for compiled code; None if none is used."""
 
 
 @dataclass(frozen=True)
@@ -893,6 +934,8 @@ class LaunchAnswer(Answer, event="launch"):
     """Ranks that have been in a process group of PyTorch's."""
     alone: tuple[int, ...] = ()
     """Ranks that have never been in one."""
+    code: CodeAmount | None = None
+    """The compiled code there; None if it is not brought back."""
 
 
 # --- A node's report on the environments that it has removed -------------------------------------

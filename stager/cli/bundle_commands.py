@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundle.protocol.enumerations import Action
+
 from .application import app, get_settings_place, option, path_flag, path_option
 from .options import (
     BundleId,
@@ -99,7 +101,7 @@ def build(
         typer.Argument(
             metavar="[SCRIPT | -- COMMAND...]",
             help="A script that says itself what it needs (PEP 723); default: the project. "
-            "With --trace, the smoke test.",
+            "With --trace or --warm, the smoke test.",
         ),
     ] = None,
     resolving: Resolving,
@@ -120,6 +122,9 @@ def build(
     trace: Annotated[
         bool, option("--trace", "Run COMMAND in it, and show which files were never read.")
     ] = False,
+    warm: Annotated[
+        bool, option("--warm", "Run COMMAND in it, and keep the code that torch.compile makes.")
+    ] = False,
     console: JobTalk,
 ) -> None:
     """Make the bundle, and prove that nothing is missing in it."""
@@ -129,7 +134,7 @@ def build(
     from ..slurm.request import make_build_launcher
 
     words = words or []
-    _check_words(words, trace=trace)
+    _check_words(words, trace=trace, warm=warm)
     if locked and (resolving.upgrade or resolving.upgrade_packages):
         raise typer.BadParameter(
             "cannot be used with --locked, which takes the lock as it is",
@@ -138,7 +143,7 @@ def build(
     options = replace(
         resolving, locked=locked, prove=not no_prove, output=output, sign=sign, jobs=jobs
     )
-    config = _load_settings(words, trace=trace)
+    config = _load_settings(words, runs_command=trace or warm)
     if on_node:
         options = replace(options, launcher=make_build_launcher(config, os.environ))
     try:
@@ -146,31 +151,49 @@ def build(
             traced = pipeline.build_traced(config, options, words, console)
             console.show(traced, console.show_trace)
         else:
-            console.show(pipeline.build(config, options, console), console.show_build)
+            built = pipeline.build(config, options, console)
+            if not (warm and console.as_json):  # one result, that of the run
+                console.show(built, console.show_build)
     except NoNodeError as exc:
         raise make_failure(exc.context, 1, "") from exc
     except KeyboardInterrupt:
         console.say("what was fetched and made is kept: the next build goes on from there")
         raise
+    if warm:
+        _run_smoke_test(words, console)
 
 
-def _check_words(words: Sequence[str], *, trace: bool) -> None:
-    if trace and not words:
+def _run_smoke_test(command: Sequence[str], console: JobTalk) -> None:
+    """Run a command here, or in the allocation of this shell: what it compiles is kept."""
+    from ..config.job_settings import JobOptions
+    from ..jobs.outcome import make_run_result
+    from .job_commands import run_command
+
+    allocation = "auto" if os.environ.get("SLURM_JOB_ID") else "local"
+    options = JobOptions(allocation=allocation, command=tuple(command))
+    run_command(console, Action.RUN, options, make_run_result, console.show_run)
+
+
+def _check_words(words: Sequence[str], *, trace: bool, warm: bool) -> None:
+    named = "--trace" if trace else "--warm"
+    if trace and warm:
+        raise typer.BadParameter("cannot be used with --warm", param_hint=named)
+    if (trace or warm) and not words:
         raise typer.BadParameter(
             "there is no smoke test to run; give one after two dashes: "
-            "stager build --trace -- train.py --smoke",
-            param_hint="--trace",
+            f"stager build {named} -- train.py --smoke",
+            param_hint=named,
         )
-    if len(words) > 1 and not trace:
+    if len(words) > 1 and not (trace or warm):
         raise typer.BadParameter(
-            f"a build takes no more than a script, and runs a command only with --trace: "
+            "a build takes no more than a script, and runs a command only with --trace or --warm: "
             f"{words[1]!r} cannot be used",
             param_hint="SCRIPT",
         )
 
 
-def _load_settings(words: Sequence[str], *, trace: bool) -> Config:
-    if not trace:
+def _load_settings(words: Sequence[str], *, runs_command: bool) -> Config:
+    if not runs_command:
         return load_settings(path_option(words[0]) if words else None)
     from ..jobs.preparation import load_project
 
@@ -252,11 +275,14 @@ def inspect(
         else:
             console.show(licence_list(found), console.show_licences)
         return
+    from ..building.current_bundle import offline_root
+    from ..core.store import Store
     from ..pack import members
     from ..trust import inspect_signature
 
     look = members.inspect_files if files else members.inspect
-    result = look(chosen.path, asked=chosen.id)
+    store = None if config is None else Store(offline_root(config))
+    result = look(chosen.path, asked=chosen.id, store=store)
     made = inspect_signature(config, chosen.path, result.id)
     console.show(replace(result, signature=made), console.show_inspection)
 

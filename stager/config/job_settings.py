@@ -14,7 +14,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, TransferWay
+from bundle.protocol.enumerations import (
+    Backend,
+    CompileCache,
+    Launcher,
+    LogMode,
+    Stage,
+    TransferWay,
+)
 
 from . import checks
 
@@ -331,6 +338,14 @@ class LaunchConfig:
     """Grace period of ranks after SIGTERM, in seconds."""
     watch: bool = setting(checks.boolean, default=True)
     """Watch for a job whose ranks are all silent, and find out where each of them is."""
+    compile_cache: CompileCache = _launch(
+        checks.make_enum_check(CompileCache),
+        "--compile-cache",
+        "Whether jobs share what torch.compile makes.",
+        default="auto",
+    )
+    compile_cache_limit: int = setting(checks.size, default="2GB")
+    """Most bytes of compiled code that are kept in the offline root."""
     hang_timeout: float = _launch(
         checks.seconds_or_never,
         "--hang-timeout TIME",
@@ -410,6 +425,7 @@ class JobOptions(SlurmOptions):
     log_dir: Path | None = _launch(Path, "--log-dir DIR", "Default: ~/slurm_logs.")
     outputs: tuple[str, ...] = ()
     hang_timeout: float | None = None
+    compile_cache: CompileCache | None = None
     pass_env: tuple[str, ...] = ()
     container_image: str | None = None
     container_mounts: tuple[str, ...] = ()

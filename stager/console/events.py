@@ -13,6 +13,7 @@ from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (
     AttemptBegins,
+    CompiledCode,
     Hang,
     JobBegins,
     NodesLeftOut,
@@ -162,6 +163,12 @@ class Events(Reports):
             self.say(f"  {old} has files that would be lost; the results of this job are {new}")
         for problem in event.problems:
             self._write(f"warning: {event.node}: {problem}", "warning")
+
+    @_show.register(CompiledCode)
+    def _show_compiled_code(self, event: CompiledCode, record: Record) -> None:
+        from ..diagnosis.failure import format_compiled_code
+
+        self.note(f"compiled code: {format_compiled_code(event)}")
 
     @_show.register(Remark)
     def _show_note(self, event: Remark, record: Record) -> None:

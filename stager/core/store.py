@@ -103,6 +103,11 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def compiled_code(self) -> Path:
+        """The directory for what this user's jobs have compiled: nobody else may write to it."""
+        return self.root / f"compiled-{os.geteuid()}"
+
     def layer(self, key: Digest) -> Path:
         """Return the path of the layer with this id, whether it exists or not."""
         return self.layers / f"{key}.tar.zst"

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.driver.findings import shorten_names
+from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import FailureClass, Retry
-from bundle.protocol.events import AttemptBegins, Hang
+from bundle.protocol.events import AttemptBegins, CompiledCode, Hang
 from bundle.protocol.messages import FrameVariables, Variable
 from bundle.protocol.problem import Problem
 
@@ -162,6 +163,21 @@ def format_restart(event: AttemptBegins) -> str:
     left_out = f"; {shorten_names(event.left_out)} left out" if event.left_out else ""
     again = f"started again after {event.seconds:.1f} s"
     return f"attempt {failed.number}: {failed.cause}{far}{left_out}; {again}"
+
+
+def format_compiled_code(event: CompiledCode) -> str:
+    """Return what a job has compiled, and what it has gained from earlier ones; may be empty."""
+    parts = []
+    if event.used_from:
+        kernels = format_count(event.used_kernels, "kernel")
+        parts.append(f"{format_size(event.used_bytes)} of earlier jobs ({kernels})")
+    if event.new_kernels:
+        kernels = format_count(event.new_kernels, "kernel")
+        parts.append(f"{format_size(event.new_bytes)} kept for later jobs ({kernels})")
+    if event.first_step is not None and event.first_step_before is not None:
+        before = f"{event.first_step_before:.1f} s without"
+        parts.append(f"first step after {event.first_step:.1f} s, and {before}")
+    return "; ".join(parts)
 
 
 def format_state(failure: FirstFailure) -> str:

@@ -17,11 +17,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from bundle.driver.code_store import compute_software_digest
 from bundle.driver.transports.slurm_text import CREDENTIALS
 from bundle.format.manifest import Manifest
 from bundle.protocol.counts import format_count
-from bundle.protocol.enumerations import Action, Allocation
-from bundle.protocol.job import Job
+from bundle.protocol.enumerations import Action, Allocation, CompileCache
+from bundle.protocol.job import CodeStore, Job
 from bundle.redaction.secret_names import remove_secret_variables
 
 from ..building.current_bundle import (
@@ -32,7 +33,7 @@ from ..building.current_bundle import (
     offline_root,
 )
 from ..config import inline_script
-from ..config.job_settings import JobOptions
+from ..config.job_settings import JobOptions, LaunchConfig
 from ..config.load import Config, NoSettingsError, find, load
 from ..config.template import make_default_config
 from ..core import toml
@@ -310,12 +311,27 @@ def prepare(
     if action is Action.RUN:
         refuse_missing_program(job.launch.command, path)
     job = replace(job, trusted_bundle=is_made_here(store, path, job.bundle_id), trust=trust)
+    settled = apply_options(config, options)
+    if action is Action.RUN and not config.trust.require:  # such code is not signed
+        job = replace(job, code_store=_choose_code_store(settled.launch, store, manifest))
     return Prepared(
-        config=apply_options(config, options),
+        config=settled,
         bundle=path,
         source=source,
         job=job,
         notes=(*notes, *_list_notes(job, source, manifest)),
+    )
+
+
+def _choose_code_store(launch: LaunchConfig, store: Store, manifest: Manifest) -> CodeStore | None:
+    """Return the place of compiled code; None if it is not wanted, or nothing would compile."""
+    software = compute_software_digest(manifest)
+    if launch.compile_cache is CompileCache.OFF or software is None:
+        return None
+    return CodeStore(
+        path=str(store.compiled_code),
+        software=software,
+        limit=launch.compile_cache_limit if launch.compile_cache is CompileCache.AUTO else 0,
     )
 
 

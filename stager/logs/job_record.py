@@ -15,6 +15,7 @@ from bundle.protocol.enumerations import LogMode, PhaseName
 from bundle.protocol.events import (
     PRINTED_ONLY,
     AttemptBegins,
+    CompiledCode,
     JobBegins,
     JobEnds,
     NodesLeftOut,
@@ -73,6 +74,11 @@ class JobRecord:
     def restarts(self) -> tuple[AttemptBegins, ...]:
         """The further starts of the ranks in one allocation, with the failures before them."""
         return tuple(event for event in self.find_events(AttemptBegins) if event.failed)
+
+    @property
+    def compiled_code(self) -> tuple[CompiledCode, ...]:
+        """What it has compiled, and what it had of earlier jobs."""
+        return tuple(self.find_events(CompiledCode))
 
     @property
     def cluster(self) -> str:

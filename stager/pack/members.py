@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from bundle.driver.code_store import compute_software_digest, list_stored_code
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, decode_head, read_origin
 from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, count_padding, member_header
@@ -23,6 +24,7 @@ from ..config.load import Config
 from ..core.errors import BundleError, ConfigError
 from ..core.files import ANOTHER_OUTPUT, BUNDLE_SUFFIX, write_output
 from ..core.processes import CommandError, run
+from ..core.store import Store
 from ..layers.layer_file import decompress_frame, decompress_index
 from ..layers.prune import Pruned, sum_notes
 from .bundle_file import ChosenBundle, open_bundle
@@ -260,6 +262,18 @@ class InspectedSignature:
     """Why it is not accepted; empty if it is."""
 
 
+@dataclass(frozen=True)
+class InspectedCode:
+    """What a job has compiled, in the offline root."""
+
+    job_id: str
+    machine: str
+    """The kind of node that it is for."""
+    bytes: int
+    kernels: int
+    """Compiled functions: shared objects and GPU binaries."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
     """The result of ``stager inspect``."""
@@ -279,6 +293,8 @@ class Inspection:
     hub: tuple[InspectedRepository, ...] = ()
     signature: InspectedSignature | None = None
     """Its signature; null if there is none beside it."""
+    compiled: tuple[InspectedCode, ...] = ()
+    """What earlier jobs have compiled and jobs with this bundle use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,17 +304,19 @@ class InspectionWithFiles(Inspection):
     listing: tuple[InspectedFile, ...]
 
 
-def inspect(path: Path, *, asked: str = "") -> Inspection:
-    """Return what is in a bundle."""
+def inspect(path: Path, *, asked: str = "", store: Store | None = None) -> Inspection:
+    """Return what is in a bundle, and what is compiled for it in an offline root."""
     with open_bundle(path, asked) as bundle:
-        return _inspection(path, bundle)
+        return _inspection(path, bundle, store)
 
 
-def inspect_files(path: Path, *, asked: str = "") -> InspectionWithFiles:
+def inspect_files(
+    path: Path, *, asked: str = "", store: Store | None = None
+) -> InspectionWithFiles:
     """Return what is in a bundle, with every file; see :func:`inspect`."""
     with open_bundle(path, asked) as bundle:
         return InspectionWithFiles(
-            **vars(_inspection(path, bundle)), listing=tuple(_list_files(bundle))
+            **vars(_inspection(path, bundle, store)), listing=tuple(_list_files(bundle))
         )
 
 
@@ -308,7 +326,7 @@ def _list_files(bundle: BundleFile) -> Iterator[InspectedFile]:
             yield InspectedFile(layer.name, entry.path, entry.size, entry.sha256)
 
 
-def _inspection(path: Path, bundle: BundleFile) -> Inspection:
+def _inspection(path: Path, bundle: BundleFile, store: Store | None) -> Inspection:
     manifest = bundle.manifest
     needs = manifest.requires
     libc = f"{needs.libc} {needs.libc_version} or newer"
@@ -327,7 +345,15 @@ def _inspection(path: Path, bundle: BundleFile) -> Inspection:
         layers=tuple(map(_inspect_layer, manifest.layers)),
         pruned=sum_notes(bundle),
         hub=tuple(_repositories(bundle)),
+        compiled=() if store is None else tuple(_list_compiled_code(store, manifest)),
     )
+
+
+def _list_compiled_code(store: Store, manifest: Manifest) -> Iterator[InspectedCode]:
+    software = compute_software_digest(manifest)
+    for code in list_stored_code(str(store.compiled_code)):
+        if code.software == software:
+            yield InspectedCode(code.job_id, code.machine, code.bytes, code.kernels)
 
 
 def _inspect_layer(layer: Layer) -> InspectedLayer:

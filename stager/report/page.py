@@ -25,6 +25,7 @@ from ..core.files import read_bytes, write_output
 from ..diagnosis.diagnosis import diagnose
 from ..diagnosis.failure import (
     Diagnosis,
+    format_compiled_code,
     format_ranks,
     format_restart,
     format_retry,
@@ -385,6 +386,7 @@ def make_environment() -> Environment:
         percent=percent,
         ranks=format_ranks,
         restart=format_restart,
+        compiled=format_compiled_code,
         retry=format_retry,
         shorten=shorten,
         sized=format_size,

@@ -16,6 +16,7 @@ import pytest
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation, Launcher
+from bundle.protocol.job import CodeStore
 from stager.pack.bundle import Packed
 from stager.pack.bundle_file import clear_away
 from tests.support.bundles import forge
@@ -388,3 +389,102 @@ def test_a_job_that_is_ended_between_two_attempts(
     result = json.loads(rest.splitlines()[-1])
     assert (result["event"], result["interrupted"]) == ("result", True)
     assert until(lambda: not living(program), 60)
+
+
+# --- Compiled code --------------------------------------------------------------------------------
+
+COMPILES = """
+import os, pathlib, signal, sys
+folder = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+found = sorted(path.name for path in folder.rglob("*.so"))
+print("found", found, flush=True)
+print("step 1", flush=True)
+if found and "crash" in sys.argv and os.environ["STAGER_ATTEMPT"] == "0":
+    os.kill(os.getpid(), signal.SIGSEGV)
+for name in sys.argv[1:2]:
+    (folder / name).mkdir(parents=True)
+    (folder / name / f"{name}.so").write_bytes(b"code")
+"""
+
+
+def compile_in_job(
+    packed: Packed, program: Path, folder: Path, *words: str, number: str = "1", **changed: Any
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Drive a program that finds compiled code and makes some; return what it found."""
+    (folder / "t.py").write_text(COMPILES)
+    launch = replace(LAUNCH, command=("t.py", *words), launcher=Launcher.PROCESSES, retries=1)
+    store = CodeStore(str(folder / "compiled"), Digest.of(b"torch"), 1 << 20)
+    changed = {"code_store": store, "nodes": ("local1",), "id": number, **changed}
+    job = job_for(packed, folder, action=Action.RUN, launch=launch, **changed)
+    code, events, _ = drive(program, job)
+    assert code == 0, events
+    text = (folder / "logs" / f"demo.{number}.local1.0.out").read_text()
+    return re.findall(r"^found (.*)", text, re.MULTILINE), events
+
+
+def remarks(events: list[dict[str, Any]]) -> list[str]:
+    return [event["text"] for event in events if event["event"] == "note"]
+
+
+def test_code_that_one_job_has_compiled_is_used_by_the_next(
+    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, events = compile_in_job(single, program, tmp_path, "one")
+    [made] = [event for event in events if event["event"] == "compiled"]
+    assert (found, made["new_kernels"], made["used_from"]) == (["[]"], 1, [])
+    # On a node that has never compiled.
+    monkeypatch.setenv("STAGER_NODE_ROOT", str(tmp_path / "another"))
+    (tmp_path / "another").mkdir()
+    found, events = compile_in_job(single, program, tmp_path, "two", number="2")
+    [made] = [event for event in events if event["event"] == "compiled"]
+    assert found == ["['one.so']"]
+    assert (made["used_from"], made["sent_to"], made["new_kernels"]) == (["1"], ["local1"], 1)
+    assert "compiled code of job 1 (4 bytes, 1 kernel) is used, and sent to local1" in remarks(
+        events
+    )
+    found, events = compile_in_job(single, program, tmp_path, number="3")
+    [made] = [event for event in events if event["event"] == "compiled"]
+    assert found == ["['one.so', 'two.so']"]
+    assert (made["used_from"], made["sent_to"], made["new_bytes"]) == (["1", "2"], [], 0)
+    # Other software, or none at all.
+    other = CodeStore(str(tmp_path / "compiled"), Digest.of(b"torch 3"), 1 << 20)
+    found, events = compile_in_job(single, program, tmp_path, number="4", code_store=other)
+    assert found == ["[]"]
+    found, events = compile_in_job(single, program, tmp_path, "x", number="5", code_store=None)
+    assert (found, [event for event in events if event["event"] == "compiled"]) == (["[]"], [])
+
+
+def test_a_job_may_read_compiled_code_and_keep_none(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    store = CodeStore(str(tmp_path / "compiled"), Digest.of(b"torch"), 0)
+    _, events = compile_in_job(single, program, tmp_path, "one", code_store=store)
+    assert not [event for event in events if event["event"] == "compiled"]
+    assert not (tmp_path / "compiled").exists()
+
+
+def test_after_a_crash_with_compiled_code_ranks_compile_anew(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    compile_in_job(single, program, tmp_path, "one")
+    found, events = compile_in_job(single, program, tmp_path, "two", "crash", number="2")
+    assert found == ["['one.so']", "[]"]
+    assert any("further attempts compile" in text for text in remarks(events))
+    assert not [event for event in events if event["event"] == "compiled"]
+
+
+def test_what_cannot_be_kept_fails_no_job(single: Packed, program: Path, tmp_path: Path) -> None:
+    (tmp_path / "compiled").write_text("in the way")
+    _, events = compile_in_job(single, program, tmp_path, "one")
+    assert any("what the ranks have compiled was not kept" in text for text in remarks(events))
+
+
+def test_a_node_without_a_compiler_is_named_where_jobs_compile(
+    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_in_job(single, program, tmp_path, "one")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    _, events = compile_in_job(single, program, tmp_path, number="2")
+    [warning] = [event for event in events if event["event"] == "note" and event["warning"]]
+    assert warning["text"].startswith("local1: there is no C++ compiler")

@@ -95,6 +95,25 @@ def test_more_spare_hosts_than_there_are(spares: int, nodes: Any, tmp_path: Path
         make(tmp_path, "train.py", source="ssh", hosts=("n[1-4]",), nodes=nodes, spares=spares)
 
 
+@pytest.mark.parametrize(
+    ("tables", "limit"),
+    [
+        ({}, 2_000_000_000),
+        ({"launch": {"compile-cache": "read"}}, 0),
+        ({"launch": {"compile-cache": "off"}}, None),
+        ({"launch": {"compile-cache-limit": "1MB"}}, 1_000_000),
+        ({"trust": {"allowed-signers": "signers", "require": True}}, None),
+    ],
+)
+def test_compiled_code_is_used_where_no_signature_is_required(
+    tables: dict[str, Any], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stager.jobs.preparation.decide_trust", lambda *_: (None, None))
+    found = make(tmp_path, "train.py", tables=tables).job.code_store
+    assert (found and found.limit) == limit
+    assert found is None or found.path.endswith(f"/compiled-{os.geteuid()}")
+
+
 def test_what_the_site_has_fixed_is_used_and_not_changed(tmp_path: Path) -> None:
     site = replace(config(tmp_path, cluster={"hosts": ["n[1-2]"]}), fixed=("cluster.hosts",))
     options, bundle = JobOptions(command=("train.py",)), (tmp_path / "b.tar", manifest("torch"))

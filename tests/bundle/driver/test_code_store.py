@@ -1,0 +1,209 @@
+"""Compiled code in the offline root: what is kept, what is used, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bundle.driver.code_store import (
+    StoredCode,
+    add_code,
+    compute_software_digest,
+    list_stored_code,
+    write_shipment,
+)
+from bundle.launch.compiled_code import measure_code, unpack_code
+from bundle.protocol.digest import Digest
+from bundle.protocol.problem import NodeError
+from bundle.results.stream import VERSION, StreamEnd, StreamHead
+from tests.support.demo_project import manifest
+
+KIND = "0123456789abcdef"
+CODE = StoredCode(KIND, "x86_64", Digest.of(b"torch"), "7", "b" * 64, "c" * 64, first_step=30.3)
+MADE = {
+    "inductor/ab/kernel.so": b"\x7fELF" * 300,
+    "inductor/fxgraph/ab/key/graph": b"graph",
+    "triton/KEY/kernel.cubin": b"cubin",
+}
+
+
+def compiled(folder: Path, **more: bytes) -> str:
+    for name, content in {**MADE, **more}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return str(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_what_one_job_has_compiled_is_there_for_the_next(tmp_path: Path) -> None:
+    store, here, there = (tmp_path / name for name in ("store", "here", "there"))
+    kept = add_code(str(store), compiled(here), CODE, 1 << 20)
+    assert (kept.files, kept.bytes, kept.kernels) == (3, 1210, 2)
+    assert list_stored_code(str(store)) == [kept]
+    assert store.stat().st_mode & 0o777 == 0o700
+    shipment = tmp_path / "shipment"
+    write_shipment([kept], str(shipment))
+    there.mkdir()
+    (there / "inductor" / "ab").mkdir(parents=True)
+    (there / "inductor" / "ab" / "kernel.so").write_bytes(b"my own")
+    unpack_code(str(shipment), str(tmp_path / "scratch"), str(there), "n1")
+    assert contents(there) == {**MADE, "inductor/ab/kernel.so": b"my own"}
+    assert all(os.path.isdir(there / path) for path in kept.paths)
+    # What was sent has no time of its own, so that only what ranks compile is new.
+    (there / "inductor" / "new.so").write_bytes(b"new")
+    amount = measure_code(str(there), 1000.0)
+    assert (amount.new, amount.total) == (2, 4)
+
+
+def test_the_same_code_is_kept_once(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        compiled(folder)
+        for path in folder.rglob("*"):
+            os.utime(path, (number, number))
+        add_code(store, str(folder), replace(CODE, job_id=str(number)), 1 << 20)
+    [code] = list_stored_code(store)
+    assert code.job_id == "2"
+
+
+def test_only_what_is_new_is_kept_after_a_job_that_was_sent_some(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    compiled(folder)
+    for path in folder.rglob("*"):
+        os.utime(path, (0, 0))
+    (folder / "inductor" / "new.so").write_bytes(b"new")
+    kept = add_code(str(tmp_path / "store"), str(folder), CODE, 1 << 20, 1000.0)
+    assert (kept.files, kept.kernels) == (1, 1)
+
+
+def test_the_least_recently_used_goes_beyond_the_limit(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    for number in range(4):
+        folder = tmp_path / str(number)
+        compiled(folder, **{"inductor/x": b"%d" % number * 100})
+        kept = add_code(store, str(folder), replace(CODE, job_id=str(number)), 3000)
+        os.utime(kept.path, (number, number))
+    assert [code.job_id for code in list_stored_code(store)] == ["2", "3"]
+    assert len(os.listdir(Path(store, KIND))) == 4  # each with its description
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.chmod(0o666),
+        lambda path: path.parent.chmod(0o777),
+        lambda path: path.parents[1].chmod(0o770),
+        lambda path: path.with_suffix(".json").chmod(0o622),
+        lambda path: path.with_suffix(".json").write_text("{"),
+        lambda path: path.with_suffix(".json").write_text("[" * 100_000),
+        lambda path: path.with_suffix(".json").unlink(),
+        lambda path: (path.rename(path.parents[2] / "x"), path.symlink_to(path.parents[2] / "x")),
+        lambda path: path.rename(path.with_name("another.code")),
+        lambda path: path.parent.rename(path.parents[1] / "another-kind"),
+    ],
+)
+def test_what_somebody_else_may_have_written_is_not_used(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    store = str(tmp_path / "store")
+    spoil(Path(add_code(store, compiled(tmp_path / "code"), CODE, 1 << 20).path))
+    assert list_stored_code(store) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_code_is_not_used(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    kept = add_code(store, compiled(tmp_path / "code"), CODE, 1 << 20)
+    os.chown(kept.path, 4711, 4711)
+    assert list_stored_code(store) == []
+
+
+@pytest.mark.parametrize("cut", [-1, 500])
+def test_a_damaged_file_is_removed(tmp_path: Path, cut: int) -> None:
+    store = str(tmp_path / "store")
+    kept = add_code(store, compiled(tmp_path / "code"), CODE, 1 << 20)
+    path = Path(kept.path)
+    data = path.read_bytes()
+    path.write_bytes(data[:cut] + (b"x" if cut == -1 else b""))
+    with pytest.raises(ValueError, match="was damaged, and has been removed"):
+        write_shipment([kept], str(tmp_path / "shipment"))
+    assert list_stored_code(store) == []
+    assert not path.exists()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, 0o6777
+    return info
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        member("../../escaped"),
+        member("/tmp/escaped"),
+        member("inductor/../../escaped"),
+        member("elsewhere/x"),
+        member("inductor/link", tarfile.SYMTYPE, "/etc/passwd"),
+        member("inductor/link", tarfile.SYMTYPE, "../../../x"),
+        member("inductor/hard", tarfile.LNKTYPE, "inductor"),
+        member("inductor/device", tarfile.CHRTYPE),
+        member("inductor/pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda info: f"{info.name} {info.type!r}",
+)
+def test_hostile_code_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
+    """Its digest is right: a node made it."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(member("inductor", tarfile.DIRTYPE))
+        tar.addfile(bad)
+    content = data.getvalue()[: 2 * 512] + bytes(2 * 512)
+    head = StreamHead(VERSION, ("inductor",), 9, 9, 9999, (), {})
+    end = StreamEnd(1, hashlib.sha256(content).hexdigest(), {}, 0)
+    lines = [json.dumps(asdict(line)).encode() + b"\n" for line in (head, end)]
+    file = tmp_path / "code"
+    file.write_bytes(lines[0] + content + lines[1])
+    target = tmp_path / "target"
+    target.mkdir()
+    with pytest.raises(NodeError):
+        unpack_code(str(file), str(tmp_path / "scratch"), str(target), "n1")
+    assert contents(target) == {}
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_no_file_is_set_uid_or_for_others(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    compiled(folder)
+    (folder / "inductor" / "ab" / "kernel.so").chmod(0o6777)
+    (folder / "inductor" / "link").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "inductor" / "pipe")
+    kept = add_code(str(tmp_path / "store"), str(folder), CODE, 1 << 20)
+    target = tmp_path / "target"
+    target.mkdir()
+    unpack_code(kept.path, str(tmp_path / "scratch"), str(target), "n1")
+    assert contents(target) == MADE
+    modes = {path.stat().st_mode & 0o7777 for path in target.rglob("*") if path.is_file()}
+    assert modes == {0o700}
+
+
+def test_code_depends_on_torch_and_triton() -> None:
+    made = compute_software_digest(manifest("torch", "numpy"))
+    assert made is not None
+    assert made == compute_software_digest(manifest("torch", "pandas"))
+    assert made != compute_software_digest(manifest("torch", "triton"))
+    assert compute_software_digest(manifest("numpy")) is None
