@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,7 @@ from ..protocol.codec import AnyText, DecodeError, decode, encode
 from ..protocol.digest import Digest, canonical_json
 from ..results.selection import Selection
 from ..results.stream import send_selection
+from ..system.files import read_file
 
 _COMPILING = ("torch", "triton", "pytorch-triton")  # the packages that make such code
 _CODE, _DESCRIPTION = ".code", ".json"
@@ -108,6 +109,38 @@ def write_shipment(stored: Sequence[StoredCode], path: str) -> None:
             unpack_code(code.path, os.path.join(scratch, str(number)), together, "the offline root")
         with open(path, "wb") as stream:
             send_selection(select_code(together), together, stream)
+
+
+def read_files(code: StoredCode) -> dict[str, bytes]:
+    """Return the content of a file and its description, by their paths in the store; OSError."""
+    names = (code.path, code.path[: -len(_CODE)] + _DESCRIPTION)
+    return {f"{code.kind}/{os.path.basename(name)}": read_file(name) for name in names}
+
+
+def write_files(store: str, files: Mapping[str, bytes]) -> int:
+    """Write what :func:`read_files` has returned elsewhere; return the number of files of code.
+
+    Raises:
+        ValueError: it has other names, or another content than its name says.
+        OSError: the store cannot be written.
+    """
+    count = 0
+    for name, data in files.items():
+        kind, _, file = name.partition("/")
+        stem, ending = os.path.splitext(file)
+        is_named = _KIND.fullmatch(kind) and _DIGEST.fullmatch(stem)
+        if not is_named or ending not in (_CODE, _DESCRIPTION):
+            raise ValueError(f"{name!r} is no name of compiled code")
+        if ending == _CODE and Digest.of(data) != stem:
+            raise ValueError(f"{name} does not have the content that its name says")
+        os.makedirs(os.path.join(store, kind), mode=0o700, exist_ok=True)
+        with make_scratch(store) as scratch:
+            new = os.path.join(scratch, "new")
+            with open(new, "wb", opener=_open_private) as stream:
+                stream.write(data)
+            os.replace(new, os.path.join(store, kind, file))
+        count += ending == _CODE
+    return count
 
 
 def mark_as_used(stored: Sequence[StoredCode]) -> None:

@@ -22,10 +22,9 @@ MOST_FILES = 20_000  # that are brought back; of more, not all are counted
 
 
 def make_code_dir(root: str, name: str) -> str:
-    """Make the directory for a job's compiled code, and return its path."""
+    """Make the directory for compiled code of a kind, and return its path."""
     path = node_root.code_path(root, name)
-    for folder in CODE.values():
-        os.makedirs(os.path.join(path, folder), mode=0o700, exist_ok=True)
+    os.makedirs(path, mode=0o700, exist_ok=True)
     os.utime(path)  # keep it from being cleaned
     return path
 

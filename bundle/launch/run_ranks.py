@@ -24,7 +24,7 @@ from ..system import files, network, processes, signals
 from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
-from .compiled_code import make_code_dir, measure_code
+from .compiled_code import measure_code
 from .inspection import WATCH, start_inspector
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import JobDirectories, drop_schedulers, make_rank_variables
@@ -179,8 +179,6 @@ def _prepare_start(
     threads = choose_threads(job.launch.omp_num_threads, cpus, nproc)
     variables = make_rank_variables(directories, request, link.interface, threads, base)
     program_variables.prepare_hub_cache(directories, os.environ)
-    if request.code:
-        make_code_dir(directories.root, request.code)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]

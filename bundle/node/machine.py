@@ -346,17 +346,17 @@ def describe_code(
     ``known`` are some paths in the code for each kind.
     """
     cpuinfo = _read_text(Path("/proc/cpuinfo"))[:_FIRST_PROCESSOR]
-    kind, words = _describe_kind(software, host, gpus, cpuinfo)
+    kind, words = describe_kind(software, host, gpus, cpuinfo)
     folder, named = code_path(root, kind), os.environ.get("CXX", "").split()[:1]
     return CodeFacts(
         kind=kind,
         machine=words,
         has_all=all(os.path.isdir(os.path.join(folder, name)) for name in known.get(kind, ())),
-        compiler=any(map(shutil.which, (*named, *_COMPILERS))),
+        compiler=next(filter(None, map(shutil.which, (*named, *_COMPILERS))), ""),
     )
 
 
-def _describe_kind(
+def describe_kind(
     software: Digest, host: HostFacts, gpus: GpuFacts | None, cpuinfo: str
 ) -> tuple[str, str]:
     """Return the kind of a machine: its name, and in words."""

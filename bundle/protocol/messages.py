@@ -555,8 +555,8 @@ class CodeFacts:
     """The kind in words: ``x86_64, Intel(R) Xeon(R) ...``."""
     has_all: bool
     """True if it has the compiled code that it was asked for."""
-    compiler: bool
-    """True if it has a C++ compiler, without which PyTorch compiles nothing for CPUs."""
+    compiler: AnyText
+    """Its C++ compiler, without which PyTorch compiles nothing for CPUs; empty if it has none."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
+from bundle.driver.code_store import compute_software_digest, list_stored_code, read_files
 from bundle.format.archive import END
 from bundle.format.manifest import (
     BLOCK,
@@ -65,6 +67,7 @@ from .tool import collect_tool
 #     pylock.toml       the lock that the bundle was made from
 #     bundle.sig        the bundle's signature, if it has one
 #     tool/*.whl        stager itself, if it comes along
+#     code/KIND/*       what earlier jobs have compiled, if it comes along
 #     ...               the bundle's other members in the bundle's order, but for those of the base
 #
 # Every byte of it is checked: ``carried.json`` has its own digest, the headers follow from it and
@@ -75,10 +78,12 @@ FORMAT = 1
 CARRIED_LOCK = "pylock.toml"
 SIGNATURE_NAME = "bundle.sig"
 TOOL = "tool/"
+CODE = "code/"
 _LABEL_LIMIT = 1 << 20
 _PARTS_LIMIT = 512 << 20
 """Bytes of what is carried besides the bundle's layers, as it is read whole: the manifest, the lock
 and the tool's wheels."""
+_CODE_LIMIT = 200 << 20  # of compiled code, which is a part of that
 _OCTAL = re.compile(rb"[0-7]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SAME_VERSION = "use the same version on both sides; `stager export --with-tool` carries it"
@@ -359,6 +364,8 @@ class ExportOptions:
     with_tool: bool = False
     offline: bool = False
     """True if nothing may be fetched for that."""
+    with_code: bool = False
+    """True to add what earlier jobs have compiled with this version of torch."""
 
 
 def export_project(config: Config, options: ExportOptions, listener: Listener) -> ExportResult:
@@ -373,7 +380,8 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     since = "" if base is None else f"-since-{base.id[:12]}"
     name = f"{manifest.name}-{manifest.id[:12]}{since}{CARRIED_SUFFIX}"
     output = (options.output or Path(name)).absolute()
-    tool: tuple[Sequence[Path], bytes] = ((), b"")
+    program = b""
+    files: dict[str, bytes] = {}
     with (
         store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
         store.scratch("export") as scratch,
@@ -381,11 +389,42 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
         lock = _lock(config, chosen, before)
         if options.with_tool:
             listener.begin("tool")
-            tool = collect_tool(
+            wheels, program = collect_tool(
                 config, store, scratch, offline=options.offline, progress=listener.note
             )
+            files = {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
         listener.begin("export")
-        return export(chosen, output, store, lock=lock, base=base, tool=tool)
+        if options.with_code:
+            files |= {CODE + name: data for name, data in _read_code(store, manifest).items()}
+        return export(chosen, output, store, lock=lock, base=base, more=(files, program))
+
+
+def _read_code(store: Store, manifest: Manifest) -> dict[str, bytes]:
+    software, files = compute_software_digest(manifest), dict[str, bytes]()
+    found = [
+        code for code in list_stored_code(str(store.compiled_code)) if code.software == software
+    ]
+    size = sum(code.bytes for code in found)
+    if size > _CODE_LIMIT:
+        raise BundleError(
+            f"--with-code: {format_size(size)} of compiled code is more than a file carries "
+            f"({format_size(_CODE_LIMIT)})",
+            hint="set launch.compile-cache-limit lower, and let one more job remove the oldest",
+        )
+    for code in found:
+        try:
+            files |= read_files(code)
+        except OSError as exc:
+            raise BundleError(
+                f"--with-code: {code.path} cannot be read: {exc.strerror or exc}",
+                hint="remove it, or leave out --with-code",
+            ) from exc
+    if not files:
+        raise BundleError(
+            f"{store.root} has no compiled code for {manifest.name}",
+            hint="a job that compiles leaves some: stager build --warm -- train.py --smoke",
+        )
+    return files
 
 
 def _own_lock(config: Config) -> Path:
@@ -423,10 +462,13 @@ def export(
     *,
     lock: bytes,
     base: Manifest | None = None,
-    tool: tuple[Sequence[Path], bytes] = ((), b""),
+    more: tuple[Mapping[str, bytes], bytes] = (MappingProxyType({}), b""),
 ) -> ExportResult:
-    """Write a bundle, or what the other side lacks of it, to a file; ``tool`` is stager itself."""
-    wheels, program = tool
+    """Write a bundle, or what the other side lacks of it, to a file.
+
+    ``more`` are files that it carries besides, and the program behind its end.
+    """
+    files, program = more
     with bundle_file.open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
         known = list_shared_members(base) if base else frozenset()
@@ -435,7 +477,7 @@ def export(
         signature = read_signature(locate_signature(chosen.path))
         if signature is not None:
             parts[SIGNATURE_NAME] = signature.encode()
-        parts |= {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
+        parts |= files
         label = _make_label(manifest, base, shared, parts)
         with write_output(output) as handle:
             out = _Digesting(handle)
@@ -454,7 +496,7 @@ def export(
         layers=carried,
         layers_left_out=len(manifest.layers) - carried,
         base=label.base,
-        with_tool=bool(wheels),
+        with_tool=bool(program),
         signed=signature is not None,
     )
 

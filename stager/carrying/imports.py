@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.driver.code_store import write_files
 from bundle.environment.unpack import Fresh, write_layers
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, check_links
@@ -21,7 +22,7 @@ from ..config import inline_script
 from ..config.load import Config, find, load
 from ..core.errors import BundleError, ConfigError, StagerError
 from ..core.files import BUNDLE_SUFFIX, open_regular, read_bytes, write_output
-from ..core.store import Store, remove
+from ..core.store import Store, remove, write_error
 from ..inventory.provenance import find_lock
 from ..layers.layer_file import decompress_frame, decompress_index
 from ..lock.pylock import read_lock
@@ -32,7 +33,7 @@ from ..pack.bundle_file import ChosenBundle, is_sealed, seal
 from ..pack.members import InspectedSignature, MemberError, make_reader, write_member
 from ..pack.node_program import find_compiled_program
 from ..trust import decide, inspect_signature, locate_signature
-from .exports import CARRIED_LOCK, SIGNATURE_NAME, CarriedFile, list_shared_members
+from .exports import CARRIED_LOCK, CODE, SIGNATURE_NAME, CarriedFile, list_shared_members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,29 @@ def import_file(path: Path, config: Config, store: Store, *, asked: str = "") ->
                 hint="name the right file, or leave out --id",
             )
         return _take(carried, config, store)
+
+
+def import_compiled_code(config: Config, path: Path) -> int:
+    """Take the compiled code of a carried file, which jobs of this user run; return the files.
+
+    Raises:
+        BundleError: the file is damaged, or has none.
+        StagerError: it cannot be written.
+    """
+    store = Store(offline_root(config))
+    with open_regular(path) as handle:
+        parts = CarriedFile(path, handle).parts()
+        code = {name[len(CODE) :]: data for name, data in parts if name.startswith(CODE)}
+    if not code:
+        raise BundleError(
+            f"{path} carries no compiled code", hint="`stager export --with-code` adds it"
+        )
+    try:
+        return write_files(str(store.compiled_code), code)
+    except ValueError as exc:
+        raise BundleError(f"{path}: {exc}", hint="do not use its compiled code") from exc
+    except OSError as exc:
+        raise write_error(store.compiled_code, exc) from exc
 
 
 def _take(carried: CarriedFile, config: Config, store: Store) -> ImportResult:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundle.protocol.counts import format_count
+
 from .application import app, get_settings_place, option, path_flag, path_option
 from .options import (
     BundleChoice,
@@ -54,6 +56,9 @@ def export(
         bool, option("--with-tool", "Add stager itself, to be installed over there.")
     ] = False,
     offline: Annotated[bool, option("--offline", "Fetch nothing for --with-tool.")] = False,
+    with_code: Annotated[
+        bool, option("--with-code", "Add what torch.compile has made in earlier jobs.")
+    ] = False,
     console: Talk,
 ) -> None:
     """Write the bundle to a file to carry over an air gap, or to an image to mount."""
@@ -61,6 +66,7 @@ def export(
     from ..carrying.image import export_image
 
     of_file = {"--base": base, "--since": since, "--with-tool": with_tool, "--offline": offline}
+    of_file["--with-code"] = with_code
     if squashfs and any(of_file.values()):
         name = next(filter(of_file.get, of_file))
         raise typer.BadParameter("cannot be used with --squashfs", param_hint=name)
@@ -74,6 +80,7 @@ def export(
         since=_parse_moment(since),
         with_tool=with_tool,
         offline=offline,
+        with_code=with_code,
     )
     bundle, config = _choose_bundle(chosen, script)
     if squashfs:
@@ -130,17 +137,29 @@ def import_file(
             "Let builds here take its packages, as --project does; needs trust in its maker.",
         ),
     ] = False,
+    with_code: Annotated[
+        bool,
+        option("--with-code", "Let jobs use the compiled code in it; needs trust in its maker."),
+    ] = False,
     console: Talk,
 ) -> None:
     """Add the bundle in a carried file to the offline root."""
-    from ..carrying.imports import import_bundle
+    from ..carrying.imports import import_bundle, import_compiled_code
     from ..jobs import preparation
 
     config = preparation.load_project(file, "", get_settings_place())
     asked = read_bundle_id(id)
     result = import_bundle(
-        config, file, console, asked=asked, project=project, for_builds=for_builds
+        config,
+        file,
+        console,
+        asked=asked,
+        project=project,
+        for_builds=for_builds,
     )
+    if with_code:
+        files = format_count(import_compiled_code(config, file), "file")
+        console.note(f"compiled code: {files}; `stager inspect` lists what fits a bundle")
     console.show(result, console.show_import)
 
 

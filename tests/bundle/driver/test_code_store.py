@@ -18,6 +18,7 @@ from bundle.driver.code_store import (
     add_code,
     compute_software_digest,
     list_stored_code,
+    write_files,
     write_shipment,
 )
 from bundle.launch.compiled_code import measure_code, unpack_code
@@ -207,3 +208,19 @@ def test_code_depends_on_torch_and_triton() -> None:
     assert made == compute_software_digest(manifest("torch", "pandas"))
     assert made != compute_software_digest(manifest("torch", "triton"))
     assert compute_software_digest(manifest("numpy")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        (f"../{'0' * 64}.code", b"x"),
+        (f"{KIND}/../../{'0' * 64}.json", b"{}"),
+        (f"{KIND}/{'0' * 64}.py", b"x"),
+        (f"{KIND}/{'0' * 64}.code", b"not what its name says"),
+        (f"{KIND}/", b""),
+    ],
+)
+def test_carried_code_of_another_name_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
+    with pytest.raises(ValueError, match="name"):
+        write_files(str(tmp_path / "store"), {name: data})
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bundle.node import machine
 from bundle.node.machine import Limits
 from bundle.protocol.codec import decode, encode
+from bundle.protocol.digest import Digest
 from bundle.protocol.messages import Gpu, GpuFacts, HostFacts, NodeRootFacts, NodeRootProblem
 from tests.support.gpu_machines import CLOSED_MODULE, OPEN_MODULE, nvidia_smi, proc
 from tests.support.processes import is_alive, until
@@ -113,6 +116,36 @@ DEVICES = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidia2", "nvidiactl", "nv
 def test_gpus(visible: str | None, count: int) -> None:
     assert machine.count_gpus(DEVICES, visible) == count
     assert machine.count_gpus(["null", "nvidiactl"], visible) == 0
+
+
+CPUINFO = "processor\t: 0\nmodel name\t: Xeon 9\nflags\t\t: fpu avx2 avx512f\n\n" * 2
+H100 = GpuFacts("570.124.06", gpus=(Gpu("NVIDIA H100"), Gpu("NVIDIA H100")))
+
+
+def kind_of(cpuinfo: str = CPUINFO, gpus: GpuFacts | None = H100, **changed: Any) -> str:
+    software = changed.pop("software", "a" * 64)
+    host = replace(machine.host_facts(), machine="x86_64", libc="glibc", libc_version="2.36")
+    return machine.describe_kind(Digest(software), replace(host, **changed), gpus, cpuinfo)[0]
+
+
+def test_machines_of_one_kind_have_one_name() -> None:
+    assert len(kind_of()) == 16
+    others = [CPUINFO.replace("Xeon 9", "EPYC"), CPUINFO.replace("fpu avx2", "avx2 fpu")]
+    assert {kind_of(other) for other in others} == {kind_of()}
+    assert kind_of(hostname="another", cpus=1, memory_total=1) == kind_of()
+    changes: list[dict[str, Any]] = [
+        {"software": "b" * 64},
+        {"cpuinfo": CPUINFO.replace(" avx512f", "")},
+        {"cpuinfo": ""},
+        {"gpus": None},
+        {"gpus": replace(H100, driver="580.1")},
+        {"gpus": replace(H100, gpus=(Gpu("NVIDIA A100"),))},
+        {"libc_version": "2.28"},
+        {"machine": "aarch64"},
+    ]
+    assert len({kind_of(), *(kind_of(**change) for change in changes)}) == len(changes) + 1
+    words = machine.describe_kind(Digest("a" * 64), machine.host_facts(), H100, CPUINFO)[1]
+    assert words == f"{platform.machine()}, Xeon 9, NVIDIA H100"
 
 
 def test_the_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from bundle.driver.code_store import StoredCode, add_code, list_stored_code
 from bundle.driver.plan import digest_of_all
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
+from stager.carrying import exports
 from stager.carrying.exports import (
     CarriedPart,
     ExportOptions,
@@ -28,7 +30,7 @@ from stager.carrying.exports import (
     export_project,
     read_label,
 )
-from stager.carrying.imports import import_bundle, import_file
+from stager.carrying.imports import import_bundle, import_compiled_code, import_file
 from stager.cleanup import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
@@ -62,6 +64,11 @@ class Sides:
             patch.setenv("OFFLINE_ROOT", str(self.inside.root))
             config = load(self.project.root)
             return import_bundle(config, file, Recorder(), asked=asked).bundle
+
+    def take_code(self, file: Path) -> int:
+        with self._monkeypatch.context() as patch:
+            patch.setenv("OFFLINE_ROOT", str(self.inside.root))
+            return import_compiled_code(load(self.project.root), file)
 
     def refuse(self, data: bytes, match: str = "") -> BundleError:
         """See that a carried file with these bytes is refused, and leaves nothing behind."""
@@ -411,3 +418,27 @@ def test_an_index_that_does_not_tell_the_truth_is_refused(
     with inside.lock(), pytest.raises(BundleError, match=f"{name} does not have the digest in the"):
         import_file(carried.file, load(project.root), inside)
     assert list(inside.bundles.iterdir()) == []
+
+
+def test_compiled_code_comes_along_if_both_sides_ask(
+    sides: Sides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "compute_software_digest", lambda manifest: Digest.of(b"torch"))
+    sides.project.build()
+    with pytest.raises(BundleError, match="has no compiled code"):
+        sides.export(with_code=True)
+    code = StoredCode("0" * 16, "x86_64", Digest.of(b"torch"), "7", "b" * 64, "c" * 64)
+    (tmp_path / "made" / "inductor").mkdir(parents=True)
+    (tmp_path / "made" / "inductor" / "kernel.so").write_bytes(b"code")
+    store = sides.project.store.compiled_code
+    kept = add_code(str(store), str(tmp_path / "made"), code, 1 << 20)
+    add_code(str(store), str(tmp_path / "made"), replace(code, software="d" * 64, kind="1" * 16), 9)
+    file = sides.export(with_code=True).file
+    sides.take(file)
+    assert list_stored_code(str(sides.inside.compiled_code)) == []
+    assert sides.take_code(file) == 1
+    [there] = list_stored_code(str(sides.inside.compiled_code))
+    assert replace(there, path=kept.path) == kept
+    assert same(Path(there.path), Path(kept.path))
+    with pytest.raises(BundleError, match="carries no compiled code"):
+        sides.take_code(sides.export().file)
