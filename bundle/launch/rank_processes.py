@@ -12,6 +12,7 @@ failures has the form of torchrun's closing report, which the agent reads.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -49,9 +50,10 @@ class _Ranks:
             return
         self._told = True
         for pid in self._running:
-            print(f"stager: Sending process {pid} closing signal SIGTERM", file=sys.stderr)
             os.kill(pid, signal.SIGTERM)
         signal.alarm(self._grace)
+        for pid in self._running:
+            _say(f"stager: Sending process {pid} closing signal SIGTERM")
 
     def kill(self, _number: int, _frame: FrameType | None) -> None:
         for pid in self._running:
@@ -70,11 +72,16 @@ class _Ranks:
                 self._failed.append((local, code, pid))
                 self.end()
         for local, code, pid in self._failed:
-            print(f"  rank      : {self._first + local} (local_rank: {local})", file=sys.stderr)
-            print(f"  exitcode  : {code} (pid: {pid})", file=sys.stderr)
+            _say(f"  rank      : {self._first + local} (local_rank: {local})")
+            _say(f"  exitcode  : {code} (pid: {pid})")
         if self._failed:
             return 1
         return _STOPPED if self._told else 0
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it: the agent was killed
+        print(line, file=sys.stderr)
 
 
 def _become(argv: list[str], variables: dict[str, str], stdin: int) -> None:

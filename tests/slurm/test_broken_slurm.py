@@ -310,11 +310,18 @@ SPARE = ("--nodes", "2", "--spares", "1", "--retries", "2", "--", "train.py")
 
 @pytest.mark.parametrize(
     "how",
-    ["a rank is killed", *(pytest.param(how, marks=pytest.mark.full) for how in ("cut", "dead"))],
+    [
+        "a rank is killed",
+        *(
+            pytest.param(how, marks=pytest.mark.full)
+            for how in ("a rank is killed in a batch job", "cut", "dead")
+        ),
+    ],
 )
 def test_a_spare_node_takes_the_place_of_another(bench: Bench, how: str) -> None:
     words = ("1=kill-once", "all=linger") if how.startswith("a rank") else ("all=sleep-once",)
-    started = bench.start("run", *SPARE, *words)
+    batch = ("--batch", "--wait") if how.endswith("batch job") else ()
+    started = bench.start("run", *batch, *SPARE, *words)
     bench.at_work(started, 2)
     breaks = {"cut": cut_off, "dead": dead_slurmd}.get(how)
     with breaks(bench.cluster, "node02") if breaks else nullcontext():

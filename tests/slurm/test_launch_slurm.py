@@ -141,3 +141,34 @@ def test_a_secret_is_nowhere_but_in_the_ranks(job: SlurmTorch, sent: dict[str, s
     for node in job.cluster.nodes:
         grep = ["grep", "-rlsI", "--exclude-dir=envs", SECRET, "/tmp"]
         assert job.cluster.on(node, grep, check=False).stdout == ""
+
+
+AGAIN = """\
+import os, signal
+import torch.distributed as dist
+
+dist.init_process_group()
+print("ATTEMPT", os.environ["STAGER_ATTEMPT"], os.environ["STAGER_NODE"], flush=True)
+dist.barrier()
+if os.environ["STAGER_ATTEMPT"] == "0" and dist.get_rank() == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+def test_torchrun_starts_again_with_a_spare_node(slurm_torch: SlurmTorch) -> None:
+    (slurm_torch.work / "script.py").write_text(AGAIN)
+    asked = ("--nodes", "2", "--spares", "1", "--retries", "1", "--nproc-per-node", "2")
+    ran = slurm_torch.job("run", *asked, "--", "script.py")
+    assert ran.code == 0, ran.stderr
+    lines = [line for line in ran.lines() if line.startswith("ATTEMPT")]
+    assert sorted(lines) == [
+        *["ATTEMPT 0 node01"] * 2,
+        *["ATTEMPT 0 node02"] * 2,
+        *["ATTEMPT 1 node01"] * 2,
+        *["ATTEMPT 1 node03"] * 2,
+    ]
+    [again] = ran.report["restarts"][-1:]
+    assert (again["failed"]["class"], again["left_out"]) == ("killed", ["node02"])
