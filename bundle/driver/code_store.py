@@ -12,26 +12,30 @@ import os
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from ..format.archive import compute_file_digest
 from ..format.manifest import Manifest
-from ..launch.compiled_code import select_code, unpack_code
+from ..launch.compiled_code import receive_code, select_code
 from ..node import removal
 from ..protocol.codec import AnyText, DecodeError, decode, encode
 from ..protocol.digest import Digest, canonical_json
+from ..protocol.problem import NodeError
 from ..results.selection import Selection
-from ..results.stream import send_selection
-from ..system.files import read_file
+from ..results.stream import StreamEnd, send_selection
+from ..system.files import compute_digest, read_file
 
-_COMPILING = ("torch", "triton", "pytorch-triton")  # the packages that make such code
+_COMPILER_PACKAGES = ("torch", "triton", "pytorch-triton")
 _CODE, _DESCRIPTION = ".code", ".json"
 _KERNELS = (".so", ".cubin", ".hsaco")
 _SAMPLES = 8  # paths by which a node sees that it has all of it
 _DESCRIPTION_BYTES = 1 << 20
-_KIND, _DIGEST = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SCRATCH = ".new-"
+_ABANDONED_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class StoredCode:
     machine: AnyText
     """The kind in words."""
     software: str
-    """Digest of what it depends on in a bundle."""
-    job_id: str
+    """See :func:`compute_software_digest`."""
+    job_id: AnyText
     bundle_id: str
     command: str
     """Digest of the command that its ranks ran."""
@@ -62,85 +66,107 @@ class StoredCode:
 
 
 def compute_software_digest(manifest: Manifest) -> Digest | None:
-    """Return the digest of what compiled code depends on in a bundle; None without torch."""
-    layers = {layer.name: layer.id for layer in manifest.layers if layer.name in _COMPILING}
+    """Return the digest of a project's name and what its compiled code depends on in a bundle.
+
+    Another project's code would only cost room. None for a bundle without torch.
+    """
+    layers = {layer.name: layer.id for layer in manifest.layers if layer.name in _COMPILER_PACKAGES}
     if "torch" not in layers:
         return None
-    return Digest.of(canonical_json([manifest.requires.python, layers]))
+    return Digest.of(canonical_json([manifest.name, manifest.requires.python, layers]))
 
 
-def list_stored_code(store: str) -> list[StoredCode]:
-    """Return what is in a store that is safe to use, the least recently used first."""
+# --- Reading -------------------------------------------------------------------------------------
+
+
+def list_stored_code(store: str, software: str | None = None) -> list[StoredCode]:
+    """Return what is in a store and safe to use, the least recently used first."""
     found: list[tuple[float, StoredCode]] = []
-    with suppress(OSError):
-        for kind in filter(_KIND.fullmatch, os.listdir(store)):
-            for name in os.listdir(os.path.join(store, kind)):
-                if name.endswith(_CODE) and _DIGEST.fullmatch(name[: -len(_CODE)]):
+    for kind in filter(_DIGEST.fullmatch, _list_names(store)):
+        for name in _list_names(os.path.join(store, kind)):
+            if name.endswith(_CODE) and _DIGEST.fullmatch(name[: -len(_CODE)]):
+                with suppress(OSError, ValueError, RecursionError):
                     path = os.path.join(store, kind, name)
-                    with suppress(OSError, ValueError, DecodeError, RecursionError):
-                        found.append((os.lstat(path).st_mtime, _read_description(store, path)))
+                    code = _read_description(store, path)
+                    if software in (None, code.software):
+                        found.append((os.lstat(path).st_mtime, code))
     return [code for _, code in sorted(found, key=lambda pair: pair[0])]
 
 
+def _list_names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _describing(path: str) -> str:
+    return path[: -len(_CODE)] + _DESCRIPTION
+
+
 def _read_description(store: str, path: str) -> StoredCode:
-    beside = path[: -len(_CODE)] + _DESCRIPTION
-    for each in (store, os.path.dirname(path), path, beside):
-        status = os.lstat(each)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022 or stat.S_ISLNK(status.st_mode):
-            raise PermissionError(each)
-    with open(beside, encoding="utf-8") as file:
-        code = decode(StoredCode, json.loads(file.read(_DESCRIPTION_BYTES)), strict=False)
-    return replace(code, kind=os.path.basename(os.path.dirname(path)), path=path)
+    folder = os.path.dirname(path)
+    for each in (store, folder, path, _describing(path)):
+        _require_own(os.lstat(each), each)
+    text = read_file(_describing(path), _DESCRIPTION_BYTES)
+    code = decode(StoredCode, json.loads(text), strict=False)
+    return replace(code, kind=os.path.basename(folder), path=path)
 
 
-def write_shipment(stored: Sequence[StoredCode], path: str) -> None:
-    """Write what several jobs have compiled as one stream.
+def _require_own(status: os.stat_result, path: str) -> None:
+    """Refuse what is not this user's, or what somebody else may write to.
 
     Raises:
-        ValueError: a file was damaged, and has been removed.
-        NodeError: what is in it cannot be unpacked.
-        OSError: it cannot be read, or the stream not written.
+        PermissionError: it is such a file or directory, or a link.
     """
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or stat.S_ISLNK(status.st_mode):
+        raise PermissionError(f"{path} belongs to another user, or others may write to it")
+
+
+def write_shipment(stored: Sequence[StoredCode], path: str) -> list[str]:
+    """Write what several jobs have compiled as one stream; return why some of it is left out.
+
+    Raises:
+        ValueError: that is all of it.
+        NodeError, OSError: it cannot be written.
+    """
+    left_out = []
     with make_scratch(os.path.dirname(path)) as scratch:
         together = os.path.join(scratch, "together")
-        os.mkdir(together)
-        for number, code in enumerate(stored):
-            _check_digest(code)
-            unpack_code(code.path, os.path.join(scratch, str(number)), together, "the offline root")
-        with open(path, "wb") as stream:
-            send_selection(select_code(together), together, stream)
+        for code in stored:
+            try:
+                _unpack(code, os.path.join(scratch, "one"), together)
+            except (NodeError, OSError, ValueError) as exc:
+                left_out.append(str(exc))
+        if len(left_out) == len(stored):
+            raise ValueError(left_out[0])
+        _write_stream(select_code(together), together, path)
+    return left_out
 
 
-def read_files(code: StoredCode) -> dict[str, bytes]:
-    """Return the content of a file and its description, by their paths in the store; OSError."""
-    names = (code.path, code.path[: -len(_CODE)] + _DESCRIPTION)
-    return {f"{code.kind}/{os.path.basename(name)}": read_file(name) for name in names}
-
-
-def write_files(store: str, files: Mapping[str, bytes]) -> int:
-    """Write what :func:`read_files` has returned elsewhere; return the number of files of code.
+def _unpack(code: StoredCode, scratch: str, folder: str) -> None:
+    """Unpack a file; the one that was checked, whatever has its name meanwhile.
 
     Raises:
-        ValueError: it has other names, or another content than its name says.
-        OSError: the store cannot be written.
+        ValueError: it was damaged, and has been removed.
+        NodeError: what is in it cannot be unpacked.
+        OSError: it cannot be read, or is not this user's.
     """
-    count = 0
-    for name, data in files.items():
-        kind, _, file = name.partition("/")
-        stem, ending = os.path.splitext(file)
-        is_named = _KIND.fullmatch(kind) and _DIGEST.fullmatch(stem)
-        if not is_named or ending not in (_CODE, _DESCRIPTION):
-            raise ValueError(f"{name!r} is no name of compiled code")
-        if ending == _CODE and Digest.of(data) != stem:
-            raise ValueError(f"{name} does not have the content that its name says")
-        os.makedirs(os.path.join(store, kind), mode=0o700, exist_ok=True)
-        with make_scratch(store) as scratch:
-            new = os.path.join(scratch, "new")
-            with open(new, "wb", opener=_open_private) as stream:
-                stream.write(data)
-            os.replace(new, os.path.join(store, kind, file))
-        count += ending == _CODE
-    return count
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(code.path, flags), "rb") as stream:
+        _require_own(os.fstat(stream.fileno()), code.path)
+        if os.path.basename(code.path) != compute_digest(stream.fileno()) + _CODE:
+            remove_stored_code(code.path)
+            raise ValueError(f"{code.path} was damaged, and has been removed")
+        stream.seek(0)
+        receive_code(stream, scratch, folder, "the offline root")
+
+
+def _write_stream(selection: Selection, folder: str, path: str) -> None:
+    with open(path, "wb", opener=_open_private) as stream:
+        end: StreamEnd = send_selection(selection, folder, stream)
+    if end.gaps or end.changed:
+        raise ValueError(f"{folder} was changed while it was read, or not all could be read")
 
 
 def mark_as_used(stored: Sequence[StoredCode]) -> None:
@@ -150,52 +176,40 @@ def mark_as_used(stored: Sequence[StoredCode]) -> None:
             os.utime(code.path)
 
 
-def _check_digest(code: StoredCode) -> None:
-    if os.path.basename(code.path) == compute_file_digest(code.path) + _CODE:
-        return
-    remove_stored_code(code.path)
-    raise ValueError(f"{code.path} was damaged, and has been removed")
+# --- Writing -------------------------------------------------------------------------------------
 
 
-def remove_stored_code(path: str) -> None:
-    """Remove a file with its description."""
-    for each in (path, path[: -len(_CODE)] + _DESCRIPTION):
-        with suppress(FileNotFoundError):
-            os.unlink(each)
-
-
-def add_code(
-    store: str, folder: str, code: StoredCode, limit: int, since: float = 0.0
-) -> StoredCode:
-    """Keep the compiled code in a directory, of after a time; return its description.
+def add_code(store: str, folder: str, code: StoredCode, limit: int) -> StoredCode:
+    """Keep the compiled code in a directory; return its description.
 
     What was not used for longest is removed where all is more than ``limit`` bytes.
 
     Raises:
+        ValueError: it is more than that by itself.
         NodeError: the directory cannot be read.
         OSError: the store cannot be written, or somebody else may write to it.
     """
-    selection = select_code(folder, since)
+    selection = select_code(folder)
     code = _describe(selection, code)
+    if code.bytes > limit:
+        raise ValueError("it is more than launch.compile-cache-limit")
     with make_scratch(store) as scratch:
-        new = os.path.join(scratch, "new")
-        with open(new, "wb", opener=_open_private) as stream:
-            send_selection(selection, folder, stream)
-        place = os.path.join(store, code.kind)
-        os.makedirs(place, mode=0o700, exist_ok=True)
-        path = os.path.join(place, compute_file_digest(new) + _CODE)
-        beside = os.path.join(scratch, "description")
+        new, beside = os.path.join(scratch, "new"), os.path.join(scratch, "description")
+        _write_stream(selection, folder, new)
         with open(beside, "w", encoding="utf-8", opener=_open_private) as file:
             json.dump(encode(code, omit=("path",)), file)
-        os.replace(beside, path[: -len(_CODE)] + _DESCRIPTION)
+        place = os.path.join(store, code.kind)
+        _make_own_folder(place)
+        path = os.path.join(place, compute_file_digest(new) + _CODE)
+        os.replace(beside, _describing(path))
         os.replace(new, path)
-    _remove_beyond(store, limit)
+    _tidy(store, limit)
     return replace(code, path=path)
 
 
 def _describe(selection: Selection, code: StoredCode) -> StoredCode:
     files = [entry for entry in selection.entries if stat.S_ISREG(entry.mode)]
-    # Those with long names are named after keys, others have only two characters of one.
+    # A long path has a whole key in it, others only the first two characters of one.
     folders = sorted({os.path.dirname(entry.name) for entry in files}, key=len, reverse=True)
     return replace(
         code,
@@ -206,24 +220,86 @@ def _describe(selection: Selection, code: StoredCode) -> StoredCode:
     )
 
 
-def _remove_beyond(store: str, limit: int) -> None:
+def read_files(code: StoredCode) -> dict[str, bytes]:
+    """Return the content of a file and its description, by their paths in the store; OSError."""
+    names = (code.path, _describing(code.path))
+    return {f"{code.kind}/{os.path.basename(name)}": read_file(name) for name in names}
+
+
+def check_files(files: Mapping[str, bytes]) -> None:
+    """Check what :func:`read_files` has returned elsewhere.
+
+    Raises:
+        ValueError: it has other names, or another content than its name or description says.
+    """
+    for name, data in files.items():
+        kind, _, file = name.partition("/")
+        stem, ending = os.path.splitext(file)
+        is_named = _DIGEST.fullmatch(kind) and _DIGEST.fullmatch(stem)
+        if not is_named or ending not in (_CODE, _DESCRIPTION):
+            raise ValueError(f"{name!r} is no name of compiled code")
+        if ending == _CODE and (Digest.of(data) != stem or _describing(name) not in files):
+            raise ValueError(f"{name} does not have the content that its name says")
+        if ending == _DESCRIPTION:
+            try:
+                decode(StoredCode, json.loads(data), strict=False)
+            except (DecodeError, RecursionError) as exc:
+                raise ValueError(f"{name} describes no compiled code") from exc
+
+
+def write_files(store: str, files: Mapping[str, bytes]) -> None:
+    """Write what :func:`check_files` accepts into a store; OSError."""
+    for name, data in files.items():
+        with make_scratch(store) as scratch:
+            _make_own_folder(os.path.join(store, os.path.dirname(name)))
+            new = os.path.join(scratch, "new")
+            with open(new, "wb", opener=_open_private) as stream:
+                stream.write(data)
+            os.replace(new, os.path.join(store, name))
+
+
+def remove_stored_code(path: str) -> None:
+    """Remove a file with its description."""
+    for each in (path, _describing(path)):
+        with suppress(FileNotFoundError):
+            os.unlink(each)
+
+
+def _tidy(store: str, limit: int) -> None:
+    """Remove what is beyond the limit, and what drivers that were killed have left."""
     total = 0
     for code in reversed(list_stored_code(store)):
-        total += code.bytes
-        if total > limit:
+        if total + code.bytes > limit:
             remove_stored_code(code.path)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        else:
+            total += code.bytes
+    before = time.time() - _ABANDONED_SECONDS
+    for name in _list_names(store):
+        path = os.path.join(store, name)
+        with suppress(OSError):
+            if name.startswith(_SCRATCH) and os.lstat(path).st_mtime < before:
+                removal.delete_as_far_as_possible(path)
 
 
 @contextmanager
 def make_scratch(folder: str) -> Iterator[str]:
-    """Make a directory in another one, which is made if need be, and remove it after the block."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix=".new-", dir=folder)
+    """Make a directory in another one of this user, and remove it after the block.
+
+    That one is made, too, but not the one that holds it.
+    """
+    _make_own_folder(folder)
+    scratch = tempfile.mkdtemp(prefix=_SCRATCH, dir=folder)
     try:
         yield scratch
     finally:
         removal.delete_as_far_as_possible(scratch)
+
+
+def _make_own_folder(path: str) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    _require_own(os.lstat(path), path)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -5,25 +5,25 @@ Nothing of it makes a job fail: what goes wrong is noted, and the ranks compile.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import IO
+from typing import IO, cast
 
-from ..launch.compiled_code import MOST_FILES, make_code_dir, unpack_code
-from ..launch.program_variables import CODE
+from ..launch.compiled_code import MOST_FILES, receive_code, select_code
 from ..node.node_root import code_path
 from ..protocol.counts import format_count, format_size
 from ..protocol.digest import Digest, canonical_json
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import CompiledCode
-from ..protocol.job import Job
-from ..protocol.messages import CodeAmount, CollectRequest, LaunchAnswer
+from ..protocol.job import CodeStore, Job
+from ..protocol.messages import CodeAmount, CollectRequest, LaunchAnswer, NodeRootFacts
 from ..protocol.problem import NodeError
-from ..results.receive import receive_outputs
+from ..results.stream import send_selection
 from .code_store import (
     StoredCode,
     add_code,
@@ -34,15 +34,15 @@ from .code_store import (
 )
 from .findings import shorten_names
 from .placement import make_scratch_dir, send_code
-from .retries import Failure, RankProgress
 from .state import State
 
-_CRASHES = frozenset(
-    (str(-int(number)),)
+_CRASHES = tuple(
+    -int(number)
     for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE)
 )
-"""Places of failures by signals with which compiled code ends a process."""
+"""Exit statuses of ranks that compiled code may have ended."""
 _MOST_PATHS = 64  # of a kind of node, in each node's request
+_ROOM_FACTOR = 3  # as it comes, unpacked, and for the job
 
 
 def list_known_paths(job: Job) -> dict[str, tuple[str, ...]] | None:
@@ -59,9 +59,8 @@ def _list_by_kind(job: Job) -> dict[str, list[StoredCode]]:
     """Return what earlier jobs have compiled for the job's software, by the kind of node."""
     found: dict[str, list[StoredCode]] = defaultdict(list)
     if job.code_store is not None:
-        for code in list_stored_code(job.code_store.path):
-            if code.software == job.code_store.software:
-                found[code.kind].append(code)
+        for code in list_stored_code(job.code_store.path, job.code_store.software):
+            found[code.kind].append(code)
     return found
 
 
@@ -69,105 +68,125 @@ class JobCode:
     """The compiled code of one job."""
 
     def __init__(self, state: State) -> None:
-        self._state, self._store = state, state.job.code_store
-        self._stored: dict[str, list[StoredCode]] = {}
+        self._state = state
+        self._stored = _list_by_kind(state.job)
         self._sent: list[str] = []
-        self._is_refused = False
+        self._has_told = False
+        self.starts_cold = False
         """True after a crash: further attempts compile anew."""
 
     def send(self) -> None:
         """Send the code for each kind of node to those that lack some."""
-        self._stored = _list_by_kind(self._state.job)
+        if self.starts_cold:
+            return
+        if self._stored:
+            self._warn_of_compilers()
         for kind, nodes in self._group_nodes().items():
-            stored = self._stored.get(kind, ())
-            facts = {node: self._state.facts[node].code for node in nodes}
-            lacking = tuple(node for node, one in facts.items() if one and not one.has_all)
-            if stored and not self._is_refused:
-                self._warn_of_compilers(kind)
+            if stored := self._stored.get(kind):
+                facts = {node: self._state.facts[node].code for node in nodes}
+                lacking = tuple(node for node, one in facts.items() if one and not one.has_all)
                 with self._note_failure(f"compiled code was not sent to {shorten_names(lacking)}"):
                     self._send_to(kind, stored, lacking)
+        self._has_told = True
 
     def _send_to(self, kind: str, stored: Sequence[StoredCode], lacking: tuple[str, ...]) -> None:
-        state = self._state
-        what = _describe_stored(stored)
-        state.note(
-            f"compiled code of {what} is used"
-            + (f", and sent to {shorten_names(lacking)}" if lacking else "")
-        )
+        state, size = self._state, sum(code.bytes for code in stored)
+        if lacking or not self._has_told:
+            sent = f", and sent to {shorten_names(lacking)}" if lacking else ""
+            state.note(f"compiled code of {_describe_stored(stored)} is used{sent}")
         mark_as_used(stored)
+        for node in lacking:
+            host = state.facts[node].host
+            place = host.node_root if host else None
+            if isinstance(place, NodeRootFacts) and place.free_bytes < _ROOM_FACTOR * size:
+                raise ValueError(f"{node} has room for {format_size(place.free_bytes)} only")
         if not lacking:
             return
         with make_scratch_dir() as folder:
             path = os.path.join(folder, "code")
-            write_shipment(stored, path)
+            for why in write_shipment(stored, path):
+                state.note(f"not all compiled code is used: {why}", warning=True)
             if state.job.allocation is Allocation.LOCAL:
-                for node in lacking:
-                    target = make_code_dir(state.facts[node].root, kind)
-                    unpack_code(path, f"{target}.new", target, node)
+                failed = self._place_here(path, kind, lacking)
             else:
-                send_code(state, path, kind, lacking)
-        self._sent += lacking
+                failed = send_code(state, path, kind, lacking)
         for node in lacking:
             facts = state.facts[node]
-            if facts.code is not None:
+            if node not in failed and facts.code is not None:
+                self._sent.append(node)
                 state.facts[node] = replace(facts, code=replace(facts.code, has_all=True))
+        for node, why in failed.items():
+            raise ValueError(f"{node}: {why}")
+
+    def _place_here(self, path: str, kind: str, nodes: Sequence[str]) -> dict[str, str]:
+        for node in nodes:
+            target = code_path(self._state.facts[node].root, kind)
+            with open(path, "rb") as stream:
+                receive_code(stream, f"{target}.new-{self._state.job.id}", target, node)
+        return {}
 
     def choose_directory(self, node: str) -> str:
         """Return the name of a node's directory for compiled code; empty for none of ours."""
         facts = self._state.facts[node].code
         if facts is None:
             return ""
-        return f"{facts.kind}.{self._state.job.id}" if self._is_refused else facts.kind
+        return f"{facts.kind}.{self._state.job.id}" if self.starts_cold else facts.kind
 
-    def judge_failure(self, failure: Failure, progress: RankProgress) -> None:
-        """Keep what the ranks of a failed attempt have compiled, unless it may have crashed one."""
-        if failure.place[:1] not in _CRASHES:
-            self.bring_back(progress)
-        elif self._list_used() and not self._is_refused:
-            self._is_refused = True
+    def look_for_crashes(self) -> None:
+        """Let further attempts compile anew where a rank was ended as by its compiled code."""
+        answers = self._state.get_answers(LaunchAnswer).values()
+        records = [record for answer in answers for record in answer.failures]
+        if not any(record.exit_code in _CRASHES for record in records):
+            return
+        if not self.starts_cold and any(map(self._stored.get, self._group_nodes())):
             self._state.note(
-                "a rank crashed that had compiled code of earlier jobs: further attempts compile "
-                'anew; with launch.compile-cache = "off" none is used',
+                "a rank crashed that had compiled code of earlier jobs: another attempt compiles "
+                'anew, and with launch.compile-cache = "off" no such code is used',
                 warning=True,
             )
+        self.starts_cold = True
 
-    def bring_back(self, progress: RankProgress) -> None:
-        """Keep what the ranks have compiled, from one node of each kind; report what it gave."""
+    def prepare_return(self, first_step: float | None) -> Callable[[], None]:
+        """Return a function that keeps what the ranks have compiled, for the end of the job."""
         answers = self._state.get_answers(LaunchAnswer)
-        if self._store is None or not answers:
+        amounts = {node: one.code for node, one in answers.items() if one.code is not None}
+        return functools.partial(self._bring_back, amounts, first_step)
+
+    def _bring_back(self, amounts: Mapping[str, CodeAmount], first_step: float | None) -> None:
+        """Keep what the ranks have compiled, from one node of each kind; report what it gave."""
+        store = self._state.job.code_store
+        if store is None or self.starts_cold:
             return
-        first_step = progress.first_step_seconds
         for kind, nodes in self._group_nodes().items():
-            amounts = {
-                node: amount
-                for node in nodes
-                if node in answers and (amount := answers[node].code) is not None
-            }
             added: StoredCode | None = None
-            if self._store.limit and not self._is_refused:
+            if store.limit and os.path.isdir(os.path.dirname(store.path)):
                 with self._note_failure("what the ranks have compiled was not kept"):
-                    added = self._keep_new(kind, amounts, first_step)
+                    own = {node: amounts[node] for node in nodes if node in amounts}
+                    added = self._keep_new(store, kind, own, first_step)
             self._report(kind, nodes, added, first_step)
 
     def _keep_new(
-        self, kind: str, amounts: Mapping[str, CodeAmount], first_step: float | None
+        self,
+        store: CodeStore,
+        kind: str,
+        amounts: Mapping[str, CodeAmount],
+        first_step: float | None,
     ) -> StoredCode | None:
         """Keep the files of the node that has most new ones; all of one where nothing is kept."""
-        state, store = self._state, self._store
-        is_first = not self._stored.get(kind)
-        counts = {
-            node: amount.total if is_first else amount.new for node, amount in amounts.items()
+        state, is_first = self._state, not self._stored.get(kind)
+        sizes = {
+            node: (one.total, one.total_bytes) if is_first else (one.new, one.new_bytes)
+            for node, one in amounts.items()
         }
-        node = max(counts, key=lambda node: counts[node], default="")
+        node = max(sizes, key=lambda node: sizes[node], default="")
         facts = state.facts[node].code if node else None
-        if store is None or facts is None or not counts[node]:
+        if facts is None or not sizes[node][0]:
             return None
-        if state.transport.find_ending():
-            return None
+        files, size = sizes[node]
+        if files > MOST_FILES or size > store.limit:
+            found = f"{format_count(files, 'file')}, {format_size(size)}"
+            raise ValueError(f"{node} has more than the limit ({found})")
         amount = amounts[node]
-        if counts[node] > MOST_FILES or amount.new_bytes > store.limit:
-            size = f"{format_count(counts[node], 'file')}, {format_size(amount.new_bytes)}"
-            raise ValueError(f"on {node} it is more than fits ({size})")
         code = StoredCode(
             kind=kind,
             machine=facts.machine,
@@ -177,23 +196,27 @@ class JobCode:
             command=_compute_command_digest(state),
             first_step=first_step if is_first and amount.new == amount.total else None,
         )
-        since = 0.0 if is_first else amount.begun
-        if state.job.allocation is Allocation.LOCAL:
-            folder = code_path(state.facts[node].root, kind)
-            return add_code(store.path, folder, code, store.limit, since)
-        with make_scratch(store.path) as folder:
-            self._fetch(node, folder, since)
+        with make_scratch(store.path) as scratch:
+            folder = os.path.join(scratch, "code")
+            self._fetch(node, scratch, folder, 0.0 if is_first else amount.begun)
             return add_code(store.path, folder, code, store.limit)
 
-    def _fetch(self, node: str, folder: str, since: float) -> None:
-        def take(stream: IO[bytes]) -> None:
-            received = receive_outputs(stream, folder, tuple(CODE.values()), node)
-            if not received.complete:
-                raise NodeError(received.problems[0])
+    def _fetch(self, node: str, scratch: str, folder: str, since: float) -> None:
+        state, limit = self._state, 2 * cast("CodeStore", self._state.job.code_store).limit
+        name, received = self.choose_directory(node), os.path.join(scratch, "received")
 
-        kind = self.choose_directory(node)
-        request = CollectRequest(**self._state.place(node), directory="", code=kind, since=since)
-        self._state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
+        def take(stream: IO[bytes]) -> None:
+            receive_code(cast("IO[bytes]", _Bounded(stream, limit)), received, folder, node)
+
+        if state.job.allocation is Allocation.LOCAL:
+            source, path = code_path(state.facts[node].root, name), os.path.join(scratch, "stream")
+            with open(path, "w+b") as file:
+                send_selection(select_code(source, since), source, file)
+                file.seek(0)
+                take(file)
+            return
+        request = CollectRequest(**state.place(node), directory="", code=name, since=since)
+        state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
 
     def _report(
         self,
@@ -202,15 +225,11 @@ class JobCode:
         added: StoredCode | None,
         first_step: float | None,
     ) -> None:
-        used = [] if self._is_refused else self._stored.get(kind, [])
+        used = self._stored.get(kind, [])
         if added is None and not used:
             return
         command = _compute_command_digest(self._state)
-        cold = [
-            code.first_step
-            for code in used
-            if code.command == command and code.first_step is not None
-        ]
+        cold = [code.first_step for code in used if code.command == command and code.first_step]
         self._state.emit(
             CompiledCode(
                 kind=kind,
@@ -234,21 +253,17 @@ class JobCode:
                 groups[facts.code.kind].append(node)
         return groups
 
-    def _list_used(self) -> list[StoredCode]:
-        return [code for kind in self._group_nodes() for code in self._stored.get(kind, ())]
-
-    def _warn_of_compilers(self, kind: str) -> None:
+    def _warn_of_compilers(self) -> None:
         """Warn where jobs compile for CPUs, and a node cannot.
 
         PyTorch looks for a compiler even where all code is there (InvalidCxxCompiler, torch 2.13).
         """
-        facts = {node: self._state.facts[node] for node in self._group_nodes()[kind]}
         without = [
             node
-            for node, one in facts.items()
+            for node, one in self._state.facts.items()
             if one.code and not one.code.compiler and not one.gpus
         ]
-        if without:
+        if without and not self._has_told:
             self._state.note(
                 f"{shorten_names(without)}: there is no C++ compiler (g++ or clang++), and earlier "
                 "jobs have compiled with torch.compile, which needs one on CPUs",
@@ -261,6 +276,20 @@ class JobCode:
             yield
         except (NodeError, OSError, ValueError) as exc:
             self._state.note(f"{what}: {exc}", warning=True)
+
+
+class _Bounded:
+    """A stream of at most so many bytes: the numbers of a node's answer are its own."""
+
+    def __init__(self, stream: IO[bytes], limit: int) -> None:
+        self._read, self._left = getattr(stream, "read1", stream.read), limit + (1 << 20)
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError("it is more than launch.compile-cache-limit")
+        return data
 
 
 def _describe_stored(stored: Sequence[StoredCode]) -> str:

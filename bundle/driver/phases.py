@@ -57,6 +57,7 @@ def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
             shared=shared,
             attempt=state.attempt,
             code=code.choose_directory(node),
+            is_code_dropped=code.starts_cold,
         )
 
     def listen(event: Event) -> None:
@@ -256,13 +257,13 @@ def _ask_launch(state: State) -> None:
         if state.leave_out_unreachable():
             continue
         if stopped is None and not state.has_launch_failed():
-            code.bring_back(progress)
+            state.keep_compiled_code = code.prepare_return(progress.first_step_seconds)
             return
         ended = time.monotonic()
         failure = find_failure(state.get_answers(LaunchAnswer), state.result.hang)
         attempt = history.judge(failure, progress, ended - started)
         state.result = replace(state.result, attempt=attempt)
-        code.judge_failure(failure, progress)
+        code.look_for_crashes()
         if not history.may_go_on() or state.transport.find_ending():
             if stopped is not None:
                 raise stopped

@@ -154,19 +154,16 @@ def send_results(state: State, source: str) -> None:
     state.leave_out_or_fail()
 
 
-def send_code(state: State, source: str, kind: str, nodes: tuple[str, ...]) -> None:
-    """Send compiled code to nodes of a kind.
-
-    Raises:
-        NodeError: some node did not get it; the others have it.
-    """
+def send_code(state: State, source: str, kind: str, nodes: tuple[str, ...]) -> dict[str, str]:
+    """Send compiled code to nodes of a kind; return those that did not get it, and why."""
     rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
     relayed = planning.is_relayed(rule, {node: state.facts[node] for node in nodes})
     folder = f"{INCOMING_PREFIX}{state.job.id}.code.{kind}"
     size = os.path.getsize(source)
+    state.answers = {}
     _deliver(state, _Shipment(source, size, folder, relayed=relayed, code=kind), nodes)
-    for answer in state.find_failed().values():
-        raise NodeError(answer.problems[0])
+    failed = state.find_failed()
+    return {node: str(next(iter(answer.problems), "")) for node, answer in failed.items()}
 
 
 class _Shipment(NamedTuple):

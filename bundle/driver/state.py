@@ -28,7 +28,15 @@ from .logs import DRIVER, Logs, format_attempt_mark
 from .output import Display, OutputLogs
 from .plan import Plan
 from .retries import Failure
-from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
+from .transports.transport import (
+    Delivery,
+    Ended,
+    Event,
+    OnEvent,
+    Transfer,
+    Transport,
+    do_nothing,
+)
 
 # --- A node's answer: those of several tasks as one, and the driver's own where it gave none ------
 
@@ -157,6 +165,8 @@ class State:
         """True if ranks ran in directories of their nodes' own."""
         self.sent_results: dict[str, OutputEntry] | None = None
         """The earlier results that the nodes were sent; None before that is decided."""
+        self.keep_compiled_code: Callable[[], None] = do_nothing
+        """Keeps what the ranks have compiled, once the job has ended well."""
         self.left_out: dict[str, tuple[str, ...]] = {}
         self.result = JobEnds(ok=False)
         """The last event, as far as the phases have come; each replaces what it has found out."""

@@ -1,72 +1,87 @@
 """Compiled code on a node: what a job has added, and what of earlier jobs is put there.
 
-PyTorch and Triton find their own files by keys that hold the source, the inputs and their version,
-so that code of several programs can be in one directory. They write each file under another name
-first, and never change it.
+PyTorch and Triton find their own files by keys that hold the source, the inputs and their version.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
+from typing import IO
 
 from ..node import node_root, removal
 from ..protocol.messages import CodeAmount, UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, ProblemCode
+from ..results.patterns import list_parents
+from ..results.receive import receive_outputs
 from ..results.selection import Selection, select_outputs
 from ..system.files import disk_problem
 from .program_variables import CODE
 
-MOST_FILES = 20_000  # that are brought back; of more, not all are counted
-
-
-def make_code_dir(root: str, name: str) -> str:
-    """Make the directory for compiled code of a kind, and return its path."""
-    path = node_root.code_path(root, name)
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    os.utime(path)  # keep it from being cleaned
-    return path
+MOST_FILES = 20_000  # that are brought back
+_MOST_COUNTED = 10 * MOST_FILES
+_UNFINISHED = (".tmp", ".lock")  # endings of files that are of no use elsewhere
 
 
 def measure_code(folder: str, begun: float) -> CodeAmount:
     """Return how much compiled code there is, and how much of it was written since a time."""
-    new = new_bytes = total = 0
-    for state in _list_states(folder):
-        total += 1
+    new = new_bytes = total = total_bytes = 0
+    for _, state in _list_files(folder):
+        total, total_bytes = total + 1, total_bytes + state.st_size
         if state.st_mtime >= begun:
-            new += 1
-            new_bytes += state.st_size
-        if total > MOST_FILES:
+            new, new_bytes = new + 1, new_bytes + state.st_size
+        if new > MOST_FILES or total > _MOST_COUNTED:
             break
-    return CodeAmount(begun, new, new_bytes, total)
+    with contextlib.suppress(OSError):  # nothing was compiled; else keep it from being cleaned
+        os.utime(folder)
+    return CodeAmount(begun, new, new_bytes, total, total_bytes)
 
 
-def _list_states(folder: str) -> Iterator[os.stat_result]:
-    for path, _, names in os.walk(folder):
+def remove_new_code(folder: str, begun: float) -> None:
+    """Remove what was written since a time, after a rank was killed.
+
+    It may be incomplete: g++ writes a shared object under its final name, and one that is there is
+    not compiled again (``CppBuilder.build`` and ``_worker_compile_cpp``, torch 2.13).
+    """
+    for path, state in _list_files(folder):
+        if state.st_mtime >= begun:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    for place, _, names in os.walk(folder):
         for name in names:
-            try:
-                yield os.lstat(os.path.join(path, name))
-            except FileNotFoundError:  # PyTorch removes what it has renamed
-                continue
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):  # removed, or it cannot be read
+                yield path, os.lstat(path)
 
 
 def select_code(folder: str, since: float = 0.0) -> Selection:
-    """Return the regular files that were written after a time, with their directories.
-
-    They have no time of their own and are for this user alone, so that the same code is the same
-    whichever node has made it.
+    """Return the regular files that were written since a time, with their directories.
 
     Raises:
         NodeError: the directory cannot be read.
     """
     selection = select_outputs(folder, tuple(CODE.values()))
-    entries = tuple(
-        entry._replace(mtime_ns=0, mode=stat.S_IFMT(entry.mode) | 0o700)
+    files = [
+        entry._replace(mode=stat.S_IFREG | 0o700)
         for entry in selection.entries
-        if stat.S_ISDIR(entry.mode) or (stat.S_ISREG(entry.mode) and entry.mtime_ns >= since * 1e9)
-    )
-    return selection._replace(entries=entries, missing=(), left_out={})
+        if stat.S_ISREG(entry.mode)
+        and entry.mtime_ns >= since * 1e9
+        and not entry.name.endswith(_UNFINISHED)
+    ]
+    needed = {parent for file in files for parent in list_parents(file.name)}
+    folders = [
+        entry._replace(mode=stat.S_IFDIR | 0o700, mtime_ns=0)
+        for entry in selection.entries
+        if entry.name in needed
+    ]
+    entries = sorted((*folders, *files), key=lambda entry: entry.name.split("/"))
+    roots = tuple(root for root in selection.roots if root in needed)
+    return Selection(roots, tuple(entries), (), {}, selection.unread)
 
 
 def place_code(request: UnpackRequest, path: str) -> UnpackAnswer:
@@ -76,28 +91,32 @@ def place_code(request: UnpackRequest, path: str) -> UnpackAnswer:
         NodeError: it is damaged, or cannot be written.
     """
     kind = request.incoming.code if request.incoming else ""
-    folder = make_code_dir(request.root, kind)
-    unpack_code(path, os.path.join(os.path.dirname(path), "code"), folder, request.node)
+    with open(path, "rb") as stream:
+        scratch = os.path.join(os.path.dirname(path), "code")
+        receive_code(stream, scratch, node_root.code_path(request.root, kind), request.node)
     return UnpackAnswer()
 
 
-def unpack_code(path: str, scratch: str, folder: str, source: str) -> None:
-    """Unpack a file of compiled code into a directory; what is there already stays.
+def receive_code(stream: IO[bytes], scratch: str, folder: str, source: str) -> None:
+    """Put compiled code into a directory, which is made if need be; what is there already stays.
 
-    ``scratch`` is made for it, in the same file system, and removed again.
+    It gets no time, so that it is the same whoever has made it, and is never new. ``scratch`` is
+    made for it, in the same file system, and removed again.
 
     Raises:
         NodeError: it is damaged, or cannot be written.
+        ValueError: it was changed while it was read, or not all of it could be read.
     """
-    from ..results.receive import receive_outputs
-
-    removal.delete_as_far_as_possible(scratch)  # of a driver that was killed
     try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         os.mkdir(scratch, 0o700)
-        with open(path, "rb") as stream:
-            received = receive_outputs(stream, scratch, tuple(CODE.values()), source)
+        received = receive_outputs(stream, scratch, tuple(CODE.values()), source)
         if not received.complete:
             raise NodeError(received.problems[0])
+        for name in (*received.changed, *received.left_out):
+            raise ValueError(f"{source}: {name} was changed meanwhile, or could not be read")
+        if received.gaps:
+            raise ValueError(f"{source}: not all of it could be read")
         _merge(scratch, folder)
     except OSError as exc:
         full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
@@ -112,5 +131,7 @@ def _merge(source: str, target: str) -> None:
         for name in folders:
             os.makedirs(os.path.join(place, name), mode=0o700, exist_ok=True)
         for name in names:
-            if not os.path.lexists(os.path.join(place, name)):
-                os.rename(os.path.join(path, name), os.path.join(place, name))
+            new, final = os.path.join(path, name), os.path.join(place, name)
+            if not os.path.lexists(final):
+                os.utime(new, (0, 0))
+                os.rename(new, final)

@@ -24,7 +24,7 @@ from ..system import files, network, processes, signals
 from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
-from .compiled_code import measure_code
+from .compiled_code import measure_code, remove_new_code
 from .inspection import WATCH, start_inspector
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import JobDirectories, drop_schedulers, make_rank_variables
@@ -84,8 +84,12 @@ def run_ranks(
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
     answer = messages.LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
     if request.code:
-        made = measure_code(node_root.code_path(directories.root, request.code), begun)
-        answer = replace(answer, code=made)
+        compiled = node_root.code_path(directories.root, request.code)
+        if any(record.exit_code < 0 and not record.told_to_end for record in failed):
+            remove_new_code(compiled, begun)
+        answer = replace(answer, code=measure_code(compiled, begun))
+        if request.is_code_dropped:
+            removal.delete_as_far_as_possible(compiled)
     return _add_observations(answer, request.node, monitor, recent)
 
 

@@ -346,24 +346,27 @@ def describe_code(
     ``known`` are some paths in the code for each kind.
     """
     cpuinfo = _read_text(Path("/proc/cpuinfo"))[:_FIRST_PROCESSOR]
-    kind, words = describe_kind(software, host, gpus, cpuinfo)
-    folder, named = code_path(root, kind), os.environ.get("CXX", "").split()[:1]
+    named = os.environ.get("CXX", "").split()[:1]
+    compiler = next(filter(None, map(shutil.which, (*named, *_COMPILERS))), "")
+    compiler = os.path.realpath(compiler) if compiler else ""  # whose name has its version
+    kind, words = describe_kind(software, host, gpus, cpuinfo, compiler)
+    folder = code_path(root, kind)
     return CodeFacts(
         kind=kind,
         machine=words,
         has_all=all(os.path.isdir(os.path.join(folder, name)) for name in known.get(kind, ())),
-        compiler=next(filter(None, map(shutil.which, (*named, *_COMPILERS))), ""),
+        compiler=compiler,
     )
 
 
 def describe_kind(
-    software: Digest, host: HostFacts, gpus: GpuFacts | None, cpuinfo: str
-) -> tuple[str, str]:
-    """Return the kind of a machine: its name, and in words."""
+    software: Digest, host: HostFacts, gpus: GpuFacts | None, cpuinfo: str, compiler: str
+) -> tuple[Digest, str]:
+    """Return the kind of a machine: its digest, and in words."""
     features, model = _FEATURES.search(cpuinfo), _MODEL.search(cpuinfo)
     names = sorted({gpu.name for gpu in gpus.gpus}) if gpus else []
     driver = [gpus.driver] if gpus else []
-    system = [host.machine, host.libc, host.libc_version]
+    system = [host.machine, host.libc, host.libc_version, compiler]
     parts = [*system, *(sorted(features[1].split()) if features else []), "", *names, *driver]
     words = [host.machine, *([model[1].strip()] if model else []), *names]
-    return Digest.of("\0".join([software, *parts]).encode())[:16], ", ".join(words)
+    return Digest.of("\0".join([software, *parts]).encode()), ", ".join(words)

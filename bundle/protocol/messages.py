@@ -333,6 +333,8 @@ class LaunchRequest(PlacedRequest, phase="launch"):
     """Times that the driver has started the ranks before."""
     code: str = ""
     """The name of the directory for compiled code; empty if none is brought back or used."""
+    is_code_dropped: bool = False
+    """True to remove that directory at the end: a rank has crashed before."""
 
 
 @dataclass(frozen=True)
@@ -549,8 +551,8 @@ class Answer(AgentEvent):
 class CodeFacts:
     """The kind of a node, as far as compiled code depends on it, and what the node has of it."""
 
-    kind: str
-    """A name for its software, processor features, GPUs and driver: 16 hexadecimal digits."""
+    kind: Digest
+    """Digest of the job's software and of its processor features, GPUs, driver and compiler."""
     machine: AnyText
     """The kind in words: ``x86_64, Intel(R) Xeon(R) ...``."""
     has_all: bool
@@ -571,6 +573,8 @@ class CodeAmount:
     """Bytes in them."""
     total: int
     """All files."""
+    total_bytes: int
+    """Bytes in them."""
 
 
 @dataclass(frozen=True)

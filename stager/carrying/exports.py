@@ -401,9 +401,7 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
 
 def _read_code(store: Store, manifest: Manifest) -> dict[str, bytes]:
     software, files = compute_software_digest(manifest), dict[str, bytes]()
-    found = [
-        code for code in list_stored_code(str(store.compiled_code)) if code.software == software
-    ]
+    found = list_stored_code(str(store.compiled_code), software) if software else []
     size = sum(code.bytes for code in found)
     if size > _CODE_LIMIT:
         raise BundleError(

@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
-from bundle.driver.code_store import write_files
+from bundle.driver.code_store import check_files, write_files
 from bundle.environment.unpack import Fresh, write_layers
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, check_links
@@ -87,13 +88,7 @@ def import_bundle(
 
 def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:
     """Add the bundle of a carried file to the offline root. The store's lock must be held."""
-    try:
-        handle = open_regular(path)
-    except OSError as exc:
-        raise BundleError(
-            f"{path} cannot be read: {exc.strerror or exc}", hint="name the exported file"
-        ) from exc
-    with handle:
+    with _open(path) as handle:
         carried = CarriedFile(path, handle)
         manifest = carried.manifest
         if not manifest.id.startswith(asked):
@@ -105,15 +100,22 @@ def import_file(path: Path, config: Config, store: Store, *, asked: str = "") ->
         return _take(carried, config, store)
 
 
-def import_compiled_code(config: Config, path: Path) -> int:
-    """Take the compiled code of a carried file, which jobs of this user run; return the files.
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path)
+    except OSError as exc:
+        raise BundleError(
+            f"{path} cannot be read: {exc.strerror or exc}", hint="name the exported file"
+        ) from exc
+
+
+def read_compiled_code(path: Path) -> dict[str, bytes]:
+    """Return the compiled code of a carried file, for :func:`import_compiled_code`.
 
     Raises:
         BundleError: the file is damaged, or has none.
-        StagerError: it cannot be written.
     """
-    store = Store(offline_root(config))
-    with open_regular(path) as handle:
+    with _open(path) as handle:
         parts = CarriedFile(path, handle).parts()
         code = {name[len(CODE) :]: data for name, data in parts if name.startswith(CODE)}
     if not code:
@@ -121,9 +123,17 @@ def import_compiled_code(config: Config, path: Path) -> int:
             f"{path} carries no compiled code", hint="`stager export --with-code` adds it"
         )
     try:
-        return write_files(str(store.compiled_code), code)
+        check_files(code)
     except ValueError as exc:
-        raise BundleError(f"{path}: {exc}", hint="do not use its compiled code") from exc
+        raise BundleError(f"{path}: {exc}", hint="import it without --with-code") from exc
+    return code
+
+
+def import_compiled_code(config: Config, code: Mapping[str, bytes]) -> None:
+    """Let this user's jobs use compiled code; StagerError if it cannot be written."""
+    store = Store(offline_root(config))
+    try:
+        write_files(str(store.compiled_code), code)
     except OSError as exc:
         raise write_error(store.compiled_code, exc) from exc
 

@@ -281,7 +281,8 @@ def inspect(
     from ..trust import inspect_signature
 
     look = members.inspect_files if files else members.inspect
-    store = None if config is None else Store(offline_root(config))
+    uses_code = config is not None and not config.trust.require
+    store = Store(offline_root(config)) if config is not None and uses_code else None
     result = look(chosen.path, asked=chosen.id, store=store)
     made = inspect_signature(config, chosen.path, result.id)
     console.show(replace(result, signature=made), console.show_inspection)

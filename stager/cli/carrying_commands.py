@@ -144,11 +144,12 @@ def import_file(
     console: Talk,
 ) -> None:
     """Add the bundle in a carried file to the offline root."""
-    from ..carrying.imports import import_bundle, import_compiled_code
+    from ..carrying.imports import import_bundle, import_compiled_code, read_compiled_code
     from ..jobs import preparation
 
     config = preparation.load_project(file, "", get_settings_place())
     asked = read_bundle_id(id)
+    code = read_compiled_code(file) if with_code else {}
     result = import_bundle(
         config,
         file,
@@ -157,8 +158,9 @@ def import_file(
         project=project,
         for_builds=for_builds,
     )
-    if with_code:
-        files = format_count(import_compiled_code(config, file), "file")
+    if code:
+        import_compiled_code(config, code)
+        files = format_count(len(code) // 2, "file")
         console.note(f"compiled code: {files}; `stager inspect` lists what fits a bundle")
     console.show(result, console.show_import)
 

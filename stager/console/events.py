@@ -168,7 +168,8 @@ class Events(Reports):
     def _show_compiled_code(self, event: CompiledCode, record: Record) -> None:
         from ..diagnosis.failure import format_compiled_code
 
-        self.note(f"compiled code: {format_compiled_code(event)}")
+        if text := format_compiled_code(event):
+            self.note(f"compiled code: {text}")
 
     @_show.register(Remark)
     def _show_note(self, event: Remark, record: Record) -> None:

@@ -234,8 +234,8 @@ class Reports(Output):
             self.data(f"  {layer.kind:8}{name:40}{row}  {format_count(layer.files, 'file'):>12}")
         for code in result.compiled:
             made = f"{format_size(code.bytes)}, {format_count(code.kernels, 'kernel')}"
-            machine = escape_invisible(code.machine)
-            self.data(f"compiled code of job {code.job_id}: {made}, for {machine}")
+            machine, job = map(escape_invisible, (code.machine, code.job_id))
+            self.data(f"compiled code of job {job}: {made}, for {machine}")
         rest = result.bundle_bytes - sum(layer.bytes for layer in result.layers)
         self.data(
             f"  {'stager':8}{'manifest, node program, decompressor':40}{format_size(rest):>9}"

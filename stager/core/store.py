@@ -125,7 +125,8 @@ class Store:
         with self._flock(".lock", fcntl.LOCK_EX, waiting):
             with contextlib.suppress(OSError):
                 for path in self.root.iterdir():  # of a store that was shared after it was made
-                    self.open_up(path)
+                    if path != self.compiled_code:
+                        self.open_up(path)
             # A process that publishes without this lock has its file in tmp/ for a moment; then the
             # next sweep removes the rest.
             with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:

@@ -351,9 +351,8 @@ def _inspection(path: Path, bundle: BundleFile, store: Store | None) -> Inspecti
 
 def _list_compiled_code(store: Store, manifest: Manifest) -> Iterator[InspectedCode]:
     software = compute_software_digest(manifest)
-    for code in list_stored_code(str(store.compiled_code)):
-        if code.software == software:
-            yield InspectedCode(code.job_id, code.machine, code.bytes, code.kernels)
+    for code in list_stored_code(str(store.compiled_code), software) if software else ():
+        yield InspectedCode(code.job_id, code.machine, code.bytes, code.kernels)
 
 
 def _inspect_layer(layer: Layer) -> InspectedLayer:

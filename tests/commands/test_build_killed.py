@@ -85,7 +85,13 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
 
 def wait_for_any(folder: Path, pattern: str) -> None:
     """Until something of this name is in the folder."""
-    assert until(lambda: next(folder.glob(pattern), None) is not None, pause=0.005), pattern
+
+    def is_there() -> bool:
+        with contextlib.suppress(FileNotFoundError):  # the build removes the folder, too
+            return next(folder.glob(pattern), None) is not None
+        return False
+
+    assert until(is_there, pause=0.005), pattern
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,7 +228,8 @@ def kill(bench: Bench, word: str) -> None:
         words = line.split("\0")
         ours = f"SLURM_JOB_ID={number}".encode() in env
         config = f"SLURM_CONF={bench.cluster.env['SLURM_CONF']}".encode() in env
-        if ours and config and word in words and "agent" not in words:
+        of_login_side = "agent" not in words or words[0].endswith("srun")
+        if ours and config and word in words and of_login_side:
             os.kill(int(entry.name), signal.SIGKILL)
             return
     pytest.fail(f"no process with {word}")

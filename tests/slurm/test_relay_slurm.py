@@ -16,6 +16,7 @@ import pytest
 from stager.pack.bundle_file import read_manifest
 from tests.support.building import Project
 from tests.support.cluster import Cluster
+from tests.support.provoking import empty_nodes
 from tests.support.torch_project import STAGER
 
 pytestmark = pytest.mark.slow
@@ -114,6 +115,7 @@ def test_nodes_pass_the_bundle_on(
     cluster: Cluster, slurm_project: Project, without_sbcast: Path
 ) -> None:
     """The whole bundle first; then, where one file has changed or is damaged, only that layer."""
+    empty_nodes(cluster)
     report, events = staged(slurm_project)
     size = read_manifest(Path(report["bundle"])).size
     assert [event["bytes"] for event in events if event["event"] == "sent"] == [size]

@@ -14,11 +14,10 @@ NOTHING = "nothing is brought back: name results with --outputs or in [project] 
 
 def test_what_is_named_comes_home(hosts: SshHosts, project: Path) -> None:
     """The project names its own; elsewhere the command line does, and else the job says so."""
-    (bundle,) = (hosts.hidden / "offline" / "bundles").glob("*.pkgs.tar")
     nowhere = hosts.hidden / "nowhere"
     nowhere.mkdir()
     options = ["--hosts", "node[01-02]", "--log-dir", str(hosts.hidden / "logs")]
-    options += ["--bundle", str(bundle), "--launcher", "processes", "--backend", "gloo"]
+    options += ["--bundle", str(hosts.bundle), "--launcher", "processes", "--backend", "gloo"]
     command = ("--", "train.py")
     silent = hosts.stager("run", *options, *command, folder=nowhere)
     assert silent.code == 0, silent.talk
@@ -37,10 +36,9 @@ def test_what_is_named_comes_home(hosts: SshHosts, project: Path) -> None:
 @pytest.mark.full
 def test_what_is_not_named_stays_on_the_hosts(hosts: SshHosts, project: Path) -> None:
     """The job says where, and which of the names nobody wrote."""
-    (bundle,) = (hosts.hidden / "offline" / "bundles").glob("*.pkgs.tar")
     nowhere = hosts.hidden / "unnamed"
     nowhere.mkdir()
-    where = ["--hosts", "node[01-02]", "--bundle", str(bundle)]
+    where = ["--hosts", "node[01-02]", "--bundle", str(hosts.bundle)]
     options = [*where, "--log-dir", str(hosts.hidden / "logs"), "--backend", "gloo"]
     options += ["--launcher", "processes", "--outputs", "results"]
     done = hosts.stager("run", *options, "--", "train.py", folder=nowhere)

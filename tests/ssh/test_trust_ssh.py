@@ -33,12 +33,7 @@ def trusted(
     yield folder
     signers.unlink()
     folder.rmdir()
-    locate_signature(bundle(hosts)).unlink(missing_ok=True)
-
-
-def bundle(hosts: SshHosts) -> Path:
-    (found,) = (hosts.hidden / "offline" / "bundles").glob("*.pkgs.tar")
-    return found
+    locate_signature(hosts.bundle).unlink(missing_ok=True)
 
 
 def sign(hosts: SshHosts, project: Path, key: Key) -> None:

@@ -16,18 +16,25 @@ import pytest
 from bundle.driver.code_store import (
     StoredCode,
     add_code,
+    check_files,
     compute_software_digest,
     list_stored_code,
+    read_files,
     write_files,
     write_shipment,
 )
-from bundle.launch.compiled_code import measure_code, unpack_code
+from bundle.launch.compiled_code import (
+    measure_code,
+    receive_code,
+    remove_new_code,
+    select_code,
+)
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 from bundle.results.stream import VERSION, StreamEnd, StreamHead
 from tests.support.demo_project import manifest
 
-KIND = "0123456789abcdef"
+KIND = "0123456789abcdef" * 4
 CODE = StoredCode(KIND, "x86_64", Digest.of(b"torch"), "7", "b" * 64, "c" * 64, first_step=30.3)
 MADE = {
     "inductor/ab/kernel.so": b"\x7fELF" * 300,
@@ -41,7 +48,13 @@ def compiled(folder: Path, **more: bytes) -> str:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+        os.utime(path, (0, 0))  # as everything has that was received
     return str(folder)
+
+
+def unpack(file: str | Path, target: Path) -> None:
+    with open(file, "rb") as stream:
+        receive_code(stream, f"{target}.new", str(target), "n1")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -56,39 +69,38 @@ def test_what_one_job_has_compiled_is_there_for_the_next(tmp_path: Path) -> None
     assert list_stored_code(str(store)) == [kept]
     assert store.stat().st_mode & 0o777 == 0o700
     shipment = tmp_path / "shipment"
-    write_shipment([kept], str(shipment))
-    there.mkdir()
+    assert write_shipment([kept], str(shipment)) == []
     (there / "inductor" / "ab").mkdir(parents=True)
     (there / "inductor" / "ab" / "kernel.so").write_bytes(b"my own")
-    unpack_code(str(shipment), str(tmp_path / "scratch"), str(there), "n1")
+    unpack(shipment, there)
     assert contents(there) == {**MADE, "inductor/ab/kernel.so": b"my own"}
     assert all(os.path.isdir(there / path) for path in kept.paths)
     # What was sent has no time of its own, so that only what ranks compile is new.
     (there / "inductor" / "new.so").write_bytes(b"new")
     amount = measure_code(str(there), 1000.0)
     assert (amount.new, amount.total) == (2, 4)
+    assert (amount.new_bytes, amount.total_bytes) == (9, 19)
+    remove_new_code(str(there), 1000.0)
+    assert measure_code(str(there), 1000.0).total == 2
 
 
 def test_the_same_code_is_kept_once(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     for number in (1, 2):
-        folder = tmp_path / str(number)
-        compiled(folder)
-        for path in folder.rglob("*"):
-            os.utime(path, (number, number))
-        add_code(store, str(folder), replace(CODE, job_id=str(number)), 1 << 20)
+        folder = compiled(tmp_path / str(number))
+        add_code(store, folder, replace(CODE, job_id=str(number)), 1 << 20)
     [code] = list_stored_code(store)
     assert code.job_id == "2"
 
 
-def test_only_what_is_new_is_kept_after_a_job_that_was_sent_some(tmp_path: Path) -> None:
-    folder = tmp_path / "code"
-    compiled(folder)
-    for path in folder.rglob("*"):
-        os.utime(path, (0, 0))
-    (folder / "inductor" / "new.so").write_bytes(b"new")
-    kept = add_code(str(tmp_path / "store"), str(folder), CODE, 1 << 20, 1000.0)
-    assert (kept.files, kept.kernels) == (1, 1)
+def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
+    compiled(tmp_path)
+    for name in ("new.so", ".17.tmp", "x.lock"):
+        (tmp_path / "inductor" / name).write_bytes(b"new")
+    os.mkfifo(tmp_path / "inductor" / "pipe")
+    (tmp_path / "inductor" / "link").symlink_to("/etc/passwd")
+    names = [entry.name for entry in select_code(str(tmp_path), 1000.0).entries]
+    assert names == ["inductor", "inductor/new.so"]
 
 
 def test_the_least_recently_used_goes_beyond_the_limit(tmp_path: Path) -> None:
@@ -140,10 +152,42 @@ def test_a_damaged_file_is_removed(tmp_path: Path, cut: int) -> None:
     path = Path(kept.path)
     data = path.read_bytes()
     path.write_bytes(data[:cut] + (b"x" if cut == -1 else b""))
-    with pytest.raises(ValueError, match="was damaged, and has been removed"):
-        write_shipment([kept], str(tmp_path / "shipment"))
-    assert list_stored_code(store) == []
+    other = add_code(store, compiled(tmp_path / "x", **{"inductor/x": b"x"}), CODE, 1 << 20)
+    [why] = write_shipment([kept, other], str(tmp_path / "shipment"))
+    assert "was damaged, and has been removed" in why
+    with pytest.raises(ValueError, match="No such file"):
+        write_shipment([replace(other, path=kept.path)], str(tmp_path / "shipment2"))
+    assert list_stored_code(store) == [other]
     assert not path.exists()
+
+
+@pytest.mark.parametrize("place", ["", KIND])
+def test_nothing_is_written_where_others_may_write(tmp_path: Path, place: str) -> None:
+    store = tmp_path / "store"
+    (store / KIND).mkdir(parents=True)
+    store.chmod(0o700)
+    (store / place).chmod(0o770)
+    with pytest.raises(PermissionError, match="others may write to it"):
+        add_code(str(store), compiled(tmp_path / "code"), CODE, 1 << 20)
+    assert [path for path in store.rglob("*") if path.is_file()] == []
+
+
+def test_more_than_the_limit_takes_nothing_elses_place(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    kept = add_code(store, compiled(tmp_path / "code"), CODE, 1500)
+    with pytest.raises(ValueError, match=r"more than launch\.compile-cache-limit"):
+        add_code(store, compiled(tmp_path / "big", **{"inductor/x": bytes(2000)}), CODE, 1500)
+    assert list_stored_code(store) == [kept]
+
+
+def test_what_a_driver_has_left_that_was_killed_is_removed(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    add_code(str(store), compiled(tmp_path / "code"), CODE, 1 << 20)
+    for name in (".new-old", ".new-recent"):
+        (store / name).mkdir()
+    os.utime(store / ".new-old", (0, 0))
+    add_code(str(store), compiled(tmp_path / "code"), CODE, 1 << 20)
+    assert sorted(os.listdir(store)) == [".new-recent", KIND]
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -180,9 +224,8 @@ def test_hostile_code_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     file = tmp_path / "code"
     file.write_bytes(lines[0] + content + lines[1])
     target = tmp_path / "target"
-    target.mkdir()
     with pytest.raises(NodeError):
-        unpack_code(str(file), str(tmp_path / "scratch"), str(target), "n1")
+        unpack(file, target)
     assert contents(target) == {}
     assert not (tmp_path / "escaped").exists()
 
@@ -191,12 +234,9 @@ def test_no_file_is_set_uid_or_for_others(tmp_path: Path) -> None:
     folder = tmp_path / "code"
     compiled(folder)
     (folder / "inductor" / "ab" / "kernel.so").chmod(0o6777)
-    (folder / "inductor" / "link").symlink_to("/etc/passwd")
-    os.mkfifo(folder / "inductor" / "pipe")
     kept = add_code(str(tmp_path / "store"), str(folder), CODE, 1 << 20)
     target = tmp_path / "target"
-    target.mkdir()
-    unpack_code(kept.path, str(tmp_path / "scratch"), str(target), "n1")
+    unpack(kept.path, target)
     assert contents(target) == MADE
     modes = {path.stat().st_mode & 0o7777 for path in target.rglob("*") if path.is_file()}
     assert modes == {0o700}
@@ -206,21 +246,31 @@ def test_code_depends_on_torch_and_triton() -> None:
     made = compute_software_digest(manifest("torch", "numpy"))
     assert made is not None
     assert made == compute_software_digest(manifest("torch", "pandas"))
+    assert made != compute_software_digest(replace(manifest("torch"), name="another project"))
     assert made != compute_software_digest(manifest("torch", "triton"))
     assert compute_software_digest(manifest("numpy")) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        (f"../{'0' * 64}.code", b"x"),
-        (f"{KIND}/../../{'0' * 64}.json", b"{}"),
-        (f"{KIND}/{'0' * 64}.py", b"x"),
-        (f"{KIND}/{'0' * 64}.code", b"not what its name says"),
-        (f"{KIND}/", b""),
-    ],
-)
-def test_carried_code_of_another_name_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
-    with pytest.raises(ValueError, match="name"):
-        write_files(str(tmp_path / "store"), {name: data})
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+def test_code_that_is_carried_is_checked(tmp_path: Path) -> None:
+    kept = add_code(str(tmp_path / "store"), compiled(tmp_path / "code"), CODE, 1 << 20)
+    files = read_files(kept)
+    check_files(files)
+    before = os.umask(0o002)
+    try:
+        write_files(str(tmp_path / "there"), files)
+    finally:
+        os.umask(before)
+    [there] = list_stored_code(str(tmp_path / "there"))
+    assert replace(there, path=kept.path) == kept
+    code, description = files
+    for wrong in (
+        {f"../{code}": files[code], description: files[description]},
+        {f"{KIND}/../../{'0' * 64}.json": files[description]},
+        {f"{KIND}/{'0' * 64}.py": b"x"},
+        {code: files[code][:-1], description: files[description]},
+        {code: files[code]},
+        {code: files[code], description: b"[]"},
+        {f"{KIND}/": b""},
+    ):
+        with pytest.raises(ValueError, match=r"name|describes"):
+            check_files(wrong)

@@ -469,7 +469,7 @@ def test_after_a_crash_with_compiled_code_ranks_compile_anew(
     compile_in_job(single, program, tmp_path, "one")
     found, events = compile_in_job(single, program, tmp_path, "two", "crash", number="2")
     assert found == ["['one.so']", "[]"]
-    assert any("further attempts compile" in text for text in remarks(events))
+    assert any("another attempt compiles anew" in text for text in remarks(events))
     assert not [event for event in events if event["event"] == "compiled"]
 
 

@@ -30,7 +30,12 @@ from stager.carrying.exports import (
     export_project,
     read_label,
 )
-from stager.carrying.imports import import_bundle, import_compiled_code, import_file
+from stager.carrying.imports import (
+    import_bundle,
+    import_compiled_code,
+    import_file,
+    read_compiled_code,
+)
 from stager.cleanup import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
@@ -65,10 +70,12 @@ class Sides:
             config = load(self.project.root)
             return import_bundle(config, file, Recorder(), asked=asked).bundle
 
-    def take_code(self, file: Path) -> int:
+    def take_code(self, file: Path) -> None:
+        """Import compiled code on the other side."""
+        code = read_compiled_code(file)
         with self._monkeypatch.context() as patch:
             patch.setenv("OFFLINE_ROOT", str(self.inside.root))
-            return import_compiled_code(load(self.project.root), file)
+            import_compiled_code(load(self.project.root), code)
 
     def refuse(self, data: bytes, match: str = "") -> BundleError:
         """See that a carried file with these bytes is refused, and leaves nothing behind."""
@@ -427,16 +434,17 @@ def test_compiled_code_comes_along_if_both_sides_ask(
     sides.project.build()
     with pytest.raises(BundleError, match="has no compiled code"):
         sides.export(with_code=True)
-    code = StoredCode("0" * 16, "x86_64", Digest.of(b"torch"), "7", "b" * 64, "c" * 64)
+    code = StoredCode("0" * 64, "x86_64", Digest.of(b"torch"), "7", "b" * 64, "c" * 64)
     (tmp_path / "made" / "inductor").mkdir(parents=True)
     (tmp_path / "made" / "inductor" / "kernel.so").write_bytes(b"code")
     store = sides.project.store.compiled_code
     kept = add_code(str(store), str(tmp_path / "made"), code, 1 << 20)
-    add_code(str(store), str(tmp_path / "made"), replace(code, software="d" * 64, kind="1" * 16), 9)
+    other = replace(code, software="d" * 64, kind="1" * 64)
+    add_code(str(store), str(tmp_path / "made"), other, 1 << 20)
     file = sides.export(with_code=True).file
     sides.take(file)
     assert list_stored_code(str(sides.inside.compiled_code)) == []
-    assert sides.take_code(file) == 1
+    sides.take_code(file)
     [there] = list_stored_code(str(sides.inside.compiled_code))
     assert replace(there, path=kept.path) == kept
     assert same(Path(there.path), Path(kept.path))
