@@ -90,18 +90,15 @@ class JobCode:
         self._has_told = True
 
     def _send_to(self, kind: str, stored: Sequence[StoredCode], lacking: tuple[str, ...]) -> None:
-        state, size = self._state, sum(code.bytes for code in stored)
-        if lacking or not self._has_told:
-            sent = f", and sent to {shorten_names(lacking)}" if lacking else ""
-            state.note(f"compiled code of {_describe_stored(stored)} is used{sent}")
+        state = self._state
         mark_as_used(stored)
-        for node in lacking:
-            host = state.facts[node].host
-            place = host.node_root if host else None
-            if isinstance(place, NodeRootFacts) and place.free_bytes < _ROOM_FACTOR * size:
-                raise ValueError(f"{node} has room for {format_size(place.free_bytes)} only")
+        used = f"compiled code of {_describe_stored(stored)} is used"
         if not lacking:
+            if not self._has_told:
+                state.note(used)
             return
+        state.note(f"{used}, and sent to {shorten_names(lacking)}")
+        self._refuse_small_disks(lacking, _ROOM_FACTOR * sum(code.bytes for code in stored))
         with make_scratch_dir() as folder:
             path = os.path.join(folder, "code")
             for why in write_shipment(stored, path):
@@ -110,13 +107,23 @@ class JobCode:
                 failed = self._place_here(path, kind, lacking)
             else:
                 failed = send_code(state, path, kind, lacking)
-        for node in lacking:
-            facts = state.facts[node]
-            if node not in failed and facts.code is not None:
-                self._sent.append(node)
-                state.facts[node] = replace(facts, code=replace(facts.code, has_all=True))
+        self._note_sent([node for node in lacking if node not in failed])
         for node, why in failed.items():
             raise ValueError(f"{node}: {why}")
+
+    def _refuse_small_disks(self, nodes: Sequence[str], size: int) -> None:
+        for node in nodes:
+            host = self._state.facts[node].host
+            place = host.node_root if host else None
+            if isinstance(place, NodeRootFacts) and place.free_bytes < size:
+                raise ValueError(f"{node} has room for {format_size(place.free_bytes)} only")
+
+    def _note_sent(self, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            facts = self._state.facts[node]
+            if facts.code is not None:
+                self._sent.append(node)
+                self._state.facts[node] = replace(facts, code=replace(facts.code, has_all=True))
 
     def _place_here(self, path: str, kind: str, nodes: Sequence[str]) -> dict[str, str]:
         for node in nodes:
@@ -225,22 +232,23 @@ class JobCode:
         added: StoredCode | None,
         first_step: float | None,
     ) -> None:
-        used = self._stored.get(kind, [])
-        if added is None and not used:
+        used, new = self._stored.get(kind, []), [added] if added else []
+        if not (used or new):
             return
+        (used_bytes, used_kernels), (new_bytes, new_kernels) = _sum_up(used), _sum_up(new)
         command = _compute_command_digest(self._state)
-        cold = [code.first_step for code in used if code.command == command and code.first_step]
+        before = [code.first_step for code in used if code.command == command]
         self._state.emit(
             CompiledCode(
                 kind=kind,
-                used_bytes=sum(code.bytes for code in used),
-                used_kernels=sum(code.kernels for code in used),
+                used_bytes=used_bytes,
+                used_kernels=used_kernels,
                 used_from=tuple(dict.fromkeys(code.job_id for code in used)),
-                sent_to=tuple(node for node in self._sent if node in nodes),
-                new_bytes=added.bytes if added else 0,
-                new_kernels=added.kernels if added else 0,
+                sent_to=tuple(filter(nodes.__contains__, self._sent)),
+                new_bytes=new_bytes,
+                new_kernels=new_kernels,
                 first_step=first_step,
-                first_step_before=cold[-1] if cold else None,
+                first_step_before=next(filter(None, before), None),
             )
         )
 
@@ -294,10 +302,15 @@ class _Bounded:
 
 def _describe_stored(stored: Sequence[StoredCode]) -> str:
     jobs = list(dict.fromkeys(code.job_id for code in stored))
-    size = format_size(sum(code.bytes for code in stored))
-    kernels = format_count(sum(code.kernels for code in stored), "kernel")
+    size, kernels = _sum_up(stored)
     noun = "job" if len(jobs) == 1 else "jobs"
-    return f"{noun} {shorten_names(jobs)} ({size}, {kernels})"
+    what = f"{format_size(size)}, {format_count(kernels, 'kernel')}"
+    return f"{noun} {shorten_names(jobs)} ({what})"
+
+
+def _sum_up(stored: Sequence[StoredCode]) -> tuple[int, int]:
+    """Return the bytes and the kernels of all of it."""
+    return sum(code.bytes for code in stored), sum(code.kernels for code in stored)
 
 
 def _compute_command_digest(state: State) -> str:

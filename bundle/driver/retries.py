@@ -266,13 +266,17 @@ def _describe_consequence(
         cause = f"the process of rank {gone.rank} on {gone.node} ended, with an unknown status"
         suspects = frozenset((gone.node,))
         return Failure(kind, cause, gone.node, gone.rank, (gone.node,), suspects=suspects)
+    return _describe_nodes_that_failed(answers)
+
+
+def _describe_nodes_that_failed(answers: Mapping[str, LaunchAnswer]) -> Failure:
     failed = [node for node, answer in answers.items() if not answer.ok]
     # Where a launcher was killed, the others were told to end.
     failed = [node for node in failed if not answers[node].stopped] or failed
     cause = f"the ranks failed on {', '.join(failed[:3])}" if failed else "the ranks failed"
     suspects = frozenset(failed if len(failed) < len(answers) else ())
     node = next(iter(failed), "")
-    return Failure(kind, cause, node, place=tuple(failed), suspects=suspects)
+    return Failure(FailureClass.UNKNOWN, cause, node, place=tuple(failed), suspects=suspects)
 
 
 def _join_words(record: FailureRecord) -> str:

@@ -16,7 +16,7 @@ from ..protocol.messages import CodeAmount, UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, ProblemCode
 from ..results.patterns import list_parents
 from ..results.receive import receive_outputs
-from ..results.selection import Selection, select_outputs
+from ..results.selection import OutputEntry, Selection, select_outputs
 from ..system.files import disk_problem
 from .program_variables import CODE
 
@@ -69,9 +69,7 @@ def select_code(folder: str, since: float = 0.0) -> Selection:
     files = [
         entry._replace(mode=stat.S_IFREG | 0o700)
         for entry in selection.entries
-        if stat.S_ISREG(entry.mode)
-        and entry.mtime_ns >= since * 1e9
-        and not entry.name.endswith(_UNFINISHED)
+        if _is_finished_file(entry) and entry.mtime_ns >= since * 1e9
     ]
     needed = {parent for file in files for parent in list_parents(file.name)}
     folders = [
@@ -82,6 +80,10 @@ def select_code(folder: str, since: float = 0.0) -> Selection:
     entries = sorted((*folders, *files), key=lambda entry: entry.name.split("/"))
     roots = tuple(root for root in selection.roots if root in needed)
     return Selection(roots, tuple(entries), (), {}, selection.unread)
+
+
+def _is_finished_file(entry: OutputEntry) -> bool:
+    return stat.S_ISREG(entry.mode) and not entry.name.endswith(_UNFINISHED)
 
 
 def place_code(request: UnpackRequest, path: str) -> UnpackAnswer:

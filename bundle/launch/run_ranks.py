@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -84,13 +84,24 @@ def run_ranks(
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
     answer = messages.LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
     if request.code:
-        compiled = node_root.code_path(directories.root, request.code)
-        if any(record.exit_code < 0 and not record.told_to_end for record in failed):
-            remove_new_code(compiled, begun)
-        answer = replace(answer, code=measure_code(compiled, begun))
-        if request.is_code_dropped:
-            removal.delete_as_far_as_possible(compiled)
+        answer = replace(answer, code=_look_at_code(request, directories, begun, failed))
     return _add_observations(answer, request.node, monitor, recent)
+
+
+def _look_at_code(
+    request: messages.LaunchRequest,
+    directories: JobDirectories,
+    begun: float,
+    failed: Sequence[messages.FailureRecord],
+) -> messages.CodeAmount:
+    """Return what was compiled; remove what may be incomplete, and a directory of the job's own."""
+    path = node_root.code_path(directories.root, request.code)
+    if any(record.exit_code < 0 and not record.told_to_end for record in failed):
+        remove_new_code(path, begun)
+    amount = measure_code(path, begun)
+    if request.is_code_dropped:
+        removal.delete_as_far_as_possible(path)
+    return amount
 
 
 def _discard_user_signals(allocation: Allocation) -> None:
