@@ -21,7 +21,7 @@ from ..format.archive import compute_file_digest
 from ..format.manifest import Manifest
 from ..launch.compiled_code import receive_code, select_code
 from ..node import removal
-from ..protocol.codec import AnyText, DecodeError, decode, encode
+from ..protocol.codec import AnyText, decode, encode
 from ..protocol.digest import Digest, canonical_json
 from ..protocol.problem import NodeError
 from ..results.selection import Selection
@@ -221,9 +221,9 @@ def _describe(selection: Selection, code: StoredCode) -> StoredCode:
 
 
 def read_files(code: StoredCode) -> dict[str, bytes]:
-    """Return the content of a file and its description, by their paths in the store; OSError."""
+    """Return the content of a file and its description, by their names; OSError."""
     names = (code.path, _describing(code.path))
-    return {f"{code.kind}/{os.path.basename(name)}": read_file(name) for name in names}
+    return {os.path.basename(name): read_file(name) for name in names}
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
@@ -233,29 +233,33 @@ def check_files(files: Mapping[str, bytes]) -> None:
         ValueError: it has other names, or another content than its name or description says.
     """
     for name, data in files.items():
-        kind, _, file = name.partition("/")
-        stem, ending = os.path.splitext(file)
-        is_named = _DIGEST.fullmatch(kind) and _DIGEST.fullmatch(stem)
-        if not is_named or ending not in (_CODE, _DESCRIPTION):
+        stem, ending = os.path.splitext(name)
+        if not _DIGEST.fullmatch(stem) or ending not in (_CODE, _DESCRIPTION):
             raise ValueError(f"{name!r} is no name of compiled code")
         if ending == _CODE and (Digest.of(data) != stem or _describing(name) not in files):
             raise ValueError(f"{name} does not have the content that its name says")
         if ending == _DESCRIPTION:
-            try:
-                decode(StoredCode, json.loads(data), strict=False)
-            except (DecodeError, RecursionError) as exc:
-                raise ValueError(f"{name} describes no compiled code") from exc
+            _read_kind(name, data)
+
+
+def _read_kind(name: str, data: bytes) -> Digest:
+    try:
+        return Digest(decode(StoredCode, json.loads(data), strict=False).kind)
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(f"{name} describes no compiled code") from exc
 
 
 def write_files(store: str, files: Mapping[str, bytes]) -> None:
     """Write what :func:`check_files` accepts into a store; OSError."""
     for name, data in files.items():
         with make_scratch(store) as scratch:
-            _make_own_folder(os.path.join(store, os.path.dirname(name)))
+            beside = os.path.splitext(name)[0] + _DESCRIPTION
+            place = os.path.join(store, _read_kind(beside, files[beside]))
+            _make_own_folder(place)
             new = os.path.join(scratch, "new")
             with open(new, "wb", opener=_open_private) as stream:
                 stream.write(data)
-            os.replace(new, os.path.join(store, name))
+            os.replace(new, os.path.join(place, name))
 
 
 def remove_stored_code(path: str) -> None:

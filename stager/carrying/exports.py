@@ -67,7 +67,7 @@ from .tool import collect_tool
 #     pylock.toml       the lock that the bundle was made from
 #     bundle.sig        the bundle's signature, if it has one
 #     tool/*.whl        stager itself, if it comes along
-#     code/KIND/*       what earlier jobs have compiled, if it comes along
+#     code/*            what earlier jobs have compiled, if it comes along
 #     ...               the bundle's other members in the bundle's order, but for those of the base
 #
 # Every byte of it is checked: ``carried.json`` has its own digest, the headers follow from it and

@@ -26,7 +26,8 @@ NODE_KEYS = {
 RUN_KEYS = {
     "schema", "ok", "job_id", "bundle", "id", "nodes", "world_size", "launcher", "backend",
     "exit_codes", "log_dir", "bytes_broadcast", "seconds", "first_failure", "task_codes",
-    "left_out", "ended_by", "collected", "plan", "trained", "consequences", "logs_lost", "notes",
+    "left_out", "ended_by", "collected", "plan", "trained", "consequences", "restarts", "logs_lost",
+    "notes",
     "repaired", "send_seconds", "unpack_seconds",
 }  # fmt: skip
 NODE_LINE = re.compile(

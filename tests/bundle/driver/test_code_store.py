@@ -265,12 +265,13 @@ def test_code_that_is_carried_is_checked(tmp_path: Path) -> None:
     code, description = files
     for wrong in (
         {f"../{code}": files[code], description: files[description]},
-        {f"{KIND}/../../{'0' * 64}.json": files[description]},
-        {f"{KIND}/{'0' * 64}.py": b"x"},
+        {f"{KIND}/{'0' * 64}.json": files[description]},
+        {f"{'0' * 64}.py": b"x"},
         {code: files[code][:-1], description: files[description]},
         {code: files[code]},
         {code: files[code], description: b"[]"},
-        {f"{KIND}/": b""},
+        {code: files[code], description: files[description].replace(KIND.encode(), b"../x")},
+        {"": b""},
     ):
         with pytest.raises(ValueError, match=r"name|describes"):
             check_files(wrong)

@@ -53,6 +53,7 @@ def test_every_key_is_in_the_template_and_arrives(tmp_path: Path, isolated: Path
         "build_env": (("MAX_JOBS", "4"),),
         "path": tmp_path,
         "resume_limit": 2_000_000_000,
+        "compile_cache_limit": 2_000_000_000,
         "paths": (tmp_path / "data/train.csv", tmp_path / "caches/tiktoken"),
         "env": (("TIKTOKEN_CACHE_DIR", tmp_path / "caches/tiktoken"),),
         "models": (HubRequest(kind="model", name="google/bert_uncased_L-2_H-128_A-2"),),
