@@ -187,7 +187,7 @@ class JobCode:
         }
         node = max(sizes, key=lambda node: sizes[node], default="")
         facts = state.facts[node].code if node else None
-        if facts is None or not sizes[node][0]:
+        if facts is None or not sizes[node][1]:
             return None
         files, size = sizes[node]
         if files > MOST_FILES or size > store.limit:
