@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..format.manifest import estimate_room
 from ..launch.commands import choose_backend, must_use_cpus
-from ..launch.program_variables import USE_CPU
+from ..launch.program_variables import USE_CPU, is_moving
 from ..node.node_root import MEMORY
 from ..protocol import messages
 from ..protocol.enumerations import Action, Allocation, PhaseName
@@ -44,8 +44,7 @@ def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
         _note_cpus(state)
     world_size = state.nproc * len(state.job.nodes)
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
-    launch = state.job.launch
-    keeps_numbers = launch.elastic is None and not launch.max_restarts
+    keeps_numbers = not is_moving(state.job.launch)
     """True if ranks stay on their nodes."""
     has_begun = state.job.min_nodes is None
     """True once no node is left out any more, so that ranks get no other numbers."""

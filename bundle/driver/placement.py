@@ -144,26 +144,26 @@ def _send_to_group(state: State, bundle: BundleFile, group: NodeGroup, number: i
 
 def send_results(state: State, source: str) -> None:
     """Send earlier results to all nodes, which put them into the ranks' working directory."""
-    nodes = state.job.nodes
-    rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
-    relayed = planning.is_relayed(rule, {node: state.facts[node] for node in nodes})
-    folder = f"{INCOMING_PREFIX}{state.job.id}.results"
-    size = os.path.getsize(source)
-    state.answers = {}
-    _deliver(state, _Shipment(source, size, folder, relayed=relayed, results=True), nodes)
+    _send_file(state, source, "results", state.job.nodes)
     state.leave_out_or_fail()
 
 
 def send_code(state: State, source: str, kind: str, nodes: tuple[str, ...]) -> dict[str, str]:
     """Send compiled code to nodes of a kind; return those that did not get it, and why."""
-    rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
-    relayed = planning.is_relayed(rule, {node: state.facts[node] for node in nodes})
-    folder = f"{INCOMING_PREFIX}{state.job.id}.code.{kind}"
-    size = os.path.getsize(source)
-    state.answers = {}
-    _deliver(state, _Shipment(source, size, folder, relayed=relayed, code=kind), nodes)
+    _send_file(state, source, f"code.{kind}", nodes, code=kind)
     failed = state.find_failed()
     return {node: str(next(iter(answer.problems), "")) for node, answer in failed.items()}
+
+
+def _send_file(
+    state: State, source: str, name: str, nodes: tuple[str, ...], code: str = ""
+) -> None:
+    rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
+    relayed = planning.is_relayed(rule, {node: state.facts[node] for node in nodes})
+    folder, size = f"{INCOMING_PREFIX}{state.job.id}.{name}", os.path.getsize(source)
+    shipment = _Shipment(source, size, folder, relayed=relayed, results=not code, code=code)
+    state.answers = {}
+    _deliver(state, shipment, nodes)
 
 
 class _Shipment(NamedTuple):

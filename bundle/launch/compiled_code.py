@@ -13,7 +13,7 @@ from typing import IO
 
 from ..node import node_root, removal
 from ..protocol.messages import CodeAmount, UnpackAnswer, UnpackRequest
-from ..protocol.problem import NodeError, ProblemCode
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..results.patterns import list_parents
 from ..results.receive import receive_outputs
 from ..results.selection import OutputEntry, Selection, select_outputs
@@ -106,8 +106,7 @@ def receive_code(stream: IO[bytes], scratch: str, folder: str, source: str) -> N
     made for it, in the same file system, and removed again.
 
     Raises:
-        NodeError: it is damaged, or cannot be written.
-        ValueError: it was changed while it was read, or not all of it could be read.
+        NodeError: it is damaged, was changed while it was read, or cannot be written.
     """
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -115,10 +114,9 @@ def receive_code(stream: IO[bytes], scratch: str, folder: str, source: str) -> N
         received = receive_outputs(stream, scratch, tuple(CODE.values()), source)
         if not received.complete:
             raise NodeError(received.problems[0])
-        for name in (*received.changed, *received.left_out):
-            raise ValueError(f"{source}: {name} was changed meanwhile, or could not be read")
-        if received.gaps:
-            raise ValueError(f"{source}: not all of it could be read")
+        if received.changed or received.left_out or received.gaps:
+            why = {"why": "some of it was changed while it was read, or could not be read"}
+            raise NodeError(Problem(ProblemCode.RESULTS_INCOMPLETE, source, why))
         _merge(scratch, folder)
     except OSError as exc:
         full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
