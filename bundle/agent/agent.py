@@ -103,7 +103,8 @@ def _send_code(request: messages.CollectRequest) -> int:
     from ..results.stream import send_selection
 
     folder = code_path(request.root, request.code)
-    send_selection(select_code(folder, request.since), folder, sys.stdout.buffer)
+    selection = select_code(folder, request.since, request.finished)
+    send_selection(selection, folder, sys.stdout.buffer)
     return 0
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, cast
@@ -24,16 +25,19 @@ from ..protocol.job import CodeStore, Job
 from ..protocol.messages import CodeAmount, CollectRequest, LaunchAnswer, NodeRootFacts
 from ..protocol.problem import NodeError
 from ..results.stream import send_selection
+from ..system import processes
 from .code_store import (
     StoredCode,
     add_code,
     list_stored_code,
     make_scratch,
     mark_as_used,
+    remove_stored_code,
     write_shipment,
 )
 from .findings import shorten_names
 from .placement import make_scratch_dir, send_code
+from .retries import RankProgress
 from .state import State
 
 _CRASHES = tuple(
@@ -41,6 +45,13 @@ _CRASHES = tuple(
     for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE)
 )
 """Exit statuses of ranks that compiled code may have ended."""
+_EARLY_SECONDS = 60.0
+"""Time after the first step when compiled code is kept while the ranks run on: many jobs end at
+their time limit, when nothing can be brought back."""
+_WRITING_SECONDS = 30.0  # a file that was not written to for so long is complete
+_SILENT_SECONDS = 60.0  # time without a byte after which no more is expected
+_POLL_SECONDS = 0.05
+_END_SECONDS = 1.0  # time that a command gets to end
 _MOST_PATHS = 64  # of a kind of node, in each node's request
 _ROOM_FACTOR = 3  # as it comes, unpacked, and for the job
 
@@ -70,6 +81,8 @@ class JobCode:
     def __init__(self, state: State) -> None:
         self._state = state
         self._stored = _list_by_kind(state.job)
+        self._early: dict[str, StoredCode] = {}
+        """What this job has compiled, by the kind of node, and was kept while it ran."""
         self._sent: list[str] = []
         self._has_told = False
         self.starts_cold = False
@@ -82,12 +95,16 @@ class JobCode:
         if self._stored:
             self._warn_of_compilers()
         for kind, nodes in self._group_nodes().items():
-            if stored := self._stored.get(kind):
+            if stored := self._list_usable(kind):
                 facts = {node: self._state.facts[node].code for node in nodes}
                 lacking = tuple(node for node, one in facts.items() if one and not one.has_all)
                 with self._note_failure(f"compiled code was not sent to {shorten_names(lacking)}"):
                     self._send_to(kind, stored, lacking)
         self._has_told = True
+
+    def _list_usable(self, kind: str) -> list[StoredCode]:
+        early = self._early.get(kind)
+        return [*self._stored.get(kind, ()), *([early] if early else ())]
 
     def _send_to(self, kind: str, stored: Sequence[StoredCode], lacking: tuple[str, ...]) -> None:
         state = self._state
@@ -153,13 +170,55 @@ class JobCode:
             )
         self.starts_cold = True
 
-    def prepare_return(self, first_step: float | None) -> Callable[[], None]:
-        """Return a function that keeps what the ranks have compiled, for the end of the job."""
-        answers = self._state.get_answers(LaunchAnswer)
-        amounts = {node: one.code for node, one in answers.items() if one.code is not None}
-        return functools.partial(self._bring_back, amounts, first_step)
+    @contextmanager
+    def keep_early(self, progress: RankProgress) -> Iterator[None]:
+        """Keep what is compiled while the ranks run on, where nothing was kept before."""
+        transport = self._state.transport
+        before, steps = transport.tick, self._keep_early(progress)
 
-    def _bring_back(self, amounts: Mapping[str, CodeAmount], first_step: float | None) -> None:
+        def tick() -> None:
+            before()
+            next(steps, None)
+
+        transport.tick = tick
+        try:
+            yield
+        finally:
+            transport.tick = before
+            steps.close()
+
+    def _keep_early(self, progress: RankProgress) -> Generator[None, None, None]:
+        """Do so in small steps: nothing here waits."""
+        store = self._state.job.code_store
+        if store is None or not store.limit or self.starts_cold:
+            return
+        while progress.count_seconds_since_first_step() < _EARLY_SECONDS:
+            yield
+        for kind, nodes in self._group_nodes().items():
+            facts = self._state.facts[nodes[0]].code
+            if facts is not None and not self._list_usable(kind):
+                with self._note_failure("what the ranks have compiled was not kept"):
+                    code = self._describe(store, kind, facts.machine)
+                    with make_scratch(store.path) as scratch:
+                        folder = os.path.join(scratch, "code")
+                        yield from self._fetch(nodes[0], scratch, folder, finished=_WRITING_SECONDS)
+                        if os.listdir(folder):
+                            self._early[kind] = add_code(store.path, folder, code, store.limit)
+
+    def prepare_return(self, first_step: float | None, *, failed: bool) -> None:
+        """Let the job's end keep what the ranks have compiled; after a failure, if all answered."""
+        answers = self._state.get_answers(LaunchAnswer)
+        if failed and len(answers) < len(self._state.job.nodes):
+            return
+        amounts = {node: one.code for node, one in answers.items() if one.code is not None}
+        finished = _WRITING_SECONDS if failed else 0.0
+        self._state.keep_compiled_code = functools.partial(
+            self._bring_back, amounts, first_step, finished
+        )
+
+    def _bring_back(
+        self, amounts: Mapping[str, CodeAmount], first_step: float | None, finished: float
+    ) -> None:
         """Keep what the ranks have compiled, from one node of each kind; report what it gave."""
         store = self._state.job.code_store
         if store is None or self.starts_cold:
@@ -169,7 +228,7 @@ class JobCode:
             if store.limit and os.path.isdir(os.path.dirname(store.path)):
                 with self._note_failure("what the ranks have compiled was not kept"):
                     own = {node: amounts[node] for node in nodes if node in amounts}
-                    added = self._keep_new(store, kind, own, first_step)
+                    added = self._keep_new(store, kind, own, first_step, finished)
             self._report(kind, nodes, added, first_step)
 
     def _keep_new(
@@ -178,8 +237,9 @@ class JobCode:
         kind: str,
         amounts: Mapping[str, CodeAmount],
         first_step: float | None,
+        finished: float,
     ) -> StoredCode | None:
-        """Keep the files of the node that has most new ones; all of one where nothing is kept."""
+        """Keep the files of the node that has most new ones; all of one if nothing was kept."""
         state, is_first = self._state, not self._stored.get(kind)
         sizes = {
             node: (one.total, one.total_bytes) if is_first else (one.new, one.new_bytes)
@@ -194,36 +254,60 @@ class JobCode:
             found = f"{format_count(files, 'file')}, {format_size(size)}"
             raise ValueError(f"{node} has more than the limit ({found})")
         amount = amounts[node]
-        code = StoredCode(
-            kind=kind,
-            machine=facts.machine,
-            software=store.software,
-            job_id=state.job.id,
-            bundle_id=state.job.bundle_id,
-            command=_compute_command_digest(state),
-            first_step=first_step if is_first and amount.new == amount.total else None,
-        )
+        code = self._describe(store, kind, facts.machine)
+        if is_first and amount.new == amount.total:
+            code = replace(code, first_step=first_step)
         with make_scratch(store.path) as scratch:
             folder = os.path.join(scratch, "code")
-            self._fetch(node, scratch, folder, 0.0 if is_first else amount.begun)
-            return add_code(store.path, folder, code, store.limit)
+            since = 0.0 if is_first else amount.begun
+            for _ in self._fetch(node, scratch, folder, since, finished):
+                time.sleep(_POLL_SECONDS)
+            added = add_code(store.path, folder, code, store.limit)
+        early = self._early.get(kind)
+        if early is not None and early.path != added.path:  # all of it is in the new file
+            remove_stored_code(early.path)
+        return added
 
-    def _fetch(self, node: str, scratch: str, folder: str, since: float) -> None:
-        state, limit = self._state, 2 * cast("CodeStore", self._state.job.code_store).limit
-        name, received = self.choose_directory(node), os.path.join(scratch, "received")
+    def _describe(self, store: CodeStore, kind: str, machine: str) -> StoredCode:
+        job = self._state.job
+        command = _compute_command_digest(self._state)
+        return StoredCode(kind, machine, store.software, job.id, job.bundle_id, command)
 
-        def take(stream: IO[bytes]) -> None:
-            receive_code(cast("IO[bytes]", _Bounded(stream, limit)), received, folder, node)
+    def _fetch(
+        self, node: str, scratch: str, folder: str, since: float = 0.0, finished: float = 0.0
+    ) -> Iterator[None]:
+        """Put a node's compiled code into a directory; yields while it comes."""
+        state, name = self._state, self.choose_directory(node)
+        path, received = os.path.join(scratch, "stream"), os.path.join(scratch, "received")
+        with open(path, "w+b") as file:
+            if state.job.allocation is Allocation.LOCAL:
+                source = code_path(state.facts[node].root, name)
+                send_selection(select_code(source, since, finished), source, file)
+            else:
+                request = CollectRequest(
+                    **state.place(node), directory="", code=name, since=since, finished=finished
+                )
+                yield from self._receive(node, request, file)
+            file.seek(0)
+            receive_code(file, received, folder, node)
 
-        if state.job.allocation is Allocation.LOCAL:
-            source, path = code_path(state.facts[node].root, name), os.path.join(scratch, "stream")
-            with open(path, "w+b") as file:
-                send_selection(select_code(source, since), source, file)
-                file.seek(0)
-                take(file)
-            return
-        request = CollectRequest(**state.place(node), directory="", code=name, since=since)
-        state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
+    def _receive(self, node: str, request: CollectRequest, file: IO[bytes]) -> Iterator[None]:
+        state = self._state
+        limit = 2 * cast("CodeStore", state.job.code_store).limit + (1 << 20)
+        process = state.transport.start_fetch(PhaseName.COLLECT, {node: request}, file)
+        try:
+            size, until = 0, time.monotonic() + _SILENT_SECONDS
+            while process.poll() is None:
+                yield
+                now, before, size = time.monotonic(), size, os.fstat(file.fileno()).st_size
+                if size > limit:  # the numbers of a node's answer are its own
+                    raise ValueError("it is more than launch.compile-cache-limit")
+                if size > before:
+                    until = now + _SILENT_SECONDS
+                elif now > until:
+                    raise ValueError(f"{node} has sent nothing for {_SILENT_SECONDS:g} s")
+        finally:
+            processes.stop(process, _END_SECONDS)
 
     def _report(
         self,
@@ -284,20 +368,6 @@ class JobCode:
             yield
         except (NodeError, OSError, ValueError) as exc:
             self._state.note(f"{what}: {exc}", warning=True)
-
-
-class _Bounded:
-    """A stream of at most so many bytes: the numbers of a node's answer are its own."""
-
-    def __init__(self, stream: IO[bytes], limit: int) -> None:
-        self._read, self._left = getattr(stream, "read1", stream.read), limit + (1 << 20)
-
-    def read(self, size: int) -> bytes:
-        data: bytes = self._read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise ValueError("it is more than launch.compile-cache-limit")
-        return data
 
 
 def _describe_stored(stored: Sequence[StoredCode]) -> str:

@@ -146,7 +146,7 @@ def _conclude(state: State) -> int:
     problems, interrupted = dict(state.result.problems), state.result.interrupted
     ended_by = _find_ending(state)
     collect.collect_outputs(state, standing=not ended_by)
-    if not (problems or interrupted or ended_by):
+    if not (interrupted or ended_by):
         state.keep_compiled_code()
     if ended_by:  # its first problem; and it was no interruption by the user
         interrupted = False

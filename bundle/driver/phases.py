@@ -69,7 +69,7 @@ def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
             state.create_rank_logs(event.node)
 
     try:
-        with watch_ranks(state) as watch:
+        with watch_ranks(state) as watch, code.keep_early(progress):
             state.ask(PhaseName.LAUNCH, request, listen)
     finally:  # also of a job that is interrupted: something may have failed before
         if keeps_numbers and has_begun:  # the logs of ranks that were never started
@@ -256,7 +256,7 @@ def _ask_launch(state: State) -> None:
         if state.leave_out_unreachable():
             continue
         if stopped is None and not state.has_launch_failed():
-            state.keep_compiled_code = code.prepare_return(progress.first_step_seconds)
+            code.prepare_return(progress.first_step_seconds, failed=False)
             return
         ended = time.monotonic()
         failure = find_failure(state.get_answers(LaunchAnswer), state.result.hang)
@@ -264,6 +264,7 @@ def _ask_launch(state: State) -> None:
         state.result = replace(state.result, attempt=attempt)
         code.look_for_crashes()
         if not history.may_go_on() or state.transport.find_ending():
+            code.prepare_return(progress.first_step_seconds, failed=True)
             if stopped is not None:
                 raise stopped
             return

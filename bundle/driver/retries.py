@@ -128,6 +128,7 @@ class RankProgress:
         self.first_step_seconds: float | None = None
         """Time from the start of the ranks to the first step that they printed."""
         self._begun: float | None = None
+        self._first_step: float | None = None
 
     def take(self, event: object) -> None:
         """Learn from what ranks print, of which only the end is read."""
@@ -140,7 +141,12 @@ class RankProgress:
             for found in pattern.findall(data)[-1:]:
                 self.seen[name] = max(self.seen.get(name, 0.0), float(found))
         if self.first_step_seconds is None and self._begun is not None and "step" in self.seen:
-            self.first_step_seconds = round(time.monotonic() - self._begun, 3)
+            self._first_step = time.monotonic()
+            self.first_step_seconds = round(self._first_step - self._begun, 3)
+
+    def count_seconds_since_first_step(self) -> float:
+        """Return the time since the first step that was printed; 0 before it."""
+        return 0.0 if self._first_step is None else time.monotonic() - self._first_step
 
     def is_beyond(self, other: Mapping[str, float]) -> bool:
         """Return whether this is further than an attempt before was, as far as both are known."""

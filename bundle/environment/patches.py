@@ -123,6 +123,31 @@ def _in_hub_datasets(name: str) -> Callable[[types.ModuleType], Any]:
     return call
 
 
+def _keys_hold_the_environment(codecache: types.ModuleType) -> bool:
+    """Return True where compiled code outlives the environment, whose path is in its keys."""
+    environment = os.environ.get("STAGER_ENV", "")
+    kept = os.path.join(os.path.dirname(os.path.dirname(environment)), "compiled", "")
+    code = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    has_keys = hasattr(codecache, "code_hash") and not hasattr(codecache.code_hash, "by_stager")
+    return bool(environment) and code.startswith(kept) and has_keys
+
+
+def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
+    """Leave the environment's path out of the compiler's command line, from which keys are made.
+
+    The directory for compiled code is one for each torch, so the headers are the same in all.
+    """
+    compute, environment = codecache.code_hash, os.environ["STAGER_ENV"]
+
+    def code_hash(code: object, extra: object = "") -> object:
+        if isinstance(extra, str):
+            extra = extra.replace(environment, "")
+        return compute(code, extra)
+
+    code_hash.by_stager = True  # type: ignore[attr-defined]
+    codecache.code_hash = code_hash  # type: ignore[attr-defined]
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         name="torch-cpu-set-device",
@@ -163,6 +188,14 @@ PATCHES: tuple[Patch, ...] = (
         module="evaluate.loading",
         applies=_in_hub_datasets("has_hub_spaces"),
         apply=_in_hub_datasets("read_spaces"),
+    ),
+    Patch(
+        name="inductor-keys",
+        reason="torch.compile's keys for C++ hold torch's path, so a new environment compiles.",
+        link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py",
+        module="torch._inductor.codecache",
+        applies=_keys_hold_the_environment,
+        apply=_remove_environment_from_keys,
     ),
 )
 """Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""

@@ -6,8 +6,10 @@ PyTorch and Triton find their own files by keys that hold the source, the inputs
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
+import time
 from collections.abc import Iterator
 from typing import IO
 
@@ -23,6 +25,7 @@ from .program_variables import CODE
 MOST_FILES = 20_000  # that are brought back
 _MOST_COUNTED = 10 * MOST_FILES
 _UNFINISHED = (".tmp", ".lock")  # endings of files that are of no use elsewhere
+_WRITING_SECONDS = 600.0  # a file that was not written to for so long is complete
 
 
 def measure_code(folder: str, begun: float) -> CodeAmount:
@@ -40,13 +43,14 @@ def measure_code(folder: str, begun: float) -> CodeAmount:
 
 
 def remove_new_code(folder: str, begun: float) -> None:
-    """Remove what was written since a time, after a rank was killed.
+    """Remove what was written since a time, and lately, after a rank was killed.
 
     It may be incomplete: g++ writes a shared object under its final name, and one that is there is
     not compiled again (``CppBuilder.build`` and ``_worker_compile_cpp``, torch 2.13).
     """
+    since = max(begun, time.time() - _WRITING_SECONDS)
     for path, state in _list_files(folder):
-        if state.st_mtime >= begun:
+        if state.st_mtime >= since:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -59,17 +63,20 @@ def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield path, os.lstat(path)
 
 
-def select_code(folder: str, since: float = 0.0) -> Selection:
+def select_code(folder: str, since: float = 0.0, finished: float = 0.0) -> Selection:
     """Return the regular files that were written since a time, with their directories.
+
+    Those that were written to in the last ``finished`` seconds are left out.
 
     Raises:
         NodeError: the directory cannot be read.
     """
     selection = select_outputs(folder, tuple(CODE.values()))
+    until = time.time() - finished if finished else math.inf
     files = [
         entry._replace(mode=stat.S_IFREG | 0o700)
         for entry in selection.entries
-        if _is_finished_file(entry) and entry.mtime_ns >= since * 1e9
+        if _is_finished_file(entry) and since <= entry.mtime_ns / 1e9 <= until
     ]
     needed = {parent for file in files for parent in list_parents(file.name)}
     folders = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
 
+from tests.support.processes import until
 from tests.support.slurm_torch import SlurmRan, SlurmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -72,6 +74,25 @@ def test_all_nodes_get_what_one_has_compiled(slurm_torch: SlurmTorch) -> None:
     assert "found ['one.so', 'two.so']" in ran.lines()
     assert (compiled(ran)["sent_to"], compiled(ran)["new_kernels"]) == ([], 0)
     assert "compiled code of jobs" in ran.stderr
+
+
+@pytest.mark.full
+def test_a_long_job_keeps_what_it_has_compiled_while_it_runs(slurm_torch: SlurmTorch) -> None:
+    slurm_torch.clean()
+    store = slurm_torch.project.bundle.parents[1]
+    for folder in store.glob("compiled-*"):
+        shutil.rmtree(folder)
+    program = PRETENDS + 'import time\nprint("step 1", flush=True)\ntime.sleep(600)\n'
+    (slurm_torch.work / "script.py").write_text(program)
+    asked = ("--nodes", "1", "--nproc-per-node", "1")
+    job = slurm_torch.start("run", *asked, "--", "script.py", "one")
+    try:
+        until(lambda: list(store.glob("compiled-*/*/*.code")), seconds=200)
+    finally:
+        job.terminate()
+        job.wait(60)
+    made = compiled(run(slurm_torch, PRETENDS, "node03"))
+    assert (made["used_kernels"], made["new_kernels"]) == (1, 0)
 
 
 @pytest.mark.full

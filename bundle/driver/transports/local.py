@@ -104,6 +104,10 @@ class LocalTransport(Transport):
         """Fail: the nodes write into the run directory themselves."""
         raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
 
+    def start_fetch(self, phase: str, requests: Requests, output: IO[bytes]) -> processes.Process:
+        """Fail: what the nodes write is on this machine."""
+        raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
+
     def begin(self, job: Job) -> None:
         """Start the agents, and let them start what takes long before anything else is done."""
         for rank, node in enumerate(job.nodes):

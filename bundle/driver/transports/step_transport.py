@@ -502,17 +502,8 @@ class StepTransport(transport.Transport):
         What the command writes besides is shown only where it has failed by itself: of a step that
         is ended from here Slurm reports an abort.
         """
-        argv, variables, first = self._describe_step(phase, requests, 1)
-        with (
-            open(make_memory_file(first), "rb") as stdin,
-            open(make_memory_file(b""), "rb") as stderr,
-        ):
-            try:
-                running = processes.start(
-                    argv, env=variables, stdin=stdin, stdout=processes.PIPE, stderr=stderr
-                )
-            except processes.ProcessError as exc:
-                raise self._refuse_start(exc) from exc
+        with open(make_memory_file(b""), "rb") as stderr:
+            running = self._start_fetch(phase, requests, processes.PIPE, stderr)
             grace, until = _LOST_SECONDS, 0.0
             try:
                 with read_until_signal(cast("IO[bytes]", running.stdout)) as output:
@@ -530,6 +521,22 @@ class StepTransport(transport.Transport):
                 if failed:
                     stderr.seek(0)
                     sys.stderr.write(stderr.read().decode(errors="replace"))
+
+    def start_fetch(self, phase: str, requests: Requests, output: IO[bytes]) -> processes.Process:
+        """Start what :meth:`fetch` runs, also beside another phase; the stream goes to a file."""
+        return self._start_fetch(phase, requests, output, processes.DEVNULL)
+
+    def _start_fetch(
+        self, phase: str, requests: Requests, output: processes.Stream, errors: processes.Stream
+    ) -> processes.Process:
+        argv, variables, first = self._describe_step(phase, requests, 1)
+        with open(make_memory_file(first), "rb") as stdin:
+            try:
+                return processes.start(
+                    argv, env=variables, stdin=stdin, stdout=output, stderr=errors
+                )
+            except processes.ProcessError as exc:
+                raise self._refuse_start(exc) from exc
 
     def close(self) -> None:
         """End all steps."""

@@ -15,6 +15,7 @@ from ...protocol.job import Job
 from ...protocol.messages import AgentEvent, AgentRequest
 from ...protocol.problem import NodeError, ProblemCode
 from ...system import signals
+from ...system.processes import Process
 
 Event = Union[AgentEvent, DriverEvent]  # an event of an agent, or of the driver about agents
 OnEvent = Callable[[Event], None]
@@ -115,6 +116,13 @@ class Transport(Protocol):
 
         Raises:
             NodeError: the agent cannot be started, or ``take`` raised it.
+        """
+
+    def start_fetch(self, phase: str, requests: Requests, output: IO[bytes]) -> Process:
+        """Start what :meth:`fetch` runs, also beside another phase; the stream goes to a file.
+
+        Raises:
+            NodeError: the agent cannot be started.
         """
 
     def find_ending(self) -> str:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
     (tmp_path / "inductor" / "link").symlink_to("/etc/passwd")
     names = [entry.name for entry in select_code(str(tmp_path), 1000.0).entries]
     assert names == ["inductor", "inductor/new.so"]
+    assert select_code(str(tmp_path), 1000.0, finished=60.0).entries == ()
+
+
+def test_after_a_rank_was_killed_only_what_was_written_lately_goes(tmp_path: Path) -> None:
+    compiled(tmp_path)
+    written = {"now.so": 0.0, "long_ago.so": 3600.0}
+    for name, seconds in written.items():
+        (tmp_path / name).write_bytes(b"new")
+        os.utime(tmp_path / name, (time.time() - seconds,) * 2)
+    remove_new_code(str(tmp_path), time.time() - 7200.0)
+    assert not (tmp_path / "now.so").exists()
+    assert contents(tmp_path) == {**MADE, "long_ago.so": b"new"}
 
 
 def test_the_least_recently_used_goes_beyond_the_limit(tmp_path: Path) -> None:

@@ -402,8 +402,13 @@ print("step 1", flush=True)
 if found and "crash" in sys.argv and os.environ["STAGER_ATTEMPT"] == "0":
     os.kill(os.getpid(), signal.SIGSEGV)
 for name in sys.argv[1:2]:
-    (folder / name).mkdir(parents=True)
-    (folder / name / f"{name}.so").write_bytes(b"code")
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    file = folder / name / f"{name}.so"
+    file.write_bytes(b"code")
+    if "fail" in sys.argv:
+        os.utime(file, (0, 0))  # nothing writes to it any more
+        (folder / name / "now.so").write_bytes(b"code")
+        os._exit(1)
 """
 
 
@@ -417,7 +422,7 @@ def compile_in_job(
     changed = {"code_store": store, "nodes": ("local1",), "id": number, **changed}
     job = job_for(packed, folder, action=Action.RUN, launch=launch, **changed)
     code, events, _ = drive(program, job)
-    assert code == 0, events
+    assert code == (3 if "fail" in words else 0), events
     text = (folder / "logs" / f"demo.{number}.local1.0.out").read_text()
     return re.findall(r"^found (.*)", text, re.MULTILINE), events
 
@@ -452,6 +457,15 @@ def test_code_that_one_job_has_compiled_is_used_by_the_next(
     assert found == ["[]"]
     found, events = compile_in_job(single, program, tmp_path, "x", number="5", code_store=None)
     assert (found, [event for event in events if event["event"] == "compiled"]) == (["[]"], [])
+
+
+def test_a_job_whose_program_fails_keeps_what_it_has_compiled(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    _, events = compile_in_job(single, program, tmp_path, "one", "fail")
+    [made] = [event for event in events if event["event"] == "compiled"]
+    assert (made["new_kernels"], events[-1]["ok"]) == (1, False)
+    assert len(list((tmp_path / "compiled").glob("*/*.code"))) == 1
 
 
 def test_a_job_may_read_compiled_code_and_keep_none(

@@ -66,7 +66,8 @@ def test_unknown_name_is_told_and_the_others_apply(env):
     assert done.stderr.startswith("patch failed: numpy3: no patch has this name")
     assert done.stderr.count("\n") == 1
     assert (
-        "datasets-numpy2, hub-datasets, hub-files, hub-spaces, torch-cpu-set-device" in done.stderr
+        "datasets-numpy2, hub-datasets, hub-files, hub-spaces, inductor-keys, torch-cpu-set-device"
+        in done.stderr
     )
 
 
@@ -318,3 +319,42 @@ def test_only_datasets_gets_the_lenient_numpy(numpy_2):
     done = run_python(numpy_2, code, STAGER_PATCHES="1")
     assert done.stdout == "object\nTrue False\nTrue\nstrict\n"
     assert done.stderr == "patch applied: datasets-numpy2\n"
+
+
+# --- inductor-keys --------------------------------------------------------------------------------
+
+PRINT_KEY = """
+from torch._inductor.codecache import get_hash
+from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+options = CppTorchDeviceOptions(device_type="cpu")
+print(get_hash("int x;", CppBuilder(name="o", sources="i", BuildOption=options).get_command_line()))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_compiled_code_has_the_same_key_in_every_environment(env, tmp_path):
+    found = importlib.util.find_spec("torch")
+    if found is None:
+        pytest.skip("torch is not installed")
+
+    def print_key(name, code="compiled/kind"):
+        environment = tmp_path / "envs" / name
+        environment.mkdir(parents=True)
+        packages = environment / "pkgs"
+        packages.symlink_to(Path(found.origin).parents[1])
+        return run_python(
+            env,
+            PRINT_KEY,
+            PYTHONPATH=str(packages),
+            STAGER_ENV=str(environment),
+            STAGER_PATCHES="1",
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / code / "inductor"),
+        )
+
+    one, two = print_key("one"), print_key("two")
+    assert one.stdout == two.stdout != ""
+    assert one.stderr == two.stderr == "patch applied: inductor-keys\n"
+    own, other = print_key("three", "my-own-cache"), print_key("four", "my-own-cache")
+    assert (own.stderr, other.stderr) == ("", "")
+    assert own.stdout != other.stdout
