@@ -135,17 +135,38 @@ def _keys_hold_the_environment(codecache: types.ModuleType) -> bool:
 def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
     """Leave the environment's path out of the compiler's command line, from which keys are made.
 
-    The directory for compiled code is one for each torch, so the headers are the same in all.
+    The key of a precompiled header is made from the paths of the headers in it, too: these are
+    found by a link beside the code, and in the environment if the link leads nowhere. The directory
+    for compiled code is one for each torch, so the headers are the same in all environments.
     """
     compute, environment = codecache.code_hash, os.environ["STAGER_ENV"]
+    extension: Any = import_module("torch.utils.cpp_extension")
+    list_paths, torch = extension.include_paths, os.path.dirname(extension.TORCH_LIB_PATH)
+    link = os.path.join(os.path.dirname(os.environ["TORCHINDUCTOR_CACHE_DIR"]), "torch")
+    _make_link(torch, link)
 
     def code_hash(code: object, extra: object = "") -> object:
         if isinstance(extra, str):
             extra = extra.replace(environment, "")
         return compute(code, extra)
 
+    def include_paths(*args: object, **kwargs: object) -> list[str]:
+        paths = list_paths(*args, **kwargs)
+        return [*(path.replace(torch, link) for path in paths if path.startswith(torch)), *paths]
+
     code_hash.by_stager = True  # type: ignore[attr-defined]
     codecache.code_hash = code_hash  # type: ignore[attr-defined]
+    extension.include_paths = include_paths
+
+
+def _make_link(target: str, link: str) -> None:
+    """Let a link lead to the torch of this environment; other ranks may do so at once."""
+    if os.path.islink(link) and os.readlink(link) == target:
+        return
+    new = f"{link}.{os.getpid()}"
+    os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+    os.symlink(target, new)
+    os.replace(new, link)
 
 
 PATCHES: tuple[Patch, ...] = (

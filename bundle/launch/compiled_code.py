@@ -20,11 +20,11 @@ from ..results.patterns import list_parents
 from ..results.receive import receive_outputs
 from ..results.selection import OutputEntry, Selection, select_outputs
 from ..system.files import disk_problem
-from .program_variables import CODE
 
 MOST_FILES = 20_000  # that are brought back
 _MOST_COUNTED = 10 * MOST_FILES
 _UNFINISHED = (".tmp", ".lock")  # endings of files that are of no use elsewhere
+_ALL = ("*",)  # nothing else is in such a directory
 _WRITING_SECONDS = 600.0  # a file that was not written to for so long is complete
 
 
@@ -71,7 +71,7 @@ def select_code(folder: str, since: float = 0.0, finished: float = 0.0) -> Selec
     Raises:
         NodeError: the directory cannot be read.
     """
-    selection = select_outputs(folder, tuple(CODE.values()))
+    selection = select_outputs(folder, _ALL)
     until = time.time() - finished if finished else math.inf
     files = [
         entry._replace(mode=stat.S_IFREG | 0o700)
@@ -118,7 +118,7 @@ def receive_code(stream: IO[bytes], scratch: str, folder: str, source: str) -> N
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.mkdir(scratch, 0o700)
-        received = receive_outputs(stream, scratch, tuple(CODE.values()), source)
+        received = receive_outputs(stream, scratch, _ALL, source)
         if not received.complete:
             raise NodeError(received.problems[0])
         if received.changed or received.left_out or received.gaps:

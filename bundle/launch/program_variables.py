@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..environment.listing import STATE
@@ -171,6 +171,7 @@ def make_environment_variables(
     *,
     as_rank: bool = False,
     code: str = "",
+    caches: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return the variables of any program in an environment: isolated from the node, and offline.
 
@@ -178,7 +179,7 @@ def make_environment_variables(
     set is kept, and so are models in the user's cache. No bytecode is written: a published
     environment brings its own and is never modified. Secrets are removed: every program of an
     environment gets its variables here, however its node was reached. ``code`` names the directory
-    for compiled code that is brought back.
+    for compiled code that is brought back, and ``caches`` further variables that lead into it.
     """
     kept = remove_secret_variables(base, passed)
     env = {
@@ -186,15 +187,16 @@ def make_environment_variables(
         for name, value in kept.items()
         if not DROPPED.match(name) and (as_rank or not RANK.match(name))
     }
-    caches, place = os.path.join(directories.root, "cache"), directories.environment
-    compiled = code_path(directories.root, code) if code else caches
+    usual, place = os.path.join(directories.root, "cache"), directories.environment
+    compiled = code_path(directories.root, code) if code else usual
     return {
-        "HF_HOME": os.path.join(caches, "huggingface"),
+        "HF_HOME": os.path.join(usual, "huggingface"),
         # A tracker that would wait for a server writes to the run directory instead.
         "WANDB_MODE": "offline",
         # fsspec, and so datasets, otherwise looks into the home as it is imported.
-        "FSSPEC_CONFIG_DIR": os.path.join(caches, "fsspec"),
+        "FSSPEC_CONFIG_DIR": os.path.join(usual, "fsspec"),
         **{name: os.path.join(compiled, folder) for name, folder in CODE.items()},
+        **{name: os.path.join(compiled, name) for name in caches if code},
         **env,
         **make_hub_variables(directories, env),
         **_OFFLINE,
@@ -239,9 +241,15 @@ def make_rank_variables(
     Gloo's interface is an exact name; NCCL's is a prefix unless it begins with ``=`` (NCCL user
     guide, ``NCCL_SOCKET_IFNAME``).
     """
-    launch, group = request.job.launch, request.group
+    launch, group, store = request.job.launch, request.group, request.job.code_store
     env = {
-        **make_environment_variables(directories, base, launch.pass_env, code=request.code),
+        **make_environment_variables(
+            directories,
+            base,
+            launch.pass_env,
+            code=request.code,
+            caches=store.caches if store else (),
+        ),
         "STAGER_ATTEMPT": str(request.attempt),
         "STAGER_NODE": request.node,
         "PYTORCH_DIST_BACKEND": group.backend,

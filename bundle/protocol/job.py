@@ -199,6 +199,8 @@ class CodeStore:
     """Digest of what such code depends on in a bundle: torch, Triton, Python."""
     limit: int
     """Most bytes to keep there; 0 to bring nothing back."""
+    caches: tuple[str, ...] = ()
+    """Variables of other libraries that say where they keep what they compile."""
 
 
 @dataclass(frozen=True)

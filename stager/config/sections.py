@@ -166,6 +166,14 @@ def _repositories(kind: Kind) -> Check[tuple[HubRequest, ...]]:
     return read
 
 
+@checks.check(type="string", pattern=f"^{checks.VARIABLE}$")
+def _variable_of_ranks(value: object) -> str:
+    name = checks.make_pattern_check(checks.VARIABLE)(value)
+    if _OURS.match(name):
+        raise ValueError("stager sets this variable itself")
+    return name
+
+
 def _make_variables_check(root: Path) -> Callable[[object], tuple[tuple[str, Path], ...]]:
     def read_pair(pair: tuple[str, str]) -> tuple[str, Path]:
         name, text = pair
@@ -198,6 +206,12 @@ class AssetsConfig:
         starts_at_root=True,
     )
     """Variables of the ranks, each with the asset that it is the place of."""
+    caches: tuple[str, ...] = setting(
+        checks.make_list_check(_variable_of_ranks),
+        'a list of variables, for example ["FLASHINFER_WORKSPACE_BASE"]',
+        default=(),
+    )
+    """Variables of libraries that say where they keep the code that they compile."""
     models: tuple[HubRequest, ...] = setting(_repositories("model"), _REPOSITORIES, default=())
     datasets: tuple[HubRequest, ...] = setting(_repositories("dataset"), _REPOSITORIES, default=())
     spaces: tuple[HubRequest, ...] = setting(_repositories("space"), _REPOSITORIES, default=())

@@ -33,7 +33,7 @@ from ..building.current_bundle import (
     offline_root,
 )
 from ..config import inline_script
-from ..config.job_settings import JobOptions, LaunchConfig
+from ..config.job_settings import JobOptions
 from ..config.load import Config, NoSettingsError, find, load
 from ..config.template import make_default_config
 from ..core import toml
@@ -313,7 +313,7 @@ def prepare(
     job = replace(job, trusted_bundle=is_made_here(store, path, job.bundle_id), trust=trust)
     settled = apply_options(config, options)
     if action is Action.RUN and not config.trust.require:  # such code is not signed
-        job = replace(job, code_store=_choose_code_store(settled.launch, store, manifest))
+        job = replace(job, code_store=_choose_code_store(settled, store, manifest))
     return Prepared(
         config=settled,
         bundle=path,
@@ -323,15 +323,16 @@ def prepare(
     )
 
 
-def _choose_code_store(launch: LaunchConfig, store: Store, manifest: Manifest) -> CodeStore | None:
+def _choose_code_store(config: Config, store: Store, manifest: Manifest) -> CodeStore | None:
     """Return the place of compiled code; None if it is not wanted, or nothing would compile."""
-    software = compute_software_digest(manifest)
+    launch, software = config.launch, compute_software_digest(manifest)
     if launch.compile_cache is CompileCache.OFF or software is None:
         return None
     return CodeStore(
         path=str(store.compiled_code),
         software=software,
         limit=launch.compile_cache_limit if launch.compile_cache is CompileCache.AUTO else 0,
+        caches=config.assets.caches,
     )
 
 

@@ -100,8 +100,11 @@ def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
         (tmp_path / "inductor" / name).write_bytes(b"new")
     os.mkfifo(tmp_path / "inductor" / "pipe")
     (tmp_path / "inductor" / "link").symlink_to("/etc/passwd")
+    (tmp_path / "CUDA_CACHE_PATH").mkdir()
+    (tmp_path / "CUDA_CACHE_PATH" / "kernel").write_bytes(b"of a library")
     names = [entry.name for entry in select_code(str(tmp_path), 1000.0).entries]
-    assert names == ["inductor", "inductor/new.so"]
+    own = ["CUDA_CACHE_PATH", "CUDA_CACHE_PATH/kernel"]
+    assert names == [*own, "inductor", "inductor/new.so"]
     assert select_code(str(tmp_path), 1000.0, finished=60.0).entries == ()
 
 

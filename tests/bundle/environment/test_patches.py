@@ -355,6 +355,8 @@ def test_compiled_code_has_the_same_key_in_every_environment(env, tmp_path):
     one, two = print_key("one"), print_key("two")
     assert one.stdout == two.stdout != ""
     assert one.stderr == two.stderr == "patch applied: inductor-keys\n"
+    # A precompiled header's key holds the paths of the headers: they are found by this link.
+    assert os.readlink(tmp_path / "compiled/kind/torch") == str(tmp_path / "envs/two/pkgs/torch")
     own, other = print_key("three", "my-own-cache"), print_key("four", "my-own-cache")
     assert (own.stderr, other.stderr) == ("", "")
     assert own.stdout != other.stdout

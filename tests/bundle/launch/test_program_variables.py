@@ -85,6 +85,19 @@ def test_the_variables_of_any_program_and_of_a_rank() -> None:
     }
 
 
+def test_what_libraries_compile_is_kept_by_the_kind_of_node() -> None:
+    names = ("FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH")
+    base = {"PATH": "/usr/bin", "CUDA_CACHE_PATH": "/my/own"}
+    assert make_environment_variables(PLACE, base, code="kind", caches=names) == {
+        **EVERY_PROGRAM,
+        "TRITON_CACHE_DIR": "/n/stager-7/compiled/kind/triton",
+        "TORCHINDUCTOR_CACHE_DIR": "/n/stager-7/compiled/kind/inductor",
+        "FLASHINFER_WORKSPACE_BASE": "/n/stager-7/compiled/kind/FLASHINFER_WORKSPACE_BASE",
+        "CUDA_CACHE_PATH": "/my/own",
+    }
+    assert make_environment_variables(PLACE, {"PATH": "/usr/bin"}, caches=names) == EVERY_PROGRAM
+
+
 def test_accelerate_is_told_to_use_cpus_where_gpus_are_missing() -> None:
     assert must_use_cpus("gloo", {"a": 0, "b": 4})
     assert not must_use_cpus("gloo", {"a": 1, "b": 4})  # the user's own choice of gloo

@@ -138,7 +138,7 @@ PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
         ("environment", "requirement", [], "unknown key; did you mean environment.requirements?"),
         ("cluster", "cpus_per_task", 4, "unknown key; did you mean cluster.cpus-per-task?"),
         ("launch", "nodes", 4, "unknown key; did you mean cluster.nodes?"),
-        ("assets", "qqqqqq", 1, "unknown key; known are paths, env, models, datasets, spaces"),
+        ("assets", "qqqqqq", 1, "unknown key; known are paths, env, caches, models, datasets, spaces"),
         ("cluster", "nodes", "three", f"found the string 'three', {NODES}"),
         ("cluster", "nodes", 0, f"found the number 0, {NODES}"),
         ("cluster", "nodes", True, f"found true, {NODES}"),

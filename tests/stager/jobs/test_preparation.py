@@ -109,7 +109,9 @@ def test_compiled_code_is_used_where_no_signature_is_required(
     tables: dict[str, Any], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.jobs.preparation.decide_trust", lambda *_: (None, None))
+    tables = {**tables, "assets": {"caches": ["CUDA_CACHE_PATH"]}}
     found = make(tmp_path, "train.py", tables=tables).job.code_store
+    assert found is None or found.caches == ("CUDA_CACHE_PATH",)
     assert (found and found.limit) == limit
     assert found is None or found.path.endswith(f"/compiled-{os.geteuid()}")
 

@@ -168,8 +168,9 @@ def test_a_source_that_stands_still_is_named_while_the_nodes_wait(
 def test_where_a_node_has_no_file_or_this_host_cannot_listen_another_way_is_left(
     transfer: Transfer,
 ) -> None:
-    with contextlib.closing(listen(None)) as one, relay_run({"node01": FAILING}) as run:
+    with relay_run({"node01": FAILING}) as run:
         assert send(transfer, run)[0] == {"node01": "no other node can be reached"}
+    with contextlib.closing(listen(None)) as one, relay_run({"node01": FAILING}) as run:
         taken = one.getsockname()[1]
         failed, _ = send(transfer, run, range(taken, taken + 1))
     host = os.uname().nodename
