@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import functools
 import inspect
 import re
 import sys
@@ -126,11 +127,17 @@ def _row(kind: type[Any], field: dataclasses.Field[Any]) -> str:
     return f"| `{key}` | {described} | {_lowered(_plain(text))} |"
 
 
+@functools.cache
+def _parse_class(kind: type[Any]) -> ast.ClassDef:
+    source = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(source, ast.ClassDef)
+    return source
+
+
 def _declaration(kind: type[Any], name: str) -> tuple[type[Any], str]:
     """Return the class that declares a field, and the text below the field."""
     for owner in kind.__mro__:
-        source = ast.parse(inspect.getsource(owner)).body[0]
-        assert isinstance(source, ast.ClassDef)
+        source = _parse_class(owner)
         for field, text in zip(source.body, source.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == name:
                 assert isinstance(text, ast.Expr)

@@ -118,7 +118,7 @@ def _closed(folders: Iterable[Path]) -> list[Path]:
 
 def _is_young(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):  # its owner has removed it
-        return time.time() - folder.stat().st_mtime < 30
+        return time.time() - folder.stat().st_mtime < 5
     return False
 
 

@@ -1,6 +1,6 @@
 """Long arguments, messages and lines take time in proportion to their length.
 
-Each text has half a million characters: whoever reads on from every one of them would take many
+Each text has 200,000 characters: whoever reads on from every one of them would take many
 minutes, and whoever reads each a few times takes some seconds.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-LENGTH = 500_000
+LENGTH = 200_000
 LIMIT = 600.0
 """Seconds; no more than a guard."""
 
