@@ -200,6 +200,7 @@ def test_it_starts_itself_by_no_accident(built: Project, nodes: Path, tmp_path: 
     assert "cannot run absent-program" in done.stderr
 
 
+@pytest.mark.full
 def test_a_python_of_its_own_needs_none_there(
     project: Project, nodes: Path, pip_settings: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def replay_case(case: str, torch_project: TorchProject, folder: Path) -> None:
     assert (folder / "metrics.json").read_bytes() == before
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_bad_shard_is_found_again(torch_project: TorchProject, tmp_path: Path) -> None:
     replay_case("shard", torch_project, tmp_path)

@@ -114,6 +114,7 @@ def test_an_altered_copy_leaves_no_trace(asking: Project, alice: Key, tmp_path: 
     assert not (asking.root / "logs").exists()
 
 
+@pytest.mark.full
 def test_a_signature_crosses_the_gap(
     asking: Project, alice: Key, mallory: Key, tmp_path: Path
 ) -> None:

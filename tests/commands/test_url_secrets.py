@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.building import Project
 from tests.support.index_server import Index, serve
+from tests.support.locks import BOTH
 
 HUSH = "hush"
 QUERY = "?token=tokenhush&X-Amz-Signature=signhush"
@@ -37,7 +38,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
+@BOTH
 def test_the_lock_and_the_bundle_hold_none(
     project: Project, wheelhouse: Path, index: Index, resolver: str
 ) -> None:
@@ -59,7 +60,7 @@ def test_the_lock_and_the_bundle_hold_none(
     assert reference["hashes"] == alpha["hashes"]
 
 
-@pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
+@BOTH
 @pytest.mark.parametrize("name", ["alpha-9.0-py3-none-any.whl", "alpha-9.0.tar.gz"])
 def test_a_download_that_fails_shows_none(
     project: Project, index: Index, resolver: str, name: str

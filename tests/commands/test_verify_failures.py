@@ -100,6 +100,7 @@ def asked_later(
     assert len(shown) < 30  # all ranks have written some eighty lines
 
 
+@pytest.mark.full
 def test_one_rank_is_killed_while_the_others_wait(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_slurmd_that_dies_before_the_ranks_are_started(
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_controller_that_is_restarted(bench: Bench) -> None:
     """While it is away no step can be made; it is waited for, which is said once."""
     gate = bench.gate("srun", "--job-name=stager-launch")
@@ -359,6 +360,7 @@ def test_a_failure_of_the_program_is_not_tried_for_long(
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_is_named_while_it_does(bench: Bench) -> None:
     bench.env["STAGER_SILENCE_SECONDS"] = "3"
     asked = ("--nodes", "2", "--nproc-per-node", "2", "--hang-timeout", "00:00:08")

@@ -61,6 +61,7 @@ def compiled(ran: SlurmRan) -> dict[str, Any]:
     return event
 
 
+@pytest.mark.full
 def test_all_nodes_get_what_one_has_compiled(slurm_torch: SlurmTorch) -> None:
     slurm_torch.clean()
     made = compiled(run(slurm_torch, PRETENDS, "node01", "one"))

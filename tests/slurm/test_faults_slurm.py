@@ -158,6 +158,7 @@ def test_ranks_that_slurm_starts_train_too(
     bench_of(job).assert_clean()
 
 
+@pytest.mark.full
 def test_a_node_that_is_lost_leaves_the_others_at_work(slurm_torch: SlurmTorch) -> None:
     """Two or three nodes; the third goes in the middle, and two take over its rows."""
     job = slurm_torch

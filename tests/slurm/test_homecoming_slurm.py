@@ -217,6 +217,7 @@ def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) 
     assert f"scancel {bench.job_id()} releases them" in said.talk
 
 
+@pytest.mark.full
 def test_ctrl_c_again_while_results_come_home(veiled: Cluster, at_home: Project) -> None:
     """The first one ends the ranks, the second one the transfer: what came in full is kept."""
     bench = bench_of(veiled, at_home)

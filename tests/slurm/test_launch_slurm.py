@@ -119,6 +119,7 @@ def test_as_many_nodes_as_there_are(job: SlurmTorch) -> None:
     assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=2" for rank in range(2)]
 
 
+@pytest.mark.full
 def test_a_secret_is_nowhere_but_in_the_ranks(job: SlurmTorch, sent: dict[str, str]) -> None:
     """Those that torchrun starts; what is not asked for, and other launches: test_secrets_slurm.
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.support.building import fetch_zstandard
 from tests.support.cluster import Cluster
 from tests.support.node_faults import only_python
@@ -18,6 +20,7 @@ print(f"[RANK {os.environ['RANK']}] {sys.version.split()[0]} {sys.base_prefix}",
 """
 
 
+@pytest.mark.full
 def test_nodes_with_an_older_python_only(
     cluster: Cluster, shared: Path, pip_settings: Mapping[str, str]
 ) -> None:

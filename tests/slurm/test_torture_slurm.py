@@ -17,6 +17,7 @@ SEED = os.environ.get("STAGER_TORTURE_SEED", "70")
 Slurm needs minutes to notice that a node is lost."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("area", "rounds"), [("slurm", 1), pytest.param("transfer", 2, marks=pytest.mark.full)]
 )

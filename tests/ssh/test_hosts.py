@@ -49,6 +49,7 @@ def bad(done: Said) -> tuple[str, str]:
     return found["node"], words(found["problems"])
 
 
+@pytest.mark.full
 def test_a_host_that_is_lost_while_ranks_run_and_bad_hosts(hosts: SshHosts, project: Path) -> None:
     """Each has its reason and what to do; the next job goes on with those that are left."""
     started = start_sleeping(hosts, project)
@@ -132,6 +133,7 @@ def test_a_host_that_lacks(hosts: SshHosts, project: Path, shell: str, said: str
     assert said in why
 
 
+@pytest.mark.full
 def test_an_agent_that_is_killed(hosts: SshHosts, project: Path) -> None:
     """Usually by the kernel, for memory: the connection is sound."""
     started = start_sleeping(hosts, project)

@@ -10,7 +10,9 @@ import pytest
 from stager.core.errors import ResolveError
 from stager.lock.pylock import Lock
 
-BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
+BOTH = pytest.mark.parametrize(
+    "resolver", ["uv", pytest.param("pip-tools", marks=pytest.mark.full)]
+)
 """Runs a test with each resolver; the fixture ``lock`` takes it."""
 UV_FIRST = pytest.mark.parametrize(
     "resolver", ["uv", pytest.param("pip-tools", marks=pytest.mark.full)]

@@ -144,6 +144,7 @@ def test_bytes_that_are_no_text_are_passed_over(trained):
     assert [line["step"] for line in notes(trained / "out") if "loss" in line] == [*range(1, 21)]
 
 
+@pytest.mark.full
 def test_work_that_was_done_before_a_restart_is_not_done_again(tmp_path):
     job = {"SLURM_JOB_ID": "5"}
     train(0, tmp_path, *SMALL, "--epochs", "1", more=job)

@@ -156,6 +156,7 @@ def settings(root: Path, *requirements: str) -> Path:
     return root
 
 
+@pytest.mark.full
 def test_a_project_inside_builds_from_a_mirror_alone(
     project: Project, sdist: Path, tmp_path: Path
 ) -> None:

@@ -130,4 +130,4 @@ def _nothing(data: bytearray, round_: Round) -> None:
 
 _FAULTS = (*[_altered] * 6, _swapped, _spliced_with_another, _member_of_another, _nothing)
 
-AREA = Area(play, rounds=1000, sample=8)
+AREA = Area(play, rounds=1000, sample=4)

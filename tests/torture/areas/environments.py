@@ -83,4 +83,4 @@ def _content(env: Path) -> dict[str, object]:
     return {name: value for name, value in tree_of(env).items() if name != "pyvenv.cfg"}
 
 
-AREA = Area(play, rounds=300, sample=3)
+AREA = Area(play, rounds=300, sample=1)

@@ -84,4 +84,4 @@ def _program(round_: Round, kind: str, job: object) -> str:
     return REFUSED if done.returncode else SAME
 
 
-AREA = Area(play, rounds=200, sample=4)
+AREA = Area(play, rounds=200, sample=2)

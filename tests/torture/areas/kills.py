@@ -143,4 +143,4 @@ def _settled(round_: Round, command: Command) -> None:
         checks.runs_right(round_)
 
 
-AREA = Area(play, rounds=350, sample=3, seconds=120)
+AREA = Area(play, rounds=350, sample=1, seconds=120)

@@ -368,4 +368,4 @@ _LIES = (
     _the_length_of_an_entry, _nothing,
 )  # fmt: skip
 
-AREA = Area(play, rounds=1000, sample=10)
+AREA = Area(play, rounds=1000, sample=4)

@@ -155,4 +155,4 @@ def _then(round_: Round, *argv: str) -> None:
 
 _LIMITS = (_store, _nodes, _logs, _results, _file_size, _open_files)
 
-AREA = Area(play, rounds=350, sample=3, seconds=120, root=True)
+AREA = Area(play, rounds=350, sample=1, seconds=120, root=True)

@@ -167,4 +167,4 @@ def _text(path: Path, rng: Random) -> str:
     return kind
 
 
-AREA = Area(play, rounds=600, sample=6)
+AREA = Area(play, rounds=600, sample=3)

@@ -73,4 +73,4 @@ def _judge(swarm: Swarm, hits: list[Hit]) -> None:
             require(swarm.is_whole(place), f"node {place} has what was sent", swarm)
 
 
-AREA = Area(play, rounds=150, sample=2, seconds=200, root=True)
+AREA = Area(play, rounds=150, sample=1, seconds=200, root=True)

@@ -246,4 +246,4 @@ _PLANTS = (
     _left_in_incoming, _too_deep, _at_a_lock, _an_older_environment, _other_things,
 )  # fmt: skip
 
-AREA = Area(play, rounds=400, sample=5, root=True)
+AREA = Area(play, rounds=400, sample=2, root=True)

@@ -150,4 +150,4 @@ def _table(value: dict[str, Any]) -> str:
     return "".join(lines).replace("NaN", "nan").replace("Infinity", "inf")
 
 
-AREA = Area(play, rounds=120, sample=4)
+AREA = Area(play, rounds=120, sample=2)

@@ -101,4 +101,4 @@ def _folder(folder: Path, round_: Round) -> str:
     return f"{folder.name}/: {kind}"
 
 
-AREA = Area(play, rounds=350, sample=3)
+AREA = Area(play, rounds=350, sample=1)

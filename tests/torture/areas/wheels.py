@@ -460,4 +460,4 @@ _FAULTS = (
     _a_second_dist_info, _sources_that_do_not_compile, _odd_names, _names_that_are_no_text,
 )  # fmt: skip
 
-AREA = Area(play, rounds=1200, sample=10)
+AREA = Area(play, rounds=1200, sample=4)

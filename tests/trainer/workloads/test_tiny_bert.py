@@ -59,6 +59,7 @@ def test_two_ranks_learn_the_example(tmp_path):
     assert loss == pytest.approx(found["loss"], abs=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_resume_goes_on_where_the_first_run_stopped(tmp_path):
     small = (*CORPUS, *WORDS, "--subset", "200", "--resume")
