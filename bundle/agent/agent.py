@@ -103,7 +103,7 @@ def _send_code(request: messages.CollectRequest) -> int:
     from ..results.stream import send_selection
 
     folder = code_path(request.root, request.code)
-    selection = select_code(folder, request.since, request.finished)
+    selection = select_code(folder, request.since, request.unchanged_seconds)
     send_selection(selection, folder, sys.stdout.buffer)
     return 0
 

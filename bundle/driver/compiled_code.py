@@ -1,6 +1,6 @@
-"""The compiled code of a job: earlier jobs' is sent to the nodes, and its own is brought back.
+"""The compiled code of a job: that of earlier jobs is sent to the nodes, its own is brought back.
 
-Nothing of it makes a job fail: what goes wrong is noted, and the ranks compile.
+Nothing here can fail a job: what goes wrong is noted, and the ranks compile.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import IO, cast
+from typing import cast
 
 from ..launch.compiled_code import MOST_FILES, receive_code, select_code
 from ..node.node_root import code_path
@@ -24,8 +24,8 @@ from ..protocol.events import CompiledCode
 from ..protocol.job import CodeStore, Job
 from ..protocol.messages import CodeAmount, CollectRequest, LaunchAnswer, NodeRootFacts
 from ..protocol.problem import NodeError
-from ..results.stream import send_selection
-from ..system import processes
+from ..results.stream import LINE_LIMIT, read_head, send_selection
+from ..system import processes, signals
 from .code_store import (
     StoredCode,
     add_code,
@@ -44,14 +44,19 @@ _CRASHES = tuple(
     -int(number)
     for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE)
 )
-"""Exit statuses of ranks that compiled code may have ended."""
+"""Exit statuses of ranks that compiled code may have crashed."""
 _EARLY_SECONDS = 60.0
 """Time after the first step when compiled code is kept while the ranks run on: many jobs end at
 their time limit, when nothing can be brought back."""
-_WRITING_SECONDS = 30.0  # a file that was not written to for so long is complete
-_SILENT_SECONDS = 60.0  # time without a byte after which no more is expected
+_WRITING_SECONDS = 30.0
+"""Time without a write after which a file is taken to be complete, where ranks were interrupted."""
+_SILENT_SECONDS = 300.0
+"""Time without a byte after which no more is expected: a container may have to be imported."""
+_LONGEST_SECONDS = 900.0  # for all of it
 _POLL_SECONDS = 0.05
 _END_SECONDS = 1.0  # time that a command gets to end
+_SPARE_BYTES = 1 << 20  # of names
+_NOT_KEPT = "what the ranks have compiled was not kept"
 _MOST_PATHS = 64  # of a kind of node, in each node's request
 _ROOM_FACTOR = 3  # as it comes, unpacked, and for the job
 
@@ -82,7 +87,7 @@ class JobCode:
         self._state = state
         self._stored = _list_by_kind(state.job)
         self._early: dict[str, StoredCode] = {}
-        """What this job has compiled, by the kind of node, and was kept while it ran."""
+        """What was kept of this job while it ran, by the kind of node."""
         self._sent: list[str] = []
         self._has_told = False
         self.starts_cold = False
@@ -162,6 +167,9 @@ class JobCode:
         records = [record for answer in answers for record in answer.failures]
         if not any(record.exit_code in _CRASHES for record in records):
             return
+        for code in self._early.values():
+            remove_stored_code(code.path)
+        self._early.clear()
         if not self.starts_cold and any(map(self._stored.get, self._group_nodes())):
             self._state.note(
                 "a rank crashed that had compiled code of earlier jobs: another attempt compiles "
@@ -172,7 +180,7 @@ class JobCode:
 
     @contextmanager
     def keep_early(self, progress: RankProgress) -> Iterator[None]:
-        """Keep what is compiled while the ranks run on, where nothing was kept before."""
+        """Keep what was compiled while the ranks run on, where nothing was kept before."""
         transport = self._state.transport
         before, steps = transport.tick, self._keep_early(progress)
 
@@ -188,22 +196,20 @@ class JobCode:
             steps.close()
 
     def _keep_early(self, progress: RankProgress) -> Generator[None, None, None]:
-        """Do so in small steps: nothing here waits."""
+        """Keep it in small steps, between which the ranks' output is read."""
         store = self._state.job.code_store
-        if store is None or not store.limit or self.starts_cold:
+        if store is None or not store.limit or self.starts_cold or not _is_there(store):
             return
         while progress.count_seconds_since_first_step() < _EARLY_SECONDS:
             yield
         for kind, nodes in self._group_nodes().items():
-            facts = self._state.facts[nodes[0]].code
-            if facts is not None and not self._list_usable(kind):
-                with self._note_failure("what the ranks have compiled was not kept"):
-                    code = self._describe(store, kind, facts.machine)
-                    with make_scratch(store.path) as scratch:
-                        folder = os.path.join(scratch, "code")
-                        yield from self._fetch(nodes[0], scratch, folder, finished=_WRITING_SECONDS)
-                        if os.listdir(folder):
-                            self._early[kind] = add_code(store.path, folder, code, store.limit)
+            node = next(filter(self._state.job.nodes.__contains__, nodes), "")
+            if node and not self._list_usable(kind):
+                with self._note_failure(_NOT_KEPT):
+                    code = self._describe(store, node)
+                    added = yield from self._collect(store, node, code, 0.0, _WRITING_SECONDS)
+                    if added is not None:
+                        self._early[kind] = added
 
     def prepare_return(self, first_step: float | None, *, failed: bool) -> None:
         """Let the job's end keep what the ranks have compiled; after a failure, if all answered."""
@@ -211,24 +217,28 @@ class JobCode:
         if failed and len(answers) < len(self._state.job.nodes):
             return
         amounts = {node: one.code for node, one in answers.items() if one.code is not None}
-        finished = _WRITING_SECONDS if failed else 0.0
+        ended = time.monotonic() if failed else None
         self._state.keep_compiled_code = functools.partial(
-            self._bring_back, amounts, first_step, finished
+            self._bring_back, amounts, first_step, ended
         )
 
     def _bring_back(
-        self, amounts: Mapping[str, CodeAmount], first_step: float | None, finished: float
+        self, amounts: Mapping[str, CodeAmount], first_step: float | None, ended: float | None
     ) -> None:
-        """Keep what the ranks have compiled, from one node of each kind; report what it gave."""
+        """Keep what the ranks have compiled, from one node of each kind; report what it gave.
+
+        ``ended`` is the time at which they failed: what was written just before may be incomplete.
+        """
         store = self._state.job.code_store
         if store is None or self.starts_cold:
             return
+        unchanged = 0.0 if ended is None else _WRITING_SECONDS + time.monotonic() - ended
         for kind, nodes in self._group_nodes().items():
             added: StoredCode | None = None
-            if store.limit and os.path.isdir(os.path.dirname(store.path)):
-                with self._note_failure("what the ranks have compiled was not kept"):
+            if store.limit and _is_there(store):
+                with self._note_failure(_NOT_KEPT):
                     own = {node: amounts[node] for node in nodes if node in amounts}
-                    added = self._keep_new(store, kind, own, first_step, finished)
+                    added = self._keep_new(store, kind, own, first_step, unchanged)
             self._report(kind, nodes, added, first_step)
 
     def _keep_new(
@@ -237,77 +247,100 @@ class JobCode:
         kind: str,
         amounts: Mapping[str, CodeAmount],
         first_step: float | None,
-        finished: float,
+        unchanged: float,
     ) -> StoredCode | None:
-        """Keep the files of the node that has most new ones; all of one if nothing was kept."""
-        state, is_first = self._state, not self._stored.get(kind)
+        """Keep the files of the node that has the most new ones; all of one if nothing was kept."""
+        is_first = not self._stored.get(kind)
         sizes = {
             node: (one.total, one.total_bytes) if is_first else (one.new, one.new_bytes)
             for node, one in amounts.items()
         }
         node = max(sizes, key=lambda node: sizes[node], default="")
-        facts = state.facts[node].code if node else None
-        if facts is None or not sizes[node][1]:
+        if not node or not sizes[node][1]:
             return None
-        files, size = sizes[node]
-        if files > MOST_FILES or size > store.limit:
-            found = f"{format_count(files, 'file')}, {format_size(size)}"
-            raise ValueError(f"{node} has more than the limit ({found})")
-        amount = amounts[node]
-        code = self._describe(store, kind, facts.machine)
+        _refuse_too_much(*sizes[node], store)
+        amount, code = amounts[node], self._describe(store, node)
         if is_first and amount.new == amount.total:
             code = replace(code, first_step=first_step)
-        with make_scratch(store.path) as scratch:
-            folder = os.path.join(scratch, "code")
-            since = 0.0 if is_first else amount.begun
-            for _ in self._fetch(node, scratch, folder, since, finished):
-                time.sleep(_POLL_SECONDS)
-            added = add_code(store.path, folder, code, store.limit)
-        early = self._early.get(kind)
-        if early is not None and early.path != added.path:  # all of it is in the new file
-            remove_stored_code(early.path)
-        return added
+        since = 0.0 if is_first else amount.begun
+        return _finish(self._collect(store, node, code, since, unchanged))
 
-    def _describe(self, store: CodeStore, kind: str, machine: str) -> StoredCode:
-        job = self._state.job
+    def _describe(self, store: CodeStore, node: str) -> StoredCode:
+        job, facts = self._state.job, self._state.facts[node].code
+        if facts is None:
+            raise ValueError(f"{node} has said nothing of compiled code")
         command = _compute_command_digest(self._state)
-        return StoredCode(kind, machine, store.software, job.id, job.bundle_id, command)
+        return StoredCode(facts.kind, facts.machine, store.software, job.id, job.bundle_id, command)
 
-    def _fetch(
-        self, node: str, scratch: str, folder: str, since: float = 0.0, finished: float = 0.0
-    ) -> Iterator[None]:
-        """Put a node's compiled code into a directory; yields while it comes."""
+    def _collect(
+        self, store: CodeStore, node: str, code: StoredCode, since: float, unchanged: float
+    ) -> Generator[None, None, StoredCode | None]:
+        """Keep a node's compiled code; yields while that takes time. None if there is none."""
+        from concurrent.futures import ThreadPoolExecutor
+
         state, name = self._state, self.choose_directory(node)
-        path, received = os.path.join(scratch, "stream"), os.path.join(scratch, "received")
-        with open(path, "w+b") as file:
+        with make_scratch(store.path) as scratch, ThreadPoolExecutor(1) as pool:
+            path = os.path.join(scratch, "stream")
+            source = code_path(state.facts[node].root, name)
             if state.job.allocation is Allocation.LOCAL:
-                source = code_path(state.facts[node].root, name)
-                send_selection(select_code(source, since, finished), source, file)
+                task = pool.submit(_send_to_file, source, since, unchanged, path)
+                while not task.done():
+                    yield
+                task.result()
             else:
                 request = CollectRequest(
-                    **state.place(node), directory="", code=name, since=since, finished=finished
+                    **state.place(node),
+                    directory="",
+                    code=name,
+                    since=since,
+                    unchanged_seconds=unchanged,
                 )
-                yield from self._receive(node, request, file)
-            file.seek(0)
-            receive_code(file, received, folder, node)
-
-    def _receive(self, node: str, request: CollectRequest, file: IO[bytes]) -> Iterator[None]:
-        state = self._state
-        limit = 2 * cast("CodeStore", state.job.code_store).limit + (1 << 20)
-        process = state.transport.start_fetch(PhaseName.COLLECT, {node: request}, file)
-        try:
-            size, until = 0, time.monotonic() + _SILENT_SECONDS
-            while process.poll() is None:
+                yield from self._receive(store, node, request, path)
+            added = pool.submit(self._add, store, node, code, scratch)
+            while not added.done():
                 yield
-                now, before, size = time.monotonic(), size, os.fstat(file.fileno()).st_size
-                if size > limit:  # the numbers of a node's answer are its own
-                    raise ValueError("it is more than launch.compile-cache-limit")
-                if size > before:
-                    until = now + _SILENT_SECONDS
-                elif now > until:
-                    raise ValueError(f"{node} has sent nothing for {_SILENT_SECONDS:g} s")
-        finally:
-            processes.stop(process, _END_SECONDS)
+            return added.result()
+
+    def _receive(
+        self, store: CodeStore, node: str, request: CollectRequest, path: str
+    ) -> Iterator[None]:
+        with open(path, "wb") as file, open(f"{path}.errors", "w+b") as errors:
+            fetch = self._state.transport.start_fetch
+            process = fetch(PhaseName.COLLECT, {node: request}, file, errors)
+            try:
+                size, begun = 0, time.monotonic()
+                last = begun
+                while process.poll() is None:
+                    yield
+                    now, before, size = time.monotonic(), size, os.fstat(file.fileno()).st_size
+                    last = now if size > before else last
+                    # The numbers of a node's answer are its own.
+                    if size > 2 * store.limit + _SPARE_BYTES:
+                        raise ValueError(f"{node} has more than launch.compile-cache-limit")
+                    if now > last + _SILENT_SECONDS or now > begun + _LONGEST_SECONDS:
+                        raise ValueError(f"{node} has not sent all of it in {now - begun:.0f} s")
+            finally:
+                processes.stop(process, _END_SECONDS)
+            if process.returncode:
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").split("\n")
+                raise ValueError(next(filter(None, reversed(lines)), f"{node} has not sent it"))
+
+    def _add(
+        self, store: CodeStore, node: str, code: StoredCode, scratch: str
+    ) -> StoredCode | None:
+        folder = os.path.join(scratch, "code")
+        with open(os.path.join(scratch, "stream"), "rb") as stream:
+            head = read_head(stream.readline(LINE_LIMIT))
+            _refuse_too_much(head.files, head.bytes, store)
+            stream.seek(0)
+            receive_code(stream, os.path.join(scratch, "received"), folder, node)
+        if not os.listdir(folder):
+            return None
+        early = self._early.pop(code.kind, None)
+        if early is not None:  # all of it comes again
+            remove_stored_code(early.path)
+        return add_code(store.path, folder, code, store.limit)
 
     def _report(
         self,
@@ -368,6 +401,35 @@ class JobCode:
             yield
         except (NodeError, OSError, ValueError) as exc:
             self._state.note(f"{what}: {exc}", warning=True)
+
+
+def _is_there(store: CodeStore) -> bool:
+    """Return whether the offline root can be seen from here."""
+    return os.path.isdir(os.path.dirname(store.path))
+
+
+def _refuse_too_much(files: int, size: int, store: CodeStore) -> None:
+    if files > MOST_FILES or size > store.limit:
+        found = f"{format_count(files, 'file')}, {format_size(size)}"
+        raise ValueError(f"it is more than the limit ({found})")
+
+
+def _send_to_file(source: str, since: float, unchanged: float, path: str) -> None:
+    with open(path, "wb") as file:
+        send_selection(select_code(source, since, unchanged), source, file)
+
+
+def _finish(steps: Generator[None, None, StoredCode | None]) -> StoredCode | None:
+    """Do all steps; a signal to end lets the rest be."""
+    told: list[None] = []
+    with closing(steps), signals.handle_signals(lambda: told.append(None)):
+        while not told:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast("StoredCode | None", end.value)
+            time.sleep(_POLL_SECONDS)
+    raise ValueError("stager was told to end")
 
 
 def _describe_stored(stored: Sequence[StoredCode]) -> str:

@@ -123,44 +123,63 @@ def _in_hub_datasets(name: str) -> Callable[[types.ModuleType], Any]:
     return call
 
 
-def _keys_hold_the_environment(codecache: types.ModuleType) -> bool:
-    """Return True where compiled code outlives the environment, whose path is in its keys."""
+def _locate_torch_link() -> str:
+    """Return the path of a link to torch beside compiled code that outlives the environment.
+
+    Empty where there is no such code. The directory is one for each build of torch.
+    """
     environment = os.environ.get("STAGER_ENV", "")
     kept = os.path.join(os.path.dirname(os.path.dirname(environment)), "compiled", "")
     code = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    has_keys = hasattr(codecache, "code_hash") and not hasattr(codecache.code_hash, "by_stager")
-    return bool(environment) and code.startswith(kept) and has_keys
+    is_kept = environment and code.startswith(kept)
+    return os.path.join(os.path.dirname(code), "torch") if is_kept else ""
+
+
+def _keys_contain_environment(codecache: types.ModuleType) -> bool:
+    compute = getattr(codecache, "code_hash", None)
+    return bool(_locate_torch_link()) and compute is not None and not hasattr(compute, "patched")
 
 
 def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
-    """Leave the environment's path out of the compiler's command line, from which keys are made.
-
-    The key of a precompiled header is made from the paths of the headers in it, too: these are
-    found by a link beside the code, and in the environment if the link leads nowhere. The directory
-    for compiled code is one for each torch, so the headers are the same in all environments.
-    """
-    compute, environment = codecache.code_hash, os.environ["STAGER_ENV"]
-    extension: Any = import_module("torch.utils.cpp_extension")
-    list_paths, torch = extension.include_paths, os.path.dirname(extension.TORCH_LIB_PATH)
-    link = os.path.join(os.path.dirname(os.environ["TORCHINDUCTOR_CACHE_DIR"]), "torch")
-    _make_link(torch, link)
+    """Leave out paths of the compiler's command line, from which the keys are made."""
+    compute, paths = codecache.code_hash, (os.environ["STAGER_ENV"], _locate_torch_link())
 
     def code_hash(code: object, extra: object = "") -> object:
         if isinstance(extra, str):
-            extra = extra.replace(environment, "")
+            for path in paths:
+                extra = extra.replace(path, "")
         return compute(code, extra)
+
+    code_hash.patched = True  # type: ignore[attr-defined]
+    codecache.code_hash = code_hash  # type: ignore[attr-defined]
+
+
+def _headers_are_in_the_environment(extension: types.ModuleType) -> bool:
+    list_paths = getattr(extension, "include_paths", None)
+    return (
+        bool(_locate_torch_link()) and list_paths is not None and not hasattr(list_paths, "patched")
+    )
+
+
+def _find_headers_by_a_link(extension: types.ModuleType) -> None:
+    """Let the compiler find torch's headers by a link, and in the environment if it leads nowhere.
+
+    The key of a precompiled header is made from its preprocessed text, which holds their paths.
+    """
+    list_paths, link = extension.include_paths, _locate_torch_link()
+    torch = os.path.dirname(extension.TORCH_LIB_PATH)
+    _make_link(torch, link)
 
     def include_paths(*args: object, **kwargs: object) -> list[str]:
         paths = list_paths(*args, **kwargs)
         return [*(path.replace(torch, link) for path in paths if path.startswith(torch)), *paths]
 
-    code_hash.by_stager = True  # type: ignore[attr-defined]
-    codecache.code_hash = code_hash  # type: ignore[attr-defined]
-    extension.include_paths = include_paths
+    include_paths.patched = True  # type: ignore[attr-defined]
+    extension.include_paths = include_paths  # type: ignore[attr-defined]
 
 
 def _make_link(target: str, link: str) -> None:
-    """Let a link lead to the torch of this environment; other ranks may do so at once."""
+    """Let a link lead to the torch of this environment; other ranks may do so concurrently."""
     if os.path.islink(link) and os.readlink(link) == target:
         return
     new = f"{link}.{os.getpid()}"
@@ -212,11 +231,19 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="inductor-keys",
-        reason="torch.compile's keys for C++ hold torch's path, so a new environment compiles.",
+        reason="torch.compile's keys for C++ contain torch's path: a new one recompiles all.",
         link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py",
         module="torch._inductor.codecache",
-        applies=_keys_hold_the_environment,
+        applies=_keys_contain_environment,
         apply=_remove_environment_from_keys,
+    ),
+    Patch(
+        name="inductor-headers",
+        reason="The keys of torch.compile's precompiled headers contain torch's path, too.",
+        link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py",
+        module="torch.utils.cpp_extension",
+        applies=_headers_are_in_the_environment,
+        apply=_find_headers_by_a_link,
     ),
 )
 """Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""

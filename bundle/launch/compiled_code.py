@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from typing import IO
@@ -24,8 +25,10 @@ from ..system.files import disk_problem
 MOST_FILES = 20_000  # that are brought back
 _MOST_COUNTED = 10 * MOST_FILES
 _UNFINISHED = (".tmp", ".lock")  # endings of files that are of no use elsewhere
+_UNFINISHED_FOLDER = "/" + "tmp.pid_"  # of Triton
 _ALL = ("*",)  # nothing else is in such a directory
-_WRITING_SECONDS = 600.0  # a file that was not written to for so long is complete
+_OBJECTS = (".so", ".o")
+_ELF_64_LITTLE = b"\x02\x01"
 
 
 def measure_code(folder: str, begun: float) -> CodeAmount:
@@ -42,17 +45,36 @@ def measure_code(folder: str, begun: float) -> CodeAmount:
     return CodeAmount(begun, new, new_bytes, total, total_bytes)
 
 
-def remove_new_code(folder: str, begun: float) -> None:
-    """Remove what was written since a time, and lately, after a rank was killed.
+def remove_incomplete_code(folder: str, begun: float) -> None:
+    """Remove object files written since a time whose end is missing, after a rank was killed.
 
-    It may be incomplete: g++ writes a shared object under its final name, and one that is there is
-    not compiled again (``CppBuilder.build`` and ``_worker_compile_cpp``, torch 2.13).
+    The linker writes a shared object under its final name, and one that is there is not compiled
+    again (``CppBuilder.build`` and ``_worker_compile_cpp``, torch 2.13).
     """
-    since = max(begun, time.time() - _WRITING_SECONDS)
     for path, state in _list_files(folder):
-        if state.st_mtime >= since:
+        if state.st_mtime >= begun and path.endswith(_OBJECTS) and _is_incomplete(path):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def _is_incomplete(path: str) -> bool:
+    """Return whether an object file is not one, or its end is missing.
+
+    Linkers write the header last; it says where the table of sections lies, behind all else.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return True
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return True
+    if header[4:6] != _ELF_64_LITTLE:
+        return False
+    (table,) = struct.unpack_from("<Q", header, 40)
+    length, count = struct.unpack_from("<HH", header, 58)
+    return bool(table == 0 or table + length * count > size)
 
 
 def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -63,20 +85,23 @@ def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield path, os.lstat(path)
 
 
-def select_code(folder: str, since: float = 0.0, finished: float = 0.0) -> Selection:
-    """Return the regular files that were written since a time, with their directories.
+def select_code(folder: str, since: float = 0.0, unchanged_seconds: float = 0.0) -> Selection:
+    """Return the complete files that were written since a time, with their directories.
 
-    Those that were written to in the last ``finished`` seconds are left out.
+    Those that were written to in the last ``unchanged_seconds`` are left out. None are found where
+    there is no such directory.
 
     Raises:
         NodeError: the directory cannot be read.
     """
+    if not os.path.isdir(folder):
+        return Selection((), (), (), {}, 0)
     selection = select_outputs(folder, _ALL)
-    until = time.time() - finished if finished else math.inf
+    until = time.time() - unchanged_seconds if unchanged_seconds else math.inf
     files = [
         entry._replace(mode=stat.S_IFREG | 0o700)
         for entry in selection.entries
-        if _is_finished_file(entry) and since <= entry.mtime_ns / 1e9 <= until
+        if since <= entry.mtime_ns / 1e9 <= until and _is_finished(folder, entry)
     ]
     needed = {parent for file in files for parent in list_parents(file.name)}
     folders = [
@@ -89,8 +114,11 @@ def select_code(folder: str, since: float = 0.0, finished: float = 0.0) -> Selec
     return Selection(roots, tuple(entries), (), {}, selection.unread)
 
 
-def _is_finished_file(entry: OutputEntry) -> bool:
-    return stat.S_ISREG(entry.mode) and not entry.name.endswith(_UNFINISHED)
+def _is_finished(folder: str, entry: OutputEntry) -> bool:
+    name = entry.name
+    if not stat.S_ISREG(entry.mode) or name.endswith(_UNFINISHED) or _UNFINISHED_FOLDER in name:
+        return False
+    return not name.endswith(_OBJECTS) or not _is_incomplete(os.path.join(folder, name))
 
 
 def place_code(request: UnpackRequest, path: str) -> UnpackAnswer:
@@ -109,8 +137,8 @@ def place_code(request: UnpackRequest, path: str) -> UnpackAnswer:
 def receive_code(stream: IO[bytes], scratch: str, folder: str, source: str) -> None:
     """Put compiled code into a directory, which is made if need be; what is there already stays.
 
-    It gets no time, so that it is the same whoever has made it, and is never new. ``scratch`` is
-    made for it, in the same file system, and removed again.
+    The files' times are set to 0, so that they are the same whoever has made them, and never count
+    as new. ``scratch`` is made for it, in the same file system, and removed again.
 
     Raises:
         NodeError: it is damaged, was changed while it was read, or cannot be written.

@@ -24,7 +24,7 @@ from ..system import files, network, processes, signals
 from ..system.own_program import read_source
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
-from .compiled_code import measure_code, remove_new_code
+from .compiled_code import measure_code, remove_incomplete_code
 from .inspection import WATCH, start_inspector
 from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import JobDirectories, drop_schedulers, make_rank_variables
@@ -96,8 +96,8 @@ def _look_at_code(
 ) -> messages.CodeAmount:
     """Return what was compiled; remove what may be incomplete, and a directory of the job's own."""
     path = node_root.code_path(directories.root, request.code)
-    if any(record.exit_code < 0 and not record.told_to_end for record in failed):
-        remove_new_code(path, begun)
+    if failed:
+        remove_incomplete_code(path, begun)
     amount = measure_code(path, begun)
     if request.is_code_dropped:
         removal.delete_as_far_as_possible(path)

@@ -349,8 +349,8 @@ class CollectRequest(PlacedRequest, phase="collect"):
     """The name of the directory with compiled code that is sent instead; empty for none."""
     since: float = 0.0
     """Compiled code that was written after this time is sent, in seconds since the epoch."""
-    finished: float = 0.0
-    """Only compiled code is sent that was not written to for so many seconds."""
+    unchanged_seconds: float = 0.0
+    """Only compiled code is sent that was not written to for so long."""
 
 
 @dataclass(frozen=True)

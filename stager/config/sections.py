@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.launch.program_variables import DROPPED, RANK
+from bundle.launch.program_variables import CODE, DROPPED, RANK
 
 from ..hub.repositories import HubRequest, Kind, parse_request
 from . import checks
@@ -169,7 +169,7 @@ def _repositories(kind: Kind) -> Check[tuple[HubRequest, ...]]:
 @checks.check(type="string", pattern=f"^{checks.VARIABLE}$")
 def _variable_of_ranks(value: object) -> str:
     name = checks.make_pattern_check(checks.VARIABLE)(value)
-    if _OURS.match(name):
+    if _OURS.match(name) or name in CODE:
         raise ValueError("stager sets this variable itself")
     return name
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.object_files import ELF
 from tests.support.processes import until
 from tests.support.slurm_torch import SlurmRan, SlurmTorch
 
@@ -23,9 +24,9 @@ print("found", sorted(path.name for path in folder.rglob("*.so")), flush=True)
 dist.barrier()
 for name in sys.argv[1:]:
     (folder / "fxgraph" / name).mkdir(parents=True)
-    (folder / "fxgraph" / name / f"{name}.so").write_bytes(b"code" * 100_000)
+    (folder / "fxgraph" / name / f"{name}.so").write_bytes(ELF + bytes(399_936))
 dist.destroy_process_group()
-"""
+""".replace("ELF", repr(ELF))
 COMPILES = """\
 import sys, time
 import torch

@@ -104,7 +104,9 @@ class LocalTransport(Transport):
         """Fail: the nodes write into the run directory themselves."""
         raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
 
-    def start_fetch(self, phase: str, requests: Requests, output: IO[bytes]) -> processes.Process:
+    def start_fetch(
+        self, phase: str, requests: Requests, output: processes.Stream, errors: processes.Stream
+    ) -> processes.Process:
         """Fail: what the nodes write is on this machine."""
         raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
 

@@ -503,7 +503,7 @@ class StepTransport(transport.Transport):
         is ended from here Slurm reports an abort.
         """
         with open(make_memory_file(b""), "rb") as stderr:
-            running = self._start_fetch(phase, requests, processes.PIPE, stderr)
+            running = self.start_fetch(phase, requests, processes.PIPE, stderr)
             grace, until = _LOST_SECONDS, 0.0
             try:
                 with read_until_signal(cast("IO[bytes]", running.stdout)) as output:
@@ -522,13 +522,10 @@ class StepTransport(transport.Transport):
                     stderr.seek(0)
                     sys.stderr.write(stderr.read().decode(errors="replace"))
 
-    def start_fetch(self, phase: str, requests: Requests, output: IO[bytes]) -> processes.Process:
-        """Start what :meth:`fetch` runs, also beside another phase; the stream goes to a file."""
-        return self._start_fetch(phase, requests, output, processes.DEVNULL)
-
-    def _start_fetch(
+    def start_fetch(
         self, phase: str, requests: Requests, output: processes.Stream, errors: processes.Stream
     ) -> processes.Process:
+        """Start what :meth:`fetch` runs; another phase may be running."""
         argv, variables, first = self._describe_step(phase, requests, 1)
         with open(make_memory_file(first), "rb") as stdin:
             try:

@@ -15,7 +15,7 @@ from ...protocol.job import Job
 from ...protocol.messages import AgentEvent, AgentRequest
 from ...protocol.problem import NodeError, ProblemCode
 from ...system import signals
-from ...system.processes import Process
+from ...system.processes import Process, Stream
 
 Event = Union[AgentEvent, DriverEvent]  # an event of an agent, or of the driver about agents
 OnEvent = Callable[[Event], None]
@@ -118,8 +118,10 @@ class Transport(Protocol):
             NodeError: the agent cannot be started, or ``take`` raised it.
         """
 
-    def start_fetch(self, phase: str, requests: Requests, output: IO[bytes]) -> Process:
-        """Start what :meth:`fetch` runs, also beside another phase; the stream goes to a file.
+    def start_fetch(
+        self, phase: str, requests: Requests, output: Stream, errors: Stream
+    ) -> Process:
+        """Start what :meth:`fetch` runs; another phase may be running.
 
         Raises:
             NodeError: the agent cannot be started.

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import tarfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,18 +26,19 @@ from bundle.driver.code_store import (
 from bundle.launch.compiled_code import (
     measure_code,
     receive_code,
-    remove_new_code,
+    remove_incomplete_code,
     select_code,
 )
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 from bundle.results.stream import VERSION, StreamEnd, StreamHead
 from tests.support.demo_project import manifest
+from tests.support.object_files import ELF
 
 KIND = "0123456789abcdef" * 4
 CODE = StoredCode(KIND, "x86_64", Digest.of(b"torch"), "7", "b" * 64, "c" * 64, first_step=30.3)
 MADE = {
-    "inductor/ab/kernel.so": b"\x7fELF" * 300,
+    "inductor/ab/kernel.so": ELF + bytes(1136),
     "inductor/fxgraph/ab/key/graph": b"graph",
     "triton/KEY/kernel.cubin": b"cubin",
 }
@@ -81,8 +81,6 @@ def test_what_one_job_has_compiled_is_there_for_the_next(tmp_path: Path) -> None
     amount = measure_code(str(there), 1000.0)
     assert (amount.new, amount.total) == (2, 4)
     assert (amount.new_bytes, amount.total_bytes) == (9, 19)
-    remove_new_code(str(there), 1000.0)
-    assert measure_code(str(there), 1000.0).total == 2
 
 
 def test_the_same_code_is_kept_once(tmp_path: Path) -> None:
@@ -96,7 +94,7 @@ def test_the_same_code_is_kept_once(tmp_path: Path) -> None:
 
 def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
     compiled(tmp_path)
-    for name in ("new.so", ".17.tmp", "x.lock"):
+    for name in ("new.py", ".17.tmp", "x.lock"):
         (tmp_path / "inductor" / name).write_bytes(b"new")
     os.mkfifo(tmp_path / "inductor" / "pipe")
     (tmp_path / "inductor" / "link").symlink_to("/etc/passwd")
@@ -104,19 +102,24 @@ def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
     (tmp_path / "CUDA_CACHE_PATH" / "kernel").write_bytes(b"of a library")
     names = [entry.name for entry in select_code(str(tmp_path), 1000.0).entries]
     own = ["CUDA_CACHE_PATH", "CUDA_CACHE_PATH/kernel"]
-    assert names == [*own, "inductor", "inductor/new.so"]
-    assert select_code(str(tmp_path), 1000.0, finished=60.0).entries == ()
+    assert names == [*own, "inductor", "inductor/new.py"]
+    assert select_code(str(tmp_path), 1000.0, unchanged_seconds=60.0).entries == ()
 
 
-def test_after_a_rank_was_killed_only_what_was_written_lately_goes(tmp_path: Path) -> None:
-    compiled(tmp_path)
-    written = {"now.so": 0.0, "long_ago.so": 3600.0}
-    for name, seconds in written.items():
-        (tmp_path / name).write_bytes(b"new")
-        os.utime(tmp_path / name, (time.time() - seconds,) * 2)
-    remove_new_code(str(tmp_path), time.time() - 7200.0)
-    assert not (tmp_path / "now.so").exists()
-    assert contents(tmp_path) == {**MADE, "long_ago.so": b"new"}
+@pytest.mark.parametrize(
+    "content",
+    [b"", ELF[:40], bytes(64), ELF[:58] + b"\1\0\1\0\0\0"],
+    ids=["empty", "part of the header", "no header", "no table"],
+)
+def test_an_object_file_whose_end_is_missing_is_not_kept(tmp_path: Path, content: bytes) -> None:
+    compiled(tmp_path, **{"whole.so": ELF, "cut.so": content})
+    names = [entry.name for entry in select_code(str(tmp_path)).entries]
+    assert "whole.so" in names
+    assert "cut.so" not in names
+    remove_incomplete_code(str(tmp_path), 1.0)
+    assert (tmp_path / "cut.so").exists()  # an earlier job's
+    remove_incomplete_code(str(tmp_path), 0.0)
+    assert contents(tmp_path) == {**MADE, "whole.so": ELF}
 
 
 def test_the_least_recently_used_goes_beyond_the_limit(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,9 +22,17 @@ from bundle.driver.transports.transport import Ended, Transport
 from bundle.protocol.digest import Digest
 from bundle.protocol.events import RankOutput
 from bundle.protocol.job import CodeStore
-from bundle.protocol.messages import CodeFacts, CollectRequest, PreflightAnswer, Started
+from bundle.protocol.messages import (
+    CodeFacts,
+    CollectRequest,
+    FailureRecord,
+    LaunchAnswer,
+    PreflightAnswer,
+    Started,
+)
 from bundle.system import processes
 from tests.support.jobs import PLAIN
+from tests.support.object_files import ELF
 from tests.support.processes import until
 
 SEND = """
@@ -44,12 +52,12 @@ class Sender(Transport):
         self.started: list[processes.Process] = []
 
     def start_fetch(
-        self, phase: str, requests: Mapping[str, Any], output: IO[bytes]
+        self, phase: str, requests: Mapping[str, Any], output: Any, errors: Any
     ) -> processes.Process:
         [request] = requests.values()
         assert isinstance(request, CollectRequest)
-        argv = [*self.argv, str(request.finished)]
-        self.started.append(processes.start(argv, stdout=output))
+        argv = [*self.argv, str(request.unchanged_seconds)]
+        self.started.append(processes.start(argv, stdout=output, stderr=errors))
         return self.started[-1]
 
     def run(self, *args: object) -> dict[str, Ended]:
@@ -71,7 +79,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
     for name in ("one.so", "two.so", "unfinished.so"):
         path = tmp_path / "node" / "inductor" / name[:3] / name
         path.parent.mkdir(parents=True)
-        path.write_bytes(b"code")
+        path.write_bytes(ELF)
         if name != "unfinished.so":
             os.utime(path, (time.time() - 40.0,) * 2)
     state.transport = Sender(tmp_path / "node")
@@ -127,7 +135,50 @@ def test_a_node_that_sends_too_much_is_refused(state: State, tmp_path: Path) -> 
             seconds=30,
         )
     assert kept(state) == []
-    assert (
-        "it is more than launch.compile-cache-limit"
-        in (tmp_path / "logs" / "events.4711.jsonl").read_text()
-    )
+    assert "n0 has more than launch.compile-cache-limit" in notes(state)
+
+
+def notes(state: State) -> str:
+    path = Path(state.job.log_dir, "events.4711.jsonl")
+    return path.read_text() if path.exists() else ""
+
+
+def keep_early(state: State, code: JobCode) -> None:
+    sender = cast("Sender", state.transport)
+    with code.keep_early(stepping()):
+        until(lambda: state.transport.tick() or sender.started)
+        until(lambda: state.transport.tick() or sender.started[0].poll() is not None)
+        for _ in range(20):
+            state.transport.tick()
+            time.sleep(0.02)
+
+
+def test_more_files_than_are_kept_are_refused(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_code, "MOST_FILES", 1)
+    keep_early(state, JobCode(state))
+    assert kept(state) == []
+    assert "it is more than the limit (2 files" in notes(state)
+
+
+def test_a_job_that_compiles_nothing_says_nothing(state: State, tmp_path: Path) -> None:
+    state.transport = Sender(tmp_path / "absent")
+    keep_early(state, JobCode(state))
+    assert (kept(state), notes(state)) == ([], "")
+
+
+def test_what_a_job_that_crashes_has_compiled_is_not_kept(state: State) -> None:
+    code = JobCode(state)
+    keep_early(state, code)
+    assert kept(state) == [("4711", 2)]
+    crash = FailureRecord(node="n0", rank=0, exit_code=-11, time=1.0)
+    state.answers = {"n0": LaunchAnswer(node="n0", failures=(crash,))}
+    code.look_for_crashes()
+    assert kept(state) == []
+
+
+def test_a_node_that_fails_to_send_is_told_with_its_last_words(state: State) -> None:
+    state.transport = Sender(Path("/"), "import sys; sys.exit('the disk is broken')")
+    keep_early(state, JobCode(state))
+    assert "was not kept: the disk is broken" in notes(state)

@@ -23,6 +23,7 @@ from tests.support.bundles import forge
 from tests.support.gated_program import gated
 from tests.support.jobs import LAUNCH, drive, driver_argv, job_for
 from tests.support.namespaces import REPO, entering
+from tests.support.object_files import ELF
 from tests.support.processes import living, run, until
 
 
@@ -404,12 +405,12 @@ if found and "crash" in sys.argv and os.environ["STAGER_ATTEMPT"] == "0":
 for name in sys.argv[1:2]:
     (folder / name).mkdir(parents=True, exist_ok=True)
     file = folder / name / f"{name}.so"
-    file.write_bytes(b"code")
+    file.write_bytes(ELF)
     if "fail" in sys.argv:
         os.utime(file, (0, 0))  # nothing writes to it any more
-        (folder / name / "now.so").write_bytes(b"code")
+        (folder / name / "now.so").write_bytes(ELF)
         os._exit(1)
-"""
+""".replace("ELF", repr(ELF))
 
 
 def compile_in_job(
@@ -444,7 +445,7 @@ def test_code_that_one_job_has_compiled_is_used_by_the_next(
     [made] = [event for event in events if event["event"] == "compiled"]
     assert found == ["['one.so']"]
     assert (made["used_from"], made["sent_to"], made["new_kernels"]) == (["1"], ["local1"], 1)
-    assert "compiled code of job 1 (4 bytes, 1 kernel) is used, and sent to local1" in remarks(
+    assert "compiled code of job 1 (64 bytes, 1 kernel) is used, and sent to local1" in remarks(
         events
     )
     found, events = compile_in_job(single, program, tmp_path, number="3")

@@ -45,6 +45,7 @@ from stager.pack import bundle_file
 from stager.pack.bundle_file import LABEL_NAME, ChosenBundle, open_bundle
 from tests.support.building import Project, Recorder, digests
 from tests.support.bundles import Raw, forge, make_bundle, rot
+from tests.support.object_files import ELF
 from tests.support.wheelhouse import make_wheel
 
 PLACES = 80
@@ -436,7 +437,7 @@ def test_compiled_code_comes_along_if_both_sides_ask(
         sides.export(with_code=True)
     code = StoredCode("0" * 64, "x86_64", Digest.of(b"torch"), "7", "b" * 64, "c" * 64)
     (tmp_path / "made" / "inductor").mkdir(parents=True)
-    (tmp_path / "made" / "inductor" / "kernel.so").write_bytes(b"code")
+    (tmp_path / "made" / "inductor" / "kernel.so").write_bytes(ELF)
     store = sides.project.store.compiled_code
     kept = add_code(str(store), str(tmp_path / "made"), code, 1 << 20)
     other = replace(code, software="d" * 64, kind="1" * 64)
