@@ -235,7 +235,7 @@ def check_files(files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         stem, ending = os.path.splitext(name)
         if not _DIGEST.fullmatch(stem) or ending not in (_CODE, _DESCRIPTION):
-            raise ValueError(f"{name!r} is no name of compiled code")
+            raise ValueError(f"{name!r} is not the name of a file of compiled code")
         if ending == _CODE and (Digest.of(data) != stem or _describing(name) not in files):
             raise ValueError(f"{name} does not have the content that its name says")
         if ending == _DESCRIPTION:
@@ -289,7 +289,7 @@ def _tidy(store: str, limit: int) -> None:
 def make_scratch(folder: str) -> Iterator[str]:
     """Make a directory in another one of this user, and remove it after the block.
 
-    That one is made, too, but not the one that holds it.
+    That one is made as well, but not its parent.
     """
     _make_own_folder(folder)
     scratch = tempfile.mkdtemp(prefix=_SCRATCH, dir=folder)

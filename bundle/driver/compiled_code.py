@@ -58,7 +58,7 @@ _END_SECONDS = 1.0  # time that a command gets to end
 _SPARE_BYTES = 1 << 20  # of names
 _NOT_KEPT = "what the ranks have compiled was not kept"
 _MOST_PATHS = 64  # of a kind of node, in each node's request
-_ROOM_FACTOR = 3  # as it comes, unpacked, and for the job
+_ROOM_FACTOR = 3  # for the stream, the files in it, and what the job adds
 
 
 def list_known_paths(job: Job) -> dict[str, tuple[str, ...]] | None:
@@ -89,13 +89,13 @@ class JobCode:
         self._early: dict[str, StoredCode] = {}
         """What was kept of this job while it ran, by the kind of node."""
         self._sent: list[str] = []
-        self._has_told = False
-        self.starts_cold = False
+        self._is_announced = False
+        self.compiles_anew = False
         """True after a crash: further attempts compile anew."""
 
     def send(self) -> None:
         """Send the code for each kind of node to those that lack some."""
-        if self.starts_cold:
+        if self.compiles_anew:
             return
         if self._stored:
             self._warn_of_compilers()
@@ -105,7 +105,7 @@ class JobCode:
                 lacking = tuple(node for node, one in facts.items() if one and not one.has_all)
                 with self._note_failure(f"compiled code was not sent to {shorten_names(lacking)}"):
                     self._send_to(kind, stored, lacking)
-        self._has_told = True
+        self._is_announced = True
 
     def _list_usable(self, kind: str) -> list[StoredCode]:
         early = self._early.get(kind)
@@ -116,7 +116,7 @@ class JobCode:
         mark_as_used(stored)
         used = f"compiled code of {_describe_stored(stored)} is used"
         if not lacking:
-            if not self._has_told:
+            if not self._is_announced:
                 state.note(used)
             return
         state.note(f"{used}, and sent to {shorten_names(lacking)}")
@@ -159,7 +159,7 @@ class JobCode:
         facts = self._state.facts[node].code
         if facts is None:
             return ""
-        return f"{facts.kind}.{self._state.job.id}" if self.starts_cold else facts.kind
+        return f"{facts.kind}.{self._state.job.id}" if self.compiles_anew else facts.kind
 
     def look_for_crashes(self) -> None:
         """Let further attempts compile anew where a rank was ended as by its compiled code."""
@@ -170,13 +170,13 @@ class JobCode:
         for code in self._early.values():
             remove_stored_code(code.path)
         self._early.clear()
-        if not self.starts_cold and any(map(self._stored.get, self._group_nodes())):
+        if not self.compiles_anew and any(map(self._stored.get, self._group_nodes())):
             self._state.note(
                 "a rank crashed that had compiled code of earlier jobs: another attempt compiles "
                 'anew, and with launch.compile-cache = "off" no such code is used',
                 warning=True,
             )
-        self.starts_cold = True
+        self.compiles_anew = True
 
     @contextmanager
     def keep_early(self, progress: RankProgress) -> Iterator[None]:
@@ -198,7 +198,7 @@ class JobCode:
     def _keep_early(self, progress: RankProgress) -> Generator[None, None, None]:
         """Keep it in small steps, between which the ranks' output is read."""
         store = self._state.job.code_store
-        if store is None or not store.limit or self.starts_cold or not _is_there(store):
+        if store is None or not store.limit or self.compiles_anew or not _is_there(store):
             return
         while progress.count_seconds_since_first_step() < _EARLY_SECONDS:
             yield
@@ -230,7 +230,7 @@ class JobCode:
         ``ended`` is the time at which they failed: what was written just before may be incomplete.
         """
         store = self._state.job.code_store
-        if store is None or self.starts_cold:
+        if store is None or self.compiles_anew:
             return
         unchanged = 0.0 if ended is None else _WRITING_SECONDS + time.monotonic() - ended
         for kind, nodes in self._group_nodes().items():
@@ -388,7 +388,7 @@ class JobCode:
             for node, one in self._state.facts.items()
             if one.code and not one.code.compiler and not one.gpus
         ]
-        if without and not self._has_told:
+        if without and not self._is_announced:
             self._state.note(
                 f"{shorten_names(without)}: there is no C++ compiler (g++ or clang++), and earlier "
                 "jobs have compiled with torch.compile, which needs one on CPUs",

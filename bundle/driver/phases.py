@@ -56,7 +56,7 @@ def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
             shared=shared,
             attempt=state.attempt,
             code=code.choose_directory(node),
-            is_code_dropped=code.starts_cold,
+            removes_code=code.compiles_anew,
         )
 
     def listen(event: Event) -> None:

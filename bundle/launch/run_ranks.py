@@ -99,7 +99,7 @@ def _look_at_code(
     if failed:
         remove_incomplete_code(path, begun)
     amount = measure_code(path, begun)
-    if request.is_code_dropped:
+    if request.removes_code:
         removal.delete_as_far_as_possible(path)
     return amount
 

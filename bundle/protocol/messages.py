@@ -333,7 +333,7 @@ class LaunchRequest(PlacedRequest, phase="launch"):
     """Times that the driver has started the ranks before."""
     code: str = ""
     """The name of the directory for compiled code; empty if none is brought back or used."""
-    is_code_dropped: bool = False
+    removes_code: bool = False
     """True to remove that directory at the end: a rank has crashed before."""
 
 
