@@ -39,6 +39,7 @@ def diagnosed(project: Project, *job: str) -> tuple[dict[str, Any], str]:
     return report, project.stager("diagnose", *options).stdout.splitlines()[0]
 
 
+@pytest.mark.full
 def test_a_run_that_was_refused_is_the_newest(ready: Project) -> None:
     older, line = diagnosed(ready)
     assert (older["ok"], older["first_failure"], older["before_launch"]) == (True, None, False)

@@ -227,6 +227,7 @@ def interrupted(
     return _diagnosed(project, cwd, json.loads(out)), err
 
 
+@pytest.mark.full
 def test_ctrl_c_at_a_rank_that_does_not_end(torch_project: TorchProject, tmp_path: Path) -> None:
     """It is named while the job runs, and afterwards."""
     words = ("1=has-a-thread", "all=meets-once")

@@ -168,6 +168,7 @@ def test_from_a_name_to_files_in_the_environment(project: Project, hub: HubServe
     assert seen["home"] != seen["cache"]
 
 
+@pytest.mark.full
 def test_a_second_build_asks_the_hub_nothing(project: Project, hub: HubServer) -> None:
     naming(project, '["org/tiny@v1"]')
     first = done(project, "build", "--json", "--no-prove")

@@ -101,6 +101,7 @@ def test_more_days_and_forgetting(failed: Project) -> None:
 HEARING = "import sys; open('heard.json', 'w').write(sys.stdin.read()); print('I know')"
 
 
+@pytest.mark.full
 def test_the_verdict_of_a_failed_verify_is_heard(project: Project) -> None:
     (project.root / "hear.py").write_text(HEARING)
     project.settings("alpha", more='[launch]\nbackend = "gloo"').build()
@@ -158,6 +159,7 @@ def test_the_setting_is_for_all_jobs_and_batch_jobs_say_that_they_have_none(
     assert "told\n" in done.stderr
 
 
+@pytest.mark.full
 def test_a_job_that_leaves_no_result_is_heard_of_and_stays_pending(
     project: Project, slurm: dict[str, str]
 ) -> None:

@@ -53,6 +53,7 @@ def check_hang(case: str, torch_project: TorchProject, folder: Path, seconds: fl
     assert torch_project.left_over() == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_rank_in_its_loader_is_named(torch_project: TorchProject, tmp_path: Path) -> None:
     check_hang("a loader", torch_project, tmp_path, 120)

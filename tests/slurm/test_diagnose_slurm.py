@@ -96,11 +96,11 @@ def scene(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("4=is_killed", Told("node03", 4, "killed")),
         ("1=fetches_data", Told("node01", 1, "missing-asset")),
         *(
             pytest.param(*row, marks=pytest.mark.full)
             for row in (
+                ("4=is_killed", Told("node03", 4, "killed")),
                 ("3=raises", Told("node02", 3, "python-error")),
                 ("2=asks_for_too_much", Told("node02", 2, "out-of-memory")),
                 ("5=lacks_a_module", Told("node03", 5, "missing-module")),

@@ -83,6 +83,7 @@ def test_a_node_that_is_left_out_and_one_that_fails_a_job_are_remembered(
     assert "disk full" in table[1]
 
 
+@pytest.mark.full
 def test_a_batch_job_that_nobody_waits_for_is_read_later_and_once(
     cluster: Cluster, fresh: Project
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_batch_job_that_is_followed(bench: Bench) -> None:
     assert said.failure["cause"] == "ValueError: this rank is unhappy"
 
 
+@pytest.mark.full
 def test_a_printed_script_runs_by_itself(bench: Bench) -> None:
     """And a command for one machine becomes one for several."""
     command = ("torchrun", "--standalone", "--nproc_per_node=2", "train.py")

@@ -50,6 +50,7 @@ def test_another_user(hosts: SshHosts, project: Path) -> None:
         assert hosts.on("node02", "sh", "-c", "ls -d /tmp/stager-4242/envs/*", check=False) == ""
 
 
+@pytest.mark.full
 def test_a_user_whom_the_host_does_not_know(hosts: SshHosts, project: Path) -> None:
     done = hosts.stager("verify", "--hosts", "node01,nobodyhere@node02", folder=project)
     assert done.code == 3

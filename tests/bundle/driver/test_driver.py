@@ -358,6 +358,7 @@ def test_a_node_whose_agent_is_killed_gets_another_agent(
     assert again["nodes"] == ["local1", "local2"]
 
 
+@pytest.mark.full
 def test_a_hang_that_is_ended_is_tried_again(
     single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_what_is_written_out_is_built_into_the_same_bundle(gap: Gap) -> None:
     assert gap.build().packed.manifest == edited.packed.manifest
 
 
+@pytest.mark.full
 def test_a_package_that_was_built_from_source(gap: Gap, sdist: Path) -> None:
     outside = gap.project.settings("from-source", more='[project]\nname = "lab"').build()
     gap.carry()

@@ -87,6 +87,7 @@ def locked_by_uv(index: str, folder: Path) -> set[str]:
     return {name for name in ("alpha", "beta", "odd") if f"/{name}-" in lock or f'"{name}-' in lock}
 
 
+@pytest.mark.full
 def test_one_mirror_for_several_pythons_and_platforms(
     project: Project, wheelhouse: Path, pip_settings: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -368,6 +368,7 @@ def test_a_secret_that_the_cut_divides_is_taken_out_all_the_same(
             assert squeezed(secret[at : at + 12].encode()) not in shown
 
 
+@pytest.mark.full
 def test_a_cut_between_a_name_and_its_value(tmp_path: Path) -> None:
     """Nothing else tells that the one word on the line is a secret, or the rest of a long line."""
     lines = b"password:\n  hunter2x\n" * 400

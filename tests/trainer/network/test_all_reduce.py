@@ -292,6 +292,7 @@ def across(network, folder, *arguments, program=""):
     return together(ranks, folder, *arguments)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_two_nodes_of_a_network_that_cannot_talk(network, tmp_path):
     one, two, three = network

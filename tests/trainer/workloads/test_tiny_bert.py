@@ -75,6 +75,7 @@ def test_resume_goes_on_where_the_first_run_stopped(tmp_path):
     assert found["samples_per_second"] == pytest.approx(200 / found["train_seconds"], rel=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_unfit_vocabulary_stops_every_rank_and_one_speaks(tmp_path):
     pytest.importorskip("transformers")
