@@ -141,17 +141,33 @@ def _keys_contain_environment(codecache: types.ModuleType) -> bool:
 
 
 def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
-    """Leave out paths of the compiler's command line, from which the keys are made."""
-    compute, paths = codecache.code_hash, (os.environ["STAGER_ENV"], _locate_torch_link())
+    """Leave out paths of the compiler's command line, from which the keys are made.
 
-    def code_hash(code: object, extra: object = "") -> object:
+    Headers are no longer precompiled for code that is there: that takes seconds on a new node.
+    """
+    module: Any = codecache
+    compute: Any = module.code_hash
+    precompile: Any = getattr(module, "_precompile_header", None)
+    paths = os.environ["STAGER_ENV"], _locate_torch_link()
+    latest = ["", ""]  # keys: a kernel has one or two
+
+    def code_hash(code: object, extra: object = "") -> str:
         if isinstance(extra, str):
             for path in paths:
                 extra = extra.replace(path, "")
-        return compute(code, extra)
+        key = str(compute(code, extra))
+        latest[:] = latest[1], key
+        return key
+
+    def precompile_header(header: str, *args: object, **kwargs: object) -> object:
+        if any(os.path.exists(module.get_path(key, "main.so")[2]) for key in latest if key):
+            return header  # which the compiler finds as well
+        return precompile(header, *args, **kwargs)
 
     code_hash.patched = True  # type: ignore[attr-defined]
-    codecache.code_hash = code_hash  # type: ignore[attr-defined]
+    module.code_hash = code_hash
+    if precompile is not None:
+        module._precompile_header = precompile_header
 
 
 def _headers_are_in_the_environment(extension: types.ModuleType) -> bool:

@@ -324,10 +324,18 @@ def test_only_datasets_gets_the_lenient_numpy(numpy_2):
 # --- inductor-keys --------------------------------------------------------------------------------
 
 PRINT_KEY = """
+import pathlib
+from torch._inductor import codecache
 from torch._inductor.codecache import get_hash
 from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 options = CppTorchDeviceOptions(device_type="cpu")
-print(get_hash("int x;", CppBuilder(name="o", sources="i", BuildOption=options).get_command_line()))
+key = get_hash("int x;", CppBuilder(name="o", sources="i", BuildOption=options).get_command_line())
+print(key)
+if hasattr(codecache.code_hash, "patched"):
+    path = pathlib.Path(codecache.get_path(key, "main.so")[2])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    print(codecache._precompile_header("vector"))  # raises TypeError if it is to be compiled
 """
 
 
@@ -354,7 +362,8 @@ def test_compiled_code_has_the_same_key_in_every_environment(env, tmp_path):
 
     ran = [print_key(*place) for place in (("here", "one"), ("here", "two"), ("there", "one"))]
     assert len({one.stdout for one in ran}) == 1
-    assert len(ran[0].stdout) > 30
+    key, header = ran[0].stdout.split()
+    assert (len(key) > 30, header) == (True, "vector")
     applied = ["patch applied: inductor-headers", "patch applied: inductor-keys"]
     assert [sorted(one.stderr.splitlines()) for one in ran] == [applied] * 3
     # A precompiled header's key holds the paths of the headers: they are found by this link.
