@@ -347,7 +347,7 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
             listener.note(f"{item.path} could not be removed: {why}")
     named = list_marked(store, time.time(), by_jobs=options.everything)
     if named:
-        who = "batch scripts name; --all removes those of printed scripts"
+        who = "batch scripts name or replays of failed jobs may need; --all removes them"
         if options.everything:
             who = "jobs in the queue use"
         listener.note(f"kept: {format_count(len(named), 'bundle')} that {who}")

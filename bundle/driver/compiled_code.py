@@ -198,7 +198,7 @@ class JobCode:
     def _keep_early(self, progress: RankProgress) -> Generator[None, None, None]:
         """Keep it in small steps, between which the ranks' output is read."""
         store = self._state.job.code_store
-        if store is None or not store.limit or self.compiles_anew or not _is_there(store):
+        if store is None or not store.limit or self.compiles_anew or not _can_write(store):
             return
         while progress.count_seconds_since_first_step() < _EARLY_SECONDS:
             yield
@@ -235,7 +235,7 @@ class JobCode:
         unchanged = 0.0 if ended is None else _WRITING_SECONDS + time.monotonic() - ended
         for kind, nodes in self._group_nodes().items():
             added: StoredCode | None = None
-            if store.limit and _is_there(store):
+            if store.limit and _can_write(store):
                 with self._note_failure(_NOT_KEPT):
                     own = {node: amounts[node] for node in nodes if node in amounts}
                     added = self._keep_new(store, kind, own, first_step, unchanged)
@@ -403,9 +403,10 @@ class JobCode:
             self._state.note(f"{what}: {exc}", warning=True)
 
 
-def _is_there(store: CodeStore) -> bool:
-    """Return whether the offline root can be seen from here."""
-    return os.path.isdir(os.path.dirname(store.path))
+def _can_write(store: CodeStore) -> bool:
+    """Return whether the offline root can be seen from here, and written to."""
+    place = store.path if os.path.lexists(store.path) else os.path.dirname(store.path)
+    return os.access(place, os.W_OK)
 
 
 def _refuse_too_much(files: int, size: int, store: CodeStore) -> None:

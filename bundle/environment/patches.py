@@ -168,6 +168,9 @@ def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
     module.code_hash = code_hash
     if precompile is not None:
         module._precompile_header = precompile_header
+        # Each has 150 MB; torch keeps them in /tmp, where `stager clean` would not find them.
+        module._HEADER_DIR = os.path.join(os.path.dirname(_locate_torch_link()), "headers")
+        module._HEADER_LOCK_DIR = os.path.join(module._HEADER_DIR, "locks")
 
 
 def _headers_are_in_the_environment(extension: types.ModuleType) -> bool:

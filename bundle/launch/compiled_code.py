@@ -27,6 +27,7 @@ _MOST_COUNTED = 10 * MOST_FILES
 _UNFINISHED = (".tmp", ".lock")  # endings of files that are of no use elsewhere
 _UNFINISHED_FOLDER = "/" + "tmp.pid_"  # of Triton
 _ALL = ("*",)  # nothing else is in such a directory
+_HEADERS = "headers"  # precompiled ones, which stay on their node
 _OBJECTS = (".so", ".o")
 _ELF_64_LITTLE = b"\x02\x01"
 
@@ -46,13 +47,17 @@ def measure_code(folder: str, begun: float) -> CodeAmount:
 
 
 def remove_incomplete_code(folder: str, begun: float) -> None:
-    """Remove object files written since a time whose end is missing, after a rank was killed.
+    """Remove object files written since a time whose end is missing, after a rank has failed.
 
     The linker writes a shared object under its final name, and one that is there is not compiled
     again (``CppBuilder.build`` and ``_worker_compile_cpp``, torch 2.13).
     """
     for path, state in _list_files(folder):
         if state.st_mtime >= begun and path.endswith(_OBJECTS) and _is_incomplete(path):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    for path, state in _list_files(os.path.join(folder, _HEADERS)):
+        if state.st_mtime >= begun and path.endswith(".gch"):  # nothing shows where one ends
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -78,7 +83,9 @@ def _is_incomplete(path: str) -> bool:
 
 
 def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    for place, _, names in os.walk(folder):
+    for place, folders, names in os.walk(folder):
+        if place == folder:
+            folders[:] = [name for name in folders if name != _HEADERS]
         for name in names:
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):  # removed, or it cannot be read
@@ -116,7 +123,9 @@ def select_code(folder: str, since: float = 0.0, unchanged_seconds: float = 0.0)
 
 def _is_finished(folder: str, entry: OutputEntry) -> bool:
     name = entry.name
-    if not stat.S_ISREG(entry.mode) or name.endswith(_UNFINISHED) or _UNFINISHED_FOLDER in name:
+    if not stat.S_ISREG(entry.mode) or name.startswith(f"{_HEADERS}/"):
+        return False
+    if name.endswith(_UNFINISHED) or _UNFINISHED_FOLDER in name:
         return False
     return not name.endswith(_OBJECTS) or not _is_incomplete(os.path.join(folder, name))
 

@@ -166,12 +166,15 @@ def _repositories(kind: Kind) -> Check[tuple[HubRequest, ...]]:
     return read
 
 
-@checks.check(type="string", pattern=f"^{checks.VARIABLE}$")
-def _variable_of_ranks(value: object) -> str:
-    name = checks.make_pattern_check(checks.VARIABLE)(value)
-    if _OURS.match(name) or name in CODE:
-        raise ValueError("stager sets this variable itself")
-    return name
+@checks.check(type="array", items={"type": "string", "pattern": f"^{checks.VARIABLE}$"})
+def _cache_variables(value: object) -> tuple[str, ...]:
+    def read_name(name: str) -> str:
+        if _OURS.match(name) or name in CODE:
+            raise ValueError("stager sets this variable itself")
+        return name
+
+    names = checks.make_list_check(checks.make_pattern_check(checks.VARIABLE))(value)
+    return checks.read_each(((f"[{number}]", name) for number, name in enumerate(names)), read_name)
 
 
 def _make_variables_check(root: Path) -> Callable[[object], tuple[tuple[str, Path], ...]]:
@@ -207,8 +210,8 @@ class AssetsConfig:
     )
     """Variables of the ranks, each with the asset that it is the place of."""
     caches: tuple[str, ...] = setting(
-        checks.make_list_check(_variable_of_ranks),
-        'a list of variables, for example ["FLASHINFER_WORKSPACE_BASE"]',
+        _cache_variables,
+        'a list of names of variables, for example ["FLASHINFER_WORKSPACE_BASE"]',
         default=(),
     )
     """Variables of libraries that say where they keep the code that they compile."""

@@ -172,8 +172,8 @@ def format_compiled_code(event: CompiledCode) -> str:
         kernels = format_count(event.used_kernels, "kernel")
         parts.append(f"{format_size(event.used_bytes)} of earlier jobs ({kernels})")
     if event.new_bytes:
-        kernels = format_count(event.new_kernels, "kernel")
-        parts.append(f"{format_size(event.new_bytes)} kept for later jobs ({kernels})")
+        kernels = f" ({format_count(event.new_kernels, 'kernel')})" if event.new_kernels else ""
+        parts.append(f"{format_size(event.new_bytes)} kept for later jobs{kernels}")
     if event.first_step is not None and event.first_step_before is not None:
         before = f"{event.first_step_before:.1f} s without compiled code"
         parts.append(f"first step after {event.first_step:.1f} s ({before})")

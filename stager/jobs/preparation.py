@@ -326,7 +326,8 @@ def prepare(
 def _choose_code_store(config: Config, store: Store, manifest: Manifest) -> CodeStore | None:
     """Return the place of compiled code; None if it is not wanted, or nothing would compile."""
     launch, software = config.launch, compute_software_digest(manifest)
-    if launch.compile_cache is CompileCache.OFF or software is None:
+    is_elsewhere = "TORCHINDUCTOR_CACHE_DIR" in os.environ  # ranks compile there
+    if launch.compile_cache is CompileCache.OFF or software is None or is_elsewhere:
         return None
     return CodeStore(
         path=str(store.compiled_code),

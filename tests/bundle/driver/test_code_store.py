@@ -98,12 +98,17 @@ def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
         (tmp_path / "inductor" / name).write_bytes(b"new")
     os.mkfifo(tmp_path / "inductor" / "pipe")
     (tmp_path / "inductor" / "link").symlink_to("/etc/passwd")
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "x.h.gch").write_bytes(b"header")
     (tmp_path / "CUDA_CACHE_PATH").mkdir()
     (tmp_path / "CUDA_CACHE_PATH" / "kernel").write_bytes(b"of a library")
     names = [entry.name for entry in select_code(str(tmp_path), 1000.0).entries]
     own = ["CUDA_CACHE_PATH", "CUDA_CACHE_PATH/kernel"]
     assert names == [*own, "inductor", "inductor/new.py"]
     assert select_code(str(tmp_path), 1000.0, unchanged_seconds=60.0).entries == ()
+    assert measure_code(str(tmp_path), 1000.0).new == 6
+    remove_incomplete_code(str(tmp_path), 1000.0)
+    assert list((tmp_path / "headers").iterdir()) == []
 
 
 @pytest.mark.parametrize(

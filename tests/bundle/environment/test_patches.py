@@ -335,6 +335,7 @@ if hasattr(codecache.code_hash, "patched"):
     path = pathlib.Path(codecache.get_path(key, "main.so")[2])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
+    assert codecache._HEADER_DIR.endswith("/compiled/kind/headers"), codecache._HEADER_DIR
     print(codecache._precompile_header("vector"))  # raises TypeError if it is to be compiled
 """
 

@@ -171,6 +171,11 @@ def test_a_problem_names_the_key_and_what_is_allowed(
     assert problems({table: {key: value}}, tmp_path) == (f"{table}.{key}: {expected}",)
 
 
+def test_variables_that_stager_sets_are_no_places_for_code(tmp_path: Path) -> None:
+    found = problems({"assets": {"caches": ["CUDA_CACHE_PATH", "TRITON_CACHE_DIR"]}}, tmp_path)
+    assert found == ("assets.caches[1]: stager sets this variable itself",)
+
+
 def test_a_wrong_table(tmp_path: Path) -> None:
     assert problems({"clutser": {}}, tmp_path) == ("clutser: unknown key; did you mean cluster?",)
     assert problems({"cluster": 3}, tmp_path) == (

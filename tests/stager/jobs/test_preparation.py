@@ -114,6 +114,8 @@ def test_compiled_code_is_used_where_no_signature_is_required(
     assert found is None or found.caches == ("CUDA_CACHE_PATH",)
     assert (found and found.limit) == limit
     assert found is None or found.path.endswith(f"/compiled-{os.geteuid()}")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/my/own")
+    assert make(tmp_path, "train.py", tables=tables).job.code_store is None
 
 
 def test_what_the_site_has_fixed_is_used_and_not_changed(tmp_path: Path) -> None:
