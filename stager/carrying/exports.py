@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from bundle.format.manifest import (
     parse,
 )
 from bundle.protocol.codec import decode
-from bundle.protocol.counts import format_size
+from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..building.current_bundle import (
@@ -395,11 +395,14 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
             files = {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
         listener.begin("export")
         if options.with_code:
-            files |= {CODE + name: data for name, data in _read_code(store, manifest).items()}
+            files |= {
+                CODE + name: data
+                for name, data in _read_code(store, manifest, listener.note).items()
+            }
         return export(chosen, output, store, lock=lock, base=base, more=(files, program))
 
 
-def _read_code(store: Store, manifest: Manifest) -> dict[str, bytes]:
+def _read_code(store: Store, manifest: Manifest, note: Callable[[str], None]) -> dict[str, bytes]:
     software, files = compute_software_digest(manifest), dict[str, bytes]()
     found = list_stored_code(str(store.compiled_code), software) if software else []
     size = sum(code.bytes for code in found)
@@ -422,6 +425,9 @@ def _read_code(store: Store, manifest: Manifest) -> dict[str, bytes]:
             f"{store.root} has no compiled code for {manifest.name}",
             hint="a job that compiles leaves some: stager build --warm -- train.py --smoke",
         )
+    kernels = format_count(sum(code.kernels for code in found), "kernel")
+    what = f"with compiled code ({format_size(size)}, {kernels})"
+    note(f"{what}, which `stager import --with-code` takes")
     return files
 
 

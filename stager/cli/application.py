@@ -283,7 +283,7 @@ def _report_usage_error(exc: Exception) -> int:
         print(context.get_help(), file=sys.stderr)
         return EXIT_USAGE
     _suggest(exc)
-    message = str(exc.format_message())
+    message = str(exc.format_message()).replace("a valid int range", "a whole number")
     command = context.command_path if context is not None else "stager"
     _print_error(
         f"error: {escape_invisible(message[:1].lower() + message[1:])}",
