@@ -135,9 +135,14 @@ def _locate_torch_link() -> str:
     return os.path.join(os.path.dirname(code), "torch") if is_kept else ""
 
 
-def _keys_contain_environment(codecache: types.ModuleType) -> bool:
-    compute = getattr(codecache, "code_hash", None)
-    return bool(_locate_torch_link()) and compute is not None and not hasattr(compute, "patched")
+def _is_unpatched(name: str) -> Callable[[types.ModuleType], bool]:
+    """Return whether a function has to be replaced where compiled code outlives the environment."""
+
+    def applies(module: types.ModuleType) -> bool:
+        function = getattr(module, name, None)
+        return bool(_locate_torch_link() and function) and not hasattr(function, "patched")
+
+    return applies
 
 
 def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
@@ -173,13 +178,6 @@ def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
         module._HEADER_LOCK_DIR = os.path.join(module._HEADER_DIR, "locks")
 
 
-def _headers_are_in_the_environment(extension: types.ModuleType) -> bool:
-    list_paths = getattr(extension, "include_paths", None)
-    return (
-        bool(_locate_torch_link()) and list_paths is not None and not hasattr(list_paths, "patched")
-    )
-
-
 def _find_headers_by_a_link(extension: types.ModuleType) -> None:
     """Let the compiler find torch's headers by a link, and in the environment if it leads nowhere.
 
@@ -199,10 +197,8 @@ def _find_headers_by_a_link(extension: types.ModuleType) -> None:
 
 def _make_link(target: str, link: str) -> None:
     """Let a link lead to the torch of this environment; other ranks may do so concurrently."""
-    if os.path.islink(link) and os.readlink(link) == target:
-        return
     new = f"{link}.{os.getpid()}"
-    os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+    os.makedirs(os.path.dirname(link), 0o700, exist_ok=True)
     os.symlink(target, new)
     os.replace(new, link)
 
@@ -250,18 +246,18 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="inductor-keys",
-        reason="torch.compile's keys for C++ contain torch's path: a new one recompiles all.",
+        reason="torch.compile's keys for C++ contain torch's path.",
         link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py",
         module="torch._inductor.codecache",
-        applies=_keys_contain_environment,
+        applies=_is_unpatched("code_hash"),
         apply=_remove_environment_from_keys,
     ),
     Patch(
         name="inductor-headers",
-        reason="The keys of torch.compile's precompiled headers contain torch's path, too.",
+        reason="The keys of its precompiled headers contain torch's path.",
         link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py",
         module="torch.utils.cpp_extension",
-        applies=_headers_are_in_the_environment,
+        applies=_is_unpatched("include_paths"),
         apply=_find_headers_by_a_link,
     ),
 )

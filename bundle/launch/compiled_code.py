@@ -35,7 +35,9 @@ _ELF_64_LITTLE = b"\x02\x01"
 def measure_code(folder: str, begun: float) -> CodeAmount:
     """Return how much compiled code there is, and how much of it was written since a time."""
     new = new_bytes = total = total_bytes = 0
-    for _, state in _list_files(folder):
+    for path, state in _list_files(folder):
+        if f"/{_HEADERS}/" in path:
+            continue
         total, total_bytes = total + 1, total_bytes + state.st_size
         if state.st_mtime >= begun:
             new, new_bytes = new + 1, new_bytes + state.st_size
@@ -53,11 +55,9 @@ def remove_incomplete_code(folder: str, begun: float) -> None:
     again (``CppBuilder.build`` and ``_worker_compile_cpp``, torch 2.13).
     """
     for path, state in _list_files(folder):
-        if state.st_mtime >= begun and path.endswith(_OBJECTS) and _is_incomplete(path):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-    for path, state in _list_files(os.path.join(folder, _HEADERS)):
-        if state.st_mtime >= begun and path.endswith(".gch"):  # nothing shows where one ends
+        # Nothing shows where a precompiled header ends.
+        is_bad = path.endswith(".gch") or (path.endswith(_OBJECTS) and _is_incomplete(path))
+        if is_bad and state.st_mtime >= begun:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -67,25 +67,16 @@ def _is_incomplete(path: str) -> bool:
 
     Linkers write the header last; it says where the table of sections lies, behind all else.
     """
-    try:
-        with open(path, "rb") as file:
-            header = file.read(64)
-            size = os.fstat(file.fileno()).st_size
-    except OSError:
-        return True
-    if len(header) < 64 or not header.startswith(b"\x7fELF"):
-        return True
-    if header[4:6] != _ELF_64_LITTLE:
-        return False
-    (table,) = struct.unpack_from("<Q", header, 40)
-    length, count = struct.unpack_from("<HH", header, 58)
-    return bool(table == 0 or table + length * count > size)
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        header, size = file.read(64), os.fstat(file.fileno()).st_size
+        if len(header) == 64 and header.startswith(b"\x7fELF"):
+            table, length, count = struct.unpack("<40xQ10xHHxx", header)
+            return header[4:6] == _ELF_64_LITTLE and not 0 < table <= size - length * count
+    return True
 
 
 def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    for place, folders, names in os.walk(folder):
-        if place == folder:
-            folders[:] = [name for name in folders if name != _HEADERS]
+    for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):  # removed, or it cannot be read
