@@ -126,13 +126,14 @@ def _in_hub_datasets(name: str) -> Callable[[types.ModuleType], Any]:
 def _locate_torch_link() -> str:
     """Return the path of a link to torch beside compiled code that outlives the environment.
 
-    Empty where there is no such code. The directory is one for each build of torch.
+    Empty where there is no such code. The directory is one for each build of torch; what begins
+    with a dot is not sent to other nodes, nor taken from them.
     """
     environment = os.environ.get("STAGER_ENV", "")
     kept = os.path.join(os.path.dirname(os.path.dirname(environment)), "compiled", "")
     code = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     is_kept = environment and code.startswith(kept)
-    return os.path.join(os.path.dirname(code), "torch") if is_kept else ""
+    return os.path.join(os.path.dirname(code), ".torch") if is_kept else ""
 
 
 def _is_unpatched(name: str) -> Callable[[types.ModuleType], bool]:
@@ -174,7 +175,7 @@ def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
     if precompile is not None:
         module._precompile_header = precompile_header
         # Each has 150 MB; torch keeps them in /tmp, where `stager clean` would not find them.
-        module._HEADER_DIR = os.path.join(os.path.dirname(_locate_torch_link()), "headers")
+        module._HEADER_DIR = os.path.join(os.path.dirname(_locate_torch_link()), ".headers")
         module._HEADER_LOCK_DIR = os.path.join(module._HEADER_DIR, "locks")
 
 

@@ -25,9 +25,8 @@ from ..system.files import disk_problem
 MOST_FILES = 20_000  # that are brought back
 _MOST_COUNTED = 10 * MOST_FILES
 _UNFINISHED = (".tmp", ".lock")  # endings of files that are of no use elsewhere
-_UNFINISHED_FOLDER = "/" + "tmp.pid_"  # of Triton
-_ALL = ("*",)  # nothing else is in such a directory
-_HEADERS = "headers"  # precompiled ones, which stay on their node
+_UNFINISHED_FOLDER = "tmp.pid_"  # of Triton
+_ALL = ("*",)  # but not what stays on its node: names that begin with a dot, see ``patches``
 _OBJECTS = (".so", ".o")
 _ELF_64_LITTLE = b"\x02\x01"
 
@@ -36,7 +35,7 @@ def measure_code(folder: str, begun: float) -> CodeAmount:
     """Return how much compiled code there is, and how much of it was written since a time."""
     new = new_bytes = total = total_bytes = 0
     for path, state in _list_files(folder):
-        if f"/{_HEADERS}/" in path:
+        if path.startswith(os.path.join(folder, ".")):
             continue
         total, total_bytes = total + 1, total_bytes + state.st_size
         if state.st_mtime >= begun:
@@ -114,9 +113,7 @@ def select_code(folder: str, since: float = 0.0, unchanged_seconds: float = 0.0)
 
 def _is_finished(folder: str, entry: OutputEntry) -> bool:
     name = entry.name
-    if not stat.S_ISREG(entry.mode) or name.startswith(f"{_HEADERS}/"):
-        return False
-    if name.endswith(_UNFINISHED) or _UNFINISHED_FOLDER in name:
+    if not stat.S_ISREG(entry.mode) or name.endswith(_UNFINISHED) or _UNFINISHED_FOLDER in name:
         return False
     return not name.endswith(_OBJECTS) or not _is_incomplete(os.path.join(folder, name))
 

@@ -31,7 +31,8 @@ from bundle.launch.compiled_code import (
 )
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
-from bundle.results.stream import VERSION, StreamEnd, StreamHead
+from bundle.results.selection import select_outputs
+from bundle.results.stream import VERSION, StreamEnd, StreamHead, send_selection
 from tests.support.demo_project import manifest
 from tests.support.object_files import ELF
 
@@ -98,17 +99,19 @@ def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
         (tmp_path / "inductor" / name).write_bytes(b"new")
     os.mkfifo(tmp_path / "inductor" / "pipe")
     (tmp_path / "inductor" / "link").symlink_to("/etc/passwd")
-    (tmp_path / "headers").mkdir()
-    (tmp_path / "headers" / "x.h.gch").write_bytes(b"header")
+    (tmp_path / ".headers").mkdir()
+    (tmp_path / ".headers" / "x.h.gch").write_bytes(b"header")
+    (tmp_path / "triton" / "KEY" / "tmp.pid_7_x").mkdir()
+    (tmp_path / "triton" / "KEY" / "tmp.pid_7_x" / "kernel.json").write_bytes(b"new")
     (tmp_path / "CUDA_CACHE_PATH").mkdir()
     (tmp_path / "CUDA_CACHE_PATH" / "kernel").write_bytes(b"of a library")
     names = [entry.name for entry in select_code(str(tmp_path), 1000.0).entries]
     own = ["CUDA_CACHE_PATH", "CUDA_CACHE_PATH/kernel"]
     assert names == [*own, "inductor", "inductor/new.py"]
     assert select_code(str(tmp_path), 1000.0, unchanged_seconds=60.0).entries == ()
-    assert measure_code(str(tmp_path), 1000.0).new == 6
+    assert measure_code(str(tmp_path), 1000.0).new == 7
     remove_incomplete_code(str(tmp_path), 1000.0)
-    assert list((tmp_path / "headers").iterdir()) == []
+    assert list((tmp_path / ".headers").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -252,6 +255,20 @@ def test_hostile_code_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
         unpack(file, target)
     assert contents(target) == {}
     assert not (tmp_path / "escaped").exists()
+
+
+def test_nothing_is_written_through_the_link_to_torch(tmp_path: Path) -> None:
+    evil, target, torch = (tmp_path / name for name in ("evil", "target", "environment"))
+    for folder in (evil / ".torch", target, torch):
+        folder.mkdir(parents=True)
+    (evil / ".torch" / "__init__.py").write_bytes(b"evil")
+    (target / ".torch").symlink_to(torch)
+    file = tmp_path / "code"
+    with file.open("wb") as stream:
+        send_selection(select_outputs(str(evil), (".torch",)), str(evil), stream)
+    with pytest.raises(NodeError):
+        unpack(file, target)
+    assert list(torch.iterdir()) == []
 
 
 def test_no_file_is_set_uid_or_for_others(tmp_path: Path) -> None:

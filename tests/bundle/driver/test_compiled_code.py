@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -143,34 +143,30 @@ def notes(state: State) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def keep_early(state: State, code: JobCode) -> None:
-    sender = cast("Sender", state.transport)
-    with code.keep_early(stepping()):
-        until(lambda: state.transport.tick() or sender.started)
-        until(lambda: state.transport.tick() or sender.started[0].poll() is not None)
-        for _ in range(20):
-            state.transport.tick()
-            time.sleep(0.02)
+def keep_early(code: JobCode) -> None:
+    """Do all steps of it, as far as they go."""
+    for _ in code._keep_early(stepping()):
+        time.sleep(0.01)
 
 
 def test_more_files_than_are_kept_are_refused(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_code, "MOST_FILES", 1)
-    keep_early(state, JobCode(state))
+    keep_early(JobCode(state))
     assert kept(state) == []
     assert "it is more than the limit (2 files" in notes(state)
 
 
 def test_a_job_that_compiles_nothing_says_nothing(state: State, tmp_path: Path) -> None:
     state.transport = Sender(tmp_path / "absent")
-    keep_early(state, JobCode(state))
+    keep_early(JobCode(state))
     assert (kept(state), notes(state)) == ([], "")
 
 
 def test_what_a_job_that_crashes_has_compiled_is_not_kept(state: State) -> None:
     code = JobCode(state)
-    keep_early(state, code)
+    keep_early(code)
     assert kept(state) == [("4711", 2)]
     crash = FailureRecord(node="n0", rank=0, exit_code=-11, time=1.0)
     state.answers = {"n0": LaunchAnswer(node="n0", failures=(crash,))}
@@ -180,5 +176,5 @@ def test_what_a_job_that_crashes_has_compiled_is_not_kept(state: State) -> None:
 
 def test_a_node_that_fails_to_send_is_told_with_its_last_words(state: State) -> None:
     state.transport = Sender(Path("/"), "import sys; sys.exit('the disk is broken')")
-    keep_early(state, JobCode(state))
+    keep_early(JobCode(state))
     assert "was not kept: the disk is broken" in notes(state)

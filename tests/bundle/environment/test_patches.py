@@ -335,7 +335,7 @@ if hasattr(codecache.code_hash, "patched"):
     path = pathlib.Path(codecache.get_path(key, "main.so")[2])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    assert codecache._HEADER_DIR.endswith("/compiled/kind/headers"), codecache._HEADER_DIR
+    assert codecache._HEADER_DIR.endswith("/compiled/kind/.headers"), codecache._HEADER_DIR
     print(codecache._precompile_header("vector"))  # raises TypeError if it is to be compiled
 """
 
@@ -368,7 +368,7 @@ def test_compiled_code_has_the_same_key_in_every_environment(env, tmp_path):
     applied = ["patch applied: inductor-headers", "patch applied: inductor-keys"]
     assert [sorted(one.stderr.splitlines()) for one in ran] == [applied] * 3
     # A precompiled header's key holds the paths of the headers: they are found by this link.
-    link, torch = tmp_path / "here/compiled/kind/torch", tmp_path / "here/envs/two/pkgs/torch"
+    link, torch = tmp_path / "here/compiled/kind/.torch", tmp_path / "here/envs/two/pkgs/torch"
     assert os.readlink(link) == str(torch)
     own = [print_key("mine", name, "my-own-cache") for name in ("one", "two")]
     assert [one.stderr for one in own] == ["", ""]
