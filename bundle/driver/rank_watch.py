@@ -44,8 +44,8 @@ _HANG_VALID_SECONDS = 120.0
 """Time that a hang counts after ranks have printed again: PyTorch's own timeout, which ends them,
 prints messages and writes a record first (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
 _CHARACTERS = 300  # of the last line
-_MOST_CHARACTERS = 1 << 20
-"""The state of a rank; what agents send has far fewer, but any node may be hostile."""
+_MOST_CHARACTERS, _NCCL_CHARACTERS = 1 << 20, 1 << 16
+"""The state of a rank, and NCCL's; agents send far fewer, but any node may be hostile."""
 
 
 @contextmanager
@@ -157,12 +157,12 @@ class RankWatch:
         if self._state.logs.is_stacks_requested():
             complete = self._first or self._look
             if complete is not None:
-                self._write_stacks(self._collect_states(complete), None)
+                self._write_stacks(complete, self._collect_states(complete), None)
             self._state.logs.drop_stacks_request()
         hang = None if self._now() - self._recovered > _HANG_VALID_SECONDS else self._hang
         if hang is None and self._unasked:
             look = _Snapshot(UNASKED, self._now(), Counter(), self._unasked)
-            self._write_stacks(self._collect_states(look), None, ending=True)
+            self._write_stacks(look, self._collect_states(look), None, ending=True)
         return hang
 
     def _note_output(self, event: RankOutput) -> None:
@@ -252,7 +252,7 @@ class RankWatch:
         if must_end:
             unknown = Hang(text="none of them shows why", certain=False)
             hang = replace(hang or unknown, ended=True)
-        self._write_stacks(states, hang)
+        self._write_stacks(second, states, hang)
         self._state.logs.drop_stacks_request()
         if is_silent and (self._silence_reports or must_end):
             self._note_hang(hang)
@@ -285,11 +285,18 @@ class RankWatch:
         return states
 
     def _write_stacks(
-        self, nodes: dict[str, tuple[RankState, ...]], hang: Hang | None, *, ending: bool = False
+        self,
+        look: _Snapshot,
+        nodes: dict[str, tuple[RankState, ...]],
+        hang: Hang | None,
+        *,
+        ending: bool = False,
     ) -> None:
+        texts = (one.nccl for answers in look.answers.values() for one in answers if one.nccl)
+        nccl = next(texts, "")[:_NCCL_CHARACTERS]
         silent = round(self._now() - self._last, 1)
         job_id = self._state.job.id
-        self._state.keep_stacks(JobStacks(job_id, time.time(), silent, nodes, hang, ending))
+        self._state.keep_stacks(JobStacks(job_id, time.time(), silent, nodes, hang, ending, nccl))
 
 
 def _index_ranks(

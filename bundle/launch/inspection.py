@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import glob
 import itertools
 import json
 import operator
@@ -50,9 +51,11 @@ def start_inspector(
     """
 
     def look(number: int) -> None:
-        states = inspect_ranks(folder, list_pids())
+        pids = list_pids()
+        states = inspect_ranks(folder, pids)
+        nccl = ask_nccl(folder, pids[0]) if number and 0 in pids else ""
         if states or number:
-            send(RankStates(ranks=states, number=number))
+            send(RankStates(ranks=states, number=number, nccl=nccl))
 
     def ask(number: int = 0) -> None:
         with suppress(RuntimeError):  # it is too late, or there are no more threads
@@ -365,16 +368,72 @@ def _ask(path: str, seconds: float) -> bytes:
     The address is relative to a descriptor: a path may be longer than an address can be.
     """
     folder, name = os.path.split(path)
-    until, answer = time.monotonic() + seconds, bytearray()
-    with suppress(OSError, ValueError):  # nobody listens, or answers in time
+    until = time.monotonic() + seconds
+    with suppress(OSError):  # nobody listens
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(seconds)
                 client.connect(f"/proc/self/fd/{place}/{name}")
-                while len(answer) < _ANSWER_BYTES and (chunk := client.recv(1 << 16)):
-                    answer += chunk
-                    client.settimeout(until - time.monotonic())  # ValueError once it is over
+                return _receive(client, until, _ANSWER_BYTES)
         finally:
             os.close(place)
+    return b""
+
+
+def _receive(client: socket.socket, until: float, most: int) -> bytes:
+    answer = bytearray()
+    with suppress(OSError, ValueError):  # the latter once the time is over
+        while len(answer) < most:
+            client.settimeout(until - time.monotonic())
+            chunk = client.recv(1 << 16)
+            if not chunk:
+                break
+            answer += chunk
     return bytes(answer)
+
+
+# --- What NCCL says of the whole job, through any process of it ----------------------------------
+
+_RAS, _RAS_ADDRESS = "NCCL_RAS_ADDR=", "localhost:28028"
+_RAS_SECONDS, _RAS_TIMES, _RAS_BYTES = 2.0, 8, 16_000
+
+
+def ask_nccl(folder: str, pid: int) -> str:
+    """Return the text of NCCL's RAS service; empty without NCCL 2.24 or newer.
+
+    All processes of a user's that use NCCL listen at one port of a node, and the kernel chooses.
+    So it is asked again where a process answers that is none of the job whose directory ``watch``
+    that is. ``pid`` is that of a rank, which has the address among its variables.
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html
+    """
+    variables = [_RAS + _RAS_ADDRESS, *_read_text(f"/proc/{pid}/environ").split("\0")]
+    address = [each for each in variables if each.startswith(_RAS)][-1].partition("=")[2]
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + _RAS_SECONDS
+    with suppress(OSError, ValueError):  # nobody listens, or answers in time
+        for _ in range(_RAS_TIMES):
+            place, left = (host.strip("[]"), int(port)), until - time.monotonic()
+            with socket.create_connection(place, left) as client:
+                client.sendall(b"timeout 1\n")  # seconds that NCCL waits for other processes
+                if client.recv(3) != b"OK\n":
+                    break
+                if _is_of_job(client, os.path.dirname(folder)):
+                    client.sendall(b"verbose status\n")
+                    return _receive(client, until, _RAS_BYTES).decode(errors="replace")
+    return ""
+
+
+def _is_of_job(client: socket.socket, job_dir: str) -> bool:
+    """Return whether a process of this job is at the other end of a connection within this node."""
+    own, other = (f":{one[1]:04X}" for one in (client.getsockname(), client.getpeername()))
+    lines = _read_text("/proc/net/tcp") + _read_text("/proc/net/tcp6")
+    fields = map(str.split, lines.splitlines())
+    ends = [one[9] for one in fields if one[1].endswith(other) and one[2].endswith(own)]
+    for folder in glob.iglob("/proc/[0-9]*/fd") if ends else ():
+        with suppress(OSError):  # it has ended, or is another user's
+            files_of = (os.readlink(os.path.join(folder, each)) for each in os.listdir(folder))
+            if f"socket:[{ends[0]}]" in files_of:
+                variables = _read_text(os.path.join(os.path.dirname(folder), "environ"))
+                return f"STAGER_JOB_DIR={job_dir}" in variables.split("\0")
+    return False

@@ -548,6 +548,9 @@ class JobStacks:
     """The reason why they do not go on; null if they do, or it is not known."""
     ending: bool = False
     """True if only ranks were asked that had been told to end, and had not."""
+    nccl: AnyText = ""
+    """What NCCL's RAS service (2.24 or newer) says of all ranks and communicators; empty if it does
+    not answer within two seconds."""
 
 
 # --- The line that an event becomes, and events read back from lines that may be damaged ---------

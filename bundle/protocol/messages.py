@@ -829,6 +829,8 @@ class RankStates(AgentEvent, event="rank-states"):
     """Each of them."""
     number: int = UNASKED
     """The number of the question; 0 where the agent looked by itself, at ranks told to end."""
+    nccl: AnyText = ""
+    """What NCCL's RAS service says of the job; only from the node of rank 0."""
 
 
 @dataclass(frozen=True)

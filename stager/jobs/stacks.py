@@ -212,6 +212,7 @@ def describe_stacks(found: FoundStacks, *, is_full: bool = False) -> Iterator[st
         for line in _describe_state(state):
             yield from _wrap(line, "  ")
         yield from map(_fit, list_frames(state, found.job.run_dir))
+    yield from _describe_nccl(stacks.nccl, is_full=is_full)
 
 
 def _describe_state(state: RankState) -> Iterator[str]:
@@ -225,6 +226,17 @@ def _describe_state(state: RankState) -> Iterator[str]:
         yield f"{who} {_STATES[process.state]}{where}"
     if state.no_answer:
         yield f"no stack: {state.no_answer}"
+
+
+def _describe_nccl(text: str, *, is_full: bool) -> Iterator[str]:
+    """Yield NCCL's text, or the part of it with errors and warnings, if it has any."""
+    lines = text.splitlines()
+    if not is_full:
+        start = (at for at, line in enumerate(lines) if line.strip() in ("Errors", "Warnings"))
+        lines = lines[next(start, len(lines)) :]
+    if lines:
+        yield from ("", "NCCL's RAS service:")
+        yield from (_fit(f"  {line}".rstrip()) for line in lines)
 
 
 def _list_bad(state: RankState) -> list[ProcessState]:

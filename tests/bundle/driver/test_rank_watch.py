@@ -204,6 +204,14 @@ def test_a_hang_is_named_once_and_its_stacks_are_kept(job: Job) -> None:
     assert stood == kept.hang
 
 
+def test_what_nccl_says_is_kept_and_bounded(job: Job) -> None:
+    reader, waiter = hang(2)[0], replace(hang(2)[1], nccl="NCCL " * 100_000)
+    watched = Watched(job, lambda number: [reader, waiter] if number == 2 else hang(number))
+    watched.wait(300)
+    kept = watched.stacks()
+    assert kept is not None and (kept.nccl[:5], len(kept.nccl)) == ("NCCL ", 1 << 16)
+
+
 def test_ranks_that_go_on_without_printing_do_not_hang(job: Job) -> None:
     watched = Watched(job, lambda number: [states("n0", number, rank(0, WAITING, number, number))])
     watched.wait(300)

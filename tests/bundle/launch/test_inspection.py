@@ -20,10 +20,10 @@ import pytest
 
 import bundle
 from bundle.launch import inspection
-from bundle.launch.inspection import ask_rank, inspect_ranks, start_inspector
+from bundle.launch.inspection import ask_nccl, ask_rank, inspect_ranks, start_inspector
 from bundle.protocol.codec import decode
 from bundle.protocol.messages import UNASKED, CollectiveState, RankState, RankStates
-from tests.support.ports import held_port
+from tests.support.ports import held_port, unused_port
 from tests.support.processes import until
 
 WRAPPER = Path(bundle.__file__).parent / "launch" / "wrapper.py"
@@ -469,3 +469,59 @@ def test_each_question_has_its_answer(node: Node) -> None:
         until(lambda: len(sent) == 4, 300)
     assert (sent[3].number, sent[3].ranks) == (9, ())
     assert node.ranks[0].poll() is None
+
+
+# --- NCCL's RAS service --------------------------------------------------------------------------
+
+RAS = """
+import socketserver
+
+class Answer(socketserver.StreamRequestHandler):
+    def handle(self):
+        assert self.rfile.readline() == b"timeout 1\\n"
+        self.wfile.write(OK)
+        assert self.rfile.readline() == b"verbose status\\n"
+        self.wfile.write(f"NCCL of {os.getpid()}\\n".encode())
+
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = allow_reuse_port = True
+
+    def server_bind(self):
+        self.socket.setsockopt(socketserver.socket.SOL_SOCKET, socketserver.socket.SO_REUSEPORT, 1)
+        super().server_bind()
+
+with Server(("127.0.0.1", int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2])), Answer) as server:
+    ready()
+    server.serve_forever()
+"""
+
+
+def test_nccl_is_asked_through_a_process_of_the_job(node: Node, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{unused_port()}"
+    node.start(f'OK = b"OK\\n"{RAS}', NCCL_RAS_ADDR=address)
+    program = tmp_path / "other.py"  # another job of this user's, which NCCL lets share the port
+    program.write_text(node.program.read_text())
+    env = {**os.environ, "NCCL_RAS_ADDR": address, "STAGER_JOB_DIR": "/other"}
+    other = subprocess.Popen([sys.executable, program], env=env, stdout=subprocess.PIPE)
+    sent: list[RankStates] = []
+    try:
+        assert other.stdout and other.stdout.readline() == b"ready\n"
+        with start_inspector(str(node.folder), node.list_pids, sent.append) as ask:
+            for number in (*range(1, 6), UNASKED):
+                ask(number)
+            until(lambda: len(sent) == 6, 300)
+    finally:
+        other.kill()
+        other.communicate()
+    said = [event.nccl for event in sent]
+    assert said[-1] == "", "ranks that are told to end are not held up"
+    assert set(said[:-1]) <= {f"NCCL of {node.ranks[0].pid}\n", ""}
+    assert sum(map(bool, said)) >= 3  # each is one of 8 attempts of which half meet the other job
+
+
+@pytest.mark.parametrize("answer", ["", 'OK = b"HTTP"' + RAS])
+def test_what_is_not_nccl_says_nothing(node: Node, answer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = unused_port() if answer else silent.getsockname()[1]  # as of a process that stands
+        node.start(answer or "ready(); time.sleep(600)", NCCL_RAS_ADDR=f"127.0.0.1:{port}")
+        assert ask_nccl(str(node.folder), node.ranks[0].pid) == ""

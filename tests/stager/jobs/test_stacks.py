@@ -177,6 +177,17 @@ def test_the_programs_own_frames_are_those_of_the_verdict() -> None:
         assert lines[4].endswith(find_place(stacks.nodes["n1"][0])), lines
 
 
+def test_errors_and_warnings_of_nccl_follow_and_all_it_says_on_request() -> None:
+    told = "NCCL version 2.27\n\nErrors\n======\n\nDEAD\n  node \x1b[2J1 " + "n" * 90 + "\n"
+    stacks = replace(job_stacks(), nccl=told)
+    found = FoundStacks(stacks, KeptJob(), has_ended=False)
+    shown = [*text(found)[-6:]]
+    assert shown[:5] == ["NCCL's RAS service:", "  Errors", "  ======", "", "  DEAD"]
+    assert len(shown[5]) == 80
+    assert "  NCCL version 2.27" in text(found, is_full=True)
+    assert "NCCL" not in str(text(FoundStacks(replace(stacks, nccl="fine"), KeptJob(), False)))
+
+
 def test_ranks_in_another_operation_are_another_group() -> None:
     stacks = job_stacks()
     one, two = stacks.nodes["node01"]
@@ -188,4 +199,4 @@ def test_ranks_in_another_operation_are_another_group() -> None:
         "rank 1 on node01",
         "2 ranks: 0,2 on node[01-02]",
     ]
-    assert set(encode(stacks)) == {"job_id", "time", "silent", "nodes", "hang", "ending"}
+    assert set(encode(stacks)) == {"job_id", "time", "silent", "nodes", "hang", "ending", "nccl"}
