@@ -209,7 +209,8 @@ def test_what_nccl_says_is_kept_and_bounded(job: Job) -> None:
     watched = Watched(job, lambda number: [reader, waiter] if number == 2 else hang(number))
     watched.wait(300)
     kept = watched.stacks()
-    assert kept is not None and (kept.nccl[:5], len(kept.nccl)) == ("NCCL ", 1 << 16)
+    assert kept is not None
+    assert (kept.nccl[:5], len(kept.nccl)) == ("NCCL ", 1 << 16)
 
 
 def test_ranks_that_go_on_without_printing_do_not_hang(job: Job) -> None:

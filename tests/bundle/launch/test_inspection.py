@@ -505,7 +505,8 @@ def test_nccl_is_asked_through_a_process_of_the_job(node: Node, tmp_path: Path) 
     other = subprocess.Popen([sys.executable, program], env=env, stdout=subprocess.PIPE)
     sent: list[RankStates] = []
     try:
-        assert other.stdout and other.stdout.readline() == b"ready\n"
+        assert other.stdout
+        assert other.stdout.readline() == b"ready\n"
         with start_inspector(str(node.folder), node.list_pids, sent.append) as ask:
             for number in (*range(1, 6), UNASKED):
                 ask(number)
