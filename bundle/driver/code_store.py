@@ -1,8 +1,7 @@
 """Compiled code in the offline root: one file for what a job has added, by the kind of node.
 
 Each is ``<kind>/<SHA-256 of the file>.code``, a stream of :mod:`bundle.results.stream`, with its
-description beside it. The directory belongs to one user, and nobody else may write to it: compiled
-code is run by that user's ranks.
+description beside it. Only its user may write to the directory: the user's ranks run what is there.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..format.archive import compute_file_digest
 from ..format.manifest import Manifest
 from ..launch.compiled_code import receive_code, select_code
 from ..node import removal
 from ..protocol.codec import AnyText, decode, encode
+from ..protocol.dataclass import dataclass
 from ..protocol.digest import Digest, canonical_json
 from ..protocol.problem import NodeError
 from ..results.selection import Selection
@@ -42,41 +42,28 @@ _ABANDONED_SECONDS = 86400.0
 class StoredCode:
     """What one job has compiled on one kind of node."""
 
-    kind: str
-    """The kind of node, see :class:`~bundle.protocol.messages.CodeFacts`."""
-    machine: AnyText
-    """The kind in words."""
-    software: str
-    """See :func:`compute_software_digest`."""
+    kind: str  # the kind of node, see :class:`~bundle.protocol.messages.CodeFacts`
+    machine: AnyText  # the kind in words
+    software: str  # see :func:`compute_software_digest`
     job_id: AnyText
     bundle_id: str
-    command: str
-    """Digest of the command that its ranks ran."""
+    command: str  # digest of the command that its ranks ran
     files: int = 0
     bytes: int = 0
-    kernels: int = 0
-    """Compiled functions: shared objects and GPU binaries."""
-    paths: tuple[AnyText, ...] = ()
-    """Some of its directories."""
+    kernels: int = 0  # compiled functions: shared objects and GPU binaries
+    paths: tuple[AnyText, ...] = ()  # some of its directories
     first_step: float | None = None
     """Seconds to the first step of that job, if it had no compiled code; None if it had, or where
     that is unknown."""
-    path: str = ""
-    """The file."""
+    path: str = ""  # the file
 
 
 def compute_software_digest(manifest: Manifest) -> Digest | None:
-    """Return the digest of a project's name and what its compiled code depends on in a bundle.
-
-    Another project's code would only cost room. None for a bundle without torch.
-    """
+    """Return the digest of a project's name and its compilers in a bundle; None without torch."""
     layers = {layer.name: layer.id for layer in manifest.layers if layer.name in _COMPILER_PACKAGES}
     if "torch" not in layers:
         return None
     return Digest.of(canonical_json([manifest.name, manifest.requires.python, layers]))
-
-
-# --- Reading -------------------------------------------------------------------------------------
 
 
 def list_stored_code(store: str, software: str | None = None) -> list[StoredCode]:
@@ -114,11 +101,7 @@ def _read_description(store: str, path: str) -> StoredCode:
 
 
 def _require_own(status: os.stat_result, path: str) -> None:
-    """Refuse what is not this user's, or what somebody else may write to.
-
-    Raises:
-        PermissionError: it is such a file or directory, or a link.
-    """
+    """Refuse what is not this user's, what somebody else may write to, and links."""
     if status.st_uid != os.geteuid() or status.st_mode & 0o022 or stat.S_ISLNK(status.st_mode):
         raise PermissionError(f"{path} belongs to another user, or others may write to it")
 
@@ -126,9 +109,7 @@ def _require_own(status: os.stat_result, path: str) -> None:
 def write_shipment(stored: Sequence[StoredCode], path: str) -> list[str]:
     """Write what several jobs have compiled as one stream; return why some of it is left out.
 
-    Raises:
-        ValueError: that is all of it.
-        NodeError, OSError: it cannot be written.
+    ValueError where that is all of it.
     """
     left_out = []
     with make_scratch(os.path.dirname(path)) as scratch:
@@ -145,13 +126,7 @@ def write_shipment(stored: Sequence[StoredCode], path: str) -> list[str]:
 
 
 def _unpack(code: StoredCode, scratch: str, folder: str) -> None:
-    """Unpack a file; the one that was checked, whatever has its name meanwhile.
-
-    Raises:
-        ValueError: it was damaged, and has been removed.
-        NodeError: what is in it cannot be unpacked.
-        OSError: it cannot be read, or is not this user's.
-    """
+    """Unpack a file; the one that was checked, whatever has its name meanwhile."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(code.path, flags), "rb") as stream:
         _require_own(os.fstat(stream.fileno()), code.path)
@@ -176,21 +151,22 @@ def mark_as_used(stored: Sequence[StoredCode]) -> None:
             os.utime(code.path)
 
 
-# --- Writing -------------------------------------------------------------------------------------
-
-
 def add_code(store: str, folder: str, code: StoredCode, limit: int) -> StoredCode:
-    """Keep the compiled code in a directory; return its description.
+    """Keep the compiled code in a directory; what was not used for longest makes room for it.
 
-    What was not used for longest is removed where all is more than ``limit`` bytes.
-
-    Raises:
-        ValueError: it is more than that by itself.
-        NodeError: the directory cannot be read.
-        OSError: the store cannot be written, or somebody else may write to it.
+    ValueError where it is more than ``limit`` bytes by itself.
     """
     selection = select_code(folder)
-    code = _describe(selection, code)
+    files = [entry for entry in selection.entries if stat.S_ISREG(entry.mode)]
+    # A long path has a whole key in it, others only the first two characters of one.
+    folders = sorted({os.path.dirname(entry.name) for entry in files}, key=len, reverse=True)
+    code = replace(
+        code,
+        files=len(files),
+        bytes=sum(entry.size for entry in files),
+        kernels=sum(entry.name.endswith(_KERNELS) for entry in files),
+        paths=tuple(folders[:_SAMPLES]),
+    )
     if code.bytes > limit:
         raise ValueError("it is more than launch.compile-cache-limit")
     with make_scratch(store) as scratch:
@@ -207,19 +183,6 @@ def add_code(store: str, folder: str, code: StoredCode, limit: int) -> StoredCod
     return replace(code, path=path)
 
 
-def _describe(selection: Selection, code: StoredCode) -> StoredCode:
-    files = [entry for entry in selection.entries if stat.S_ISREG(entry.mode)]
-    # A long path has a whole key in it, others only the first two characters of one.
-    folders = sorted({os.path.dirname(entry.name) for entry in files}, key=len, reverse=True)
-    return replace(
-        code,
-        files=len(files),
-        bytes=sum(entry.size for entry in files),
-        kernels=sum(entry.name.endswith(_KERNELS) for entry in files),
-        paths=tuple(folders[:_SAMPLES]),
-    )
-
-
 def read_files(code: StoredCode) -> dict[str, bytes]:
     """Return the content of a file and its description, by their names; OSError."""
     names = (code.path, _describing(code.path))
@@ -227,11 +190,7 @@ def read_files(code: StoredCode) -> dict[str, bytes]:
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
-    """Check what :func:`read_files` has returned elsewhere.
-
-    Raises:
-        ValueError: it has other names, or another content than its name or description says.
-    """
+    """Check what :func:`read_files` has returned elsewhere; ValueError."""
     for name, data in files.items():
         stem, ending = os.path.splitext(name)
         if not _DIGEST.fullmatch(stem) or ending not in (_CODE, _DESCRIPTION):
@@ -287,10 +246,7 @@ def _tidy(store: str, limit: int) -> None:
 
 @contextmanager
 def make_scratch(folder: str) -> Iterator[str]:
-    """Make a directory in another one of this user, and remove it after the block.
-
-    That one is made as well, but not its parent.
-    """
+    """Make a directory in another one of this user, which is made as well; remove it at the end."""
     _make_own_folder(folder)
     scratch = tempfile.mkdtemp(prefix=_SCRATCH, dir=folder)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO
 
@@ -27,10 +27,7 @@ from .state import NodesFailed, State
 
 @contextlib.contextmanager
 def run_dir_marker(job: Job) -> Iterator[str]:
-    """Keep a file in the run directory while the block runs; yield its name, empty for none.
-
-    A node that sees it sees this directory, and not one of its own under the same name.
-    """
+    """Keep a file by which a node sees that it has the same run directory; yield its name."""
     name = f".stager-{job.id}-{secrets.token_hex(4)}"
     path = os.path.join(job.run_dir, name)
     try:
@@ -55,13 +52,12 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         return
     job, node = state.job, _find_first_rank(state)
     if not (standing and os.path.isdir(job.run_dir)):
-        gone = "the allocation has ended; what the ranks wrote is"
-        absent = f"{job.run_dir} is not here; what the ranks wrote stays"
+        why = f"{job.run_dir} is not here" if standing else "the allocation has ended"
         where = f"{node} in {_locate_work_dir(state, node)}"
-        state.note(f"{absent if standing else gone} on {where}")
+        state.note(f"{why}; what the ranks wrote is on {where}")
         return
     note_unnamed(state)
-    answers = _collect(state, node) if job.outputs else _remove_all_work_dirs(state)
+    answers = _collect(state, node) if job.outputs else _remove_work_dirs(state, None)
     left = _list_left(answers)
     if left:
         state.note(
@@ -77,7 +73,7 @@ def _collect(state: State, node: str) -> dict[str, TidyAnswer]:
     answers: dict[str, TidyAnswer] = {}
     try:
         if _is_whole(received):
-            answers = _remove_all_work_dirs(state, received)
+            answers = _remove_work_dirs(state, received)
             pending = [name for name, answer in answers.items() if answer.unsent]
         while pending and _is_whole(received):
             asked.append(pending[0])
@@ -90,7 +86,8 @@ def _collect(state: State, node: str) -> dict[str, TidyAnswer]:
         where, names = _locate_work_dir(state, pending[0]), shorten_names(pending)
         state.note(f"some outputs were not brought back; they are still on {names} in {where}")
         return {}
-    return _remove_work_dirs(state, _list_left(answers), received) if asked[1:] else answers
+    left = _list_left(answers)
+    return _remove_work_dirs(state, received, left) if left and asked[1:] else answers
 
 
 def _is_whole(received: Received) -> bool:
@@ -106,18 +103,13 @@ def list_named_outputs(job: Job) -> set[str]:
     return {*job.outputs} - {*job.tracked}
 
 
-def _remove_all_work_dirs(state: State, received: Received | None = None) -> dict[str, TidyAnswer]:
-    """Remove them on all nodes; spare ones may have earlier results."""
-    return _remove_work_dirs(state, (*state.job.nodes, *state.spares), received)
-
-
 def _remove_work_dirs(
-    state: State, nodes: tuple[str, ...], received: Received | None = None
+    state: State, received: Received | None, nodes: tuple[str, ...] = ()
 ) -> dict[str, TidyAnswer]:
-    """Remove the ranks' working directories, unless files that may be wanted are left there.
+    """Remove the working directories, unless files that may be wanted are left there.
 
-    A node that has other outputs than were received says so in its answer. ``received`` is None if
-    no outputs were to be brought back.
+    ``received`` is None if no outputs were to be brought back. By default the nodes are all, with
+    the spare ones, which may have earlier results.
     """
     named, brought = list_named_outputs(state.job), None
     keep_files = True
@@ -125,11 +117,12 @@ def _remove_work_dirs(
         keep_files = not named or not named.isdisjoint(received.missing)
         brought = tuple(sorted(received.names))
 
-    def request(node: str) -> TidyRequest:
-        return TidyRequest(**state.place(node), keep_files=keep_files, brought=brought)
-
     with contextlib.suppress(NodeError):
-        state.ask(PhaseName.TIDY, request, nodes=nodes)
+        state.ask(
+            PhaseName.TIDY,
+            lambda node: TidyRequest(*state.place(node), keep_files=keep_files, brought=brought),
+            nodes=nodes or (*state.job.nodes, *state.spares),
+        )
     return state.get_answers(TidyAnswer)
 
 
@@ -159,20 +152,17 @@ def _find_first_rank(state: State) -> str:
 
 
 def _fetch_outputs(state: State, node: str, before: Received | None = None) -> Received:
-    """Bring the outputs of a node into the run directory, and return all that has come.
-
-    A file that came before from another node is not sent again, and what got another name keeps it.
-    """
+    """Bring the outputs of a node into the run directory, and return all that has come."""
     job = state.job
     request = CollectRequest(
-        **state.place(node),
+        *state.place(node),
         directory=_locate_work_dir(state, node),
         brought=tuple(sorted(before.names)) if before else None,
     )
     came: list[Received] = []
+    joined = before.renamed if before else None
 
     def take(stream: IO[bytes]) -> None:
-        joined = before.renamed if before else None
         came.append(
             receive_outputs(stream, job.run_dir, job.outputs, node, state.sent_results, joined)
         )
@@ -220,19 +210,11 @@ def _emit_collected(state: State, nodes: Sequence[str], received: Received) -> N
     )
 
 
-# --- Earlier results, which the nodes are sent that do not see the run directory -----------------
-
 _TRIES = 2  # times that results are read which change meanwhile
 
 
 def send_earlier_results(state: State) -> None:
-    """Send what exists of the outputs, so that ranks find it where the job was started.
-
-    The job says what is sent, or why it is not: a program that resumes then starts anew.
-
-    Raises:
-        NodesFailed: some nodes do not have it, and the job cannot go on without these.
-    """
+    """Send what exists of the outputs, so that ranks find it where the job was started."""
     job = state.job
     if not state.separate_run_dirs or state.sent_results is not None:
         return
@@ -249,7 +231,7 @@ def send_earlier_results(state: State) -> None:
     if not size.files:
         return
     counted = f"{format_count(size.files, 'file')}, {format_size(size.bytes)}"
-    what = f"{_name_some(selection.roots)} ({counted})"
+    what = f"{shorten_names(selection.roots)} ({counted})"
     refusal = _find_refusal(state, size)
     if refusal:
         _note_not_sent(state, f"{what}: {refusal}")
@@ -286,8 +268,7 @@ def _select_earlier(state: State, named: Sequence[str]) -> Selection:
     selection = select_outputs(state.job.run_dir, outputs)
     reasons = [f"{name}: {why}" for name, why in selection.left_out.items()]
     if reasons:
-        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        _note_not_sent(state, f"{reasons[0]}{more}")
+        _note_not_sent(state, shorten_names(reasons))
     return selection
 
 
@@ -316,7 +297,6 @@ def _find_refusal(state: State, size: Sizes) -> str:
 
 
 def _write(state: State, selection: Selection, path: str) -> Selection:
-    """Write the selected results; return what was written, read once more if they have changed."""
     directory = state.job.run_dir
     for _ in range(_TRIES):
         with open(path, "wb") as stream:
@@ -325,13 +305,9 @@ def _write(state: State, selection: Selection, path: str) -> Selection:
             return selection
         read, selection = selection, select_outputs(directory, selection.roots)
     if end.gaps > read.unread:
-        values = {"why": f"{_name_some(end.changed)} changed while it was read"}
+        values = {"why": f"{shorten_names([*end.changed])} changed while it was read"}
         raise NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, directory, values))
     state.note(
-        f"{_name_some(end.changed)}: written to while it was read for the nodes", warning=True
+        f"{shorten_names([*end.changed])}: written to while it was read for the nodes", warning=True
     )
     return read
-
-
-def _name_some(names: Collection[str]) -> str:
-    return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")

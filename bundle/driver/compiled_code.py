@@ -40,14 +40,9 @@ from .placement import make_scratch_dir, send_code
 from .retries import RankProgress
 from .state import State
 
-_CRASHES = tuple(
-    -int(number)
-    for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE)
-)
-"""Exit statuses of ranks that compiled code may have crashed."""
+_CRASHES = (-signal.SIGSEGV, -signal.SIGILL, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE)
 _EARLY_SECONDS = 60.0
-"""Time after the first step when compiled code is kept while the ranks run on: many jobs end at
-their time limit, when nothing can be brought back."""
+"""Time from the first step until it is kept while ranks run on: a time limit leaves no time."""
 _WRITING_SECONDS = 30.0
 """Time without a write after which a file is taken to be complete, where ranks were interrupted."""
 _SILENT_SECONDS = 300.0
@@ -57,6 +52,7 @@ _POLL_SECONDS = 0.05
 _END_SECONDS = 1.0  # time that a command gets to end
 _SPARE_BYTES = 1 << 20  # of names
 _NOT_KEPT = "what the ranks have compiled was not kept"
+_NO_STORE = CodeStore("", Digest.of(b""), 0)
 _MOST_PATHS = 64  # of a kind of node, in each node's request
 _ROOM_FACTOR = 3  # for the stream, the files in it, and what the job adds
 
@@ -72,7 +68,6 @@ def list_known_paths(job: Job) -> dict[str, tuple[str, ...]] | None:
 
 
 def _list_by_kind(job: Job) -> dict[str, list[StoredCode]]:
-    """Return what earlier jobs have compiled for the job's software, by the kind of node."""
     found: dict[str, list[StoredCode]] = defaultdict(list)
     if job.code_store is not None:
         for code in list_stored_code(job.code_store.path, job.code_store.software):
@@ -85,13 +80,13 @@ class JobCode:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._store = state.job.code_store or _NO_STORE
         self._stored = _list_by_kind(state.job)
         self._early: dict[str, StoredCode] = {}
         """What was kept of this job while it ran, by the kind of node."""
         self._sent: list[str] = []
         self._is_announced = False
-        self.compiles_anew = False
-        """True after a crash: further attempts compile anew."""
+        self.compiles_anew = False  # true after a crash: further attempts compile anew
 
     def send(self) -> None:
         """Send the code for each kind of node to those that lack some."""
@@ -114,13 +109,17 @@ class JobCode:
     def _send_to(self, kind: str, stored: Sequence[StoredCode], lacking: tuple[str, ...]) -> None:
         state = self._state
         mark_as_used(stored)
-        used = f"compiled code of {_describe_stored(stored)} is used"
+        jobs = list(dict.fromkeys(code.job_id for code in stored))
+        size, kernels = _sum_up(stored)
+        what = f"{format_size(size)}, {format_count(kernels, 'kernel')}"
+        noun = "job" if len(jobs) == 1 else "jobs"
+        used = f"compiled code of {noun} {shorten_names(jobs)} ({what}) is used"
         if not lacking:
             if not self._is_announced:
                 state.note(used)
             return
         state.note(f"{used}, and sent to {shorten_names(lacking)}")
-        self._refuse_small_disks(lacking, _ROOM_FACTOR * sum(code.bytes for code in stored))
+        self._refuse_small_disks(lacking, _ROOM_FACTOR * size)
         with make_scratch_dir() as folder:
             path = os.path.join(folder, "code")
             for why in write_shipment(stored, path):
@@ -197,8 +196,7 @@ class JobCode:
 
     def _keep_early(self, progress: RankProgress) -> Generator[None, None, None]:
         """Keep it in small steps, between which the ranks' output is read."""
-        store = self._state.job.code_store
-        if store is None or not store.limit or self.compiles_anew or not _can_write(store):
+        if self.compiles_anew or not self._can_keep():
             return
         while progress.count_seconds_since_first_step() < _EARLY_SECONDS:
             yield
@@ -206,8 +204,8 @@ class JobCode:
             node = next(filter(self._state.job.nodes.__contains__, nodes), "")
             if node and not self._list_usable(kind):
                 with self._note_failure(_NOT_KEPT):
-                    code = self._describe(store, node)
-                    added = yield from self._collect(store, node, code, 0.0, _WRITING_SECONDS)
+                    code = self._describe(node)
+                    added = yield from self._collect(node, code, 0.0, _WRITING_SECONDS)
                     if added is not None:
                         self._early[kind] = added
 
@@ -229,21 +227,19 @@ class JobCode:
 
         ``ended`` is the time at which they failed: what was written just before may be incomplete.
         """
-        store = self._state.job.code_store
-        if store is None or self.compiles_anew:
+        if self.compiles_anew:
             return
         unchanged = 0.0 if ended is None else _WRITING_SECONDS + time.monotonic() - ended
         for kind, nodes in self._group_nodes().items():
             added: StoredCode | None = None
-            if store.limit and _can_write(store):
+            if self._can_keep():
                 with self._note_failure(_NOT_KEPT):
                     own = {node: amounts[node] for node in nodes if node in amounts}
-                    added = self._keep_new(store, kind, own, first_step, unchanged)
+                    added = self._keep_new(kind, own, first_step, unchanged)
             self._report(kind, nodes, added, first_step)
 
     def _keep_new(
         self,
-        store: CodeStore,
         kind: str,
         amounts: Mapping[str, CodeAmount],
         first_step: float | None,
@@ -258,28 +254,29 @@ class JobCode:
         node = max(sizes, key=lambda node: sizes[node], default="")
         if not node or not sizes[node][1]:
             return None
-        _refuse_too_much(*sizes[node], store)
-        amount, code = amounts[node], self._describe(store, node)
+        self._refuse_too_much(*sizes[node])
+        amount, code = amounts[node], self._describe(node)
         if is_first and amount.new == amount.total:
             code = replace(code, first_step=first_step)
         since = 0.0 if is_first else amount.begun
-        return _finish(self._collect(store, node, code, since, unchanged))
+        return _finish(self._collect(node, code, since, unchanged))
 
-    def _describe(self, store: CodeStore, node: str) -> StoredCode:
+    def _describe(self, node: str) -> StoredCode:
         job, facts = self._state.job, self._state.facts[node].code
         if facts is None:
             raise ValueError(f"{node} has said nothing of compiled code")
         command = _compute_command_digest(self._state)
-        return StoredCode(facts.kind, facts.machine, store.software, job.id, job.bundle_id, command)
+        software = self._store.software
+        return StoredCode(facts.kind, facts.machine, software, job.id, job.bundle_id, command)
 
     def _collect(
-        self, store: CodeStore, node: str, code: StoredCode, since: float, unchanged: float
+        self, node: str, code: StoredCode, since: float, unchanged: float
     ) -> Generator[None, None, StoredCode | None]:
         """Keep a node's compiled code; yields while that takes time. None if there is none."""
         from concurrent.futures import ThreadPoolExecutor
 
         state, name = self._state, self.choose_directory(node)
-        with make_scratch(store.path) as scratch, ThreadPoolExecutor(1) as pool:
+        with make_scratch(self._store.path) as scratch, ThreadPoolExecutor(1) as pool:
             path = os.path.join(scratch, "stream")
             source = code_path(state.facts[node].root, name)
             if state.job.allocation is Allocation.LOCAL:
@@ -289,21 +286,19 @@ class JobCode:
                 task.result()
             else:
                 request = CollectRequest(
-                    **state.place(node),
+                    *state.place(node),
                     directory="",
                     code=name,
                     since=since,
                     unchanged_seconds=unchanged,
                 )
-                yield from self._receive(store, node, request, path)
-            added = pool.submit(self._add, store, node, code, scratch)
+                yield from self._receive(node, request, path)
+            added = pool.submit(self._add, node, code, scratch)
             while not added.done():
                 yield
             return added.result()
 
-    def _receive(
-        self, store: CodeStore, node: str, request: CollectRequest, path: str
-    ) -> Iterator[None]:
+    def _receive(self, node: str, request: CollectRequest, path: str) -> Iterator[None]:
         with open(path, "wb") as file, open(f"{path}.errors", "w+b") as errors:
             fetch = self._state.transport.start_fetch
             process = fetch(PhaseName.COLLECT, {node: request}, file, errors)
@@ -315,7 +310,7 @@ class JobCode:
                     now, before, size = time.monotonic(), size, os.fstat(file.fileno()).st_size
                     last = now if size > before else last
                     # The numbers of a node's answer are its own.
-                    if size > 2 * store.limit + _SPARE_BYTES:
+                    if size > 2 * self._store.limit + _SPARE_BYTES:
                         raise ValueError(f"{node} has more than launch.compile-cache-limit")
                     if now > last + _SILENT_SECONDS or now > begun + _LONGEST_SECONDS:
                         raise ValueError(f"{node} has not sent all of it in {now - begun:.0f} s")
@@ -326,13 +321,11 @@ class JobCode:
                 lines = errors.read().decode(errors="replace").split("\n")
                 raise ValueError(next(filter(None, reversed(lines)), f"{node} has not sent it"))
 
-    def _add(
-        self, store: CodeStore, node: str, code: StoredCode, scratch: str
-    ) -> StoredCode | None:
+    def _add(self, node: str, code: StoredCode, scratch: str) -> StoredCode | None:
         folder = os.path.join(scratch, "code")
         with open(os.path.join(scratch, "stream"), "rb") as stream:
             head = read_head(stream.readline(LINE_LIMIT))
-            _refuse_too_much(head.files, head.bytes, store)
+            self._refuse_too_much(head.files, head.bytes)
             stream.seek(0)
             receive_code(stream, os.path.join(scratch, "received"), folder, node)
         if not os.listdir(folder):
@@ -340,7 +333,17 @@ class JobCode:
         early = self._early.pop(code.kind, None)
         if early is not None:  # all of it comes again
             remove_stored_code(early.path)
-        return add_code(store.path, folder, code, store.limit)
+        return add_code(self._store.path, folder, code, self._store.limit)
+
+    def _can_keep(self) -> bool:
+        path = self._store.path  # whose parent may not be seen from here
+        place = path if os.path.lexists(path) else os.path.dirname(path)
+        return bool(self._store.limit) and os.access(place, os.W_OK)
+
+    def _refuse_too_much(self, files: int, size: int) -> None:
+        if files > MOST_FILES or size > self._store.limit:
+            found = f"{format_count(files, 'file')}, {format_size(size)}"
+            raise ValueError(f"it is more than the limit ({found})")
 
     def _report(
         self,
@@ -370,7 +373,6 @@ class JobCode:
         )
 
     def _group_nodes(self) -> dict[str, list[str]]:
-        """Return the nodes of each kind, spare ones too."""
         groups: dict[str, list[str]] = defaultdict(list)
         for node in (*self._state.job.nodes, *self._state.spares):
             facts = self._state.facts.get(node)
@@ -403,18 +405,6 @@ class JobCode:
             self._state.note(f"{what}: {exc}", warning=True)
 
 
-def _can_write(store: CodeStore) -> bool:
-    """Return whether the offline root can be seen from here, and written to."""
-    place = store.path if os.path.lexists(store.path) else os.path.dirname(store.path)
-    return os.access(place, os.W_OK)
-
-
-def _refuse_too_much(files: int, size: int, store: CodeStore) -> None:
-    if files > MOST_FILES or size > store.limit:
-        found = f"{format_count(files, 'file')}, {format_size(size)}"
-        raise ValueError(f"it is more than the limit ({found})")
-
-
 def _send_to_file(source: str, since: float, unchanged: float, path: str) -> None:
     with open(path, "wb") as file:
         send_selection(select_code(source, since, unchanged), source, file)
@@ -433,16 +423,7 @@ def _finish(steps: Generator[None, None, StoredCode | None]) -> StoredCode | Non
     raise ValueError("stager was told to end")
 
 
-def _describe_stored(stored: Sequence[StoredCode]) -> str:
-    jobs = list(dict.fromkeys(code.job_id for code in stored))
-    size, kernels = _sum_up(stored)
-    noun = "job" if len(jobs) == 1 else "jobs"
-    what = f"{format_size(size)}, {format_count(kernels, 'kernel')}"
-    return f"{noun} {shorten_names(jobs)} ({what})"
-
-
 def _sum_up(stored: Sequence[StoredCode]) -> tuple[int, int]:
-    """Return the bytes and the kernels of all of it."""
     return sum(code.bytes for code in stored), sum(code.kernels for code in stored)
 
 

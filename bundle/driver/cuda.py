@@ -19,8 +19,7 @@ from ..protocol.problem import Problem, ProblemCode
 from .findings import group_nodes, shorten_names
 
 Version = tuple[int, ...]
-GpusByNode = Mapping[str, Optional[GpuFacts]]
-"""The NVIDIA driver and GPUs of each node; None for no driver."""
+GpusByNode = Mapping[str, Optional[GpuFacts]]  # None for no driver
 MINIMAL: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest driver for any program of a major version of CUDA."""
 OWN: Mapping[tuple[int, int], str] = {
@@ -45,8 +44,7 @@ OWN: Mapping[tuple[int, int], str] = {
     (13, 0): "580.65.06",
     (13, 1): "590.44.01",
     (13, 2): "595.45.04",
-}
-"""The first driver with all that a version of CUDA can do."""
+}  # the first driver with all that a version of CUDA can do
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
 _BUILD = re.compile(r"cu(\d{2})(\d)(?:\D.*)?")  # the local version of a build for CUDA: ``cu128``
 
@@ -81,17 +79,12 @@ def find_driver_problem(node: str, facts: GpuFacts | None, need: CudaNeed | None
     """Return the problem of a node whose driver is too old; None for none, or if unknown."""
     if facts is None or need is None or not facts.driver:
         return None
-    minimal = find_minimal_driver(need.version)
+    known = filter(None, (MINIMAL.get(need.version[0]), OWN.get(need.version)))
+    minimal = min(known, key=parse_version, default=None)
     if minimal is None or find_newest_cuda(facts) >= parse_version(minimal):
         return None
     values = {"driver": facts.driver, "cuda": need.text, "needed": minimal, "package": need.package}
     return Problem(ProblemCode.OLD_GPU_DRIVER, node, values)
-
-
-def find_minimal_driver(version: tuple[int, int]) -> str | None:
-    """Return the oldest driver that runs a version of CUDA; None where that is not known."""
-    known = [MINIMAL.get(version[0]), OWN.get(version)]
-    return min((driver for driver in known if driver), key=parse_version, default=None)
 
 
 def parse_version(version: str) -> Version:
@@ -120,12 +113,13 @@ def _note_different_gpus(nodes: GpusByNode) -> Iterator[str]:
     gpus = {node: () if facts is None else facts.gpus for node, facts in nodes.items()}
     if len({frozenset(map(_describe_gpu, own)) for own in gpus.values()}) > 1:
         kinds = {node: describe_gpus(own) or "no NVIDIA GPU" for node, own in gpus.items()}
-        parts = [f"{shorten_names(named)}: {kind}" for kind, named in group_nodes(kinds).items()]
+        parts = [
+            f"{shorten_names(named)}: {kind}" for kind, named in group_nodes(kinds.items()).items()
+        ]
         yield f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"
 
 
 def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
-    """Yield lines about missing drivers, and about those that are older than the CUDA version."""
     absent = [node for node, facts in nodes.items() if facts is None]
     if absent:
         yield (
@@ -165,7 +159,6 @@ def describe_gpus(gpus: Collection[Gpu]) -> str:
 
 
 def _describe_gpu(gpu: Gpu) -> str:
-    """Return a GPU without its number: its name, its memory, its MIG instances."""
     size = f" ({round(gpu.memory / (1 << 30))} GiB)" if gpu.memory else ""
     mig = f" as MIG {'+'.join(gpu.mig)}" if gpu.mig else ""
     return gpu.name + size + mig

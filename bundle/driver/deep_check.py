@@ -28,12 +28,12 @@ from ..protocol.messages import Answer, DeepAnswer, LaunchAnswer, NetworkReport
 from ..protocol.problem import Problem, ProblemCode
 from ..system import network
 from ..system.signals import TERMINATED
+from .findings import shorten_names
 from .state import State
 from .transports.transport import Event
 
 COMMAND = ("-m", "trainer", "all-reduce")
-ALL_REDUCE_SECONDS = 1800
-"""The time after which a launcher is ended that none of the ranks' own time limits has ended."""
+ALL_REDUCE_SECONDS = 1800  # for the launcher; the ranks' own time limits are shorter
 Problems = dict[str, list[Problem]]  # the problems of each node, by its name
 
 
@@ -52,10 +52,11 @@ def check_nodes(state: State) -> None:
         if isinstance(event, messages.NodeClock):
             clocks[event.node] = measure_clock_offset(sent, event.clock, time.time())
 
-    def request(node: str) -> messages.DeepRequest:
-        return messages.DeepRequest(**state.place(node), head=head, names=names)
-
-    state.ask(PhaseName.DEEP, request, take)
+    state.ask(
+        PhaseName.DEEP,
+        lambda node: messages.DeepRequest(*state.place(node), head=head, names=names),
+        take,
+    )
     checked = state.get_answers(DeepAnswer)
     found: list[Problems] = []
     for node, answer in checked.items():
@@ -72,10 +73,7 @@ def check_nodes(state: State) -> None:
 
 
 def names_to_compare(job: Job) -> dict[str, tuple[str, ...]]:
-    """Return the names of nodes, with their addresses here, that all nodes are to look up.
-
-    What only the user's ``ssh`` knows is no name for the ranks.
-    """
+    """Return the names that all nodes look up, with addresses; not what only ``ssh`` knows."""
     resolved = deep.resolve_names(name.rpartition("@")[2] for name in job.nodes)
     by_ssh = job.allocation is Allocation.SSH
     return {name: tuple(places) for name, places in resolved.items() if places or not by_ssh}
@@ -119,7 +117,9 @@ def all_reduce(state: State) -> None:
         result, problems = _measure_all_reduce(state, nodes)
     deep = replace(state.result.deep or DeepReport(), all_reduce=result, skipped=why)
     state.result = replace(state.result, deep=deep)
-    state.answers = {node: _add_problems(answer, [problems]) for node, answer in before.items()}
+    state.answers = {
+        node: _add_problems(answer, [problems], Answer()) for node, answer in before.items()
+    }
 
 
 def _find_reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
@@ -161,7 +161,6 @@ def _measure_all_reduce(
 def _run_ranks(
     state: State, nodes: tuple[str, ...], backend: str
 ) -> dict[tuple[str, int], list[str]]:
-    """Run the all-reduce; return each rank's output lines by node and number."""
     # Nobody joins these ranks later, and none is started again.
     launch = replace(state.job.launch, command=COMMAND, elastic=None, max_restarts=0)
     address, port = _find_address(state, nodes[0])
@@ -176,17 +175,14 @@ def _run_ranks(
 
     def request(node: str) -> messages.LaunchRequest:
         placed = state.place(node)
-        asked = messages.LaunchRequest(**placed, group=group, shared=False, own=True)
+        asked = messages.LaunchRequest(*placed, group=group, shared=False, own=True)
         return replace(asked, job=job, node_rank=nodes.index(node), limit=ALL_REDUCE_SECONDS)
 
     state.ask(PhaseName.LAUNCH, request, take, nodes)
     return printed
 
 
-_NO_ANSWER = Answer()  # an answer without a problem
-
-
-def _add_problems(answer: Answer, found: list[Problems], before: Answer = _NO_ANSWER) -> Answer:
+def _add_problems(answer: Answer, found: list[Problems], before: Answer) -> Answer:
     """Add problems to a node's answer, and those of its earlier answer, each once."""
     problems = [*answer.problems]
     problems += [problem for by_node in found for problem in by_node.get(answer.node, [])]
@@ -201,8 +197,7 @@ def _add_problems(answer: Answer, found: list[Problems], before: Answer = _NO_AN
 
 # --- Agreement of a job's nodes about names and the time. Pure functions, as all that follow -----
 
-SKEW_LIMIT = 2.0
-"""Seconds by which clocks may differ before it is a problem: time limits and logs rely on them."""
+SKEW_LIMIT = 2.0  # seconds; time limits and logs rely on clocks
 
 
 def find_disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> Problems:
@@ -227,12 +222,13 @@ def _judge_names(
             unknown.append(name)
         elif network.is_loopback(addresses[0]):
             inward.append(f"{name} is {addresses[0]}")
-        if not _agree(usable, expected[name]):
-            right = _name_some(sorted(expected[name]))
-            differing.append(f"{name} is {_name_some(usable)}, not {right}")
+        wanted = frozenset(expected[name])
+        if usable and not (wanted.issuperset(usable) or wanted.issubset(usable)):
+            right = shorten_names(sorted(wanted))
+            differing.append(f"{name} is {shorten_names(usable)}, not {right}")
     codes = ProblemCode.NAMES_UNRESOLVED, ProblemCode.NAMES_LEAD_BACK, ProblemCode.NAMES_DIFFER
     named = zip(codes, (unknown, inward, differing))
-    return [Problem(code, node, {"names": _name_some(names)}) for code, names in named if names]
+    return [Problem(code, node, {"names": shorten_names(names)}) for code, names in named if names]
 
 
 def measure_clock_offset(sent: float, clock: float, received: float) -> ClockOffset:
@@ -284,20 +280,7 @@ def _find_expected_addresses(
     return max(counts, key=lambda addresses: (counts[addresses], by_node.get(name) == addresses))
 
 
-def _agree(mine: Collection[str], expected: Collection[str]) -> bool:
-    return not mine or set(mine) <= set(expected) or set(expected) <= set(mine)
-
-
-def _name_some(items: Iterable[str], most: int = 4) -> str:
-    listed = list(items)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
-
-
-# --- The way to the head, and what the ranks of an all-reduce have printed -----------------------
-
-RESULT = "ALL-REDUCE "
-"""Prefix of the line with the ranks' measurement (``trainer/network/all_reduce.py``)."""
+RESULT = "ALL-REDUCE "  # what trainer/network/all_reduce.py prints before its measurement
 
 _ERROR = re.compile(r"(\[RANK \d+\] )?error: (.*)")
 _BETWEEN_TWO = re.compile(r"(\S+) and (\S+): (.*)", re.DOTALL)
@@ -382,7 +365,7 @@ def _read_reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
 
 
 def _group_by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
-    frequency = Counter(node for report in reports for node in report.pair or ())
+    frequency = Counter(node for report in reports for node in report.pair)
     problems: Problems = {}
     for report in reports:
         for node in _pick_faulty_nodes(report, nodes, frequency):
@@ -402,11 +385,9 @@ def _pick_faulty_nodes(
 
 
 def _find_named_nodes(text: str, nodes: Sequence[str]) -> list[str]:
-    silent = _SILENT.match(text)
-    if silent:
-        return [node for node in silent[1].split(", ") if node in nodes]
-    about = _ABOUT_ONE.match(text)
-    return [about[1]] if about and about[1] in nodes else []
+    silent, about = _SILENT.match(text), _ABOUT_ONE.match(text)
+    named = silent[1].split(", ") if silent else [about[1]] if about else []
+    return [node for node in named if node in nodes]
 
 
 def _describe_exits(answers: Mapping[str, LaunchAnswer]) -> Problems:

@@ -1,10 +1,7 @@
 """The driver: runs inside the allocation and takes all nodes through the phases of a job.
 
-It prints JSON lines, ``{"v": 1, "job_id": ..., "time": ..., "event": ..., "node": ...,
-"phase": ..., "seconds": ...}``, with the time in seconds since the epoch by the driver's clock:
-``job`` first, ``begin`` and ``end`` of each phase with what agents answer in it, and at last one
-``result``; :mod:`bundle.protocol.events` has all of them. It keeps them as ``events.<jobid>.jsonl``
-beside the logs, and writes what the ranks print to one log a rank.
+It prints events as JSON lines (:mod:`bundle.protocol.events`), ``job`` first and ``result`` last,
+keeps them as ``events.<jobid>.jsonl`` beside the logs, and writes one log for each rank.
 """
 
 from __future__ import annotations
@@ -33,19 +30,11 @@ from .transports import slurm_text
 from .transports.local import LocalTransport
 from .transports.transport import Transport
 
-READER_SECONDS = 60.0
-"""Time that a driver which is done waits for a reader that has stopped; it keeps an allocation.
-
-The file of the job's events has what was not read.
-"""
+READER_SECONDS = 60.0  # for a reader that has stopped, at the end; it keeps an allocation
 
 
 def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
-    """Take the job through its phases; return the exit status, 0 or 3 (130 when interrupted).
-
-    Raises:
-        NodeError: there is no allocation, or the log directory cannot be written.
-    """
+    """Take the job through its phases; return the exit status, 0 or 3 (130 when interrupted)."""
     signals.end_on_signals()
     signals.receive_user_signals()
     processes.raise_open_files()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ..protocol.counts import format_size
 from ..protocol.messages import NodeRootFacts, PreflightAnswer, ProbeAnswer
@@ -41,10 +41,10 @@ def format_probe_line(answer: ProbeAnswer) -> str:
     return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])
 
 
-def group_nodes(texts: Mapping[str, str]) -> dict[str, list[str]]:
+def group_nodes(texts: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the nodes that have each of the texts."""
     nodes: dict[str, list[str]] = {}
-    for node, text in texts.items():
+    for node, text in texts:
         nodes.setdefault(text, []).append(node)
     return nodes
 

@@ -1,8 +1,7 @@
 """Forecast of the time until a job's ranks run, from a small model. Pure functions.
 
-A job checks the nodes, sends them the bundle while they unpack it, checks the environment, and
-starts the ranks, all in one Slurm step, with a few exceptions. Nodes pass the bundle on to each
-other along two trees that carry a half each, so every link carries it once, and depth adds little
+Nodes pass the bundle on to each other along two trees that carry a half each, so every link carries
+it once, and depth adds little
 (:mod:`bundle.transfer.relay_chunks`). Or ``sbcast`` sends it: in blocks of 8 MiB, each sent when
 every node has acknowledged the one before; each sender passes a block on to ``width`` nodes over
 one link, which they share, and so on down the tree (``file_bcast.c`` and ``forward.c`` of Slurm).
@@ -13,16 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..format.manifest import Layer
+from ..protocol.dataclass import dataclass
 from ..protocol.events import StagingWork
 from ..protocol.job import ASSUMED, Rates
 
 BLOCK = 8 << 20  # bytes that ``sbcast`` sends at a time
-WIDEST = 8
-"""The most nodes that a sender of a broadcast serves directly, up to Slurm 23.02; 64 later."""
+WIDEST = 8  # nodes that a sender of a broadcast serves, up to Slurm 23.02; 64 later
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,7 @@ class Nodes:
 
     count: int
     cpus: int = 2  # CPUs that unpack on each; if nodes share a machine, that machine's
-    sharing: int = 1
-    """The number of nodes that share one machine and its CPUs; 1 on a cluster of many machines."""
+    sharing: int = 1  # nodes that share one machine and its CPUs
     ranks: int = 1
 
     def compute_parallel(self, cpu_seconds: float) -> float:

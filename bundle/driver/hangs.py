@@ -11,24 +11,21 @@ import collections
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..launch.wrapper import is_own_file
 from ..protocol.counts import format_count
+from ..protocol.dataclass import dataclass
 from ..protocol.events import Hang
 from ..protocol.messages import CollectiveState, ProcessState, RankState
 from .findings import shorten_names
 
-States = Mapping[int, "tuple[str, RankState]"]
-"""The node and the state of each rank."""
-UNKNOWN_STATE = "?"
-"""The state of a rank's process where nothing is known of it; ``""`` is that of one that ended."""
-HELD = "held"
-"""The kind of a hang that may only be a large write: it is certain once it comes again."""
+States = Mapping[int, "tuple[str, RankState]"]  # the node and the state of each rank
+UNKNOWN_STATE = "?"  # of a process of which nothing is known; ``""`` is that of one that ended
+HELD = "held"  # the kind of a hang that may be only a large write, unless it comes again
 _STOPPED, _HELD, _ENDED = ("T", "t"), "D", ("", "Z", "X")
-_NODE_ROOT = re.compile(r"^.*/stager-\d+/(?=envs/)")
-"""What the paths of one file on several nodes may differ in."""
+_NODE_ROOT = re.compile(r"^.*/stager-\d+/(?=envs/)")  # differs between nodes
 _WAITING = "/torch/distributed/"
 _LOADER = "/torch/utils/data/dataloader.py"
 _CHILD = "process "  # the beginning of the name of the stack of a rank's child
@@ -50,8 +47,9 @@ def find_hang(states: States, earlier: States, seconds: float) -> Hang | None:
 
     ``earlier`` are their states so many seconds before.
     """
+    unknown = "", RankState(-1, ProcessState(0, state=UNKNOWN_STATE))
     ranks = {
-        number: _Rank(number, node, state, earlier[number][1] if number in earlier else None)
+        number: _Rank(number, node, state, earlier.get(number, unknown)[1])
         for number, (node, state) in sorted(states.items())
     }
     if not ranks or any(rank.has_progress() for rank in ranks.values()):
@@ -67,12 +65,10 @@ def find_hang(states: States, earlier: States, seconds: float) -> Hang | None:
 
 @dataclass(frozen=True)
 class _Rank:
-    """A rank, as both looks have found it."""
-
     number: int
     node: str
     state: RankState
-    earlier: RankState | None
+    earlier: RankState
 
     @property
     def has_ended(self) -> bool:
@@ -80,19 +76,13 @@ class _Rank:
 
     @property
     def is_known(self) -> bool:
-        return self.earlier is not None and self.state.process.state != UNKNOWN_STATE
+        return UNKNOWN_STATE not in (self.state.process.state, self.earlier.process.state)
 
     def has_progress(self) -> bool:
-        """Return whether it has come further in any group since the earlier look."""
-        before = self.earlier.groups if self.earlier else ()
-        return bool(before and self.state.groups) and (
-            _list_numbers(before) != _list_numbers(self.state.groups)
-        )
+        before, now = self.earlier.groups, self.state.groups
+        return bool(before and now) and _list_numbers(before) != _list_numbers(now)
 
     def list_processes(self) -> list[tuple[ProcessState, ProcessState]]:
-        """Return its process and its children, each as it was and as it is."""
-        if self.earlier is None:
-            return []
         before = {one.pid: one for one in (*self.earlier.children, self.earlier.process)}
         now = (self.state.process, *self.state.children)
         return [(before[one.pid], one) for one in now if one.pid in before]
@@ -100,7 +90,7 @@ class _Rank:
     def is_busy(self, seconds: float) -> bool:
         """Return whether it uses the CPU, has moved to another place, or starts processes."""
         processes = self.list_processes()
-        if not processes or self.earlier is None:
+        if not processes:
             return False
         used = sum(last.seconds - first.seconds for first, last in processes)
         moved = get_main_frames(self.state) != get_main_frames(self.earlier)
@@ -112,21 +102,15 @@ def _list_numbers(groups: Sequence[CollectiveState]) -> list[tuple[object, ...]]
 
 
 class _Stuck(NamedTuple):
-    """A process group in which ranks wait for an operation that does not complete."""
-
     name: str
     number: int
     operation: str
     reports: dict[int, CollectiveState]
     waiting: frozenset[int]
-    behind: tuple[int, ...]
-    """The ranks that have not entered it, or have ended; the one with the lowest number first."""
-    late: tuple[int, ...]
-    """Where none is behind, the ranks whose device has not begun it though others' have."""
-    unknown: tuple[int, ...]
-    """Ranks of the group of which it is not known whether they have entered it."""
-    has_all: bool = False
-    """True if all ranks of the job are in it."""
+    behind: tuple[int, ...]  # or ended; the lowest number first
+    late: tuple[int, ...]  # if none is behind: whose device has not begun it, unlike others'
+    unknown: tuple[int, ...]  # ranks that may have entered it or not
+    has_all: bool = False  # true if all ranks of the job are in it
 
     def __str__(self) -> str:
         named = f"{self.operation or 'collective operation'} {self.number}"
@@ -134,8 +118,6 @@ class _Stuck(NamedTuple):
 
 
 class _Comparison:
-    """All ranks at two moments, and what follows from them together."""
-
     def __init__(self, ranks: Mapping[int, _Rank], seconds: float) -> None:
         self.ranks, self._seconds = ranks, seconds
         self.stuck = sorted(_list_stuck(ranks), key=lambda stuck: -len(stuck.waiting))
@@ -144,15 +126,13 @@ class _Comparison:
         self.missing = [
             *(rank for stuck in self.stuck for rank in stuck.behind if not places[rank]),
             *(rank for stuck in self.stuck for rank in stuck.late if places[rank] == 1),
-        ]
-        """Ranks that others wait for, and that wait for none: the roots of all waiting."""
+        ]  # ranks that others wait for, and that wait for none: the roots of all waiting
 
     def is_busy(self, rank: int) -> bool:
         """Return whether a rank uses the CPU, or has moved to another place."""
         return self.ranks[rank].is_busy(self._seconds)
 
     def name(self, ranks: Sequence[int]) -> str:
-        """Return ranks with their nodes: ``rank 5 on node07``."""
         nodes = list(dict.fromkeys(self.ranks[rank].node for rank in ranks))
         noun = "rank" if len(ranks) == 1 else "ranks"
         return f"{noun} {shorten_names([*map(str, ranks)])} on {shorten_names(nodes)}"
@@ -187,20 +167,9 @@ class _Comparison:
         return hang
 
 
-# --- Processes -----------------------------------------------------------------------------------
-
-
 def _find_process(looks: _Comparison) -> Hang | None:
     """Find processes that cannot go on; of a rank that waits for others, only its own counts."""
-    suspects = frozenset(looks.missing if looks.stuck else looks.ranks)
-    found: dict[int, tuple[ProcessState, str]] = {}
-    for rank in looks.ranks.values():
-        is_missed = rank.number in suspects and not looks.is_busy(rank.number)
-        processes = rank.list_processes() if rank.number in suspects else rank.list_processes()[:1]
-        for first, last in processes:
-            how = _describe_fault(first, last, is_missed and last is not rank.state.process)
-            if how:
-                found.setdefault(rank.number, (last, how))
+    found = _list_faults(looks)
     if not found:
         return None
     number, *others = found
@@ -211,6 +180,20 @@ def _find_process(looks: _Comparison) -> Hang | None:
     text = f"process {process.pid} ({process.name}) of {looks.name([number])} is {how}{more}"
     kind = HELD if process.state == _HELD else "stopped"
     return looks.make_hang(kind, list(found), text)
+
+
+def _list_faults(looks: _Comparison) -> dict[int, tuple[ProcessState, str]]:
+    """Return the first such process of each rank that has one, and what is wrong with it."""
+    suspects = frozenset(looks.missing if looks.stuck else looks.ranks)
+    found: dict[int, tuple[ProcessState, str]] = {}
+    for rank in looks.ranks.values():
+        is_missed = rank.number in suspects and not looks.is_busy(rank.number)
+        processes = rank.list_processes() if rank.number in suspects else rank.list_processes()[:1]
+        for first, last in processes:
+            how = _describe_fault(first, last, is_missed and last is not rank.state.process)
+            if how:
+                found.setdefault(rank.number, (last, how))
+    return found
 
 
 def _describe_fault(first: ProcessState, last: ProcessState, is_missed: bool) -> str:
@@ -224,9 +207,6 @@ def _describe_fault(first: ProcessState, last: ProcessState, is_missed: bool) ->
         )
     is_dead = is_missed and first.state in _ENDED and last.state in _ENDED
     return "dead, and the rank has not noticed" if is_dead else ""
-
-
-# --- Collective operations -----------------------------------------------------------------------
 
 
 def _list_stuck(ranks: Mapping[int, _Rank]) -> Iterator[_Stuck]:
@@ -280,9 +260,7 @@ def _find_awaited(reports: Mapping[int, CollectiveState]) -> int:
     completed = max(report.completed for report in reports.values())
     if completed >= 0:
         return completed + 1
-    return max(
-        0, *(report.enqueued for report in reports.values())
-    )  # the ranks furthest ahead wait
+    return max(0, *(one.enqueued for one in reports.values()))  # the ranks furthest ahead wait
 
 
 def _find_rank_behind(looks: _Comparison) -> Hang | None:
@@ -319,7 +297,6 @@ def _judge_groups(looks: _Comparison) -> Hang | None:
 
 
 def _group_by_operation(stuck: _Stuck) -> list[list[int]]:
-    """Return the waiting ranks by what they wait in, the fewest first."""
     groups: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(stuck.waiting):
         report = stuck.reports[rank]
@@ -366,9 +343,6 @@ def _are(ranks: Collection[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-# --- Stacks --------------------------------------------------------------------------------------
-
-
 def get_main_frames(state: RankState) -> tuple[str, ...]:
     """Return the frames of a rank's main thread, the innermost first; none where unknown."""
     first = next(iter(state.threads), None)
@@ -397,15 +371,11 @@ def _describe_place(state: RankState, ended: str) -> str:
 
 
 def _compare_stacks(looks: _Comparison) -> Hang:
-    places: dict[tuple[str, ...], list[int]] = {}
-    for number, rank in looks.ranks.items():
-        if not rank.has_ended:
-            frames = tuple(_NODE_ROOT.sub("", frame) for frame in get_main_frames(rank.state))
-            places.setdefault(frames, []).append(number)
+    places = _group_by_stack(looks.ranks)
     silent = places.pop((), [])
     if not places:
         return looks.make_hang("unknown", silent, "no rank shows where it is")
-    waiting = [ranks for frames, ranks in places.items() if any(_WAITING in one for one in frames)]
+    waiting = [ranks for frames, ranks in places.items() if _is_waiting(frames)]
     most = max(waiting or places.values(), key=len)
     ranks = _list_others(list(places.values()), waiting, most) or (silent if waiting else [])
     if ranks:
@@ -416,6 +386,20 @@ def _compare_stacks(looks: _Comparison) -> Hang:
     several = f", in {len(places)} places" if len(places) > 1 else ""
     text = f"{looks.name(ranks)} {'prints' if len(ranks) == 1 else 'print'} nothing{several}"
     return looks.make_hang("unknown", ranks, text)
+
+
+def _group_by_stack(ranks: Mapping[int, _Rank]) -> dict[tuple[str, ...], list[int]]:
+    """Return the numbers of ranks that have not ended, by their frames; () for unknown ones."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for number, rank in ranks.items():
+        if not rank.has_ended:
+            frames = tuple(_NODE_ROOT.sub("", frame) for frame in get_main_frames(rank.state))
+            places.setdefault(frames, []).append(number)
+    return places
+
+
+def _is_waiting(frames: Sequence[str]) -> bool:
+    return any(_WAITING in frame for frame in frames)
 
 
 def _list_others(

@@ -1,7 +1,7 @@
 """The files of one job under the log directory, all written by the driver.
 
-A rank's log holds the bytes that it wrote, each of them. The log of a node's first rank also has
-lines of the driver's and of the launcher's own.
+A rank's log holds the bytes that it wrote; that of a node's first rank also has lines of the driver
+and of the launcher.
 
 ``order.<jobid>.tsv`` says when which log grew: a line for each piece that was appended, with the
 time in seconds since the epoch on the driver's clock, the node, the task and the piece's bytes. A
@@ -98,14 +98,12 @@ def _is_of_another(last: Record, job: Job) -> bool:
     return (last.time or 0.0) + CLOCK_SECONDS < (parse_submit_time(shown) or 0.0)
 
 
-_FEWEST, _MOST = 8, 1 << 14
-"""Limits of the number of files that are kept open at a time; half of what a process may open."""
+_FEWEST, _MOST = 8, 1 << 14  # open files; half of what a process may open
 
 PieceWriter = tuple["str | int | None", ...]
 """The writer of a piece; a line that one has not ended yet is not joined with another's."""
 DRIVER: PieceWriter = ("driver",)
-_CUT: PieceWriter = ("cut",)
-"""Nobody: a full disk took only the beginning of a line, to which nothing belongs that follows."""
+_CUT: PieceWriter = ("cut",)  # nobody: nothing belongs to a line that a full disk cut
 
 
 def format_attempt_mark(number: int) -> str:
@@ -124,10 +122,7 @@ class Logs:
     """
 
     def __init__(self, job: Job) -> None:
-        """Create the directory, the event log, and copies of the job and of the wrapper.
-
-        The copy of the job is for reading later: it has no secrets of its arguments.
-        """
+        """Create the directory, the event log, and copies of the wrapper and the redacted job."""
         self.fault = ""
         self.disk_full = False
         self.lost: collections.Counter[tuple[str, int]] = collections.Counter()
@@ -136,10 +131,8 @@ class Logs:
         self._begun: set[str] = set()
         self._most_open = min(_MOST, max(_FEWEST, processes.get_open_file_limit() // 2))
         self._unended: dict[str, PieceWriter] = {}
-        self._request: tuple[int, ...] = ()
-        """The file that last asked for stacks."""
-        self._answered: tuple[int, ...] = ()
-        """The one that was answered last: it may not be possible to remove it."""
+        self._request: tuple[int, ...] = ()  # the file that last asked for stacks
+        self._answered: tuple[int, ...] = ()  # it may not be possible to remove that one
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
             self.older = move_older_files(job)
@@ -240,7 +233,6 @@ class Logs:
         self.disk_full = files.is_full(exc)
 
     def _open(self, name: str) -> IO[bytes]:
-        """Return an open file; close those unused for longest if there are too many."""
         if name in self._files:
             self._files.move_to_end(name)
             return self._files[name]

@@ -27,22 +27,14 @@ def format_line(job_id: str, time: float, event: Mapping[str, object]) -> str:
 
 # --- The output of the driver, in a thread of its own: a reader that stops reading holds up nothing
 
-# A terminal may stop at Ctrl-S, a pager at its first page, and a pipe takes 64 KiB. The driver goes
-# on all the same: it reads its agents and writes the logs. What waits for the reader is bounded.
-# Where that is too much, the oldest output of ranks is not shown, and the next event says how many
-# lines that were; they are in the logs. No other event is left out, and the order stays.
+# A terminal may stop at Ctrl-S, and a pipe takes 64 KiB. What waits for the reader is bounded:
+# beyond that the oldest output of ranks, which their logs have, is not shown, and the next event
+# counts its lines. No other event is left out, and the order stays.
 
-HELD_BYTES = 8 << 20
-"""Memory for the ranks' output that waits for the reader, besides what is being written."""
-_OBJECT_BYTES = 400
-"""Memory that a piece of output takes besides its bytes: many ranks may print little each."""
-_PATIENCE_SECONDS = 1.0
-"""Time that a full display is waited for, in all, until its reader has once caught up.
-
-A reader that is only late then misses nothing; one that has stopped costs no more than this.
-"""
-_AT_ONCE = 1 << 17
-"""Bytes of output that are written at once: a thread gets its turn only every few milliseconds."""
+HELD_BYTES = 8 << 20  # of ranks, besides what is being written
+_OBJECT_BYTES = 400  # of a piece, besides its bytes: many ranks may print little each
+_PATIENCE_SECONDS = 1.0  # in all, to wait for a reader that is only late
+_AT_ONCE = 1 << 17  # bytes: a thread gets its turn only every few milliseconds
 _STDOUT = 1
 
 
@@ -64,13 +56,11 @@ class Display:
         self._job_id, self._handle = job_id, handle
         self._changed = threading.Condition()
         """Held to read or change what follows; the main thread puts signals off meanwhile."""
-        self._numbers = itertools.count()
-        """Numbers of what is printed, in its order."""
+        self._numbers = itertools.count()  # numbers of what is printed, in its order
         self._events: collections.deque[tuple[int, bytes]] = collections.deque()
         self._output: collections.deque[tuple[int, _Output]] = collections.deque()
         self._held = 0
-        self._skipped = 0
-        """Lines that are not shown, and that no event has mentioned yet."""
+        self._skipped = 0  # lines that are not shown, and that no event has mentioned yet
         self._patience = _PATIENCE_SECONDS
         self._idle = True
         self._thread: threading.Thread | None = None
@@ -176,8 +166,6 @@ class Display:
                 self._changed.wait_for(lambda: self._events or self._output)
 
 
-# --- The output of ranks on its way into their logs, and what of it is lost ----------------------
-
 _LOST_ON_THE_WAY = ProblemCode.OUTPUT_LOST.row.why
 
 
@@ -193,11 +181,9 @@ class OutputLogs:
         self._received: collections.Counter[tuple[str, int | None]] = collections.Counter()
         """Bytes received from each rank of each node; the node's launcher has None for a rank."""
         self._missing: dict[tuple[str, int | None], OutputLoss] = {}
-        """What agents have sent and has not come, as far as it is known."""
         self._frames: collections.Counter[str] = collections.Counter()
         """Frames that nodes have lost, where they have not said how many bytes that were."""
         self._counted: set[tuple[str, str]] = set()
-        """The nodes and tasks that have said how much they have sent."""
 
     def write(self, event: RankOutput, task: int) -> None:
         """Append output to the log of a task."""
@@ -239,10 +225,7 @@ class OutputLogs:
 def describe_losses(
     losses: Sequence[OutputLoss], left_out: Collection[str]
 ) -> dict[str, tuple[Problem, ...]]:
-    """Return losses as problems by node, without those of nodes that were left out.
-
-    Such a node may have crashed in the middle of a message, and the job has gone on without it.
-    """
+    """Return losses as problems by node; nodes left out may have crashed amid a message."""
     problems: dict[str, tuple[Problem, ...]] = {}
     for loss in losses:
         if loss.node not in left_out:

@@ -27,15 +27,6 @@ from .retries import Failure, History, RankProgress, find_failure
 from .state import State
 from .transports.transport import Event, LaunchStopped
 
-# --- The ranks of a job: how they are started, and what has become of them -----------------------
-
-
-def _prepare_run_dirs(state: State) -> None:
-    """Decide where ranks run; and send earlier results to all nodes, spare ones too."""
-    state.separate_run_dirs = not all(facts.proj for facts in state.facts.values())
-    collect.note_unnamed(state)  # before hours of work, and at the end once more
-    collect.send_earlier_results(state)
-
 
 def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
     shared = not state.separate_run_dirs
@@ -44,14 +35,13 @@ def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
         _note_cpus(state)
     world_size = state.nproc * len(state.job.nodes)
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
-    keeps_numbers = not is_moving(state.job.launch)
-    """True if ranks stay on their nodes."""
+    keeps_numbers = not is_moving(state.job.launch)  # true if ranks stay on their nodes
     has_begun = state.job.min_nodes is None
     """True once no node is left out any more, so that ranks get no other numbers."""
 
     def request(node: str) -> messages.LaunchRequest:
         return messages.LaunchRequest(
-            **state.place(node),
+            *state.place(node),
             group=group,
             shared=shared,
             attempt=state.attempt,
@@ -135,14 +125,13 @@ class Phase(NamedTuple):
 
     name: PhaseName  # its name in the events ``begin`` and ``end``, and in the result's ``seconds``
     ask: Callable[[State], None]  # asks the nodes; ``state.answers`` then has the answer of each
-    use: Callable[[State], None]
-    """Learns from the answers; leaves out the nodes that have a problem, or fails."""
+    use: Callable[[State], None]  # also leaves out nodes with a problem, or fails
 
 
 def phases_of(job: Job) -> tuple[Phase, ...]:
     """Return the phases of a job."""
     if job.action is Action.CLEAN:
-        return (Phase(PhaseName.CLEAN, _ask_clean, State.fail_if_any),)
+        return (CLEAN,)
     check = (PREFLIGHT, PLACE, UNPACK, PROBE)
     if _checks_deeply(job):
         from . import deep_check
@@ -195,7 +184,6 @@ def _use_preflight(state: State) -> None:
 
 
 def _use_unpack(state: State) -> None:
-    """Log where each environment is, and report those that were repaired."""
     answers = state.get_answers(messages.UnpackAnswer)
     seconds = [one.unpack_seconds for one in answers.values() if one.unpack_seconds is not None]
     repaired = {node: one.mended for node, one in answers.items() if one.mended is not None}
@@ -221,7 +209,7 @@ def _log_environments(state: State, answers: Mapping[str, messages.UnpackAnswer]
 
 def _ask_probe(state: State) -> None:
     head = state.facts[state.job.nodes[0]].address
-    state.ask(PhaseName.PROBE, lambda node: messages.ProbeRequest(**state.place(node), head=head))
+    state.ask(PhaseName.PROBE, lambda node: messages.ProbeRequest(*state.place(node), head=head))
 
 
 def _use_probe(state: State) -> None:
@@ -272,8 +260,13 @@ def _ask_launch(state: State) -> None:
         code.send()
 
 
+def _prepare_run_dirs(state: State) -> None:
+    state.separate_run_dirs = not all(facts.proj for facts in state.facts.values())
+    collect.note_unnamed(state)  # before hours of work, and at the end once more
+    collect.send_earlier_results(state)
+
+
 def _prepare_restart(state: State, failure: Failure, failed: FailedAttempt, ended: float) -> None:
-    """Choose the nodes of another attempt: they are asked again, with new agents."""
     before = state.job.nodes
     state.attempt = failed.number + 1
     state.transport.close()
@@ -312,15 +305,18 @@ def _use_launch(state: State) -> None:
     state.fail_if_any()
 
 
-def _ask_clean(state: State) -> None:
-    state.ask(PhaseName.CLEAN, lambda node: messages.CleanRequest(**state.common(node)))
-
-
 PREFLIGHT = Phase(PhaseName.PREFLIGHT, _ask_preflight, _use_preflight)
 PLACE = Phase(PhaseName.PLACE, _do_nothing, placement.make_and_emit_plan)
 UNPACK = Phase(PhaseName.UNPACK, placement.execute_plan, _use_unpack)
 PROBE = Phase(PhaseName.PROBE, _ask_probe, _use_probe)
 LAUNCH = Phase(PhaseName.LAUNCH, _ask_launch, _use_launch)
+CLEAN = Phase(
+    PhaseName.CLEAN,
+    lambda state: state.ask(
+        PhaseName.CLEAN, lambda node: messages.CleanRequest(*state.common(node))
+    ),
+    State.fail_if_any,
+)
 
 # --- What the preflight asks, and what the driver says of its answers ----------------------------
 
@@ -348,7 +344,7 @@ def _make_preflight_request(
     state: State, node: str, marker: str, known: dict[str, tuple[str, ...]] | None
 ) -> messages.PreflightRequest:
     request = messages.PreflightRequest(
-        **state.common(node), marker=marker, attempt=state.attempt, code=known
+        *state.common(node), marker=marker, attempt=state.attempt, code=known
     )
     if state.bundle is None:
         return request

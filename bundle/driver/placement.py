@@ -1,8 +1,7 @@
 """Bringing the environment to the nodes: the plan, the sending, and a second try where it failed.
 
-The file goes into a directory of the job's own in ``incoming/`` of the node root, while an agent
-waits on each node that gets it: the agent makes the directory, checks every digest on the way, and
-removes the directory whatever happens, so that a block which comes too late finds no place.
+The file goes into a directory of the job's own in ``incoming/`` of the node root. The agent makes
+it, checks every digest, and removes it whatever happens: a block that comes late finds no place.
 """
 
 from __future__ import annotations
@@ -99,11 +98,14 @@ def make_and_emit_plan(state: State) -> None:
 
 def execute_plan(state: State) -> None:
     """Do what was planned; ``state.answers`` then has every node's."""
-    groups = _find_groups(state)
+    planned, kept = () if state.plan is None else state.plan.groups, set(state.job.nodes)
+    groups = [
+        group._replace(nodes=tuple(filter(kept.__contains__, group.nodes))) for group in planned
+    ]
 
     def request(node: str) -> UnpackRequest:
         ready = state.facts[node].ready
-        return UnpackRequest(**state.place(node), bundle=state.job.bundle, checked=ready)
+        return UnpackRequest(*state.place(node), bundle=state.job.bundle, checked=ready)
 
     # Some nodes read the bundle where it is, or have the environment.
     direct = tuple(node for group in groups if group.how not in SENT for node in group.nodes)
@@ -111,15 +113,6 @@ def execute_plan(state: State) -> None:
     for number, group in enumerate(groups):
         if group.how in SENT and group.nodes and state.bundle is not None:
             _send_to_group(state, state.bundle, group, number)
-
-
-def _find_groups(state: State) -> list[NodeGroup]:
-    """Return the groups of the plan, with those of their nodes that the job still uses."""
-    groups, kept = () if state.plan is None else state.plan.groups, set(state.job.nodes)
-    return [
-        group._replace(nodes=tuple(node for node in group.nodes if node in kept))
-        for group in groups
-    ]
 
 
 def _send_to_group(state: State, bundle: BundleFile, group: NodeGroup, number: int) -> None:
@@ -170,16 +163,12 @@ class _Shipment(NamedTuple):
     source: str
     size: int
     folder: str  # the name of the directory that it goes to, in ``incoming/`` of each node root
-    relayed: bool
-    """True if the nodes pass it on to each other; False if ``sbcast`` or ``ssh`` brings it."""
-    manifest: str | None = None
-    """The bundle's manifest, where the file has only a part of the bundle."""
-    members: tuple[str, ...] = ()
-    """The members of the bundle that the file has, where it has only a part."""
+    relayed: bool  # else ``sbcast`` or ``ssh`` brings it
+    manifest: str | None = None  # the bundle's, where the file has only a part of it
+    members: tuple[str, ...] = ()  # those that the file has, where it has only a part
     results: bool = False
     code: str = ""  # the kind of node that it is compiled code for
-    thin: BundleFile | None = None
-    """The bundle, where it is sent whole and ``source`` does not have the frames of its layers."""
+    thin: BundleFile | None = None  # of which ``source`` lacks the layers' frames
 
     @property
     def content(self) -> str:
@@ -192,7 +181,6 @@ class _Shipment(NamedTuple):
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
-    """Send to all nodes; send copies that were damaged on their way once more."""
     _deliver_in_any_way(state, shipment, nodes)
     damaged = _find_damaged_copies(state, shipment, nodes)
     if not damaged:
@@ -225,7 +213,6 @@ def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...
 
 
 def _relay(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Send by a relay; return the nodes that it did not reach."""
     delivery = _deliver_once(state, shipment, nodes)
     unreached: dict[str, str] = {}
     for node in nodes:
@@ -236,7 +223,7 @@ def _relay(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> tuple[s
             unreached[node] = delivery.failed[node]
         elif "" in delivery.failed and node not in delivery.settled and answer.lost:
             unreached[node] = delivery.failed[""]
-    for why, named in group_nodes(unreached).items():
+    for why, named in group_nodes(unreached.items()).items():
         said = f"the relay did not reach {shorten_names(named)} ({why})"
         state.note(f"{said}: using {_other_way(state.job)}", warning=True)
     return tuple(unreached)
@@ -307,7 +294,7 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
             shipment.results,
             shipment.code,
         )
-        return UnpackRequest(**state.place(node), incoming=incoming)
+        return UnpackRequest(*state.place(node), incoming=incoming)
 
     delivery = state.deliver(transfer, nodes, request)
     for remark in delivery.remarks:

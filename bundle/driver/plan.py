@@ -26,8 +26,6 @@ from .forecast import (
     measure_staging_work,
 )
 
-# --- A file with only some members of a bundle, which the nodes do not have, or with all of them
-
 _CHUNK = 8 << 20
 
 
@@ -68,8 +66,7 @@ class TransferRule(NamedTuple):
 
     stage: Stage = Stage.AUTO
     way: TransferWay = TransferWay.AUTO
-    without_relay: str = SBCAST
-    """How it is sent where no relay can: ``sbcast``, or ``ssh`` where there is no Slurm."""
+    without_relay: str = SBCAST  # ``ssh`` where there is no Slurm
 
 
 class NodeGroup(NamedTuple):
@@ -84,8 +81,7 @@ class NodeGroup(NamedTuple):
     the nodes have all layers and only the manifest differs."""
     layers: tuple[str, ...] = ()
     bytes: int = 0
-    work: StagingWork | None = None
-    """The work of each node; None if there is none, or it is not known."""
+    work: StagingWork | None = None  # of each node; None if there is none, or it is unknown
 
 
 class Plan(NamedTuple):
@@ -93,8 +89,7 @@ class Plan(NamedTuple):
 
     groups: tuple[NodeGroup, ...]
     why: str
-    staged: tuple[Staging, ...] = ()
-    """The expected seconds of each group that has work to do; groups are served one by one."""
+    staged: tuple[Staging, ...] = ()  # for each group that has work; one by one
 
     @property
     def bytes(self) -> int:
@@ -117,11 +112,10 @@ def make_plan(
     groups = _make_groups(how, waiting, facts, manifest, size)
     forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
     is_sent, why = _choose(waiting, rule.stage, groups, facts, forecast)
-    can_send = is_sent and manifest is not None
     problems: dict[str, Problem] = {}
     if is_sent:
         why = f"{how} to {format_count(len(waiting), 'node')}: {why}{no_relay}"
-    if not can_send:
+    if manifest is None or not is_sent:  # all that can be served read the bundle where it lies
         problems = _find_unserved(waiting, rule.stage, facts, is_sent=is_sent)
         groups = _share_bundle(groups, problems)
     present = [NodeGroup(ready, PRESENT)] if ready else []
@@ -173,14 +167,12 @@ def _make_groups(
 
 
 def _find_blind(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[str]:
-    """Return the nodes that cannot see the bundle."""
     return [node for node in nodes if facts[node].rate is None]
 
 
 def _find_unserved(
     waiting: Sequence[str], stage: Stage, facts: Mapping[str, PreflightAnswer], *, is_sent: bool
 ) -> dict[str, Problem]:
-    """Return the problems of nodes that would need a bundle which cannot be sent to them."""
     blind = _find_blind(waiting, facts)
     if stage == Stage.NEVER:
         return {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
@@ -261,7 +253,7 @@ def group_by_root(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
 ) -> list[tuple[str, ...]]:
     """Return the nodes that have the same node root, together."""
-    return [*map(tuple, group_nodes({node: facts[node].root for node in nodes}).values())]
+    return [*map(tuple, group_nodes((node, facts[node].root) for node in nodes).values())]
 
 
 def _choose_members(

@@ -13,10 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ..channel.agent_channel import LOOK
 from ..launch.program_variables import is_moving
+from ..protocol.dataclass import dataclass
 from ..protocol.events import Hang, JobStacks, RankOutput, RanksSilent
 from ..protocol.messages import (
     UNASKED,
@@ -41,19 +42,15 @@ _ANSWER_SECONDS = 20.0  # time that a node gets to answer; that of many ranks ta
 _TICK_SECONDS = 0.25
 _REQUEST_SECONDS = 1.0  # time between two looks for a request
 _HANG_VALID_SECONDS = 120.0
-"""Time that a hang counts after ranks have printed again: PyTorch's own timeout, which ends them,
-prints messages and writes a record first (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
+"""Time that a hang counts after output: PyTorch's own timeout prints a record before it ends ranks
+(TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
 _CHARACTERS = 300  # of the last line
-_MOST_CHARACTERS, _NCCL_CHARACTERS = 1 << 20, 1 << 16
-"""The state of a rank, and NCCL's; agents send far fewer, but any node may be hostile."""
+_MOST_CHARACTERS, _NCCL_CHARACTERS = 1 << 20, 1 << 16  # any node may be hostile
 
 
 @contextmanager
 def watch_ranks(state: State) -> Iterator[Callable[[Event], None]]:
-    """Watch a launch while the block runs, if the job wants it; yield what takes its events.
-
-    The hang that the ranks were in at the end becomes a part of the job's result.
-    """
+    """Watch a launch while the block runs, if the job wants it; yield what takes its events."""
     if not state.job.launch.watch:
         yield lambda event: None
         return
@@ -68,12 +65,9 @@ def watch_ranks(state: State) -> Iterator[Callable[[Event], None]]:
 
 @dataclass
 class _Snapshot:
-    """The answers of all ranks to one question."""
-
     number: int
     asked: float  # the time of it
-    awaited: Counter[str]
-    """Tasks of each node that are to answer."""
+    awaited: Counter[str]  # tasks of each node that are to answer
     answers: dict[str, list[RankStates]] = field(default_factory=dict)
 
     def drop_task(self, node: str, task: int | None) -> None:
@@ -83,7 +77,6 @@ class _Snapshot:
         answers[:] = [one for one in answers if all(state.rank != task for state in one.ranks)]
 
     def list_missing(self) -> list[str]:
-        """Return the nodes of which a task has not answered."""
         return [
             node for node, count in self.awaited.items() if len(self.answers.get(node, ())) < count
         ]
@@ -97,20 +90,17 @@ class RankWatch:
         self._now = Heartbeats(clock).now  # time in which this process was stopped is no silence
         self._is_moving = is_moving(self._launch)  # else ranks stay on their nodes
         self._floor = _read_silence(os.environ)
-        self._running = Counter[str]()
-        """Tasks on each node that has begun whose ranks have not ended."""
+        self._running = Counter[str]()  # tasks that have begun, by node
         self._last = self._now()
         self._last_output: RankOutput | None = None
         self._longest: float | None = None
         self._silence_reports = 0
         self._numbers = itertools.count(UNASKED + 1)
         self._look: _Snapshot | None = None
-        self._first: _Snapshot | None = None
-        """The earlier one of the two looks, once it is complete."""
+        self._first: _Snapshot | None = None  # the earlier look, once complete
         self._unasked: dict[str, list[RankStates]] = {}
         self._hang: Hang | None = None
-        self._recovered = math.inf
-        """The time of the first output since that hang."""
+        self._recovered = math.inf  # the time of the first output since that hang
         self._next_request = self._next_tick = 0.0
 
     def take(self, event: Event) -> None:
@@ -129,11 +119,7 @@ class RankWatch:
             self._note_states(event)
 
     def tick(self) -> None:
-        """Do what is due: mention a silence, ask the ranks, judge their answers.
-
-        Raises:
-            LaunchStopped: the ranks have been silent for longer than the user allows.
-        """
+        """Mention a silence, ask the ranks, judge the answers; LaunchStopped if it is too long."""
         now = self._now()
         silent = now - self._last
         if now < self._next_tick:  # it may be called after each piece of output
@@ -149,8 +135,12 @@ class RankWatch:
             self._silence_reports += 1
             self._report_silence(silent)
             self._ask(now)
-        elif self._must_end(silent) or self._is_requested(now):
+        elif self._must_end(silent):
             self._ask(now)
+        elif now >= self._next_request:
+            self._next_request = now + _REQUEST_SECONDS
+            if self._state.logs.is_stacks_requested():
+                self._ask(now)
 
     def end(self) -> Hang | None:
         """Return the hang that stands as the launch ends; keep the stacks that came late."""
@@ -184,24 +174,20 @@ class RankWatch:
             answers = look.answers.setdefault(event.node, [])
         most = min(self._running[event.node], self._state.nproc)
         if answers is not None and len(answers) < max(1, most):
-            answers.append(replace(event, ranks=self._select_ranks(event)))
-
-    def _select_ranks(self, event: RankStates) -> tuple[RankState, ...]:
-        """Return the states of ranks that can be the node's, bounded: any node may be hostile."""
-        world = self._state.nproc * len(self._state.job.nodes)
-        own = self._list_ranks(event.node) if not self._is_moving else range(world)
-        ranks = {one.rank: one for one in event.ranks if one.rank in own}
-        return tuple(map(_check_size, ranks.values()))
+            # Those that can be the node's, and of limited size: any node may be hostile.
+            world = self._state.nproc * len(self._state.job.nodes)
+            own = range(world) if self._is_moving else self._list_ranks(event.node)
+            ranks = {one.rank: _check_size(one) for one in event.ranks if one.rank in own}
+            answers.append(replace(event, ranks=tuple(ranks.values())))
 
     def _list_ranks(self, node: str) -> range:
         first = self._state.first_task(node)
         return range(first, first + self._state.nproc)
 
-    # --- Silence
-
     def _is_silent_for_long(self, silent: float) -> bool:
         usual = _LONGEST_PAUSE_FACTOR * (self._longest or 0.0)
-        return bool(silent > max(self._floor, usual) * 2**self._silence_reports)
+        limit: float = max(self._floor, usual) * 2**self._silence_reports
+        return silent > limit
 
     def _must_end(self, silent: float) -> bool:
         return 0 < self._launch.hang_timeout < silent
@@ -218,14 +204,6 @@ class RankWatch:
                 line=line[:_CHARACTERS],
             )
         )
-
-    def _is_requested(self, now: float) -> bool:
-        if now < self._next_request:
-            return False
-        self._next_request = now + _REQUEST_SECONDS
-        return self._state.logs.is_stacks_requested()
-
-    # --- The looks
 
     def _ask(self, now: float) -> None:
         self._look = _Snapshot(next(self._numbers), now, +self._running)

@@ -6,17 +6,17 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from ..launch.rank_results import CAUSE, ENDED, weigh_exit
 from ..launch.wrapper import is_own_frame
+from ..protocol.dataclass import dataclass
 from ..protocol.enumerations import FailureClass, Retry
 from ..protocol.events import FailedAttempt, Hang, RankOutput
 from ..protocol.messages import FailureRecord, LaunchAnswer, Started
 from ..protocol.problem import Problem
-
-# --- Whether to run again, and why, for each class of failures -----------------------------------
+from .findings import shorten_names
 
 
 class RetryVerdict(NamedTuple):
@@ -103,8 +103,6 @@ def find_retry(kind: FailureClass, exception: str = "", message: str = "") -> Re
     return _TABLE[kind]
 
 
-# --- The progress of ranks, as what they print shows it ------------------------------------------
-
 _COUNTERS = (
     # trainer, transformers, Lightning, Megatron: "step 12/300", "global_step=12", "Step: 12",
     # "iteration       12/     300"; not "12 steps a second".
@@ -115,18 +113,15 @@ _COUNTERS = (
     ("epoch", re.compile(rb"\bepoch\b['\"]?[ :=#'\"]{1,6}(\d{1,9}(?:\.\d{1,17})?)\b")),
     ("checkpoint", re.compile(rb"\bcheckpoint-(\d{1,12})\b")),
 )
-_READ_BYTES = 2048
-"""The end of each piece of output that is read: the last line counts, and output may be much."""
+_READ_BYTES = 2048  # from the end of each piece of output: the last line counts
 
 
 class RankProgress:
     """How far the ranks of one attempt have come."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, float] = {}
-        """The highest number of each kind: ``step``, ``epoch``, ``checkpoint``."""
+        self.seen: dict[str, float] = {}  # the highest ``step``, ``epoch``, ``checkpoint``
         self.first_step_seconds: float | None = None
-        """Time from the start of the ranks to the first step that they printed."""
         self._begun: float | None = None
         self._first_step: float | None = None
 
@@ -159,10 +154,8 @@ class RankProgress:
         return ", ".join(f"{name} {count}" for name, count in counts)
 
 
-# --- The failure of an attempt -------------------------------------------------------------------
-
 _OF_NODE = ("stopped", "held")  # the kinds of hangs that may be the node's fault
-_NODE_SIGNALS = tuple(-int(number) for number in (signal.SIGKILL, signal.SIGBUS, signal.SIGILL))
+_NODE_SIGNALS = (-signal.SIGKILL, -signal.SIGBUS, -signal.SIGILL)
 """Signals that a node rather than a program sends: of memory, of /dev/shm, of the processor."""
 _OOM_LINE = "killed for want of memory"  # explain_oom_kills of rank_results
 _LONGEST = 200  # characters of an exception's message
@@ -179,12 +172,9 @@ class Failure:
     rank: int | None = None
     place: tuple[str, ...] = ()
     """With the class the same for the same failure at the same place, on whichever rank."""
-    error: tuple[str, str] = ("", "")
-    """The exception and its message, if it is one."""
-    at_fault: frozenset[str] = frozenset()
-    """Nodes that are not to be used again."""
-    suspects: frozenset[str] = frozenset()
-    """Nodes that may be at fault: others are better where there are some."""
+    error: tuple[str, str] = ("", "")  # the exception and its message, if it is one
+    at_fault: frozenset[str] = frozenset()  # nodes that are not to be used again
+    suspects: frozenset[str] = frozenset()  # others are better
 
     @property
     def verdict(self) -> RetryVerdict:
@@ -195,13 +185,9 @@ class Failure:
 
 def find_failure(answers: Mapping[str, LaunchAnswer], hang: Hang | None = None) -> Failure:
     """Return the failure that ended an attempt: the first one that is no consequence."""
-    records = sorted(
-        (record for answer in answers.values() for record in answer.failures),
-        key=lambda record: (record.time, not record.root_cause),
-    )
+    records = _sort_records(answers)
     of_nodes = dict(_list_node_problems(answers))
-    cause = next((record for record in records if _weigh(record) == CAUSE), None)
-    of_rank = _describe_record(cause) if cause else None
+    of_rank = _describe_cause(records)
     if of_rank is not None and (of_rank.verdict.retry is Retry.NO or not of_nodes):
         return of_rank
     if of_nodes:
@@ -209,6 +195,17 @@ def find_failure(answers: Mapping[str, LaunchAnswer], hang: Hang | None = None) 
     if hang is not None and (hang.ended or hang.certain):
         return _describe_hang(hang)
     return _describe_consequence(answers, [one for one in records if _weigh(one) != ENDED])
+
+
+def _sort_records(answers: Mapping[str, LaunchAnswer]) -> list[FailureRecord]:
+    records = (record for answer in answers.values() for record in answer.failures)
+    return sorted(records, key=lambda record: (record.time, not record.root_cause))
+
+
+def _describe_cause(records: Sequence[FailureRecord]) -> Failure | None:
+    """Describe the first failure of a rank that is no consequence of another; None if none is."""
+    cause = next((record for record in records if _weigh(record) == CAUSE), None)
+    return _describe_record(cause) if cause else None
 
 
 def _weigh(record: FailureRecord) -> int:
@@ -262,16 +259,15 @@ def _describe_record(record: FailureRecord) -> Failure:
 def _describe_consequence(
     answers: Mapping[str, LaunchAnswer], lost: Sequence[FailureRecord]
 ) -> Failure:
-    """Describe a failure whose cause is unknown by its consequences."""
     if lost:
         cause = f"rank {lost[0].rank} on {lost[0].node} lost its peers: {_join_words(lost[0])}"
         return Failure(FailureClass.RENDEZVOUS, cause, lost[0].node, lost[0].rank)
-    kind = FailureClass.UNKNOWN
     gone = next((gone for answer in answers.values() for gone in answer.vanished), None)
     if gone is not None:
         cause = f"the process of rank {gone.rank} on {gone.node} ended, with an unknown status"
         suspects = frozenset((gone.node,))
-        return Failure(kind, cause, gone.node, gone.rank, (gone.node,), suspects=suspects)
+        place = (gone.node,)
+        return Failure(FailureClass.UNKNOWN, cause, gone.node, gone.rank, place, suspects=suspects)
     return _describe_nodes_that_failed(answers)
 
 
@@ -279,7 +275,7 @@ def _describe_nodes_that_failed(answers: Mapping[str, LaunchAnswer]) -> Failure:
     failed = [node for node, answer in answers.items() if not answer.ok]
     # Where a launcher was killed, the others were told to end.
     failed = [node for node in failed if not answers[node].stopped] or failed
-    cause = f"the ranks failed on {', '.join(failed[:3])}" if failed else "the ranks failed"
+    cause = f"the ranks failed on {shorten_names(failed)}" if failed else "the ranks failed"
     suspects = frozenset(failed if len(failed) < len(answers) else ())
     node = next(iter(failed), "")
     return Failure(FailureClass.UNKNOWN, cause, node, place=tuple(failed), suspects=suspects)
@@ -297,15 +293,11 @@ def find_place(lines: Sequence[str]) -> str:
     return f"{found[1].rpartition('/')[2]}:{found[2]}" if found else ""
 
 
-# --- The decision --------------------------------------------------------------------------------
-
-
 @dataclass
 class History:
     """The attempts of a job so far."""
 
-    limit: int
-    """How often the ranks may be started again."""
+    limit: int  # how often the ranks may be started again
     failed: list[FailedAttempt] = field(default_factory=list)
     _last: tuple[tuple[str, ...], Mapping[str, float]] = (), {}
     """The class and the place of the last one, and how far it had come."""
@@ -318,8 +310,8 @@ class History:
     def judge(self, failure: Failure, progress: RankProgress, seconds: float) -> FailedAttempt:
         """Add the failure of the attempt that ran; return it with the decision.
 
-        A failure that is not known to be a node's ends it when it comes again at the same place,
-        unless the ranks had come further than before.
+        One that is not known to be a node's is the last if it comes again at the same place, unless
+        the ranks had come further than before.
         """
         retry, reason = failure.verdict
         same, before = (str(failure.kind), *failure.place), self._last[1]

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ..format.archive import BundleFile
 from ..launch.commands import choose_nproc
@@ -23,7 +23,7 @@ from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals
 from . import output
-from .findings import format_probe_line, shorten_names
+from .findings import format_probe_line, group_nodes, shorten_names
 from .logs import DRIVER, Logs, format_attempt_mark
 from .output import Display, OutputLogs
 from .plan import Plan
@@ -37,8 +37,6 @@ from .transports.transport import (
     Transport,
     do_nothing,
 )
-
-# --- A node's answer: those of several tasks as one, and the driver's own where it gave none ------
 
 _JOINED = ("problems", "failures", "tail", "left", "vanished", "lingering", "joined", "alone")
 """The fields of which a node's answer has those of all its tasks."""
@@ -74,24 +72,6 @@ def _join_fields(first: Answer, second: Answer) -> dict[str, Any]:
     return fields
 
 
-class _Common(TypedDict):
-    """The fields of :class:`~bundle.protocol.messages.AgentRequest`."""
-
-    job: Job
-    node: str
-    node_rank: int
-    nodes_here: int
-
-
-class _Placed(_Common):
-    """The fields of :class:`~bundle.protocol.messages.PlacedRequest`."""
-
-    root: str
-    python: str
-
-
-# --- The commands that start the ranks of nodes: what nodes share is told once -------------------
-
 _OWN = re.compile(
     r"""
     (?<=^--node-rank=)\d+$
@@ -100,8 +80,7 @@ _OWN = re.compile(
     | (?<=/jobs/)[^/]+(?=/)  # the job's directory, which has the node's rank
     """,
     re.VERBOSE,
-)
-"""The parts of a command's words that follow from the node, see :mod:`bundle.launch.commands`."""
+)  # the parts of a command's words that follow from the node, see :mod:`bundle.launch.commands`
 
 
 def drop_known_command(event: messages.Started, known: set[tuple[str, ...]]) -> messages.Started:
@@ -114,12 +93,7 @@ def drop_known_command(event: messages.Started, known: set[tuple[str, ...]]) -> 
 
 
 _A = TypeVar("_A", bound=Answer)
-_V = TypeVar("_V")
 RequestFor = Callable[[str], messages.AgentRequest]  # returns the request of a node
-
-
-def _select(values: Mapping[str, _V], nodes: Iterable[str]) -> dict[str, _V]:
-    return {node: values[node] for node in nodes if node in values}
 
 
 class NodesFailed(Exception):
@@ -136,48 +110,33 @@ class State:
     transport: Transport
 
     def __init__(self, job: Job, logs: Logs) -> None:
-        self.job, self.logs = job, logs
-        """The job's nodes get fewer when some are left out."""
-        self.spares: tuple[str, ...] = ()
-        """The nodes without ranks, once it is decided which these are; then no nodes of the job."""
-        self._size = len(job.nodes) - job.spares
-        """The number of nodes that get ranks, unless fewer do."""
-        self.bundle: BundleFile | None = None
-        """The bundle, open; None where the driver cannot see it."""
+        self.job, self.logs = job, logs  # the job's nodes get fewer when some are left out
+        self.spares: tuple[str, ...] = ()  # nodes without ranks, once decided; no nodes of the job
+        self._size = len(job.nodes) - job.spares  # nodes that get ranks, unless fewer do
+        self.bundle: BundleFile | None = None  # None where the driver cannot see it
         self.facts: dict[str, PreflightAnswer] = {}
         self.plan: Plan | None = None
         self.seconds: dict[str, float] = {}
-        self.answers: dict[str, Answer] = {}
-        """The answers to the current phase, by node."""
-        self.task_codes: dict[str, int] = {}
-        """Exit status of each task of the launch, by its number."""
+        self.answers: dict[str, Answer] = {}  # the answers to the current phase, by node
+        self.task_codes: dict[str, int] = {}  # exit status of each task of the launch
         self.bytes_sent = 0
-        self.send_seconds: float | None = None
-        """Time that sending files took; None if none was sent."""
-        self.sent_folders: list[str] = []
-        """The names of the directories that files were sent to, whether they arrived or not."""
-        self.missing_spares = 0
-        """Spare nodes that were asked for, and that the allocation does not have."""
+        self.send_seconds: float | None = None  # None if none was sent
+        self.sent_folders: list[str] = []  # in ``incoming/``, whether all arrived or not
+        self.missing_spares = 0  # asked for, but not in the allocation
         self.nproc = 1
-        self.attempt = 0
-        """Times that ranks were started before that failed then."""
-        self.separate_run_dirs = False
-        """True if ranks ran in directories of their nodes' own."""
-        self.sent_results: dict[str, OutputEntry] | None = None
-        """The earlier results that the nodes were sent; None before that is decided."""
-        self.keep_compiled_code: Callable[[], None] = do_nothing
-        """Keeps what the ranks have compiled, once the job has ended well."""
+        self.attempt = 0  # times that ranks were started before that failed then
+        self.separate_run_dirs = False  # true if ranks ran in directories of their nodes' own
+        self.sent_results: dict[str, OutputEntry] | None = None  # None before it is decided
+        self.keep_compiled_code: Callable[[], None] = do_nothing  # once the job has ended well
         self.left_out: dict[str, tuple[str, ...]] = {}
-        self.result = JobEnds(ok=False)
-        """The last event, as far as the phases have come; each replaces what it has found out."""
+        self.result = JobEnds(ok=False)  # replaced by each phase
         self.output = OutputLogs(logs)
         self.display = Display(job.id)
         self._mask = SecretMask(os.environ, job.launch.pass_env)
         self._commands: set[tuple[str, ...]] = set()
         self._ranks: tuple[tuple[str, ...], tuple[str, ...], dict[str, int]] = (), (), {}
         """Nodes of the job, spare ones, and the rank of each: that of a spare one is higher."""
-        self._late: dict[str, int] = {}
-        """Nodes whose ranks did not end, and the seconds since others had ended."""
+        self._late: dict[str, int] = {}  # nodes whose ranks did not end, and the seconds
 
     @property
     def has_transport(self) -> bool:
@@ -200,10 +159,7 @@ class State:
 
     def note_nodes(self, texts: Iterable[tuple[str, str]], *, warning: bool = False) -> None:
         """Emit each text once, behind the names of the nodes that it is about."""
-        nodes: dict[str, list[str]] = {}
-        for node, text in texts:
-            nodes.setdefault(text, []).append(node)
-        for text, named in nodes.items():
+        for text, named in group_nodes(texts).items():
             self.note(f"{shorten_names(named)}: {text}", warning=warning)
 
     def take(self, phase: str, event: Event) -> None:
@@ -247,17 +203,20 @@ class State:
 
     def mark_attempt(self) -> None:
         """Write a line to the logs of all ranks: what follows is of another attempt."""
+        mark = format_attempt_mark(self.attempt).encode()
         for node in self.job.nodes:
-            first = self.first_task(node)
-            for task in range(first, first + self.nproc):
-                self.logs.output(node, task, format_attempt_mark(self.attempt).encode(), DRIVER)
+            for task in self._list_tasks(node):
+                self.logs.output(node, task, mark, DRIVER)
 
     def create_rank_logs(self, *nodes: str) -> None:
         """Create a log for every rank of some nodes, also for one that will write nothing."""
         for node in nodes:
-            first = self.first_task(node)
-            for task in range(first, first + self.nproc):
+            for task in self._list_tasks(node):
                 self.logs.begin(node, task)
+
+    def _list_tasks(self, node: str) -> range:
+        first = self.first_task(node)
+        return range(first, first + self.nproc)
 
     def first_task(self, node: str) -> int:
         """Return the number of a node's first rank; its log also takes what concerns the node."""
@@ -278,19 +237,14 @@ class State:
             fewest = min(cpus, default=1) // self.transport.nodes_here
         self.nproc = choose_nproc(asked, self.gpus(), fewest)
 
-    def common(self, node: str) -> _Common:
-        """Return the fields that all requests to a node have, by their names."""
-        return {
-            "job": self.job,
-            "node": node,
-            "node_rank": self.node_rank(node),
-            "nodes_here": self.transport.nodes_here,
-        }
+    def common(self, node: str) -> tuple[Job, str, int, int]:
+        """Return the fields that all requests to a node begin with."""
+        return self.job, node, self.node_rank(node), self.transport.nodes_here
 
-    def place(self, node: str) -> _Placed:
+    def place(self, node: str) -> tuple[Job, str, int, int, str, str]:
         """Return these fields with the node root and the interpreter that preflight has found."""
         facts = self.facts[node]
-        return {**self.common(node), "root": facts.root, "python": facts.python}
+        return (*self.common(node), facts.root, facts.python)
 
     def node_rank(self, node: str) -> int:
         """Return the rank of a node among the job's; KeyError where the job does not use it."""
@@ -337,15 +291,11 @@ class State:
 
     @property
     def _fewest_nodes(self) -> int:
-        """Nodes without which the job cannot go on."""
         elastic = self.job.launch.elastic or (self._size,)
         return max(1, self.job.min_nodes or elastic[0])
 
     def leave_out_or_fail(self, *, fills_places: bool = True) -> None:
-        """Go on without the nodes that have a problem if enough remain; else stop.
-
-        Spare nodes take their places.
-        """
+        """Go on without nodes that have a problem, with spare ones for them, if enough remain."""
         failed = self.find_failed()
         if not failed:
             return
@@ -357,8 +307,8 @@ class State:
             self.spares = spares
         self.job = replace(self.job, nodes=nodes)
         kept = (*nodes, *self.spares)
-        self.facts = _select(self.facts, kept)
-        self.answers = _select(self.answers, nodes)
+        self.facts = {node: self.facts[node] for node in kept if node in self.facts}
+        self.answers = {node: self.answers[node] for node in nodes if node in self.answers}
 
     def _note_left_out(
         self, nodes: Iterable[str], problems: dict[str, tuple[Problem, ...]], reason: str = ""
@@ -431,10 +381,9 @@ class State:
     def has_launch_failed(self) -> bool:
         """Return whether too few nodes have done their part in a launch."""
         failed = self.find_failed()
-        is_elastic = self.job.launch.elastic is not None
-        return (
-            len(self.job.nodes) - len(failed) < self._fewest_nodes if is_elastic else bool(failed)
-        )
+        if self.job.launch.elastic is None:
+            return bool(failed)
+        return len(self.job.nodes) - len(failed) < self._fewest_nodes
 
     def find_failed(self) -> dict[str, Answer]:
         """Return the answers of the nodes that have a problem."""
@@ -467,8 +416,7 @@ class State:
         node, task = answer.node, answer.task
         if answer.exit_code is not None:
             # Otherwise the step that all phases share may still have nodes that were left out.
-            has_number = self._numbers_tasks and task is not None
-            number = task if has_number else self.node_rank(node)
+            number = task if self._numbers_tasks and task is not None else self.node_rank(node)
             self.task_codes[str(number)] = answer.exit_code
         self.answers[node] = _join_answers(self.answers.get(node), answer)
 
@@ -481,7 +429,9 @@ class State:
                 continue
             self._add_silence(phase, node, end, tasks)
         if launches:
-            self._blame_late_nodes()
+            for node, seconds in self._late.items():
+                late = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
+                self.answers[node] = replace(self.answers[node], ok=False, problems=(late,))
         nodes = (*self.job.nodes, *self.spares)
         self.answers = {node: self.answers[node] for node in nodes if node in self.answers}
 
@@ -500,8 +450,3 @@ class State:
             first = self.node_rank(node) * tasks
             for task in range(first, first + tasks):
                 self.task_codes.setdefault(str(task), 1 if end.code is None else end.code)
-
-    def _blame_late_nodes(self) -> None:
-        for node, seconds in self._late.items():
-            problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
-            self.answers[node] = replace(self.answers[node], ok=False, problems=(problem,))

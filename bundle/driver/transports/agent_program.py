@@ -1,10 +1,8 @@
 """The program of a step's agents, and their first request.
 
-The program is all of ``bundle`` but the driver, compressed as one. It travels in variables of the
-step: Slurm passes them on with the step's start, from node to node along a tree, whereas ``srun``
-itself sends standard input to each task, one by one. Where variables cannot take it, it comes
-there. On a node a shell looks for a Python that is new enough, which gets
-:mod:`bundle.channel.bootstrap`; that takes both.
+The program is all of ``bundle`` but the driver. It travels in variables of the step, which Slurm
+passes on along a tree, whereas ``srun`` sends standard input to each task, one by one. Where
+variables cannot take it, it comes there. :mod:`bundle.channel.bootstrap` takes both.
 """
 
 from __future__ import annotations
@@ -29,21 +27,16 @@ from ...protocol.messages import RelayStart, StepMessage
 from ...protocol.problem import ProblemCode
 from .transport import Requests, list_root_places
 
-STRIPPED = "stripped/"
-"""The folder of a program that holds its agents' modules as they are sent, if it has been made."""
+STRIPPED = "stripped/"  # holds the modules as they are sent, if it has been made
 _NOT_SENT = ("bundle/driver/", "bundle/__main__.py")
-"""What begins the paths of modules that no agent needs."""
 _LAYOUT = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 MAIN = b"""import sys
 from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
-"""
-"""The main module, for a request that names another Python than the bootstrap program's own."""
+"""  # the main module, for a request that names another Python than the bootstrap program's own
 VARIABLE = "STAGER_PROGRAM_"  # the beginning of the names of the variables that carry a program
-_LONGEST_VARIABLE = 100_000
-"""Characters of one of them; Linux refuses 128 KiB (``MAX_ARG_STRLEN`` in execve(2))."""
-_ROOM = 1 << 19
-"""Bytes that arguments and variables of a step may take besides those that are there already."""
+_LONGEST_VARIABLE = 100_000  # characters; Linux refuses 128 KiB (``MAX_ARG_STRLEN`` in execve(2))
+_ROOM = 1 << 19  # bytes of a step's arguments and variables, besides those that are there
 PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10")
 REFUSE = (
     "node=${node:-${STAGER_NODE:-$SLURMD_NODENAME}}; "
@@ -76,7 +69,7 @@ def make_start_command(
 ) -> list[str]:
     """Return the command that runs any Python that is new enough with these words.
 
-    ``hints`` are names of Pythons to try first; ``node`` is named where its variables have none.
+    ``hints`` are Pythons to try first; ``node`` is its name where no variable has it.
     """
     pythons = list(dict.fromkeys([*hints, *PYTHONS]))
     settings = (node, phase, "yes" if framed else "", str(len(pythons)))
@@ -111,7 +104,6 @@ def blank_texts(source: bytes) -> bytes:
 
 
 def _find_texts(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
-    """Yield begin, end and replacement of each comment, and of each string that is a statement."""
     begins_statement, text = True, None
     for token in tokenize.generate_tokens(io.StringIO(source.decode()).readline):
         if token.type == tokenize.COMMENT:
@@ -124,11 +116,7 @@ def _find_texts(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int
 
 
 class AgentProgram:
-    """The program of agents; it is compressed once for all steps.
-
-    Attributes:
-        bootstrap: the source of what runs first on a node.
-    """
+    """The program of agents, compressed once; ``bootstrap`` is the source of what runs first."""
 
     def __init__(self, program: bytes) -> None:
         modules = agent_modules(program)
@@ -217,15 +205,13 @@ def _split_common(
 
 # --- Agents in a container that Apptainer, or Singularity, starts --------------------------------
 
-# Slurm's pyxis plugin starts a container by itself. Where the image is a file of Apptainer's or a
-# directory, the first program on a node is a shell that looks for ``apptainer`` or ``singularity``
-# there, and starts the agent, and so the ranks, inside. The node root and what a job needs besides
-# is bound at the same place, so that paths mean the same on both sides.
+# Slurm's pyxis plugin starts a container itself. For an image of Apptainer's, a shell on the node
+# looks for the program, and starts the agent and so the ranks inside. The node root and what a job
+# needs besides is bound at the same place, so that paths mean the same on both sides.
 #
-# What Apptainer does by itself (https://apptainer.org/docs/user/latest/bind_paths_and_mounts.html):
-# variables pass, except ``PATH`` and ``LD_LIBRARY_PATH``, which are the image's; the network and
-# the processes are the node's; signals are passed on, and the exit status is the program's, or 255
-# where the container could not be started. A site may not bind ``/tmp`` or the home.
+# Variables pass, except ``PATH`` and ``LD_LIBRARY_PATH``, and so do signals; the exit status is the
+# program's, or 255 where the container could not be started. A site may not bind ``/tmp`` or the
+# home (https://apptainer.org/docs/user/latest/bind_paths_and_mounts.html).
 
 ENTER = (
     "image=$1 quoted=$2 phase=$3 framed=$4 stays=$5 given=$6 count=$7; shift 7; node=; "

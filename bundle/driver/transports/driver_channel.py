@@ -19,20 +19,16 @@ from ...transfer.relay_process import RelayProcess
 from .liveness import Heartbeats
 from .transport import Ended, StepErrors
 
-OnLine = Callable[[str, str], None]
-"""Called with the source of a message (``node:task``) and the message."""
+OnLine = Callable[[str, str], None]  # source (``node:task``) and message
 
-_WAIT_SECONDS = 1.0
-"""The longest single wait for messages; whatever else has to be done may be late by as much."""
+_WAIT_SECONDS = 1.0  # for messages; all else may be late by as much
 _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
 _KEPT_ERRORS = 1 << 18  # bytes of standard error that are kept; a failure shows at its end
 _AFTER_SECONDS = 5.0
 _KILL_SECONDS = 15.0
 _ASK_SECONDS = 2.0
-"""Time that an agent gets to send missing frames again, before it is asked once more.
-
-Each time it gets twice as long: what it sends comes behind all that is under way already."""
+"""Time to send missing frames again; it doubles, as they come behind all that is under way."""
 _MOST_ASKED = 3  # the number of times that an agent is asked for them
 _MOST_GAPS = 20  # gaps of one source that are asked for at once: each task reads the request
 _MOST_STRAY_LINES = 100
@@ -42,8 +38,6 @@ _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on
 
 class DriverChannel:
     """A running ``srun`` or similar command: lines to all of its tasks, and their messages.
-
-    Leaving the ``with`` block ends it, politely first: the agents see their standard input end.
 
     Attributes:
         heartbeats: when something last came from each node.
@@ -61,15 +55,13 @@ class DriverChannel:
         self._process = processes.start(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
         self._fault_reader = reader
         self._reader = FrameReader()
-        self._asked: dict[str, tuple[int, float]] = {}
-        """How often each source was asked for missing frames, and when last."""
+        self._asked: dict[str, tuple[int, float]] = {}  # how often, and when last
         self._stray: list[str] = []
         self._unsent = bytearray(first)
         self._errors = b""
         self.faults: dict[str, Ended] = {}
         self.gone: dict[str, set[int]] = {}
-        self._closing = False
-        """True once standard input is to end when all is sent."""
+        self._closing = False  # true once standard input is to end when all is sent
         self._selector = selectors.DefaultSelector()
         self._stdin, self._stdout, self._stderr = (
             cast("IO[bytes]", stream)
@@ -115,10 +107,7 @@ class DriverChannel:
         return lost
 
     def pop_stray_lines(self) -> list[str]:
-        """Return the lines since the last call that no source is known to have sent.
-
-        Pieces of frames that were cut are among them; these frames are sent again, or lost.
-        """
+        """Return the lines since the last call that no source is known to have sent."""
         stray, self._stray = self._stray, []
         return stray
 
@@ -158,9 +147,8 @@ class DriverChannel:
     ) -> None:
         """End it; kill it where it has not ended ``grace`` seconds later.
 
-        ``complete`` returns whether everything that is expected has come. Agents are told to end
-        first and stay until then, so that what is missing can be sent again. Without it their
-        standard input ends at once.
+        Agents stay until ``complete``, so that what is missing can be sent again. Without it
+        their standard input ends at once.
         """
         until = time.monotonic() + grace
         if complete is not None and not complete():

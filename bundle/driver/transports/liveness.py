@@ -1,10 +1,9 @@
 """Which nodes are alive: every agent sends heartbeats, and each phase has a policy for silence.
 
-A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
-only after ``SlurmdTimeout``, five minutes as a rule. So when a node is silent, a step is started on
-it: ``srun`` then names the nodes on which it can start nothing. Neither does ``srun`` notice that
-the ``slurmstepd`` of a node was killed, by the kernel where memory ran out for example: so the step
-also looks whether the job still runs there.
+``srun`` waits for a node whose network is gone, and Slurm notices only after ``SlurmdTimeout``,
+five minutes as a rule; neither notices that a ``slurmstepd`` was killed. So a step is started on a
+node that is silent: ``srun`` then names the nodes on which it can start nothing, and the step looks
+whether the job still runs there.
 """
 
 from __future__ import annotations
@@ -25,21 +24,15 @@ LOOK_SECONDS = 3 * BEAT_SECONDS  # silence after which a node is checked, in eve
 LOST_SECONDS = 6 * BEAT_SECONDS
 """Silence after which a node is lost, except while ranks run: a stopped agent must not cost hours
 of work, so only a check decides then."""
-START_SECONDS = 300.0
-"""The same for a node that has sent nothing yet: it may still fetch the image of a container."""
-_INTERRUPTED_SECONDS = 1.5 * BEAT_SECONDS
-"""Silence after which a node seems lost when the job is told to end."""
+START_SECONDS = 300.0  # the same before the first message: an image may be fetched
+_INTERRUPTED_SECONDS = 1.5 * BEAT_SECONDS  # the same when the job is told to end
 _CHECK_SECONDS = 1.0  # time between two rounds over all nodes, of which there may be thousands
-_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0
-"""Limits of the time between two checks of silent nodes; it doubles each time."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0  # between two checks; it doubles each time
 _MOST_COUNTED = 2.0  # seconds that count at once: if more pass, this process itself was stopped
 
 
 class Heartbeats:
-    """The time of the last message of each node in a step.
-
-    Time in which this process itself did not run does not count.
-    """
+    """The time of each node's last message; time in which this process was stopped is left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -103,15 +96,13 @@ class Liveness:
         self._on_event, self._begin_check = on_event, begin_check
         self._heartbeats = heartbeats
         self._nodes = dict.fromkeys(nodes)
-        self._last_events = (RanksEnded.event, phase)
-        """Names of the events after which a node is done."""
+        self._last_events = (RanksEnded.event, phase)  # after which a node is done
         self._patience = math.inf if phase == PhaseName.LAUNCH else LOST_SECONDS
         self._done: set[str] = set()
         self._next_round = self._next_check = 0.0
         self._pause = _FIRST_PAUSE
         self._check: SilenceCheck | None = None
-        self._deserted: frozenset[str] = frozenset()
-        """The nodes that the last check found deserted."""
+        self._deserted: frozenset[str] = frozenset()  # the nodes that the last check found deserted
 
     def take(self, event: Event) -> None:
         """Learn from an event of a node, and pass it on."""
@@ -133,10 +124,7 @@ class Liveness:
         return next(iter([*self.lost, *self._list_silent(_INTERRUPTED_SECONDS, self._done)]), "")
 
     def check(self, gone: Collection[str]) -> None:
-        """Give up nodes that are silent for too long, or gone by a check; to be called often.
-
-        ``gone`` are the nodes that the command of the step has named itself.
-        """
+        """Give up nodes that are silent for too long, or gone by a check; to be called often."""
         if self._check is not None and self._check.has_ended:
             self._end_check(self._check)
         now = self._heartbeats.now()
@@ -173,7 +161,6 @@ class Liveness:
             self._on_event(Remark(f"{node} is lost: {Problem(problem, node, values).why}"))
 
     def _list_silent(self, seconds: float, known: Collection[str]) -> dict[str, float]:
-        """Return the other nodes that are silent for so long, and for how long they are."""
         silence = {
             node: self._heartbeats.silence(node) for node in self._nodes if node not in known
         }

@@ -32,15 +32,10 @@ from . import transport as transports
 from .agent_program import make_container_command, make_start_command
 from .transport import Delivery, Ended, LaunchStopped, OnEvent, Requests, Take, Transfer, Transport
 
-FAILURE_GRACE = 3.0
-"""Seconds that the other nodes get to end by themselves after one has failed.
-
-Short: the grace period after SIGTERM comes on top of it.
-"""
+FAILURE_GRACE = 3.0  # before other nodes are told to end, too
 _FAILED = 3  # exit status of an agent that did not do its part
 _POLL_SECONDS = 1.0  # longest time for which the output of agents is waited for at once
-_LEAVE_SECONDS = 0.5
-"""Time that agents get to leave by themselves, once there is nothing more to ask."""
+_LEAVE_SECONDS = 0.5  # for agents to leave by themselves
 _CHUNK = 1 << 18
 
 
@@ -64,10 +59,7 @@ class LocalTransport(Transport):
             permissions.make_folder(base, LogMode.PRIVATE)
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
-        """Run one phase; return the end of each agent, of one that still runs the end to assume.
-
-        Each node has one agent for all phases; it is started with the first one.
-        """
+        """Run one phase; return the end of each agent, of one that still runs the end to assume."""
         try:
             for node, request in requests.items():
                 self._ask(node, request)
@@ -165,12 +157,7 @@ class LocalTransport(Transport):
 
 
 def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
-    """Start the agents of a job that is to run, while the driver gets ready.
-
-    Returns:
-        A function that returns the transport; None where the driver is to make it later, and to
-        report what is in its way.
-    """
+    """Start a job's agents while the driver gets ready; None where it is to report what fails."""
     if job.action is not Action.RUN or job.dry_run:
         return None
     try:
@@ -215,13 +202,10 @@ def _follow_agents(
     until: float = math.inf,
     tick: Callable[[], None] = transports.do_nothing,
 ) -> dict[str, int]:
-    """Pass on events until every agent has answered a phase, or ended.
+    """Pass on events until every agent has answered a phase, or ended, or it is ``until``.
 
-    In a launch, an agent that fails takes the others with it. At ``until``, of the monotonic clock,
-    it is over.
-
-    Returns:
-        Exit status of each; of an agent that has answered, the status that it would end with.
+    In a launch, an agent that fails takes the others with it. Returns the exit status of each; of
+    one that has answered, the status that it would end with.
     """
     codes: dict[str, int] = {}
     end_others_at = math.inf
@@ -258,7 +242,6 @@ def _pass_user_signals(agents: Mapping[str, processes.Process]) -> None:
 def _take_events(
     key: selectors.SelectorKey, agent: processes.Process, on_event: OnEvent, phase: str
 ) -> int | None:
-    """Pass on the events that can be read; return the status of the agent once it is done."""
     node, lines = key.data
     code: int | None = None
     chunk = os.read(key.fd, _CHUNK)

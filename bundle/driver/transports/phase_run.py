@@ -40,9 +40,8 @@ class PhaseAnswers:
         self.failed: list[str] = []
         self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
-        self._active: list[str] = []
-        self._open = dict.fromkeys(requests)
-        """The nodes of which a task has not answered; a dictionary keeps their order."""
+        self.active: list[str] = []  # the nodes that an event has come from since it was read
+        self._open = dict.fromkeys(requests)  # a task has not answered; in order
         self._unknown: collections.Counter[str] = collections.Counter()
         self._first_end: float | None = None
 
@@ -50,15 +49,6 @@ class PhaseAnswers:
     def nodes(self) -> KeysView[str]:
         """The nodes that are asked, in their order."""
         return self._requests.keys()
-
-    def pop_active_nodes(self) -> list[str]:
-        """Return the nodes that an event has come from since the last call."""
-        active, self._active = self._active, []
-        return active
-
-    def is_relay_over(self, node: str) -> bool:
-        """Return whether a node's part in a relay is over."""
-        return node in self.relayed or node in self.answered
 
     def is_complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
@@ -95,7 +85,7 @@ class PhaseAnswers:
                 self._unknown[source] += 1
             return
         if not isinstance(event, (Heartbeat, RankOutput)):  # nobody waits longer for these
-            self._active.append(node)
+            self.active.append(node)
         if isinstance(event, Ready):
             self.ready[node] = event
         elif isinstance(event, OutOfReach):
@@ -128,18 +118,13 @@ SECONDS: dict[str, float] = {
     PhaseName.DEEP: 3600.0,
     PhaseName.TIDY: 600.0,
     PhaseName.CLEAN: 3600.0,
-}
-"""Time that a phase may take; nodes that have not answered by then are named."""
+}  # time that a phase may take; nodes that have not answered by then are named
 FIRST_SECONDS = START_SECONDS
 """Time for the first agent to be ready for a file: a step may still have to begin, and Slurm's
 controller to come back before (:data:`bundle.driver.transports.slurm.CONTROLLER_SECONDS`)."""
-NEXT_SECONDS = 20.0
-"""Time for each further one, unless agents are still to be started in containers."""
+NEXT_SECONDS = 20.0  # for each further one, unless agents start in containers
 _ELASTIC_GRACE = 2.0
-"""Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
-
-Short: the grace period after SIGTERM comes on top of it.
-"""
+"""Seconds that too few ranks of an elastic group get to end; that after SIGTERM comes on top."""
 _STRAY_LINES, _STRAY_CHARACTERS = 5, 200  # limits of the stray lines of ``srun`` that are shown
 
 
@@ -163,10 +148,7 @@ class PhaseRun:
         """What they were made from: the step's faults, and the number of nodes given up."""
 
     def lost_nodes(self) -> frozenset[str]:
-        """Return the nodes on which something went wrong, or that are given up.
-
-        It is the same object as the last time, unless there are more.
-        """
+        """Return the nodes that are at fault or given up: the same object unless there are more."""
         faults, lost = self.step.faults, self.liveness.lost
         self.liveness.check(faults)
         known, count = self._lost_of
@@ -183,13 +165,11 @@ class PhaseRun:
         """Return the nodes that have sent an event; await none that is lost, none at the end."""
         self.step.pump(self.answers.take)
         awaited.difference_update(awaited if self.step.has_ended else self.lost_nodes())
-        return self.answers.pop_active_nodes()
+        active, self.answers.active = self.answers.active, []
+        return active
 
     def await_ready(self, deadline: float) -> set[str]:
-        """Wait until the agents are ready for a file, have failed, or are lost; return the others.
-
-        The wait for them ends a short while after the last agent that became ready.
-        """
+        """Wait until agents are ready for a file, have failed, or are lost; return the others."""
         awaited = set(self.answers.nodes)
         until = min(deadline, time.monotonic() + self.patience(first=True))
         while awaited:
@@ -229,10 +209,7 @@ class PhaseRun:
 
 
 class PhaseLimit:
-    """When to end a step before all of its nodes have answered.
-
-    A launch takes any time: nodes that fail, hang or are lost end it. All other phases have a time.
-    """
+    """When to end a step before all of its nodes have answered; a launch takes any time."""
 
     def __init__(self, phase: str, job: Job, nodes: int, patience: int) -> None:
         """Allow nodes of a launch ``patience`` seconds after the first ended well; 0: no limit."""

@@ -41,15 +41,11 @@ from .transport import OnEvent, Transfer
 # nodes that are about 2 log2 N, whatever N.
 
 _BEFORE_SOURCE = 3
-"""Ancestors that are tried before the source: a firewall that drops what is sent costs the time of
-a connection for each. The source may be busy, so those further up come after it."""
+"""Ancestors that are tried before the source; behind a firewall each costs a connection's time."""
 
 
 def order_candidates(position: int, nodes: int, tree: int) -> tuple[int, ...]:
-    """Return the positions that a node, 1 to ``nodes``, may take a tree's chunks from, best first.
-
-    The tree is 0 or 1.
-    """
+    """Return the positions that a node may take the chunks of tree 0 or 1 from, best first."""
     *above, source = relay_chunks.list_ancestors(position, nodes, tree)
     return (*above[:_BEFORE_SOURCE], source, *above[_BEFORE_SOURCE:])
 
@@ -67,8 +63,7 @@ class RelayDirectory:
 
     def __init__(self, places: Sequence[RelayPlace]) -> None:
         self._places = places
-        self._encoded = functools.lru_cache(maxsize=None)(encode)
-        """Each place as JSON, made once: those far up are in the answer to every node."""
+        self._encoded = functools.lru_cache(maxsize=None)(encode)  # those far up are sent often
         self._positions = {compute_node_key(place.name): place.position for place in places[1:]}
 
     def __call__(self, key: int) -> bytes | None:
@@ -82,41 +77,26 @@ class RelayDirectory:
         return zlib.compress(json.dumps({**own, "places": places}).encode())
 
 
-# --- The connections that nodes of a relay cannot make to each other, counted as they report -----
-
 SPARE_NODES = MAX_SOURCE_CONNECTIONS // relay_chunks.TREES - 1
 """Nodes that the source can send to besides those at the top of the trees, which have one
 connection of each tree. A node that reaches no other has as many: one for each part of the file."""
 
 
-class Reachability:
-    """The nodes that cannot connect to others, as far as they have reported.
-
-    Attributes:
-        why: why most nodes cannot take part in a relay; empty while they can.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._most_without_parent = max(nodes // 2, SPARE_NODES)
-        self._without_source: set[str] = set()
-        self._without_parent: set[str] = set()
-        self.why = ""
-
-    def add(self, node: str, unreachable: Mapping[str, str]) -> None:
-        """Count a node; one that no longer reports the source has reached it since."""
-        self._without_source.discard(node)
-        if RELAY_SOURCE in unreachable:
-            self._without_source.add(node)
-            if 2 * len(self._without_source) > self._nodes:
-                why = unreachable[RELAY_SOURCE]
-                self.why = f"nodes cannot connect to this host, for example {node}: {why}"
-        parents = [other for other in unreachable if other != RELAY_SOURCE]
-        if parents:
-            self._without_parent.add(node)
-            if len(self._without_parent) > self._most_without_parent:
-                example = f"for example {node} to {parents[0]}: {unreachable[parents[0]]}"
-                self.why = self.why or f"most nodes cannot connect to others, {example}"
+def find_obstacle(nodes: int, out_of_reach: Mapping[str, Mapping[str, str]]) -> str:
+    """Return why most of so many nodes cannot take part in a relay; empty while they can."""
+    without_source = [node for node, others in out_of_reach.items() if RELAY_SOURCE in others]
+    if 2 * len(without_source) > nodes:
+        node = without_source[-1]
+        why = out_of_reach[node][RELAY_SOURCE]
+        return f"nodes cannot connect to this host, for example {node}: {why}"
+    without_parent = [
+        node for node, others in out_of_reach.items() if others.keys() - {RELAY_SOURCE}
+    ]
+    if len(without_parent) > max(nodes // 2, SPARE_NODES):
+        node = without_parent[-1]
+        other, why = next(item for item in out_of_reach[node].items() if item[0] != RELAY_SOURCE)
+        return f"most nodes cannot connect to others, for example {node} to {other}: {why}"
+    return ""
 
 
 # --- Damage to the bytes of a relay: by the node that sent them, or by the one that received them
@@ -149,12 +129,9 @@ def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
     return [*receivers, *lines]
 
 
-# --- Remarks for the user about the nodes of a relay ---------------------------------------------
-
 _SLOW_SHARE = 3.0  # a node is slow if its file took so many times as long as the others'
 _SLOW_SECONDS = 6.0
-"""... and so many seconds more: for as long a sound node may wait for a slow or silent parent,
-until it takes another one."""
+"""... and so many seconds more: as long as it may wait for a silent parent."""
 _MOST_REMARKS = 8  # lines of one kind
 
 
@@ -196,8 +173,8 @@ def _limit_lines(lines: list[str]) -> list[str]:
 
 # --- Waiting for the nodes of a relay: one is looked at only when something has come from it -----
 
-# A node that says nothing keeps nobody waiting: its agent may be stopped or wait for a disk, and
-# its network may be gone, which Slurm notices minutes later. A node that is merely slow says so.
+# The agent or the network of a node that says nothing may have stopped, which Slurm notices minutes
+# later. A node that is merely slow says so.
 
 
 def await_relay(
@@ -205,37 +182,27 @@ def await_relay(
 ) -> dict[str, str]:
     """Wait until every node has the file, has failed, or is lost; return why nodes failed.
 
-    The wait ends at once where most nodes cannot connect to the others: this host would have to
-    send to all of them. ``check_source`` raises an error where the source has ended.
+    It ends at once where this host would have to send to most nodes; ``check_source`` may raise.
     """
-    awaited, reachability, answers = set(nodes), Reachability(len(nodes)), run.answers
-    while awaited and not reachability.why and time.monotonic() < deadline:
+    awaited, answers, why = set(nodes), run.answers, ""
+    while awaited and not why and time.monotonic() < deadline:
         active = run.receive_events(awaited)
-        for node in active:
-            if answers.is_relay_over(node):
-                awaited.discard(node)
-            if node in answers.out_of_reach:
-                reachability.add(node, answers.out_of_reach[node])
+        awaited.difference_update({*active} & answers.relayed.keys())
+        awaited.difference_update({*active} & answers.answered.keys())
+        if not answers.out_of_reach.keys().isdisjoint(active):
+            why = find_obstacle(len(nodes), answers.out_of_reach)
         if awaited and not active:  # else an answer may be among what is still to be read
             check_source()
-    return {
-        **_find_failures(answers),
-        **dict.fromkeys(awaited, reachability.why or "it did not finish in time"),
-    }
-
-
-def _find_failures(answers: PhaseAnswers) -> dict[str, str]:
-    return {node: report.failure for node, report in answers.relayed.items() if report.failure}
+    failed = {node: report.failure for node, report in answers.relayed.items() if report.failure}
+    return {**failed, **dict.fromkeys(awaited, why or "it did not finish in time")}
 
 
 # --- The watch over a relay's source, a process on this host: whether it makes progress -----------
 
-# Where it was stopped, or its disk does not answer, the nodes wait for it for a minute, and can say
-# only that it is silent. This host sees why.
+# The nodes can say only that it is silent, after a minute. This host sees why.
 
 STILL_SECONDS = 10.0
-"""Time without a round of its loop after which a source stands still. It is less than the time for
-which the nodes wait: the reason should be known before they give up."""
+"""Time without a round of its loop after which a source stands still: before nodes give it up."""
 
 
 class _SourceWatch:
@@ -244,7 +211,6 @@ class _SourceWatch:
         self._told = False
 
     def check(self) -> None:
-        """Refuse a source that serves no longer; to be called every second or so."""
         task = None if self._told else self._read_still_task()
         if task is not None:
             self._told = True
@@ -260,7 +226,7 @@ class _SourceWatch:
     def find_hang(self) -> str:
         """Return what the source hangs in; empty if it makes progress, or was merely stopped."""
         task = self._read_still_task()
-        return "" if task is None or task.is_stopped else str(task)
+        return "" if task is None or task.state in "Tt" else str(task)
 
     def _read_still_task(self) -> processes.TaskState | None:
         still = self._source.measure_stillness() >= STILL_SECONDS
@@ -270,11 +236,7 @@ class _SourceWatch:
 def send(
     transfer: Transfer, run: PhaseRun, ports: range | None = None
 ) -> tuple[dict[str, str], float]:
-    """Let the agents of a step take a file from this host, and from each other.
-
-    Returns:
-        The nodes that it did not reach, with the reasons, and the seconds that it took.
-    """
+    """Let agents take a file from here and each other; return the failures and the seconds."""
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
     late, answers = run.await_ready(deadline), run.answers
     nodes = order_by_switches(answers.nodes, answers.ready)
@@ -289,10 +251,7 @@ def send(
 
 
 def order_by_switches(nodes: Iterable[str], listening: Mapping[str, Ready]) -> tuple[str, ...]:
-    """Return the nodes that listen: those below one switch together, where Slurm knows them.
-
-    Neighbours in this order are close to each other in the trees.
-    """
+    """Return the nodes that listen; those below one switch, if Slurm knows it, are neighbours."""
     there = [node for node in nodes if node in listening]
     return tuple(sorted(there, key=lambda node: listening[node].switches.split(".")))
 

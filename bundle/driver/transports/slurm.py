@@ -21,13 +21,8 @@ from .phase_run import PhaseAnswers
 from .step_transport import SendCommand, StepTransport
 from .transport import Ended, OnEvent, Retry, Step, StepErrors, Transfer
 
-# --- The wait for a controller that does not answer --------------------------------------------
-
 CONTROLLER_SECONDS = 180.0
-"""Time that Slurm's controller may be away before a step that has not started is given up.
-
-A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
-"""
+"""Time that the controller may be away; a backup takes over after ``SlurmctldTimeout``, 120 s."""
 _SETTLING_SECONDS = 30.0  # time that it may refuse a step once it is back
 _RETRY_SECONDS = 3.0
 
@@ -43,10 +38,8 @@ class ControllerWait:
     ) -> None:
         """Take ``fault``, which returns why the controller did not answer; empty if it did."""
         self._on_event, self._seconds, self._fault = on_event, seconds, fault
-        self._until = 0.0
-        """The time at which the controller is given up; 0 before it has failed to answer."""
-        self._settled = 0.0
-        """The time from which it may not refuse a step; 0 before it has refused one."""
+        self._until = 0.0  # when the controller is given up; 0 while it answers
+        self._settled = 0.0  # when it may no more refuse a step; 0 at first
 
     def may_retry(self, errors: str) -> bool:
         """Return whether a command is to be tried again; pause before that."""
@@ -75,8 +68,7 @@ class ControllerWait:
 # ``sinfo`` is asked as well: Slurm creates no step on a node that is down already, and does not
 # name the node then.
 
-_CHECK_SECONDS = 60.0
-"""Time that a check may take: to a node that does not answer, Slurm needs ten and more."""
+_CHECK_SECONDS = 60.0  # to a node that does not answer, Slurm needs ten and more
 _DESERTED = "stager-deserted "
 _SCRIPT = f"""\
 of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
@@ -86,8 +78,7 @@ for process in /proc/[0-9]*; do
         ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$process"; then exit 0; fi
 done
 echo "{_DESERTED}$SLURMD_NODENAME" >&2
-"""
-"""Says so where no process of another step of the job runs; nothing where that cannot be known."""
+"""  # says so where no process of another step of the job runs; nothing where that cannot be known
 
 
 class _SlurmCheck:
@@ -139,8 +130,7 @@ def _end_down_node(state: str) -> Ended:
 
 
 _ASK_SECONDS = 30.0
-_HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
-"""The waits for an absent controller, and for its answers, once the user has asked for the end."""
+_HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0  # once the user wants the end
 
 
 def find_job_ending(
@@ -209,14 +199,14 @@ class SlurmTransport(StepTransport):
         return SendCommand(argv, slurm_text.parse_broadcast_faults)
 
     def _find_relay_ports(self) -> range | None:
-        """Return the ports that a cluster's firewall opens for ``srun``."""
         with contextlib.suppress(NodeError):
             return slurm_text.parse_srun_ports(self._ask("scontrol", "show", "config"))
         return None
 
     def find_ending(self) -> str:
         """Return the controller's reason for the end; empty if it does not answer in time."""
-        return find_job_ending(self._job, self.latest_errors, self._ask_seconds, self.variables)
+        errors = self._latest.errors if self._latest else ""
+        return find_job_ending(self._job, errors, self._ask_seconds, self.variables)
 
     def hurry(self) -> None:
         """Keep every further wait short."""

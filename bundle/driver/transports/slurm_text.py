@@ -40,23 +40,20 @@ _CONTROLLER = re.compile(
     r"(?:Unable to (?:confirm allocation for|create step for) job \S+|Job step creation failed"
     r"|Slurm job (?:ID )?\S+ lookup error|Unable to allocate resources): "
     rf"(?P<fault>.*(?:{'|'.join(CONTROLLER_FAULTS)}).*)"
-)
-"""Errors of a command that could not even ask; nothing of what it was to begin has begun."""
+)  # errors of a command that could not even ask; nothing of what it was to begin has begun
 _NETWORK = re.compile(
     r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )
 _KILLED = -9
-_SIGNALS = {"Killed": _KILLED, "Terminated": -15}
-"""Exit status of a task that a signal ended, by Slurm's word for it."""
+_SIGNALS = {"Killed": _KILLED, "Terminated": -15}  # exit statuses by Slurm's words
 
 
 def parse_step_faults(stderr: str) -> dict[str, Ended]:
     """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
-    Once one task has failed ``srun`` ends the others: those are consequences. Faults
-    are reported in the order in which they came, so the first is the one to blame, unless SIGTERM
-    has ended it, and not all.
+    Once one task has failed ``srun`` ends the others, so the first is the one to blame, unless
+    SIGTERM has ended it, and not all.
     """
     faults: dict[str, Ended] = {}
     for line in stderr.splitlines():
@@ -105,11 +102,7 @@ def general_fault(code: int, stderr: str) -> Ended:
 
 
 def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
-    """Return each node's tasks that have failed, as ``srun`` reported.
-
-    One line may be about several nodes with as many tasks each, in their order; where the numbers
-    do not say which task is whose, none is returned.
-    """
+    """Return each node's tasks that ``srun`` reports as failed, except in ambiguous lines."""
     ended: dict[str, set[int]] = {}
     for task in filter(None, map(_TASK.match, stderr.splitlines())):
         nodes, numbers = _expand_hosts(task[1]), _expand_hosts(f"[{task[2]}]")
@@ -164,15 +157,12 @@ def _expand_hosts(text: str) -> list[str]:
 PATIENCE = 600
 """Seconds that the others get once the first node has ended well; ``SLURM_WAIT`` is the user's own.
 
-A thread or an exit handler that never ends would hold the allocation until its time limit; but a
-rank may also be saving a large model while the others have ended, hence not a minute. The
-driver counts, as ``srun --wait`` would kill without a word of which rank it was.
+An exit handler that never ends would hold the allocation until its time limit; but a rank may also
+be saving a large model. ``srun --wait`` would not say which rank it killed, so the driver counts.
 """
-_BACKSTOP = 30
-"""Seconds after which ``srun`` kills them all the same, should an agent not answer any more."""
+_BACKSTOP = 30  # seconds until ``srun`` kills them, should an agent not answer any more
 
-CREDENTIALS = ("SLURM_JWT",)
-"""Secrets that Slurm's own commands need where munge is not used; ranks do not get them."""
+CREDENTIALS = ("SLURM_JWT",)  # for Slurm's commands where munge is not used; not for ranks
 
 _OWN_OPTIONS = re.compile(
     r"SLURM_(LABELIO|UNBUFFEREDIO|STD(IN|OUT|ERR)MODE|OPEN_MODE|EXPORT_ENV|MPI_TYPE|WAIT"
@@ -180,8 +170,7 @@ _OWN_OPTIONS = re.compile(
     r"|CPUS_PER_TASK|TRES_PER_TASK|THREADS_PER_CORE|HINT|EXACT|OVERLAP|OVERCOMMIT|PROLOG|EPILOG"
     r"|TASK_PROLOG|TASK_EPILOG|WORKING_DIR|STEP\w*|DEBUG|TEST_EXEC|IMMEDIATE|NO_KILL|TIMELIMIT"
     r"|SRUN_\w+|MULTI_PROG|PTY\w*|JOB_NAME)$|SRUN_\w+$"
-)
-"""Variables that ``srun`` takes for options, and that would change what a step of ours does."""
+)  # variables that ``srun`` takes for options, and that would change what a step of ours does
 
 _DOWN = ("down", "fail", "unknown", "powered_down", "powering_down")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -195,8 +184,7 @@ ENDED_BY_STATE = {
     "PREEMPTED": Ending.PREEMPTED,
     "CANCELLED": Ending.CANCELLED,
     "REVOKED": Ending.CANCELLED,
-}
-"""The states of jobs that Slurm has ended (``man squeue``, job state codes)."""
+}  # the states of jobs that Slurm has ended (``man squeue``, job state codes)
 _NO_MORE_STEPS = "Job/step already completing or completed"
 _ENDED_BY_REASON = {"TimeLimit": Ending.TIME_LIMIT, "NodeDown": Ending.NODE_FAILURE}
 _SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
@@ -279,10 +267,7 @@ def make_step_argv(step: Step, program: Sequence[str]) -> list[str]:
 
 
 def make_broadcast_argv(source: str, target: str, step_id: str, fanout: int) -> list[str]:
-    """Return the command that copies a file, which is compressed, to the nodes of a step.
-
-    An existing one is replaced, as names are the job's own.
-    """
+    """Return the command that copies a file, which is compressed, to the nodes of a step."""
     options = ("--force", "--compress=none", f"-F{fanout}", f"--jobid={step_id}")
     return ["sbcast", *options, source, target]
 

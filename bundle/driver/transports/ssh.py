@@ -24,8 +24,6 @@ from .ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX, HostEnd, find_reason
 from .step_transport import SendCommand, StepTransport
 from .transport import Ended, Step, StepErrors, Transfer
 
-# --- The ends of a fan-out's hosts: what each of them means for a job. Pure functions ------------
-
 _NO_SSH = 127
 _SSH_FAILED = 255
 _KILLED = 128 + 9
@@ -94,8 +92,7 @@ _OF_THIS_HOST = re.compile(
     r"(SSH|XDG|DBUS|KRB5\w*|STAGER_PROGRAM)_\w*"
     r"|HOME|USER|LOGNAME|SHELL|SHLVL|PATH|PWD|OLDPWD|MAIL|TERM|COLUMNS|LINES|DISPLAY|XAUTHORITY"
     r"|HOSTNAME|HOST|TMPDIR|TMP|TEMP|TTY|KRB5CCNAME|_"
-)
-"""Variables that belong to a session or to one machine."""
+)  # variables that belong to a session or to one machine
 
 
 class SshTransport(StepTransport):

@@ -10,7 +10,6 @@ import selectors
 import shlex
 import stat
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple, cast
 
@@ -19,13 +18,11 @@ from ...system import processes, signals
 
 # --- The hosts that are still to be logged in to: which is next, and how many at a time ----------
 
-# An sshd takes so many logins at a time and closes further connections at once (``MaxStartups``, of
-# which ten are always taken); all logins through one jump host are logins to its sshd as well. So a
-# host that was turned away is tried again after a pause, and fewer logins are under way from then
-# on.
+# An sshd, also a jump host's, takes so many logins at a time and closes further connections at once
+# (``MaxStartups``). So a host that was turned away is tried again after a pause, and fewer
+# logins are under way from then on.
 
-LOGINS = 16
-"""Logins that are under way at once; sshd and what checks passwords take no more at a time."""
+LOGINS = 16  # under way at once; sshd and what checks passwords take no more
 PAUSES = (1.0, 2.0, 4.0, 8.0, 8.0)  # seconds before each further try of a host that was turned away
 
 
@@ -35,25 +32,20 @@ class LoginQueue:
     def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._most = LOGINS
-        self._new = deque(names)
-        self._again: list[tuple[float, str]] = []
-        """Hosts that were turned away, and the time from which they may be tried again."""
+        self._waiting = [(0.0, name) for name in names]  # with the time when each may be tried
         self._tries: dict[str, int] = {}
 
     def __bool__(self) -> bool:
-        """Return whether some host is still to be logged in to."""
-        return bool(self._new or self._again)
+        return bool(self._waiting)
 
     def next(self, under_way: int) -> str:
         """Return the next host to log in to; empty if none may be now."""
-        if under_way >= self._most:
-            return ""
         now = self._clock()
-        ready = next((entry for entry in self._again if entry[0] <= now), None)
-        if ready is not None:
-            self._again.remove(ready)
-            return ready[1]
-        return self._new.popleft() if self._new else ""
+        ready = next((entry for entry in self._waiting if entry[0] <= now), None)
+        if ready is None or under_way >= self._most:
+            return ""
+        self._waiting.remove(ready)
+        return ready[1]
 
     def record_refusal(self, name: str, under_way: int) -> bool:
         """Record a refused login; the number of the others is the new limit; True to retry."""
@@ -61,7 +53,7 @@ class LoginQueue:
         self._most = max(1, min(self._most, under_way))
         if tries > len(PAUSES):
             return False
-        self._again.append((self._clock() + PAUSES[tries - 1], name))
+        self._waiting.append((self._clock() + PAUSES[tries - 1], name))
         return True
 
     def tries(self, name: str) -> int:
@@ -108,13 +100,10 @@ def find_reason(said: Sequence[str]) -> tuple[ProblemCode | None, str]:
 
 # --- One host of a fan-out: its ``ssh``, what it is still to be sent, and how it ended -----------
 
-BEGUN = b"stager-begun\n"
-"""The line that a host prints when it is logged in to; before it, a login's own output comes."""
-REPORT_PREFIX = "stager-host "
-"""The beginning of the line that reports a host which ended badly; JSON follows."""
+BEGUN = b"stager-begun\n"  # after a login's own output
+REPORT_PREFIX = "stager-host "  # before the JSON of a host that ended badly
 LOGIN_SECONDS = 90.0
-"""Time that a login may take, the connection included. A home on a file server that does not answer
-would hold it for ever."""
+"""Time that a login may take: a home on a file server may not answer."""
 SSH_OPTIONS = (
     "-T",
     "-x",
@@ -126,8 +115,8 @@ SSH_OPTIONS = (
     "-oEscapeChar=none",
     "-oLogLevel=INFO",
 )
-"""Nobody is there to answer a question; a connection that has gone is noticed within a minute; and
-the user's own forwardings would be in the way. All else is as the user has configured it."""
+"""Nobody can answer a question; a connection that has gone is noticed within a minute; forwardings
+would be in the way. All else is as the user has configured it."""
 _KEPT_ERRORS = 1 << 14
 _KEPT_LINES = 30
 _MOST_NOISE = 1 << 16  # bytes that may come before a login is done
@@ -135,13 +124,9 @@ _READ_BYTES = 1 << 18
 
 
 def ssh_argv(host: str, script: str) -> list[str]:
-    """Return the command that runs a shell script on a host.
+    """Return the command that runs a line of shell on a host, whose name is ``STAGER_NODE``.
 
     The user's shell there may be any: it sees two words and one in quotes.
-
-    Args:
-        host: a name, with ``user@`` before it where it is another one.
-        script: one line; ``STAGER_NODE`` is the host's name in it.
     """
     begun = f"echo {BEGUN.decode().strip()}"
     named = f"STAGER_NODE={shlex.quote(host)}; export STAGER_NODE; {begun}; {script}"
@@ -161,11 +146,9 @@ class HostEnd(NamedTuple):
 
 class _Host:
     def __init__(self, name: str, script: str, *, whole_lines: bool) -> None:
-        """Start its ``ssh``; ProcessError where it cannot be."""
         self.name = name
         self.begun = False
-        self.slow = False
-        """True if its login took too long."""
+        self.slow = False  # true if its login took too long
         self.offset = 0
         self._whole_lines = whole_lines
         self._until = time.monotonic() + LOGIN_SECONDS
@@ -228,14 +211,10 @@ class _Host:
 
     def was_turned_away(self) -> bool:
         """Return whether its connection was closed before anybody was asked who is there."""
-        code, _ = find_reason(self._list_lines())
+        code = find_reason(self.list_lines())[0]
         return code is ProblemCode.SSH_TURNED_AWAY and not (self.begun or self.slow)
 
-    def describe_end(self, tries: int) -> HostEnd:
-        status = self.process.returncode
-        return HostEnd(self.name, status, self.begun, self.slow, self._list_lines(), tries)
-
-    def _list_lines(self) -> list[str]:
+    def list_lines(self) -> list[str]:
         lines = map(str.strip, self._errors.decode(errors="replace").splitlines())
         return [*filter(None, lines)][-_KEPT_LINES:]
 
@@ -251,15 +230,12 @@ def _read(stream: IO[bytes]) -> bytes | None:
 
 # --- The fan-out: starts one command on many hosts, sends all the same input, passes on their lines
 
-# It is to hosts without Slurm what ``srun`` is to an allocation, and is spoken to in the same way.
 # What comes on standard input goes to each host; whole lines of what a host prints go to standard
-# output, so that those of several hosts never mix; and for each host that ends badly a line goes to
-# standard error. It ends when all hosts have. Of one host alone the bytes are passed on as they
-# come.
+# output, so that those of several hosts never mix; for each host that ends badly a line goes to
+# standard error. Of one host alone the bytes are passed on as they come.
 
 _MOST_UNSENT = 8 << 20  # bytes of input that wait for the slowest host before more is read
-_WAIT_SECONDS = 1.0
-"""Longest wait for something to do; also the time between two looks at every host."""
+_WAIT_SECONDS = 1.0  # also between two looks at every host
 _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
 
@@ -267,8 +243,7 @@ _CHUNK = 1 << 18
 def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
     """Run a script of one line on all hosts; return 0, or the exit status of one that ended badly.
 
-    If ``attached``, nobody is logged in to any more once a pipe on standard input has ended:
-    whoever has started this has gone, or wants the end.
+    If ``attached``, the end of a pipe on standard input ends all logins.
     """
     signals.end_on_signals()
     processes.raise_open_files()  # three for each host
@@ -287,23 +262,17 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
 
 class _Fanout:
     def __init__(self, names: Sequence[str], script: str, *, attached: bool = False) -> None:
-        self.status = 0
-        """0, or the exit status of a host that ended badly."""
+        self.status = 0  # 0, or the exit status of a host that ended badly
         self._waiting, self._script = LoginQueue(names), script
         self._mixes = len(names) > 1
-        self._hosts: list[_Host] = []
-        """Those that have been started, and have not ended."""
-        self._ending: list[_Host] = []
-        """Those whose output has ended, so that their process is about to."""
-        self._next_round = 0.0
-        """The time at which all hosts are looked at."""
+        self._hosts: list[_Host] = []  # those that have been started, and have not ended
+        self._ending: list[_Host] = []  # their output has ended
+        self._next_round = 0.0  # the time at which all hosts are looked at
         self._selector = selectors.DefaultSelector()
         self._input = bytearray()
-        self._passed = 0
-        """Bytes of the input before those that are kept."""
+        self._passed = 0  # bytes of the input before those that are kept
         self._input_ended = False
-        self._from_file = stat.S_ISREG(os.fstat(0).st_mode)
-        """True if the input is a file: it can always be read, and no selector takes it."""
+        self._from_file = stat.S_ISREG(os.fstat(0).st_mode)  # which no selector takes
         self._attached = attached and not self._from_file
         os.set_blocking(0, self._from_file)
 
@@ -325,7 +294,6 @@ class _Fanout:
         self._end_hosts()
 
     def close(self) -> None:
-        """End what still runs; agents see their input end."""
         for host in self._hosts:
             host.terminate()
         self._selector.close()
@@ -434,7 +402,9 @@ class _Fanout:
             self._ending.remove(host)
         again = host.was_turned_away() and not self._driver_has_ended()
         if not (again and self._waiting.record_refusal(host.name, self._count_logins())):
-            self._report(host.describe_end(max(1, self._waiting.tries(host.name))))
+            status, tries = host.process.returncode, max(1, self._waiting.tries(host.name))
+            said = host.list_lines()
+            self._report(HostEnd(host.name, status, host.begun, host.slow, said, tries))
 
     def _driver_has_ended(self) -> bool:
         return self._attached and self._input_ended

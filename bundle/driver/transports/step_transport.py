@@ -1,10 +1,9 @@
 """The transport of steps: one command starts an agent on each node, and carries their lines.
 
 The phases share one step over all nodes; only a launch may have its own. The agents get program
-and request on standard input, so nothing has to be on a node beforehand; they answer in frames
-(:mod:`bundle.channel.frames`). As long as standard input stays open they work; its end tells them
-to stop, however the driver came to its own. What the command is, and what its errors mean, a
-class for each kind of cluster knows.
+and request on standard input, whose end tells them to stop; they answer in frames
+(:mod:`bundle.channel.frames`). What the command is, and what its errors mean, a class for each kind
+of cluster knows.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class SendCommand(NamedTuple):
     """A command that sends a file."""
 
     argv: list[str]
-    find_faults: Callable[[str], dict[str, str]]
-    """Finds in what it wrote to standard error the nodes that it failed on, and how."""
+    find_faults: Callable[[str], dict[str, str]]  # by node, in its standard error
     source: str = os.devnull  # the file that it reads from standard input
 
 
@@ -123,9 +121,8 @@ def send_file(
 ) -> tuple[dict[str, str], float | None]:
     """Send a file once all agents are ready; then tell them that it is there, or will not come.
 
-    Returns:
-        The nodes that were not reached, with the reasons, and the seconds that it took. Nothing is
-        sent where some agents have ended, or are lost, before all are ready.
+    Returns the nodes that were not reached, with the reasons, and the seconds that it took. Nothing
+    is sent where some agents have ended, or are lost, before all are ready.
     """
     step, answers = run.step, run.answers
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
@@ -173,22 +170,16 @@ def _send_once(
     return command.find_faults(text) or {"": lines[-1]}
 
 
-# --- The transport: what differs between clusters is left to a class for each of them -------------
-
-_LOST_SECONDS = 1.0
-"""Time that a step gets to end by itself when all nodes but those that are lost have answered."""
-_HOLD_SECONDS = 180.0
-"""Time after which ranks that are held back begin although some nodes are still silent."""
+_LOST_SECONDS = 1.0  # to end by itself when only lost nodes have not answered
+_HOLD_SECONDS = 180.0  # after that, ranks that are held back begin without silent nodes
 _FOLLOWED = ProblemCode.NO_ANSWER_FOLLOWED
 
 
 class StepTransport(transport.Transport):
     """Reaches the nodes of a cluster."""
 
-    variables: Mapping[str, str]
-    """All variables for commands of ours, and for agents that start no ranks."""
-    rank_variables: Mapping[str, str]
-    """All variables for agents that start ranks in a step of their own."""
+    variables: Mapping[str, str]  # of our commands, and of agents that start no ranks
+    rank_variables: Mapping[str, str]  # of agents that start ranks in a step of their own
     carries: bool = False  # true if variables may carry the program of the agents
     cpus: int = 1
     patience: int  # seconds that nodes may go on after the first has ended well; 0: no limit
@@ -203,8 +194,7 @@ class StepTransport(transport.Transport):
         self._running: DriverChannel | None = None
         self._session: DriverChannel | None = None
         self._session_nodes: frozenset[str] = frozenset()
-        self._session_job: Job | None = None
-        """The job that the agents of that step know."""
+        self._session_job: Job | None = None  # the job that the agents of that step know
         self._open_steps = contextlib.ExitStack()
         self._grace = job.launch.grace_seconds + output_reader.AGENT_SECONDS
 
@@ -217,11 +207,9 @@ class StepTransport(transport.Transport):
         """Return the command that sends a file, without a relay, to agents that wait for it."""
 
     def _sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
-        """Return the variables that are sent to agents, with those for ranks if they start some."""
         return {}
 
     def _make_retry(self, on_event: OnEvent) -> Retry:
-        """Return what decides whether to try again where nothing could start the agents."""
         return lambda errors: False
 
     def _begin_check(self, nodes: Sequence[str]) -> SilenceCheck | None:
@@ -257,7 +245,6 @@ class StepTransport(transport.Transport):
     def _run_step(
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
-        """Run one phase, again while nothing could start the agents and it may be retried."""
         may_retry = self._make_retry(on_event)
         while True:
             run = self._begin(phase, requests, on_event, None if joins else self._open_steps)
@@ -356,14 +343,16 @@ class StepTransport(transport.Transport):
         self, phase: str, requests: Requests, tasks: int, command: str = ""
     ) -> DriverChannel:
         described = self._describe_step(phase, requests, tasks, command)
-        try:
+        with self._convert_errors():
             self._latest = DriverChannel(*described, self.errors)
-        except processes.ProcessError as exc:
-            raise self._refuse_start(exc) from exc
         return self._latest
 
-    def _refuse_start(self, exc: processes.ProcessError) -> NodeError:
-        return NodeError(Problem(self.not_started, "", {"why": exc.reason}))
+    @contextlib.contextmanager
+    def _convert_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except processes.ProcessError as exc:
+            raise NodeError(Problem(self.not_started, "", {"why": exc.reason})) from exc
 
     def _describe_step(
         self, phase: str, requests: Requests, tasks: int, command: str = ""
@@ -447,11 +436,7 @@ class StepTransport(transport.Transport):
             self._running.send_line(line)
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
-        """Send the file to agents that wait for it, and unpack it while it comes.
-
-        A step gets the file on all of its nodes; where only some of them are to get it, these have
-        a step of their own.
-        """
+        """Send a file to agents that wait, in a step of their own unless all nodes get it."""
         joins = requests.keys() == self._session_nodes
         may_retry = self._make_retry(on_event)
         with contextlib.ExitStack() as open_here:
@@ -497,11 +482,7 @@ class StepTransport(transport.Transport):
         return frozenset(blocking)
 
     def fetch(self, phase: str, requests: Requests, take: Take) -> None:
-        """Run a phase on one node whose agent answers with a stream of bytes.
-
-        What the command writes besides is shown only where it has failed by itself: of a step that
-        is ended from here Slurm reports an abort.
-        """
+        """Run a phase on one node whose agent answers with a stream; show why it failed."""
         with open(make_memory_file(b""), "rb") as stderr:
             running = self.start_fetch(phase, requests, processes.PIPE, stderr)
             grace, until = _LOST_SECONDS, 0.0
@@ -527,23 +508,13 @@ class StepTransport(transport.Transport):
     ) -> processes.Process:
         """Start what :meth:`fetch` runs; another phase may be running."""
         argv, variables, first = self._describe_step(phase, requests, 1)
-        with open(make_memory_file(first), "rb") as stdin:
-            try:
-                return processes.start(
-                    argv, env=variables, stdin=stdin, stdout=output, stderr=errors
-                )
-            except processes.ProcessError as exc:
-                raise self._refuse_start(exc) from exc
+        with open(make_memory_file(first), "rb") as stdin, self._convert_errors():
+            return processes.start(argv, env=variables, stdin=stdin, stdout=output, stderr=errors)
 
     def close(self) -> None:
         """End all steps."""
         self._session = None
         self._open_steps.close()
-
-    @property
-    def latest_errors(self) -> str:
-        """The end of what the step that was started last wrote to standard error."""
-        return self._latest.errors if self._latest else ""
 
 
 def describe_ends(

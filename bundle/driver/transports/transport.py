@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO, NamedTuple, Protocol, Union
 
 from ...format.archive import BundleFile
 from ...node.node_root import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
+from ...protocol.dataclass import dataclass
 from ...protocol.events import DriverEvent, Remark
 from ...protocol.job import Job
 from ...protocol.messages import AgentEvent, AgentRequest
@@ -21,10 +22,8 @@ Event = Union[AgentEvent, DriverEvent]  # an event of an agent, or of the driver
 OnEvent = Callable[[Event], None]
 Requests = Mapping[str, AgentRequest]  # the request of each node's agent
 Take = Callable[[IO[bytes]], None]
-TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
-"""Exit statuses of an agent that was ended for a rank of another node."""
-Retry = Callable[[str], bool]
-"""Returns whether to try a command again, by what it wrote to standard error; pauses before."""
+TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)  # for a rank of another node
+Retry = Callable[[str], bool]  # by what a command wrote to standard error; it pauses before
 
 
 class LaunchStopped(NodeError):
@@ -51,11 +50,9 @@ def list_root_places(job: Job, usual: tuple[str, ...]) -> tuple[str, ...]:
 class Ended(NamedTuple):
     """The end of a node's part of a phase, for the case that it gave no answer."""
 
-    problem: ProblemCode
-    """One of the ``NO_ANSWER`` codes, or another that says why nothing could begin."""
+    problem: ProblemCode  # often one of ``NO_ANSWER``
     values: Mapping[str, str]  # the values of that problem, besides the phase and the log directory
-    code: int | None = None
-    """Exit status, negative for a signal; None where only that of the whole step is known."""
+    code: int | None = None  # None where only that of the whole step is known
     unreachable: bool = False  # true if no rank has begun anywhere because none could begin here
 
 
@@ -66,10 +63,8 @@ class Transfer:
     source: str
     target: str  # its path on the nodes, for ``sbcast`` and ``ssh``
     size: int
-    token: str = field(default="", repr=False)
-    """The random token of a relay, in hexadecimal digits; empty if it is sent without one."""
-    bundle: BundleFile | None = None
-    """The bundle to send, where it is thin: ``source`` then is not all of it."""
+    token: str = field(default="", repr=False)  # of a relay, in hexadecimal digits
+    bundle: BundleFile | None = None  # where it is thin, so that ``source`` is not all of it
 
 
 class Delivery(NamedTuple):
@@ -81,13 +76,11 @@ class Delivery(NamedTuple):
     After a relay the other nodes have it; after ``sbcast`` or ``ssh`` none of them has. Those in
     ``settled`` are not among them."""
     ended: dict[str, Ended]
-    seconds: float | None = 0.0
-    """Time taken by the sending; None if it did not take place, or was cut short."""
+    seconds: float | None = 0.0  # None if it did not take place, or was cut short
     settled: frozenset[str] = frozenset()
     """Nodes that kept the others from having it: they have failed by themselves, or are lost, and
     are not to be tried again."""
-    remarks: tuple[str, ...] = ()
-    """What a person should know about nodes that were slow or sent damaged bytes."""
+    remarks: tuple[str, ...] = ()  # on nodes that were slow or sent damaged bytes
 
 
 class Transport(Protocol):
@@ -107,25 +100,16 @@ class Transport(Protocol):
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.
 
-        Where ``sbcast`` did not reach some node, no node has unpacked anything, nor kept a part of
-        the file.
+        Where ``sbcast`` did not reach some node, no node has unpacked or kept anything.
         """
 
     def fetch(self, phase: str, requests: Requests, take: Take) -> None:
-        """Run a phase on one node whose agent answers with a stream of bytes.
-
-        Raises:
-            NodeError: the agent cannot be started, or ``take`` raised it.
-        """
+        """Run a phase on one node whose agent answers with a stream of bytes; NodeError."""
 
     def start_fetch(
         self, phase: str, requests: Requests, output: Stream, errors: Stream
     ) -> Process:
-        """Start what :meth:`fetch` runs; another phase may be running.
-
-        Raises:
-            NodeError: the agent cannot be started.
-        """
+        """Start what :meth:`fetch` runs; another phase may be running; NodeError."""
 
     def find_ending(self) -> str:
         """Return why the allocation ended, ``time-limit`` for example; empty while it stands."""
@@ -137,9 +121,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Release the nodes: nothing more is asked of them."""
-
-
-# --- A step: one command that runs a program on some nodes, and its faults by node ---------------
 
 
 class Step(NamedTuple):

@@ -84,15 +84,6 @@ def test_what_one_job_has_compiled_is_there_for_the_next(tmp_path: Path) -> None
     assert (amount.new_bytes, amount.total_bytes) == (9, 19)
 
 
-def test_the_same_code_is_kept_once(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    for number in (1, 2):
-        folder = compiled(tmp_path / str(number))
-        add_code(store, folder, replace(CODE, job_id=str(number)), 1 << 20)
-    [code] = list_stored_code(store)
-    assert code.job_id == "2"
-
-
 def test_only_what_is_new_and_finished_is_selected(tmp_path: Path) -> None:
     compiled(tmp_path)
     for name in ("new.py", ".17.tmp", "x.lock"):

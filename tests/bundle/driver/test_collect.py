@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
@@ -36,7 +38,6 @@ from bundle.results.stream import send_outputs
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed, noted
 from tests.support.jobs import job_for
-from tests.support.namespaces import namespace
 
 CHUNK = stream_format.CHUNK
 
@@ -57,18 +58,6 @@ def test_the_mark_is_there_for_as_long_as_it_is_looked_for(single: Packed, tmp_p
         (run_dir / name).unlink()  # by somebody else
     with run_dir_marker(job_for(single, tmp_path, run_dir=str(tmp_path / "absent"))) as name:
         assert name == ""
-
-
-def test_a_directory_that_is_read_only(single: Packed, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    log = job_for(single, tmp_path / "run").to_json()
-    code = (
-        "from bundle.protocol.job import parse_job\nfrom bundle.driver.collect import "
-        "run_dir_marker\n"
-        f"with run_dir_marker(parse_job({log!r})) as name: print(json.dumps(name))\n"
-    )
-    mount = f"mount -t tmpfs -o ro none '{tmp_path}/run'"
-    assert namespace("-m", mount, code) == ""
 
 
 class Nodes(Transport):
@@ -119,9 +108,6 @@ class Nodes(Transport):
                 answer = UnpackAnswer(node)
             on_event(answer)
         return Delivery({}, dict.fromkeys(requests, Ended(ProblemCode.NO_ANSWER, {}, 0)))
-
-
-# --- outputs -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -200,19 +186,6 @@ def test_outputs_come_from_the_node_where_rank_0_ran_last(
         three.answers[name] = LaunchAnswer(name, first_rank=began)
     collect_outputs(three, standing=True)
     assert collected(three, capfd)["node"] == "n2"
-
-
-def test_what_only_another_node_has_and_what_a_tracker_has_not_written_is_not_missing(
-    three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "n1" / "out").rename(tmp_path / "n1" / "else")
-    three.job = replace(three.job, outputs=("out", "wandb"), tracked=("wandb",))
-    collect_outputs(three, standing=True)
-    assert sorted(os.listdir(tmp_path / "run" / "out")) == ["same", "shard"]
-    assert collected(three, capfd)["missing"] == []
-
-
-# --- earlier results on their way to nodes that do not see the run directory ---------------------
 
 
 @pytest.fixture
@@ -316,94 +289,57 @@ def test_a_relay_brings_them_and_a_node_without_them_fails_the_job(
     assert "with project.resume-limit = 0 a job starts without them" in noted(resuming, capfd)
 
 
-class Watched(io.FileIO):
-    """The file that results are written to, while another job goes on writing them."""
-
-    def __init__(
-        self, path: str, most: int, change: Callable[[], object], restore: Callable[[], object]
-    ) -> None:
-        super().__init__(path, "w")
-        self._most, self._change, self._restore = most, change, restore
-
-    def write(self, data: Any) -> int:
-        if self._most:
-            self._most -= 1
-            self._change()
-        return super().write(data)
-
-    def close(self) -> None:
-        super().close()
-        self._restore()
+def grow(file: Path) -> None:
+    with file.open("ab") as handle:
+        handle.write(b"more")
 
 
-@pytest.fixture
-def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Lets a change happen at the first writes of the first file; of all, where that is asked."""
-
-    def begin(
-        most: int, again: bool, change: Callable[[], object], restore: Callable[[], object] = int
-    ) -> None:
-        files: list[IO[bytes]] = []
-
-        def opened(path: str, mode: str) -> IO[bytes]:
-            files.append(Watched(path, most if again or not files else 0, change, restore))
-            return files[-1]
-
-        monkeypatch.setattr(collect, "open", opened, raising=False)
-
-    return begin
-
-
-@pytest.mark.parametrize(("writes", "warned"), [(1, False), (100, True)])
-def test_what_changes_while_it_is_read_is_read_again(
-    resuming: State, tmp_path: Path, capfd: pytest.CaptureFixture[str],
-    meanwhile: Callable[..., None], writes: int, warned: bool,
-) -> None:  # fmt: skip
-    log = tmp_path / "run" / "out" / "log"
-    log.write_text("begin")
-
-    def grow() -> None:
-        with log.open("ab") as handle:
-            handle.write(b"more")
-
-    meanwhile(writes, warned, grow)
-    send_earlier_results(resuming)
-    text = noted(resuming, capfd)
-    assert ("out/log: written to while it was read for the nodes" in text) == warned, text
-    copy = (tmp_path / "local1" / "out" / "log").read_bytes()
-    assert log.read_bytes().startswith(copy)
-    assert warned or os.stat(log).st_size == len(copy)
-
-
-def shortened(file: Path) -> None:
+def shorten(file: Path) -> None:
     os.truncate(file, max(0, file.stat().st_size - CHUNK // 2))
 
 
 @pytest.mark.parametrize(
-    ("again", "change", "sent"),
+    ("times", "change", "sent", "warning"),
     [
-        (False, lambda file: file.unlink(missing_ok=True), ["model"]),
-        (False, shortened, ["half", "model"]),
-        (True, lambda file: file.unlink(missing_ok=True), []),
-        (True, shortened, []),
+        (1, grow, ["half", "model"], ""),
+        (2, grow, ["half", "model"], "out/half: written to while it was read for the nodes"),
+        (1, lambda file: file.unlink(missing_ok=True), ["model"], ""),
+        (1, shorten, ["half", "model"], ""),
+        (2, shorten, [], "out/half changed while it was read; a program that resumes"),
     ],
-    ids=["vanishes", "shrinks", "vanishes twice", "shrinks twice"],
 )
-def test_a_checkpoint_that_is_half_written_does_not_keep_a_job_from_starting(
-    resuming: State, tmp_path: Path, capfd: pytest.CaptureFixture[str],
-    meanwhile: Callable[..., None], again: bool, change: Callable[[Path], object], sent: list[str],
-) -> None:  # fmt: skip
-    half = tmp_path / "run" / "out" / "half"
+def test_what_changes_while_it_is_read_is_read_again(
+    resuming: State,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+    change: Callable[[Path], object],
+    sent: list[str],
+    warning: str,
+) -> None:
+    """A checkpoint that is half written is not sent, and does not keep a job from starting."""
+    half, reads = tmp_path / "run" / "out" / "half", itertools.count(1)
     half.write_bytes(bytes(3 * CHUNK))
     resuming.job = replace(resuming.job, resume_limit=10 * CHUNK)
+    send_selection = collect.send_selection
 
-    def write_anew() -> None:
-        if again:
+    def send(selection: Any, directory: str, stream: Any) -> Any:
+        if next(reads) > times:
+            return send_selection(selection, directory, stream)
+
+        def write(data: bytes) -> int:
+            change(half)
+            return int(stream.write(data))
+
+        end = send_selection(selection, directory, SimpleNamespace(write=write, flush=stream.flush))
+        if times > 1:
             half.write_bytes(bytes(3 * CHUNK))
+        return end
 
-    meanwhile(100, again, lambda: change(half), write_anew)
+    monkeypatch.setattr(collect, "send_selection", send)
     send_earlier_results(resuming)
-    text = noted(resuming, capfd)
-    where = tmp_path / "local1" / "out"
+    text, where = noted(resuming, capfd), tmp_path / "local1" / "out"
     assert (sorted(os.listdir(where)) if where.exists() else []) == sent, text
-    assert ("out/half changed while it was read; a program that resumes" in text) == again, text
+    assert warning in text
+    assert ("while it was read" in text) == bool(warning)

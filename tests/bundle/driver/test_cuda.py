@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver import cuda
 from bundle.driver.cuda import (
     CudaNeed,
-    describe_gpus,
     find_cuda_need,
     find_driver_problem,
-    format_gpu_line,
     list_driver_notes,
-    parse_version,
 )
 from bundle.protocol.messages import Gpu, GpuFacts
 from stager.core.store import Store
@@ -71,28 +67,6 @@ def test_the_table_against_six_nodes(version: tuple[int, int], too_old: set[str]
     assert not any(find_driver_problem(node, facts, None) for node, facts in SIX_NODES.items())
 
 
-def test_the_words() -> None:
-    need = CudaNeed((13, 0), "torch 2.11.0+cu130")
-    problem = find_driver_problem("node07", SIX_NODES["node07"], need)
-    assert str(problem) == (
-        "node07: has driver 525.60.13, the bundle's CUDA 13.0 needs 580.65.06 or newer; torch "
-        "2.11.0+cu130 is built for it; build for the driver with [environment] torch-backend in "
-        "stager.toml (cu126, cu118), or leave the node out with --exclude=node07"
-    )
-
-
-def test_the_table_is_in_order() -> None:
-    own = [parse_version(cuda.OWN[version]) for version in sorted(cuda.OWN)]
-    assert own == sorted(own)
-    versions = (11, 0), (11, 8), (12, 9), (13, 7)
-    assert [cuda.find_minimal_driver(version) for version in versions] == [
-        *("450.51.05", "450.80.02", "525.60.13", "580.65.06"),
-    ]
-
-
-# --- What a preflight says about drivers and GPUs; nothing is sent where a driver is too old -----
-
-
 A100 = Gpu("NVIDIA A100-SXM4-80GB", 81920 << 20)
 H100 = Gpu("NVIDIA H100 80GB HBM3", 81559 << 20)
 PARTED = Gpu("NVIDIA A100-SXM4-80GB", 81920 << 20, ("3g.40gb", "3g.40gb"))
@@ -123,14 +97,6 @@ def test_six_nodes_of_several_kinds() -> None:
         "n4: 1 x NVIDIA A100-SXM4-80GB (80 GiB) as MIG 3g.40gb+3g.40gb; "
         "n5, n6: no NVIDIA GPU",
     ]
-
-
-def test_nodes_that_are_alike_need_no_word() -> None:
-    two = {"n1": GpuFacts("580.65.06", gpus=(A100,)), "n2": GpuFacts("590.1", gpus=(A100, A100))}
-    assert list_driver_notes(two, CUDA_128) == []
-    assert list_driver_notes({"n1": None, "n2": None}, None) == []
-    assert describe_gpus((A100, H100, A100)).startswith("2 x NVIDIA A100")
-    assert format_gpu_line("n1", GpuFacts("580.65.06")) == "n1 driver=580.65.06 gpus=none"
 
 
 def test_nothing_is_sent_where_the_driver_is_too_old(

@@ -26,8 +26,7 @@ from bundle.protocol.messages import FailureRecord, LaunchAnswer, NetworkReport
 from bundle.protocol.problem import Problem, ProblemCode
 from stager.pack.bundle import Packed
 from tests.support.bundles import rot
-from tests.support.jobs import ask, drive, job_for
-from tests.support.ports import unused_port
+from tests.support.jobs import drive, job_for
 from tests.support.problems import worded
 
 
@@ -66,32 +65,12 @@ def test_a_damaged_file_is_named_and_does_not_stay(
     assert (code, events[-1]["problems"]) == (0, {})
 
 
-def test_an_agent_that_is_the_head_waits_for_the_others(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    """Alone it waits for nobody; and what it finds is no failure of its own."""
-    job = job_for(single, tmp_path, nodes=("local1",))
-    asked = {
-        "head": ["127.0.0.1", unused_port()],
-        "names": {"localhost": [], "no-such.invalid": []},
-    }
-    code, events = ask(program, "deep", job, root=str(tmp_path / "nowhere"), python="", **asked)
-    clock, answer = events
-    assert (code, clock["event"], answer["event"], answer["ok"]) == (0, "clock", "deep", True)
-    assert answer["network"]["missing"] == []
-    assert list(answer["network"]["differs"]) == ["localhost"]
-    assert answer["damage"]
-
-
 def test_names_that_only_ssh_knows_are_not_looked_up(single: Packed, tmp_path: Path) -> None:
     nodes = ("no-such.invalid", "ann@localhost")
     by_ssh = job_for(single, tmp_path, nodes=nodes, allocation=Allocation.SSH)
     assert names_to_compare(by_ssh).keys() == {"localhost"}
     by_slurm = job_for(single, tmp_path, nodes=nodes[:1], allocation=Allocation.SLURM)
     assert names_to_compare(by_slurm) == {"no-such.invalid": ()}
-
-
-# --- the way to the head -------------------------------------------------------------------------
 
 
 def told(found: deep_check.Problems, part: str = "what") -> dict[str, list[str]]:
@@ -132,9 +111,6 @@ def test_who_keeps_nodes_from_the_head(
 ) -> None:
     found = deep_check.find_unreachable_nodes("n1", reports)
     assert told(found) == {node: [what] for node, what in blamed.items()}
-
-
-# --- the all-reduce ------------------------------------------------------------------------------
 
 
 def test_the_result_among_other_lines() -> None:
@@ -187,23 +163,16 @@ def test_what_follows_from_a_fault_is_no_fault() -> None:
 
 def test_without_a_word_of_the_ranks_their_agents_tell_or_the_first_that_failed() -> None:
     lost = worded("launch gave no answer", "n2", "exit status 137", "see its log")
-    told_to_end = replace(BAD, exit_code=143)
-    silent = replace(BAD, problems=(lost,))
-    well = LaunchAnswer(ok=True, exit_code=0)
-    answers = {"n1": told_to_end, "n2": silent, "n3": well}
+    answers = {"n1": replace(BAD, exit_code=143), "n2": replace(BAD, problems=(lost,))}
     assert told(deep_check.find_faulty_nodes({}, answers)) == {"n2": ["launch gave no answer"]}
     answers["n3"] = BAD  # which ended by itself: the others went with it
     found = deep_check.find_faulty_nodes({}, answers)
     assert told(found, "why") == {"n3": ["status 1; the end"]}
-    for message, said in (("no torch", ": no torch"), ("", "")):
-        first = FailureRecord(node="n2", rank=3, exit_code=1, message=message, time=5.0)
-        later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
-        answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
-        why = f"rank 3 ended first, with status 1{said}"
-        assert told(deep_check.find_faulty_nodes({}, answers), "why") == {"n2": [why]}
-
-
-# --- Names and clocks of all nodes compared: who is at odds with the others, and how -------------
+    first = FailureRecord(node="n2", rank=3, exit_code=1, message="no torch", time=5.0)
+    later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
+    answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
+    why = "rank 3 ended first, with status 1: no torch"
+    assert told(deep_check.find_faulty_nodes({}, answers), "why") == {"n2": [why]}
 
 
 ONE, TWO, THREE = ["10.0.0.1"], ["10.0.0.2"], ["10.0.0.3"]
@@ -256,15 +225,6 @@ def test_of_two_nodes_the_one_that_has_the_name_is_right(stale: str) -> None:
     assert list(find_disagreements(answers)) == [stale]
 
 
-def test_a_whole_file_of_wrong_hosts_is_one_problem() -> None:
-    names = {f"n{number}": [f"10.0.0.{number}"] for number in range(1, 41)}
-    stale = {name: [f"10.1.0.{name[1:]}"] for name in names}
-    found = find_disagreements({node: stale if node == "n7" else names for node in names})
-    assert list(found) == ["n7"]
-    assert len(found["n7"]) == 1
-    assert "and 36 more" in found["n7"][0].why
-
-
 def ahead(seconds: float, wait: float = 0.2) -> ClockOffset:
     """A clock so far ahead of the driver's, asked in so many seconds."""
     return measure_clock_offset(1e9, 1e9 + wait / 2 + seconds, 1e9 + wait)
@@ -276,12 +236,10 @@ def ahead(seconds: float, wait: float = 0.2) -> ClockOffset:
         ({}, ""),
         ({"n1": ahead(0.0), "n2": ahead(1.8), "n3": ahead(-0.9)}, ""),
         ({"n1": ahead(0.1), "n2": ahead(7.3), "n3": ahead(0.0)}, "n2: 7.3 s ahead of"),
-        ({"n1": ahead(0.1), "n2": ahead(-60.0), "n3": ahead(0.0)}, "n2: 60.0 s behind"),
         # The driver may be the one that is wrong.
         ({"n1": ahead(300.0), "n2": ahead(300.5), "n3": ahead(299.9)}, ""),
         # Of two nodes the one that agrees with the driver is right.
         ({"n1": ahead(30.0), "n2": ahead(0.0)}, "n1: 30.0 s ahead of"),
-        ({"n1": ahead(-30.0)}, "n1: 30.0 s behind"),
         # What is uncertain is not held against a node.
         ({"n1": ahead(0.0), "n2": ahead(4.0, wait=6.0), "n3": ahead(0.0)}, ""),
         ({"n1": ahead(0.0), "n2": ahead(9.0, wait=6.0), "n3": ahead(0.0)}, "n2: 9.0 s ahead of"),

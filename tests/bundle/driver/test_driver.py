@@ -116,12 +116,6 @@ def test_a_bundle_that_is_another_or_gone(
     assert events[-1]["of_driver"] is True  # no node is to blame
 
 
-def test_a_name_that_is_no_text_is_reported(single: Packed, program: Path, tmp_path: Path) -> None:
-    code, events, _ = drive(program, job_for(single, tmp_path, packages=("\ud800",)))
-    assert (code, list(problems(events[-1]))) == (3, ["local1", "local2"])
-    assert "\\ud800" in (tmp_path / "logs" / "demo.4711.local1.0.out").read_text()
-
-
 def test_a_problem_of_the_drivers_host_is_put_on_no_node(
     single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,8 +240,6 @@ def test_ranks_that_hang_are_named_and_ended_where_that_is_set(
     assert frames == [f"{tmp_path}/loader.py:3 read_shard"] * 2
     assert living(program) == []
 
-
-# --- Ranks that are started again -----------------------------------------------------------------
 
 ONLY_ONCE = """
 import os, signal, sys
@@ -393,8 +385,6 @@ def test_a_job_that_is_ended_between_two_attempts(
     assert until(lambda: not living(program), 60)
 
 
-# --- Compiled code --------------------------------------------------------------------------------
-
 COMPILES = """
 import os, pathlib, signal, sys
 folder = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
@@ -489,12 +479,6 @@ def test_after_a_crash_with_compiled_code_ranks_compile_anew(
     assert not [event for event in events if event["event"] == "compiled"]
 
 
-def test_what_cannot_be_kept_fails_no_job(single: Packed, program: Path, tmp_path: Path) -> None:
-    (tmp_path / "compiled").write_text("in the way")
-    _, events = compile_in_job(single, program, tmp_path, "one")
-    assert any("what the ranks have compiled was not kept" in text for text in remarks(events))
-
-
 def test_a_node_without_a_compiler_is_named_where_jobs_compile(
     single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,3 +488,9 @@ def test_a_node_without_a_compiler_is_named_where_jobs_compile(
     _, events = compile_in_job(single, program, tmp_path, number="2")
     [warning] = [event for event in events if event["event"] == "note" and event["warning"]]
     assert warning["text"].startswith("local1: there is no C++ compiler")
+
+
+def test_what_cannot_be_kept_fails_no_job(single: Packed, program: Path, tmp_path: Path) -> None:
+    (tmp_path / "compiled").write_text("in the way")
+    _, events = compile_in_job(single, program, tmp_path, "one")
+    assert any("what the ranks have compiled was not kept" in text for text in remarks(events))

@@ -18,15 +18,12 @@ from bundle.driver.forecast import (
     forecast_shared_staging,
     forecast_staging,
     forecast_step,
-    levels,
-    measure_staging_work,
 )
 from bundle.driver.transports import slurm_text
 from bundle.protocol.codec import DecodeError, decode, encode
 from bundle.protocol.enumerations import Launcher
 from bundle.protocol.events import StagingWork
 from bundle.protocol.job import ASSUMED, Rates
-from stager.pack.bundle import Packed
 
 ROUND = Rates(
     link=BLOCK / 0.02,
@@ -47,18 +44,6 @@ ROUND = Rates(
 )
 """Rates that one can reckon with by hand: a block takes 20 ms to one node."""
 TEN_BLOCKS = StagingWork(sent=10 * BLOCK, bytes=10**9, files=20_000)
-
-
-def test_the_levels_of_the_tree() -> None:
-    for nodes, deep in ((1, 1), (8, 1), (9, 2), (72, 2), (73, 3), (584, 3), (585, 4), (4_681, 5)):
-        assert levels(nodes, 8) == deep
-    for nodes, width, deep in ((5, 1, 5), (6, 2, 2), (7, 2, 3), (64, 64, 1), (65, 64, 2)):
-        assert levels(nodes, width) == deep
-
-
-def test_a_block_takes_its_levels_times_the_receivers_of_one_sender() -> None:
-    for nodes, width, deep in ((8, 8, 1), (9, 8, 2), (6, 2, 2)):
-        assert block_seconds(nodes, width, ROUND) == pytest.approx(deep * (width * 0.02 + 0.01))
 
 
 @pytest.mark.parametrize(
@@ -133,27 +118,6 @@ def test_the_phases_by_hand() -> None:
     assert (made.send, made.unpack, made.stage) == (0, 0, 0)
     assert made.preflight == made.launch == pytest.approx(0.42)
     assert forecast([], Nodes(2), ROUND).launch == pytest.approx(2.0 - 0.4)
-
-
-def test_the_work_of_layers(standard: Packed) -> None:
-    layers = standard.manifest.layers
-    made = measure_staging_work(layers[:2], layers, 4096)
-    assert made.files + made.linked == standard.manifest.files
-    assert made.bytes == sum(layer.unpacked_size for layer in layers[:2])
-    assert measure_staging_work(layers, layers, 1).linked == 0
-
-
-def test_rates_that_are_scaled() -> None:
-    nodes = Nodes(3, cpus=4)
-    for name, scale, part in (("send", 2.0, 0), ("unpack", 3.0, 1)):
-        plain = forecast_staging(TEN_BLOCKS, nodes, ROUND, relayed=False)
-        scaled = ROUND.scale_rates(**{name: scale})
-        made = forecast_staging(TEN_BLOCKS, nodes, scaled, relayed=False)
-        assert made[part] == pytest.approx(scale * plain[part])
-        assert made[1 - part] == plain[1 - part]
-    step = forecast_step(nodes, ROUND.scale_rates(step=0.5))
-    assert step == pytest.approx(forecast_step(nodes, ROUND) / 2)
-    assert ROUND.scale_rates() == ROUND
 
 
 def test_rates_travel_as_json() -> None:

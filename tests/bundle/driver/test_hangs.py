@@ -17,11 +17,6 @@ SITE = "/e/lib/python3.11/site-packages"
 BACKWARD = ("/home/me/train.py:40 step", "/home/me/train.py:9 <module>")
 WAITING = (f"{SITE}/torch/distributed/distributed_c10d.py:3252 all_reduce", *BACKWARD)
 READING = ("/home/me/loader.py:88 read_shard", *BACKWARD)
-LOCKED = (
-    "/usr/lib/python3.11/threading.py:327 wait",
-    "/home/me/pool.py:7 fetch",
-    *BACKWARD,
-)
 LOADING = (f"{SITE}/torch/utils/data/dataloader.py:1283 _get_data", *BACKWARD)
 
 
@@ -56,12 +51,6 @@ CASES: dict[str, tuple[list[RankState], dict[str, Any], str]] = {
         {"kind": "behind", "rank": 2, "node": "n1", "waiting": 3, "number": 4711, "certain": True},
         "rank 2 on n1 has not entered all_reduce 4711, which 3 ranks wait in; "
         "it is in loader.py:88 read_shard",
-    ),
-    "lock": (
-        [wait(0), rank(1, *LOCKED, groups=(BEHIND,))],
-        {"kind": "behind", "rank": 1, "place": "pool.py:7 fetch"},
-        "rank 1 on n0 has not entered all_reduce 4711, which 1 rank waits in; "
-        "it is in pool.py:7 fetch",
     ),
     "a worker of its loader": (
         [
@@ -132,15 +121,6 @@ CASES: dict[str, tuple[list[RankState], dict[str, Any], str]] = {
         {"kind": "stopped", "rank": 2, "waiting": 2},
         "process 1002 (python3) of rank 2 on n1 is stopped by a signal or a debugger (SIGCONT",
     ),
-    "ranks that cannot go on for several reasons": (
-        [
-            wait(0),
-            *(wait(number, process=process(state)) for number, state in ((1, "T"), (2, "D"))),
-        ],
-        {"kind": "stopped", "ranks": (1, 2)},
-        "rank 1 on n0 is stopped by a signal or a debugger (SIGCONT resumes it); 1 other rank "
-        "cannot go on either",
-    ),
     "a file system that does not answer": (
         [wait(0), wait(1), rank(2, *READING, groups=(BEHIND,), process=process("D"))],
         {"kind": "held", "rank": 2, "place": "loader.py:88 read_shard", "certain": False},
@@ -168,11 +148,6 @@ CASES: dict[str, tuple[list[RankState], dict[str, Any], str]] = {
         {"kind": "elsewhere", "ranks": (2,), "operation": "", "certain": True},
         "rank 2 on n1 is not in train.py:40 step, where 3 ranks are; "
         "it is in loader.py:88 read_shard",
-    ),
-    "one of two, and the other in torch.distributed": (
-        [rank(0, *READING), rank(1, *WAITING)],
-        {"kind": "elsewhere", "ranks": (0,)},
-        "rank 0 on n0 is not in train.py:40 step, where 1 rank is",
     ),
     "no majority": (
         [rank(0, *READING), rank(1, *BACKWARD)],

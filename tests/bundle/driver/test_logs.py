@@ -72,9 +72,6 @@ def test_what_follows_a_line_that_a_full_disk_cut_is_a_line_of_its_own(tmp_path:
     assert loss.bytes == len("half of a line, and the second\n")
 
 
-# --- The files of another job of the same number, which a new one must not write to --------------
-
-
 FILES = ("events.4711.jsonl", "job.4711.json", "demo.4711.n1.0.out", "a.4711.batch.out")
 OTHERS = ("events.471.jsonl", "demo.4711.txt", "demo.14711.n1.0.out")
 

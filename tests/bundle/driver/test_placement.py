@@ -37,7 +37,7 @@ from bundle.protocol.messages import (
     UnpackAnswer,
     UnpackRequest,
 )
-from bundle.protocol.problem import NodeError, Problem, ProblemCode
+from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.store import Store
 from stager.pack.bundle import Packed
 from tests.support.building import wheel_of
@@ -63,8 +63,6 @@ class Sending(Transport):
         self.read: list[tuple[str, ...]] = []
         self.incoming: list[Incoming] = []
         self.lacking: set[str] = set()
-        self.not_started: set[str] = set()
-        """Nodes that cannot start their relay."""
         self.blocking: list[set[str]] = []
         """For each time the nodes that are lost, so that nothing is sent to the others."""
 
@@ -103,10 +101,6 @@ class Sending(Transport):
     def _unpacked(self, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         for node in requests:
             answer = UnpackAnswer(node, path="/e")
-            if node in self.not_started:
-                self.not_started.remove(node)
-                problem = Problem(ProblemCode.RELAY_NOT_STARTED, node, {"why": "no such address"})
-                answer = UnpackAnswer(node, ok=False, problems=(problem,))
             if node in self.lacking:
                 self.lacking.remove(node)
                 answer = UnpackAnswer(node, ok=False, lacking=True)
@@ -197,20 +191,6 @@ def test_nodes_that_a_relay_does_not_reach_get_the_bundle_by_sbcast(
     assert (whys(state), state.bytes_sent) == ({}, 2 * relayed.size)
 
 
-def test_a_node_that_cannot_start_its_relay_gets_the_bundle_without(
-    single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    transport = Sending()
-    transport.not_started = {"n3"}
-    facts = {node: {"address": "10.0.0.1"} for node in NODES}
-    state = carried_out(single, tmp_path, transport, facts)
-    assert transport.sent == [NODES, ("n3",)]
-    assert [bool(transfer.token) for transfer, _ in transport.transfers] == [True, False]
-    assert all(answer.ok for answer in state.answers.values())
-    said = displayed(state, capfd)
-    assert "the relay did not reach n3 (no such address): using sbcast" in said
-
-
 @pytest.mark.parametrize("relayed", [False, True])
 def test_nodes_that_are_lost_before_anything_is_sent_cost_the_others_nothing(
     single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, relayed: bool
@@ -225,13 +205,6 @@ def test_nodes_that_are_lost_before_anything_is_sent_cost_the_others_nothing(
     assert state.answers["n2"].problems[0].code is ProblemCode.NO_ANSWER_SILENT
     assert state.bytes_sent == single.manifest.size
     assert "sending again" not in displayed(state, capfd)
-
-
-def test_without_an_address_a_node_takes_part_in_no_relay(single: Packed, tmp_path: Path) -> None:
-    transport = Sending()
-    facts: dict[str, dict[str, Any]] = {"n1": {"address": "10.0.0.1"}, "n2": {}}
-    carried_out(single, tmp_path, transport, facts, transfer=TransferWay.RELAY)
-    assert [transfer.token for transfer, _ in transport.transfers] == [""]
 
 
 ODD = {"": "sbcast: error: something odd"}
@@ -380,9 +353,6 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
         pass
 
 
-# --- The disk of the driver's own host -----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -414,10 +384,3 @@ def test_what_is_temporary_does_not_stay(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(NodeError) as caught, make_scratch_dir():
         pass
     assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
-    # Where all of them are full, Python names no file.
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
-    with pytest.raises(NodeError) as caught, make_scratch_dir():
-        pass
-    assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
-    assert caught.value.problem.why.startswith("No usable temporary directory found")

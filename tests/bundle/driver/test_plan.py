@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.forecast import (
-    Nodes,
-    forecast_shared_staging,
-    forecast_staging,
-    measure_staging_work,
-)
 from bundle.driver.plan import (
     NodeGroup,
     Plan,
     TransferRule,
-    forecast_nodes,
     make_plan,
     write_excerpt,
 )
@@ -25,9 +18,8 @@ from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
 from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.job import ASSUMED
-from bundle.protocol.messages import HostFacts, PreflightAnswer
+from bundle.protocol.messages import PreflightAnswer
 from stager.pack.bundle import Packed
-from tests.support.generated import generated
 
 Facts = dict[str, PreflightAnswer]
 SIZE = 300_000_000
@@ -51,70 +43,65 @@ def ways(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
     return [(group.how, group.nodes) for group in plan.groups]
 
 
-@pytest.mark.parametrize("stage", ["auto", "always", "never"])
-def test_where_all_is_there_nothing_travels(manifest: Manifest, stage: str) -> None:
-    facts = {"n1": READY, "n2": READY}
-    for seen in (manifest, None):
-        plan, problems = make_plan(facts, TransferRule(Stage(stage)), seen, SIZE)
-        assert ways(plan) == [("present", ("n1", "n2"))]
-        assert (plan.bytes, problems) == (0, {})
-        assert plan.why == "nothing to send: every node has the environment"
+ELSEWHERE = "/scratch/stager-7"
 
 
-def test_a_shared_bundle_that_is_read_quickly_is_read_where_it_lies(manifest: Manifest) -> None:
-    facts = {"n1": node(), "n2": READY, "n3": node()}
-    plan, problems = make_plan(facts, AUTO, manifest, SIZE)
-    assert ways(plan) == [("present", ("n2",)), ("shared", ("n1", "n3"))]
-    assert (plan.bytes, problems) == (0, {})
-    assert plan.why == (
-        "2 nodes read the shared bundle: reading from the shared disk (about 0.3 s) is quicker "
-        "than sending (1.0 s)"
-    )
-
-
-def test_one_that_is_read_slowly_on_some_node_is_sent(manifest: Manifest) -> None:
-    facts = {"n1": node(), "n2": node(SLOW)}
-    plan, problems = make_plan(facts, AUTO, manifest, SIZE)
-    assert ways(plan) == [("relay", ("n1", "n2"))]
-    assert (plan.bytes, problems) == (SIZE, {})
-    assert plan.why == (
-        "relay to 2 nodes: the shared bundle is slow (1.5 MB/s on n2, about 200.2 s; sending 1.0 s)"
-    )
-
-
-def test_one_that_some_node_cannot_see_is_sent(manifest: Manifest) -> None:
-    facts: Facts = {"n1": node(), "n2": node(None), "n3": READY}
-    plan, problems = make_plan(facts, AUTO, manifest, SIZE)
-    assert ways(plan) == [("present", ("n3",)), ("relay", ("n1", "n2"))]
-    assert problems == {}
-    assert plan.why == "relay to 2 nodes: n2 cannot see the bundle"
-    many = {f"n{number}": node(None) for number in range(5)}
-    plan, _ = make_plan(many, AUTO, manifest, SIZE)
-    assert plan.why == "relay to 5 nodes: n0, n1, n2 and 2 more cannot see the bundle"
-
-
-def test_the_users_way_of_sending(manifest: Manifest) -> None:
-    facts = {"n1": node(None), "n2": node(None, root="/scratch/stager-7")}
-    plan, _ = make_plan(facts, TransferRule(Stage.ALWAYS, TransferWay.SBCAST), manifest, SIZE)
-    # It writes to the same path everywhere; nodes of a relay may have roots of their own.
-    assert ways(plan) == [("sbcast", ("n1",)), ("sbcast", ("n2",))]
-    assert plan.why == "sbcast to 2 nodes: sending is asked for"
-    plan, _ = make_plan(facts, TransferRule(Stage.ALWAYS, TransferWay.RELAY), manifest, SIZE)
-    assert ways(plan) == [("relay", ("n1", "n2"))]
-    facts["n2"] = node(None, address="", root="/scratch/stager-7")
-    plan, _ = make_plan(facts, TransferRule(without_relay="ssh"), manifest, SIZE)
-    assert ways(plan) == [("ssh", ("n1",)), ("ssh", ("n2",))]  # where there is no Slurm
-    assert plan.why.startswith("ssh to 2 nodes: ")
-
-
-@pytest.mark.parametrize("way", ["auto", "relay"])
-def test_nodes_without_an_address_cannot_relay(manifest: Manifest, way: str) -> None:
-    facts = {"n1": node(None), "n2": node(None, address="")}
-    plan, _ = make_plan(facts, TransferRule(way=TransferWay(way)), manifest, SIZE)
-    assert ways(plan) == [("sbcast", ("n1", "n2"))]
-    assert plan.why == (
-        "sbcast to 2 nodes: n1, n2 cannot see the bundle; no relay, as n2 has no address for others"
-    )
+@pytest.mark.parametrize(
+    ("facts", "rule", "expected", "why"),
+    [
+        *(
+            (
+                {"n1": READY, "n2": READY}, rule, [("present", ("n1", "n2"))],
+                "nothing to send: every node has the environment",
+            )
+            for rule in (AUTO, ALWAYS, NEVER)
+        ),
+        (
+            {"n1": node(), "n2": READY, "n3": node()}, AUTO,
+            [("present", ("n2",)), ("shared", ("n1", "n3"))],
+            "2 nodes read the shared bundle: reading from the shared disk (about 0.3 s) is quicker "
+            "than sending (1.0 s)",
+        ),
+        (
+            {"n1": node(), "n2": node(SLOW)}, AUTO, [("relay", ("n1", "n2"))],
+            "relay to 2 nodes: the shared bundle is slow (1.5 MB/s on n2, about 200.2 s; sending "
+            "1.0 s)",
+        ),
+        (
+            {"n1": node(), "n2": node(None), "n3": READY}, AUTO,
+            [("present", ("n3",)), ("relay", ("n1", "n2"))],
+            "relay to 2 nodes: n2 cannot see the bundle",
+        ),
+        # sbcast writes to the same path everywhere; nodes of a relay may have roots of their own.
+        (
+            {"n1": node(None), "n2": node(None, root=ELSEWHERE)},
+            TransferRule(Stage.ALWAYS, TransferWay.SBCAST),
+            [("sbcast", ("n1",)), ("sbcast", ("n2",))],
+            "sbcast to 2 nodes: sending is asked for",
+        ),
+        (
+            {"n1": node(None), "n2": node(None, root=ELSEWHERE)},
+            TransferRule(Stage.ALWAYS, TransferWay.RELAY), [("relay", ("n1", "n2"))],
+            "relay to 2 nodes: sending is asked for",
+        ),
+        (
+            {"n1": node(None), "n2": node(None, address="")}, TransferRule(without_relay="ssh"),
+            [("ssh", ("n1", "n2"))],
+            "ssh to 2 nodes: n1, n2 cannot see the bundle; no relay, as n2 has no address for "
+            "others",
+        ),
+    ],
+)  # fmt: skip
+def test_each_way_and_its_reason(
+    manifest: Manifest,
+    facts: Facts,
+    rule: TransferRule,
+    expected: list[tuple[str, tuple[str, ...]]],
+    why: str,
+) -> None:
+    plan, problems = make_plan(facts, rule, manifest, SIZE)
+    assert (ways(plan), plan.why, problems) == (expected, why, {})
+    assert plan.bytes == SIZE * sum(how not in ("present", "shared") for how, _ in expected)
 
 
 def test_no_sending_on_request(manifest: Manifest) -> None:
@@ -211,40 +198,8 @@ def test_the_size_is_that_of_the_file_that_is_written(
     assert group.bytes == written == path.stat().st_size
 
 
-def test_each_group_that_has_something_to_do_is_foretold(manifest: Manifest) -> None:
-    facts: Facts = {"n1": node(None), "n2": READY, "n3": node(None, root="/scratch/stager-7")}
-    plan, _ = make_plan(facts, AUTO, manifest, SIZE)
-    work = measure_staging_work(manifest.layers, manifest.layers, SIZE)
-    assert plan.staged == (forecast_staging(work, Nodes(2, cpus=1)),)
-    plan, _ = make_plan(facts, TransferRule(way=TransferWay.SBCAST), manifest, SIZE)
-    assert plan.staged == (forecast_staging(work, Nodes(1, cpus=1), relayed=False),) * 2
-    assert make_plan({"n2": READY}, AUTO, manifest, SIZE)[0].staged == ()
-    plan, _ = make_plan({"n1": node()}, AUTO, manifest, SIZE)
-    assert plan.staged == (forecast_shared_staging(work, Nodes(1, cpus=1), FAST),)
-
-
 def test_a_slow_network_makes_reading_the_shared_bundle_pay(manifest: Manifest) -> None:
     facts = {"n1": node(30e6), "n2": node(30e6)}
     for scale, way in ((1, "relay"), (15, "shared")):
         plan, _ = make_plan(facts, AUTO, manifest, SIZE, ASSUMED.scale_rates(send=scale))
         assert ways(plan) == [(way, ("n1", "n2"))]
-
-
-def test_only_what_is_missing_is_weighed(manifest: Manifest) -> None:
-    """A few kilobytes are read as quickly as they are sent, however slow the file system."""
-    old, fresh = {"lacks": (0,), "has_wheel": True}, {"lacks": range(len(manifest.layers))}
-    for lacks, way in ((old, "shared"), (fresh, "relay")):
-        assert ways(make_plan({"n1": node(SLOW, **lacks)}, AUTO, manifest, SIZE)[0]) == [
-            (way, ("n1",))
-        ]
-
-
-def on_cpus(cpus: int) -> PreflightAnswer:
-    return PreflightAnswer(host=generated(HostFacts, 0, cpus=cpus))
-
-
-def test_the_nodes_as_the_model_sees_them() -> None:
-    facts: Facts = {"n1": on_cpus(8), "n2": on_cpus(4), "n3": PreflightAnswer("n3")}
-    assert forecast_nodes(("n1", "n2"), facts) == Nodes(2, cpus=4)
-    assert forecast_nodes(("n1", "n3"), facts, sharing=2) == Nodes(2, cpus=1, sharing=2)
-    assert forecast_nodes((), facts) == Nodes(1, cpus=1)

@@ -122,9 +122,6 @@ def end_after(job: Job, seconds: float) -> Job:
     return replace(job, launch=replace(job.launch, hang_timeout=seconds))
 
 
-# --- Silence -------------------------------------------------------------------------------------
-
-
 def test_a_silence_is_mentioned_and_again_when_it_has_doubled(job: Job) -> None:
     watched = Watched(job)
     watched.output("step 1\nloss 0.1\n")
@@ -184,9 +181,6 @@ def hang_in(number: int, frame: str) -> list[RankStates]:
     return [states("n0", number, first), states("n1", number, rank(1, WAITING, 4, 3))]
 
 
-# --- The verdict ---------------------------------------------------------------------------------
-
-
 def test_a_hang_is_named_once_and_its_stacks_are_kept(job: Job) -> None:
     watched = Watched(job)
     watched.wait(600)
@@ -242,24 +236,6 @@ def test_output_while_ranks_are_asked_is_no_hang(job: Job) -> None:
     assert watched.events("hang") == []
 
 
-def test_a_node_that_does_not_answer_is_named_so(job: Job) -> None:
-    watched = Watched(job, lambda number: hang(number)[1:])
-    watched.wait(300)
-    (event,) = watched.events("hang")
-    assert (event["kind"], event["ranks"], event["certain"]) == ("elsewhere", [1], False)
-    assert "it gave no stack: its node has not answered" in event["text"]
-
-
-def test_a_rank_that_has_ended_is_named_so(job: Job) -> None:
-    watched = Watched(job, lambda number: [hang(number)[1], states("n1", number)])
-    watched.wait(300)
-    assert watched.events("hang")[0]["text"].endswith("it has ended")
-    watched = Watched(replace(job, log_dir=f"{job.log_dir}2"), lambda number: hang(number)[1:])
-    watched.watch.take(LaunchAnswer("n1"))  # the others go on
-    watched.wait(300)
-    assert watched.events("hang")[0]["text"].endswith("it has ended")
-
-
 def test_a_job_is_ended_only_where_that_is_set(job: Job) -> None:
     watched = Watched(end_after(job, 60))
     with pytest.raises(LaunchStopped) as caught:
@@ -280,9 +256,6 @@ def test_a_job_that_shows_nothing_is_ended_all_the_same(job: Job) -> None:
         watched.wait(200)
     assert caught.value.problem.where == "n0"
     assert watched.events("hang")[0]["kind"] == "unknown"
-
-
-# --- Requests ------------------------------------------------------------------------------------
 
 
 def test_a_request_is_answered_at_once_and_removed(job: Job) -> None:
@@ -371,9 +344,6 @@ def test_a_full_disk_leaves_the_earlier_stacks(job: Job, monkeypatch: pytest.Mon
     assert [name for name in os.listdir(watched.logs) if name.startswith(".")] == []
 
 
-# --- What agents send ----------------------------------------------------------------------------
-
-
 def test_stacks_of_ranks_that_do_not_end_are_kept(job: Job) -> None:
     watched = Watched(job)
     watched.wait(10)
@@ -411,13 +381,3 @@ def test_hostile_answers_are_dropped_and_those_of_others_ignored(job: Job) -> No
     assert only.no_answer == "its node has sent too much of it"
     assert (watched.logs / "stacks.4711.json").stat().st_size < 4_000
     assert len(watched.events("hang")) == 1
-
-
-def test_a_silence_that_is_no_number_is_the_usual_one(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for text, seconds in (("5", 6), ("x", 241), ("nan", 241), ("-1", 241), ("inf", 241)):
-        monkeypatch.setenv(SILENCE, text)
-        watched = Watched(replace(job, log_dir=f"{job.log_dir}{text}"))
-        watched.wait(300)
-        assert watched.events("silent")[0]["seconds"] == seconds

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import pytest
 
 from bundle.driver.retries import (
-    Failure,
     History,
     RankProgress,
     find_failure,
-    find_place,
     find_retry,
 )
 from bundle.protocol.enumerations import FailureClass, Retry
@@ -49,14 +46,12 @@ def failed(*records: FailureRecord, **more: Any) -> dict[str, LaunchAnswer]:
             record(-9, lines=(OOM,)), "out-of-memory", "once",
             "rank 3 on n2 was killed (signal 9), as the node's memory ran out",
         ),
-        (record(-11), "killed", "once", "rank 3 on n2 was killed (signal 11)"),
         (record(7), "unknown", "once", "rank 3 on n2 ended with exit status 7"),
         (
             record(1, "RuntimeError", "no luck\nmore", lines=TRACE), "python-error", "once",
             "rank 3 on n2: RuntimeError: no luck at train.py:12",
         ),
         (record(1, "ValueError", "NaN"), "python-error", "no", "rank 3 on n2: ValueError: NaN"),
-        (record(1, "KeyError", "'x'"), "python-error", "no", "rank 3 on n2: KeyError: 'x'"),
         (record(2, "SystemExit", "2"), "python-error", "no", "rank 3 on n2: SystemExit: 2"),
         (record(4, "SystemExit", "4"), "python-error", "once", "rank 3 on n2: SystemExit: 4"),
         (
@@ -64,21 +59,12 @@ def failed(*records: FailureRecord, **more: Any) -> dict[str, LaunchAnswer]:
             "rank 3 on n2: ModuleNotFoundError: No module named 'x'",
         ),
         (
-            record(1, "FileNotFoundError", "a"), "missing-asset", "no",
-            "rank 3 on n2: FileNotFoundError: a",
-        ),
-        (
             record(1, "OutOfMemoryError", "CUDA out of memory."), "out-of-memory", "no",
             "rank 3 on n2: OutOfMemoryError: CUDA out of memory.",
         ),
-        (record(1, "MemoryError"), "out-of-memory", "once", "rank 3 on n2: MemoryError"),
         (
             record(1, "OSError", "[Errno 28] No space left on device"), "disk-full", "no",
             "rank 3 on n2: OSError: [Errno 28] No space left on device",
-        ),
-        (
-            record(1, "DistNetworkError", "Address already in use"), "rendezvous", "yes",
-            "rank 3 on n2 lost its peers: DistNetworkError: Address already in use",
         ),
         (
             record(1, "RuntimeError", "Connection closed by peer"), "rendezvous", "yes",
@@ -135,11 +121,6 @@ def test_every_class_has_a_verdict_with_a_reason() -> None:
         assert verdict.reason[-1] != "."
 
 
-def test_the_place_is_the_last_line_of_the_users_own_code() -> None:
-    assert find_place(TRACE) == "train.py:12"
-    assert find_place(("no traceback",)) == ""
-
-
 def judge(history: History, found: FailureRecord, **seen: float) -> tuple[str, str, bool]:
     progress = RankProgress()
     progress.seen.update(seen)
@@ -169,12 +150,6 @@ def test_another_failure_in_between_counts_as_another() -> None:
     assert judge(history, record(-9))[2]
     assert judge(history, record(7))[2]
     assert judge(history, record(-9))[2]
-
-
-def test_lost_peers_are_tried_until_the_number_is_used_up() -> None:
-    history, lost = History(2), record(1, "RuntimeError", "Broken pipe")
-    assert [judge(history, lost)[2] for _ in range(3)] == [True, True, False]
-    assert not judge(History(0), lost)[2]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +183,7 @@ def test_progress_never_goes_back() -> None:
     assert not progress.is_beyond({"epoch": 1.0})
 
 
-def test_a_failure_compares_by_what_it_is() -> None:
-    first = find_failure(failed(record(-9)))
-    assert isinstance(first, Failure)
-    assert (first.kind, first.place) == ("killed", (str(-signal.SIGKILL),))
+def test_lost_peers_are_tried_until_the_number_is_used_up() -> None:
+    history, lost = History(2), record(1, "RuntimeError", "Broken pipe")
+    assert [judge(history, lost)[2] for _ in range(3)] == [True, True, False]
+    assert not judge(History(0), lost)[2]

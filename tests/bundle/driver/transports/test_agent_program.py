@@ -6,7 +6,6 @@ import ast
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 import zlib
@@ -18,7 +17,6 @@ from bundle.environment.unpack import list_hook_files
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import (
     Incoming,
-    ProbeRequest,
     RelayTask,
     RequestReader,
     StepMessage,
@@ -149,29 +147,6 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs() -> None:
     done = start(sent, code, **variables)
     assert done.stdout.decode().splitlines() == [" ".join(sorted(variables)), "[]"]
     assert "ValueError: tuple.index(x): x not in tuple" in done.stderr.decode()  # the agent's own
-
-
-def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
-    done = start(*started("tidy"))
-    assert done.returncode == 1
-    said = done.stderr.decode()
-    assert "ValueError: tuple.index(x): x not in tuple" in said
-    place = r'File "/proc/self/fd/\d+/bundle/protocol/messages.py", line (\d+), in next'
-    (line,) = re.findall(place, said)
-    source = (REPO / "bundle/protocol/messages.py").read_text().split("\n")
-    assert "nodes.index(self._node)" in source[int(line) - 1]
-
-
-def test_what_all_requests_have_travels_once() -> None:
-    requests = {
-        node: ProbeRequest(PLAIN, node, rank, 1, f"/tmp/{node}", "/usr/bin/python3", "10.0.0.1")
-        for rank, node in enumerate(PLAIN.nodes)
-    }
-    message = agent_program.factor_requests(requests)
-    assert message.common.keys() == {"job", "nodes_here", "python", "head"}
-    assert message.own == {node: {"root": f"/tmp/{node}"} for node in PLAIN.nodes}
-    known = agent_program.factor_requests(requests, PLAIN)
-    assert known.common.keys() == {"nodes_here", "python", "head"}
 
 
 def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:

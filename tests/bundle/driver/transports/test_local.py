@@ -18,7 +18,7 @@ import pytest
 
 from bundle.driver.transports import local
 from bundle.driver.transports.local import LocalTransport
-from bundle.driver.transports.transport import Ended, Transfer
+from bundle.driver.transports.transport import Ended
 from bundle.protocol.events import RankOutput, read_agent_line
 from bundle.protocol.job import Job
 from bundle.protocol.messages import PreflightRequest, TidyRequest
@@ -83,15 +83,6 @@ def test_one_agent_a_node_does_one_phase_after_the_other(
     assert [event.event for event in events] == ["preflight"] * 2 + ["tidy"] * 4
 
 
-def test_nothing_is_sent_or_fetched_on_one_machine(transport: LocalTransport, job: Job) -> None:
-    transfer = Transfer(job.bundle, "/somewhere", 1)
-    with pytest.raises(NodeError, match="nothing is sent"):
-        transport.deliver(transfer, requests(job), lambda event: None)
-    with pytest.raises(NodeError, match="nothing is fetched"):
-        transport.fetch("collect", requests(job), lambda stream: None)
-    assert transport.find_ending() == ""
-
-
 def test_every_nodes_answer_arrives_though_one_fails(transport: LocalTransport, job: Job) -> None:
     asked = requests(job)
     other = replace(job, requires=replace(job.requires, machine="pdp11"))
@@ -100,12 +91,6 @@ def test_every_nodes_answer_arrives_though_one_fails(transport: LocalTransport, 
     ended = transport.run("preflight", asked, events.append)
     assert {node: end.code for node, end in ended.items()} == {"local1": 0, "local2": 3}
     assert {event.node: event.ok for event in events} == {"local1": True, "local2": False}
-
-
-def test_a_place_that_does_not_exist(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAGER_NODE_ROOT", "/no/such/place")
-    with pytest.raises(NodeError, match="/no/such/place"):
-        LocalTransport(job)
 
 
 def test_an_agent_that_cannot_be_started_is_a_problem_of_its_node(
@@ -132,9 +117,6 @@ def test_room_is_asked_for_all_nodes_that_have_no_environment(job: Job) -> None:
         if node == "local1":
             LocalTransport(large)  # one is left
     LocalTransport(replace(job, room=(bytes_free * 2, 10)))
-
-
-# --- how agents are attended to ------------------------------------------------------------------
 
 
 def agent(code: str) -> processes.Process:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,11 +16,10 @@ import pytest
 from bundle.driver.transports.agent_program import pack_message
 from bundle.driver.transports.phase_run import PhaseAnswers
 from bundle.driver.transports.relay_source import (
-    SPARE_NODES,
-    Reachability,
     RelayDirectory,
     describe_damage,
     find_candidates,
+    find_obstacle,
     listen,
     order_by_switches,
     order_candidates,
@@ -41,7 +39,6 @@ from bundle.transfer.relay_peers import (
     compute_node_key,
 )
 from bundle.transfer.relay_process import RelayProcess
-from tests.support.relay_nodes import Nodes
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 
 
@@ -59,13 +56,6 @@ def test_the_source_listens_in_the_range_that_a_firewall_leaves_open() -> None:
         taken = one.getsockname()[1]
         with contextlib.closing(listen(range(taken, taken + 20))) as other:
             assert other.getsockname()[1] in range(taken + 1, taken + 20)
-
-
-def test_nodes_may_come_by_either_protocol() -> None:
-    for address in ("127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])):
-        with contextlib.closing(listen(None)) as source:
-            port = source.getsockname()[1]
-            socket.create_connection((address, port), timeout=300).close()
 
 
 MEMORY = "/proc/self/mem"
@@ -195,7 +185,7 @@ def answer_to(places: Sequence[RelayPlace], position: int) -> bytes:
     return answer
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 7, 100])
+@pytest.mark.parametrize("nodes", [1, 100])
 def test_a_node_knows_those_above_it_and_the_source_alone(nodes: int) -> None:
     places = places_of(nodes)
     for position in range(1, nodes + 1):
@@ -247,28 +237,12 @@ NONE = "no answer within 1.5 s"
 def test_where_most_nodes_cannot_connect_there_is_no_relay(
     nodes: int, out_of_reach: str, most: int, why: str
 ) -> None:
-    reachability = Reachability(nodes)
-    for number in [*range(most), 0]:  # a node may say so once more
-        reachability.add(f"node{number}", {out_of_reach: NONE})
-    assert reachability.why == ""
-    if out_of_reach == HERE:  # one of them has reached this host after all
-        reachability.add("node0", {})
-        reachability.add("other", {HERE: NONE})
-        assert reachability.why == ""
-    reachability.add("last", {out_of_reach: NONE})
-    assert reachability.why == why + NONE
-
-
-def test_the_source_sends_to_as_many_nodes_that_reach_no_other(tmp_path: Path) -> None:
-    """At once: those that had to wait for a place would give up."""
-    with contextlib.closing(Nodes(tmp_path, 300_000)) as nodes, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # nobody listens there
-        for _ in range(SPARE_NODES):
-            nodes.add()
-        nodes.places[1:] = [closed.getsockname()[:2]] * SPARE_NODES
-        nodes.begin()
-        for place in range(1, SPARE_NODES + 1):
-            nodes.assert_whole(place)
+    reports = {f"node{number}": {out_of_reach: NONE} for number in range(most)}
+    assert find_obstacle(nodes, reports) == ""
+    reports["last"] = {out_of_reach: NONE}
+    assert find_obstacle(nodes, reports) == why + NONE
+    reports["node0"] = {}  # it has reached the others after all
+    assert find_obstacle(nodes, reports) == ""
 
 
 def damage_of(failure: str = "", **corrupt: str) -> list[str]:
@@ -286,7 +260,6 @@ def damage_of(failure: str = "", **corrupt: str) -> list[str]:
     [
         pytest.param({"n1": ""}, [], id="nothing came damaged"),
         pytest.param({"n1": "n2 n2", "n3": ""}, ["n2 sent"], id="one sender"),
-        pytest.param({"n1": "n2", "n3": "n2"}, ["n2 sent", "n2 sent"], id="to two nodes"),
         pytest.param({"n1": "n2 n4", "n3": ""}, ["n1 damages"], id="from two senders to one node"),
         pytest.param(
             {"n1": "n2 n4", "n3": "n4 n2"}, ["n1 damages", "n3 damages"], id="two such nodes"
@@ -297,25 +270,12 @@ def damage_of(failure: str = "", **corrupt: str) -> list[str]:
             id="two senders, and each fails another node",
         ),
         pytest.param(
-            {"n1": "n2 n4", "n3": "n2"}, ["n2 sent", "n4 sent", "n2 sent"], id="one of them does"
-        ),
-        pytest.param(
             {"n1": "n2 n4 n5", "n3": "n5"}, ["n1 damages", "n5 sent"], id="a sender of its own"
         ),
     ],
 )
 def test_who_is_named(corrupt: dict[str, str], named: list[str]) -> None:
     assert [" ".join(line.split()[:2]) for line in damage_of(**corrupt)] == named
-
-
-def test_the_words_for_damage() -> None:
-    """Where a node has the file all the same, that is said."""
-    assert damage_of(n1="n2 n4") == [
-        "n1 damages what it receives: data from n2, n4 arrived damaged there, and nowhere else; "
-        "check its memory and its network card"
-    ]
-    assert damage_of(n1="n2") == ["n2 sent damaged bytes to n1, which took them from another node"]
-    assert damage_of(failure="it fell silent", n1="n2") == ["n2 sent damaged bytes to n1"]
 
 
 SIZE = 40_000_000
@@ -367,11 +327,3 @@ def test_a_node_that_could_not_connect_to_another_is_named() -> None:
     assert remarks(relayed, SIZE, apart) == (
         "node01 cannot connect to node04 (connection refused), and took the file from another node",
     )
-
-
-def test_no_more_lines_than_a_person_reads() -> None:
-    names = [f"node{number:02}" for number in range(100)]
-    relayed = {name: Relayed(name, seconds=1.0) for name in names}
-    lines = remarks(relayed, SIZE, {name: {"node00": "no answer"} for name in names})
-    assert len(lines) == 9
-    assert lines[-1] == "... and 92 more lines"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +14,9 @@ import pytest
 
 from bundle.driver.transports import phase_run, relay_source
 from bundle.driver.transports.liveness import Heartbeats, Liveness
-from bundle.driver.transports.phase_run import SECONDS, PhaseAnswers, PhaseRun
+from bundle.driver.transports.phase_run import PhaseAnswers, PhaseRun
 from bundle.driver.transports.relay_source import send
 from bundle.driver.transports.transport import Event, Requests, Transfer
-from bundle.protocol.events import Remark
 from bundle.protocol.problem import ProblemCode
 from tests.support.relay_step import (
     FALLS_SILENT,
@@ -32,95 +30,35 @@ from tests.support.relay_step import (
 )
 
 
-class Clock:
-    """The time of a wait, in the place of the module ``time``: a test puts it forward.
-
-    It passes only where nothing has come for a second, and what is to have come by then has. So a
-    program that gets no processor for a while is late for nothing.
-    """
-
-    def __init__(self, run: PhaseRun, seconds: float, due: Callable[[Sequence[str]], bool]) -> None:
-        """Begin.
-
-        Args:
-            run: the step.
-            seconds: what passes at a time.
-            due: returns whether time may pass, from what the driver has told the nodes so far.
-        """
-        self.now = time.monotonic()
-        self.told: list[str] = []
-        """What the driver has told the nodes so far."""
-        pump, tell = run.step.pump, run.step.send_line
-
-        def tell_and_note(line: str) -> None:
-            self.told.append(line)
-            tell(line)
-
-        def pump_and_pass(take: Callable[[str, str], None], wait: float = 1.0) -> None:
-            came: list[str] = []
-
-            def note(source: str, line: str) -> None:
-                came.append(json.loads(line)["event"])
-                take(source, line)
-
-            pump(note, wait)
-            if not came and due(self.told):
-                self.now += seconds
-
-        run.step.pump = pump_and_pass  # type: ignore[method-assign]
-        run.step.send_line = tell_and_note  # type: ignore[method-assign]
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize(
-    ("kinds", "seconds", "failed", "relayed", "lost"),
+    ("kinds", "failed", "lost"),
     [
-        # The others get their file; it is named for its silence, and has no other turn.
-        pytest.param(
-            (WELL, MUTE, WELL), 25.0, {}, {1, 3}, {2}, id="one that does not listen"
-        ),
+        pytest.param((WELL, MUTE, WELL), {}, {"node02"}, id="one that does not listen"),
         # Heartbeats come more often than it takes to give up the node that is missing.
-        pytest.param((REPORTING, MUTE), 1.0, {}, {1}, {2}, id="heartbeats of those that listen"),
+        pytest.param((REPORTING, MUTE), {}, {"node02"}, id="heartbeats of those that listen"),
         # Slow is not silent: the driver sends it the file in another way.
         pytest.param(
-            (LATE, WELL), 25.0, {1: "it began to listen more than 20 s after the others"}, {2}, {},
+            (LATE, WELL),
+            {"node01": "it began to listen more than 2 s after the others"},
+            set(),
             id="one that listens too late",
         ),
-        pytest.param((MUTE, MUTE), 200.0, {}, {}, {1, 2}, id="none listens"),
-        pytest.param(
-            (FALLS_SILENT, WELL), SECONDS["unpack"] + 10, {1: "it did not finish in time"}, {2},
-            {}, id="one that is not done in time",
-        ),
     ],
-)  # fmt: skip
+)
 def test_who_is_lost_and_who_has_another_turn(
-    transfer: Transfer, monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], seconds: float,
-    failed: dict[int, str], relayed: Iterable[int], lost: Iterable[int],
-) -> None:  # fmt: skip
-    named = {number: f"node{number:02}" for number in range(1, 4)}
-    listening = {named[n] for n, kind in enumerate(kinds, 1) if kind in (WELL, REPORTING)}
-    events: list[Event] = []
-    with relay_run({named[n]: kind for n, kind in enumerate(kinds, 1)}, events) as run:
-        late = FALLS_SILENT in kinds
-
-        def due(told: Sequence[str]) -> bool:
-            """All who listen have said so, and the relay is yet to begin, or has only one left."""
-            ready = not told and run.answers.ready.keys() >= listening
-            return named[2] in run.answers.relayed if late else ready
-
-        clock = Clock(run, seconds, due)
-        monkeypatch.setattr(relay_source if late else phase_run, "time", clock)
-        began = clock.now
-        assert send(transfer, run)[0] == {named[n]: why for n, why in failed.items()}
-        assert seconds > 1 or clock.now < began + 100  # it is the phase that would have an hour
-        assert run.answers.relayed.keys() == {named[n] for n in relayed}
+    transfer: Transfer,
+    monkeypatch: pytest.MonkeyPatch,
+    kinds: tuple[str, ...],
+    failed: dict[str, str],
+    lost: set[str],
+) -> None:
+    monkeypatch.setattr(phase_run, "NEXT_SECONDS", 2.0)
+    named = {f"node{number:02}": kind for number, kind in enumerate(kinds, 1)}
+    with relay_run(named) as run:
+        assert send(transfer, run)[0] == failed
+        assert run.answers.relayed.keys() == named.keys() - failed.keys() - lost
         codes = {node: ended.problem for node, ended in run.liveness.lost.items()}
-    assert codes == dict.fromkeys((named[n] for n in lost), ProblemCode.NO_ANSWER_SILENT)
-    if len(kinds) == 3:
-        said = [event.text for event in events if isinstance(event, Remark)]
-        assert said == ["node02 is lost: no message from it for 20 s"]
+    assert codes == dict.fromkeys(lost, ProblemCode.NO_ANSWER_SILENT)
 
 
 def test_a_node_that_falls_silent_is_lost_and_a_slow_one_is_not(

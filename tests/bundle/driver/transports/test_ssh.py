@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -11,14 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from bundle.driver.transports import ssh_fanout
 from bundle.driver.transports.ssh import SshErrors
 from bundle.driver.transports.ssh_fanout import LOGINS, PAUSES, REPORT_PREFIX, LoginQueue
-from bundle.driver.transports.transport import Ended
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.needs import needs
 from tests.support.ports import unused_port
@@ -71,17 +68,7 @@ def fan_out(
     files: int = 1024,
     pauses: tuple[float, ...] = (0.1,) * 5,
 ) -> tuple[int, bytes, dict[str, dict[str, Any]]]:
-    """Run a script on all hosts; return status, output and the reports of hosts.
-
-    Args:
-        path: the variable of this name.
-        script: what runs on each host.
-        names: the hosts.
-        data: what each gets on its standard input.
-        before: Python that the fan-out runs first.
-        files: its limit on open files.
-        pauses: seconds before each further try of a host that was turned away.
-    """
+    """Run a script on all hosts; return status, output and the reports of hosts."""
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, 4096)); "
         f"{START}; ssh_fanout.LOGIN_SECONDS = 600; "
@@ -190,12 +177,6 @@ def test_logins_that_are_not_done_end_with_an_attached_input(path: str) -> None:
     assert ended == [("hung", 1, False, False), ("slow", 1, False, False)]
 
 
-def test_the_bytes_of_one_host_come_as_they_are(path: str) -> None:
-    data = os.urandom(3 << 20)
-    code, out, _ = fan_out(path, "cat", "n1", data=data)
-    assert (code, out == data) == (0, True)
-
-
 def test_a_large_file_reaches_all(path: str, tmp_path: Path) -> None:
     """More than is kept for the slowest of them, from a file that no selector can wait for."""
     source = tmp_path / "source"
@@ -216,16 +197,6 @@ def test_a_large_file_reaches_all(path: str, tmp_path: Path) -> None:
 def test_without_ssh_each_host_says_so(tmp_path: Path) -> None:
     _, _, reports = fan_out(str(tmp_path), "true", "n1", "n2")
     assert [report["status"] for report in reports.values()] == [127, 127]
-
-
-def test_a_shell_of_any_kind_reads_the_command_as_one() -> None:
-    *_, host, command = ssh_fanout.ssh_argv("ann@n1", "echo 'a b'")
-    assert host == "ann@n1"
-    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stdout == "stager-begun\na b\n"
-
-
-# --- The order of logins, and what becomes of a host that was turned away ------------------------
 
 
 class Clock:
@@ -262,16 +233,6 @@ def test_then_no_more_are_under_way_than_were_let_in() -> None:
     assert queue.record_refusal("n16", 0)
     assert (queue.next(1), queue.next(0)) == ("", "n17")
 
-
-def test_other_hosts_do_not_wait_for_one_that_pauses() -> None:
-    queue = LoginQueue(["n1", "n2"], Clock())
-    assert queue.next(0) == "n1"
-    assert queue.record_refusal("n1", 5)
-    assert [queue.next(LOGINS), queue.next(0), queue.next(0)] == ["", "n2", ""]
-    assert queue
-
-
-# --- each end of a host has a problem that says what to do ---------------------------------------
 
 KEYS = ("host", "other", "user")
 
@@ -333,25 +294,9 @@ def test_an_end_has_a_problem(line: str, code: ProblemCode, why: str) -> None:
     assert faults["n2"].values["why"] == why
 
 
-class Sshd(NamedTuple):
-    """A real sshd on the loopback interface."""
-
-    path: str
-    """A ``PATH`` whose ``ssh`` knows hosts that are this sshd."""
-    port: int
-    """The port that it listens on."""
-
-    def fan_out(self, *names: str) -> tuple[list[str], dict[str, Ended]]:
-        """Send a line to some hosts; return what they print, and the faults of hosts."""
-        script = "read line; echo $STAGER_NODE $line"
-        _, out, ends = fan_out(self.path, script, *names, data=b"well\n", pauses=(1.0, 1.0))
-        said = "".join(f"{REPORT_PREFIX}{json.dumps(end)}\n" for end in ends.values())
-        return sorted(out.decode().splitlines()), SshErrors().parse_step_faults(said)
-
-
 @pytest.fixture
-def sshd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sshd]:
-    """An sshd; a parameter is a line of its configuration."""
+def sshd(tmp_path: Path) -> Iterator[str]:
+    """A ``PATH`` whose ``ssh`` knows hosts that are a real sshd on the loopback interface."""
     needs("sshd")
     Path("/run/sshd").mkdir(exist_ok=True)
     for key in (*KEYS, "stranger"):
@@ -363,7 +308,7 @@ def sshd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sshd]:
     (tmp_path / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\n"
         f"AuthorizedKeysFile {tmp_path}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
-        f"PermitRootLogin yes\n{getattr(request, 'param', '')}\n"
+        f"PermitRootLogin yes\n"
     )
     (tmp_path / "config").write_text("".join(ssh_config(tmp_path, keys, port, free)))
     program = tmp_path / "bin" / "ssh"
@@ -376,7 +321,7 @@ def sshd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sshd]:
     ) as server:
         try:
             assert until(lambda: connects(port))
-            yield Sshd(f"{program.parent}:{os.environ['PATH']}", port)
+            yield f"{program.parent}:{os.environ['PATH']}"
         finally:
             server.terminate()
 
@@ -402,10 +347,13 @@ def connects(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_words_of_a_real_ssh(sshd: Sshd) -> None:
+def test_the_words_of_a_real_ssh(sshd: str) -> None:
     names = ["good", "nokey", "changed", "unknown", "refused", "nosuch.invalid", "nosuch@good"]
-    lines, faults = sshd.fan_out(*names)
-    assert lines == ["good well"]
+    script = "read line; echo $STAGER_NODE $line"
+    _, out, ends = fan_out(sshd, script, *names, data=b"well\n", pauses=(1.0, 1.0))
+    said = "".join(f"{REPORT_PREFIX}{json.dumps(end)}\n" for end in ends.values())
+    faults = SshErrors().parse_step_faults(said)
+    assert out == b"good well\n"
     assert {name: fault.problem for name, fault in faults.items()} == {
         "nokey": ProblemCode.SSH_NO_LOGIN,
         "changed": ProblemCode.SSH_KEY_CHANGED,
@@ -414,23 +362,6 @@ def test_the_words_of_a_real_ssh(sshd: Sshd) -> None:
         "nosuch.invalid": ProblemCode.SSH_NAME_UNKNOWN,
         "nosuch@good": ProblemCode.SSH_NO_LOGIN,
     }
-
-
-@pytest.mark.parametrize("sshd", ["MaxStartups 1:100:1"], indirect=True)
-def test_an_sshd_that_takes_no_login_is_named(sshd: Sshd) -> None:
-    """Somebody else has the only login that it takes at a time."""
-    with contextlib.ExitStack() as others:
-
-        def let_in() -> bool:
-            """Whether a connection that stays open is asked for a login."""
-            other = others.enter_context(socket.create_connection(("127.0.0.1", sshd.port)))
-            return other.recv(4) == b"SSH-"
-
-        assert until(let_in)
-        _, faults = sshd.fan_out("good1", "behind1")
-    assert {fault.problem for fault in faults.values()} == {ProblemCode.SSH_TURNED_AWAY}
-    assert faults.keys() == {"good1", "behind1"}
-    assert faults["good1"].values["why"].endswith("tried 3 times")
 
 
 def test_a_report_that_was_cut_is_none_and_the_end_of_the_whole_fan_out() -> None:

@@ -117,19 +117,6 @@ def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_what_ends_is_read_to_its_end() -> None:
-    argv = [sys.executable, "-c", WRITER]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        cast("IO[bytes]", program.stdin).write(b"all of it")
-        cast("IO[bytes]", program.stdin).close()
-        with read_until_signal(cast("IO[bytes]", program.stdout)) as output:
-            assert io.BufferedReader(output, 1 << 20).read() == b"all of it"
-            assert not output.given_up
-
-
-# --- Before a broadcast: all agents are ready, or those that are not keep nobody waiting ---------
-
-
 def test_an_agent_that_says_nothing_is_lost_and_nothing_is_sent(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
