@@ -135,11 +135,15 @@ def _parse_class(kind: type[Any]) -> ast.ClassDef:
 
 
 def _declaration(kind: type[Any], name: str) -> tuple[type[Any], str]:
-    """Return the class that declares a field, and the text below the field."""
+    """Return the class that declares a field, and the comment behind it, or the text below it."""
     for owner in kind.__mro__:
         source = _parse_class(owner)
-        for field, text in zip(source.body, source.body[1:], strict=False):
+        for field, text in zip(source.body, [*source.body[1:], None], strict=True):
             if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == name:
+                line = inspect.getsource(owner).splitlines()[field.lineno - 1]
+                _, mark, comment = line.partition("  # ")
+                if mark:
+                    return owner, comment
                 assert isinstance(text, ast.Expr)
                 return owner, str(ast.literal_eval(text.value))
     raise ValueError(f"{kind.__name__}.{name} is declared nowhere")

@@ -24,26 +24,19 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
-AnyText = str
-"""Text that a program wrote, in annotations: any character may be in it, NUL too."""
+AnyText = str  # text that a program wrote, in annotations: any character may be in it, NUL too
 _T = TypeVar("_T")
-_Reader = Callable[[Any, str], object]
-"""Turns a JSON value into a value of one type; its second argument is the key path."""
-_NUMBER_LIMIT = 1 << 62
-"""No count, size or number of seconds is as large as this."""
+_Reader = Callable[[Any, str], object]  # of a JSON value and its key path
+_NUMBER_LIMIT = 1 << 62  # no count, size or number of seconds is as large as this
 
 
 class DecodeError(ValueError):
-    """A JSON value is not what it should be.
-
-    Attributes:
-        path: the key path of the wrong value, ``nodes[2].address``; empty for all of it.
-        reason: what is wrong with it.
-    """
+    """A JSON value is not what it should be."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
-        self.path, self.reason = path, reason
+        self.path = path  # of the wrong value, ``nodes[2].address``; empty for all of it
+        self.reason = reason
 
 
 _SCALARS = (str, int, float, bool, type(None))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import enum
 
-EXIT_JOB = 3
-"""Exit status of a job that failed, on a node or in a rank."""
-EXIT_INTERRUPTED = 130
-"""Exit status that a shell gives a command ended by Ctrl-C."""
+EXIT_JOB = 3  # exit status of a job that failed, on a node or in a rank
+EXIT_INTERRUPTED = 130  # exit status that a shell gives a command ended by Ctrl-C
 
 
 class TextEnum(str, enum.Enum):
@@ -28,12 +26,9 @@ class Action(TextEnum):
 class Allocation(TextEnum):
     """The place where a job's nodes come from."""
 
-    LOCAL = "local"
-    """Processes on this machine."""
-    SLURM = "slurm"
-    """Nodes of a Slurm allocation."""
-    SSH = "ssh"
-    """Hosts that are reached over OpenSSH."""
+    LOCAL = "local"  # processes on this machine
+    SLURM = "slurm"  # nodes of a Slurm allocation
+    SSH = "ssh"  # hosts that are reached over OpenSSH
 
 
 class Launcher(TextEnum):
@@ -47,18 +42,15 @@ class Launcher(TextEnum):
 class CompileCache(TextEnum):
     """What is done with code that ``torch.compile`` and Triton have made on nodes."""
 
-    AUTO = "auto"
-    """It is brought back, and used by later jobs on nodes of the same kind."""
-    READ = "read"
-    """What earlier jobs have left is used, and nothing is brought back."""
+    AUTO = "auto"  # it is brought back, and used by later jobs on nodes of the same kind
+    READ = "read"  # what earlier jobs have left is used, and nothing is brought back
     OFF = "off"
 
 
 class Backend(TextEnum):
     """The backend of torch.distributed."""
 
-    AUTO = "auto"
-    """``nccl`` where every node has a GPU, else ``gloo``."""
+    AUTO = "auto"  # ``nccl`` where every node has a GPU, else ``gloo``
     GLOO = "gloo"
     NCCL = "nccl"
 
@@ -68,12 +60,9 @@ class TransferWay(TextEnum):
 
     AUTO = "auto"
     """Read where it lies if that is quicker; else sent, by the nodes to each other if they can."""
-    RELAY = "relay"
-    """Sent: each node passes it on to others."""
-    SBCAST = "sbcast"
-    """Sent by Slurm's ``sbcast``."""
-    SHARED = "shared"
-    """Read where it lies."""
+    RELAY = "relay"  # sent: each node passes it on to others
+    SBCAST = "sbcast"  # sent by Slurm's ``sbcast``
+    SHARED = "shared"  # read where it lies
 
 
 class Stage(TextEnum):
@@ -87,10 +76,8 @@ class Stage(TextEnum):
 class LogMode(TextEnum):
     """The readers of a job's files."""
 
-    PRIVATE = "private"
-    """Its user alone."""
-    GROUP = "group"
-    """Also the group of the log directory."""
+    PRIVATE = "private"  # its user alone
+    GROUP = "group"  # also the group of the log directory
 
 
 class PhaseName(TextEnum):
@@ -106,8 +93,7 @@ class PhaseName(TextEnum):
     COLLECT = "collect"
     TIDY = "tidy"
     CLEAN = "clean"
-    SESSION = "session"
-    """Phases that one agent is asked for one after the other."""
+    SESSION = "session"  # phases that one agent is asked for one after the other
 
 
 class Ending(TextEnum):
@@ -145,12 +131,9 @@ class FailureClass(TextEnum):
 class Retry(TextEnum):
     """Whether a job that failed may succeed if it is run again as it is."""
 
-    YES = "yes"
-    """The failure is not the program's: a node, the network, a preemption."""
-    ONCE = "once"
-    """It is not known whose it is: a second time at the same place shows that it stays."""
-    NO = "no"
-    """It comes again: the program, its arguments, its settings or the bundle have to change."""
+    YES = "yes"  # the failure is not the program's: a node, the network, a preemption
+    ONCE = "once"  # not known whose it is: a second time at the same place shows it
+    NO = "no"  # the program, its arguments, its settings or the bundle have to change
 
 
 class NodeFault(TextEnum):

@@ -13,9 +13,10 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from .codec import decode, encode, shorten
+from .dataclass import dataclass
 from .digest import Digest
 from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage, TransferWay
 from .problem import NodeError, Problem, ProblemCode
@@ -33,40 +34,28 @@ class Rates:
     a bridge between them, or taken from publications. Unpacking to a disk may take twice as long.
     """
 
-    link: float = 600e6
-    """Bytes a second of one sender, for all it serves."""
+    link: float = 600e6  # bytes a second of one sender, for all it serves
     exchange: float = 0.013
     """For a block to be taken in and acknowledged, on each level of the tree. These two fit 334 MB
     to 1, 3 and 6 nodes on one machine, in 1.2, 2.0 and 4.4 s, and decide how wide a tree is; not
     measured on a large cluster."""
-    broadcast: float = 0.15
-    """For ``sbcast`` to start, and to ask the controller once."""
-    relay: float = 0.3
-    """For the nodes of a relay to learn of each other, and to connect."""
+    broadcast: float = 0.15  # for ``sbcast`` to start, and to ask the controller once
+    relay: float = 0.3  # for the nodes of a relay to learn of each other, and to connect
     relay_level: float = 0.06
     """For each level of a relay's trees. These two fit 40 MB over links of 200 Mbit/s to 16 nodes
     in 2.3 s; not measured on a large cluster."""
-    received: float = 0.3e-9
-    """CPU time for a byte that a node takes in, beside the unpacking."""
-    byte: float = 1.2e-9
-    """CPU time for a byte that is unpacked: decompressed, checked and written."""
-    file: float = 45e-6
-    """CPU time for a file that is made. 34,928 files of 1.39 GB: 3.2 s of CPU time in all."""
-    link_file: float = 15e-6
-    """For a hard link to a file of an older environment; ``cp -rl`` needs as long."""
-    environment: float = 0.3
-    """For an environment besides: reading the indexes, directories, publishing."""
-    step: float = 0.25
-    """For a step of Slurm's to start and to end, beside the agents' own time."""
+    received: float = 0.3e-9  # CPU time for a byte that a node takes in, beside the unpacking
+    byte: float = 1.2e-9  # CPU time for a byte that is unpacked: decompressed, checked and written
+    file: float = 45e-6  # CPU time for a file that is made; 34,928 files of 1.39 GB took 3.2 s
+    link_file: float = 15e-6  # for a hard link to a file of an older environment; as for ``cp -rl``
+    environment: float = 0.3  # for an environment besides: indexes, directories, publishing
+    step: float = 0.25  # for a step of Slurm's to start and to end, beside the agents' own time
     node: float = 0.007
     """CPU time of the driver for each node, of all phases together: measured on up to 64 nodes
     (docs/scale.md), and assumed to be the same on more."""
-    agent: float = 0.25
-    """CPU time of an agent's start on its node; 0.24 s were measured, most of them imports."""
-    probe: float = 0.3
-    """CPU time of the check, without imports."""
-    torchrun: float = 1.7
-    """For the launcher to start: an import of torch. Nothing where ``srun`` starts the ranks."""
+    agent: float = 0.25  # CPU time of an agent's start on its node, most of it for imports
+    probe: float = 0.3  # CPU time of the check, without imports
+    torchrun: float = 1.7  # for an import of torch; nothing where ``srun`` starts the ranks
 
     def __post_init__(self) -> None:
         """Refuse rates that are not above zero: the model divides and multiplies by them."""
@@ -99,18 +88,12 @@ _LIBC_VERSION = re.compile(r"(?:\d{1,4}(?:\.\d{1,4}){0,3})?")
 class Requires:
     """Requirements of a bundle on a node."""
 
-    python: str
-    """Version of CPython as ``major.minor``."""
-    machine: str
-    """Processor architecture as ``uname -m`` prints it."""
-    libc: str
-    """``glibc`` or ``musl``."""
-    libc_version: str
-    """The lowest version of the C library that all that is inside accepts, ``2.28``."""
-    libc_needed_by: str = ""
-    """What needs that version, with the file or tag that says so; empty for nothing."""
-    bundled_python: bool = False
-    """True if the bundle has that Python, and a node needs none of this version."""
+    python: str  # version of CPython as ``major.minor``
+    machine: str  # processor architecture as ``uname -m`` prints it
+    libc: str  # ``glibc`` or ``musl``
+    libc_version: str  # the lowest version of it that all inside accepts, ``2.28``
+    libc_needed_by: str = ""  # the file or tag that needs that version; empty for none
+    bundled_python: bool = False  # true if the bundle brings that Python
 
     def __post_init__(self) -> None:
         for value in (self.machine, self.libc, self.libc_version, self.libc_needed_by):
@@ -122,54 +105,36 @@ class Requires:
 
 
 def require_printable(value: object, what: str) -> str:
-    """Return a value that is printable text.
-
-    Raises:
-        ValueError: it is of another type, or holds what cannot be printed.
-    """
+    """Return a value; ValueError if it is no text that can be printed."""
     if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{what} holds {value!r}")
     return value
 
 
 VERSION = 5
-NAME_BYTES = 200
-"""Bytes that a job's name, its id and a node may have together: a file's name has 255."""
-ONE_A_CPU = 0
-"""As a number of ranks: one for each CPU that the node gives the job."""
+NAME_BYTES = 200  # of job name, id and node together: a file's name has 255
+ONE_A_CPU = 0  # as a number of ranks: one for each CPU that the node gives the job
 
 
 @dataclass(frozen=True)
 class Launch:
     """The settings by which the ranks are started."""
 
-    command: tuple[str, ...]
-    """A script or ``-m MODULE``, and its arguments; empty when nothing is launched."""
-    nproc_per_node: int | None
-    """Ranks on each node; None for one for each GPU, or one; ``ONE_A_CPU``."""
+    command: tuple[str, ...]  # a script or ``-m MODULE``, and its arguments; empty for none
+    nproc_per_node: int | None  # ranks on each node; None: one for each GPU, or one; ``ONE_A_CPU``
     launcher: Launcher
     backend: Backend
-    interface: str | dict[str, str]
-    """``auto``, a name, or names by node pattern."""
-    omp_num_threads: int | None
-    """CPU threads of one rank; None for its share of the CPUs."""
+    interface: str | dict[str, str]  # ``auto``, a name, or names by node pattern
+    omp_num_threads: int | None  # CPU threads of one rank; None for its share of the CPUs
     max_restarts: int
-    elastic: tuple[int, int] | None = None
-    """Minimum and maximum of nodes that the ranks go on with; None: all of them, or they end."""
-    pass_env: tuple[str, ...] = ()
-    """Names of secret variables that the ranks get; only names ever travel in a job."""
-    container_image: str | None = None
-    """Image that the ranks run in: one for Slurm's pyxis plugin, or one of Apptainer's."""
-    container_mounts: tuple[str, ...] = ()
-    """``SOURCE:TARGET`` pairs for it, besides the node root."""
-    grace_seconds: int = 7
-    """Grace period of the ranks after SIGTERM, in seconds."""
-    watch: bool = True
-    """True to ask silent ranks where they are, so that a hang is named."""
-    hang_timeout: float = 0.0
-    """Seconds of silence after which the ranks are ended; 0: never. It needs ``watch``."""
-    retries: int = 0
-    """How often all ranks are started again after a failure that may not come again."""
+    elastic: tuple[int, int] | None = None  # minimum and maximum of nodes to go on with; None: all
+    pass_env: tuple[str, ...] = ()  # names of secret variables that the ranks get
+    container_image: str | None = None  # image for Slurm's pyxis plugin, or one of Apptainer's
+    container_mounts: tuple[str, ...] = ()  # ``SOURCE:TARGET`` pairs for it, besides the node root
+    grace_seconds: int = 7  # grace period of the ranks after SIGTERM, in seconds
+    watch: bool = True  # true to ask silent ranks where they are, so that a hang is named
+    hang_timeout: float = 0.0  # seconds of silence after which the ranks are ended; 0: never
+    retries: int = 0  # how often all ranks are started again after a failure
 
     @property
     def is_run_by_apptainer(self) -> bool:
@@ -181,98 +146,66 @@ class Launch:
 class Trust:
     """The signature of the job's bundle that the login side has accepted, for nodes to check."""
 
-    signers: str
-    """The keys that may sign: the content of an ``allowed_signers`` file."""
-    signer: str
-    """The principal there whose key has signed."""
-    signature: str
-    """The signature of the bundle's id, as ``ssh-keygen -Y sign`` writes it."""
+    signers: str  # the keys that may sign: the content of an ``allowed_signers`` file
+    signer: str  # the principal there whose key has signed
+    signature: str  # the signature of the bundle's id, as ``ssh-keygen -Y sign`` writes it
 
 
 @dataclass(frozen=True)
 class CodeStore:
     """The place of the code that earlier jobs have compiled, as seen from where the driver runs."""
 
-    path: str
-    """A directory of this user alone."""
-    software: Digest
-    """Digest of what such code depends on in a bundle: torch, Triton, Python."""
-    limit: int
-    """Most bytes to keep there; 0 to bring nothing back."""
-    caches: tuple[str, ...] = ()
-    """Variables of other libraries that say where they keep what they compile."""
+    path: str  # a directory of this user alone
+    software: Digest  # digest of what such code depends on in a bundle: torch, Triton, Python
+    limit: int  # most bytes to keep there; 0 to bring nothing back
+    caches: tuple[str, ...] = ()  # variables with other libraries' directories for such code
 
 
 @dataclass(frozen=True)
 class Job:
     """Everything that the far side needs to know."""
 
-    id: str
-    """The allocation's id, or one made up for a local job."""
-    name: str
-    """The job's name, first part of every log's name."""
+    id: str  # the allocation's id, or one made up for a local job
+    name: str  # the job's name, first part of every log's name
     allocation: Allocation
-    nodes: tuple[str, ...]
-    """Names of the nodes; the first one is the head."""
-    bundle: str
-    """Path of the bundle as seen from where the driver runs."""
+    nodes: tuple[str, ...]  # names of the nodes; the first one is the head
+    bundle: str  # path of the bundle as seen from where the driver runs
     bundle_id: Digest
     requires: Requires
-    room: tuple[int, int]
-    """Bytes and inodes that a fresh environment takes."""
-    packages: tuple[str, ...]
-    """Packages that the probe reports."""
-    imports: tuple[str, ...]
-    """Modules that the probe looks for."""
-    node_root: str
-    """``auto``, or the directory under which the node root is made."""
-    run_dir: str
-    """Directory that ranks run in, if the node sees it."""
+    room: tuple[int, int]  # bytes and inodes that a fresh environment takes
+    packages: tuple[str, ...]  # packages that the probe reports
+    imports: tuple[str, ...]  # modules that the probe looks for
+    node_root: str  # ``auto``, or the directory under which the node root is made
+    run_dir: str  # directory that ranks run in, if the node sees it
     log_dir: str
     action: Action
-    import_modules: bool
-    """True if the probe imports the modules; else it only looks for them."""
-    python_hints: tuple[str, ...]
-    """Interpreters to try first on a node."""
+    import_modules: bool  # true if the probe imports the modules; else it only looks for them
+    python_hints: tuple[str, ...]  # interpreters to try first on a node
     launch: Launch
-    attempt: int = 0
-    """Times that Slurm has started the job before (a requeue)."""
-    wanted: tuple[int, int] | None = None
-    """Minimum and maximum of nodes to take from an allocation; None: all that it has."""
-    min_nodes: int | None = None
-    """Nodes that fail are left out while at least this many remain; None: all must do."""
-    spares: int = 0
-    """How many of the nodes get no ranks until they take the place of a node that fails."""
+    attempt: int = 0  # times that Slurm has started the job before (a requeue)
+    wanted: tuple[int, int] | None = None  # minimum and maximum of nodes; None: all there are
+    min_nodes: int | None = None  # nodes that fail are left out while as many remain; None: none is
+    spares: int = 0  # nodes that get no ranks until they take the place of one that fails
     stage: Stage = Stage.AUTO
     transfer: TransferWay = TransferWay.AUTO
-    cpus_per_task: int | None = None
-    """CPUs of each node's part; None for all that the allocation has there."""
-    outputs: tuple[str, ...] = ()
-    """Paths below the run directory that come back where nodes do not share it."""
-    tracked: tuple[str, ...] = ()
-    """Those of them that trackers may write, and that nobody misses."""
-    resume_limit: int = 0
-    """Most bytes of earlier results that are sent to nodes that do not share the run directory."""
-    dry_run: bool = False
-    """True to stop after the plan."""
-    keep: tuple[str, ...] = ()
-    """Ids of the bundles whose environments a ``clean`` leaves alone."""
-    deep: bool = False
-    """True if ``verify`` also reads every file again and tries the network."""
-    rates: Rates | None = None
-    """Speed of the cluster as earlier jobs have shown it; None for the assumed one."""
-    run_subdir: str | None = None
-    """The run directory's path in the project; empty for the project itself, None if outside."""
+    cpus_per_task: int | None = None  # CPUs of each node's part; None for all of the allocation
+    outputs: tuple[
+        str, ...
+    ] = ()  # paths below the run directory that come back if it is not shared
+    tracked: tuple[str, ...] = ()  # those of them that trackers may write, and that nobody misses
+    resume_limit: int = 0  # most bytes of earlier results that are sent to such nodes
+    dry_run: bool = False  # true to stop after the plan
+    keep: tuple[str, ...] = ()  # ids of the bundles whose environments a ``clean`` leaves alone
+    deep: bool = False  # true if ``verify`` also reads every file again and tries the network
+    rates: Rates | None = None  # speed of the cluster in earlier jobs; None for the assumed one
+    run_subdir: str | None = None  # the run directory's path in the project; None if it is outside
     log_mode: LogMode = LogMode.PRIVATE
     trusted_bundle: bool = False
     """True if the offline root that sends the bundle also built it; else each of its files is
     compared with its digest while it is unpacked."""
-    show_all: bool = False
-    """True to print every node's output as it comes, not only the first node's; logs have all."""
-    trust: Trust | None = None
-    """Given where the settings require a signature: each node then checks it, too."""
-    code_store: CodeStore | None = None
-    """Given where code that earlier jobs have compiled may be used."""
+    show_all: bool = False  # true to print the output of all nodes, not only the first one's
+    trust: Trust | None = None  # given where each node must check the bundle's signature, too
+    code_store: CodeStore | None = None  # given where earlier jobs' compiled code may be used
 
     @property
     def can_launch_in_session_step(self) -> bool:
@@ -290,27 +223,18 @@ class Job:
 
     @classmethod
     def from_json(cls, raw: object) -> Job:
-        """Read :meth:`to_json`'s output; see :func:`parse_job`."""
-        return parse_job(raw)
-
-
-def parse_job(raw: object) -> Job:
-    """Read a job.
-
-    Raises:
-        NodeError: it is of another version, or a field is missing, unknown or wrong.
-    """
-    try:
-        fields = dict(raw) if isinstance(raw, Mapping) else {}
-        version = fields.pop("v", None)
-        if version != VERSION:
-            raise ValueError(f"version {version!r}, this program speaks {VERSION}")
-        job = decode(Job, fields)
-        check_job(job)
-    except ValueError as exc:
-        why = {"why": f"{type(exc).__name__}: {exc}"}
-        raise NodeError(Problem(ProblemCode.JOB_OF_OTHER_VERSION, "job.json", why)) from exc
-    return job
+        """Read :meth:`to_json`'s output; NodeError for another version, or a wrong field."""
+        try:
+            fields = dict(raw) if isinstance(raw, Mapping) else {}
+            version = fields.pop("v", None)
+            if version != VERSION:
+                raise ValueError(f"version {version!r}, this program speaks {VERSION}")
+            job = decode(cls, fields)
+            check_job(job)
+        except ValueError as exc:
+            why = {"why": f"{type(exc).__name__}: {exc}"}
+            raise NodeError(Problem(ProblemCode.JOB_OF_OTHER_VERSION, "job.json", why)) from exc
+        return job
 
 
 def redact_job(job: Job) -> Job:
@@ -327,26 +251,19 @@ def redact_job(job: Job) -> Job:
 
 
 def load_job(path: str) -> Job:
-    """Read a job from a file.
-
-    Raises:
-        NodeError: it cannot be read.
-    """
+    """Read a job from a file; NodeError if it cannot be read."""
     try:
         with open(path, encoding="utf-8") as handle:
             raw = json.load(handle)
     except (OSError, ValueError, RecursionError) as exc:
         raise NodeError(Problem(ProblemCode.JOB_UNREADABLE, path, {"why": str(exc)})) from exc
-    return parse_job(raw)
+    return Job.from_json(raw)
 
 
 def check_job(job: Job) -> None:
-    """Refuse a job with a value that could not name a file, or start no rank.
+    """Refuse a job with a value that could not name a file, or start no rank, by a ValueError.
 
     Call it again when values are filled in later, as those of an allocation are.
-
-    Raises:
-        ValueError: a field cannot be used; the message names it.
     """
     if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
         # To be bound to an allocation first; slurm_text.bind_allocation then checks it again.

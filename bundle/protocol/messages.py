@@ -7,16 +7,16 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, TypeVar
 
 from .codec import AnyText, DecodeError, decode, encode
+from .dataclass import dataclass
 from .digest import Digest
 from .job import Job
 from .problem import NodeError, Problem, ProblemCode
 
-VERSION = 1
-"""Version of the protocol between a driver and its agents."""
+VERSION = 1  # version of the protocol between a driver and its agents
 
 
 class WireMessage:
@@ -33,17 +33,12 @@ class WireMessage:
 # bytes that are not UTF-8. Much output at once is compressed where that saves a quarter:
 # ``"zlib"``, in base64. What travels through ``srun`` costs more time than compressing it does.
 
-_WORTH_BYTES = 1 << 12
-"""Bytes from which on output is compressed."""
-_MOST_BYTES = 1 << 24
-"""Bytes that one event may hold, many times what an agent sends at once."""
+_WORTH_BYTES = 1 << 12  # bytes from which on output is compressed
+_MOST_BYTES = 1 << 24  # bytes that one event may hold, many times what an agent sends at once
 
 
 def make_output_line(node: str, rank: int | None, data: bytes) -> bytes:
-    """Return output of a rank, or of the launcher (None), as an event in one line of JSON.
-
-    UTF-8 stays readable. The line has no end.
-    """
+    """Return output of a rank, or of the launcher (None), as a line of JSON without its end."""
     event = {"v": VERSION, "node": node, "event": "output", "rank": rank, **_encode_output(data)}
     return json.dumps(event, ensure_ascii=False).encode()
 
@@ -60,11 +55,7 @@ def _encode_output(data: bytes) -> dict[str, str]:
 
 
 def decode_output(event: Mapping[str, object]) -> bytes:
-    """Return the bytes that an event holds.
-
-    Raises:
-        KeyError, ValueError: it holds none, or more than any agent sends.
-    """
+    """Return the bytes that an event holds; KeyError, ValueError: none, or too many."""
     if "base64" in event:
         return base64.b64decode(str(event["base64"]))
     if "zlib" not in event:
@@ -91,58 +82,42 @@ def split_lines(data: bytes) -> list[str]:
 class NodeRootFacts:
     """A directory, and the file system that it is on."""
 
-    path: str
-    """The directory."""
-    fstype: str
-    """Type of the file system."""
-    free_bytes: int
-    """Bytes that this user may still write there."""
-    free_inodes: int | None
-    """Files that may still be made there; None for any number."""
-    noexec: bool
-    """True if no program can be started from there."""
-    read_only: bool
-    """True if nothing can be written there."""
-    shared: bool
-    """True if other machines see the same file system."""
-    owner: int
-    """The user that owns it."""
-    mode: str
-    """Its mode in octal, ``0700``."""
+    path: str  # the directory
+    fstype: str  # type of the file system
+    free_bytes: int  # bytes that this user may still write there
+    free_inodes: int | None  # files that may still be made there; None for any number
+    noexec: bool  # true if no program can be started from there
+    read_only: bool  # true if nothing can be written there
+    shared: bool  # true if other machines see the same file system
+    owner: int  # the user that owns it
+    mode: str  # its mode in octal, ``0700``
 
 
 @dataclass(frozen=True)
 class NodeRootProblem:
     """A directory that cannot be examined."""
 
-    path: str
-    """The directory."""
-    problem: str
-    """The reason."""
+    path: str  # the directory
+    problem: str  # the reason
 
 
 @dataclass(frozen=True)
 class Gpu:
     """One NVIDIA GPU."""
 
-    name: str
-    """Its kind: ``NVIDIA A100-SXM4-80GB``."""
-    memory: int = 0
-    """Bytes of its memory; 0 where that is unknown."""
-    mig: tuple[str, ...] = ()
-    """The profiles of its MIG instances: ``3g.20gb``."""
+    name: str  # its kind: ``NVIDIA A100-SXM4-80GB``
+    memory: int = 0  # bytes of its memory; 0 where that is unknown
+    mig: tuple[str, ...] = ()  # the profiles of its MIG instances: ``3g.20gb``
 
 
 @dataclass(frozen=True)
 class GpuFacts:
     """The NVIDIA driver of a machine, and its GPUs."""
 
-    driver: str = ""
-    """Version of the driver: ``570.124.06``; empty where that is unknown."""
+    driver: str = ""  # version of the driver: ``570.124.06``; empty where that is unknown
     library: str = ""
     """Version of the driver's library that LD_LIBRARY_PATH puts first; empty for the driver's."""
-    gpus: tuple[Gpu, ...] = ()
-    """The GPUs that can be seen."""
+    gpus: tuple[Gpu, ...] = ()  # the GPUs that can be seen
     fault: str = ""
     """What ``nvidia-smi`` says of a driver that does not work; empty for one that does."""
 
@@ -151,30 +126,18 @@ class GpuFacts:
 class HostFacts:
     """Everything about a machine that may trouble a job."""
 
-    hostname: str
-    """Its own name."""
-    kernel: str
-    """Release of the kernel."""
-    machine: str
-    """Processor architecture as ``uname -m`` prints it."""
-    libc: str
-    """``glibc``, ``musl`` or ``unknown``."""
-    libc_version: str
-    """Version of the C library."""
-    python: str
-    """Version of the interpreter that the agent runs under."""
-    cpus: int
-    """CPUs that this job may use."""
-    memory_total: int
-    """Bytes of memory, within the job's limit."""
-    memory_available: int
-    """Bytes of it that are free."""
-    gpus: int
-    """GPUs that this job may use."""
-    shm_free: int | None
-    """Bytes free in /dev/shm; None where there is none."""
-    clock: float
-    """Its clock, in seconds since the epoch."""
+    hostname: str  # its own name
+    kernel: str  # release of the kernel
+    machine: str  # processor architecture as ``uname -m`` prints it
+    libc: str  # ``glibc``, ``musl`` or ``unknown``
+    libc_version: str  # version of the C library
+    python: str  # version of the interpreter that the agent runs under
+    cpus: int  # CPUs that this job may use
+    memory_total: int  # bytes of memory, within the job's limit
+    memory_available: int  # bytes of it that are free
+    gpus: int  # GPUs that this job may use
+    shm_free: int | None  # bytes free in /dev/shm; None where there is none
+    clock: float  # its clock, in seconds since the epoch
     node_root: NodeRootFacts | NodeRootProblem | None
     """The directory of the node root; None if there is none."""
 
@@ -196,10 +159,8 @@ class AgentRequest(WireMessage):
 
     job: Job
     node: str
-    node_rank: int
-    """Its rank among the job's nodes, from 0."""
-    nodes_here: int
-    """The number of nodes that share one machine."""
+    node_rank: int  # its rank among the job's nodes, from 0
+    nodes_here: int  # the number of nodes that share one machine
 
     def to_json(self) -> dict[str, object]:
         """Return the request as a JSON object."""
@@ -211,8 +172,7 @@ class PlacedRequest(AgentRequest):
     """A request to a node whose node root and interpreter the preflight has found."""
 
     root: str
-    python: str
-    """The interpreter for the environment; empty for the bundle's own."""
+    python: str  # the interpreter for the environment; empty for the bundle's own
 
 
 class EarlyRequest(AgentRequest, phase="early"):
@@ -223,20 +183,13 @@ class EarlyRequest(AgentRequest, phase="early"):
 class PreflightRequest(AgentRequest, phase="preflight"):
     """Report everything that could stop the job. Without a bundle only ``marker`` is known."""
 
-    marker: str = ""
-    """The name of a file in the run directory, by which a node sees that it is the same one."""
-    attempt: int = 0
-    """Times that the ranks were started before: each has a port of its own."""
-    heads: tuple[str, ...] = ()
-    """Digest of the head of each layer of the bundle."""
-    room: tuple[tuple[int, int], ...] | None = None
-    """Bytes and inodes that each layer takes."""
-    own_room: tuple[int, int] = (0, 0)
-    """Bytes and inodes that an environment takes besides."""
-    size: int = 0
-    """Bytes of the bundle."""
-    wheel: tuple[str, int] | None = None
-    """Name and size of the bundle's decompressor."""
+    marker: str = ""  # name of a file in the run directory, by which a node knows it
+    attempt: int = 0  # times that the ranks were started before: each has a port of its own
+    heads: tuple[str, ...] = ()  # digest of the head of each layer of the bundle
+    room: tuple[tuple[int, int], ...] | None = None  # bytes and inodes that each layer takes
+    own_room: tuple[int, int] = (0, 0)  # bytes and inodes that an environment takes besides
+    size: int = 0  # bytes of the bundle
+    wheel: tuple[str, int] | None = None  # name and size of the bundle's decompressor
     code: dict[str, tuple[AnyText, ...]] | None = None
     """Of the compiled code for each kind of node some paths, by which a node sees that it has it;
     None if none is used."""
@@ -246,74 +199,56 @@ class PreflightRequest(AgentRequest, phase="preflight"):
 class RelayTask:
     """A node's part in a relay."""
 
-    token: str
-    """The random token of this transfer, in hexadecimal digits."""
-    address: str
-    """The address of this node that others reach."""
+    token: str  # the random token of this transfer, in hexadecimal digits
+    address: str  # the address of this node that others reach
 
 
 @dataclass(frozen=True)
 class Incoming:
     """A file that is sent to a node."""
 
-    target: str
-    """Its path there."""
-    manifest: str | None
-    """The bundle's manifest, where the file has only a part of the bundle."""
-    members: tuple[str, ...]
-    """The members of the bundle that the file has, where it has only a part."""
+    target: str  # its path there
+    manifest: str | None  # the bundle's manifest, where the file has only a part of the bundle
+    members: tuple[str, ...]  # the members of the bundle that the file has then
     size: int
-    relay: RelayTask | None = None
-    """Given if the nodes pass the file on to each other; else ``sbcast`` brings it."""
-    results: bool = False
-    """True for earlier results, for the ranks' working directory, instead of a bundle."""
-    code: str = ""
-    """The kind of node that it is compiled code for; empty for anything else."""
+    relay: RelayTask | None = None  # given if the nodes pass the file on; else ``sbcast`` brings it
+    results: bool = False  # true for earlier results, for the ranks' directory
+    code: str = ""  # the kind of node that it is compiled code for; empty for anything else
 
 
 @dataclass(frozen=True)
 class UnpackRequest(PlacedRequest, phase="unpack"):
     """Make the environment, from a bundle that the node sees or a file that is sent to it."""
 
-    bundle: str = ""
-    """The bundle's path, unless a file is sent."""
-    checked: bool = False
-    """True if the preflight has just found the environment undamaged."""
-    incoming: Incoming | None = None
-    """The file that is sent."""
+    bundle: str = ""  # the bundle's path, unless a file is sent
+    checked: bool = False  # true if the preflight has just found the environment undamaged
+    incoming: Incoming | None = None  # the file that is sent
 
 
 @dataclass(frozen=True)
 class ProbeRequest(PlacedRequest, phase="probe"):
     """Let the environment describe itself."""
 
-    head: str
-    """Address of the head node."""
+    head: str  # address of the head node
 
 
 @dataclass(frozen=True)
 class DeepRequest(PlacedRequest, phase="deep"):
     """Check the node thoroughly."""
 
-    head: tuple[str, int] | None = None
-    """Address and port of the head node; None where all nodes are one machine."""
-    names: dict[str, tuple[str, ...]] | None = None
-    """The addresses that the driver finds for each node's name."""
+    head: tuple[str, int] | None = None  # address and port of the head; None on one machine
+    names: dict[str, tuple[str, ...]] | None = None  # the driver's addresses of each node
 
 
 @dataclass(frozen=True)
 class GroupSettings:
     """The meeting point of the ranks, and what is the same for all of them."""
 
-    address: str
-    """Address of the head node; the port is there, too."""
+    address: str  # address of the head node; the port is there, too
     port: int
-    backend: str
-    """``gloo`` or ``nccl``."""
-    nproc: int
-    """Ranks on each node."""
-    on_cpus: bool = False
-    """True if ranks must not use GPUs, since some node has none."""
+    backend: str  # ``gloo`` or ``nccl``
+    nproc: int  # ranks on each node
+    on_cpus: bool = False  # true if ranks must not use GPUs, since some node has none
 
 
 @dataclass(frozen=True)
@@ -321,44 +256,32 @@ class LaunchRequest(PlacedRequest, phase="launch"):
     """Start the ranks, and follow them to their end."""
 
     group: GroupSettings
-    shared: bool
-    """True if the nodes share the run directory."""
-    own: bool = False
-    """True if the program is ours, and not the user's."""
-    limit: float | None = None
-    """Seconds after which the ranks are told to end; None: no limit."""
-    hold: bool = False
-    """True to report ``ready``, and wait for a word before a rank begins."""
-    attempt: int = 0
-    """Times that the driver has started the ranks before."""
-    code: str = ""
-    """The name of the directory for compiled code; empty if none is brought back or used."""
-    removes_code: bool = False
-    """True to remove that directory at the end: a rank has crashed before."""
+    shared: bool  # true if the nodes share the run directory
+    own: bool = False  # true if the program is ours, and not the user's
+    limit: float | None = None  # seconds after which the ranks are told to end; None: no limit
+    hold: bool = False  # true to report ``ready``, and wait for a word before a rank begins
+    attempt: int = 0  # times that the driver has started the ranks before
+    code: str = ""  # name of the directory for compiled code; empty for none
+    removes_code: bool = False  # true to remove that directory at the end: a rank has crashed
 
 
 @dataclass(frozen=True)
 class CollectRequest(PlacedRequest, phase="collect"):
     """Send the job's outputs, as a stream of bytes."""
 
-    directory: str
-    """The directory that they are in."""
+    directory: str  # the directory that they are in
     brought: tuple[AnyText, ...] | None = None
     """Files that other nodes have sent: only others are, with their directories. None: send all."""
-    code: str = ""
-    """The name of the directory with compiled code that is sent instead; empty for none."""
-    since: float = 0.0
-    """Compiled code that was written after this time is sent, in seconds since the epoch."""
-    unchanged_seconds: float = 0.0
-    """Only compiled code is sent that was not written to for so long."""
+    code: str = ""  # name of the directory with compiled code to send instead; empty for none
+    since: float = 0.0  # only compiled code of a later time is sent, in seconds since the epoch
+    unchanged_seconds: float = 0.0  # only compiled code is sent that was not written to for so long
 
 
 @dataclass(frozen=True)
 class TidyRequest(PlacedRequest, phase="tidy"):
     """Remove the ranks' working directory on a node that does not share the run directory."""
 
-    keep_files: bool = False
-    """True to leave it where there are files in it."""
+    keep_files: bool = False  # true to leave it where there are files in it
     brought: tuple[AnyText, ...] | None = None
     """Outputs that have been sent by other nodes: a directory that has more is left. None: any."""
 
@@ -382,12 +305,9 @@ class StepMessage(WireMessage):
     """The requests of the nodes of a step as one, with what all of them have written once."""
 
     phase: str
-    common: dict[str, object]
-    """Fields that all requests have; the job is left out where the agents know it."""
-    own: dict[str, dict[str, object]]
-    """By node, the fields that only its request has; of a value in a field, too, only these."""
-    nodes: tuple[str, ...] | None = None
-    """The nodes that are asked; None for all of the step."""
+    common: dict[str, object]  # fields of all requests; without the job that agents know
+    own: dict[str, dict[str, object]]  # by node, the fields that only its request has
+    nodes: tuple[str, ...] | None = None  # the nodes that are asked; None for all of the step
     v: int = VERSION
 
 
@@ -396,10 +316,8 @@ class Handover(WireMessage):
     """A request that an agent passes on to itself under another interpreter."""
 
     request: dict[str, object]
-    in_step: bool
-    """True in a step of Slurm's."""
-    frames_sent: int
-    """The number of frames that the agent had sent."""
+    in_step: bool  # true in a step of Slurm's
+    frames_sent: int  # the number of frames that the agent had sent
 
 
 RELAY_SOURCE = "the source"
@@ -410,10 +328,8 @@ RELAY_SOURCE = "the source"
 class RelayStart(WireMessage):
     """The beginning of a relay. Each node asks its source for the places that it must know."""
 
-    port: int
-    """The port of the source on the driver's host."""
-    nodes: int
-    """The number of nodes that take part."""
+    port: int  # the port of the source on the driver's host
+    nodes: int  # the number of nodes that take part
     left_out: tuple[str, ...] = ()
     """The names of those that take no part: they listened too late, or were lost."""
 
@@ -427,20 +343,14 @@ class FramesAgain(WireMessage):
 
 
 class RequestReader:
-    """Reads the requests that come to one agent.
-
-    Attributes:
-        in_step: True in a step of Slurm's.
-        handed_over: True if the agent was started under this interpreter by itself.
-        frames_sent: the number of frames that it had sent before.
-    """
+    """Reads the requests that come to one agent."""
 
     def __init__(self, node: str, phase: str = "") -> None:
-        self.in_step = self.handed_over = False
-        self.frames_sent = 0
+        self.in_step = False  # true in a step of Slurm's
+        self.handed_over = False  # true if the agent was started under this interpreter by itself
+        self.frames_sent = 0  # the number of frames that it had sent before
         self._node, self._phase = node, phase
-        self._job: object = None
-        """The job of the last message, as JSON."""
+        self._job: object = None  # the job of the last message, as JSON
 
     def first(self, raw: object) -> AgentRequest:
         """Read the first request.
@@ -519,8 +429,7 @@ class AgentEvent(WireMessage):
 
     event: ClassVar[str] = ""
 
-    node: str = ""
-    """The node's name."""
+    node: str = ""  # the node's name
 
     def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object."""
@@ -531,22 +440,16 @@ class AgentEvent(WireMessage):
 class Answer(AgentEvent):
     """A node's answer to a phase."""
 
-    ok: bool = True
-    """True if the node has done its part."""
-    seconds: float = 0.0
-    """Time that it took."""
-    problems: tuple[Problem, ...] = ()
-    """Everything that keeps the node from running the job."""
+    ok: bool = True  # true if the node has done its part
+    seconds: float = 0.0  # time that it took
+    problems: tuple[Problem, ...] = ()  # everything that keeps the node from running the job
     exit_code: int | None = None
     """Exit status of a launch; of a node that gave no answer, that of its agent."""
     task: int | None = None
     """The number of the task that answers, where Slurm starts several on a node."""
-    tasks: int = 1
-    """The number of tasks whose answers these are."""
-    lost: bool = False
-    """True if the node gave no answer, and the driver made up this one."""
-    unreachable: bool = False
-    """True if no rank has begun anywhere because none could begin here."""
+    tasks: int = 1  # the number of tasks whose answers these are
+    lost: bool = False  # true if the node gave no answer, and the driver made up this one
+    unreachable: bool = False  # true if no rank has begun anywhere because none could begin here
 
 
 @dataclass(frozen=True)
@@ -555,10 +458,8 @@ class CodeFacts:
 
     kind: Digest
     """Digest of the job's software and of its processor features, GPUs, driver and compiler."""
-    machine: AnyText
-    """The kind in words: ``x86_64, Intel(R) Xeon(R) ...``."""
-    has_all: bool
-    """True if it has the compiled code that it was asked for."""
+    machine: AnyText  # the kind in words: ``x86_64, Intel(R) Xeon(R) ...``
+    has_all: bool  # true if it has the compiled code that it was asked for
     compiler: AnyText
     """Its C++ compiler, without which PyTorch compiles nothing for CPUs; empty if it has none."""
 
@@ -567,76 +468,55 @@ class CodeFacts:
 class CodeAmount:
     """The compiled code on a node after the ranks have ended."""
 
-    begun: float
-    """The node's time when they began."""
-    new: int
-    """Files that were written since then."""
-    new_bytes: int
-    """Bytes in them."""
-    total: int
-    """All files."""
-    total_bytes: int
-    """Bytes in them."""
+    begun: float  # the node's time when they began
+    new: int  # files that were written since then
+    new_bytes: int  # bytes in them
+    total: int  # all files
+    total_bytes: int  # bytes in them
 
 
 @dataclass(frozen=True)
 class PreflightAnswer(Answer, event="preflight"):
     """Everything about a node that matters before anything is sent to it."""
 
-    root: str = ""
-    """The node root; empty if no directory fits."""
+    root: str = ""  # the node root; empty if no directory fits
     python: str = ""
     """An interpreter for the environment; empty if there is none, or the bundle has its own."""
-    address: str = ""
-    """Address at which the others reach the node; empty if none is known."""
-    port: int = 0
-    """Free port that it has as the head; 0 if it cannot be the head."""
+    address: str = ""  # address at which the others reach the node; empty if none is known
+    port: int = 0  # free port that it has as the head; 0 if it cannot be the head
     no_head: Problem | None = None
     """Why it cannot be the head; its address is then that of its way to the driver's host."""
     loopback: str = ""
     """The loopback address at which ``ssh`` has reached it: the machine that ``ssh`` came from."""
-    proj: bool = False
-    """True if the node sees the run directory."""
-    pkgs: bool = False
-    """True if the node has the environment, or can read the bundle."""
-    ready: bool = False
-    """True if it has the environment, undamaged."""
+    proj: bool = False  # true if the node sees the run directory
+    pkgs: bool = False  # true if the node has the environment, or can read the bundle
+    ready: bool = False  # true if it has the environment, undamaged
     rate: float | None = None
     """Bytes a second at which it reads the bundle; None if it cannot, or need not."""
-    check_seconds: float = 0.0
-    """Time that the check of the environment took."""
-    damage: Problem | None = None
-    """The damage of its environment."""
+    check_seconds: float = 0.0  # time that the check of the environment took
+    damage: Problem | None = None  # the damage of its environment
     lacks: tuple[int, ...] | None = None
     """The numbers of the layers that no environment there has; None if that is unknown."""
     has_wheel: bool = False
     """True if an environment there has the bundle's decompressor, or none is needed."""
-    host: HostFacts | None = None
-    """The machine."""
-    gpus: GpuFacts | None = None
-    """Its NVIDIA driver and GPUs; None where there is no such driver."""
+    host: HostFacts | None = None  # the machine
+    gpus: GpuFacts | None = None  # its NVIDIA driver and GPUs; None where there is no such driver
     unchecked: str = ""
     """Why it could not check the bundle's signature; empty if it has, or none is required."""
-    code: CodeFacts | None = None
-    """Facts for compiled code; None if none is used."""
+    code: CodeFacts | None = None  # facts for compiled code; None if none is used
 
 
 @dataclass(frozen=True)
 class UnpackAnswer(Answer, event="unpack"):
     """The environment that a node has made, or had already."""
 
-    path: str = ""
-    """The environment's directory."""
-    reused: bool = False
-    """True if it was there already."""
-    files_linked: int = 0
-    """Files that were taken from older environments by hard link."""
-    files_written: int = 0
-    """Files that were written from the bundle."""
+    path: str = ""  # the environment's directory
+    reused: bool = False  # true if it was there already
+    files_linked: int = 0  # files that were taken from older environments by hard link
+    files_written: int = 0  # files that were written from the bundle
     unpack_seconds: float | None = None
     """Time that the unpacking took, without the wait for bytes; None where nothing was unpacked."""
-    mended: Problem | None = None
-    """The damage of the environment that was there before."""
+    mended: Problem | None = None  # the damage of the environment that was there before
     lacking: bool = False
     """True if layers that were not sent are missing: an older environment has been removed."""
     arrived: Digest | None = None
@@ -647,22 +527,16 @@ class UnpackAnswer(Answer, event="unpack"):
 class ProbeAnswer(Answer, event="probe"):
     """An environment, as its own Python describes it."""
 
-    python: str = ""
-    """Its full version."""
-    prefix: str = ""
-    """Its ``sys.prefix``."""
+    python: str = ""  # its full version
+    prefix: str = ""  # its ``sys.prefix``
     packages: dict[str, str | None] = field(default_factory=dict)
     """Version of each package that was asked for; None for one that is missing."""
-    origins: dict[str, str] = field(default_factory=dict)
-    """File or directory of each module."""
-    origin_ok: bool = False
-    """True if every module comes from the environment."""
+    origins: dict[str, str] = field(default_factory=dict)  # file or directory of each module
+    origin_ok: bool = False  # true if every module comes from the environment
     line: AnyText = ""
     """The line that people look for: ``NODE hpc09 OK -> ...``; the driver adds it."""
-    interface: str = ""
-    """The network interface by which the node reaches the head."""
-    address: str = ""
-    """Its address there."""
+    interface: str = ""  # the network interface by which the node reaches the head
+    address: str = ""  # its address there
     warnings: tuple[Problem, ...] = ()
     """What its Python lacks there, and no module of the job's ``imports`` needs."""
 
@@ -671,22 +545,17 @@ class ProbeAnswer(Answer, event="probe"):
 class TidyAnswer(Answer, event="tidy"):
     """The ranks' working directory on the node has been looked after."""
 
-    left: bool = False
-    """True if it is still there, with files in it."""
-    unsent: bool = False
-    """True if outputs are among them that no other node has sent."""
+    left: bool = False  # true if it is still there, with files in it
+    unsent: bool = False  # true if outputs are among them that no other node has sent
 
 
 @dataclass(frozen=True)
 class Ready(AgentEvent, event="ready"):
     """An agent waits for a file, or for permission to start its ranks."""
 
-    step: str = ""
-    """The Slurm step that a file is to be sent to."""
-    address: str = ""
-    """The address at which the agent takes part in a relay."""
-    port: int = 0
-    """The port there."""
+    step: str = ""  # the Slurm step that a file is to be sent to
+    address: str = ""  # the address at which the agent takes part in a relay
+    port: int = 0  # the port there
     switches: str = ""
     """The switches above the node from the top down, with dots between, where Slurm knows them."""
 
@@ -695,30 +564,24 @@ class Ready(AgentEvent, event="ready"):
 class OutOfReach(AgentEvent, event="out-of-reach"):
     """A node cannot connect to some of those that it would take a file from."""
 
-    nodes: tuple[tuple[str, str], ...] = ()
-    """Their names, with the reasons."""
+    nodes: tuple[tuple[str, str], ...] = ()  # their names, with the reasons
 
 
 @dataclass(frozen=True)
 class Heartbeat(AgentEvent, event="heartbeat"):
     """A node is alive, but what it does hangs; a heartbeat of any other node is empty."""
 
-    hung: str = ""
-    """The processes that hang, and what in."""
-    seconds: float = 0.0
-    """Time since their last progress."""
+    hung: str = ""  # the processes that hang, and what in
+    seconds: float = 0.0  # time since their last progress
 
 
 @dataclass(frozen=True)
 class Relayed(AgentEvent, event="relayed"):
     """A relay has brought the file to a node, or has not."""
 
-    seconds: float = 0.0
-    """Time until the last byte had come."""
-    failure: str = ""
-    """Why the file did not come; empty if it did."""
-    corrupt: tuple[str, ...] = ()
-    """Those that sent damaged bytes."""
+    seconds: float = 0.0  # time until the last byte had come
+    failure: str = ""  # why the file did not come; empty if it did
+    corrupt: tuple[str, ...] = ()  # those that sent damaged bytes
 
 
 # --- A node's report on its ranks ----------------------------------------------------------------
@@ -731,22 +594,17 @@ class Started(AgentEvent, event="started"):
     argv: tuple[AnyText, ...] = ()
     """The command that starts them, without secrets; empty where it is that of a node before, but
     for the rank and the address of the node."""
-    interface: str = ""
-    """The network interface by which they reach the head."""
+    interface: str = ""  # the network interface by which they reach the head
 
 
 @dataclass(frozen=True)
 class Lingering(AgentEvent, event="lingering"):
     """A rank whose process goes on for too long; times are in seconds since the epoch."""
 
-    rank: int = 0
-    """The rank."""
-    finished: float | None = None
-    """The time when its program had finished; None if it has not."""
-    left: float | None = None
-    """The time when it had left its process group; None if it has not."""
-    waits_for: tuple[AnyText, ...] = ()
-    """Names of the threads and processes that keep it."""
+    rank: int = 0  # the rank
+    finished: float | None = None  # the time when its program had finished; None if it has not
+    left: float | None = None  # the time when it had left its process group; None if it has not
+    waits_for: tuple[AnyText, ...] = ()  # names of the threads and processes that keep it
 
 
 class RanksEnded(AgentEvent, event="ranks-ended"):
@@ -757,90 +615,69 @@ class RanksEnded(AgentEvent, event="ranks-ended"):
 class ThreadStack:
     """The Python stack of one thread of a rank."""
 
-    name: AnyText
-    """Its name, or its number in hexadecimal digits."""
-    frames: tuple[AnyText, ...] = ()
-    """``/path/file.py:88 read_shard``, the innermost first."""
+    name: AnyText  # its name, or its number in hexadecimal digits
+    frames: tuple[AnyText, ...] = ()  # ``/path/file.py:88 read_shard``, the innermost first
 
 
 @dataclass(frozen=True)
 class CollectiveState:
     """How far a rank is in the collectives of one process group of PyTorch's."""
 
-    group: AnyText
-    """The group's description, or its name."""
-    ranks: tuple[int, ...] = ()
-    """The global ranks of the group; empty for all ranks of the job."""
+    group: AnyText  # the group's description, or its name
+    ranks: tuple[int, ...] = ()  # the global ranks of the group; empty for all ranks of the job
     enqueued: int = -1
     """The number of the last collective that the rank has enqueued; -1 if unknown."""
-    started: int = -1
-    """That of the last one that has started."""
-    completed: int = -1
-    """That of the last one that has completed."""
-    operation: AnyText = ""
-    """Kind of the last one enqueued: ``all_reduce``; empty if unknown."""
-    shapes: AnyText = ""
-    """Its tensors: ``[1024] Float -> [1024] Float``."""
+    started: int = -1  # that of the last one that has started
+    completed: int = -1  # that of the last one that has completed
+    operation: AnyText = ""  # kind of the last one enqueued: ``all_reduce``; empty if unknown
+    shapes: AnyText = ""  # its tensors: ``[1024] Float -> [1024] Float``
 
 
 @dataclass(frozen=True)
 class ProcessState:
     """A process of a rank, as the kernel reports it."""
 
-    pid: int
-    """Its number."""
-    name: AnyText = ""
-    """Its command."""
+    pid: int  # its number
+    name: AnyText = ""  # its command
     state: str = ""
     """The letter of its state (``R``, ``S``, ``D``, ``T``, ``Z``); empty if it has ended."""
     waits_in: AnyText = ""
     """The function of the kernel that its first thread waits in; empty if unknown."""
-    seconds: float = 0.0
-    """The CPU time that it has used."""
+    seconds: float = 0.0  # the CPU time that it has used
 
 
 @dataclass(frozen=True)
 class RankState:
     """What a rank does at one moment."""
 
-    rank: int
-    """Its number."""
-    process: ProcessState
-    """Its process."""
+    rank: int  # its number
+    process: ProcessState  # its process
     threads: tuple[ThreadStack, ...] = ()
     """The stacks of its threads, that of the main thread first."""
-    groups: tuple[CollectiveState, ...] = ()
-    """Its process groups."""
-    children: tuple[ProcessState, ...] = ()
-    """The processes that it has started, and theirs."""
-    no_answer: AnyText = ""
-    """Why there are no stacks; empty if there are."""
+    groups: tuple[CollectiveState, ...] = ()  # its process groups
+    children: tuple[ProcessState, ...] = ()  # the processes that it has started, and theirs
+    no_answer: AnyText = ""  # why there are no stacks; empty if there are
 
 
-UNASKED = 0
-"""The number of :class:`RankStates` that answer no question."""
+UNASKED = 0  # the number of :class:`RankStates` that answer no question
 
 
 @dataclass(frozen=True)
 class RankStates(AgentEvent, event="rank-states"):
     """What the ranks of a node do that have not ended."""
 
-    ranks: tuple[RankState, ...] = ()
-    """Each of them."""
+    ranks: tuple[RankState, ...] = ()  # each of them
     number: int = UNASKED
     """The number of the question; 0 where the agent looked by itself, at ranks told to end."""
-    nccl: AnyText = ""
-    """What NCCL's RAS service says of the job; only from the node of rank 0."""
+    nccl: AnyText = ""  # what NCCL's RAS service says of the job; only from the node of rank 0
 
 
 @dataclass(frozen=True)
 class Variable:
     """A variable of a program, without its value where that is not one of Python's own types."""
 
-    name: AnyText
-    """Its name."""
-    type: AnyText = ""
-    """The name of its class."""
+    name: AnyText  # its name
+    type: AnyText = ""  # the name of its class
     text: AnyText = ""
     """Its short form; of a tensor or an array element type, shape and device; empty for a secret,
     and where the class is all that is shown."""
@@ -850,40 +687,27 @@ class Variable:
 class FrameVariables:
     """The variables of one frame of a rank that failed."""
 
-    place: AnyText
-    """``/path/file.py:88 read_shard``."""
-    values: tuple[Variable, ...] = ()
-    """Its variables, those of the line itself first."""
-    more: int = 0
-    """The number of those that are left out."""
+    place: AnyText  # ``/path/file.py:88 read_shard``
+    values: tuple[Variable, ...] = ()  # its variables, those of the line itself first
+    more: int = 0  # the number of those that are left out
 
 
 @dataclass(frozen=True)
 class FailureRecord:
     """A rank that failed; times are in seconds since the epoch."""
 
-    node: str
-    """Its node."""
-    rank: int
-    """Its number."""
-    exit_code: int
-    """Exit status of its process, negative for a signal."""
-    time: float
-    """The time of the failure."""
-    local_rank: int = 0
-    """Its number on the node."""
-    exception: AnyText = ""
-    """Class of the exception that ended it; empty for none."""
-    message: AnyText = ""
-    """The exception's message."""
-    lines: tuple[AnyText, ...] = ()
-    """The end of its traceback, or of its output."""
+    node: str  # its node
+    rank: int  # its number
+    exit_code: int  # exit status of its process, negative for a signal
+    time: float  # the time of the failure
+    local_rank: int = 0  # its number on the node
+    exception: AnyText = ""  # class of the exception that ended it; empty for none
+    message: AnyText = ""  # the exception's message
+    lines: tuple[AnyText, ...] = ()  # the end of its traceback, or of its output
     ended: float | None = None
     """The time when its process ended, which after an exception takes PyTorch a while."""
-    told_to_end: bool | None = None
-    """True if its launcher or its agent had told it to end by then."""
-    root_cause: bool | None = None
-    """True if torchrun calls it the first failure that it saw."""
+    told_to_end: bool | None = None  # true if its launcher or its agent had told it to end by then
+    root_cause: bool | None = None  # true if torchrun calls it the first failure that it saw
     variables: tuple[FrameVariables, ...] = ()
     """The variables of the last frames of the user's own code, the innermost frame first."""
     step: dict[str, int | float] = field(default_factory=dict)
@@ -896,54 +720,39 @@ class FailureRecord:
 class Departure:
     """A rank that others may have missed: it had left its process group, or ended well."""
 
-    node: str
-    """Its node."""
-    rank: int
-    """Its number."""
-    time: float
-    """The time when it left."""
-    goes_on: bool = False
-    """True if its program had not ended well."""
+    node: str  # its node
+    rank: int  # its number
+    time: float  # the time when it left
+    goes_on: bool = False  # true if its program had not ended well
 
 
 @dataclass(frozen=True)
 class Vanished:
     """A rank that ended while others went on, with a status that nobody saw."""
 
-    node: str
-    """Its node."""
-    rank: int
-    """Its number."""
-    time: float | None
-    """The time when it ended."""
+    node: str  # its node
+    rank: int  # its number
+    time: float | None  # the time when it ended
 
 
 @dataclass(frozen=True)
 class LaunchAnswer(Answer, event="launch"):
     """The ranks of a node, or of one task of it, after their end."""
 
-    failures: tuple[FailureRecord, ...] = ()
-    """The ranks that failed."""
-    tail: tuple[AnyText, ...] = ()
-    """The last lines of output, after a failure."""
+    failures: tuple[FailureRecord, ...] = ()  # the ranks that failed
+    tail: tuple[AnyText, ...] = ()  # the last lines of output, after a failure
     sent: dict[str, int] | None = None
     """Bytes of output that were sent, by rank; ``""`` for the launcher's own."""
-    stopped: bool = False
-    """True if the ranks were told to end."""
+    stopped: bool = False  # true if the ranks were told to end
     first_rank: float | None = None
     """The time when rank 0 last began here, in seconds since the epoch; None if it never did."""
-    left: tuple[Departure, ...] = ()
-    """The first rank that others may have missed."""
-    vanished: tuple[Vanished, ...] = ()
-    """Ranks that ended unseen."""
+    left: tuple[Departure, ...] = ()  # the first rank that others may have missed
+    vanished: tuple[Vanished, ...] = ()  # ranks that ended unseen
     lingering: tuple[Lingering, ...] = ()
     """Ranks that went on for too long, and still did at the end."""
-    joined: tuple[int, ...] = ()
-    """Ranks that have been in a process group of PyTorch's."""
-    alone: tuple[int, ...] = ()
-    """Ranks that have never been in one."""
-    code: CodeAmount | None = None
-    """The compiled code there; None if it is not brought back."""
+    joined: tuple[int, ...] = ()  # ranks that have been in a process group of PyTorch's
+    alone: tuple[int, ...] = ()  # ranks that have never been in one
+    code: CodeAmount | None = None  # the compiled code there; None if it is not brought back
 
 
 # --- A node's report on the environments that it has removed -------------------------------------
@@ -953,28 +762,23 @@ class LaunchAnswer(Answer, event="launch"):
 class NodeCleanup:
     """The result of cleaning one node root; in a dry run, the plan."""
 
-    root: str
-    """The node root."""
+    root: str  # the node root
     removed: tuple[tuple[str, int], ...] = ()
     """Environments: the bundle's id, and the bytes that became free."""
     kept: tuple[tuple[str, str], ...] = ()
     """Everything that stays: the bundle's id or the path in the root, and the reason."""
     left_overs: tuple[tuple[str, int], ...] = ()
     """Everything else that was removed: its path in the root, and the bytes that became free."""
-    problems: tuple[Problem, ...] = ()
-    """The failures to remove something."""
-    gone: bool = False
-    """True if nothing was left and the root itself was removed."""
-    freed: int = 0
-    """Bytes that became free, without files that other environments share."""
+    problems: tuple[Problem, ...] = ()  # the failures to remove something
+    gone: bool = False  # true if nothing was left and the root itself was removed
+    freed: int = 0  # bytes that became free, without files that other environments share
 
 
 @dataclass(frozen=True)
 class CleanAnswer(Answer, event="clean"):
     """The node roots of one node after a cleaning."""
 
-    roots: tuple[NodeCleanup, ...] = ()
-    """Each node root of this user."""
+    roots: tuple[NodeCleanup, ...] = ()  # each node root of this user
 
 
 # --- A node's report in ``verify --deep`` --------------------------------------------------------
@@ -984,8 +788,7 @@ class CleanAnswer(Answer, event="clean"):
 class NodeClock(AgentEvent, event="clock"):
     """A node's clock, as soon as it is asked."""
 
-    clock: float = 0.0
-    """Seconds since the epoch."""
+    clock: float = 0.0  # seconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -994,20 +797,16 @@ class NetworkReport:
 
     differs: dict[str, tuple[str, ...]]
     """Names for which it finds other addresses than the driver, and these."""
-    missing: tuple[str, ...] | None = None
-    """On the head: the nodes that did not connect."""
-    seconds: float | None = None
-    """On every other node: time that connecting to the head took."""
-    problem: Problem | None = None
-    """The reason why there is neither."""
+    missing: tuple[str, ...] | None = None  # on the head: the nodes that did not connect
+    seconds: float | None = None  # on every other node: time that connecting to the head took
+    problem: Problem | None = None  # the reason why there is neither
 
 
 @dataclass(frozen=True)
 class DeepAnswer(Answer, event="deep"):
     """A node after the thorough check."""
 
-    torch: bool = False
-    """True if ranks can be started in its environment."""
+    torch: bool = False  # true if ranks can be started in its environment
     damage: tuple[Problem, ...] | None = None
     """The damage to its environment; None if that is unknown."""
     network: NetworkReport | None = None

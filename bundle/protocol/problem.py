@@ -9,9 +9,10 @@ import contextlib
 import enum
 import string
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
+from .dataclass import dataclass
 from .enumerations import Ending, FailureClass, NodeFault
 
 # --- The words that several rows share
@@ -48,12 +49,9 @@ class Row:
     The words have its values in braces; ``{where}`` is its place.
     """
 
-    what: str
-    """The fault."""
-    why: str = "{why}"
-    """The finding; empty where the fault says it all."""
-    fix: str = ""
-    """The remedy."""
+    what: str  # the fault
+    why: str = "{why}"  # the finding; empty where the fault says it all
+    fix: str = ""  # the remedy
     fault: NodeFault | None = None
     """The fault of the node that has it; None if no node is to blame.
 
@@ -61,8 +59,7 @@ class Row:
     hang, a missing module, a bundle that is damaged itself or is built for other machines, and
     everything that happens on the login side.
     """
-    failure: FailureClass | None = None
-    """The class of a job's failure that begins with it; None for that of the fault."""
+    failure: FailureClass | None = None  # the class of a job's failure by it; None: as the fault
     least_nodes: int = 2
     """The fewest nodes of a job in which it tells something about the node.
 
@@ -70,10 +67,8 @@ class Row:
     a setting wrong for all of them; another node, which can do it, shows that this one is at fault.
     3: it goes wrong between two nodes; a third shows whose fault it is.
     """
-    follows: bool = False
-    """True if it follows from another node's problem."""
-    is_unreachable: bool = False
-    """True if nothing can be started on the node."""
+    follows: bool = False  # true if it follows from another node's problem
+    is_unreachable: bool = False  # true if nothing can be started on the node
 
     @property
     def failure_class(self) -> FailureClass:
@@ -794,10 +789,8 @@ JOB_ENDINGS = {ending.value: ProblemCode.from_json(f"job-{ending}") for ending i
 class Problem:
     """One thing that keeps a node from running the job."""
 
-    code: ProblemCode
-    """Its kind."""
-    where: str
-    """The directory, host, interface or module it concerns."""
+    code: ProblemCode  # its kind
+    where: str  # the directory, host, interface or module it concerns
     values: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The findings that its words name, with numbers: ``needs 1.4 GB, 0.2 GB are free``."""
 
@@ -847,9 +840,7 @@ class Problem:
     def from_json(cls, raw: Mapping[str, object]) -> Problem:
         """Read :meth:`to_json`'s output; one of another version is shown in its own words.
 
-        Raises:
-            KeyError: it has neither a code and values that are known, nor words.
-            TypeError: it is no object, or a field of it is no text.
+        KeyError if it has neither a known code with its values, nor words; TypeError if it is none.
         """
         if not isinstance(raw, Mapping):
             raise TypeError("it is no object")
@@ -881,35 +872,24 @@ def make_ending_problem(ending: str, job_id: str) -> Problem:
 
 
 class NodeError(Exception):
-    """The one expected failure of the far side.
-
-    Attributes:
-        problem: what went wrong, where, why, and what to do about it.
-    """
+    """The one expected failure of the far side."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.problem = problem
 
-    def __str__(self) -> str:
-        return str(self.problem)
-
 
 # --- A problem as a person is shown it
 
-_WIDEST = 100
-"""Characters of a fault and its finding that are shown as one line."""
+_WIDEST = 100  # characters of a fault and its finding that are shown as one line
 
 
 class ShownProblem(NamedTuple):
     """A line, those that support it, and what to do."""
 
-    line: str
-    """The fault with its place, and the finding if there is room for it."""
-    findings: tuple[str, ...]
-    """The findings, if there are several or they are long."""
-    hint: str
-    """The remedy."""
+    line: str  # the fault with its place, and the finding if there is room for it
+    findings: tuple[str, ...]  # the findings, if there are several or they are long
+    hint: str  # the remedy
 
 
 def format_problem(problem: Problem, here: Collection[str]) -> ShownProblem:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Allocation
-from bundle.protocol.job import ASSUMED, VERSION, Rates, load_job, parse_job
+from bundle.protocol.job import ASSUMED, VERSION, Job, Rates, load_job
 from bundle.protocol.problem import NodeError
 from tests.support.jobs import LAUNCH, PLAIN
 
@@ -37,16 +37,16 @@ def raw() -> dict[str, Any]:
 
 def refused(value: Any) -> str:
     with pytest.raises(NodeError, match="the job description cannot be read") as caught:
-        parse_job(value)
+        Job.from_json(value)
     return caught.value.problem.why
 
 
 def test_what_is_written_is_read_again() -> None:
-    assert parse_job(raw()) == JOB
-    assert parse_job(json.loads(json.dumps(parse_job(raw()).to_json()))) == JOB
+    assert Job.from_json(raw()) == JOB
+    assert Job.from_json(json.loads(json.dumps(Job.from_json(raw()).to_json()))) == JOB
     assert raw()["v"] == VERSION == 5
     measured = replace(JOB, rates=Rates(link=1e9))
-    assert parse_job(json.loads(json.dumps(measured.to_json()))) == measured
+    assert Job.from_json(json.loads(json.dumps(measured.to_json()))) == measured
 
 
 @pytest.mark.parametrize(
