@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .protocol.enumerations import EXIT_INTERRUPTED, Allocation, PhaseName
-from .protocol.problem import NodeError
+from .protocol.problem import NodeError, ProblemCode
 
 if TYPE_CHECKING:
     from .environment import unpack
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
-_PROBED = ("python", "prefix", "packages", "origins", "origin_ok", "problems")
-"""What ``probe`` prints of the answer."""
+_PROBED = ("python", "prefix", "packages", "origins", "origin_ok", "problems")  # of its answer
 _ATTEMPTS = 3  # attempts to make an environment that is removed before it can be held
 
 
@@ -228,8 +227,9 @@ def _unpack(
             if options.command == "exec":  # the command that this becomes inherits the lock
                 unpack.hold_environment(root, bundle_id)
             break
-        except unpack.GoneError:  # `stager clean` was faster than the lock
-            if attempt == _ATTEMPTS - 1:
+        except NodeError as exc:
+            # `stager clean` was faster than the lock
+            if attempt == _ATTEMPTS - 1 or exc.problem.code is not ProblemCode.ENVIRONMENT_GONE:
                 raise
     return environment
 
@@ -289,7 +289,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
 def _exec_mounted(options: argparse.Namespace) -> int:
     """Become the command in an environment that a mounted image contains."""
     from .checks import probe
-    from .environment.unpack import write_problem
+    from .environment.unpack import turn_into_problem
     from .launch import exec_command, program_variables
     from .node.machine import host_facts
     from .node.node_root import choose_base, make_secure_root
@@ -300,11 +300,9 @@ def _exec_mounted(options: argparse.Namespace) -> int:
         raise NodeError(problem)
     python = exec_command.find_python(place, manifest)
     root = make_secure_root(choose_base("auto", os.environ))
-    try:
+    with turn_into_problem(root):
         directories = exec_command.make_view(place, manifest, root, python)
         program_variables.prepare_hub_cache(directories, os.environ)
-    except OSError as exc:
-        raise NodeError(write_problem(exc, root)) from exc
     variables = exec_command.make_mounted_variables(directories, place, os.environ)
     variables.update(exec_command.read_step_variables(os.environ))
     return _become(exec_command.make_argv(directories, _command(options)), variables)

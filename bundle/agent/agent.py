@@ -1,14 +1,12 @@
 """One node's part of each phase. An agent is a process on the node, started by the transport.
 
-It is asked with one JSON object (:mod:`bundle.protocol.messages`, through
-:mod:`bundle.channel.agent_channel`) and answers with JSON lines: the answer of the phase
-(:mod:`bundle.protocol.messages`), and events on the way. With ``hold`` a ``launch`` sends ``ready``
-and waits for a command before a rank begins; it also sends ``output`` events with what its ranks
-write, and reports at last how many bytes of each that were.
+It is asked with one JSON object and answers with JSON lines (:mod:`bundle.protocol.messages`). With
+``hold`` a ``launch`` sends ``ready`` and waits for a command before a rank begins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -29,7 +27,6 @@ from ..system.own_program import can_load_modules_for
 
 if TYPE_CHECKING:
     from ..launch.commands import EarlyLauncher
-    from ..protocol.job import Job
 
 # Each phase imports what it alone needs when it is asked for.
 
@@ -72,39 +69,29 @@ def command(argv: Sequence[str]) -> int:
 
 def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
+    from ..launch.compiled_code import select_code
     from ..launch.program_variables import locate_work_tree
     from ..launch.staged_files import remove_sent_files, remove_staged_files
-    from ..node.node_root import env_path
+    from ..node.node_root import code_path, env_path
     from ..results import stream
 
     request = AgentChannel(handle, PhaseName.COLLECT, follow=False).request
     if not isinstance(request, messages.CollectRequest):
         raise TypeError(f"{request.phase}: not a request for the outputs")
-    job = request.job
+    job, out = request.job, sys.stdout.buffer
     try:
         if request.code:
-            return _send_code(request)
+            folder = code_path(request.root, request.code)
+            selection = select_code(folder, request.since, request.unchanged_seconds)
+            stream.send_selection(selection, folder, out)
+            return 0
         tree = locate_work_tree(job, request.root)
         remove_staged_files(tree, env_path(request.root, job.bundle_id))
         deleted = remove_sent_files(tree, request.directory)
-        stream.send_outputs(
-            request.directory, job.outputs, sys.stdout.buffer, deleted, request.brought
-        )
+        stream.send_outputs(request.directory, job.outputs, out, deleted, request.brought)
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3
-    return 0
-
-
-def _send_code(request: messages.CollectRequest) -> int:
-    """Send the compiled code that is new on this node, as a stream on standard output."""
-    from ..launch.compiled_code import select_code
-    from ..node.node_root import code_path
-    from ..results.stream import send_selection
-
-    folder = code_path(request.root, request.code)
-    selection = select_code(folder, request.since, request.unchanged_seconds)
-    send_selection(selection, folder, sys.stdout.buffer)
     return 0
 
 
@@ -149,28 +136,24 @@ def _switch_python(channel: AgentChannel) -> None:
 
 def _start_early(request: messages.AgentRequest) -> EarlyLauncher | None:
     """Start a launcher on the requests that allow it, as far as the environment exists."""
-    is_probe = isinstance(request, messages.ProbeRequest)
-    if not (is_probe or isinstance(request, (messages.EarlyRequest, messages.PreflightRequest))):
+    if not isinstance(
+        request, (messages.ProbeRequest, messages.EarlyRequest, messages.PreflightRequest)
+    ):
         return None
+    is_probe = isinstance(request, messages.ProbeRequest)
     job = request.job
+    own = job.requires.bundled_python or can_load_modules_for(job.requires.python)
+    in_session = job.allocation is Allocation.LOCAL or job.can_launch_in_session_step
     # Nothing runs before a signed environment has been compared with its listing.
-    if not _can_launch_early(job) or (job.trust and not is_probe):
+    if job.action is not Action.RUN or not (own and in_session) or (job.trust and not is_probe):
         return None
     from ..launch import commands
 
-    try:
+    root = request.root if isinstance(request, messages.PlacedRequest) else ""
+    with contextlib.suppress(NodeError):  # the phase itself reports it
         _check_signature(request)
-        return commands.start_early_launcher(
-            job, request.root if isinstance(request, messages.PlacedRequest) else ""
-        )
-    except NodeError:  # the phase itself reports it
-        return None
-
-
-def _can_launch_early(job: Job) -> bool:
-    own = job.requires.bundled_python or can_load_modules_for(job.requires.python)
-    in_session = job.allocation is Allocation.LOCAL or job.can_launch_in_session_step
-    return job.action is Action.RUN and own and in_session
+        return commands.start_early_launcher(job, root)
+    return None
 
 
 def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
@@ -205,16 +188,17 @@ def _preflight(request: messages.PreflightRequest, channel: AgentChannel) -> Pre
 def _unpack(request: messages.UnpackRequest, channel: AgentChannel) -> messages.UnpackAnswer:
     from ..transfer.staging import stage
 
+    incoming = request.incoming
     receiver_of = place = None
-    if request.incoming is not None and request.incoming.relay is not None:
+    if incoming is not None and incoming.relay is not None:
         from ..transfer.relay_receiver import RelayReceiver
 
-        receiver_of = partial(RelayReceiver, task=request.incoming.relay)
-    if request.incoming is not None and request.incoming.code:
+        receiver_of = partial(RelayReceiver, task=incoming.relay)
+    if incoming is not None and incoming.code:
         from ..launch.compiled_code import place_code
 
         place = place_code
-    elif request.incoming is not None and request.incoming.results:
+    elif incoming is not None and incoming.results:
         from ..launch.staged_files import place_earlier_results
 
         place = place_earlier_results
@@ -222,7 +206,6 @@ def _unpack(request: messages.UnpackRequest, channel: AgentChannel) -> messages.
 
 
 def _probe(request: messages.ProbeRequest, channel: AgentChannel) -> messages.ProbeAnswer:
-    """Ask the environment's own Python for its facts; it imports modules where the job says so."""
     from ..checks import probe
     from ..launch.program_variables import locate_directories, make_environment_variables
     from ..system import network

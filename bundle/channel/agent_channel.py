@@ -37,9 +37,8 @@ AGAIN = "again"  # the key of a line that asks for frames once more, by source
 STAY_SECONDS = 900.0
 """Time that an agent stays after its last answer, unless the driver ends its input before.
 
-The driver does so when the last agent has answered. This is longer than it waits itself for ranks
-that do not end (:data:`bundle.driver.transports.slurm_text.PATIENCE`); by then Slurm has passed
-on everything.
+This is longer than the driver waits for ranks that do not end
+(:data:`bundle.driver.transports.slurm_text.PATIENCE`); by then Slurm has passed on everything.
 """
 _LONGEST_PAUSE_SECONDS = 600.0
 BEAT_SECONDS = 10.0
@@ -47,8 +46,7 @@ BEAT_SECONDS = 10.0
 
 The driver notices by them that a node is lost: ``srun`` may never report it, as Slurm's controller
 must resolve the name of the host of ``srun`` for that, since 23.11. And an sshd that never sends
-does not notice that the network to the driver has gone until TCP's own keepalive does after two
-hours; ranks would go on that long.
+notices only by TCP's keepalive, after two hours, that the network to the driver has gone.
 """
 HANG_SECONDS = 60.0
 """Time without progress after which processes hang: no disk takes as long for one request."""
@@ -61,19 +59,13 @@ class AgentChannel:
     """Takes the driver's requests and commands, and sends events to it.
 
     On a local node each request is one line on standard input. In a step of Slurm's the first one
-    was taken from there before (:mod:`bundle.channel.bootstrap`), and standard input goes on: each
-    line is a command or a further request, for all nodes; and its end means that the driver has
-    gone, or wants this agent to.
-
-    Attributes:
-        request: the current request.
-        handed_over: True if this process has begun as another interpreter, which became this one.
-        node: the name of this node.
-        sent: bytes of output that were passed on since the last request, by rank.
+    was taken from there before (:mod:`bundle.channel.bootstrap`), and each further line is a
+    command or a request, for all nodes; the end means that the driver has gone, or wants this agent
+    to. ``sent`` counts the bytes of output since the last request, by rank.
     """
 
     def __init__(self, handle: int | None, phase: str = "", *, follow: bool = True) -> None:
-        """Read the first request from an open file, or standard input; NodeError if it cannot be.
+        """Read the first request from an open file, or standard input.
 
         ``phase`` is that of requests that do not name one; with ``follow`` the end of standard
         input ends this process.
@@ -92,8 +84,7 @@ class AgentChannel:
         self._writer = FrameWriter(self._source, self._requests.frames_sent)
         self._writing = threading.Lock()
         self._progress: TaskProgress | None = None
-        self._before_last = 0
-        """The number of the frame before the last message."""
+        self._before_last = 0  # the number of the frame before the last message
         if self._in_step and follow:
             threading.Thread(target=self._listen, daemon=True).start()
             threading.Thread(target=self._beat, daemon=True).start()
@@ -138,17 +129,14 @@ class AgentChannel:
     def send_last_answer(self, event: AgentEvent, name: str = "") -> None:
         """Send the last answer; stay until the driver has all that was sent, or has gone.
 
-        What a task leaves behind when it ends, Slurm passes on in pieces. The arguments are those
-        of :meth:`emit`.
+        What a task leaves behind when it ends, Slurm passes on in pieces.
         """
-        if not self._in_step:
-            self.emit(event, name)
-            return
-        signals.ignore_signals()  # Slurm ends all tasks when one has died: not from here on
+        if self._in_step:
+            signals.ignore_signals()  # Slurm ends all tasks when one has died: not from here on
         self.emit(event, name)
         self._busy = False
         until = time.monotonic() + STAY_SECONDS
-        while self._await_line(until):
+        while self._in_step and self._await_line(until):
             pass
 
     def handover_file(self) -> int:
@@ -181,20 +169,19 @@ class AgentChannel:
         return ""
 
     def _listen(self) -> None:
-        lines = Lines()
-        while self._take_input(lines):
-            pass
+        self._take_input()
         self._interrupt()  # before it could take the end for a command, and answer
         self._lines.put("")
 
-    def _take_input(self, lines: Lines) -> bool:
-        """Take what the driver has sent; return False at its end."""
-        chunk = b""
+    def _take_input(self, until: int | None = None) -> None:
+        """Take commands from standard input until its end, or that of a pipe."""
+        lines, ready = Lines(), select.poll()
+        for handle in (0, *(() if until is None else (until,))):
+            ready.register(handle, select.POLLIN)
         with contextlib.suppress(OSError):  # as good as its end
-            chunk = os.read(0, 1 << 16)
-        for line in lines.feed(chunk):
-            self._take(line.decode(errors="replace"))
-        return bool(chunk)
+            while until not in dict(ready.poll()) and (chunk := os.read(0, 1 << 16)):
+                for line in lines.feed(chunk):
+                    self._take(line.decode(errors="replace"))
 
     @contextlib.contextmanager
     def answer_looks(self, look: Callable[[int], None]) -> Iterator[None]:
@@ -204,7 +191,7 @@ class AgentChannel:
         """
         ignore, self._on_look = self._on_look, look
         end, stop = os.pipe()
-        listener = threading.Thread(target=self._listen_until, args=(end,), daemon=True)
+        listener = threading.Thread(target=self._take_input, args=(end,), daemon=True)
         try:
             if not self._in_step:
                 listener.start()
@@ -215,14 +202,6 @@ class AgentChannel:
                 listener.join()
             os.close(end)
             self._on_look = ignore
-
-    def _listen_until(self, end: int) -> None:
-        """Take commands from standard input until a pipe has ended, or the input has."""
-        lines, ready = Lines(), select.poll()
-        for handle in (0, end):
-            ready.register(handle, select.POLLIN)
-        while end not in dict(ready.poll()) and self._take_input(lines):
-            pass
 
     @contextlib.contextmanager
     def watch_progress(self) -> Iterator[None]:
@@ -300,15 +279,11 @@ def _write(data: bytes) -> None:
 
 
 class TaskProgress:
-    """The progress of some processes.
-
-    Attributes:
-        still_seconds: the time for which none of them has made progress.
-    """
+    """The progress of some processes."""
 
     def __init__(self, tasks: tuple[processes.TaskState, ...]) -> None:
         self._tasks = tasks
-        self.still_seconds = 0.0
+        self.still_seconds = 0.0  # the time for which none of them has made progress
 
     def find_hang(self, tasks: tuple[processes.TaskState, ...], seconds: float) -> str:
         """Return what the processes hang in, or empty; no clock: all may have been stopped."""

@@ -4,9 +4,8 @@ Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On s
 a line with three numbers of bytes, then the modules of the node program, compressed, then the
 request, compressed, in JSON with a ``common`` part and an ``own`` part for nodes that differ, then
 variables, where this process does not inherit them: its own count more. Where the first number is
-0, variables carry the program. All are kept in memory, the program as a zip.
-It goes on in this process, or under the Python that the request names for this node; standard input
-stays open behind them.
+0, variables carry the program. It goes on in this process, or under the Python that the request
+names for this node; standard input stays open.
 """
 
 import binascii

@@ -19,7 +19,9 @@ import collections
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ..protocol.dataclass import dataclass
 
 # --- Lines out of pieces of any size, in a time that grows with the bytes and not with the pieces
 

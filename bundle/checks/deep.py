@@ -1,8 +1,7 @@
 """Complete verification of an environment: every byte is compared with the bundle it came from.
 
-An environment holds all that it takes. Its directory is named after the digest of its manifest, the
-manifest has the digests of the layers' heads, a head has the digest of every file. So nothing else
-is needed, and damage to these records themselves is noticed, too.
+Its directory is named after the digest of its manifest, the manifest has the digests of the layers'
+heads, a head that of every file: nothing else is needed, and damage to these is noticed, too.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ import fcntl
 import mmap
 import os
 import socket
-import stat
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -25,7 +23,7 @@ from ..environment.damage import RENEWED, Fault, find_interpreter_faults, format
 from ..environment.listing import STATE, Merged, merge, own_files
 from ..environment.process_pool import run_tasks
 from ..format.layer import Entry, LayerError, decode_head
-from ..format.manifest import Manifest, ManifestError, parse
+from ..format.manifest import Manifest, parse
 from ..format.zstd import load_decompressor
 from ..node import machine, node_root, removal
 from ..node.node_root import env_path
@@ -84,10 +82,7 @@ def wait_for_nodes(
 
 
 def connect_to_head(address: str, port: int, job_id: str, node: str, timeout: float) -> float:
-    """Connect from this node to the head; return the seconds that the connection took.
-
-    The head, see :func:`wait_for_nodes`, may begin to listen later than this node begins to try.
-    """
+    """Connect to the head, which may begin to listen later; return the seconds that it took."""
     where, until = f"{address}:{port}", time.monotonic() + timeout
     while True:
         left = max(until - time.monotonic(), 0.01)
@@ -134,53 +129,46 @@ def _read_line(peer: socket.socket) -> str:
 
 
 def _make_unreached_problem(where: str, exc: OSError, connected: float, timeout: float) -> Problem:
-    host, seconds = socket.gethostname(), f"{timeout:g}"
+    code = ProblemCode.HEAD_UNREACHED
     if connected >= 0:
         code = ProblemCode.HEAD_MUTE
     elif isinstance(exc, ConnectionRefusedError):
         code = ProblemCode.HEAD_REFUSES
     elif isinstance(exc, socket.timeout):
         code = ProblemCode.HEAD_SILENT
-    else:
-        values = {"host": host, "why": error_text(exc)}
-        return Problem(ProblemCode.HEAD_UNREACHED, where, values)
-    return Problem(code, where, {"host": host, "seconds": seconds})
+    values = {"host": socket.gethostname(), "seconds": f"{timeout:g}", "why": error_text(exc)}
+    return Problem(code, where, values)
 
 
 SHOWN = 20  # damaged files that are named, each with its fault; the others are counted
 
-_GROUPS = 1024  # as many tasks as process_pool.share hands out one by one
-_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_GROUPS = 1024  # as many tasks as process_pool hands out one by one
 
 
 def find_damaged_files(env_dir: str, processes: int) -> list[Problem]:
-    """Compare every file, link and directory of a published environment with its own manifest.
+    """Compare every byte, link and directory of a published environment with its own manifest.
 
-    Each file is read in full, and its sha256, its size and its exec bit are compared. Files that do
-    not belong there are reported, too. The environment cannot be removed meanwhile.
     Up to ``SHOWN`` damaged paths are returned, then the number of the others.
     """
     root = os.path.dirname(os.path.dirname(env_dir))
     with unpack.hold_during(root, os.path.basename(env_dir)):
         try:
-            manifest = _read_manifest(env_dir)
+            if faults := damage.find_manifest_faults(env_dir):
+                return [_make_damage_problem(env_dir, f"its manifest: {faults[0].why}")]
+            manifest = parse(read_file(os.path.join(env_dir, damage.MANIFEST)))
             # Without this lock its scratch directory would be swept away.
-            with unpack.lock_for_making(root, manifest.id):
+            with unpack.turn_into_problem(root), unpack.lock_for_making(root, manifest.id):
                 merged = _read_expected_content(env_dir, manifest, os.path.join(root, "incoming"))
         except LayerError as exc:
             return [_make_damage_problem(env_dir, str(exc))]
-        except OSError as exc:
-            raise NodeError(unpack.write_problem(exc, root)) from exc
         files = [entry for entries in merged.entries for entry in entries]
-        faults: dict[str, Fault] = {}
-        for fault in (
+        faults = [
             *_find_own_faults(env_dir, manifest),
             *_find_tree_faults(env_dir, manifest, merged),
             # Last: of a file that has become a link, the tree's fault is better worded.
             *_find_content_faults(env_dir, files, processes),
-        ):
-            faults.setdefault(fault.path, fault)
-    found = sorted(faults.values())
+        ]
+    found = sorted({fault.path: fault for fault in reversed(faults)}.values())
     problems = [
         _make_damage_problem(os.path.join(env_dir, format_path(fault.path)), fault.why)
         for fault in found[:SHOWN]
@@ -192,11 +180,7 @@ def find_damaged_files(env_dir: str, processes: int) -> list[Problem]:
 
 
 def remove_damaged_environment(root: str, bundle_id: str) -> bool:
-    """Remove a damaged environment, so that the next unpack makes it anew; False if there is none.
-
-    A damaged file that other environments share has been marked by :func:`find_damaged_files`, so
-    that no other environment gets it, and each of them notices the damage when it is used next.
-    """
+    """Remove a damaged environment: the next unpack makes it anew. False if there is none."""
     final = env_path(root, bundle_id)
     aside = os.path.join(root, "incoming", f"{bundle_id}.{time.monotonic_ns()}")
     try:
@@ -214,41 +198,24 @@ def remove_damaged_environment(root: str, bundle_id: str) -> bool:
     return True
 
 
-def _read_manifest(env_dir: str) -> Manifest:
-    try:
-        manifest = parse(read_file(os.path.join(env_dir, damage.MANIFEST)))
-    except (OSError, ManifestError) as exc:
-        why = getattr(exc, "strerror", None) or exc
-        raise LayerError(f"its manifest cannot be read: {why}") from exc
-    name = os.path.basename(env_dir)
-    if manifest.id != name:
-        raise LayerError(f"its manifest is that of bundle {manifest.id[:12]}, not of {name[:12]}")
-    return manifest
-
-
 def _read_expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
     part, wheel = manifest.decompressor, None
     if part is not None:
         wheel = hard_links.read_kept_file([env_dir], f"decompressor/{part.name}", part.sha256)
         if wheel is None:
             raise LayerError(f"{part.name} is missing, or does not have the digest in the manifest")
-    heads = _read_heads(env_dir, manifest)
+    heads, lost = [], []
+    for layer in manifest.layers:
+        head = hard_links.read_kept_file([env_dir], f"layers/{layer.id}", layer.head)
+        heads += [] if head is None else [head]
+        lost += [layer.name] if head is None else []
+    if lost:
+        more = f" and {format_count(len(lost) - 1, 'more layer')}" if lost[1:] else ""
+        raise LayerError(f"the list of files is missing or damaged for {lost[0]}{more}")
     with tempfile.TemporaryDirectory(prefix=f"{manifest.id}.", dir=scratch) as folder:
         decompress = load_decompressor(part.name if part else "", wheel, folder)
         indexes = [decode_head(head, lambda data: decompress(data, -1)) for head in heads]
     return merge(manifest.layers, indexes, manifest.requires.python)
-
-
-def _read_heads(env_dir: str, manifest: Manifest) -> list[bytes]:
-    heads = [
-        hard_links.read_kept_file([env_dir], f"layers/{layer.id}", layer.head)
-        for layer in manifest.layers
-    ]
-    lost = [layer.name for layer, head in zip(manifest.layers, heads) if head is None]
-    if lost:
-        more = f" and {format_count(len(lost) - 1, 'more layer')}" if lost[1:] else ""
-        raise LayerError(f"the list of files is missing or damaged for {lost[0]}{more}")
-    return [head for head in heads if head is not None]
 
 
 def _find_content_faults(env_dir: str, files: Sequence[Entry], processes: int) -> Iterator[Fault]:
@@ -265,7 +232,9 @@ def _find_content_faults(env_dir: str, files: Sequence[Entry], processes: int) -
         run_tasks(count, read_group, processes)
         damaged = [entry for number, entry in enumerate(files) if marks[number]]
     for entry in damaged:
-        _mark_as_modified(f"{env_dir}/{entry.path}")
+        # One that is missing, or no file, is noticed without a mark.
+        with contextlib.suppress(OSError), _open_to_read(f"{env_dir}/{entry.path}") as handle:
+            hard_links.mark_as_damaged(handle)
     for number, entry in enumerate(damaged):
         # Read again for the message, unless the file is only counted.
         why = _compare_file(env_dir, entry) if number < SHOWN else "it differs"
@@ -274,27 +243,26 @@ def _find_content_faults(env_dir: str, files: Sequence[Entry], processes: int) -
 
 def _compare_file(env_dir: str, entry: Entry) -> str:
     try:
-        handle = os.open(f"{env_dir}/{entry.path}", _READ_ONLY)
+        with _open_to_read(f"{env_dir}/{entry.path}") as handle:
+            return _compare_open_file(handle, entry)
     except FileNotFoundError:
         return "it is missing"
     except OSError as exc:
-        return f"it cannot be opened: {exc.strerror or exc}"
-    try:
-        return _compare_open_file(handle, entry)
-    except OSError as exc:
         return f"it cannot be read: {exc.strerror or exc}"
+
+
+@contextlib.contextmanager
+def _open_to_read(path: str) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield handle
     finally:
         os.close(handle)
 
 
 def _compare_open_file(handle: int, entry: Entry) -> str:
-    state = os.fstat(handle)
-    if not stat.S_ISREG(state.st_mode):
-        return "it is not a file any more"
-    if state.st_size != entry.size:
-        return f"it has {format_count(state.st_size, 'byte')}, not {entry.size:,}"
-    if state.st_mode & 0o100 != entry.mode & 0o100:
-        return f"its mode is {stat.S_IMODE(state.st_mode):04o}, not {entry.mode:04o}"
+    if why := damage.explain_status(os.fstat(handle), entry.size, entry.mode >> 6 & 1):
+        return why
     digest = compute_digest(handle)
     if digest != entry.sha256:
         return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
@@ -318,38 +286,30 @@ def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
 
 def _find_tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[Fault]:
     links = {**merged.links, **listing.own_links(manifest.requires.python)}
-    files = _list_expected_files(env_dir, manifest, merged)
-    seen = set()
+    files = {entry.path for entries in merged.entries for entry in entries}
+    files.update(own_files(manifest.requires.python), links)
+    files.update(f"{STATE}/layers/{layer.id}" for layer in manifest.layers)
+    if manifest.decompressor is not None:
+        files.add(f"{STATE}/decompressor/{manifest.decompressor.name}")
+    missing = dict(links)
     for path, target in _walk_environment(env_dir, merged.directories):
-        seen.add(path)
-        if why := _check_path(path, target, links, files):
+        if why := _check_path(path, target, missing.pop(path, ""), files):
             yield Fault(path, why)
-    for path in links.keys() - seen:
-        yield Fault(path, f"it is missing; it must lead to {links[path]}")
+    for path, wanted in missing.items():
+        yield Fault(path, f"it is missing; it must lead to {wanted}")
     for path in merged.directories:
         if not os.path.isdir(os.path.join(env_dir, path)):
             yield Fault(path, "the directory is missing")
 
 
-def _check_path(path: str, target: str, links: Mapping[str, str], files: Collection[str]) -> str:
-    if path in links:
-        if target == links[path]:
-            return ""
-        return f"it leads to {target or 'nowhere'}, not to {links[path]}"
-    if path not in files:
+def _check_path(path: str, target: str, wanted: str, expected: Collection[str]) -> str:
+    if wanted:
+        return "" if target == wanted else f"it leads to {target or 'nowhere'}, not to {wanted}"
+    if path not in expected:
         return "it does not belong there"
     if target and path != "bin/python":
         return f"it is a symbolic link now, to {target}"
     return ""
-
-
-def _list_expected_files(env_dir: str, manifest: Manifest, merged: Merged) -> set[str]:
-    files = {entry.path for entries in merged.entries for entry in entries}
-    files.update(own_files(manifest.requires.python))
-    files.update(f"{STATE}/layers/{layer.id}" for layer in manifest.layers)
-    if manifest.decompressor is not None:
-        files.add(f"{STATE}/decompressor/{manifest.decompressor.name}")
-    return files
 
 
 def _walk_environment(env_dir: str, directories: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -377,15 +337,6 @@ def _make_damage_problem(where: str, why: str) -> Problem:
     return Problem(ProblemCode.ENVIRONMENT_DAMAGED, where, {"why": why})
 
 
-def _mark_as_modified(path: str) -> None:
-    with contextlib.suppress(OSError):  # it is missing, or no file: that is noticed without a mark
-        handle = os.open(path, _READ_ONLY)
-        try:
-            hard_links.mark_as_damaged(handle)
-        finally:
-            os.close(handle)
-
-
 # --- One node's part in ``verify --deep``: its clock, reaching the head, the names, every file
 
 # Faults are reported in the answer, and the agent ends well: only the answers of all nodes tell
@@ -399,10 +350,9 @@ REACH_SECONDS = 20.0
 def check_deeply(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
     """Check this node thoroughly; its clock is sent first."""
     channel.emit(NodeClock(clock=time.time()))
-    network = None if request.head is None else _check_network(request, *request.head)
     path = env_path(request.root, request.job.bundle_id)
     return DeepAnswer(
-        network=network,
+        network=None if request.head is None else _check_network(request, *request.head),
         torch=os.path.isdir(os.path.join(path, "pkgs", "torch", "distributed")),
         damage=tuple(_find_damage(request, path)),
     )
@@ -427,10 +377,9 @@ def _check_network(request: DeepRequest, address: str, port: int) -> NetworkRepo
 
 def _find_damage(request: DeepRequest, path: str) -> list[Problem]:
     problems: list[Problem] = []
+    cpus = machine.host_facts().cpus // request.nodes_here
     try:
-        problems += find_damaged_files(
-            path, max(1, machine.host_facts().cpus // request.nodes_here)
-        )
+        problems += find_damaged_files(path, max(1, cpus))
         if problems:
             remove_damaged_environment(request.root, request.job.bundle_id)
     except NodeError as exc:

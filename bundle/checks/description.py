@@ -1,9 +1,8 @@
 """The program that describes an environment: it runs in it, under the environment's own Python.
 
 :mod:`bundle.checks.probe` gives its text to ``python -c``, so it stands alone. It reads one JSON
-object from its standard input, ``{"v": 1, "root", "packages", "imports", "deep"}``, and writes one
-to its standard output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems",
-"warnings"}``.
+object from its standard input, ``{"root", "packages", "imports", "deep"}``, and writes one to its
+standard output, ``{"python", "prefix", "packages", "origins", "problems", "warnings"}``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ class _Environment:
         """Modules of the standard library that do not load, and those that cannot be imported
         without them, by what the dynamic loader says."""
         names = ("stdlib", "platstdlib")
-        self._standard = {os.path.realpath(sysconfig.get_path(name)) for name in names}
+        paths = (os.path.realpath(sysconfig.get_path(name)) for name in names)
+        self._standard = {os.path.join(path, "") for path in paths}
 
     def check_package(self, name: str) -> None:
         try:
@@ -93,12 +93,8 @@ class _Environment:
                 "modules": ", ".join(modules),
                 "importers": ", ".join(importers) or "no module of environment.imports",
             }
-            found: dict[str, object] = {
-                "code": "library-unusable",
-                "where": library,
-                "values": values,
-            }
-            (self.problems if importers else self.warnings).append(found)
+            found = self.problems if importers else self.warnings
+            found.append({"code": "library-unusable", "where": library, "values": values})
 
     def _import(self, module: str, *, deep: bool) -> None:
         # The last such line names a module whose import ends the process.
@@ -108,12 +104,10 @@ class _Environment:
             importlib.import_module(module)
         except (Exception, SystemExit) as exc:
             said = traceback.format_exception(type(exc), exc, exc.__traceback__)
-            is_explained = False
-            for words, (_, importers) in self._unloadable.items():
-                if words in "".join(said):
-                    importers.append(module)
-                    is_explained = True
-            if deep and not is_explained:
+            causes = [why for why in self._unloadable if why in "".join(said)]
+            for why in causes:
+                self._unloadable[why][1].append(module)
+            if deep and not causes:
                 self._problem("module-not-imported", module, why=said[-1].strip())
 
     def _check_origin(self, module: str, spec: ModuleSpec) -> None:
@@ -128,13 +122,10 @@ class _Environment:
             self._problem("module-foreign", module, found=outside[0])
 
     def _is_inside(self, path: str) -> bool:
-        real = os.path.realpath(path)
-        if real == self.root or real.startswith(self.root + os.sep):
-            return True
-        for folder in self._standard:
-            if real.startswith(folder + os.sep):
-                return real[len(folder) + 1 :].split(os.sep)[0] not in _SITE
-        return False
+        real = os.path.join(os.path.realpath(path), "")
+        within = [os.path.relpath(real, each) for each in self._standard if real.startswith(each)]
+        is_standard = bool(within) and within[0].split(os.sep)[0] not in _SITE
+        return is_standard or real.startswith(os.path.join(self.root, ""))
 
     def _problem(self, code: str, where: str, **values: str) -> None:
         self.problems.append({"code": code, "where": where, "values": values})
@@ -170,8 +161,7 @@ def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
     """
     asked = (one for one in sys.meta_path if type(one).__module__ != "_distutils_hack")
     finders = (getattr(finder, "find_spec", None) for finder in asked)
-    specs = (find(name, path) for find in finders if find)
-    return next((spec for spec in specs if spec is not None), None)
+    return next(filter(None, (find(name, path) for find in finders if find)), None)
 
 
 def _report(line: str) -> None:
@@ -197,7 +187,6 @@ def main() -> None:
         environment.check_import(module, deep=is_deep)
     environment.report_libraries()
     facts = {
-        "v": 1,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "prefix": sys.prefix,
         "packages": environment.packages,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ..environment import damage, hard_links
@@ -104,11 +104,11 @@ def _find_address(request: PreflightRequest) -> tuple[str, int, Problem | None]:
         if request.node_rank == 0:
             raise
         problem = exc.problem
-    host = hostlist.get_driver_host(os.environ)
+    host, address = hostlist.get_driver_host(os.environ), ""
     with contextlib.suppress(NodeError):
         if host and not network.is_loopback(host):
-            return network.find_route(host, network.FIRST_PORT), 0, problem
-    return "", 0, problem
+            address = network.find_route(host, network.FIRST_PORT)
+    return address, 0, problem
 
 
 def _choose_address(request: PreflightRequest) -> str:
@@ -176,20 +176,13 @@ def _measure_reading_rate(job: Job) -> float | None:
             begun = time.monotonic()
             bundle.read((size - count) * number // _SAMPLES, count)
             taken.append(time.monotonic() - begun)
-        return count / compute_median(taken)
+        # The median: a wait for a processor during some reads must not count.
+        return count / max(sorted(taken)[(_SAMPLES - 1) // 2], 1e-6)
     return None
 
 
-def compute_median(seconds: Sequence[float]) -> float:
-    """Return the median, above 0: a wait for a processor during some reads must not count."""
-    return max(sorted(seconds)[(len(seconds) - 1) // 2], 1e-6)
-
-
 def remove_stale_files(root: str, now: float) -> None:
-    """Remove the files that broadcasts and agents of killed jobs have left.
-
-    ``.work`` directories stay for ``stager clean``: they may hold results.
-    """
+    """Remove what broadcasts and agents of killed jobs have left, except what may hold results."""
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
         path = os.path.join(incoming, name)
@@ -197,12 +190,11 @@ def remove_stale_files(root: str, now: float) -> None:
             is_ours = name.startswith(INCOMING_PREFIX)
             if is_ours and now - removal.get_last_change(path) > _STALE_SECONDS:
                 removal.delete(path)
-    try:
+    is_shared = True  # another node's lock may be invisible from here
+    with contextlib.suppress(NodeError):
         is_shared = files.find_mount(root).is_shared
-    except NodeError:
-        return
     if is_shared:
-        return  # another node's lock may be invisible from here
+        return
     jobs = os.path.join(root, "jobs")
     for name in filter(_OF_TASK.fullmatch, os.listdir(jobs)):
         path = os.path.join(jobs, name)

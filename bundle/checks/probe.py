@@ -1,7 +1,4 @@
-"""The check of one node: the environment is the one that was built, and it runs there.
-
-The environment describes itself: :mod:`bundle.checks.description` runs under its interpreter.
-"""
+"""The check of one node: the environment, which describes itself, is the one that was built."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from ..protocol.codec import decode
@@ -20,17 +17,6 @@ from ..system import processes
 from ..system.own_program import read_source
 
 _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
-
-
-@dataclass(frozen=True)
-class _Description:
-    v: int
-    python: str
-    prefix: str
-    packages: dict[str, str | None]
-    origins: dict[str, str]
-    problems: tuple[Problem, ...]
-    warnings: tuple[Problem, ...]
 
 
 def probe_environment(
@@ -45,33 +31,25 @@ def probe_environment(
 
     ``packages`` are distributions whose version and modules are looked up; ``imports`` are modules
     that must be there, in ``env_dir`` or its ``project``. With ``deep`` they are imported, which
-    takes seconds; else they are only located. ``rank_env`` has the variables of a rank. The answer
-    has only problems after a failure to start; nothing is raised.
+    takes seconds; else they are only located. ``rank_env`` has the variables of a rank.
     """
     program = read_source("checks.description").decode()
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", program]
-    text = json.dumps(
-        {"v": 1, "root": env_dir, "packages": packages, "imports": imports, "deep": deep}
-    )
+    asked = {"root": env_dir, "packages": packages, "imports": imports, "deep": deep}
     try:
+        text = json.dumps(asked)
         done = processes.run(argv, env=rank_env, cwd=env_dir, timeout=timeout, input=text)
-        description = decode(_Description, json.loads(done.stdout))
+        answer = decode(ProbeAnswer, json.loads(done.stdout))
+        if not answer.python:
+            raise ValueError("it is no description")
     except processes.ProcessError as exc:
         return ProbeAnswer(problems=(_make_start_problem(env_dir, exc),))
     except ValueError:
         tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
         values = {"answer": " ".join(tail)}
         return ProbeAnswer(problems=(Problem(ProblemCode.PYTHON_GARBLED, env_dir, values),))
-    problems = description.problems
-    return ProbeAnswer(
-        python=description.python,
-        prefix=description.prefix,
-        packages=description.packages,
-        origins=description.origins,
-        origin_ok=not any(problem.code in _FOREIGN for problem in problems),
-        problems=problems,
-        warnings=description.warnings,
-    )
+    is_foreign = any(problem.code in _FOREIGN for problem in answer.problems)
+    return replace(answer, origin_ok=not is_foreign)
 
 
 def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:

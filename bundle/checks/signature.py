@@ -1,7 +1,7 @@
 """A signature of a bundle, checked by OpenSSH's ``ssh-keygen``: on the login side, and on a node.
 
-What is signed is one line that names the bundle's id. The id covers every byte of the bundle, so a
-node can check the signature before it has anything of the bundle.
+What is signed is one line that names the bundle's id, which covers every byte of the bundle: a node
+can check the signature before it has anything of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Removal of unused environments from a node root, and of what killed jobs left there.
 
 An environment is removed under its exclusive lock, which every job that uses it shares. It leaves
-``envs/`` by one rename before anything in it is deleted, so that a clean that is killed leaves no
-partial environment there; the rest lies in ``incoming/`` until the next clean or unpack removes it.
-An environment in use is kept: its lock is taken, or a process of this user names the directory in
-its command line, its variables or as its working directory, as every rank does.
+``envs/`` by one rename before anything in it is deleted; what a killed clean leaves in
+``incoming/``, the next clean or unpack removes. It is kept also where a process of this user names
+the directory in its command line, its variables or as its working directory, as every rank does.
 
 A job's directory, files that were broadcast for a job, and compiled code must also be idle for an
 hour. Symbolic links are removed, never followed; a tree with a file system mounted in it is not
@@ -24,13 +23,14 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from ..node import node_root, removal
 from ..node.node_root import COMPILED, ROOT_LOCK, SUBDIRECTORIES, hold_lock, make_secure_root
 from ..protocol.codec import decode, encode
 from ..protocol.counts import format_count, format_size
+from ..protocol.dataclass import dataclass
 from ..protocol.messages import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.processes import fork_child, read_pipe
@@ -41,7 +41,6 @@ IDLE_SECONDS = 3600.0
 NOT_OURS = "not made by stager"
 _ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _BUNDLE_ID = re.compile(r"[0-9a-f]{64}")
-_OF_BUNDLE = re.compile(r"([0-9a-f]{64})\.")
 _OF_JOB = "job-"
 
 
@@ -122,12 +121,11 @@ class _Cleaning:
 
     def _clean_each(self, folder: str, remove: Callable[[str], int | None]) -> None:
         """Call a function with each path in a directory; it returns the bytes that it has freed."""
-        is_environment = folder == "envs"
         for name in list_names(self._path(folder)):
             path = self._path(folder, name)
-            label = self.prefix + (name if is_environment else f"{folder}/{name}")
+            label = self.prefix + (name if folder == "envs" else f"{folder}/{name}")
             size = self._clean_part(path, label, remove)
-            if size is not None and is_environment:
+            if size is not None and folder == "envs":
                 self.removed.append((name, size))
             elif size is not None:
                 self.left_overs.append((label, size))
@@ -161,12 +159,11 @@ class _Cleaning:
 
     def _clean_incoming(self, path: str) -> int:
         """Remove leftovers of an unpack or a broadcast; one in progress holds a lock, or writes."""
-        name = os.path.basename(path)
-        of_bundle = _OF_BUNDLE.match(name)
-        if of_bundle is not None:
-            with self._hold_exclusively(lock_path(self.root, of_bundle[1])):
+        bundle_id, dot, _ = os.path.basename(path).partition(".")
+        if dot and _BUNDLE_ID.fullmatch(bundle_id):
+            with self._hold_exclusively(lock_path(self.root, bundle_id)):
                 return self._remove(path)
-        if not name.startswith(_OF_JOB):
+        if not bundle_id.startswith(_OF_JOB):
             raise _Kept(NOT_OURS)
         return self._remove_if_idle(path)
 
@@ -260,9 +257,8 @@ def list_names(folder: str) -> list[str]:
 # --- Cleaning of one node by itself, as in Slurm's epilog: no bundle, no allocation, no settings
 
 # What nobody has used for some days is removed, and the least recently used beyond a limit in
-# bytes. Root cleans the node roots of all users. It removes a user's files as that user, in a
-# process of its own: whatever the user puts in their place meanwhile, no file of anybody else can
-# be removed.
+# bytes. Root cleans the node roots of all users, as that user in a process of its own: whatever the
+# user puts there meanwhile, no file of anybody else can be removed.
 
 DAYS = 7.0  # days after which an environment that nobody has used is removed
 SECONDS_A_USER = 300.0
@@ -302,11 +298,7 @@ def describe(cleanup: NodeCleanup, dry_run: bool) -> str:
 
 
 def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
-    try:
-        names = sorted(os.listdir(base))
-    except OSError:
-        return
-    for match in filter(None, map(_NODE_ROOT.fullmatch, names)):
+    for match in filter(None, map(_NODE_ROOT.fullmatch, list_names(base))):
         owner, path = int(match[1]), os.path.join(base, match[0])
         with contextlib.suppress(OSError):
             status = os.lstat(path)
@@ -323,7 +315,6 @@ def _clean_as_owner(
     readable, writable = os.pipe()
 
     def run() -> None:
-        """Drop to the owner's rights and clean."""
         os.setgroups([])
         os.setgid(owner.st_gid)
         os.setuid(owner.st_uid)
@@ -358,37 +349,30 @@ def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
         return NodeCleanup(root, problems=(_make_problem(root, exc.strerror or str(exc)),))
 
 
-def _list_recently_used(root: str, limits: Retention, now: float) -> list[str]:
-    paths: dict[str, list[str]] = {}
-    last: dict[str, float] = {}
-    for path, used in _iterate_environments(root):
-        name = os.path.basename(path)
-        paths.setdefault(name, []).append(path)
-        last[name] = max(last.get(name, 0.0), used)
-    recent = sorted(last, key=last.__getitem__, reverse=True)
-    most = limits.bytes_a_user
-    seen: set[tuple[int, int]] = set()
-    total = 0
-    for number, name in enumerate(recent):
-        if most is not None:
-            total += sum(removal.count_new_bytes(path, seen) for path in paths[name])
-        if last[name] <= now - limits.days * _DAY or (most is not None and total > most):
-            return recent[:number]
-    return recent
-
-
-def _iterate_environments(root: str) -> Iterator[tuple[str, float]]:
-    """Yield each environment with the time at which it was made, or last held."""
+def _list_roots(root: str) -> list[str]:
     # A local allocation has node roots for its nodes.
     nodes = os.path.join(root, "nodes")
     inner = [os.path.join(nodes, node, os.path.basename(root)) for node in list_names(nodes)]
-    for each in [root, *inner]:
+    return [root, *inner]
+
+
+def _list_recently_used(root: str, limits: Retention, now: float) -> list[str]:
+    roots: dict[str, list[str]] = {}
+    last: dict[str, float] = {}  # when each environment was made, or last held
+    for each in _list_roots(root):
         for name in list_names(os.path.join(each, "envs")):
-            times, path = [0.0], node_root.env_path(each, name)
-            for used in (path, lock_path(each, name)):
+            roots.setdefault(name, []).append(each)
+            for used in (node_root.env_path(each, name), lock_path(each, name)):
                 with contextlib.suppress(OSError):
-                    times.append(os.lstat(used).st_mtime)
-            yield path, max(times)
+                    last[name] = max(last.get(name, 0.0), os.lstat(used).st_mtime)
+    recent = sorted(last, key=last.__getitem__, reverse=True)
+    most, seen, total = limits.bytes_a_user, set[tuple[int, int]](), 0
+    for number, name in enumerate(recent):
+        for each in roots[name] if most is not None else ():
+            total += removal.count_new_bytes(node_root.env_path(each, name), seen)
+        if last[name] <= now - limits.days * _DAY or (most is not None and total > most):
+            return recent[:number]
+    return recent
 
 
 def _make_problem(path: str, why: str) -> Problem:

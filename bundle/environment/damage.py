@@ -1,8 +1,8 @@
 """Comparison of a published environment with its listing, at each use, without reading its files.
 
-A damaged file nearly always shows without being read: it is missing, a directory or a link, has
-another size, or was written to after the environment was published. (``ctime`` is of no use, as
-linking a file changes it.) :mod:`bundle.checks.deep` finds the rest.
+A damaged file nearly always shows so: it is missing, a directory or a link, has another size, or
+was written to after the environment was published. (``ctime`` is of no use, as linking a file
+changes it.) :mod:`bundle.checks.deep` finds the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -20,18 +20,8 @@ from ..format.manifest import Manifest, ManifestError, parse
 from ..protocol.counts import format_count
 from ..protocol.problem import Problem, ProblemCode
 from ..system.files import error_text, read_file
-from .listing import (
-    FOLDER,
-    LINK,
-    OWN,
-    PATH,
-    STATE,
-    Folder,
-    Listing,
-    ListingError,
-    parse_folders,
-    read,
-)
+from . import listing as listings
+from .listing import FOLDER, LINK, OWN, PATH, STATE, Folder, Listing
 from .process_pool import run_tasks
 
 # --- A fault of an environment: a path that is not as it was built -------------------------------
@@ -129,20 +119,17 @@ def find_strays(env_dir: str, other: str) -> list[str]:
     return strays
 
 
-def _is_allowed_stray(path: str) -> bool:
-    """Return True for what is harmless: bytecode of Python, or a file of the user's."""
-    *folders, name = path.split("/")
-    return (
-        name == "__pycache__"
-        or (folders[-1:] == ["__pycache__"] and ".pyc" in name)
-        or folders[:1] in (["project"], ["assets"])
-        or RENEWED.fullmatch(path) is not None
-    )
+_ALLOWED_STRAY = re.compile(
+    rf"(.*/)?__pycache__(/[^/]*\.pyc[^/]*)?|({'|'.join(_UNGUARDED)})/.*|{RENEWED.pattern}",
+    re.DOTALL,
+)
+"""What is harmless: bytecode of Python, and files of the user's."""
 
 
 MANIFEST = f"{STATE}/manifest.json"
 SHOWN = 3  # number of damaged paths that a message names; the others are counted
 
+_REPLACED = ("another, older file is in its place", "it was written to after it was published")
 _STRAY = -4  # the code of a name that is not listed
 _RUN = 16  # directories that are compared as one task: some hundred microseconds of work
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -158,28 +145,26 @@ def find_faults(env_dir: str, processes: int) -> list[Fault] | None:
 
 
 def compare_with_listing(env_dir: str, processes: int) -> list[Fault]:
-    """Return what is not as the listing of a published environment says, sorted by path.
-
-    No file is read.
-    """
+    """Return what is not as the listing of a published environment says, sorted by path."""
     try:
-        listing = read(env_dir)
-    except ListingError as exc:
+        listing = listings.read(env_dir)
+    except listings.ListingError as exc:
         return [Fault(PATH, str(exc), None)]
-    found = [*_find_manifest_faults(env_dir), *find_interpreter_faults(env_dir)]
+    found = [*find_manifest_faults(env_dir), *find_interpreter_faults(env_dir)]
     lines = listing.folders
     # A byte for each directory, shared with the processes.
     with mmap.mmap(-1, len(lines) + 1) as marks:
 
         def work(run: int) -> None:
             start = run * _RUN
-            for number, folder in enumerate(parse_folders(lines[start : start + _RUN]), start):
+            folders = listings.parse_folders(lines[start : start + _RUN])
+            for number, folder in enumerate(folders, start):
                 if any(_compare_folder(env_dir, folder, listing)):
                     marks[number] = 1
 
         run_tasks(-(-len(lines) // _RUN), work, processes)
         marked = [line for line, mark in zip(lines, marks[:]) if mark]
-    for folder in parse_folders(marked):
+    for folder in listings.parse_folders(marked):
         found += _compare_folder(env_dir, folder, listing)
     return sorted(found, key=lambda fault: (fault.path, fault.why))
 
@@ -187,8 +172,7 @@ def compare_with_listing(env_dir: str, processes: int) -> list[Fault]:
 def describe(env_dir: str, found: Sequence[Fault]) -> Problem:
     """Return the problem of an environment that will be repaired: paths, number, reasons."""
     named = [f"{format_path(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
-    if len(found) > SHOWN:
-        named.append(f"and {len(found) - SHOWN} more")
+    named += [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     count = "1 path in it is" if len(found) == 1 else f"{len(found)} paths in it are"
     why = f"{count} not as published: {'; '.join(named)}"
     return Problem(ProblemCode.ENVIRONMENT_REPAIRED, env_dir, {"why": why})
@@ -205,7 +189,8 @@ def list_damaged_layers(manifest: Manifest, found: Sequence[Fault]) -> set[int]:
     return damaged
 
 
-def _find_manifest_faults(env_dir: str) -> list[Fault]:
+def find_manifest_faults(env_dir: str) -> list[Fault]:
+    """Compare the manifest with the name of the directory, which is its digest."""
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
     except (OSError, ManifestError) as exc:
@@ -216,33 +201,27 @@ def _find_manifest_faults(env_dir: str) -> list[Fault]:
 
 
 def _compare_folder(env_dir: str, folder: Folder, listing: Listing) -> Iterator[Fault]:
-    missing, layers = dict(folder.names), dict[str, int]()
-    prefix = f"{folder.path}/" if folder.path else ""
+    missing = dict(folder.names)
     try:
-        for name, why in _compare_names(f"{env_dir}/{folder.path}", folder, listing, missing):
-            layers = layers or folder.map_layers()
-            yield _make_fault(prefix, name, why, layers)
+        found = dict(_compare_names(f"{env_dir}/{folder.path}", folder, listing, missing))
     except OSError as exc:
         every = tuple(number for number, _ in folder.layers)
         why = f"the directory cannot be read: {error_text(exc)}"
         yield Fault(folder.path or ".", why, every)
         return
-    for name, code in missing.items():
-        if code != OWN:
-            layers = layers or folder.map_layers()
-            yield _make_fault(prefix, name, "it is missing", layers)
+    found.update((name, "it is missing") for name, code in missing.items() if code != OWN)
+    layers = folder.map_layers() if found else {}
+    for name, why in found.items():
+        yield Fault(os.path.join(folder.path, name), why, (layers[name],) if name in layers else ())
 
 
 def _compare_names(
     path: str, folder: Folder, listing: Listing, missing: dict[str, int]
 ) -> Iterator[tuple[str, str]]:
     """Yield each name that is not as listed, and why; take those that are there off the missing."""
-    window, layers = folder.find_window(listing), dict[str, int]()
-    first, last = listing.own
-    if window is None:
-        layers = folder.map_layers()
-    else:
-        first, last = window
+    window = folder.find_window(listing)
+    own = window or listing.own
+    layers = folder.map_layers() if window is None else {}
     with ExitStack() as opened:
         handle = os.open(path, _FOLDER)
         opened.callback(os.close, handle)
@@ -252,8 +231,7 @@ def _compare_names(
             if code < 0:
                 why = _compare_other(item, handle, code, folder)
             else:
-                if window is None:
-                    first, last = listing.layers[layers[name]] if name in layers else listing.own
+                first, last = listing.layers[layers[name]] if name in layers else own
                 status = item.stat(follow_symlinks=False)
                 mode = status.st_mode
                 # In place: a call for each of tens of thousands of files would show.
@@ -268,10 +246,6 @@ def _compare_names(
                 yield name, why
 
 
-def _make_fault(prefix: str, name: str, why: str, layers: Mapping[str, int]) -> Fault:
-    return Fault(prefix + name, why, (layers[name],) if name in layers else ())
-
-
 def _compare_other(item: os.DirEntry[str], handle: int, code: int, folder: Folder) -> str:
     """Return what is wrong with a path that is no file of known length."""
     if code == LINK:
@@ -280,19 +254,23 @@ def _compare_other(item: os.DirEntry[str], handle: int, code: int, folder: Folde
         return "" if is_same else "it is not the symbolic link that it was"
     if code == FOLDER and not item.is_dir(follow_symlinks=False):
         return "it is not a directory any more"
-    is_wrong = code == _STRAY and not _is_allowed_stray(os.path.join(folder.path, item.name))
+    path = os.path.join(folder.path, item.name)
+    is_wrong = code == _STRAY and not _ALLOWED_STRAY.fullmatch(path)
     return "it does not belong there" if is_wrong else ""
 
 
 def _explain_file_fault(status: os.stat_result, code: int, last: int) -> str:
-    size, executable = divmod(code, 2)
+    is_newer = status.st_mtime_ns > last
+    return explain_status(status, *divmod(code, 2)) or _REPLACED[is_newer]
+
+
+def explain_status(status: os.stat_result, size: int, executable: int) -> str:
+    """Return how a file differs from one of a layer, as far as that shows; empty if it does not."""
     mode = status.st_mode
     if not stat.S_ISREG(mode):
         return "it is not a file any more"
     if status.st_size != size:
         return f"it has {format_count(status.st_size, 'byte')}, not {size:,}"
     if mode >> 6 & 1 != executable or not mode & stat.S_IRUSR:
-        return f"its mode is {stat.S_IMODE(mode):04o}"
-    if status.st_mtime_ns > last:
-        return "it was written to after it was published"
-    return "another, older file is in its place"
+        return f"its mode is {stat.S_IMODE(mode):04o}, not {'0755' if executable else '0644'}"
+    return ""

@@ -1,11 +1,9 @@
 """Hard links to the files of unchanged layers in environments that are already on the node.
 
-A hard link costs no space and next to no time. It is safe because a published environment is never
-modified. If somebody did modify it, that shows: a file whose length, mode or time differs from when
-it was published is not linked, but taken from another environment, or its layer is unpacked.
-
-Environments share the damage of a file that they share. A file that is found to have another digest
-is marked as written to just now, so that each of them notices when it is used next.
+It is safe because a published environment is never modified. A file whose length, mode or time
+differs from when it was published is not linked, but taken from another environment, or its layer
+is unpacked. A file that is found to have another digest is marked as written to just now, so that
+each environment that shares it notices when it is used next.
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ from .listing import STATE, Window
 from .process_pool import run_tasks
 
 _RUN = 400
-"""Files that are linked as one task: some milliseconds of work.
-
-They are next to one another in the order of paths, so that two processes seldom work in one
-directory, for which they would wait for each other."""
+"""Files that are linked as one task, some milliseconds of work. They are next to one another in the
+order of paths: two processes that work in one directory wait for each other."""
 
 
 def find_older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -77,12 +73,8 @@ def link_layers(
     """Link every file of each layer, or none that counts; in several processes.
 
     Layers, and the environments that may have them, go by the digest of the layer's head. With
-    ``verify``, every file is read first, as when some are known to be damaged.
-
-    Returns:
-        For each linked layer, the times between which its files were written. A layer is left out
-        if a file of it is missing or damaged in all of its environments, or cannot be linked; the
-        caller then writes the layer.
+    ``verify``, every file is read first, as when some are known to be damaged. Returned are the
+    linked layers, with the times between which their files were written.
     """
     windows = _find_windows(layers, older)
     tasks = [
@@ -186,10 +178,7 @@ def read_kept_file(envs: Iterable[str], path: str, sha256: str) -> bytes | None:
 
 
 def has_decompressor(envs: str, name: str, size: int) -> bool:
-    """Return True if some environment has a wheel of this name and length.
-
-    Its digest is checked later.
-    """
+    """Return True if some environment has a wheel of this name and length."""
     for env in list_newest_first(envs):
         with contextlib.suppress(OSError):
             if os.stat(f"{env}/{STATE}/decompressor/{name}").st_size == size:

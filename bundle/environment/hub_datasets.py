@@ -1,18 +1,14 @@
 """Data sets by their names on the hub, loaded offline from the snapshots in the hub's cache.
 
-What is missing of a data set or a model, since a part of it was asked for, is an error that names
-it.
-
 Offline, ``datasets`` (2.19 to 5) looks for a data set by name only among those that it has prepared
-before, never in the hub's cache that its own downloads go to. This module makes it read the
-snapshot there as it would read a directory. What it prepares goes to ``HF_DATASETS_CACHE`` as ever.
+before. This module makes it read the snapshot in the hub's cache as it would read a directory. A
+file that is missing, since only a part was asked for, is an error that names it.
 
 This file is also copied into every environment as ``_stager_hub_datasets.py``, for the patch of
 that name in :mod:`.patches`. It therefore stands alone: standard library only.
 """
 # ruff: noqa: ANN401 - the values of a library that is not imported here have no types
 
-import contextlib
 import glob
 import hashlib
 import inspect
@@ -44,6 +40,7 @@ _NO_DATA = (
     "dataset_dict.json",
 )
 """Files that are never data unless a pattern names them (``FILES_TO_IGNORE`` there)."""
+_HIDDEN = (r"(?:^|/)\.", r"(?:^|/)__[^/]*(?=/)")  # names of files or folders, and of folders
 _SHOWN = 5  # missing files that a message names
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -68,10 +65,8 @@ def has_hub_spaces(loading: types.ModuleType) -> bool:
 
 
 def _has_any(pattern: str) -> bool:
-    cache = Path(os.environ.get("HF_HUB_CACHE", ""))
-    with contextlib.suppress(OSError):
-        return cache.is_absolute() and any(cache.glob(pattern))
-    return False
+    cache = os.environ.get("HF_HUB_CACHE", "")
+    return os.path.isabs(cache) and bool(glob.glob(os.path.join(glob.escape(cache), pattern)))
 
 
 def _find_offline_snapshot(
@@ -95,11 +90,7 @@ def _find_offline_snapshot(
 
 
 def refuse_missing_files(file_download: Any) -> None:
-    """Make a file that was left out of the bundle an error, offline.
-
-    Libraries take one that is not in the cache for one that the repository does not have, and go on
-    with something else: another tokenizer, other settings of a model.
-    """
+    """Make a file that was left out an error: libraries would go on with another tokenizer."""
     fetch = file_download.hf_hub_download
 
     @wraps(fetch)
@@ -145,32 +136,23 @@ def split_files(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, li
     """Return the files of each split of a configuration, as ``datasets`` finds them."""
     inner = _map_inner_paths(config, names)
     return {
-        split: [
-            inner[name] for name in inner if any(_matches_pattern(name, one) for one in patterns)
-        ]
-        for split, patterns in split_patterns(config, names).items()
+        split: [inner[name] for name in inner if any(_matches_pattern(name, one) for one in found)]
+        for split, found in split_patterns(config, names).items()
     }
 
 
 def split_patterns(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return each split's patterns, below the folder of the configuration.
-
-    Without any, they are those that the files' names imply.
-    """
+    """Return each split's patterns, or those that the files' names imply, below its folder."""
     data_files = config.get("data_files")
     if data_files is None:
         return _imply_splits(list(_map_inner_paths(config, names)))
     if isinstance(data_files, Mapping):
-        pairs = list(data_files.items())
-    else:
-        pairs = [
-            (entry.get("split", "train"), entry.get("path", "")) if isinstance(entry, Mapping)
-            else ("train", entry)
-            for entry in _wrap_in_list(data_files)
-        ]  # fmt: skip
+        data_files = [{"split": split, "path": path} for split, path in data_files.items()]
     patterns: dict[str, list[str]] = {}
-    for split, path in pairs:
-        patterns.setdefault(str(split), []).extend(map(str, _wrap_in_list(path)))
+    for entry in _wrap_in_list(data_files):
+        one = entry if isinstance(entry, Mapping) else {"path": entry}
+        paths = map(str, _wrap_in_list(one.get("path", "")))
+        patterns.setdefault(str(one.get("split", "train")), []).extend(paths)
     return patterns
 
 
@@ -209,17 +191,13 @@ def _find_splits_by_word(names: Sequence[str], in_folder: bool) -> dict[str, lis
 def _matches_pattern(name: str, pattern: str) -> bool:
     """Match a path; hidden files, and names of no data files, only if the pattern names them."""
     pattern = pattern[2:] if pattern.startswith("./") else pattern.lstrip("/")
-    for mark in (".", "__"):
-        counts = [
-            sum(part.startswith(mark) for part in text.split("/")[: None if mark == "." else -1])
-            for text in (name, pattern)
-        ]
-        if counts[0] != counts[1]:
-            return False
     file = name.rpartition("/")[2]
     if file in _NO_DATA and file != pattern.rpartition("/")[2]:
         return False
-    return _compile_pattern(pattern).fullmatch(name) is not None
+    is_as_hidden = all(
+        len(re.findall(hidden, name)) == len(re.findall(hidden, pattern)) for hidden in _HIDDEN
+    )
+    return is_as_hidden and _compile_pattern(pattern).fullmatch(name) is not None
 
 
 @lru_cache(maxsize=None)
@@ -322,22 +300,13 @@ class _Part:
 
     def refuse_missing(self, data_files: Any, data_dir: Any) -> None:
         self.is_explicit = bool(data_files or data_dir)
-        if not self.is_explicit:
-            return
         config = {"data_files": data_files or None, "data_dir": data_dir}
-        lost = [name for files in self._lost(config).values() for name in files]
+        lost = [*chain(*self.find_missing(config).values())] if self.is_explicit else []
         if lost:
             raise FileNotFoundError(self.explain(lost))
 
-    def separate_splits(
-        self, config: Mapping[str, Any]
-    ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        """Return the patterns of whole splits, and the missing files of the others."""
-        lost = self._lost(config)
-        patterns = split_patterns(config, [*self.present, *self.missing])
-        return {split: of for split, of in patterns.items() if split not in lost}, lost
-
-    def _lost(self, config: Mapping[str, Any]) -> dict[str, list[str]]:
+    def find_missing(self, config: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return the missing files of each split that is not whole."""
         found = split_files(config, [*self.present, *self.missing])
         missing = set(self.missing)
         kinds = {Path(name).suffix for name in {*chain(*found.values())} - missing}
@@ -351,12 +320,10 @@ class _Part:
         }
 
     def explain(self, lost: Sequence[str]) -> str:
-        shown = ", ".join(lost[:_SHOWN])
-        if len(lost) > _SHOWN:
-            shown += f" and {len(lost) - _SHOWN} more"
+        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
         return (
-            f"data set {self.path}: the bundle does not have {shown}; take more of it in "
-            "assets.datasets, or ask for a configuration and a split that it has"
+            f"data set {self.path}: the bundle does not have {', '.join(lost[:_SHOWN])}{more}; "
+            "take more of it in assets.datasets, or ask for a configuration and a split that it has"
         )
 
 
@@ -380,19 +347,25 @@ def _keep_whole_splits(configs: Any) -> Any:
     if part is None:
         return configs
     named = dict(configs) or {"default": {}}
-    found = {name: part.separate_splits(config) for name, config in named.items()}
+    lost = {name: part.find_missing(config) for name, config in named.items()}
     missing: list[str] = []
-    for name, (_, lost) in found.items():
-        _lost_splits[str(part.snapshot), name] = lost
-        missing += chain(*lost.values())
+    for name, splits in lost.items():
+        _lost_splits[str(part.snapshot), name] = splits
+        missing += chain(*splits.values())
     if not missing:
         return configs
-    if not part.is_explicit and not any(splits for splits, _ in found.values()):
+    whole = {name: _list_whole_splits(part, named[name], lost[name]) for name in named}
+    if not part.is_explicit and not any(whole.values()):
         raise FileNotFoundError(part.explain(missing))
     configs.clear()
-    for name in sorted(named, key=lambda name: not found[name][0]):
-        configs[name] = _replace_data_files(named[name], *found[name])
+    for name in sorted(named, key=lambda name: not whole[name]):
+        configs[name] = _replace_data_files(named[name], whole[name], lost[name])
     return configs
+
+
+def _list_whole_splits(part: Any, config: Any, lost: Mapping[str, Any]) -> dict[str, Any]:
+    patterns = split_patterns(config, [*part.present, *part.missing])
+    return {split: patterns[split] for split in patterns if split not in lost}
 
 
 def _replace_data_files(

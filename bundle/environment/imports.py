@@ -4,11 +4,10 @@ This file is also copied into every environment as ``_stager_imports.py``, besid
 ``_stager_imports.pth`` holding :data:`PTH_LINE`, so that every interpreter that starts from the
 environment activates it. It therefore stands alone, and loads nothing that is not loaded anyway.
 
-An import makes objects that stay, hundreds of thousands for PyTorch. The collector looks at them
-again and again and finds next to nothing, which takes a sixth of the time. So while a package of
-the environment is imported it begins only after :data:`PATIENCE` objects, and then is as it was.
-Modules from elsewhere, a project's own among them, are imported as ever: they may run for hours.
-``STAGER_IMPORTS=0`` leaves everything as it is.
+An import makes objects that stay, hundreds of thousands for PyTorch; the collector would take a
+sixth of the time to find next to nothing. So while a package of the environment is imported it
+begins only after :data:`PATIENCE` objects. Modules from elsewhere are imported as ever: they may
+run for hours. ``STAGER_IMPORTS=0`` leaves everything as it is.
 """
 
 from __future__ import annotations
@@ -32,13 +31,10 @@ PTH_LINE = (
     '__import__("_stager_imports").activate()'
 )
 """The one line of ``_stager_imports.pth``; :mod:`site` executes lines that begin with import."""
-
 PATIENCE = 1_000_000
 """After so many objects more than were freed there is a collection during an import, too."""
-
 MANY = 10_000
 """An import that makes more objects than these spares the next collection from looking at them."""
-
 OFTEN = 100  # no more often than this: each time, the next full collection is put off
 
 
@@ -95,18 +91,16 @@ class _Marked(ModuleSpec):
     """A spec while its module is imported: it learns when that begins and when it has ended.
 
     The import system notes both on the spec (``_initializing``). So no function of ours is called
-    around the module's code, and warnings and tracebacks name the same lines as without it. Where a
-    Python does not do that, nothing happens.
+    around the module's code, and warnings and tracebacks name the same lines as without it.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        if name == "_initializing":
-            if value:
-                _patience.begin(self)
-            else:
-                _patience.end(self)
-                super().__setattr__("__class__", ModuleSpec)
+        if name == "_initializing" and value:
+            _patience.begin(self)
+        elif name == "_initializing":
+            _patience.end(self)
+            super().__setattr__("__class__", ModuleSpec)
 
 
 class _Patience:
@@ -127,9 +121,8 @@ class _Patience:
     def begin(self, spec: ModuleSpec) -> None:
         """Raise the threshold, unless the program has its own setting."""
         before = gc.get_threshold()
-        if not (gc.isenabled() and 0 < before[0] < PATIENCE):
-            return
-        if not self._importing.acquire(blocking=False):
+        is_usual = gc.isenabled() and 0 < before[0] < PATIENCE
+        if not is_usual or not self._importing.acquire(blocking=False):
             return
         try:
             self._before, self._count, self._spec = before, gc.get_count()[0], spec
@@ -150,11 +143,7 @@ class _Patience:
         self._importing.release()
 
     def _move_to_oldest_generation(self) -> None:
-        """Put the many objects of an import where only a full collection looks; it frees them, too.
-
-        ``unfreeze`` moves objects to the oldest generation (the manual of :mod:`gc`). Whoever has
-        frozen objects on purpose keeps them frozen.
-        """
+        """Put the many objects of an import where only a full collection looks, by ``unfreeze``."""
         many = gc.get_count()[0] - self._count > MANY and self._often < OFTEN
         if many and gc.isenabled() and gc.get_freeze_count() <= self._frozen:
             self._often += 1

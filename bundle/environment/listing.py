@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
@@ -111,11 +112,7 @@ def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Mer
 
 
 def is_document(path: str) -> bool:
-    """Return whether a file is a text beside the packages that many wheels have by mistake.
-
-    Such a ``LICENSE`` or ``README.md`` at the top, of which installers keep any one, is no reason
-    to refuse two packages together.
-    """
+    """Return whether a file is a text at the top that many wheels have: any of them will do."""
     return bool(_DOCUMENT.fullmatch(path))
 
 
@@ -157,10 +154,7 @@ class ListingError(ValueError):
 
 
 class Window(NamedTuple):
-    """The times between which files were written, in nanoseconds by the file system's clock.
-
-    A file with another time has been replaced or changed since.
-    """
+    """The times between which files were written, in nanoseconds by the file system's clock."""
 
     first: int
     last: int
@@ -265,19 +259,14 @@ def write(
 
 def layers_written(env_dir: str) -> dict[str, Window]:
     """Return when the files of each layer were written, by its head; empty without a listing."""
-    try:
+    with suppress(ListingError):
         listing = read(env_dir)
-    except ListingError:
-        return {}
-    return dict(zip(listing.heads, listing.layers))
+        return dict(zip(listing.heads, listing.layers))
+    return {}
 
 
 def read(env_dir: str) -> Listing:
-    """Read a listing.
-
-    Raises:
-        ListingError: it is missing, damaged, or of another environment.
-    """
+    """Read a listing; ListingError if it is missing, damaged, or of another environment."""
     try:
         data = read_file(os.path.join(env_dir, PATH))
     except OSError as exc:

@@ -10,6 +10,7 @@ stands alone: standard library only, nothing imported that a patch is about.
 and is applied only where the fault is really there.
 """
 
+import contextlib
 import os
 import sys
 import types
@@ -46,22 +47,18 @@ class Patch(NamedTuple):
 def _is_without_cuda(torch: types.ModuleType) -> bool:
     """Return True if this process can have no GPU, without waking the driver.
 
-    ``torch.cuda.is_available()`` may initialise CUDA, after which forked workers cannot use it,
-    and ``device_count()`` remembers its answer; neither may happen behind the user's back.
+    After ``torch.cuda.is_available()`` forked workers may not be able to use CUDA, and
+    ``device_count()`` remembers its answer.
     """
-    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-        return True
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
-        return True
-    return not any(Path(node).exists() for node in GPU_NODES)
+    is_for_cpus = torch.version.cuda is None and getattr(torch.version, "hip", None) is None
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
+    return is_for_cpus or is_hidden or not any(map(os.path.exists, GPU_NODES))
 
 
 def _torch_cpu(torch: types.ModuleType) -> Optional[types.ModuleType]:
-    """Import ``torch.cpu``; None in a torch too old to have it."""
-    try:
+    with contextlib.suppress(ModuleNotFoundError):  # a torch that is too old to have it
         return import_module(torch.__name__ + ".cpu")
-    except ModuleNotFoundError:
-        return None
+    return None
 
 
 def _set_device_is_missing(torch: types.ModuleType) -> bool:
@@ -95,9 +92,8 @@ def _formatter_refuses_to_copy(formatting: types.ModuleType) -> bool:
 def _allow_copies(formatting: types.ModuleType) -> None:
     """Give the one module a view of NumPy whose ``array(copy=False)`` means "only if needed".
 
-    That is what it meant before NumPy 2, and what ``asarray`` does. In datasets 2.19.0 this module
-    holds every ``np.array(..., copy=False)`` of the package, and the formatters for NumPy, torch,
-    TensorFlow and JAX all read through it. NumPy itself stays as it is for everybody else.
+    That is what it meant before NumPy 2. In datasets 2.19.0 this module has every such call, and
+    all formatters read through it. NumPy itself stays as it is for everybody else.
     """
     numpy: Any = formatting.np
     view: Any = types.ModuleType(numpy.__name__)
@@ -124,10 +120,9 @@ def _in_hub_datasets(name: str) -> Callable[[types.ModuleType], Any]:
 
 
 def _locate_torch_link() -> str:
-    """Return the path of a link to torch beside compiled code that outlives the environment.
+    """Return the path of a link to torch beside code that outlives the environment; else, empty.
 
-    Empty where there is no such code. The directory is one for each build of torch; what begins
-    with a dot is not sent to other nodes, nor taken from them.
+    What begins with a dot is not sent to other nodes, nor taken from them.
     """
     environment = os.environ.get("STAGER_ENV", "")
     kept = os.path.join(os.path.dirname(os.path.dirname(environment)), "compiled", "")
@@ -185,8 +180,10 @@ def _find_headers_by_a_link(extension: types.ModuleType) -> None:
     The key of a precompiled header is made from its preprocessed text, which holds their paths.
     """
     list_paths, link = extension.include_paths, _locate_torch_link()
-    torch = os.path.dirname(extension.TORCH_LIB_PATH)
-    _make_link(torch, link)
+    torch, new = os.path.dirname(extension.TORCH_LIB_PATH), f"{link}.{os.getpid()}"
+    os.makedirs(os.path.dirname(link), 0o700, exist_ok=True)
+    os.symlink(torch, new)
+    os.replace(new, link)  # other ranks may do so concurrently
 
     def include_paths(*args: object, **kwargs: object) -> list[str]:
         paths = list_paths(*args, **kwargs)
@@ -194,14 +191,6 @@ def _find_headers_by_a_link(extension: types.ModuleType) -> None:
 
     include_paths.patched = True  # type: ignore[attr-defined]
     extension.include_paths = include_paths  # type: ignore[attr-defined]
-
-
-def _make_link(target: str, link: str) -> None:
-    """Let a link lead to the torch of this environment; other ranks may do so concurrently."""
-    new = f"{link}.{os.getpid()}"
-    os.makedirs(os.path.dirname(link), 0o700, exist_ok=True)
-    os.symlink(target, new)
-    os.replace(new, link)
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -262,7 +251,6 @@ PATCHES: tuple[Patch, ...] = (
         apply=_find_headers_by_a_link,
     ),
 )
-"""Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""
 
 
 def select_patches(wanted: str) -> tuple[Patch, ...]:
@@ -271,30 +259,22 @@ def select_patches(wanted: str) -> tuple[Patch, ...]:
     if names & {"1", "all"}:
         return PATCHES
     known = {patch.name for patch in PATCHES}
-    unknown = sorted(names - known - {"0", "none"})
-    if unknown:
-        there_are = ", ".join(sorted(known))
-        _say_once(
-            "unknown",
-            f"patch failed: {', '.join(unknown)}: no patch has this name (STAGER_PATCHES takes "
-            f"1, 0 or a comma list of {there_are})",
-        )
+    if unknown := ", ".join(sorted(names - known - {"0", "none"})):
+        takes = f"STAGER_PATCHES takes 1, 0 or a comma list of {', '.join(sorted(known))}"
+        _say_once("unknown", f"patch failed: {unknown}: no patch has this name ({takes})")
     return tuple(patch for patch in PATCHES if patch.name in names)
 
 
 def activate() -> None:
-    """Apply the patches of ``STAGER_PATCHES`` as their modules are imported.
+    """Apply the patches of ``STAGER_PATCHES`` as their modules are imported, or were before.
 
-    May be called any number of times. Imports none of the modules; those already imported are
-    examined immediately. Prints ``patch applied: NAME`` on stderr for a patch that was applied,
-    once a node (see :func:`_say_once`), and never raises because of a patch.
+    May be called any number of times. ``patch applied: NAME`` is printed on stderr once a node;
+    nothing is raised because of a patch.
     """
     if any(getattr(finder, "finds_for_stager", False) for finder in sys.meta_path):
         return
     patches = select_patches(os.environ.get("STAGER_PATCHES", ""))
-    if not patches:
-        return
-    sys.meta_path.insert(0, _PatchFinder(patches))
+    sys.meta_path[:0] = [_PatchFinder(patches)] if patches else []
     for patch in patches:
         module = sys.modules.get(patch.module)
         if module is not None:
@@ -324,23 +304,20 @@ class _PatchFinder:
             return None
         self._searching.add(search)
         try:
-            spec = self._ask_others(fullname, path, target)
+            spec = _ask_finders(fullname, path, target)
         finally:
             self._searching.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             _patch_after_exec(spec, patches)
         return spec
 
-    def _ask_others(
-        self, fullname: str, path: Optional[Sequence[str]], target: Optional[types.ModuleType]
-    ) -> Optional[ModuleSpec]:
-        finders: list[Any] = [finder for finder in sys.meta_path if finder is not self]
-        found = (
-            finder.find_spec(fullname, path, target)
-            for finder in finders
-            if hasattr(finder, "find_spec")
-        )
-        return next((spec for spec in found if spec is not None), None)
+
+def _ask_finders(
+    fullname: str, path: Optional[Sequence[str]], target: Optional[types.ModuleType]
+) -> Optional[ModuleSpec]:
+    finds = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path])
+    specs = (find(fullname, path, target) for find in finds if find)
+    return next((each for each in specs if each is not None), None)
 
 
 def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:
@@ -379,8 +356,8 @@ def _apply_if_needed(patch: Patch, module: types.ModuleType) -> None:
 def _say_once(topic: str, line: str) -> None:
     """Print a line on stderr unless a process of this node's job already did.
 
-    The process that creates ``patch.<topic>`` in ``$STAGER_JOB_DIR`` prints. Without such a
-    directory, a process prints unless it, or a process it descends from, has done so.
+    That is who creates ``patch.<topic>`` in ``$STAGER_JOB_DIR``. Without such a directory, it is
+    a process that descends from none that has done so.
     """
     try:
         marker = Path(os.environ["STAGER_JOB_DIR"], f"patch.{topic}")
@@ -393,5 +370,4 @@ def _say_once(topic: str, line: str) -> None:
             return
         os.environ[_SAID] = ",".join([*filter(None, said), topic])
     if sys.stderr is not None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        print(line, file=sys.stderr, flush=True)

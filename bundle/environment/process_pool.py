@@ -20,21 +20,18 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import signals
 from ..system.processes import fork_child
 
-_RUNS = 1024
-"""Numbers that fit one page: the least capacity of a pipe, for a user with many (pipe(7)).
-
-With more tasks than that, each number stands for a run of tasks."""
+_RUNS = 1024  # numbers that fit the least capacity of a pipe (pipe(7)); each is a run of tasks
 _SHOWN = 1000  # characters of an unexpected error that are shown
 
 
 def run_tasks(
     count: int, work: Callable[[int], None], processes: int, *, niceness: int = 0
 ) -> None:
-    """Call ``work`` once for each number below ``count``, in up to ``processes`` children.
+    """Call ``work`` for each number below ``count``, in order, in up to ``processes`` children.
 
-    Numbers are handed out in order, and a child that is free takes the next. The first failure ends
-    all children. If no process can be started, this one does the work; with one process or task,
-    too, unless that is to have another niceness, which no process can take back (nice(2)).
+    The first failure ends all children. If no process can be started, this one does the work; with
+    one process or task, too, unless that is to have another niceness, which no process can take
+    back (nice(2)).
     """
     children: dict[int, io.FileIO] = {}
     stride = max(-(-count // _RUNS), 1)
@@ -119,11 +116,10 @@ def _collect(children: dict[int, io.FileIO]) -> None:
 
 def _raise_failure(report: bytes, status: int) -> None:
     """Raise what a child has reported; ``status`` is the kernel's wait status."""
-    if os.WIFSIGNALED(status):
-        values = {"signal": str(os.WTERMSIG(status))}
-        raise NodeError(Problem(ProblemCode.UNPACKING_KILLED, "", values))
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        raise NodeError(Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(-code)}))
     if report:
         raise NodeError(Problem.from_json(json.loads(report)))
-    if status:
-        values = {"status": str(os.WEXITSTATUS(status))}
-        raise NodeError(Problem(ProblemCode.UNPACKING_ENDED, "", values))
+    if code:
+        raise NodeError(Problem(ProblemCode.UNPACKING_ENDED, "", {"status": str(code)}))

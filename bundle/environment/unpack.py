@@ -1,13 +1,11 @@
 """From a bundle to an environment: checked, unpacked in parallel, published by one rename.
 
-If several processes ask for the same bundle at the same time, one unpacks it, and the others wait
-and use the result. Until the rename nothing is visible under ``envs/``; the next unpack of the same
-bundle removes what a killed one left in ``incoming/``.
+Of several processes that ask for one bundle, one unpacks it, and the others wait. Until the rename
+nothing is visible under ``envs/``; the next unpack removes what a killed one left in ``incoming/``.
 
-A published environment is compared with its listing whenever a job is about to use it. If it is
-damaged, a new one is built beside it, from its sound layers and the bundle, and the two change
-places in one step. A job that uses the damaged one at that moment is not waited for, as that could
-take days: its open files stay as they are, and files that it opens later are the sound copies.
+A damaged environment is built again beside it, from its sound layers and the bundle, and the two
+change places in one step. A job that uses the damaged one is not waited for, as that could take
+days: its open files stay as they are, and files that it opens later are the sound copies.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import gc
 import hashlib
 import os
 import re
@@ -53,15 +50,6 @@ Fresh = tuple[Layer, Index, Sequence[Entry]]
 """A layer that is written, its index, and the files of it that are wanted."""
 
 
-class _Task(NamedTuple):
-    """One frame, and the files that have bytes in it."""
-
-    offset: int  # where its compressed bytes begin in the bundle
-    frame: Frame
-    start: int  # where its content begins in the layer's tar
-    entries: Sequence[Entry]
-
-
 def write_layers(
     bundle: BundleFile,
     staging: str,
@@ -78,18 +66,16 @@ def write_layers(
     tasks = [task for item in fresh for task in _iterate_frame_tasks(bundle, item)]
 
     def write(number: int) -> None:
-        task = tasks[number]
-        frame = task.frame
-        data = bundle.frame(task.offset, frame.size, frame.sha256)
+        offset, frame, start, entries = tasks[number]
+        data = bundle.frame(offset, frame.size, frame.sha256)
         with bundle.turn_into_damage(LayerError), turn_into_problem(staging):
             content = memoryview(decompress(data, frame.unpacked_size))
-            _write_files(staging, content, task.start, task.entries, compare)
+            _write_files(staging, content, start, entries, compare)
 
     niceness = _NICENESS if bundle.is_arriving else 0
     run_tasks(len(tasks), write, processes, niceness=niceness)
     if not compare:
         return
-    # Files that span frames are read again, the largest first.
     long = [entry for _, index, entries in fresh for entry in _list_long_files(index, entries)]
     long.sort(key=lambda entry: -entry.size)
 
@@ -103,7 +89,10 @@ def write_layers(
     run_tasks(len(long), compare_long, processes)
 
 
-def _iterate_frame_tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
+def _iterate_frame_tasks(
+    bundle: BundleFile, item: Fresh
+) -> Iterator[tuple[int, Frame, int, Sequence[Entry]]]:
+    """Yield each frame with its place in the bundle and in the layer's tar, and its files."""
     layer, index, entries = item
     offset = bundle.offset(layer.member)
     starts = [entry.offset for entry in entries]
@@ -113,12 +102,13 @@ def _iterate_frame_tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
         # The last entry that begins at or before `start` may reach into this frame.
         first = max(bisect_right(starts, start) - 1, 0)
         last = bisect_right(starts, end - 1)
-        yield _Task(offset, frame, start, entries[first:last])
+        yield offset, frame, start, entries[first:last]
         offset += frame.size
         start = end
 
 
 def _list_long_files(index: Index, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the files that span frames."""
     ends = list(accumulate(frame.unpacked_size for frame in index.frames))
     return [
         entry
@@ -156,28 +146,18 @@ def _write_files(
             os.close(handle)
 
 
-def write_problem(exc: OSError, where: str) -> Problem:
-    """Return the problem behind an error while writing, such as a full disk or quota."""
-    full, unwritable = ProblemCode.ENVIRONMENT_DISK_FULL, ProblemCode.ENVIRONMENT_UNWRITABLE
-    return disk_problem(exc, str(exc.filename or where), full, unwritable)
-
-
 @contextlib.contextmanager
 def turn_into_problem(where: str) -> Iterator[None]:
     """Turn an OSError into the NodeError about an environment that cannot be written."""
     try:
         yield
     except OSError as exc:
-        raise NodeError(write_problem(exc, where)) from exc
+        full, unwritable = ProblemCode.ENVIRONMENT_DISK_FULL, ProblemCode.ENVIRONMENT_UNWRITABLE
+        place = str(exc.filename or where)
+        raise NodeError(disk_problem(exc, place, full, unwritable)) from exc
 
 
 # --- A staged tree as a relocatable virtual environment (PEP 405), with its own files ------------
-
-
-def point_at_interpreter(path: str, python: str) -> None:
-    """Point a published environment at an interpreter, if it uses another one."""
-    if os.path.realpath(os.path.join(path, "bin", "python")) != os.path.realpath(python):
-        _link_interpreter(path, python)
 
 
 def write_own_files(
@@ -197,7 +177,7 @@ def write_own_files(
     links = {**merged.links, **listing.own_links(version)}
     for path, target in links.items():
         os.symlink(target, os.path.join(staging, path))
-    _link_interpreter(staging, python)
+    point_at_interpreter(staging, python)
     own = {**list_hook_files(version), MANIFEST: manifest.to_bytes(), **kept}
     for path, data in own.items():
         _write(os.path.join(staging, path), data, sync=path == MANIFEST)
@@ -219,13 +199,15 @@ def list_hook_files(python: str) -> dict[str, bytes]:
     }
 
 
-def _link_interpreter(path: str, python: str) -> None:
-    """Point the environment at an interpreter of this node, by renames."""
+def point_at_interpreter(path: str, python: str) -> None:
+    """Point an environment at an interpreter of this node, by renames, if it uses another one."""
+    link, config = (os.path.join(path, name) for name in ("bin/python", "pyvenv.cfg"))
+    if os.path.realpath(link) == os.path.realpath(python):
+        return
     mark = f".{os.getpid()}-{time.monotonic_ns()}"
     # The link comes last: if it is right, the rest is, too.
-    _write(os.path.join(path, "pyvenv.cfg" + mark), pyvenv_cfg(python))
-    os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
-    link = os.path.join(path, "bin", "python")
+    _write(config + mark, pyvenv_cfg(python))
+    os.rename(config + mark, config)
     os.symlink(python, link + mark)
     os.rename(link + mark, link)
 
@@ -242,11 +224,9 @@ def _write(path: str, data: bytes, *, sync: bool = False) -> None:
 # --- Assembly of an environment in private: files of older ones are linked, the rest is written
 
 
-class MissingLayer(NodeError):
-    """A layer is neither in the file nor on the node: an older environment has gone or changed."""
-
-    def __init__(self, name: str, path: str) -> None:
-        super().__init__(Problem(ProblemCode.LAYER_MISSING, path, {"name": name}))
+def _make_missing_error(name: str, path: str) -> NodeError:
+    """Return the error of a layer that is not in the file, and on the node no longer."""
+    return NodeError(Problem(ProblemCode.LAYER_MISSING, path, {"name": name}))
 
 
 def assemble(
@@ -297,7 +277,7 @@ def _list_layers_to_write(
         if layer.head in linked:
             continue
         if not bundle.holds(layer.member):
-            raise MissingLayer(layer.name, bundle.path)
+            raise _make_missing_error(layer.name, bundle.path)
         fresh.append((layer, index, entries))
     return fresh
 
@@ -306,47 +286,39 @@ def _read_kept_files(
     bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
     """Return what an environment keeps, by its path: the heads of layers, and the decompressor."""
-    kept: dict[str, bytes] = {}
-
-    def find(name: str, path: str, envs: Sequence[str], sha256: str) -> None:
-        data = hard_links.read_kept_file(envs, path, sha256)
-        if data is None:
-            raise MissingLayer(name, bundle.path)
-        kept[f"{STATE}/{path}"] = data
-
+    kept: dict[str, bytes | None] = {}
+    names: dict[str, str] = {}
     for layer in bundle.manifest.layers:
         path = f"layers/{layer.id}"
+        names[path] = layer.name
         if bundle.holds(layer.head_member):
-            kept[f"{STATE}/{path}"] = bundle.head(layer)
+            kept[path] = bundle.head(layer)
         else:
-            find(layer.name, path, older.get(layer.head, ()), layer.head)
+            kept[path] = hard_links.read_kept_file(older.get(layer.head, ()), path, layer.head)
     part = bundle.manifest.decompressor
     if part is not None:
         path = f"decompressor/{part.name}"
+        names[path] = part.name
         if bundle.holds(part.name):
-            kept[f"{STATE}/{path}"] = bundle.read_part(part)
+            kept[path] = bundle.read_part(part)
         else:
             envs = hard_links.list_newest_first(os.path.join(root, "envs"))
-            find(part.name, path, envs, part.sha256)
-    return kept
+            kept[path] = hard_links.read_kept_file(envs, path, part.sha256)
+    missing = [names[path] for path, data in kept.items() if data is None]
+    if missing:
+        raise _make_missing_error(missing[0], bundle.path)
+    return {f"{STATE}/{path}": data for path, data in kept.items() if data is not None}
 
 
 def _merge_layers(
     bundle: BundleFile, kept: Mapping[str, bytes], decompress: Decompress, checked: Container[str]
 ) -> tuple[list[Index], Merged]:
-    layers, is_enabled = bundle.manifest.layers, gc.isenabled()
-    gc.disable()  # many objects come that stay
-    try:
-        indexes = []
-        for layer in layers:
-            head = kept[f"{STATE}/layers/{layer.id}"]
-            is_checked = layer.head in checked
-            indexes.append(bundle.index(layer, head, decompress, checked=is_checked))
-        with bundle.turn_into_damage(LayerError):
-            return indexes, merge(layers, indexes, bundle.manifest.requires.python)
-    finally:
-        if is_enabled:
-            gc.enable()
+    indexes, layers = [], bundle.manifest.layers
+    for layer in layers:
+        head, is_checked = kept[f"{STATE}/layers/{layer.id}"], layer.head in checked
+        indexes.append(bundle.index(layer, head, decompress, checked=is_checked))
+    with bundle.turn_into_damage(LayerError):
+        return indexes, merge(layers, indexes, bundle.manifest.requires.python)
 
 
 def _find_sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
@@ -354,9 +326,8 @@ def _find_sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
     heads = [layer.head for layer in manifest.layers]
     older = hard_links.find_older_layers(os.path.join(root, "envs"), heads)
     final = env_path(root, manifest.id)
-    if os.path.isdir(final) and not os.path.islink(final):
-        for head in heads:
-            older[head] = tuple(dict.fromkeys((*older.get(head, ()), final)))
+    if is_directory(final):
+        older = {head: tuple({**dict.fromkeys(older.get(head, ())), final: None}) for head in heads}
     return older
 
 
@@ -383,22 +354,12 @@ class Environment(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The source of an environment: the bundle's file, and what the job knows about it."""
+    """What a job knows about a bundle's file."""
 
-    excerpt: Excerpt | None = None
-    """The content of a partial file; the rest is taken from older environments here."""
-    arrival: Arrival | None = None
-    """The progress of a file that is still being transferred; it is unpacked as it arrives."""
+    excerpt: Excerpt | None = None  # of a partial file; older environments here have the rest
+    arrival: Arrival | None = None  # of a file that is unpacked while it is being transferred
     checked: bool = False  # true if the environment has just been found here without damage
-    trusted: bool = False
-    """True if the caller made the bundle: files are not compared with its index."""
-
-
-_WHOLE_FILE = Source()
-
-
-class GoneError(NodeError):
-    """The environment was removed before it was held."""
+    trusted: bool = False  # true if the caller made it: files are not compared with its index
 
 
 def lock_path(root: str, bundle_id: str) -> str:
@@ -410,10 +371,6 @@ def hold_environment(root: str, bundle_id: str) -> int:
     """Keep an environment from being removed until the descriptor, or its last copy, is closed.
 
     The descriptor is inherited by whatever this process becomes or starts.
-
-    Raises:
-        GoneError: the environment is not there.
-        NodeError: the file cannot be made or locked.
     """
     path, final = lock_path(root, bundle_id), env_path(root, bundle_id)
     with turn_into_problem(path):
@@ -423,7 +380,7 @@ def hold_environment(root: str, bundle_id: str) -> int:
             os.utime(handle)  # the time of its last use, for clean_node
     if not is_directory(final):
         os.close(handle)
-        raise GoneError(Problem(ProblemCode.ENVIRONMENT_GONE, final))
+        raise NodeError(Problem(ProblemCode.ENVIRONMENT_GONE, final))
     return handle
 
 
@@ -444,13 +401,11 @@ def unpack(
     expected: str,
     python: str,
     processes: int,
-    source: Source = _WHOLE_FILE,
+    source: Source,
 ) -> Environment:
     """Make sure that the environment of a bundle exists and is complete."""
-    started = time.monotonic()
-    final = env_path(root, expected)
-    linked = written = 0
-    mended = None
+    started, final = time.monotonic(), env_path(root, expected)
+    linked, written, mended = 0, 0, None
     with turn_into_problem(root):
         is_sound = source.checked and is_directory(final)
         faults = [] if is_sound else damage.find_faults(final, processes)

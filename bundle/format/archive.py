@@ -80,14 +80,11 @@ class Arrival:
     def wait(self, handle: int, end: int, path: str) -> None:
         """Wait until the open file has ``end`` bytes, or no more will come."""
         seconds = _PAUSE_SECONDS
-        while self._count_arrived_bytes(handle) < end and self.may_grow(path):
+        while end > (self._prefix[0] if self._prefix else os.fstat(handle).st_size):
+            if not self.may_grow(path):
+                break
             self.pause(seconds)
             seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
-
-    def _count_arrived_bytes(self, handle: int) -> int:
-        if self._prefix is not None:
-            return int(self._prefix[0])
-        return os.fstat(handle).st_size
 
     def pause(self, seconds: float = _PAUSE_SECONDS) -> None:
         """Wait a moment for more bytes."""
@@ -99,7 +96,7 @@ class Arrival:
     def average_wait_seconds(self) -> float:
         """Average of the seconds that processes have waited, without those that never did."""
         waits = list(filter(None, self._waits))
-        return sum(waits) / len(waits) if waits else 0.0
+        return sum(waits) / max(1, len(waits))
 
 
 END = bytes(2 * BLOCK)  # the end of every tar, and so of a bundle
@@ -154,7 +151,13 @@ class BundleFile:
         with contextlib.suppress(OSError):
             fcntl.flock(self._handle, fcntl.LOCK_SH)
         try:
-            self._check(expected, excerpt, is_arriving=is_arriving)
+            self._begin(excerpt)
+            if not is_arriving:
+                self._use_stored_layers(excerpt)
+                self.check_frame()
+            if expected not in (None, self.manifest.id):
+                ids = {"id": self.manifest.id[:12], "expected": str(expected)[:12]}
+                raise self._problem(ProblemCode.ANOTHER_BUNDLE, **ids)
         except (ManifestError, UnicodeDecodeError) as exc:
             self.close()
             if more_may_come:
@@ -166,16 +169,6 @@ class BundleFile:
             self.close()
             raise
         return True
-
-    def _check(self, expected: str | None, excerpt: Excerpt | None, *, is_arriving: bool) -> None:
-        self._begin(excerpt)
-        if not is_arriving:
-            if excerpt is None:
-                self._use_stored_layers()
-            self.check_frame()
-        if expected is not None and self.manifest.id != expected:
-            found = self.manifest.id[:12]
-            raise self._problem(ProblemCode.ANOTHER_BUNDLE, id=found, expected=expected[:12])
 
     def __enter__(self) -> BundleFile:
         return self
@@ -214,11 +207,7 @@ class BundleFile:
         return data
 
     def locate(self, offset: int, size: int) -> tuple[int, int, int]:
-        """Return the open file that has bytes of the bundle, their offset in it, and how many.
-
-        Raises:
-            OSError: a layer cannot be opened.
-        """
+        """Return the open file that has bytes of the bundle, their offset in it, and how many."""
         number = bisect.bisect_right(self._starts, offset) - 1
         path, shift = self._sources[number]
         if number + 1 < len(self._starts):
@@ -258,9 +247,9 @@ class BundleFile:
                     " or with other options"
                 )
             index = decode_head(head, lambda data: decompress(data, -1), checked=checked)
-        if layer.head_size + sum(frame.size for frame in index.frames) != layer.size:
-            raise self._make_damage_error(f"{layer.name} does not have the promised length")
-        if (index.unpacked_size, len(index.files)) != (layer.unpacked_size, layer.files):
+        size = layer.head_size + sum(frame.size for frame in index.frames)
+        promised = (layer.size, layer.unpacked_size, layer.files)
+        if (size, index.unpacked_size, len(index.files)) != promised:
             raise self._make_damage_error(f"{layer.name} does not hold as much as promised")
         return index
 
@@ -316,9 +305,9 @@ class BundleFile:
         """True if some of its members are not in its own file."""
         return len(self._starts) > 1
 
-    def _use_stored_layers(self) -> None:
+    def _use_stored_layers(self, excerpt: Excerpt | None) -> None:
         size = os.fstat(self._handle).st_size
-        if size != self.manifest.thin_size or size == self.manifest.size:
+        if excerpt is not None or size != self.manifest.thin_size or size == self.manifest.size:
             return
         stored = {member.name: member for member in self.manifest.external_members}
         cut = sum(BLOCK + member.size + count_padding(member.size) for member in stored.values())
@@ -355,14 +344,13 @@ class BundleFile:
     def _read_manifest(self) -> Manifest:
         self._arrival.wait(self._handle, BLOCK, self.path)
         header = os.pread(self._handle, BLOCK, 0)
-        size = -1
+        size = 0
         with contextlib.suppress(ValueError):
             size = int(header[124:135], 8)
-        if len(header) == BLOCK and 0 < size <= PART_LIMIT:
-            self._arrival.wait(self._handle, BLOCK + size, self.path)
-            if os.fstat(self._handle).st_size >= BLOCK + size:
-                return parse(self.read(BLOCK, size))
-        raise ManifestError("it does not begin with manifest.json")
+        self._arrival.wait(self._handle, BLOCK + min(size, PART_LIMIT), self.path)
+        if not 0 < size <= min(PART_LIMIT, os.fstat(self._handle).st_size - BLOCK):
+            raise ManifestError("it does not begin with manifest.json")
+        return parse(self.read(BLOCK, size))
 
     def _read_checked_bytes(self, offset: int, size: int, sha256: str, why: str) -> bytes:
         """Read bytes and check their digest; wait while more of an arriving file may come."""

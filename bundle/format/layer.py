@@ -1,10 +1,8 @@
 """The index of one layer, and the checks it must pass before a byte of the layer is used.
 
-A layer is a sequence of zstd frames. The first is the head, which
-holds the index. Each later frame decompresses, independently of the others, to the next piece of
-one plain tar. The index lists every file with its size, mode, digest and place in the tar, and
-every frame with its lengths and the digest of its compressed bytes. Tar headers are for people:
-unpacking reads the index alone.
+A layer is a sequence of zstd frames. The first is the head, which holds the index. Each later frame
+decompresses, independently of the others, to the next piece of one plain tar. Its headers are for
+people: unpacking reads the index alone.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import NamedTuple
 
+from ..protocol.dataclass import dataclass
 from ..protocol.digest import Digest, canonical_json
 from .manifest import BLOCK, Layer
 
@@ -111,7 +109,7 @@ def check_link(link: Link) -> None:
     """Refuse a symbolic link that is absolute or climbs out of the environment."""
     check_path(link.path)
     target: object = link.target  # of any type until it is checked
-    if not isinstance(target, str) or not target.isprintable() or not target or target[0] == "/":
+    if not isinstance(target, str) or not target.isprintable() or target[:1] in ("", "/"):
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {target!r}")
     if explain_excess(target):
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {target!r}")
@@ -129,8 +127,7 @@ def check_link(link: Link) -> None:
 def check_links(links: Mapping[str, str]) -> None:
     """Refuse links that lead outside through one another, followed the way the kernel does.
 
-    :func:`check_link` judges each link by its text alone; where ``a/b/up`` leads to ``a``, however,
-    ``a/b/up/..`` is not ``a/b``.
+    Where ``a/b/up`` leads to ``a``, ``a/b/up/..`` is not ``a/b``, as its text alone would say.
     """
     for path, target in links.items():
         try:
@@ -186,23 +183,18 @@ def check_index(index: Index) -> None:
     """Refuse an index of which a byte could be written outside the environment.
 
     Raises:
-        LayerError: a path, a mode, a size or a link is unsafe.
-        ValueError, TypeError: a field is of another type.
+        ValueError, TypeError: a field is unsafe (LayerError), or of another type.
     """
-    _check_frames(index)
-    _check_files(index)
-    for link in index.links:
-        check_link(link)
-    _check_unique_paths(index)
-    check_links(dict(index.links))
-
-
-def _check_frames(index: Index) -> None:
     for frame in index.frames:
         Digest(frame.sha256)
         for size in (frame.size, frame.unpacked_size):
             if type(size) is not int or not 0 < size <= FRAME_LIMIT:
                 raise LayerError("a frame has an impossible size")
+    _check_files(index)
+    for link in index.links:
+        check_link(link)
+    _check_unique_paths(index)
+    check_links(dict(index.links))
 
 
 def _check_files(index: Index) -> None:
@@ -224,11 +216,11 @@ def _check_files(index: Index) -> None:
 
 
 def _check_unique_paths(index: Index) -> None:
-    paths = [*(entry.path for entry in index.files), *(link.path for link in index.links)]
-    unique = set(paths)
-    if len(unique) < len(paths):
-        (twice, _), *_ = Counter(paths).most_common(1)
-        raise LayerError(f"{twice} is listed twice")
+    unique: set[str] = set()
+    for path in (*(entry.path for entry in index.files), *(link.path for link in index.links)):
+        if path in unique:
+            raise LayerError(f"{path} is listed twice")
+        unique.add(path)
     # No file may also be a directory of another: a link there would redirect what follows.
     for path in list_parents(unique) & unique:
         raise LayerError(f"{path} is both a file and a directory")
@@ -267,11 +259,7 @@ class Origin:
 
 
 def parse(data: bytes) -> Origin:
-    """Read an origin.
-
-    Raises:
-        ValueError: these bytes are not an origin.
-    """
+    """Read an origin; ValueError if these bytes are none."""
     try:
         raw = json.loads(data)
         origin = Origin(**{**raw, "content": Digest(raw["content"])})
@@ -286,8 +274,6 @@ def parse(data: bytes) -> Origin:
 
 # It is a *skippable* zstd frame (RFC 8878, section 3.1.2), so ``zstd -d < layer | tar -t`` works.
 # Its content is a few numbers, the layer's origin as canonical JSON, and then the compressed index.
-# The origin describes the layer's source and options; the layer's id is its digest, so no layer can
-# lie under the id of another.
 
 INDEX_FORMAT = 2
 _SKIPPABLE = 0x184D2A50
@@ -355,7 +341,17 @@ def decode_head(
     if summary.head_size != len(head):
         raise LayerError("the layer's index is cut short")
     try:
-        index = _parse_index(decompress(get_packed_index(head)))
+        raw = json.loads(decompress(get_packed_index(head)))
+        if (version := raw["format"]) != INDEX_FORMAT:
+            raise LayerError(f"the layer has index format {version!r}, not {INDEX_FORMAT}")
+        files, links, frames = lists = [raw[key] for key in ("files", "links", "frames")]
+        if not all(isinstance(each, list) for each in lists):
+            raise TypeError("files, links and frames are lists")
+        index = Index(  # whose fields may still have values of any type
+            files=tuple(map(Entry._make, files)),
+            links=tuple(map(Link._make, links)),
+            frames=tuple(map(Frame._make, frames)),
+        )
         if not checked:
             check_index(index)
     except LayerError:
@@ -365,19 +361,3 @@ def decode_head(
     if (index.unpacked_size, len(index.files)) != (summary.unpacked_size, summary.files):
         raise LayerError("the layer's index does not agree with its summary")
     return index
-
-
-def _parse_index(data: bytes) -> Index:
-    """Read an index, whose fields may still have values of any type."""
-    raw = json.loads(data)
-    if (version := raw["format"]) != INDEX_FORMAT:
-        raise LayerError(f"the layer has index format {version!r}, not {INDEX_FORMAT}")
-    lists = [raw[key] for key in ("files", "links", "frames")]
-    if not all(isinstance(each, list) for each in lists):
-        raise TypeError("files, links and frames are lists")
-    files, links, frames = lists
-    return Index(
-        files=tuple(map(Entry._make, files)),
-        links=tuple(map(Link._make, links)),
-        frames=tuple(map(Frame._make, frames)),
-    )

@@ -18,10 +18,9 @@ each byte of the bundle is in some file, and a reader finds it as if there were 
 The manifest names every member with its size, so the whole tar, headers and padding included, is
 determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
 
-Digests form a tree. ``Manifest.id`` covers the manifest; the manifest holds the digest of each
-layer's head; a head holds the digest of each compressed frame behind it and of each file inside. A
-head also holds the origin of its layer, whose digest is the layer's id. So parts of a layer can be
-checked independently, in parallel, before anything is visible.
+Digests form a tree: ``Manifest.id`` covers the manifest, the manifest each layer's head, a head its
+origin, each compressed frame behind it and each file inside. So parts of a layer can be checked
+independently, in parallel, before anything is visible.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import NamedTuple
 
 from ..protocol.codec import decode
+from ..protocol.dataclass import dataclass
 from ..protocol.digest import Digest, canonical_json
 from ..protocol.job import Requires, require_printable
 
@@ -50,8 +50,7 @@ KINDS = ("wheel", "project", "trainer", "asset", PYTHON)
 _SIZE_LIMIT = 1 << 60
 _DISK_BLOCK = 4096
 _LISTED = 64  # bytes that a file takes in the listing of an environment, generously
-_OWN_BYTES, _OWN_INODES = 256 << 10, 96
-"""Size of the files that every environment has: hooks, links, directories."""
+_OWN_BYTES, _OWN_INODES = 256 << 10, 96  # files that every environment has: hooks, links
 
 
 class ManifestError(ValueError):
@@ -62,9 +61,8 @@ class FormatError(ManifestError):
     """The manifest is of another version of the layout."""
 
     def __init__(self, found: object) -> None:
-        """Keep the version that was found, or whatever is in its place."""
         super().__init__(f"the bundle has format {found!r}; this program reads format {FORMAT}")
-        self.found = found
+        self.found = found  # the version, or whatever is in its place
 
 
 class StoredMember(NamedTuple):
@@ -135,17 +133,13 @@ class Manifest:
     # These are needed again and again, and each takes milliseconds for a hundred layers.
 
     @functools.cached_property
-    def _fields(self) -> dict[str, object]:
-        return asdict(self)
-
-    @functools.cached_property
     def id(self) -> Digest:
         """The bundle's identity: the digest of all the fields above."""
-        return Digest.of(canonical_json(self._fields))
+        return Digest.of(canonical_json(asdict(self)))
 
     @functools.cached_property
     def _bytes(self) -> bytes:
-        return canonical_json({**self._fields, "id": self.id})
+        return canonical_json({**asdict(self), "id": self.id})
 
     @property
     def unpacked_size(self) -> int:
@@ -187,23 +181,17 @@ class Manifest:
     def members(self) -> list[tuple[str, int]]:
         """Return name and size of every member of the outer tar, in order."""
         parts = [part for part in (self.node, self.decompressor) if part is not None]
-        pairs = [layer.members for layer in self.layers]
         return [
             (MANIFEST_NAME, len(self.to_bytes())),
             *((part.name, part.size) for part in parts),
-            *(head for head, _ in pairs),
-            *(frames for _, frames in pairs),
+            *(layer.members[0] for layer in self.layers),
+            *(layer.members[1] for layer in self.layers),
         ]
 
 
 @functools.lru_cache(maxsize=1)
 def parse(data: bytes) -> Manifest:
-    """Read ``manifest.json``; the last one is remembered.
-
-    Raises:
-        FormatError: it is of another version of the layout.
-        ManifestError: it is no such manifest, or its id does not fit its content.
-    """
+    """Read ``manifest.json``, or raise ManifestError; the last one is remembered."""
     try:
         raw = json.loads(data)
         claimed = raw.pop("id")
@@ -227,9 +215,6 @@ def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
 
     A plain POSIX ustar header (IEEE Std 1003.1, "ustar Interchange Format") with owner and time
     zero. Sizes of 8 GiB and more use GNU tar's base-256 form.
-
-    Raises:
-        ManifestError: the name is longer than 100 bytes.
     """
     if len(name.encode()) > 100:
         raise ManifestError(f"member name is longer than 100 bytes: {name}")

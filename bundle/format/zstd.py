@@ -19,12 +19,9 @@ from .layer import LayerError
 
 # --- The part of a shared library that the dynamic loader maps; the rest is not needed -----------
 
-_HEADER = struct.Struct("<4sBB58x")
-_MAGIC, _64_BIT, _LITTLE_ENDIAN = b"\x7fELF", 2, 1
-_SEGMENTS_AT, _SECTIONS_AT = 0x20, 0x28
-_SIZES = struct.Struct("<HHHHH")
-_SIZES_AT = 0x36
-_SEGMENT = struct.Struct("<II5Q8x")
+_HEADER_SIZE, _64_LITTLE_ENDIAN = 64, b"\x7fELF\2\1"
+_SEGMENTS_AT, _SECTIONS_AT, _SIZES_AT = 0x20, 0x28, 0x36
+_SIZES, _SEGMENT = struct.Struct("<HHHHH"), struct.Struct("<II5Q8x")
 
 
 def strip_unmapped_tail(library: IO[bytes]) -> bytes:
@@ -34,18 +31,16 @@ def strip_unmapped_tail(library: IO[bytes]) -> bytes:
     library that was not stripped lies behind its last segment, and none of that is read here. One
     that is not of the usual shape, 64 bits, little-endian, segments first, is returned as it is.
     """
-    head = library.read(_HEADER.size)
-    is_usual = len(head) == _HEADER.size and (
-        _HEADER.unpack(head) == (_MAGIC, _64_BIT, _LITTLE_ENDIAN)
-        and struct.unpack_from("<Q", head, _SEGMENTS_AT) == (_HEADER.size,)
+    head = library.read(_HEADER_SIZE)
+    is_usual = len(head) == _HEADER_SIZE and (
+        head.startswith(_64_LITTLE_ENDIAN)
+        and struct.unpack_from("<Q", head, _SEGMENTS_AT) == (_HEADER_SIZE,)
         and _SIZES.unpack_from(head, _SIZES_AT)[0] == _SEGMENT.size
     )
-    if not is_usual:
-        return head + library.read()
-    segments = _SIZES.unpack_from(head, _SIZES_AT)[:2]
+    segments = _SIZES.unpack_from(head, _SIZES_AT)[:2] if is_usual else (0, 0)
     table = library.read(segments[0] * segments[1])
-    if len(table) < segments[0] * segments[1]:
-        return head + table
+    if not is_usual or len(table) < segments[0] * segments[1]:
+        return head + table + library.read()
     ends = [offset + length for _, _, offset, _, _, length, _ in _SEGMENT.iter_unpack(table)]
     whole = bytearray(head + table)
     whole += library.read(max(0, max(ends, default=0) - len(whole)))

@@ -61,11 +61,6 @@ def locate_python(directories: JobDirectories) -> str:
     return os.path.join(directories.environment, "bin", "python")
 
 
-def wrap_command(directories: JobDirectories, command: Sequence[str]) -> list[str]:
-    """Return the arguments that run a user's command under the wrapper."""
-    return [os.path.join(directories.job_dir, WRAPPER), *command]
-
-
 def make_torchrun_argv(
     directories: JobDirectories, request: LaunchRequest, own_address: str, program: Sequence[str]
 ) -> list[str]:
@@ -74,12 +69,11 @@ def make_torchrun_argv(
     The run's id keeps two jobs apart that use one port.
     """
     job = request.job
-    is_repeated = is_moving(job.launch)
     return [
         locate_python(directories),
         *_MODULE,
         f"--nproc-per-node={request.group.nproc}",
-        *(_list_c10d_options(request, own_address) if is_repeated else _list_options(request)),
+        *_list_rendezvous_options(request, own_address),
         f"--rdzv-id={job.id}.{job.attempt}" + (f".{request.attempt}" if request.attempt else ""),
         f"--max-restarts={job.launch.max_restarts}",
         f"--log-dir={os.path.join(directories.job_dir, 'torchrun')}",
@@ -87,32 +81,28 @@ def make_torchrun_argv(
     ]
 
 
-def _list_options(request: LaunchRequest) -> list[str]:
-    """Return the options of a rendezvous that happens once.
+def _list_rendezvous_options(request: LaunchRequest, own_address: str) -> list[str]:
+    """Use c10d where ranks may meet again, which static ones never do (torch 2.13).
 
-    It gives RANK = node rank x ranks a node + local rank, and binds the port on the head only. No
-    ranks meet a second time, not even those of one node (they wait for ever, torch 2.13).
+    A static rendezvous gives RANK = node rank x ranks a node + local rank, and binds the port on
+    the head only. For c10d the head is named, or ``_matches_machine_hostname`` guesses it.
     """
-    return [
-        f"--nnodes={len(request.job.nodes)}",
-        f"--node-rank={request.node_rank}",
-        f"--master-addr={request.group.address}",
-        f"--master-port={request.group.port}",
-        "--rdzv-backend=static",
-    ]
-
-
-def _list_c10d_options(request: LaunchRequest, own_address: str) -> list[str]:
-    """Use c10d, which can repeat; name the head, or ``_matches_machine_hostname`` guesses it."""
+    most, group, elastic = len(request.job.nodes), request.group, request.job.launch.elastic
+    if not is_moving(request.job.launch):
+        return [
+            f"--nnodes={most}",
+            f"--node-rank={request.node_rank}",
+            f"--master-addr={group.address}",
+            f"--master-port={group.port}",
+            "--rdzv-backend=static",
+        ]
     # No node joins an allocation later; and for one that may come torchrun waits half a minute.
-    most, elastic = len(request.job.nodes), request.job.launch.elastic
     least = min(elastic[0], most) if elastic else most
-    address = request.group.address
-    host = f"[{address}]" if ":" in address else address
+    host = f"[{group.address}]" if ":" in group.address else group.address
     return [
         f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={host}:{request.group.port}",
+        f"--rdzv-endpoint={host}:{group.port}",
         f"--rdzv-conf=is_host={int(request.node_rank == 0)}",
         f"--local-addr={own_address}",
     ]
@@ -180,7 +170,6 @@ class EarlyLauncher:
     """A launcher that waits; its environment cannot be removed meanwhile."""
 
     def __init__(self, directories: JobDirectories) -> None:
-        """Start it."""
         self._python = locate_python(directories)
         self._real = os.path.realpath(self._python)
         variables = make_environment_variables(directories, os.environ)
@@ -227,10 +216,9 @@ class EarlyLauncher:
         """End it if it still waits, and release the environment."""
         if self._running.poll() is None:
             processes.stop(self._running, 0)
-        for stream in (self._running.stdin, self._running.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        for stream in filter(None, (self._running.stdin, self._running.stdout)):
+            with contextlib.suppress(OSError):
+                stream.close()
         os.close(self._lock)
 
 

@@ -85,11 +85,7 @@ def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 def select_code(folder: str, since: float = 0.0, unchanged_seconds: float = 0.0) -> Selection:
     """Return the complete files that were written since a time, with their directories.
 
-    Those that were written to in the last ``unchanged_seconds`` are left out. None are found where
-    there is no such directory.
-
-    Raises:
-        NodeError: the directory cannot be read.
+    Those that were written to in the last ``unchanged_seconds`` are left out.
     """
     if not os.path.isdir(folder):
         return Selection((), (), (), {}, 0)
@@ -119,11 +115,7 @@ def _is_finished(folder: str, entry: OutputEntry) -> bool:
 
 
 def place_code(request: UnpackRequest, path: str) -> UnpackAnswer:
-    """Put compiled code that has arrived into its directory.
-
-    Raises:
-        NodeError: it is damaged, or cannot be written.
-    """
+    """Put compiled code that has arrived into its directory."""
     kind = request.incoming.code if request.incoming else ""
     with open(path, "rb") as stream:
         scratch = os.path.join(os.path.dirname(path), "code")
@@ -136,9 +128,6 @@ def receive_code(stream: IO[bytes], scratch: str, folder: str, source: str) -> N
 
     The files' times are set to 0, so that they are the same whoever has made them, and never count
     as new. ``scratch`` is made for it, in the same file system, and removed again.
-
-    Raises:
-        NodeError: it is damaged, was changed while it was read, or cannot be written.
     """
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -20,10 +20,7 @@ from ..system.own_program import read_source
 from .program_variables import JobDirectories, make_environment_variables, make_task_variables
 from .wrapper import find_src_folder
 
-# --- What any program in an environment finds besides the packages: the user's code, and the
-# trainer
-
-# For ranks the run wrapper arranges ``sys.path``; any other program is told by ``PYTHONPATH``.
+# --- The trainer: for ranks the run wrapper arranges ``sys.path``, for others PYTHONPATH ---------
 
 
 def find_trainer(variables: Mapping[str, str]) -> list[str]:
@@ -64,10 +61,8 @@ def read_step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
 # --- An environment that is mounted from an image: a view of it that can be used where it is -----
 
 # An image is read-only, and neither its place nor the node's Python is known when it is made. So
-# each use makes a directory of links under the node root, or takes the one that is there:
-# everything in it is a link into the image, except ``bin/python`` and ``pyvenv.cfg``, which are for
-# the Python of this node (PEP 405). As a virtual environment it is worth as much as an unpacked
-# one.
+# each use makes a directory of links into the image, or takes the one that is there; only
+# ``bin/python`` and ``pyvenv.cfg`` are for the Python of this node (PEP 405).
 
 LOOKING = "STAGER_LOOKS_FOR_PYTHON"
 """The variable under which ``bin/python`` of an image does not start: it would look in its turn."""
@@ -87,17 +82,14 @@ def read_manifest(place: str) -> Manifest:
 
 def find_python(place: str, manifest: Manifest) -> str:
     """Return the program that runs a mounted environment: the image's own, or this node's."""
-    version = manifest.requires.python
     if manifest.requires.bundled_python:
-        return own_python(place, version)
-    return interpreter.find_base_python(version, env={**os.environ, LOOKING: "1"})
+        return own_python(place, manifest.requires.python)
+    env = {**os.environ, LOOKING: "1"}
+    return interpreter.find_base_python(manifest.requires.python, env=env)
 
 
 def make_view(place: str, manifest: Manifest, root: str, python: str) -> JobDirectories:
-    """Make a view of a mounted environment, or take the one that is there.
-
-    It lies among the directories of jobs, where ``stager clean`` removes it once nobody uses it.
-    """
+    """Make a view of a mounted environment in ``jobs/``, or take the one that is there."""
     text = "\n".join([place, manifest.id, python])
     name = f"image-{hashlib.sha256(os.fsencode(text)).hexdigest()[:16]}"
     final = os.path.join(root, "jobs", name)
@@ -118,13 +110,11 @@ def make_view(place: str, manifest: Manifest, root: str, python: str) -> JobDire
 
 
 def _fill(folder: str, place: str, version: str, python: str) -> None:
-    for name in os.listdir(place):
-        if name not in _OWN:
-            os.symlink(os.path.join(place, name), os.path.join(folder, name))
+    links = {name: os.path.join(place, name) for name in {*os.listdir(place)}.difference(_OWN)}
+    links |= {"bin/python": python, "bin/python3": "python", f"bin/python{version}": "python"}
     os.mkdir(os.path.join(folder, "bin"))
-    os.symlink(python, os.path.join(folder, "bin", "python"))
-    for name in ("python3", f"python{version}"):
-        os.symlink("python", os.path.join(folder, "bin", name))
+    for name, target in links.items():
+        os.symlink(target, os.path.join(folder, name))
     Path(folder, "pyvenv.cfg").write_bytes(pyvenv_cfg(python))
     Path(folder, _WRAPPER).write_bytes(read_source("launch.wrapper"))
 
@@ -152,10 +142,7 @@ def make_mounted_variables(
 
 
 def make_argv(directories: JobDirectories, command: Sequence[str]) -> list[str]:
-    """Return the command to become: a script or a module of its own runs under the wrapper.
-
-    The wrapper looks for a script in the project first, as it does for ranks.
-    """
+    """Return the command to become: a script or a module of its own runs under the wrapper."""
     if command[0] == "-m" or command[0].endswith(".py"):
         python = os.path.join(directories.environment, "bin", "python")
         return [python, os.path.join(directories.environment, _WRAPPER), *command]

@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import IO
 
 from ..protocol.codec import AnyText, decode
+from ..protocol.dataclass import dataclass
 from ..protocol.messages import CollectiveState, ProcessState, RankState, RankStates, ThreadStack
 from ..system import files
 from ..system.processes import read_task_state
@@ -44,10 +45,10 @@ _STILL_SECONDS = 0.3  # after which a stack whose end is not known has all come
 def start_inspector(
     folder: str, list_pids: Callable[[], Mapping[int, int]], send: Callable[[RankStates], None]
 ) -> Iterator[Callable[..., None]]:
-    """Yield a function that looks at the ranks of a node; nothing waits for that.
+    """Yield a function that looks at the ranks of a node, and sends what it finds from a thread.
 
-    It takes the number of a question, if there is one. What is found is sent from a thread. A look
-    that has begun goes on to its end, others are left out then.
+    It takes the number of a question, if there is one. At the end of the block, a look that has
+    begun goes on, and others are left out.
     """
 
     def look(number: int) -> None:
@@ -113,8 +114,6 @@ _INTERESTING = "DTtZ"  # states of children that come first
 
 
 class _Processes:
-    """All processes at one moment."""
-
     def __init__(self) -> None:
         self._states: dict[int, ProcessState] = {}
         self._children: dict[int, list[int]] = collections.defaultdict(list)
@@ -141,10 +140,8 @@ class _Processes:
         found = [pid]
         for parent in found:  # it grows meanwhile; a number used again may close a circle
             found += self._children.pop(parent, ())
-        children = sorted(
-            found[1:], key=lambda child: self._states[child].state not in _INTERESTING
-        )
-        return tuple(map(self.describe, children[:_CHILDREN]))
+        found[1:] = sorted(found[1:], key=lambda one: self._states[one].state not in _INTERESTING)
+        return tuple(map(self.describe, found[1 : _CHILDREN + 1]))
 
 
 def _read_text(path: str) -> str:
@@ -162,17 +159,13 @@ _BELOW_PROGRAM = re.compile(r"<frozen runpy>:|.*/runpy\.py:|.*/run_wrapper\.py:"
 
 
 def read_stack(path: str, pid: int, seconds: float) -> tuple[tuple[str, ...], str]:
-    """Ask a process for the stack of its main thread; return why there is none, or an empty text.
-
-    The signal would end a process that has no handler of it, so that is looked at just before.
-    """
+    """Ask a process for the stack of its main thread; return why there is none, or an empty one."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # a rank has made the file
     try:
         with open(os.open(path, flags), "rb") as file:
             descriptor = int(file.readline(100))
             start = file.seek(0, os.SEEK_END)
-            why = _find_obstacle(pid, file, descriptor)
-            if why:
+            if why := _find_obstacle(pid, file, descriptor):
                 return (), why
             os.kill(pid, STACKS)
             text = _await_stack(file, start, pid, time.monotonic() + seconds)
@@ -187,8 +180,8 @@ def read_stack(path: str, pid: int, seconds: float) -> tuple[tuple[str, ...], st
 def _find_obstacle(pid: int, file: IO[bytes], descriptor: int) -> str:
     """Return why a process must not be signalled; empty if it may.
 
-    It may have become another program. Or it has closed the file, and its stacks would go into
-    whatever has that descriptor now.
+    The signal would end one that has no handler of it. Or it has closed the file, and its stacks
+    would go into whatever has that descriptor now.
     """
     lines = _read_text(f"/proc/{pid}/status").splitlines()
     status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -294,11 +287,8 @@ def ask_rank(
     stacks = [one for line in lines for one in line.stacks][:_THREADS]
     groups = {group.name: group for line in lines for group in line.groups[:_GROUPS]}
     entries = [entry for line in lines for entry in line.entries if not entry.is_p2p]
-    states = _describe_groups(groups, entries)
-    return (
-        tuple(ThreadStack(one.name[:_TEXT], _trim(one.frames)) for one in stacks),
-        tuple(itertools.islice(states, _GROUPS)),
-    )
+    states = itertools.islice(_describe_groups(groups, entries), _GROUPS)
+    return tuple(ThreadStack(one.name[:_TEXT], _trim(one.frames)) for one in stacks), tuple(states)
 
 
 def _describe_groups(
@@ -349,8 +339,8 @@ def _add_numbers(state: CollectiveState, entries: Sequence[_Entry]) -> Collectiv
 def _describe_tensors(sizes: Sequence[Sequence[int]], kinds: Sequence[str]) -> str:
     """Return ``[32, 10] Float, [10] Float, 5 more``."""
     shown = [f"{list(size)} {kind}" for size, kind in zip(sizes[:_TENSORS], kinds)]
-    more = [f"{len(sizes) - _TENSORS} more"] if len(sizes) > _TENSORS else []
-    return ", ".join([*shown, *more])[:_TEXT]
+    shown += [f"{len(sizes) - _TENSORS} more"] if len(sizes) > _TENSORS else []
+    return ", ".join(shown)[:_TEXT]
 
 
 def _read_lines(answer: bytes) -> Iterator[_Line]:
@@ -367,8 +357,7 @@ def _ask(path: str, seconds: float) -> bytes:
 
     The address is relative to a descriptor: a path may be longer than an address can be.
     """
-    folder, name = os.path.split(path)
-    until = time.monotonic() + seconds
+    (folder, name), until = os.path.split(path), time.monotonic() + seconds
     with suppress(OSError):  # nobody listens
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -384,12 +373,9 @@ def _ask(path: str, seconds: float) -> bytes:
 def _receive(client: socket.socket, until: float, most: int) -> bytes:
     answer = bytearray()
     with suppress(OSError, ValueError):  # the latter once the time is over
-        while len(answer) < most:
-            client.settimeout(until - time.monotonic())
-            chunk = client.recv(1 << 16)
-            if not chunk:
-                break
+        while len(answer) < most and (chunk := client.recv(1 << 16)):
             answer += chunk
+            client.settimeout(until - time.monotonic())
     return bytes(answer)
 
 

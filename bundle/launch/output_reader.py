@@ -1,12 +1,8 @@
 """Reading the output of a launcher and its ranks, byte by byte, until they end.
 
-The output of the ranks comes through one named pipe each (the wrapper redirects it there), so that
-every byte is known to be a certain rank's; the launcher's comes through its standard output. It is
-passed on in whole lines, as other output is written into the same log.
-
-A pipe belongs to a local rank. The wrapper names the rank, which may be another one after a
-restart, in a line of its own. That line counts only with a nonce that is made for each launch: any
-similar line of a program is output.
+The output of a local rank comes through a named pipe, the launcher's through its standard output.
+It is passed on in whole lines, as other output is written into the same log. The wrapper names the
+rank, which may be another one after a restart, in a line that counts only with the launch's nonce.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes, signals
-from .rank_monitor import RankMonitor
+from .rank_monitor import RankMonitor, make_pipe
 
 # --- The last lines of output, kept while all of it is passed on ---------------------------------
 
@@ -65,36 +61,27 @@ _FINISHED_SECONDS = 3.0  # until the end of all programs is reported: most launc
 
 
 class _Stream:
-    """The output of one local rank, or of the launcher, which has no ``possible`` ranks.
-
-    ``rank`` is None for the launcher, and until the wrapper has named the rank.
-    """
+    """The output of one local rank, or of the launcher, which has no ``possible`` ranks."""
 
     def __init__(self, handle: int, possible: range = range(0)) -> None:
         self.handle, self.possible = handle, possible
-        self.rank: int | None = None
-        # A line without an end as yet, in pieces: joining it at each read would be quadratic.
-        self._pieces: list[bytes] = []
-        self.held = 0
+        self.rank: int | None = None  # for the launcher, and until the wrapper has named the rank
+        self.held = bytearray()  # a line without an end as yet
 
     def take(self, chunk: bytes) -> bytes:
         """Return the whole lines so far; of a line that is too long, what there is of it."""
         end = chunk.rfind(b"\n") + 1
-        if not end and self.held + len(chunk) > LONGEST_LINE:
+        if not end and len(self.held) + len(chunk) > LONGEST_LINE:
             end = len(chunk)
-        lines = self.take_rest() if end else b""
-        self._pieces.append(chunk[end:])
-        self.held += len(chunk) - end
-        return lines + chunk[:end]
+        lines = self.take_rest() + chunk[:end] if end else b""
+        self.held += chunk[end:]
+        return lines
 
     def take_rest(self) -> bytes:
         """Take the unterminated last line."""
-        line, self._pieces, self.held = b"".join(self._pieces), [], 0
+        line = bytes(self.held)
+        self.held.clear()
         return line
-
-
-def _drop(rank: int | None, data: bytes) -> None:
-    """Drop output that nobody needs."""
 
 
 class Outputs:
@@ -124,11 +111,7 @@ class Outputs:
         self._pipes: list[int] = []
         try:
             for local in range(len(ranks)):
-                path = os.path.join(folder, str(local))
-                os.mkfifo(path, 0o600)
-                # Open both ways: it then has no end, however many ranks come and go.
-                pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-                self._pipes.append(pipe)
+                self._pipes.append(make_pipe(os.path.join(folder, str(local))))
         except BaseException:
             self.close()
             raise
@@ -177,20 +160,22 @@ class Outputs:
     def _read_to_launchers_end(
         self, running: processes.Process, selector: selectors.BaseSelector
     ) -> None:
-        with contextlib.ExitStack() as stack:
-            end = None
-            with contextlib.suppress(ProcessLookupError):  # somebody has waited for it
-                end = processes.open_pidfd(running.pid)
-            if end is not None:
-                stack.callback(os.close, end)
-                selector.register(end, selectors.EVENT_READ)
-                stack.callback(selector.unregister, end)
-            poll = _BLIND_POLL_SECONDS if end is None else _POLL_SECONDS
+        end = None
+        with contextlib.suppress(ProcessLookupError):  # somebody has waited for it
+            end = processes.open_pidfd(running.pid)
+        if end is not None:
+            selector.register(end, selectors.EVENT_READ)
+        try:
             while running.poll() is None:
                 self._look_after_ranks()
+                poll = _BLIND_POLL_SECONDS if end is None else _POLL_SECONDS
                 sizes = self._read_ready(selector, poll)
                 if sizes and max(sizes) < _CHUNK // 4:
                     time.sleep(_PAUSE_SECONDS)
+        finally:
+            if end is not None:
+                selector.unregister(end)
+                os.close(end)
 
     def _look_after_ranks(self) -> None:
         self.monitor.take()
@@ -205,17 +190,17 @@ class Outputs:
             self.on_signal(number, self.monitor.send_signal(number))
 
     def stop(self, running: processes.Process, on_output: OnOutput) -> None:
-        """End the launcher with its ranks; pass on the output of the ranks meanwhile.
-
-        The launcher's own is dropped: it only complains about the signal.
-        """
+        """End the launcher with its ranks, whose output is passed on; its own is complaints."""
 
         def deliver(rank: int | None, data: bytes) -> None:
             with contextlib.suppress(OSError):  # the driver has gone
                 on_output(rank, data)
 
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
-        targets = {**dict.fromkeys(self._streams, _drop), **dict.fromkeys(of_ranks, deliver)}
+        targets = {
+            **dict.fromkeys(self._streams, lambda rank, data: None),
+            **dict.fromkeys(of_ranks, deliver),
+        }
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
         half = time.monotonic() + self._grace / 2
@@ -280,9 +265,9 @@ def run_launcher(
 ) -> tuple[int, RecentOutput]:
     """Run a launcher to its end, and pass on its output and that of its ranks.
 
-    With ``running`` it has been started before. A signal to this process ends it first. Processes
-    that a rank left behind (data loaders, daemons) end with it. Its exit status is returned, 128
-    and more for a signal; and the last lines of output.
+    With ``running`` it has been started before. Processes that a rank left behind (data loaders,
+    daemons) end with it. Its exit status is returned, 128 and more for a signal; and the last lines
+    of output.
     """
     recent = RecentOutput()
     try:

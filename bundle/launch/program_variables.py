@@ -20,7 +20,7 @@ from ..redaction.secret_names import remove_secret_variables
 
 
 class JobDirectories(NamedTuple):
-    """The directories of a job on one node: its root, the unpacked bundle, and the job's own."""
+    """The directories of a job on one node."""
 
     root: str
     environment: str
@@ -51,13 +51,11 @@ def is_moving(launch: Launch) -> bool:
     return launch.elastic is not None or launch.max_restarts > 0
 
 
-# --- The hub's cache that a program of an environment sees: the bundle's repositories, and the
-# user's
+# --- The hub's cache that a program of an environment sees: the bundle's and the user's ----------
 
-# The libraries of Hugging Face look for models and data sets in one directory, ``HF_HUB_CACHE``.
-# The bundle's are in the environment, which is never written to, the user's in another cache. So a
-# directory of the node root has a link to each repository of both; of two of the same name the
-# bundle's counts, since that one was locked.
+# The libraries of Hugging Face look in one directory, ``HF_HUB_CACHE``. So one of the node root has
+# a link to each repository of the bundle's, in the environment, and of the user's caches; of two of
+# the same name the bundle's counts, since that one was locked.
 
 _OTHER_NAMES = (
     "HUGGINGFACE_HUB_CACHE",
@@ -74,9 +72,8 @@ HUB = "hub"  # the directory of the bundle's repositories in an environment, bel
 def make_hub_variables(directories: JobDirectories, base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that say where the hub's cache is.
 
-    Where the bundle has no models or data sets, a cache that the user has named stays what it is;
-    without one, the user's cache at its usual place is used if it is there. Only ``HF_HOME`` moves
-    to the node's disk then, for what the libraries write.
+    Where the bundle has no models or data sets, it is the user's, at its usual place if none is
+    named. Only ``HF_HOME`` moves to the node's disk then, for what the libraries write.
     """
     if os.path.isdir(os.path.join(directories.environment, STATE, HUB)):
         view = _locate_view(directories, base)
@@ -105,7 +102,7 @@ def prepare_hub_cache(directories: JobDirectories, base: Mapping[str, str]) -> N
 
 
 def _locate_view(directories: JobDirectories, base: Mapping[str, str]) -> str:
-    """Return the directory of links, one for each environment and choice of the user's caches."""
+    # One for each environment and choice of the user's caches.
     text = "\n".join([directories.environment, *_list_user_caches(base)])
     name = hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
     return os.path.join(directories.root, "cache", HUB, name)
@@ -120,7 +117,7 @@ def _list_user_caches(base: Mapping[str, str]) -> list[str]:
 
 def _locate_usual_cache(base: Mapping[str, str]) -> str:
     """Return huggingface_hub's cache directory if none of its variables is set."""
-    caches = base.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    caches = base.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(caches, "huggingface", "hub")
 
 
@@ -175,11 +172,9 @@ def make_environment_variables(
 ) -> dict[str, str]:
     """Return the variables of any program in an environment: isolated from the node, and offline.
 
-    ``PYTHONNOUSERSITE`` keeps ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has
-    set is kept, and so are models in the user's cache. No bytecode is written: a published
-    environment brings its own and is never modified. Secrets are removed: every program of an
-    environment gets its variables here, however its node was reached. ``code`` names the directory
-    for compiled code that is brought back, and ``caches`` further variables that lead into it.
+    No bytecode is written: a published environment brings its own and is never modified. Secrets
+    are removed. ``code`` names the directory for compiled code that is brought back, and ``caches``
+    further variables that lead into it.
     """
     kept = remove_secret_variables(base, passed)
     env = {
@@ -220,8 +215,7 @@ def drop_schedulers(base: Mapping[str, str]) -> dict[str, str]:
 
 def _read_asset_variables(environment: str) -> dict[str, str]:
     """Return the variables for the paths of assets; none in an older environment."""
-    folder = os.path.join(environment, ENV)
-    found = {}
+    folder, found = os.path.join(environment, ENV), {}
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             goal = os.readlink(os.path.join(folder, name))
@@ -242,14 +236,9 @@ def make_rank_variables(
     guide, ``NCCL_SOCKET_IFNAME``).
     """
     launch, group, store = request.job.launch, request.group, request.job.code_store
+    code, caches = request.code, store.caches if store else ()
     env = {
-        **make_environment_variables(
-            directories,
-            base,
-            launch.pass_env,
-            code=request.code,
-            caches=store.caches if store else (),
-        ),
+        **make_environment_variables(directories, base, launch.pass_env, code=code, caches=caches),
         "STAGER_ATTEMPT": str(request.attempt),
         "STAGER_NODE": request.node,
         "PYTORCH_DIST_BACKEND": group.backend,

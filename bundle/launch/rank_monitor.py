@@ -1,9 +1,7 @@
 """Watching the ranks of a node: when each of them began, finished and ended.
 
-Each rank writes JSON lines into a named pipe (:mod:`bundle.launch.wrapper`): as it begins
-(``started``), when it has left its process group (``left``) or joined one (``joined``), when its
-program has finished (``finished``), and when its process still runs a while later (``lingers``).
-The end of its process is noticed at once through its pidfd, whatever its launcher reports.
+Each rank writes JSON lines into a named pipe (:mod:`bundle.launch.wrapper`). The end of its process
+is noticed at once through its pidfd, whatever its launcher reports.
 """
 
 from __future__ import annotations
@@ -14,11 +12,12 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from ..channel.frames import Lines
 from ..protocol.codec import AnyText, decode
+from ..protocol.dataclass import dataclass
 from ..system import processes
+from ..system.files import read_file
 
 PIPE = "ranks"  # the name of the pipe beside those of the ranks' output; the wrapper has it too
 SECONDS = "STAGER_LINGER_SECONDS"  # that a process may go on after its program has ended
@@ -27,6 +26,12 @@ _CHUNK = 1 << 16
 _SOON = 1.0  # seconds between the ends of processes that one signal to a whole step has ended
 _SIGNALLED = (-15, -2, 143, 130)
 _STAT_EXIT_CODE = 49  # the index of exit_code in /proc/PID/stat, counted from the state
+
+
+def make_pipe(path: str) -> int:
+    """Make a named pipe; opened both ways, it has no end, however many ranks come and go."""
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 @dataclass
@@ -58,14 +63,12 @@ class Rank:
 
         A rank that was still in its group has ended, even if nobody saw its exit status.
         """
-        ended_well = self.status == 0 if self.finished is not None else self.code == 0
-        return self.left is not None and not ended_well
+        status = self.code if self.finished is None else self.status
+        return self.left is not None and status != 0
 
 
 @dataclass(frozen=True)
 class _Message:
-    """A line that a rank writes into the pipe; see :mod:`bundle.launch.wrapper`."""
-
     event: str
     rank: int
     local_rank: int
@@ -77,25 +80,18 @@ class _Message:
 
 
 class RankMonitor:
-    """Watches the ranks of a node. Its descriptor is readable when there is something to read.
-
-    ``launcher_end`` is the time when the launcher ended, or was stopped; None while it runs.
-    ``on_lingering`` is called once with each rank that goes on for too long.
-    """
+    """Watches the ranks of a node. Its descriptor is readable when there is something to read."""
 
     def __init__(self, folder: str) -> None:
         self.ranks: dict[int, Rank] = {}
-        self.launcher_end: float | None = None
+        self.launcher_end: float | None = None  # when it ended, or was stopped; None while it runs
         self.stopped = False
-        self.on_lingering: Callable[[Rank], None] = lambda rank: None
+        self.on_lingering: Callable[[Rank], None] = lambda rank: None  # called once for each
         self._seconds = _SECONDS
         with contextlib.suppress(ValueError):
             self._seconds = float(os.environ.get(SECONDS, _SECONDS))
         self._lines = Lines()
-        path = os.path.join(folder, PIPE)
-        os.mkfifo(path, 0o600)
-        # Open both ways: it then has no end, however many ranks come and go.
-        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe = make_pipe(os.path.join(folder, PIPE))
         self._waiting = selectors.EpollSelector()
         self._waiting.register(self._pipe, selectors.EVENT_READ, None)
 
@@ -142,28 +138,23 @@ class RankMonitor:
             self.launcher_end = time.time()
             self.stopped = stopped
 
-    def has_stopped_before(self, time: float) -> bool:
-        """Tell whether the launcher had been stopped before a time."""
-        return self.stopped and self.launcher_end is not None and self.launcher_end < time
-
     def count_finished_well(self) -> int:
         """Count the ranks whose programs have ended well."""
         return sum(rank.has_finished_well for rank in self.ranks.values())
 
-    def list_departed(self, failed: Collection[int]) -> list[tuple[float, Rank]]:
-        """Return the ranks that others may have missed, with the time since; the earliest first.
+    def has_stopped_before(self, time: float) -> bool:
+        """Tell whether the launcher had been stopped before a time."""
+        return self.stopped and (self.launcher_end or time) < time
 
-        They had left their process group, or ended well.
-        """
+    def list_departed(self, failed: Collection[int]) -> list[tuple[float, Rank]]:
+        """Return the ranks that left their group, or ended well, with the time; the first first."""
         departed = []
         good_codes = (0,) if self.stopped else (0, None)
         for rank in self.ranks.values():
-            since = rank.left
-            if since is None and rank.has_finished_well:
-                since = rank.finished
-            if since is None and rank.code in good_codes and rank.rank not in failed:
-                since = rank.ended
-            if since is not None:
+            finished = rank.finished if rank.has_finished_well else None
+            is_well = rank.code in good_codes and rank.rank not in failed
+            since = rank.left or finished or (rank.ended if is_well else None)
+            if since:
                 departed.append((since, rank))
         return sorted(departed, key=lambda pair: pair[0])
 
@@ -172,18 +163,12 @@ class RankMonitor:
 
         One that ended by a signal just before was ended by the same signal to all processes.
         """
-        soon = (self.launcher_end or 0.0) - _SOON
-        return [
-            rank
-            for rank in self._list_ended_before_stop(failed)
-            if rank.code and not (rank.code in _SIGNALLED and (rank.ended or 0.0) >= soon)
-        ]
+        soon, ended = (self.launcher_end or 0.0) - _SOON, self._list_ended_before_stop(failed)
+        early = (rank for rank in ended if rank.code not in _SIGNALLED or (rank.ended or 0) < soon)
+        return [rank for rank in early if rank.code]
 
     def list_vanished(self, failed: Collection[int]) -> list[Rank]:
-        """Return the ranks that had ended before the stop, with a status that nobody saw.
-
-        If their launcher had told others to end, it was no good one.
-        """
+        """Return the ranks that had ended before the stop, with a status that nobody saw."""
         ended = self._list_ended_before_stop(failed)
         return [rank for rank in ended if rank.code is None and not rank.has_finished_well]
 
@@ -210,9 +195,7 @@ class RankMonitor:
 
     def _note_message(self, message: _Message) -> None:
         if message.event == "started":
-            rank = Rank(message.rank, message.local_rank, message.pid, time.time())
-            self.ranks[message.rank] = rank
-            self._watch(rank)
+            self._watch(Rank(message.rank, message.local_rank, message.pid, time.time()))
             return
         known = self.ranks.get(message.rank)
         if known is None or known.pid != message.pid:
@@ -228,6 +211,7 @@ class RankMonitor:
             known.left = known.lingers = None
 
     def _watch(self, rank: Rank) -> None:
+        self.ranks[rank.rank] = rank
         try:
             handle = processes.open_pidfd(rank.pid)
         except ProcessLookupError:  # it has ended already
@@ -272,12 +256,10 @@ class RankMonitor:
 
 def _read_exit_code(pid: int) -> int | None:
     """Return the exit status of a process that has ended and is not reaped."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-            fields = handle.read().rpartition(")")[2].split()
+    # Else its launcher has waited for it already.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         status = int(fields[_STAT_EXIT_CODE])
-    except (OSError, ValueError, IndexError):  # its launcher has waited for it already
-        return None
-    if fields[0] not in "ZX":
-        return None
-    return -(status & 0x7F) if status & 0x7F else status >> 8
+        if fields[0] in (b"Z", b"X"):
+            return os.waitstatus_to_exitcode(status)
+    return None

@@ -60,10 +60,7 @@ class _Ranks:
             os.kill(pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for all of them, report what has failed, and return this launcher's exit status.
-
-        The first failure ends the others.
-        """
+        """Wait for all of them, report what has failed, and return this launcher's exit status."""
         while self._running:
             pid, status = os.waitpid(-1, 0)
             local = self._running.pop(pid, None)

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from ..protocol.codec import decode
 from ..protocol.counts import format_count
-from ..protocol.messages import FailureRecord, FrameVariables
+from ..protocol.messages import FailureRecord
 from ..redaction.secrets import mask_value
 from .rank_monitor import RankMonitor
 from .wrapper import keep_own_frame
 
 _RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
-_CLOSING_SIGNAL = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
+_CLOSING_SIGNAL = r"W\d{4} .*Sending process \d+ closing signal"
 _SIGNALLED = re.compile(r"\bSending process (\d+) closing signal")
 _REPORT_START = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The first line of torchrun's own report: its traceback and its table follow."""
@@ -55,10 +55,9 @@ def find_failures(
     was killed, torchrun's report has the exit status; its last lines replace the traceback.
     """
     by_rank, lines = by_rank or {}, list(tail)
-    records = {
-        record.rank: _add_printed(record, by_rank.get(record.rank, ()))
-        for record in _read_records(job_dir)
-    }
+    records = {}
+    for record in _read_records(job_dir):
+        records[record.rank] = _add_printed(record, by_rank.get(record.rank, ()))
     for rank, local_rank, code in parse_report(lines):
         if rank not in records:
             own_lines = by_rank.get(rank) or select_program_lines(lines, rank)
@@ -112,14 +111,13 @@ def complete_records(
     records: Iterable[FailureRecord], monitor: RankMonitor, launcher: Sequence[str]
 ) -> list[FailureRecord]:
     """Complete the failures of a node with the monitor's times, and with who ended the ranks."""
-    listed = parse_report(launcher)
-    root_cause = listed[-1][0] if listed else None  # the last entry of torchrun's report
-    pids = find_signalled(launcher)
-    return [_settle(record, monitor, pids, record.rank == root_cause) for record in records]
+    listed, pids = parse_report(launcher), find_signalled(launcher)
+    root = listed[-1][0] if listed else None  # the last of torchrun's report
+    return [_settle(record, monitor, pids, is_root=record.rank == root) for record in records]
 
 
 def _settle(
-    record: FailureRecord, monitor: RankMonitor, pids: Collection[int], is_root_cause: bool
+    record: FailureRecord, monitor: RankMonitor, pids: Collection[int], *, is_root: bool
 ) -> FailureRecord:
     rank, ended = monitor.ranks.get(record.rank), record.time
     if rank is not None:
@@ -127,10 +125,8 @@ def _settle(
     time = record.time if record.exception else ended
     told_to_end = monitor.has_stopped_before(time)
     if not told_to_end and _is_sigterm(record.exit_code):
-        told_to_end = rank.pid in pids if rank is not None and pids else not is_root_cause
-    return replace(
-        record, time=time, ended=ended, told_to_end=told_to_end, root_cause=is_root_cause
-    )
+        told_to_end = rank.pid in pids if rank is not None and pids else not is_root
+    return replace(record, time=time, ended=ended, told_to_end=told_to_end, root_cause=is_root)
 
 
 def _is_sigterm(code: int) -> bool:
@@ -149,10 +145,7 @@ def find_own_record(job_dir: str, failure: FailureRecord) -> FailureRecord:
 
 
 def parse_report(lines: Iterable[str]) -> list[tuple[int, int, int]]:
-    """Return rank, local rank and exit status of each failure in torchrun's report.
-
-    The format is that of ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``.
-    """
+    """Return rank, local rank and exit status of each failure in torchrun's ChildFailedError."""
     failed = []
     current: tuple[int, int] | None = None
     for line in lines:
@@ -173,13 +166,8 @@ def select_program_lines(lines: Iterable[str], rank: int) -> list[str]:
     all_lines = list(lines)
     # The last report counts: an earlier one closes an attempt that was followed by a restart.
     reports = [number for number, line in enumerate(all_lines) if _REPORT_START.search(line)]
-    end = reports[-1] if reports else None
-    foreign = re.compile(rf"\[rank(?!{rank}\])\d+\]:")
-    return [
-        line
-        for line in all_lines[:end]
-        if not _CLOSING_SIGNAL.match(line) and not foreign.match(line)
-    ]
+    other = re.compile(rf"\[rank(?!{rank}\])\d+\]:|{_CLOSING_SIGNAL}")
+    return [line for line in all_lines[: reports[-1] if reports else None] if not other.match(line)]
 
 
 def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None = None) -> int:
@@ -192,23 +180,19 @@ def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None
     """
     if told_to_end or (told_to_end is None and _is_sigterm(code)):
         return ENDED
-    if not exception:
-        return CAUSE
-    return LOST_PEER if _LOST_PEER.search(f"{exception}: {message}") else CAUSE
+    is_lost = exception and _LOST_PEER.search(f"{exception}: {message}")
+    return LOST_PEER if is_lost else CAUSE
 
 
 def explain_oom_kills(
     records: Iterable[FailureRecord], before: int | None, after: int | None
 ) -> list[FailureRecord]:
-    """Add a line to the record of each rank that was killed while memory ran out.
-
-    A process that is killed cannot report it, and Slurm does only where it limits memory.
-    """
+    """Add a line to the record of each rank that was killed while memory ran out."""
     if before is None or after is None or after <= before:
         return list(records)
     events = format_count(after - before, "oom-kill event")
-    why = "the kernel killed for want of memory"
-    line = f"stager: {events} on this node while the ranks ran: {why}"
+    where = "on this node while the ranks ran"
+    line = f"stager: {events} {where}: the kernel killed for want of memory"
     return [
         replace(record, lines=(*record.lines, line)) if record.exit_code == _SIGKILL else record
         for record in records
@@ -228,9 +212,8 @@ def _read_records(job_dir: str) -> list[FailureRecord]:
 
 def hide_secret_variables(record: FailureRecord) -> FailureRecord:
     """Return a record without secrets in its variables."""
-    return replace(record, variables=tuple(map(_hide_secrets, record.variables)))
-
-
-def _hide_secrets(frame: FrameVariables) -> FrameVariables:
-    values = [replace(one, text=mask_value(one.name, one.text)) for one in frame.values]
-    return replace(frame, values=tuple(values))
+    frames = []
+    for frame in record.variables:
+        values = [replace(one, text=mask_value(one.name, one.text)) for one in frame.values]
+        frames.append(replace(frame, values=tuple(values)))
+    return replace(record, variables=tuple(frames))

@@ -64,10 +64,17 @@ def run_ranks(
             channel.output(own_rank if native else rank, data)
 
         _report_events(outputs, channel, request.node, send_output)
-        _discard_user_signals(job.allocation)
+        if job.allocation is Allocation.SLURM and not machine.has_step_cgroup():
+            signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
+        signals.take_user_signals()  # those from before the start are for no rank
         answering = _answer_looks(directories.job_dir, outputs, channel)
         watch = answering if job.launch.watch else contextlib.nullcontext()
-        with contextlib.closing(outputs), _limit_time(request.limit), watch:
+        limit = threading.Timer(request.limit or 0.0, os.kill, (os.getpid(), signal.SIGTERM))
+        limit.daemon = True
+        if request.limit is not None:
+            limit.start()
+        with contextlib.closing(outputs), watch, contextlib.ExitStack() as stack:
+            stack.callback(limit.cancel)
             running = early.launch(start.argv, start.variables, start.cwd) if early else None
             killed_before = machine.oom_kills()
             code, recent = run_launcher(
@@ -102,13 +109,6 @@ def _look_at_code(
     if request.removes_code:
         removal.delete_as_far_as_possible(path)
     return amount
-
-
-def _discard_user_signals(allocation: Allocation) -> None:
-    """Discard those from before the start, which are for no rank; and later ones of Slurm's."""
-    if allocation is Allocation.SLURM and not machine.has_step_cgroup():
-        signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
-    signals.take_user_signals()
 
 
 def _report_events(
@@ -185,7 +185,7 @@ def _prepare_start(
     directories: JobDirectories, link: network.Route, request: messages.LaunchRequest
 ) -> _Start:
     job, group, launcher = request.job, request.group, request.job.launch.launcher
-    program = commands.wrap_command(directories, job.launch.command)
+    program = [os.path.join(directories.job_dir, commands.WRAPPER), *job.launch.command]
     base = os.environ if job.allocation is Allocation.SLURM else drop_schedulers(os.environ)
     if launcher is Launcher.SRUN:
         cpus, nproc = int(os.environ.get("SLURM_CPUS_PER_TASK", "1")), 1
@@ -232,18 +232,6 @@ def _make_job_dir(path: str, launcher: Launcher) -> Iterator[None]:
         os.close(held)
 
 
-@contextlib.contextmanager
-def _limit_time(seconds: float | None) -> Iterator[None]:
-    timer = threading.Timer(seconds or 0.0, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.daemon = True
-    if seconds is not None:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def _open_outputs(job_dir: str, ranks: list[range], grace: float) -> Outputs:
     try:
         return Outputs(os.path.join(job_dir, "output"), ranks, grace)
@@ -251,10 +239,8 @@ def _open_outputs(job_dir: str, ranks: list[range], grace: float) -> Outputs:
         full, other = ProblemCode.PIPES_DISK_FULL, ProblemCode.PIPES_NOT_MADE
         problem = files.disk_problem(exc, job_dir, full, other)
         if exc.errno == errno.EMFILE:
-            values = {
-                "why": files.error_text(exc),
-                "ranks": format_count(len(ranks), "rank"),
-                "limit": format_count(processes.get_open_file_limit(), "open file"),
-            }
+            limit = format_count(processes.get_open_file_limit(), "open file")
+            ranks_here, why = format_count(len(ranks), "rank"), files.error_text(exc)
+            values = {"why": why, "ranks": ranks_here, "limit": limit}
             problem = Problem(ProblemCode.PIPES_OVER_LIMIT, job_dir, values)
         raise NodeError(problem) from exc

@@ -1,7 +1,4 @@
-"""Files in the working directory of ranks whose node does not see the project.
-
-The project's and its assets are put there, and earlier results that the node is sent.
-"""
+"""The project, assets and earlier results, for ranks whose node does not see the project."""
 
 from __future__ import annotations
 
@@ -30,9 +27,8 @@ _SENT = ".stager-sent"  # describes the earlier results sent to the copy of the 
 def make_work_dir(directories: JobDirectories, job: Job) -> str:
     """Make the ranks' working directory, with the files of the project and its assets in place.
 
-    So a program finds by relative paths what it finds at home, and what it writes stays local:
-    directories are made, small files of the project copied, and all others linked to the staged
-    ones. What is there already stays: another task, or an earlier attempt, has made it.
+    A program finds by relative paths what it finds at home, and what it writes stays local. What is
+    there already stays: another task, or an earlier attempt, has made it.
     """
     tree, path = locate_work_tree(job, directories.root), locate_work_dir(job, directories.root)
     os.makedirs(path, mode=0o700, exist_ok=True)
@@ -88,14 +84,11 @@ def _make_folder(source: str, path: str, *, is_linked: bool) -> None:
 
 def _place(entry: os.DirEntry[str], path: str, limit: int, is_output: bool) -> int:
     """Copy a file of at most ``limit`` bytes, or an output, else link it; return bytes copied."""
-    if entry.is_symlink():
-        os.symlink(os.readlink(entry.path), path)
-        return 0
-    size = entry.stat().st_size
-    if entry.is_file() and (size <= limit or is_output):
+    size = entry.stat(follow_symlinks=False).st_size
+    if entry.is_file(follow_symlinks=False) and (size <= limit or is_output):
         _copy(entry.path, path)
         return size
-    os.symlink(entry.path, path)
+    os.symlink(os.readlink(entry.path) if entry.is_symlink() else entry.path, path)
     return 0
 
 
@@ -195,8 +188,7 @@ def record_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:
 def remove_sent_files(tree: str, folder: str) -> tuple[str, ...]:
     """Remove the earlier results that no rank has changed; return those that ranks have deleted.
 
-    What is in directories that are no longer there, or are links now, is not looked for: it may
-    have got another name. Of a directory that was deleted, only its own path is returned.
+    Of a directory that was deleted, or is a link now, only its own path is returned.
     """
     try:
         with open(os.path.join(tree, _SENT), encoding="ascii") as handle:
@@ -226,19 +218,18 @@ def has_outputs_besides(folder: str, outputs: Sequence[str], brought: Collection
     """Return whether a directory has files or links among the outputs, besides these."""
     known = frozenset(brought)
     for path, folders, files in os.walk(folder):
-        prefix = path[len(folder) + 1 :]
         links = [name for name in folders if os.path.islink(os.path.join(path, name))]
-        for name in (*files, *links):
-            inner = os.path.join(prefix, name)
-            if inner not in known and _is_among(inner, outputs):
-                return True
+        inner = (os.path.relpath(os.path.join(path, name), folder) for name in (*files, *links))
+        if any(name not in known and _is_among(name, outputs) for name in inner):
+            return True
     return False
 
 
 def _content_state(state: os.stat_result) -> list[int]:
     """Return the fields that change with a file's content, name or place."""
-    times = (state.st_mtime_ns, state.st_ctime_ns)
-    return [state.st_mode, *(() if stat.S_ISDIR(state.st_mode) else (state.st_size, *times))]
+    if stat.S_ISDIR(state.st_mode):
+        return [state.st_mode]
+    return [state.st_mode, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
 
 
 def _list_entries(folder: str) -> list[os.DirEntry[str]]:

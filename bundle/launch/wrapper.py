@@ -6,13 +6,11 @@ environment's own interpreter, so it stands alone: standard library only, Python
     run_wrapper.py SCRIPT ARGS...
     run_wrapper.py -m MODULE ARGS...
 
-It reads ``STAGER_ENV`` (the environment; its packages come first on ``sys.path``),
-``STAGER_PROJECT`` (the staged project), ``STAGER_TRAINER`` (the directory of the ``trainer``
-package; last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``, ``RANK`` and
-``LOCAL_RANK``; each may be absent. ``STAGER_PATCHES`` is set to ``1`` unless it is set already.
-``STAGER_OUTPUT`` has a named pipe a local rank for output, ``STAGER_OUTPUT_NONCE`` what the line
-there that names the rank must have. With ``STAGER_WATCH`` at ``1`` the node's agent can ask the
-rank where it is.
+It reads ``STAGER_ENV`` (its packages come first on ``sys.path``), ``STAGER_PROJECT``,
+``STAGER_TRAINER`` (last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``,
+``RANK`` and ``LOCAL_RANK``; each may be absent. ``STAGER_OUTPUT`` has a named pipe a local rank,
+``STAGER_OUTPUT_NONCE`` what the line there that names the rank must have. With ``STAGER_WATCH`` at
+``1`` the node's agent can ask the rank where it is.
 
 The exit status is the program's own: 1 after an uncaught exception, 130 after an interrupt; 2 when
 there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
@@ -21,10 +19,9 @@ there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<R
      "exception": "ValueError", "message": "...", "lines": ["Traceback ...", ...],
      "time": 1700000000.0, "variables": [...], "step": {"step": 17}, "seeds": {"torch": "42"}}
 
-where ``lines`` are the last of the traceback with the last frame of the user's own code, and
-``message`` may be cut. Where the program has caught an exception and ended itself with a status
-because of it, as Hydra does, the record is about that exception, without lines if no frame is the
-user's own. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
+where ``lines`` are the last of the traceback with the last frame of the user's own code. Where the
+program has caught an exception and ended itself with a status because of it, as Hydra does, the
+record is about that exception. PyTorch's error file is left to ``@record``.
 """
 
 import _thread
@@ -73,7 +70,10 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_DFL)
     take_own_pipe()
     forget_record()
-    begin_watch()
+    answer_questions()
+    send_event("started")
+    if os.environ.get("STAGER_JOB_DIR"):
+        sys.meta_path.insert(0, _GroupsFinder())
     write_whole_lines()
     name = args[0]
     if kind == "script":
@@ -100,8 +100,7 @@ def main(argv: list[str]) -> int:
 def _find_script(name: str) -> tuple[str, str]:
     """Return a script's absolute path, empty if there is none, and the words for that case."""
     # An absolute name joined to a root is that name itself, so both places are then one.
-    roots = [Path(root).absolute() for root in (_find_project(), Path.cwd()) if root]
-    paths = list(dict.fromkeys(root / name for root in roots))
+    paths = list(dict.fromkeys(Path(root or "", name).absolute() for root in (_find_project(), "")))
     found = next((str(path) for path in paths if path.exists()), "")
     if len(paths) == 1:
         return found, f"no {paths[0]}"
@@ -114,8 +113,8 @@ def _find_script(name: str) -> tuple[str, str]:
 def arrange_path(program: Program) -> None:
     """Put the program's directory, the project and the packages at the head of ``sys.path``.
 
-    The packages' entry is moved, and keeps its spelling: under two names of one directory a module
-    could be imported twice. The wrapper's own directory, which Python put first, goes.
+    The packages' entry keeps its spelling: under two names of one directory a module could be
+    imported twice. The wrapper's own directory, which Python put first, goes.
     """
     own = os.path.realpath(Path(__file__).parent)
     if sys.path and os.path.realpath(sys.path[0]) == own:
@@ -255,16 +254,14 @@ def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     frames = frames[frames.index(handler) :]
     if len(frames) == 1 or not any(is_own_file(frame.f_code.co_filename) for frame in frames):
         return True
-    return _is_among(caught, frames[1].f_locals.values())
+    return _is_among(caught, [*frames[1].f_locals.values()])
 
 
-def _is_among(error: BaseException, values: Iterable[object]) -> bool:
+def _is_among(error: BaseException, values: Sequence[object]) -> bool:
     """Return whether one of the values is the exception, or holds its text."""
     text = _get_text(error)
-    return any(
-        value is error or (isinstance(value, str) and text != "" and text in value)
-        for value in values
-    )
+    texts = (value for value in values if isinstance(value, str) and text)
+    return any(value is error for value in values) or any(text in value for value in texts)
 
 
 def exit_status(error: BaseException) -> int:
@@ -321,8 +318,8 @@ def _record_path() -> Optional[Path]:
 def forget_record() -> None:
     """Remove what an earlier attempt of this rank left, when torchrun has restarted it."""
     path = _record_path()
-    with contextlib.suppress(OSError):  # mostly absent; and a stale record stops no program
-        if path is not None:
+    if path is not None:
+        with contextlib.suppress(OSError):  # mostly absent; and a stale record stops no program
             path.unlink()
 
 
@@ -337,7 +334,6 @@ def write_record(error: BaseException, status: int) -> None:
     lines = keep_own_frame(text.splitlines(), RECORDED_LINES)
     if caught and not any(map(is_own_frame, lines)):
         lines = []  # an error in how the program was called: what it printed tells more
-    is_exit = isinstance(error, SystemExit)
     record = {
         "v": 1,
         "node": os.environ.get("STAGER_NODE") or os.uname().nodename,
@@ -345,7 +341,7 @@ def write_record(error: BaseException, status: int) -> None:
         "local_rank": _read_number("LOCAL_RANK"),
         "pid": os.getpid(),
         "exit_code": status,
-        "exception": "SystemExit" if is_exit else type(error).__name__,
+        "exception": "SystemExit" if isinstance(error, SystemExit) else type(error).__name__,
         "message": _get_text(error)[:RECORDED_CHARACTERS],
         "lines": lines,
         "time": time.time(),
@@ -453,13 +449,8 @@ def _describe_value(name: str, value: object) -> dict[str, str]:
     return {"name": name, "type": kind, "text": text}
 
 
-def _read_class(kind: type, name: str) -> Any:  # noqa: ANN401
-    """Return what Python knows of a class, whatever its metaclass says."""
-    return type.__dict__[name].__get__(kind)
-
-
 def _name_type(value: object) -> str:
-    return str(_read_class(type(value), "__name__"))[:STATE_CHARACTERS]
+    return type(value).__name__[:STATE_CHARACTERS]
 
 
 def _show_value(value: Any, depth: int) -> str:  # noqa: ANN401
@@ -492,27 +483,17 @@ def _show_series(value: Any, depth: int) -> str:  # noqa: ANN401
     return f"{_SERIES[id(kind)][0]}{', '.join(parts)}{_SERIES[id(kind)][1]}"
 
 
-def _show_array(value: object) -> str:
+def _show_array(value: Any) -> str:  # noqa: ANN401
     """Return element type, shape and device of a tensor or an array, never what is in it."""
-    module = _read_class(type(value), "__module__")
-    if type(module) is not str or module.partition(".")[0] not in ("torch", "numpy"):
+    if str(type(value).__module__).partition(".")[0] not in ("torch", "numpy"):
         return ""
     torch = sys.modules.get("torch")
     guard = getattr(getattr(torch, "_C", None), "DisableTorchFunction", contextlib.nullcontext)
-    with guard():
-        shape = _read_slot(value, "shape")
-        if shape is None or any(type(size) is not int for size in shape):
-            return ""
-        dtype, device = (str(_read_slot(value, name) or "") for name in ("dtype", "device"))
-    parts = (dtype.rpartition("torch.")[2][:40], str(list(shape)), device[:20])
-    return " ".join(filter(None, parts))
-
-
-def _read_slot(value: object, name: str) -> Any:  # noqa: ANN401
-    """Return an attribute that C code has; None where a class defines it in Python."""
-    bases = (_read_class(base, "__dict__") for base in _read_class(type(value), "__mro__"))
-    slot = next((base[name] for base in bases if name in base), None)
-    return slot.__get__(value) if type(slot) is types.GetSetDescriptorType else None
+    with contextlib.suppress(Exception), guard():  # no array, or one that is not made yet
+        dtype = str(value.dtype).rpartition("torch.")[2][:40]
+        parts = (dtype, str(list(map(int, value.shape))), str(getattr(value, "device", "")))
+        return " ".join(filter(None, parts))
+    return ""
 
 
 def _find_progress(frames: Iterable[tuple[types.FrameType, int]]) -> dict[str, float]:
@@ -561,12 +542,9 @@ def send_event(event: str, **more: object) -> None:
     job_dir = os.environ.get("STAGER_JOB_DIR")
     if not job_dir:
         return
-    who = {
-        "rank": _read_number("RANK"),
-        "local_rank": _read_number("LOCAL_RANK"),
-        "pid": os.getpid(),
-    }
-    line = json.dumps({"event": event, **who, "time": time.time(), **more}) + "\n"
+    own = {"rank": _read_number("RANK"), "local_rank": _read_number("LOCAL_RANK")}
+    message = {"event": event, **own, "pid": os.getpid(), "time": time.time(), **more}
+    line = json.dumps(message) + "\n"
     with contextlib.suppress(OSError):  # nobody listens, or not now: a rank does not wait for that
         pipe = os.open(Path(job_dir, "output", "ranks"), os.O_WRONLY | os.O_NONBLOCK)
         try:
@@ -585,14 +563,6 @@ def has_joined_group() -> Optional[bool]:
         return None
     module = sys.modules.get(GROUPS)
     return module is not None and getattr(module, "_backend", "unknown") is not None
-
-
-def begin_watch() -> None:
-    """Tell that this rank's process is there, and see to it that leaving its group is told."""
-    answer_questions()
-    send_event("started")
-    if os.environ.get("STAGER_JOB_DIR"):
-        sys.meta_path.insert(0, _GroupsFinder())
 
 
 class _GroupsFinder:
@@ -633,7 +603,7 @@ def follow_groups(groups: types.ModuleType) -> None:
     """Report when a rank leaves or joins the default group; an unknown PyTorch is unchanged."""
     functions = vars(groups)
     names = ("destroy_process_group", "init_process_group")
-    if all(callable(functions.get(name)) for name in (*names, "is_initialized")):
+    if {*names, "is_initialized"} <= functions.keys():
         for name in names:
             functions[name] = _report_change(functions[name], functions["is_initialized"])
 
@@ -655,8 +625,8 @@ def _report_change(change: Callable[..., Any], is_member: Callable[[], Any]) -> 
 def end_watch(status: int) -> None:
     """Say what keeps the process if it goes on for long though its program has finished.
 
-    Python waits for threads that are not daemons, then for exit handlers. The thread that watches
-    is a daemon: it ends with the process and changes nothing of how that ends.
+    Python waits for threads that are not daemons, then for exit handlers. The one that watches is a
+    daemon.
     """
     send_event("finished", status=status, joined=has_joined_group())
     # No such number, or no more threads: then nobody watches.
@@ -668,7 +638,6 @@ def end_watch(status: int) -> None:
 def _report_lingering(seconds: float) -> None:
     time.sleep(max(0.0, seconds))
     names = find_lingering()
-    send_event("lingers", threads=names)
     why = f"waits for {', '.join(names)}" if names else "its exit handlers do not come to an end"
     node = os.environ.get("STAGER_NODE") or os.uname().nodename
     line = (
@@ -678,19 +647,16 @@ def _report_lingering(seconds: float) -> None:
     # Not through sys.stderr: the interpreter may end at any moment, and must not find it locked.
     with contextlib.suppress(OSError):
         os.write(2, line.encode(errors="replace"))
+    send_event("lingers", threads=names)
 
 
 def find_lingering() -> list[str]:
     """Return the names of what keeps the process: threads that are no daemons, child processes."""
-    threads = [
-        f"thread {thread.name[:NAME_LENGTH]}"
-        for thread in threading.enumerate()
-        if not thread.daemon and thread is not threading.main_thread()
-    ]
+    threads = [one for one in threading.enumerate() if one is not threading.main_thread()]
     pools = sys.modules.get("multiprocessing.process")
-    children = list(getattr(pools, "_children", ())) if pools else []
-    processes = [f"process {child.name[:NAME_LENGTH]}" for child in children if not child.daemon]
-    return [*threads, *processes][:NAMED]
+    kinds = {"thread": threads, "process": list(getattr(pools, "_children", ()))}
+    found = [(kind, one) for kind, all_ones in kinds.items() for one in all_ones if not one.daemon]
+    return [f"{kind} {one.name[:NAME_LENGTH]}" for kind, one in found][:NAMED]
 
 
 # --- Where the rank is, for the node's agent when all ranks are silent ---------------------------
@@ -718,10 +684,7 @@ ANSWER_SECONDS = 2.0
 
 
 def answer_questions() -> None:
-    """Say where this rank is, if the node's agent watches: at a signal, and through a socket.
-
-    The thread that answers only waits; the program knows nothing of it, nor gets it any signal.
-    """
+    """Say where this rank is, if the node's agent watches: at a signal, and through a socket."""
     job_dir = os.environ.get("STAGER_JOB_DIR")
     if not job_dir or os.environ.get("STAGER_WATCH") != "1":
         return

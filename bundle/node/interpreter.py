@@ -16,8 +16,7 @@ from ..system import processes
 from ..system.own_program import short_version
 
 TIMEOUT_SECONDS = 10.0
-_NOT_FOUND = 127
-"""Exit status of a shell, or of a version manager's shim, that finds no such program."""
+_NOT_FOUND = 127  # exit status of a shell, or of a version manager's shim, that finds no program
 
 _DESCRIBE = """\
 import json, sys
@@ -37,8 +36,7 @@ class InterpreterFacts(NamedTuple):
     version: str  # its full version, ``3.11.7``
     implementation: str
     abiflags: str  # ``t`` stands for free-threaded, which needs extension modules of its own
-    base_prefix: str
-    """The directory of the installation that it, or its virtual environment, belongs to."""
+    base_prefix: str  # the directory of the installation behind it, or behind its environment
     base_executable: str
 
     def explain_misfit(self, version: str) -> str:
@@ -87,11 +85,7 @@ def describe_failure(failure: processes.ProcessError) -> str:
 
 
 def describe_interpreter(program: str, env: Mapping[str, str]) -> InterpreterFacts:
-    """Return the description of an interpreter: of the running one at once, else by running it.
-
-    Raises:
-        processes.ProcessError: it does not start, fails, takes too long, or prints something else.
-    """
+    """Return the description of an interpreter: of the running one at once, else by running it."""
     with contextlib.suppress(OSError):
         if sys.flags.isolated and os.path.samefile(program, "/proc/self/exe"):
             return InterpreterFacts(
@@ -115,10 +109,7 @@ def find_base_program(version: str, facts: InterpreterFacts, env: Mapping[str, s
     """Return the program of the installation behind an interpreter, which must run by itself.
 
     The prefix is tried before ``sys._base_executable``, which before Python 3.11 names the virtual
-    environment's own program on Linux.
-
-    Raises:
-        processes.ProcessError: there is none.
+    environment's own program on Linux. ProcessError if there is none.
     """
     in_prefix = str(Path(facts.base_prefix, "bin", f"python{version}"))
     failure = ""

@@ -33,8 +33,7 @@ from .node_root import code_path
 # is killed, so nobody waits for its end. What the kernel knows is in ``/proc/driver/nvidia``.
 
 _COLUMNS = "name,memory.total,driver_version,mig.mode.current"
-_SECONDS = 20.0
-"""The longest time for all questions; without ``nvidia-persistenced`` the first takes seconds."""
+_SECONDS = 20.0  # for all questions; without ``nvidia-persistenced`` the first takes seconds
 _MIB = 1 << 20
 _LIMIT = 1 << 20  # bytes that are read of an answer; a node with many GPUs gives some thousands
 _ROW = re.compile(", ".join(["([^,]*)"] * 4))
@@ -113,7 +112,7 @@ def _short(line: str) -> str:
 
 def kernel_driver(folder: Path = Path("/proc/driver/nvidia")) -> str:
     """Return the version of the driver that the kernel has loaded; empty for none."""
-    return parse_driver_version(_read_text(folder / "version"))
+    return parse_driver_version(processes.read_proc(folder / "version"))
 
 
 def parse_driver_version(text: str) -> str:
@@ -123,7 +122,7 @@ def parse_driver_version(text: str) -> str:
 
 
 def _read_gpus_from_proc(folder: Path) -> tuple[Gpu, ...]:
-    found = map(_read_text, sorted(folder.glob("gpus/*/information")))
+    found = map(processes.read_proc, sorted(folder.glob("gpus/*/information")))
     names = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in found]
     return tuple(Gpu(name[1]) for name in names if name)
 
@@ -141,13 +140,6 @@ def _library(env: Mapping[str, str]) -> str:
     return ""
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 # --- Facts about this machine, and the share of it that the job may use --------------------------
 
 _GPU = re.compile(r"nvidia\d+")
@@ -159,8 +151,7 @@ class Limits(NamedTuple):
 
     cpus: float | None = None  # CPU time a second, in CPUs
     memory: int | None = None
-    memory_left: int | None = None
-    """Bytes of memory still free; page cache that can be reclaimed counts as free."""
+    memory_left: int | None = None  # bytes still free, with page cache that can be reclaimed
 
 
 def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> HostFacts:
@@ -192,7 +183,7 @@ def oom_kills() -> int | None:
 
     Kills for a control group's limit are included. None where the kernel does not count.
     """
-    count = re.search(r"^oom_kill (\d+)$", _read_text(Path("/proc/vmstat")), re.MULTILINE)
+    count = re.search(r"^oom_kill (\d+)$", processes.read_proc("/proc/vmstat"), re.MULTILINE)
     return int(count[1]) if count else None
 
 
@@ -265,16 +256,16 @@ def has_step_cgroup() -> bool:
     It sends signals to the tasks alone then, and else to all processes of the step
     (``proctrack_p_signal`` in proctrack_cgroup.c and proctrack_linuxproc.c).
     """
-    return "/step_" in _read_text(Path("/proc/self/cgroup"))
+    return "/step_" in processes.read_proc("/proc/self/cgroup")
 
 
 def cgroup_limits(root: str = "/") -> Limits:
     """Return the limits of this process's cgroups, version 1 or 2; the tightest level counts."""
-    mounts = files.parse_mounts(_read_text(Path(root, "proc/self/mountinfo")))
+    mounts = files.parse_mounts(processes.read_proc(Path(root, "proc/self/mountinfo")))
     cpus: list[float] = []
     limits: list[int] = []
     left: list[int] = []
-    for line in _read_text(Path(root, "proc/self/cgroup")).splitlines():
+    for line in processes.read_proc(Path(root, "proc/self/cgroup")).splitlines():
         _, controllers, group = line.split(":", 2)
         for level in _list_levels(root, controllers, group, mounts):
             cpus += _read_quota(level)
@@ -303,7 +294,7 @@ def _list_levels(root: str, controllers: str, group: str, mounts: list[files.Mou
 def _read_quota(level: Path) -> list[float]:
     """Return the limit of one level, in CPUs; empty for none."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        words = [word for name in names for word in _read_text(level / name).split()]
+        words = [word for name in names for word in processes.read_proc(level / name).split()]
         if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # else "max" or -1
             return [int(words[0]) / int(words[1])]
     return []
@@ -315,9 +306,10 @@ def _read_memory_limit(level: Path) -> list[tuple[int, int]]:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, used = (_read_text(level / name).strip() for name in (limit_name, used_name))
+        limit = processes.read_proc(level / limit_name).strip()
+        used = processes.read_proc(level / used_name).strip()
         if limit.isdigit() and used.isdigit() and int(limit) < _NO_LIMIT:
-            stat = _read_text(level / "memory.stat").split()
+            stat = processes.read_proc(level / "memory.stat").split()
             reclaimable = int(stat[stat.index(cache) + 1]) if cache in stat else 0
             return [(int(limit), max(0, int(used) - reclaimable))]
     return []
@@ -345,7 +337,7 @@ def describe_code(
 
     ``known`` are some paths in the code for each kind.
     """
-    cpuinfo = _read_text(Path("/proc/cpuinfo"))[:_FIRST_PROCESSOR]
+    cpuinfo = processes.read_proc("/proc/cpuinfo")[:_FIRST_PROCESSOR]
     named = os.environ.get("CXX", "").split()[:1]
     compiler = next(filter(None, map(shutil.which, (*named, *_COMPILERS))), "")
     compiler = os.path.realpath(compiler) if compiler else ""  # whose name has its version

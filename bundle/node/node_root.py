@@ -9,7 +9,6 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from string import Template
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -17,8 +16,7 @@ from ..system import files
 
 # --- The place of a node root on a node: the directory that it is made in, and its name there ----
 
-ROOT_VARIABLE = "STAGER_NODE_ROOT"
-"""The variable of a node that wins over the setting ``cluster.node-root``."""
+ROOT_VARIABLE = "STAGER_NODE_ROOT"  # of a node; it wins over the setting ``cluster.node-root``
 AUTO, AUTO_WITH_MEMORY = "auto", "auto-memory"
 """The settings with which each node's directory is chosen; the second one allows memory."""
 MEMORY = "/dev/shm/"  # noqa: S108 - only compared
@@ -165,13 +163,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_secure_root(base: str) -> str:
-    """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that exist.
+    """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that exist; return it.
 
     A directory of ours that others could enter is closed to them. It is safe against others who act
     at the same time: directories are opened without following links, then checked while open.
-
-    Returns:
-        The node root, with no links in its path.
     """
     real = os.path.realpath(base)
     root = os.path.join(real, node_root_name())
@@ -219,7 +214,9 @@ def _open_private(parent: int, path: str) -> int:
     except FileNotFoundError as exc:
         raise _Vanished from exc
     except OSError as exc:
-        raise _make_refusal(path, _explain_refused_kind(path) or str(exc.strerror)) from exc
+        is_other = exc.errno in (errno.ENOTDIR, errno.ELOOP)
+        why = "it is not a directory, or a symbolic link" if is_other else files.error_text(exc)
+        raise _make_refusal(path, why) from exc
     status, owner = os.fstat(opened), os.geteuid()
     if status.st_uid != owner:
         os.close(opened)
@@ -237,34 +234,19 @@ def _ignore_in_git(root_fd: int) -> None:
         os.close(handle)
 
 
-def _explain_refused_kind(path: str) -> str:
-    try:
-        mode = Path(path).lstat().st_mode
-    except OSError:
-        return ""
-    if stat.S_ISLNK(mode):
-        return "it is a symbolic link, which may lead anywhere"
-    if not stat.S_ISDIR(mode):
-        return "it is not a directory"
-    return ""
-
-
 # --- Locks of a node root: files that may be removed while others wait for them ------------------
 
 # A lock on a file that has lost its name keeps nobody out, because the next process makes a new
 # file. So a process that gets a lock checks that the name still leads to the locked file, and
 # begins again if it does not. The kernel releases a lock when its holder ends, for whatever reason.
 
-ROOT_LOCK = ".lock"
-"""In a node root: shared while something is put in there, exclusive while the root is removed."""
+ROOT_LOCK = ".lock"  # shared while something is put in a node root, exclusive while that is removed
 
 
 def take_lock(path: str, operation: int, *, create: bool = True) -> int:
     """Open a lock file, no link, and lock it until the descriptor's last copy is closed.
 
-    Raises:
-        BlockingIOError: another process holds it, and ``LOCK_NB`` was given.
-        OSError: it cannot be opened or locked.
+    BlockingIOError: another process holds it, and ``LOCK_NB`` was given.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     while True:
@@ -293,9 +275,6 @@ def make_locked_directory(path: str) -> int:
     """Make a directory and lock it until the descriptor is closed or its holder ends.
 
     Only a process that holds it alone (:func:`hold_directory_alone`) may remove it.
-
-    Raises:
-        OSError: it cannot be made, or is there already.
     """
     while True:
         os.makedirs(path, mode=0o700)
@@ -312,11 +291,7 @@ def make_locked_directory(path: str) -> int:
 
 @contextlib.contextmanager
 def hold_directory_alone(path: str) -> Iterator[None]:
-    """Hold a directory that nobody else holds while the block runs.
-
-    Raises:
-        OSError: another process holds it, it is gone or no directory, or it cannot be locked.
-    """
+    """Hold a directory while the block runs; OSError if another process holds it, or it is gone."""
     handle = os.open(path, _FOLDER)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -329,12 +304,7 @@ def hold_directory_alone(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_root(root: str) -> Iterator[None]:
-    """Keep a node root from being removed while the block runs; make it if it is missing.
-
-    Raises:
-        NodeError: it is not there any more, and cannot be made; see :func:`make_secure_root`.
-        OSError: it cannot be locked.
-    """
+    """Keep a node root from being removed while the block runs; make it if it is missing."""
     base, lock = os.path.dirname(root), os.path.join(root, ROOT_LOCK)
     while True:
         try:

@@ -14,15 +14,14 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..protocol.dataclass import dataclass
 from ..system import files, signals
 
 if TYPE_CHECKING:
-    Links = Counter[tuple[int, int]]
-    """The number of names counted of each file, by device and inode."""
+    Links = Counter[tuple[int, int]]  # how often each file was counted, by device and inode
 
 STARTING_SECONDS = 0.2  # seconds that a program may take from its execve to its command line
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,10 +49,8 @@ def count_new_bytes(path: str, counted: set[tuple[int, int]]) -> int:
 def delete(path: str) -> int:
     """Delete a file, a link or a tree, links not followed; return the bytes that became free.
 
-    A failure does not keep the rest from being deleted, unless a directory is moved meanwhile.
-
-    Raises:
-        OSError: it could not be deleted, or not all of it.
+    OSError if it could not be deleted, or not all of it; the rest is deleted all the same, unless a
+    directory is moved meanwhile.
     """
     parent = os.open(os.path.dirname(path) or ".", _FOLDER & ~os.O_NOFOLLOW)
     try:
@@ -91,8 +88,7 @@ def delete_as_far_as_possible(path: str) -> None:
 @dataclass
 class _Deletion:
     freed: int = 0
-    failure: OSError | None = None
-    """The first failure; a missing file is none, as another process deleted it."""
+    failure: OSError | None = None  # the first one; that a file is missing is none
 
     def empty(self, handle: int) -> None:
         """Delete everything in an open directory, and close it.

@@ -103,8 +103,7 @@ _WORDS_ENDING_IN_PASS = _word_set("""
     renderpass singlepass
 """)
 """Words that end in ``pass`` and have nothing to do with a password."""
-SPLIT = _word_set("key keys token tokens pass")
-"""Second words of names that have two: ``API key``, ``githubtoken``."""
+SPLIT = _word_set("key keys token tokens pass")  # second words of names: ``API key``
 _IN_QUERY = {
     **dict.fromkeys(
         ("sas", "sig", "signature", "x-amz-signature", "x-goog-signature"), "signature"
@@ -115,12 +114,10 @@ _IN_QUERY = {
     **{"code": "code", "x-amz-security-token": "token"},
 }
 """Names that mean a secret in the query of a URL, and nothing elsewhere."""
-_BARE_NAMES = _word_set("key pass session")
-"""Names that are too common in texts, but mean a secret as a variable or an option."""
+_BARE_NAMES = _word_set("key pass session")  # a secret as a variable or an option only
 _INFIXES = re.compile("password|passwd|passphrase|apikey|credential")
 """Parts that mean a secret anywhere in the name of a variable or an option."""
-_HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))
-"""Variables of every shell and session, which hold no secret."""
+_HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))  # of every shell and session
 _KINDS_ANYWHERE = ("password", "secret", "credential", "api-key", "private-key")
 """Kinds of which a word at any place of a name is enough."""
 _PAIRED_KINDS = {

@@ -136,8 +136,7 @@ def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
 # Each pattern is matched at one place, and repeats only what cannot be read in two ways, so that a
 # line of any length takes time in proportion to it.
 
-_QUOTES = rb"(?:\"\"\"|'''|\\{0,127}[\"'`])"
-"""Quotes with what escapes them: JSON within JSON within a shell's quotes."""
+_QUOTES = rb"(?:\"\"\"|'''|\\{0,127}[\"'`])"  # with what escapes them: JSON within JSON in a shell
 _OPEN = re.compile(rb"(?:(?:[bBrRuUfF]{1,2}|\$)(?=\\*[\"']))?(?P<quote>" + _QUOTES + rb")")
 """What opens a quoted text, also in Python (``b"``) and in bash, which prints ``$'`` itself."""
 _QUOTE_BEFORE = re.compile(rb"\\{0,63}[\"']\Z")
@@ -158,8 +157,7 @@ _TO_END = re.compile(
 _GLUED = re.compile(rb"(?P<quote>[\"'])(?=[\w'\"])|(?=\w)")
 """What a shell adds to a quoted text: ``"abc"'def'``; a quote itself is ``'"'"'``."""
 _CALL = re.compile(rb"(?:[A-Za-z_][\w.]{0,60}(?=\())?[\[{(]")
-_TAG = re.compile(rb"(?:[!&][A-Za-z][\w/:-]{0,40}[ \t]{1,9}){1,3}")
-"""The tags that YAML may have before a value."""
+_TAG = re.compile(rb"(?:[!&][A-Za-z][\w/:-]{0,40}[ \t]{1,9}){1,3}")  # tags of YAML before a value
 _BRACKET = re.compile(rb"(?P<open>\\*[\"'])[^\n]*?(?<!\\)(?P=open)|[\[\]{}()]")
 """A bracket of a list or a table, or a quoted text, whose brackets do not count."""
 _LIST_BYTES = 4096  # bytes of a list that are looked through for its end
@@ -177,10 +175,8 @@ _SHELL_LINE = re.compile(
     rb"(?:\A|[\r\n])(?:\[\w{1,20}\]: ?)?[ \t>+$#]*(?:(?:export|set|declare -\w+|typeset -\w+) )?\Z"
 )
 _BEFORE = 120
-_SEVERAL_WORDS = ("authorization", "cookie")
-"""Kinds whose value may be several words: a scheme and a token, or pairs."""
-_PASSPHRASES = ("password", "secret", "credential")
-"""Kinds whose value may be several words where nothing else follows on the line."""
+_SEVERAL_WORDS = ("authorization", "cookie")  # their value: a scheme and a token, or pairs
+_PASSPHRASES = ("password", "secret", "credential")  # their value may fill the line
 
 LONG = 256  # a value of more bytes is no placeholder and no number, and is not compared with any
 _PLACEHOLDER = re.compile(
@@ -385,8 +381,7 @@ _GAP = re.compile(
 )
 """Between an option and its value, in a command or in a list of arguments."""
 _ONE_A_LINE = re.compile(rb"[^,\\]*\n[^,\\]*")
-_PAIR = re.compile(rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=\\*[\"'])")
-"""Between a quoted name and its value in a tuple or a list."""
+_PAIR = re.compile(rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=\\*[\"'])")  # between both, in a tuple or a list
 _OTHER = rb"\s{0,80},\s{0,80}\"(?!value)\w{1,30}\"[ ]?:[ ]?\"[^\"\n]{0,80}\""
 _BESIDE = re.compile(
     rb"(?:" + _OTHER + rb"){0,2}\s{0,80},?\s{0,80}(?:" + _QUOTES + rb")?(?:value|val|content)"
@@ -408,8 +403,7 @@ _SMALL_WORDS = re.compile(
 """Between a name and a value in a sentence."""
 _OTHER_WORDS = re.compile(rb"(?: [\w.@'-]{1,20}){1,3} ?[:=]{1,2} ?[\"'`]?")
 """The same with words that say more: ``API key provided: ...``."""
-_STRESS = re.compile(rb"\b(?:is|was)\b|[\"'`\t:=]|  ")
-"""A sign that a word of letters and digits is a value, and not the next word."""
+_STRESS = re.compile(rb"\b(?:is|was)\b|[\"'`\t:=]|  ")  # a word after it is a value
 _RANDOM = re.compile(rb"[^\s\"'`,;()<>\[\]{}]{6,}")
 _BAR = rb"(?:(?:\xe2\x94[\x82\x83]|\|)[ \t]{0,200})?"
 _NEXT = re.compile(
@@ -418,8 +412,7 @@ _NEXT = re.compile(
     rb"|(?P<listed>[\"']),\s{0,80}[\"'][ \t]{0,200}"
 )
 """From a name at the end of a line to its value on the next one, also in a list of lines."""
-_ITEMS = re.compile(rb"(?:\r?\n[ \t]{0,80}- [^\n]{1,200}){0,100}")
-"""Further values of a list that has one on each line."""
+_ITEMS = re.compile(rb"(?:\r?\n[ \t]{0,80}- [^\n]{1,200}){0,100}")  # of a list, one on each line
 _NEXT_WORD = re.compile(rb"(?![\"']?-[-a-zA-Z])")
 _NEXT_ITEM = re.compile(_NEXT_WORD.pattern + _OPEN.pattern)
 _METAVAR = re.compile(rb"[A-Z]+(?:_[A-Z]+)*")
@@ -684,12 +677,10 @@ def _length_of_login(url: bytes) -> int:
 
 _PAIRS = re.compile(rb"([^=&;]*=)[^&;]*")
 _USER_OPTION = re.compile(r"(-u|-U|--user|--proxy-user)(?:(=?)(.+))?", re.S)
-_LOGIN_VALUE = re.compile(r"(?!\d*:\d*\Z).*:.*", re.S)
-"""A user and a password, and not the numeric user and group that container programs take."""
+_LOGIN_VALUE = re.compile(r"(?!\d*:\d*\Z).*:.*", re.S)  # no numeric user and group of a container
 _ASSIGNED = re.compile(r"([-+~]*([A-Za-z_][\w.-]*)=).*", re.S)
 _ANY_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
-_LOGIN_SIGN = re.compile("[:@ ]")
-"""An argument that has no name of a secret and none of these holds no secret."""
+_LOGIN_SIGN = re.compile("[:@ ]")  # an argument with none of these, and no HINT, is no secret
 _LONG_OPTION = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
 _TOKENS_OPTION = re.compile(r"(--?tokens)(?:(=)(.*))?", re.S | re.I)
 """An option that may mean tokens of a text or secret ones: its value decides."""

@@ -19,11 +19,7 @@ _ANY_DIRECTORIES = "**"
 
 
 def split_pattern(output: str) -> Pattern | None:
-    """Split an output into its parts; none for everything.
-
-    Returns:
-        The parts, or None if the output could stand for something outside the directory.
-    """
+    """Split an output into its parts; None if it could stand for something outside."""
     if not output or "\0" in output or output.startswith("/"):
         return None
     names = output.split("/")

@@ -27,8 +27,7 @@ from .patterns import is_wanted, list_parents
 from .selection import OutputEntry, is_link_outside
 from .stream import InvalidStream
 
-SentEntries = Mapping[str, OutputEntry]
-"""What the nodes of a job were sent before it began, by path."""
+SentEntries = Mapping[str, OutputEntry]  # what nodes were sent before the job, by path
 PARTIAL = ".partial"  # suffix of the name of an output that did not arrive in full
 
 _HIDDEN = re.compile(r"\.stager-results\.(?P<owner>.+)\.(?P<pid>[0-9]+)\.[0-9]+")
@@ -41,17 +40,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ResultsWriter:
-    """A hidden directory into which a stream of results is unpacked, and published from.
-
-    Attributes:
-        files: regular files that arrived in full.
-        bytes: bytes of their content.
-        names: files and links that arrived.
-        left_out: members that could not be written here, with the reason.
-        renamed: outputs that got another name than they should have, with that name.
-        placed: names of all outputs that were put in place.
-        problems: problems met while putting them in place.
-    """
+    """A hidden directory into which a stream of results is unpacked, and published from."""
 
     def __init__(
         self,
@@ -60,11 +49,7 @@ class ResultsWriter:
         sent: SentEntries | None = None,
         joined: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the hidden directory.
-
-        Raises:
-            NodeError: it cannot be made.
-        """
+        """Make the hidden directory; NodeError if it cannot be made."""
         self._target, self._sent, self._joined = target, sent or {}, joined or {}
         self._roots = {root: number for number, root in enumerate(roots)}
         name = f".stager-results.{_name_owner()}.{os.getpid()}.{time.monotonic_ns()}"
@@ -77,13 +62,13 @@ class ResultsWriter:
         self._directories: dict[str, tuple[str, tarfile.TarInfo]] = {}
         self._parents: dict[str, str] = {"": ""}
         self._kept = False
-        self.files = 0
-        self.bytes = 0
-        self.names: set[str] = set()
-        self.left_out: dict[str, str] = {}
-        self.renamed: dict[str, str] = {}
-        self.placed: list[str] = []
-        self.problems: list[Problem] = []
+        self.files = 0  # regular files that arrived in full
+        self.bytes = 0  # bytes of their content
+        self.names: set[str] = set()  # files and links that arrived
+        self.left_out: dict[str, str] = {}  # members that could not be written here, and why
+        self.renamed: dict[str, str] = {}  # outputs that got another name, with that name
+        self.placed: list[str] = []  # names of all outputs that were put in place
+        self.problems: list[Problem] = []  # problems met while putting them in place
 
     def add(self, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
         """Write one member.
@@ -157,12 +142,9 @@ class ResultsWriter:
             removal.delete_as_far_as_possible(self._locate_hidden(root))
 
     def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
-        """Remove what the job has deleted of what it was sent, unless it has changed here.
+        """Remove what the job has deleted of what it was sent; return the number of files.
 
-        An output that is missing as a whole stays, and so does one that got another name.
-
-        Returns:
-            The number of files.
+        What has changed here stays, an output that is missing as a whole, and one with a new name.
         """
 
         def stays(name: str) -> bool:

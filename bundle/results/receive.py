@@ -1,13 +1,10 @@
 """Receiving results: the stream from a node, unpacked where the job was started.
 
-The stream is described in :mod:`bundle.results.stream`. Nothing in it is
-trusted: only outputs that were asked for are accepted, no path leaves them, no link leads out of
-them, devices and the like are refused, and nothing may be longer than was announced.
-
-Everything is written below a hidden directory next to its final place, and renamed once the stream
-has arrived in full. What exists is updated, see :mod:`bundle.results.publish`; where that would
-lose a file, the new output gets a number (``out.1``). Of a truncated stream, the files that did
-arrive in full are kept as ``out.partial``.
+Nothing in the stream (:mod:`bundle.results.stream`) is trusted: only outputs that were asked for
+are accepted, no path leaves them, no link leads out of them, devices and the like are refused, and
+nothing may be longer than was announced. :mod:`bundle.results.publish` puts what came in its place;
+where that would lose a file, the new output gets a number (``out.1``). Of a truncated stream, the
+files that did arrive in full are kept as ``out.partial``.
 """
 
 from __future__ import annotations
@@ -18,11 +15,12 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import IO, cast
 
 from ..format.manifest import BLOCK
 from ..protocol.counts import format_count
+from ..protocol.dataclass import dataclass
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text, examine_directory, list_refusals
 from .patterns import is_wanted, list_parents
@@ -39,8 +37,7 @@ from .stream import (
 )
 
 _NAME_LIMIT = 64 << 10  # bytes of a long name; Linux accepts no path over 4096
-_HALF_BLOCK = 2048
-"""Bytes that a file wastes on average, where a file system allocates 4 KiB blocks."""
+_HALF_BLOCK = 2048  # bytes that a file wastes on average in blocks of 4 KiB
 _SPARE_INODES = 16
 
 
@@ -48,8 +45,7 @@ _SPARE_INODES = 16
 class Received:
     """The results that have been received."""
 
-    complete: bool
-    """True if everything that was announced has arrived; if not, names end with ``.partial``."""
+    complete: bool  # true if all that was announced has arrived; else names end with ``.partial``
     files: int = 0
     bytes: int = 0  # bytes of the regular files that arrived in full
     names: frozenset[str] = frozenset()  # files and links that arrived, by their paths on the node
@@ -76,18 +72,17 @@ def receive_outputs(
     """Unpack the stream that :func:`.stream.send_outputs` sends.
 
     Where the stream ends early, is damaged, or the disk fills up, the files that arrived in full
-    are kept, and the result says so; the caller then closes the stream, which may hold more.
+    are kept, and the result says so; the caller then closes the stream, which may hold more. Where
+    no stream of results begins there, or it does not fit, NodeError comes before anything is
+    written.
 
     Args:
         stream: blocking; read up to its end mark.
-        target: an existing directory, where the job was started.
-        outputs: the outputs that were asked for; others are refused.
+        target: the directory where the job was started.
+        outputs: those that were asked for; others are refused.
         source: the sender's name, for messages.
         sent: what is there of the outputs and was sent to the nodes before the job.
         joined: new names that outputs of the same job have been given already.
-
-    Raises:
-        NodeError: no stream of results begins there, or it does not fit. Nothing has been written.
     """
     reader = _Reader(stream)
     try:
@@ -142,18 +137,14 @@ class _Truncated(Exception):
 
 
 class _Reader:
-    """The stream as two lines and, between them, a file that ``tarfile`` reads from front to back.
-
-    Attributes:
-        digest: of what has been read of the tar.
-    """
+    """The stream: two lines and, between them, a file that ``tarfile`` reads from front to back."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         # read1 returns the bytes that are available, rather than waiting for a whole chunk.
         self._read = getattr(stream, "read1", stream.read)
         self._buffer = memoryview(b"")
         self._place = 0
-        self.digest = hashlib.sha256()
+        self.digest = hashlib.sha256()  # of what has been read of the tar
 
     def line(self) -> bytes:
         line = bytearray()

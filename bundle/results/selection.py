@@ -51,9 +51,6 @@ def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
     An output is a path or a pattern below the directory; ``**`` stands for any directories, ``.``
     for everything. An output that is a link stands for its target, if that is in the directory;
     links inside an output are kept as long as they do not lead out of it.
-
-    Raises:
-        NodeError: the directory cannot be read.
     """
     base = _resolve_directory(directory)
     sources: dict[str, str] = {}

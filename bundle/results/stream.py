@@ -23,12 +23,12 @@ import os
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO, TypeVar
 
 from ..format.manifest import BLOCK, count_padding
 from ..protocol.codec import AnyText, DecodeError, decode, encode
 from ..protocol.counts import format_count
+from ..protocol.dataclass import dataclass
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
 from .selection import OutputEntry, Selection, exclude_received, measure_entries, select_outputs
@@ -39,10 +39,8 @@ CHUNK = 1 << 20  # bytes of a file that are held in memory at a time
 MOST_NAMES = 1000  # paths that are named with a reason; the others are only counted
 
 _SHOWN_BYTES = 80  # bytes of a line that a message shows
-_SHOWN_FAULT = 200
-"""Characters of a fault that a message shows: a name in it may be as long as its line."""
-_DELETED_NAMES = LINE_LIMIT // 8
-"""Characters of the names of deleted files; if they are more, the files stay at home."""
+_SHOWN_FAULT = 200  # characters of a fault that a message shows: names in it may be long
+_DELETED_NAMES = LINE_LIMIT // 8  # characters of all their names; if more, the files stay at home
 _Line = TypeVar("_Line")
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -80,8 +78,7 @@ class StreamEnd:
     sha256: AnyText
     changed: dict[str, AnyText]  # files that changed while they were sent, with what happened
     gaps: int  # files and directories that could not be read, or not to their end; unnamed ones too
-    deleted: tuple[AnyText, ...] = ()
-    """Earlier results that were sent to the node, and that the job has deleted there."""
+    deleted: tuple[AnyText, ...] = ()  # earlier results that the job has deleted on the node
 
     def __post_init__(self) -> None:
         if self.gaps < 0:
@@ -135,11 +132,7 @@ def send_outputs(
     deleted: Sequence[str] = (),
     brought: Sequence[str] | None = None,
 ) -> None:
-    """Send the outputs in a directory, only those besides ``brought`` if given.
-
-    Raises:
-        NodeError: the directory cannot be read, or nobody reads the stream any more.
-    """
+    """Send the outputs in a directory, only those besides ``brought`` if given."""
     selection = select_outputs(directory, outputs)
     if brought is not None:
         selection = exclude_received(selection, brought)
@@ -154,9 +147,6 @@ def send_selection(
     A file that changes meanwhile is sent with the length that was announced, or its current length
     if that is less; bytes that are missing then are filled with zeros. It is reported as changed,
     and so is one that has vanished.
-
-    Raises:
-        NodeError: nobody reads the stream any more.
     """
     files, size, entries = measure_entries(selection.entries)
     named = limit_reasons(selection.left_out)

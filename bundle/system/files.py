@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +33,6 @@ class Mount(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
     id: int
-    parent: int
     point: str
     fstype: str  # type of the file system, for example ``ext4``
     options: frozenset[str]
@@ -46,14 +44,6 @@ class Mount(NamedTuple):
         if kind == "fuse":
             return daemon.lower() in _SHARED_FUSE.split()
         return kind in _SHARED.split()
-
-    def covers(self, path: str) -> bool:
-        """Return True if a path without links is its point, or below it."""
-        return self.point in ("/", path) or path.startswith(f"{self.point}/")
-
-    def is_parent_of(self, other: Mount) -> bool:
-        """Return True if another mount lies directly on this one; a root names itself."""
-        return other.parent == self.id and other.id != self.id
 
 
 def parse_mounts(text: str) -> list[Mount]:
@@ -67,7 +57,6 @@ def parse_mounts(text: str) -> list[Mount]:
         mounts.append(
             Mount(
                 id=int(mount[0]),
-                parent=int(mount[1]),
                 point=_ESCAPE.sub(lambda match: chr(int(match[1], 8)), mount[4]),
                 fstype=system[0],
                 options=frozenset(f"{mount[5]},{system[2]}".split(",")),
@@ -76,42 +65,25 @@ def parse_mounts(text: str) -> list[Mount]:
     return mounts
 
 
-def choose_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """Return the mount that a path without links lies on, found the way the kernel walks.
-
-    From the root, a mount further up hides those made below it before; of two on the same
-    directory the later one counts. Where the root is not listed (after a chroot) the longest
-    mount point decides, and of equal ones the last.
-    """
-    covering = [mount for mount in mounts if mount.covers(path)]
-    ids = {mount.id for mount in covering}
-    roots = (one for one in covering if one.point == "/" and one.parent not in ids - {one.id})
-    current = next(roots, None)
-    if current is None:
-        return max(reversed(covering), key=_measure_depth, default=None)
-    while children := list(filter(current.is_parent_of, covering)):
-        current = min(reversed(children), key=_measure_depth)
-    return current
-
-
-def _measure_depth(mount: Mount) -> int:
-    return len(mount.point)
-
-
 def find_mount(path: str) -> Mount:
-    """Return the mount that holds an existing path on this machine.
+    """Return the mount that holds an existing path on this machine, as the kernel numbers it.
 
     What lies on the root of a chroot may be on no mount that the kernel lists
     (proc_pid_mountinfo(5)): its type is unknown then, and it counts as a local file system.
     """
     try:
         os.statvfs(path)  # makes an automounter mount what it has only announced
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            opened = Path(f"/proc/self/fdinfo/{handle}").read_text("utf-8")
+        finally:
+            os.close(handle)
         text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError as exc:
         problem = Problem(ProblemCode.PATH_NOT_EXAMINED, path, {"why": error_text(exc)})
         raise NodeError(problem) from exc
-    mount = choose_mount(os.path.realpath(path), parse_mounts(text))
-    return mount or Mount(id=0, parent=0, point="/", fstype="unknown", options=frozenset())
+    found = (mount for mount in parse_mounts(text) if f"\nmnt_id:\t{mount.id}\n" in opened)
+    return next(found, Mount(id=0, point="/", fstype="unknown", options=frozenset()))
 
 
 def examine_directory(path: str) -> NodeRootFacts:

@@ -15,15 +15,13 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 MAX_HOSTS = 65536  # MAX_SLURM_NODES in slurm.h is of this order; guards against a typing slip
 
 _BALANCED = re.compile(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*")
-_TERM = re.compile(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")
-"""A part of a list, after the comma before it."""
+_TERM = re.compile(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")  # with the comma before it
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _NUMBERED = re.compile(r"([^\[\],\s]*?)(\d+)")
 _HOST = re.compile(r"([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._:%][A-Za-z0-9._:%-]*")
 """A host, or a user there; ``ssh`` would read a name that begins with a dash as an option."""
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
-"""A number or a range; Python refuses to read numbers of thousands of digits."""
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")  # Python refuses to read thousands of digits
 
 
 def expand_hostlist(text: str) -> list[str]:

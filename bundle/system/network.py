@@ -51,8 +51,7 @@ def resolve(hostname: str) -> list[str]:
     try:
         entries = socket.getaddrinfo(_encode_for_resolver(hostname), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
-        why = str(getattr(exc, "strerror", None) or exc)
-        values = {"host": socket.gethostname(), "why": why}
+        values = {"host": socket.gethostname(), "why": str(getattr(exc, "strerror", "") or exc)}
         raise NodeError(Problem(ProblemCode.NAME_UNRESOLVED, hostname, values)) from exc
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
@@ -74,7 +73,7 @@ def find_route(address: str, port: int) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as exc:
-        values = {"host": socket.gethostname(), "why": str(exc.strerror or exc)}
+        values = {"host": socket.gethostname(), "why": error_text(exc)}
         raise NodeError(Problem(ProblemCode.NO_ROUTE, address, values)) from exc
 
 

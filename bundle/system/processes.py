@@ -64,9 +64,6 @@ def fork_child(run: Callable[[], object]) -> int:
     """Start a copy of this process that calls a function and ends; return its id.
 
     It does none of its parent's clean-up, and is killed when the thread that started it ends.
-
-    Raises:
-        OSError: the limit on processes is reached.
     """
     die_with_parent = make_parent_death_hook(signal.SIGKILL)
     with signals.defer_signals():  # else the child might do its parent's clean-up
@@ -477,16 +474,11 @@ class TaskState(NamedTuple):
         """True if it is in a state from which it cannot wake by itself."""
         return self.state in _HANGING
 
-    @property
-    def is_stopped(self) -> bool:
-        """True if another process has stopped it, by a signal or to trace it."""
-        return self.state in "Tt"
-
     def __str__(self) -> str:
         """Return its command, its state and the kernel's function that it waits in."""
-        wait = _read_text(f"/proc/{self.pid}/wchan").strip()
+        wait = read_proc(f"/proc/{self.pid}/wchan").strip()
         place = "" if wait in _UNKNOWN else f" in {wait}"
-        command = _read_text(f"/proc/{self.pid}/comm").strip() or "a process"
+        command = read_proc(f"/proc/{self.pid}/comm").strip() or "a process"
         return f"{command} (pid {self.pid}, {_WORDS.get(self.state, self.state)}{place})"
 
 
@@ -498,7 +490,7 @@ def list_own_tasks() -> tuple[TaskState, ...]:
     own, session = os.getpid(), os.getsid(0)
     pids = [own]
     for thread in os.listdir(f"/proc/{own}/task"):
-        for child in map(int, _read_text(f"/proc/{own}/task/{thread}/children").split()):
+        for child in map(int, read_proc(f"/proc/{own}/task/{thread}/children").split()):
             with suppress(ProcessLookupError):
                 if os.getsid(child) == session:
                     pids.append(child)
@@ -513,7 +505,7 @@ def has_progress(before: tuple[TaskState, ...], now: tuple[TaskState, ...]) -> b
 
 def read_task_state(pid: int) -> TaskState | None:
     """Return a process as it is; None for one that has ended."""
-    lines = _read_text(f"/proc/{pid}/status").splitlines()
+    lines = read_proc(f"/proc/{pid}/status").splitlines()
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     state = fields.get("State", "").split()
     if not state or state[0] in "ZX":
@@ -522,8 +514,9 @@ def read_task_state(pid: int) -> TaskState | None:
     return TaskState(pid, state[0], sum(int(fields.get(kind, 0)) for kind in kinds))
 
 
-def _read_text(path: str) -> str:
+def read_proc(path: str | Path) -> str:
+    """Return a file of the kernel's; empty if the process has ended, or this kernel has none."""
     try:
-        return Path(path).read_text(errors="replace")
-    except OSError:  # it has ended, or this kernel does not show it
+        return Path(path).read_text("utf-8", "replace")
+    except OSError:
         return ""

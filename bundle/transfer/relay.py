@@ -15,8 +15,8 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
+from ..protocol.dataclass import dataclass
 from ..system.files import error_text
 from . import relay_chunks
 from .relay_chunks import ChunkFile
@@ -49,8 +49,7 @@ class Pace:
     def __init__(self, file: ChunkFile, tree: int, seconds: float, now: float) -> None:
         """Measure rates for at least ``seconds``, longer if little arrives."""
         self._file, self._tree, self._seconds, self._began = file, tree, seconds, now
-        self._usual = 0.0
-        """Chunks a second of the other half, from the beginning until it was there."""
+        self._usual = 0.0  # chunks a second of the other half, until it was there
         self._other_is_there = False
         self.restart(now)
 
@@ -81,20 +80,16 @@ class Pace:
 # --- One tree's half of the file on its way to this node: who it comes from, and who is next -----
 
 _RETRY_SECONDS = 0.3  # time between two rounds through all candidates
-GIVE_UP_SECONDS = 15.0
-"""Time without a chunk after which a node gives up, if it has no parent and finds none."""
-_UNREACHED_SECONDS = 6.0
-"""The same where nobody has ever answered: it may be a network that does not let it."""
+GIVE_UP_SECONDS = 15.0  # without a chunk, and without a parent: then a node gives up
+_UNREACHED_SECONDS = 6.0  # the same where nobody has ever answered: the network may not let it
 _SILENT_SOURCE_SECONDS = 60.0
 """The same where the source can be connected to, and says nothing: its disk may hang for a while.
 Should it have ended, the driver knows, and tells all."""
 _SEARCH_SECONDS = 3.0
 """Time that a node looks for another parent at least, however long the last one sent nothing. Where
 the source is gone, all nodes on the way to a leaf give up one after the other: so it is short."""
-_PATIENCE_SECONDS = 1.0
-_PATIENCE_A_LEVEL = 0.25
-"""Time for which a parent may be slow, more for each level below the source: who is above acts
-first."""
+_PATIENCE_SECONDS = 1.0  # for which a parent may be slow
+_PATIENCE_A_LEVEL = 0.25  # more for each level below the source: who is above acts first
 
 
 class Inflow:
@@ -104,15 +99,6 @@ class Inflow:
     the order of preference, again and again: a parent that fails is left for the next one; beside a
     slow one the next is tried, and takes its place if it is further. Chunks come from no other
     nodes, so no two nodes can wait for each other.
-
-    Attributes:
-        first: the best candidate.
-        parent: the node that the chunks come from; None while one is looked for.
-        candidate: a node that is tried, and may become the parent.
-        corrupt: the positions that sent damaged chunks; only the source is used again.
-        refusals: why candidates could not be used, by position, since one is looked for.
-        contact: why the best candidate could not be connected to, empty if it could; None before
-            that is known.
     """
 
     def __init__(
@@ -126,24 +112,22 @@ class Inflow:
         """Begin without a parent; the positions above this node are in order of preference."""
         self._file, self.tree, self._relay = file, tree, relay
         self._candidates = list(candidates)
-        self.first = candidates[0]
-        self._next = 0
-        """The index of the candidate that is tried next."""
-        self.parent: RelayParent | None = None
-        self.candidate: RelayParent | None = None
-        self.corrupt: list[int] = []
-        self.refusals: dict[int, str] = {}
+        self.first = candidates[0]  # the best candidate
+        self._next = 0  # the index of the candidate that is tried next
+        self.parent: RelayParent | None = None  # sends the chunks; None while one is looked for
+        self.candidate: RelayParent | None = None  # is tried, and may become the parent
+        self.corrupt: list[int] = []  # sent damaged chunks; only the source is used again
+        self.refusals: dict[int, str] = {}  # why candidates failed since one is looked for
         self.contact: str | None = None
+        """Why the best candidate could not be connected to, empty if it could; None at first."""
         self._pace = Pace(file, tree, _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(candidates), now)
         self._have, self._fed = 0, now
         """The chunks of the tree that are there, and the time at which the last one came."""
         self._lost = self._again = now
         """When the last parent was lost, and when the next candidate may be tried."""
-        self._had = 0
-        """The chunks that were there when the present parent became it."""
+        self._had = 0  # the chunks that were there when the present parent became it
         self._reached = False
-        self._source_silent = False
-        """True if the source, when it was last asked, stood and said nothing."""
+        self._source_silent = False  # true if the source, when last asked, said nothing
 
     @property
     def done(self) -> bool:
@@ -152,7 +136,7 @@ class Inflow:
 
     @property
     def open_connections(self) -> list[RelayParent]:
-        """The open connections."""
+        """Those of the parent and of the candidate."""
         return [link for link in (self.parent, self.candidate) if link is not None]
 
     def has_given_up(self, now: float) -> bool:
@@ -272,16 +256,14 @@ class Inflow:
             self.candidate = None
 
 
-MOST_CHILDREN = 8
-"""Nodes that one node serves at a time: two in its own tree, and those whose parent has failed."""
+MOST_CHILDREN = 8  # of a node: two in its own tree, and those whose parent has failed
 MAX_SOURCE_CONNECTIONS = (
     64  # connections that the source serves: it is the last that a node can turn to
 )
 MOST_STRANGERS = 64
 """Connections that have not proved their right; a further one ends any of them. If it ended the
 oldest, whoever connects fast enough would keep everybody out."""
-_MOST_ACCEPTED = 16
-"""Connections that are taken in one round, so that those that stand are served in between."""
+_MOST_ACCEPTED = 16  # connections in a round, so that the others are served in between
 _TICK_SECONDS = 0.05  # time between two looks at all connections
 _PAUSE_SECONDS = 0.002
 """Time for bytes to gather after a round that has left none: on a slow link one round for each
@@ -299,8 +281,7 @@ class RelayOutcome:
     """The end of a transfer on one node."""
 
     failure: str = ""  # why the file did not come; empty if it did
-    unreached: tuple[tuple[int, str], ...] = ()
-    """If nobody could be reached: the places of those that were tried, with the reasons."""
+    unreached: tuple[tuple[int, str], ...] = ()  # places that were tried, with the reasons
     seconds: float = 0.0  # from the beginning to the last byte
     corrupt: tuple[int, ...] = ()  # the places of those that sent damaged chunks
 
@@ -341,8 +322,7 @@ class Relay:
         self._inflows: list[Inflow] = []
         self._began = 0.0
         self._next_tick = 0.0
-        self._drained = True
-        """False if the present round has left bytes that could be taken or sent at once."""
+        self._drained = True  # false if this round has left bytes to take or send at once
 
     def run(
         self,

@@ -82,16 +82,7 @@ def choose_chunk_size(size: int) -> int:
 
 
 class ChunkFile:
-    """A file that comes in chunks; those that are there can be passed on.
-
-    Attributes:
-        handle: the open file.
-        have: for each tree, the chunks that are there, from the tree's first on.
-        totals: for each tree, the number of all its chunks.
-        chunk_bytes: the length of each chunk but the last.
-        prefix: one number, shared with forked processes: the bytes from the beginning without a
-            gap.
-    """
+    """A file that comes in chunks; those that are there can be passed on."""
 
     def __init__(
         self, handle: int, size: int, *, complete: bool = False, locate: Locate | None = None
@@ -99,13 +90,16 @@ class ChunkFile:
         """Hold the chunks of a file; ``locate`` replaces ``handle`` if its bytes are in several."""
         self.handle, self.size = handle, size
         self.locate: Locate = locate or (lambda offset, length: (handle, offset, length))
-        self.chunk_bytes = choose_chunk_size(size)
+        self.chunk_bytes = choose_chunk_size(size)  # the length of each chunk but the last
         count = -(-size // self.chunk_bytes)
         self.totals = [(count - tree + TREES - 1) // TREES for tree in range(TREES)]
+        """For each tree, the number of all its chunks."""
         self.have = list(self.totals) if complete else [0] * TREES
+        """For each tree, the chunks that are there, from the tree's first on."""
         self._checksums = array("L", [0]) * count
         self._known = bytearray(count)
         self.prefix = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        """One number, shared with forked processes: the bytes from the beginning without a gap."""
         self.prefix[0] = size if complete else 0
 
     @property

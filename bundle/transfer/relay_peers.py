@@ -15,10 +15,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..protocol.codec import decode
+from ..protocol.dataclass import dataclass
 from ..system.files import error_text
 from . import relay_chunks
 from .relay_chunks import ChunkFile
@@ -112,8 +112,7 @@ class Handshake(NamedTuple):
 Directory = Callable[[int], "bytes | None"]
 """Returns the source's answer to the node with a key; None for one that takes no part."""
 
-FRAME = struct.Struct("!BQII")
-"""The head of a frame: its kind, the position of a chunk in its tree, its length, its CRC-32."""
+FRAME = struct.Struct("!BQII")  # of a chunk: kind, position in its tree, length, CRC-32
 CHUNK, ALIVE = 1, 2
 """The kinds of frames. One that only shows that the parent is alive has the number of the chunks
 that it has as its position, and nothing follows."""
@@ -132,12 +131,7 @@ class ConnectionOver(Exception):
 
 
 class RelayChild:
-    """A connection that somebody has made to this node, a stranger until the token is proved.
-
-    Attributes:
-        accepted: True once it gets chunks.
-        blocked: True if its connection has taken less than it was given, and is full.
-    """
+    """A connection that somebody has made to this node, a stranger until the token is proved."""
 
     def __init__(
         self,
@@ -158,14 +152,13 @@ class RelayChild:
         self._handshake = Handshake(token, secrets.token_bytes(NONCE_BYTES))
         self._hello = b""
         self._unsent = memoryview(self._handshake.nonce)
-        self._body = (0, 0)
-        """The part of a chunk that is still to be sent: its offset and length in the file."""
+        self._body = (0, 0)  # the offset and length of what is still to be sent of a chunk
         self._until = now + HANDSHAKE_SECONDS
         self._last = now
         self._asked = False
-        self._tree = self._next = 0
-        """The tree whose chunks it gets, and the position of the next one."""
-        self.accepted = self.blocked = False
+        self._tree = self._next = 0  # whose chunks it gets, and the next one's position
+        self.accepted = False  # true once it gets chunks
+        self.blocked = False  # true if it has taken less than it was given, and is full
 
     def fileno(self) -> int:
         """Return the descriptor of the connection."""
@@ -255,10 +248,8 @@ class RelayChild:
 
 # --- A relay's connection to a node that it takes the chunks of one tree from --------------------
 
-CONNECT_SECONDS = 1.5
-"""Time for a connection to stand. A firewall that drops what is sent shows in no other way."""
-SILENT_SECONDS = 5.0
-"""Time without a word, after which a parent that says each second that it is alive is left."""
+CONNECT_SECONDS = 1.5  # a firewall that drops what is sent shows in no other way
+SILENT_SECONDS = 5.0  # without a word, though parents say each second that they live
 
 
 class CorruptChunk(ConnectionOver):
@@ -274,15 +265,7 @@ class ParentBusy(ConnectionOver):
 
 
 class RelayParent:
-    """A connection to a parent, or to a node that may become one.
-
-    Attributes:
-        position: its place in the trees.
-        is_connecting: True until the connection stands, which shows when it can be written to.
-        have: the chunks of the tree that it has, as far as it has said.
-        accepted: True once it has proved that it is the node that was asked, and serves this one.
-        drained: True if all that had come has been taken.
-    """
+    """A connection to a parent, or to a node that may become one."""
 
     def __init__(
         self, position: int, address: tuple[str, int], token: bytes, tree: int, now: float
@@ -292,8 +275,11 @@ class RelayParent:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.position, self.have, self.accepted = position, 0, False
-        self.drained = self.is_connecting = True
+        self.position = position  # its place in the trees
+        self.have = 0  # the chunks of the tree that it has, as far as it has said
+        self.accepted = False  # true once it has proved that it is the node asked, and serves
+        self.is_connecting = True  # until the connection stands: then it can be written to
+        self.drained = True  # true if all that had come has been taken
         self._tree = tree
         self._until = now + CONNECT_SECONDS
         self._handshake, self._hello = Handshake(token, b""), b""
@@ -409,12 +395,10 @@ class RelayParent:
 # places of N. So each node asks the source for its own ones; the lists of all nodes on all nodes
 # would grow with the square of their number.
 
-ASK_SECONDS = 15.0
-"""Time in which a node asks again: a source that many strangers connect to may end its question."""
+ASK_SECONDS = 15.0  # to ask again: strangers that connect may end a question
 _UNREACHED_ASKS = 4  # questions of a node to which the source has never answered a word
 _PAUSE_SECONDS = 0.3
-_SPREAD_SECONDS = 0.0005
-"""Time for each node of the transfer over which the first questions are spread."""
+_SPREAD_SECONDS = 0.0005  # for each node, over which the first questions are spread
 _MOST_BYTES = 1 << 20
 _UNKNOWN = "it does not know this transfer, or this node"
 
@@ -459,11 +443,7 @@ def ask_source(
     over: threading.Event,
     on_unreached: Callable[[str], None],
 ) -> RelayCandidates:
-    """Ask the source for the places of a node, several times if need be.
-
-    Raises:
-        SourceUnreachable: it gave no answer, or the answer is of no more use.
-    """
+    """Ask the source for the places of a node, several times if need be."""
     reason, unreached = "the transfer is over", 0
     until = time.monotonic() + ASK_SECONDS
     while not over.is_set() and unreached < _UNREACHED_ASKS:

@@ -23,12 +23,9 @@ from .relay import Relay, RelayOutcome
 from .relay_chunks import ChunkFile, UnwritableFile
 from .relay_peers import Directory, RelayCandidates
 
-STILL_SECONDS = 30
-"""Time without a round of its loop after which a relay is given up: it was stopped, or its disk
-takes nothing."""
+STILL_SECONDS = 30  # without a round of its loop: it was stopped, or its disk takes nothing
 _MOST_SECONDS = 2.0
-_END_SECONDS = 5.0
-"""Time for a process that is killed to end; a disk that does not answer may hold it for longer."""
+_END_SECONDS = 5.0  # for a killed process, which a disk that hangs may hold for longer
 
 
 class RelayProcess:

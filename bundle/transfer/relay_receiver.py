@@ -33,20 +33,16 @@ from .relay_peers import (
 from .relay_process import RelayProcess
 from .staging import BroadcastReceiver, report_unwritable
 
-_TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
-"""The variable of a step with the switches above a node, see srun(1)."""
+_TOPOLOGY = "SLURM_TOPOLOGY_ADDR"  # has the switches above a node, see srun(1)
 
 
 class RelayReceiver(BroadcastReceiver):
     """The nodes pass the file on to each other."""
 
     def __init__(self, incoming: Incoming, task: RelayTask) -> None:
-        self._taking: threading.Thread | None = None
-        """Takes the file, and reports the outcome."""
-        self._over = threading.Event()
-        """Set when the driver has said the end, or this node ends by itself."""
-        self._source_unreached = False
-        """True once the driver has been told that the source cannot be connected to."""
+        self._taking: threading.Thread | None = None  # takes the file, and reports the outcome
+        self._over = threading.Event()  # set at the driver's word, or this node's own end
+        self._source_unreached = False  # true once the driver knows that it cannot be reached
         self._token = bytes.fromhex(task.token)
         path = incoming.target
         with report_unwritable(path):

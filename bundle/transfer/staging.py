@@ -97,21 +97,16 @@ def _receive(
         _remove(folder)
 
 
-ReceiverOf = Callable[[Incoming], "BroadcastReceiver"]
-"""Begins to receive a file; raises NodeError if it cannot."""
+ReceiverOf = Callable[[Incoming], "BroadcastReceiver"]  # NodeError if it cannot begin
 Place = Callable[[UnpackRequest, str], UnpackAnswer]
 """Puts what is in a file that has arrived where the job needs it."""
 
 
 class BroadcastReceiver:
-    """The way in which a file comes to this node: here ``sbcast`` writes it.
-
-    Attributes:
-        arrival: the file's progress.
-    """
+    """The way in which a file comes to this node: here ``sbcast`` writes it."""
 
     def __init__(self, incoming: Incoming) -> None:
-        self.arrival = Arrival()
+        self.arrival = Arrival()  # the file's progress
 
     def ready(self) -> Ready:
         """Return the event that tells the driver that the file can come: the step to send to."""
@@ -161,7 +156,9 @@ def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackA
             processes=max(1, cpus // request.nodes_here),
             source=source._replace(trusted=job.trusted_bundle),
         )
-    except unpack.MissingLayer as exc:
+    except NodeError as exc:
+        if exc.problem.code is not ProblemCode.LAYER_MISSING:
+            raise
         return UnpackAnswer(problems=(exc.problem,), lacking=True)
     waited = source.arrival.average_wait_seconds if source.arrival is not None else 0.0
     seconds = None if made.reused else round(max(0.0, made.seconds - waited), 3)

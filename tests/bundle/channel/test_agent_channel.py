@@ -309,10 +309,3 @@ def test_a_slow_disk_is_no_hang() -> None:
         assert progress.find_hang((slow,), HANG_SECONDS / LOOKS) == ""
         assert looks(progress, (slow,), LOOKS - 1) == [""] * (LOOKS - 1)
         assert progress.find_hang((WRITER,), HANG_SECONDS / LOOKS) == ""
-
-
-def test_few_of_many_are_named() -> None:
-    many = tuple(WRITER._replace(pid=10**9 + number) for number in range(5))
-    *_, found = looks(TaskProgress(many), many, LOOKS)
-    assert found.count("state D") == 3
-    assert found.endswith("; and 2 more")

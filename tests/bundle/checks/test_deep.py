@@ -29,7 +29,7 @@ from bundle.environment.unpack import hold_during
 from bundle.node.node_root import make_secure_root
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.pack.bundle import Packed
-from tests.support.bundles import HERE, Pair, left_over, rot, stage, tree
+from tests.support.bundles import HERE, left_over, rot, stage, tree
 from tests.support.namespaces import namespace
 from tests.support.needs import lacks
 from tests.support.ports import unused_port
@@ -200,22 +200,6 @@ def test_a_discarded_environment_is_made_anew(single: Packed, base: Path) -> Non
     assert not remove_damaged_environment(root, single.manifest.id)
     assert not stage(single, base).reused
     assert find_damaged_files(made.path, 1) == []
-
-
-def test_a_damaged_file_is_not_linked_again_from_an_older_environment(
-    pair: Pair, base: Path
-) -> None:
-    older, made = (stage(packed, base) for packed in pair)
-    assert made.linked > 0
-    rot(Path(made.path, SITE, "steady", "f7.py"))
-    assert find_damaged_files(made.path, 1) != []
-    root = os.path.dirname(os.path.dirname(made.path))
-    assert remove_damaged_environment(root, pair[1].manifest.id)
-    again = stage(pair[1], base)
-    assert again.linked < made.linked
-    assert find_damaged_files(again.path, 1) == []
-    # The older one has the same damage, and is told so; it is not silently taken away.
-    assert find_damaged_files(older.path, 1) != []
 
 
 def test_one_that_is_in_use_stays(copy: Path) -> None:

@@ -16,17 +16,12 @@ from typing import Any
 import pytest
 
 from bundle.checks import preflight
-from bundle.driver.findings import format_preflight_line
 from bundle.format.manifest import estimate_room
 from bundle.node import node_root
-from bundle.node.machine import host_facts
 from bundle.node.node_root import make_secure_root
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job, Requires
 from bundle.protocol.messages import (
-    NodeRootFacts,
-    NodeRootProblem,
-    PreflightAnswer,
     PreflightRequest,
     RequestReader,
 )
@@ -265,34 +260,3 @@ def test_a_directory_is_swept_or_held_and_never_both(base: Path) -> None:
     finally:
         done.set()
         sweeping.join()
-
-
-# --- the line ------------------------------------------------------------------------------------
-
-
-def test_the_line_of_a_node() -> None:
-    flags = {"noexec": False, "read_only": False, "shared": False}
-    place = NodeRootFacts("/t", "ext4", 3_200_000_000, 1200, **flags, owner=7, mode="0700")
-    answer = PreflightAnswer(
-        node="hpc07",
-        proj=True,
-        root="/tmp/stager-7",
-        python="/usr/bin/python3.11",
-        host=replace(host_facts(), node_root=place),
-    )
-    assert format_preflight_line(answer) == (
-        "hpc07 proj=ok pkgs=missing root=/tmp/stager-7 free=3.2GB inodes=1200 exec=ok "
-        "python=/usr/bin/python3.11"
-    )
-    full = replace(place, noexec=True, free_inodes=None)
-    answer = replace(answer, host=replace(host_facts(), node_root=full))
-    assert " inodes=any exec=no " in format_preflight_line(answer)
-    gone = NodeRootProblem("/gone", "No such file or directory")
-    for host in (None, replace(host_facts(), node_root=gone)):  # it failed, or was lost
-        answer = PreflightAnswer(node="hpc07", host=host)
-        assert format_preflight_line(answer) == "hpc07 proj=missing pkgs=missing"
-
-
-def test_waiting_for_a_processor_makes_no_file_slow() -> None:
-    assert preflight.compute_median([0.5, 20.0, 0.25, 20.0]) == 0.5
-    assert preflight.compute_median([0.0] * 4) == 1e-6, "a coarse clock"

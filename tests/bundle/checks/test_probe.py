@@ -1,13 +1,10 @@
 """The probe, in real virtual environments with real decoys around them."""
 
-import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +22,6 @@ from tests.support.missing_libraries import library_of, without
 from tests.support.needs import lacks
 from tests.support.problems import worded
 
-REPO = Path(__file__).resolve().parents[3]
 DEEP = """
 import os
 
@@ -322,43 +318,3 @@ def test_on_alpine_linux_the_reason_is_musl() -> None:
 
 
 # --- as it is shipped ----------------------------------------------------------------------------
-
-
-def test_from_a_zip_without_site_under_the_oldest_python(env: Path, tmp_path: Path) -> None:
-    program = shutil.which("python3.9")
-    if program is None or subprocess.run([program, "-c", ""], check=False).returncode:
-        lacks("each python", "there is no Python 3.9")
-    main = f"""
-import json, sys
-from dataclasses import replace
-from bundle.checks import probe
-from bundle.driver.findings import format_probe_line
-from bundle.node import interpreter
-from bundle.node.machine import host_facts
-from bundle.node.node_root import choose_base, make_secure_root
-from bundle.protocol.codec import encode
-from bundle.system import network as net
-root = make_secure_root(choose_base({str(tmp_path)!r}, {{}}, (1, 1)))
-facts = probe.probe_environment({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
-print(json.dumps([
-    root,
-    interpreter.find_base_python(".".join(map(str, sys.version_info[:2]))),
-    encode(host_facts(root))["node_root"]["mode"],
-    format_probe_line(replace(facts, node="n1")),
-    net.find_free_port(net.choose_port("7")) >= 61007,
-    net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
-]))
-"""
-    with zipfile.ZipFile(tmp_path / "node.pyz", "w") as archive:
-        archive.writestr("__main__.py", main)
-        for path in (REPO / "bundle").rglob("*.py"):
-            archive.write(path, path.relative_to(REPO))
-    argv, path = [program, "-I", "-S", "node.pyz"], {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run(argv, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    root, base, *others = json.loads(done.stdout)
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert root == str(tmp_path / f"stager-{os.geteuid()}")
-    assert base == os.path.realpath(base)
-    assert base.endswith("python3.9")
-    assert others == ["0700", f"NODE n1 OK -> PY {own} torch 2.3.1", True, "127.0.0.1"]

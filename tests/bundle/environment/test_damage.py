@@ -23,7 +23,6 @@ from tests.support.bundles import (
     Pair,
     left_over,
     rot,
-    run_node,
     stage,
     tree,
 )
@@ -225,14 +224,3 @@ def test_a_node_says_which_layers_it_lacks(pair: Pair, program: Path, base: Path
 
 
 # --- every way to use it -------------------------------------------------------------------------
-
-
-def test_exec_names_it_and_goes_on(single: Packed, program: Path, env: Path) -> None:
-    (env / MODULE).write_text("")
-    code = "import single; print(single.VERSION)"
-    done = run_node(program, "exec", single.path, env.parents[2], "--", "python", "-c", code)
-    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
-    assert f"{MODULE}: it has 0 bytes" in done.stderr
-    assert "stager repairs the environment before using it" in done.stderr
-    again = run_node(program, "exec", single.path, env.parents[2], "--", "python", "-c", code)
-    assert (again.stdout, again.stderr) == ("1.0\n", "")

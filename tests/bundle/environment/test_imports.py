@@ -160,20 +160,6 @@ def test_a_child_that_is_forked_meanwhile_is_as_ever(env: Path) -> None:
     assert lines(env, code) == [f"plain {PATIENT}", ITSELF, ITSELF]
 
 
-def test_a_program_that_collects_by_itself_is_left_alone(env: Path) -> None:
-    code = """
-        class Node: pass
-        gc.disable()
-        gc.collect()
-        for _ in range(20_000):
-            node = Node()
-            node.me = node
-        import plain
-        print(gc.collect(1) > 19_000)
-    """
-    assert lines(env, code)[1:] == ["True"]
-
-
 def test_warnings_and_tracebacks_name_who_imports(env: Path) -> None:
     """As they do without it; Python passes over its own frames of an import only."""
     for code in ("import old", "import asks", "import broken"):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,19 +59,6 @@ def test_every_task_is_done_once(tmp_path: Path, count: int, processes: int) -> 
     workers = {pid for _, pid in done}
     assert len(workers) <= max(1, min(processes, count))
     assert (os.getpid() in workers) == (count > 0 and (processes <= 1 or count == 1))
-
-
-def test_whoever_is_free_takes_the_next_task(tmp_path: Path) -> None:
-    def work(number: int) -> None:
-        if number == 0:
-            until(lambda: len(noted(tmp_path / "log")) == 199, pause=0.01)
-        noting(tmp_path / "log")(number)
-
-    run_tasks(200, work, 2)
-    done = noted(tmp_path / "log")
-    slow = dict(done)[0]
-    assert Counter(pid for _, pid in done)[slow] == 1
-    assert [number for number, pid in done if pid != slow] == list(range(1, 200))  # in order
 
 
 @pytest.mark.parametrize("processes", [1, 3])

@@ -241,7 +241,7 @@ sys.path.insert(0, {str(program)!r})
 from bundle.environment import unpack
 sys.stdin.readline()
 made = unpack.unpack({str(standard.path)!r}, root={str(base / OWN)!r},
-    expected={standard.manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
+    expected={standard.manifest.id!r}, python={BASE_PYTHON!r}, processes=2, source=unpack.Source())
 print(json.dumps(made._asdict()))
 """
     gate, open_gate = os.pipe()
@@ -337,9 +337,6 @@ def test_one_in_use_is_not_waited_for_and_its_open_files_stay(
     assert left_over(base) == [f"envs/{standard.manifest.id}"]
 
 
-# --- damage and forgery --------------------------------------------------------------------------
-
-
 def test_damage_anywhere_leaves_nothing(single: Packed, base: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(single.path, tmp_path / "copy.tar"))
     offset, places = 0, []
@@ -360,20 +357,18 @@ def test_damage_anywhere_leaves_nothing(single: Packed, base: Path, tmp_path: Pa
     stage(copy, base)
 
 
+# --- damage and forgery --------------------------------------------------------------------------
+
+
 def file(path: str) -> list[Any]:
     return [path, 0, 0o644, Digest.of(b""), 512]
 
 
 HOSTILE = {
     "parent": {"files": [file("../escaped")]},
-    "absolute": {"files": [file("/tmp/escaped")]},
     "setuid": {"files": [["bin/sh", 0, 0o4755, Digest.of(b""), 512]]},
-    "link-outside": {"files": [], "links": [["project/out", "../../../../escaped"]]},
     "link-then-file": {"files": [file("lib/l/escaped")], "links": [["lib/l", "x"]]},
-    "lib-is-a-link": {"files": [], "links": [["lib", "project"]]},
-    "interpreter": {"files": [file("bin/python")]},
     "manifest": {"files": [file(".stager/manifest.json")]},
-    "long-name": {"files": [file("lib/" + "x" * 300)]},
 }
 """Some of what test_layer.py and test_listing.py have; nothing of it may be left."""
 
@@ -383,7 +378,6 @@ def test_hostile_layers_are_refused(single: Packed, base: Path, tmp_path: Path, 
     path = forge(single.path, tmp_path / "forged.tar", index=lambda raw: raw.update(HOSTILE[what]))
     refuses(path, base)
     assert sorted(path.name for path in tmp_path.rglob("*escaped*")) == []
-    assert not Path("/tmp/escaped").exists()
 
 
 def test_a_lock_that_is_a_link_is_not_followed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -22,26 +21,6 @@ def later(seconds: float, then: object) -> threading.Thread:
     thread = threading.Thread(target=lambda: (time.sleep(seconds), then()))  # type: ignore[operator]
     thread.start()
     return thread
-
-
-def test_whoever_waits_long_looks_less_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    arrival, pauses = Arrival(), []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if sum(pauses) > 1.0:
-            path.write_bytes(b"1234")
-
-    monkeypatch.setattr("bundle.format.archive.time.sleep", sleep)
-    handle = os.open(path, os.O_RDONLY)
-    arrival.wait(handle, 4, str(path))
-    os.close(handle)
-    assert pauses[0] < 0.01
-    assert len(pauses) < 50
 
 
 def test_a_file_that_never_comes(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_an_older_environment_that_has_changed_since(
         (older / SITE / "steady" / "f7.py").write_text("N = 'mine'\n")
     else:
         shutil.rmtree(older / ".stager" / change)
-    with pytest.raises(unpack.MissingLayer) as caught:
+    with pytest.raises(NodeError) as caught:
         made(second, root, tmp_path / "p.tar", sent)
     said = str(caught.value)
     assert "a part of the environment is missing" in said

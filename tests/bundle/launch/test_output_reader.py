@@ -19,7 +19,7 @@ from bundle.launch import output_reader
 from bundle.launch.output_reader import KEPT, Outputs, RecentOutput
 from bundle.protocol.messages import split_lines
 from bundle.protocol.problem import NodeError
-from bundle.system import processes, signals
+from bundle.system import signals
 from tests.support.processes import living, until
 
 REPO = Path(__file__).resolve().parents[3]
@@ -263,30 +263,6 @@ def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> N
         assert running.stdout.read() == "status 143 1\n"
     assert done.exists() == saved
     assert living("sleep(603)") == []
-
-
-def test_ranks_that_have_not_ended_by_half_of_the_grace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That is told once; those that end before are not worth it."""
-    half, told = threading.Event(), list[int]()
-    stop = processes.stop
-
-    def stop_later(running: processes.Process, grace: float) -> int:
-        assert half.wait(300)
-        return stop(running, 0)
-
-    def tell() -> None:
-        told.append(1)
-        half.set()
-
-    monkeypatch.setattr(processes, "stop", stop_later)
-    with contextlib.closing(Outputs(str(tmp_path / "output"), [range(1)], 0.2)) as outputs:
-        outputs.on_half_grace = tell
-        running = processes.start([sys.executable, "-c", "import time; time.sleep(604)"])
-        outputs.stop(running, lambda rank, data: None)
-        outputs.stop(running, lambda rank, data: None)
-    assert told == [1]
 
 
 RANKS_THEN_WAITS = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -145,24 +144,6 @@ def test_what_would_lead_astray_is_dropped_and_the_users_own_kept() -> None:
     decoys = dict.fromkeys(DECOYS, "/decoy") | dict.fromkeys(ISOLATING, "")
     given = {"PATH": "/usr/bin", **decoys, **own, **caches}
     assert variables(given) == {**EVERY_RANK, **own, **caches}
-
-
-def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path) -> None:
-    """In a child process of the program as well."""
-    (tmp_path / "alpha.py").write_text("raise SystemExit('the decoy')\n")
-    names = ("PYTHONPATH", "PYTHONHOME", "PYTHONINSPECT", "HOME")
-    place = JobDirectories(root=str(env.parents[1]), environment=str(env), job_dir=str(tmp_path))
-    base = {"PATH": os.defpath, **dict.fromkeys(names, str(tmp_path))}
-    variables = make_environment_variables(place, base)
-    code = "import alpha, subprocess; print(alpha.__file__, flush=True); "
-    code += "subprocess.run(['python', '-c', 'import alpha; print(alpha.__file__)'], check=True); "
-    code += "raise SystemExit(5)"  # PYTHONINSPECT would make 0 of it
-    argv = [env / "bin" / "python", "-c", code]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-    done = subprocess.run(argv, env=variables, cwd="/", text=True, check=False, **pipes)
-    module = env.resolve() / "pkgs" / "alpha" / "__init__.py"
-    assert done.returncode == 5
-    assert [Path(line).resolve() for line in done.stdout.split()] == [module.resolve()] * 2
 
 
 def test_a_program_of_an_environment_gets_no_secret() -> None:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -61,16 +60,6 @@ elif what == "wait":
     wait()
 elif what == "thread":
     threading.Thread(target=wait, name="saver").start()
-elif what.startswith("groups"):  # without PyTorch: a module of that name, imported as every other
-    old = type("Old", (), {"find_module": lambda *_: None})  # without find_spec, passed over
-    sys.meta_path.insert(1, old())
-    sys.meta_path[0].find_spec("torch.distributed.distributed_c10d", None)  # somebody only asks
-    from torch.distributed import destroy_process_group, init_process_group
-    init_process_group()
-    destroy_process_group()
-    if what == "groups-twice":
-        init_process_group()
-    wait()
 elif what == "garbage":
     with open(os.environ["STAGER_JOB_DIR"] + "/output/ranks", "w") as pipe:
         pipe.write('not json\\n[]\\n{"event": "started"}\\n{"event": "x", "rank": 9, "pid": 1}\\n')
@@ -172,41 +161,6 @@ def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(job_dir: 
     assert monitor.list_lingering() == []  # it has ended since
 
 
-GROUPS = """\
-member = False
-
-def is_initialized():
-    return member
-
-def init_process_group():
-    global member
-    member = True
-
-def destroy_process_group():
-    global member
-    member = False
-"""
-
-
-def with_groups(job_dir: Path) -> None:
-    package = job_dir / "torch" / "distributed"
-    package.mkdir(parents=True)
-    (job_dir / "torch" / "__init__.py").touch()
-    (package / "distributed_c10d.py").write_text(GROUPS)
-    (package / "__init__.py").write_text("from .distributed_c10d import *\n")
-
-
-def test_a_rank_that_leaves_its_group_and_goes_on_is_named(job_dir: Path) -> None:
-    """The other rank of its node has never been in one, and may wait for it."""
-    with_groups(job_dir)
-    status, monitor, told = watched(job_dir, "groups", "wait", seconds=0.3)
-    assert status == 0, (job_dir / "said").read_text()
-    assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
-    assert told[0].left is not None
-    first = monitor.list_departed(())[0][1]
-    assert (first.rank, replace(first, finished=None, code=None).has_left_and_gone_on) == (0, True)
-
-
 def test_who_goes_on_for_too_long(tmp_path: Path) -> None:
     """Not the ranks of a node that have all left their group: the program is made that way."""
     told: list[int] = []
@@ -223,13 +177,6 @@ def test_who_goes_on_for_too_long(tmp_path: Path) -> None:
         monitor.ranks = {0: Rank(0, 0, 1, ended=before, code=0), 1: Rank(1, 1, 1)}
         monitor.take()
         assert told == [0, 1], "it goes on after the others"
-
-
-def test_a_rank_that_has_joined_a_group_again_is_in_it(job_dir: Path) -> None:
-    with_groups(job_dir)
-    (job_dir / "told").touch()
-    status, monitor, _ = watched(job_dir, "groups-twice")
-    assert (status, monitor.ranks[0].left) == (0, None), (job_dir / "said").read_text()
 
 
 @pytest.mark.parametrize(("word", "expected"), [("raise", 1), ("garbage", 0)])

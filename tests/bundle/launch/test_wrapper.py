@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -443,38 +442,6 @@ def test_every_python(python, node, tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[1] == f'  File "{node.project}/broken.py", line 3, in <module>'
     assert node.record()["lines"] == done.stderr.splitlines()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.slow
-def test_under_torchrun_with_record(node, tmp_path):
-    """Torch's own error file still comes out, and ours beside it."""
-    script = node.write(
-        "train.py",
-        """
-        import os
-        from torch.distributed.elastic.multiprocessing.errors import record
-
-        @record
-        def main():
-            if os.environ["RANK"] == "1":
-                raise ValueError("rank 1 fails")
-
-        if __name__ == "__main__":
-            main()
-        """,
-    )
-    theirs = tmp_path / "agent.json"
-    variables = {"STAGER_JOB_DIR": str(node.job_dir), "TORCHELASTIC_ERROR_FILE": str(theirs)}
-    options = ["--standalone", "--nproc-per-node=2", "--log-dir", str(tmp_path / "torchrun")]
-    argv = [sys.executable, "-m", "torch.distributed.run", *options, str(WRAPPER), str(script)]
-    done = subprocess.run(argv, env={**os.environ, **variables}, cwd=node.cwd, check=False)
-    assert done.returncode == 1
-    record = node.record(1)
-    assert (record["rank"], record["local_rank"], record["message"]) == (1, 1, "rank 1 fails")
-    assert not (node.job_dir / "failures" / "0.json").exists()
-    message = json.loads(theirs.read_text())["message"]["message"]
-    assert "ValueError: rank 1 fails" in message
 
 
 WRAPPER = BUNDLE / "launch" / "wrapper.py"

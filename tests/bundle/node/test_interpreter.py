@@ -66,16 +66,6 @@ def test_takes_a_hint_and_passes_over_shims_that_fail(tmp_path: Path) -> None:
     assert interpreter.find_base_python(version, [], env) == os.path.realpath(program)
 
 
-def test_a_shim_that_fails_is_quoted_from_its_beginning(tmp_path: Path) -> None:
-    tip = "Note: see 'pyenv help global' for tips on allowing both\\n    to be found at a time."
-    says = f'printf "pyenv: python2.9: command not found\\n\\n{tip}\\n" >&2; exit 127'
-    script(tmp_path / "shims" / "python2.9", says)
-    with pytest.raises(NodeError) as caught:
-        interpreter.find_base_python("2.9", env={"PATH": f"{tmp_path}/shims"})
-    named = f"{tmp_path}/shims/python2.9: exit status 127: pyenv: python2.9: command not found"
-    assert named in caught.value.problem.values["listed"].split("; ")
-
-
 def test_an_environment_of_another_version_leads_to_its_base(tmp_path: Path) -> None:
     version, program = another()
     subprocess.run([program, "-m", "venv", "--without-pip", "--copies", tmp_path / "v"], check=True)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,41 +33,17 @@ LOCAL = """ext4 xfs btrfs zfs tmpfs overlay f2fs fuseblk fuse fuse.squashfuse
     fuse.fuse-overlayfs"""
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/", ("/", "ext4")),
-        ("/var/tmp", ("/", "ext4")),
-        ("/tmp", ("/tmp", "tmpfs")),
-        ("/tmpfoo", ("/", "ext4")),
-        ("/tmp/a\\b/c", ("/tmp/a\\b", "ext4")),
-        ("/scratch", ("/scratch", "lustre")),
-        ("/scratch/old/x", ("/scratch", "lustre")),  # the older mount below is hidden
-        ("/home/u", ("/home", "nfs4")),
-    ],
-)
-def test_finds_the_mount(path: str, expected: tuple[str, str]) -> None:
+def test_a_table_of_mounts_is_read() -> None:
     mounts = files.parse_mounts(TABLE)
     assert len(mounts) == 11
-    mount = files.choose_mount(path, mounts)
-    assert mount is not None
-    assert (mount.point, mount.fstype) == expected
     ways = {mount.point: mount.options for mount in mounts}
     assert {"rw", "noexec"} <= ways["/tmp/my disk"]
     assert "ro" in ways["/ro"] & ways["/super"]  # of the mount, and of the file system
 
 
-def test_without_a_root_the_longest_and_then_the_last_counts() -> None:
-    mounts = [mount for mount in files.parse_mounts(TABLE) if mount.point != "/"]
-    found = files.choose_mount("/scratch/x", mounts)
-    assert found is not None
-    assert found.fstype == "lustre"
-    assert files.choose_mount("/var", mounts) is None
-
-
 def test_shared_file_systems() -> None:
     names = [*SHARED.split(), *LOCAL.split()]
-    shared = [name for name in names if files.Mount(1, 0, "/", name, frozenset()).is_shared]
+    shared = [name for name in names if files.Mount(1, "/", name, frozenset()).is_shared]
     assert shared == SHARED.split()
 
 
@@ -93,13 +68,6 @@ def test_a_directory_in_a_chroot_is_judged_by_its_file_system(
     assert facts.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     with pytest.raises(NodeError, match="No such file"):
         files.examine_directory(str(tmp_path / "absent"))
-
-
-def test_room_is_refused_by_its_facts() -> None:
-    real = files.examine_directory("/proc")
-    facts = replace(real, free_bytes=999, free_inodes=None, noexec=True, read_only=True)
-    assert len(files.list_refusals(facts, 1000, 5)) == 3
-    assert len(files.list_refusals(facts, 999, 5)) == 2
 
 
 # --- File systems as the kernel really has them: mounts made in a private mount names ------------
@@ -138,11 +106,6 @@ def test_a_file_system_is_refused(
     assert why in said
     assert "[cluster] node-root" in said
     assert ("may not write" in said) is False, "once is enough"
-
-
-def test_the_next_is_chosen_where_one_is_refused(tmp_path: Path) -> None:
-    mount, other = f"mount -t tmpfs -o noexec none {tmp_path}", str(tmp_path.parent)
-    assert choose(mount, "auto", SLURM_TMPDIR=str(tmp_path), TMPDIR=other) == other
 
 
 def test_tmpfs_without_an_inode_limit_does_not_count_them(tmp_path: Path) -> None:

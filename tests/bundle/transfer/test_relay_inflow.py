@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bundle.transfer import relay
-from bundle.transfer.relay import Inflow, Pace
+from bundle.transfer.relay import Inflow
 from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile
 from bundle.transfer.relay_peers import (
     ConnectionOver,
@@ -172,15 +172,6 @@ def test_a_source_that_stands_is_waited_for(node: Node, fault: Exception, second
     assert seconds < node.now - began < seconds + 2 * relay.GIVE_UP_SECONDS
 
 
-def test_a_busy_one_is_asked_again_in_the_next_round(node: Node) -> None:
-    node.run(1, mine=20, other=20)
-    node.dead = {7, 9, 0}
-    node.end_parent(ParentBusy("it serves as many as it can"))
-    node.run(3, mine=20, other=20)
-    assert node.parent == 5
-    assert node.tried == [5, 7, 9, 0, 5]
-
-
 def test_who_sent_damaged_chunks_is_not_used_again_except_the_source(node: Node) -> None:
     damaged = CorruptChunk("its bytes did not come as they were sent")
     node.run(1, mine=20, other=20)
@@ -260,38 +251,3 @@ def test_the_search_begins_anew_when_a_parent_is_lost(node: Node) -> None:
     node.run(4)
     assert node.inflow.has_given_up(node.now)
     assert node.inflow.refusals == dict.fromkeys(CHAIN, "connection refused")
-
-
-def test_after_a_chunk_a_node_looks_for_others_for_longer(node: Node) -> None:
-    node.run(2, mine=20, other=20)
-    node.dead = set(CHAIN)
-    node.end_parent(ConnectionOver("it closed the connection"))
-    node.run(relay.GIVE_UP_SECONDS - 1)
-    assert not node.inflow.has_given_up(node.now)
-    node.run(2)
-    assert node.inflow.has_given_up(node.now)
-
-
-@pytest.mark.parametrize(
-    ("mine", "other", "slow"),
-    [
-        pytest.param([12] * 10, [20] * 10, [], id="near the other half's"),
-        pytest.param([5] * 6, [20] * 6, [2, 4, 6], id="once for each measurement"),
-        pytest.param([10] * 20 + [1] * 2, [10] * 22, [22], id="as soon as it is"),
-        pytest.param([200] + [1] * 8, [20] * 9, [], id="ahead"),
-        pytest.param([40] + [0] * 9, [50] + [0] * 9, [], id="both stand still"),
-        pytest.param([0] * 8, [1] * 8, [8], id="few chunks are no measure"),
-        pytest.param([15] * 10 + [3] * 4, [30] * 10 + [0] * 4, [12, 14], id="the other is there"),
-    ],
-)
-def test_a_half_is_slow(tmp_path: Path, mine: list[int], other: list[int], slow: list[int]) -> None:
-    """By the chunks that come in each second, and the seconds after which it is slow."""
-    handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    file = ChunkFile(handle, 2 * 300 * MOST_CHUNK_BYTES)
-    pace, found = Pace(file, 0, 2.0, 0.0), []
-    for second, chunks in enumerate(zip(mine, other, strict=True), 1):
-        for tree, more in enumerate(chunks):
-            file.have[tree] = min(file.have[tree] + more, 300)
-        if pace.poll_slow(float(second)):
-            found.append(second)
-    assert found == slow

@@ -168,7 +168,6 @@ agent_channel.HANG_SECONDS = 1.0
 from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
 """
-"""An agent with more heartbeats, to which a second without progress is a hang."""
 
 
 def test_what_a_node_hangs_in_is_told_and_it_may_go_on(
