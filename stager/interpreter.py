@@ -8,13 +8,14 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from bundle.environment.listing import OWN_PYTHON, own_python
 from bundle.format.manifest import PYTHON
 from bundle.node import interpreter
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 from bundle.system.processes import ProcessError
@@ -34,7 +35,6 @@ from .lock import uv
 _RUN_SECONDS = 120.0
 _OF_SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/")
 """Where every Linux has what programs of any place use: glibc, locales."""
-_IMPORTS = "IMPORTS"
 # Modules that do not import here may lack a library of this machine, which the build has named.
 _PROGRAM = """\
 import sys
@@ -50,7 +50,6 @@ for name in sorted(os.listdir(folder) if os.path.isdir(folder) else ()):
             __import__(module)
         except Exception:
             pass
-print("IMPORTS", file=sys.stderr, flush=True)
 with open("/proc/self/maps") as handle:
     mapped = {line.split(None, 5)[5].rstrip() for line in handle if "/" in line}
 print(json.dumps({
@@ -69,10 +68,10 @@ def list_faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()
         done = run_with_input(argv, "", environment={}, timeout=_RUN_SECONDS)
         said = json.loads(done.stdout)
     except CommandError as exc:
-        imported = re.findall(rf"^{_IMPORTS}(.*)", exc.completed.stderr, re.MULTILINE)
-        if imported and imported[-1].strip():
+        imported = re.findall(r"^IMPORTS (.+)", exc.completed.stderr, re.MULTILINE)
+        if imported:
             ended = f"exit status {exc.completed.returncode}"
-            return [f"its Python ends elsewhere when it imports {imported[-1].strip()}: {ended}"]
+            return [f"its Python ends elsewhere when it imports {imported[-1]}: {ended}"]
         return [f"its Python does not start elsewhere: {' '.join(exc.context[-1:])}"]
     except (StagerError, ValueError) as exc:
         return [f"its Python does not start elsewhere: {exc}"]
@@ -145,11 +144,10 @@ def find_interpreter(
 def list_candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
     """Yield the programs of the target's version: uv's, pyenv's, and the one that runs this."""
     program = f"bin/python{target.python}"
-    command = uv.find_uv()
-    if command is not None:
-        with suppress(StagerError):
-            kept = Path(run([*command, "python", "dir"], timeout=_UV_SECONDS).stdout.strip())
-            yield from _newest_first(kept, f"cpython-{target.python}.*", program)
+    with suppress(StagerError):
+        argv = [*uv.require_uv(), "python", "dir"]
+        kept = Path(run(argv, timeout=_UV_SECONDS).stdout.strip())
+        yield from _newest_first(kept, f"cpython-{target.python}.*", program)
     pyenv = Path(env.get("PYENV_ROOT") or expand_home("~/.pyenv"))
     yield from _newest_first(pyenv / "versions", f"{target.python}.*", program)
     if target.is_host_python:
@@ -169,9 +167,8 @@ def _patch(program: Path) -> tuple[int, int, str]:
     builds that need newer processors (``x86_64_v3`` for ``x86_64``), for musl, and for debugging.
     """
     name = program.parents[1].name
-    digits = name.removeprefix("cpython-").split(".")[2:3]
-    number = "".join(digits).partition("-")[0].partition("+")[0]
-    return int(number) if number.isdigit() else -1, -len(name), name
+    number = re.match(r"(?:cpython-)?3\.\d+\.(\d+)", name)
+    return int(number[1]) if number else -1, -len(name), name
 
 
 def _find_program(path: Path, target: Target) -> Path:
@@ -184,8 +181,6 @@ def _find_program(path: Path, target: Target) -> Path:
         raise _UnusableError(
             f"has no Python {target.python}: there is no file {path / 'bin' / program}"
         )
-    if path.is_symlink() and not path.exists():
-        raise _UnusableError(f"is a link to {path.readlink()}, which is not there")
     if not path.is_file():
         raise _UnusableError("is not there")
     return path
@@ -193,7 +188,6 @@ def _find_program(path: Path, target: Target) -> Path:
 
 def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Installation:
     """Return the installation of a program; a virtual environment's is its base."""
-    _refuse_other_machine(path, target)
     try:
         facts = interpreter.describe_interpreter(str(path), env)
         misfit = facts.explain_misfit(target.python)
@@ -217,16 +211,6 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
     return made
 
 
-def _refuse_other_machine(path: Path, target: Target) -> None:
-    try:
-        header = elf.read_elf(path)
-    except OSError as exc:
-        raise _UnusableError(f"cannot be read: {exc.strerror}") from exc
-    if header is not None and header.machine != target.machine:
-        machine = header.machine or "another processor"
-        raise _UnusableError(f"is for {machine}; this machine is {target.machine}")
-
-
 # --- An interpreter of this machine for another version of Python than the one that runs this ----
 
 _DESCRIBE_SECONDS = 30.0
@@ -241,11 +225,7 @@ def find_compiler(
     own: Path | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Compiler | None:
-    """Return a Python of the target's version that compiles for it; None if there is none.
-
-    Bytecode is the same on all processors, so the platform does not matter. None, too, for the
-    version that runs this, which needs no other process.
-    """
+    """Return a Python of another version to compile for a target; the processor does not matter."""
     if target.is_host_python:
         return None
     try:
@@ -322,21 +302,20 @@ class Libraries:
             self.faults.append(f"{path}: it needs {needed}")
 
     def _find_library(self, folders: Sequence[Path], name: str) -> str:
-        folder = next((folder for folder in folders if (folder / name).is_file()), None)
-        if folder is None or not folder.is_relative_to(self.prefix):
-            return ""
-        return str(folder.relative_to(self.prefix) / name)
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        is_own = found is not None and found.is_relative_to(self.prefix)
+        return str(found.relative_to(self.prefix)) if found and is_own else ""
 
     def _make_relative(
         self, path: str, header: elf.Elf, folders: Sequence[tuple[str, Path]]
     ) -> None:
-        entries = []
         parent = (self.prefix / path).parent
-        for entry, folder in folders:
-            if folder.is_relative_to(self.prefix) and not _ORIGIN.search(entry):
-                entries.append(f"$ORIGIN/{os.path.relpath(folder, parent)}")
-            else:
-                entries.append(entry)
+        entries = (
+            entry
+            if _ORIGIN.search(entry) or not folder.is_relative_to(self.prefix)
+            else f"$ORIGIN/{os.path.relpath(folder, parent)}"
+            for entry, folder in folders
+        )
         text = ":".join(dict.fromkeys(entries))
         old, new = os.fsencode(header.run_path), os.fsencode(text)
         if len(new) > len(old):
@@ -381,9 +360,7 @@ class BundledInterpreter:
     program: Path
 
     def note(self) -> str:
-        """Return a note on what the nodes must have for it; empty for nothing."""
-        if not self.foreign:
-            return ""
+        """Return a note on the libraries that the nodes must have for it."""
         needs = "; ".join(
             f"{name} ({', '.join(re.sub(r'[.]cpython.*', '', file) for file in files)})"
             for name, files in self.foreign.items()
@@ -401,7 +378,7 @@ def make_bundled_interpreter(
     """Return the layer's source of a Python, and what it needs of a node."""
     prefix = installation.prefix
     try:
-        _refuse_other_libc(installation, target)
+        _refuse_other_platform(installation, target)
         paths = [*_files(prefix, installation.library)]
         headers = installation.library.replace("lib/", "include/", 1)
         if HEADERS not in prune and (prefix / headers).is_dir():
@@ -437,22 +414,23 @@ def make_bundled_interpreter(
     )
 
 
-def _refuse_other_libc(installation: Installation, target: Target) -> None:
+def _refuse_other_platform(installation: Installation, target: Target) -> None:
     program = installation.prefix / installation.program
     header = elf.read_elf(program)
-    libc = "musl" if header and Path(header.loader).name.startswith("ld-musl") else "glibc"
-    if header is None:
-        fault = "is not a program for 64-bit Linux"
-        hint = "name the Python itself, not a script that starts it"
-    elif not header.loader:
-        fault = "is linked statically, and could load none of the extension modules of packages"
-        hint = "name a Python that the dynamic loader starts"
-    elif libc != target.libc[0]:
-        fault = f"is for {libc}, and the environment is for {target.libc[0]}"
-        hint = "name a Python for the C library of environment.platform"
+    if header is None or not header.loader:
+        fault = "is a script, or linked statically: it could load no extension modules of packages"
     else:
-        return
-    raise ConfigError(f"environment.interpreter: {program} {fault}", hint=hint)
+        libc = "musl" if Path(header.loader).name.startswith("ld-musl") else "glibc"
+        if (header.machine, libc) == (target.machine, target.libc[0]):
+            return
+        fault = (
+            f"is for {header.machine} with {libc}, and the environment is for {target.machine} "
+            f"with {target.libc[0]}"
+        )
+    raise ConfigError(
+        f"{_KEY}: {program} {fault}",
+        hint="name a Python that the dynamic loader starts, for environment.platform",
+    )
 
 
 def _files(prefix: Path, top: str) -> Iterator[str]:

@@ -11,10 +11,10 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 
 from .core.errors import ResolveError, StagerError, WheelError
 from .core.files import read_text
@@ -114,7 +114,7 @@ class _Fetcher:
 
     def _obtain(self, files: Sequence[LockedFile]) -> None:
         self.store.require_space(sum(file.size or 0 for file in files), "the wheels")
-        self._download([self._locate(file) for file in files if file.is_wheel])
+        self._download([file for file in files if file.is_wheel])
         for file in files:
             if not file.is_wheel:
                 self.source.progress(f"building a wheel for {file.name} {file.version}")
@@ -152,9 +152,8 @@ class _Fetcher:
 
     def _offline_problem(self, file: LockedFile) -> str:
         digest = self._digest_in_place(file)
-        if digest:
-            return _describe_other(file.filename, file.sha256, digest)
-        return f"{file.filename}: not in the offline root"
+        missing = f"{file.filename}: not in the offline root"
+        return _describe_other(file.filename, file.sha256, digest) if digest else missing
 
     # --- Files that are on this machine
 
@@ -224,11 +223,9 @@ class _Fetcher:
 
     def _download_batch(self, batch: Sequence[LockedFile]) -> None:
         said = self._try_to_download(batch)
-        if not said:
-            return
-        if all(map(is_unreachable, said)):
+        if said and all(map(is_unreachable, said)):
             raise unreachable_index_error("".join(said))
-        for file in batch:
+        for file in batch if said else ():
             self._download_alone(file)
 
     def _download_alone(self, file: LockedFile) -> None:
@@ -239,25 +236,27 @@ class _Fetcher:
         # By name, a file with another digest, or behind a password, is only "not found".
         actual = _ACTUAL_DIGEST.search("\n".join(said))
         if actual:
-            place = file.url or file.filename
-            self.problems.append(_describe_other(place, file.sha256, actual[1]))
-            return
-        reason = condense(next(filter(is_unreachable, said), said[-1]))
-        self.problems.append(f"{file.filename}: {reason}")
+            problem = _describe_other(file.url or file.filename, file.sha256, actual[1])
+        else:
+            reason = condense(next(filter(is_unreachable, said), said[-1]))
+            problem = f"{file.filename}: {reason}"
+        self.problems.append(problem)
 
     def _try_to_download(self, files: Sequence[LockedFile]) -> list[str]:
         """Download files by URL, else by name; return what pip says of each, if both fail."""
         said = []
-        for line in (_format_url, _format_pin):
+        for line in (self._format_url, _format_pin):
             done = self.pip.download(list(map(line, files)), self._downloads)
             if done.returncode == 0:
                 return []
             said.append(done.stderr or done.stdout)
         return said
 
-    def _locate(self, file: LockedFile) -> LockedFile:
-        url = restore_credentials(file.url, self.urls) if file.url else None
-        return replace(file, url=url)
+    def _format_url(self, file: LockedFile) -> str:
+        url = file.path.as_uri() if file.path else file.url
+        if not url:
+            return _format_pin(file)
+        return f"{file.name} @ {restore_credentials(url, self.urls)} --hash=sha256:{file.sha256}"
 
     # --- Builds of sdists
 
@@ -272,7 +271,7 @@ class _Fetcher:
 
     def _build(self, file: LockedFile, packages: Path | None = None) -> None:
         keep = self._choose_folder(file)
-        for line in dict.fromkeys((_format_url(self._locate(file)), _format_pin(file))):
+        for line in dict.fromkeys((self._format_url(file), _format_pin(file))):
             try:
                 wheel = source_wheels.build_line(line, keep, self.store, self.pip, packages)
             except ResolveError as exc:
@@ -302,11 +301,6 @@ def _read_note(wheel: Path) -> str:
         return Digest(read_text(_note(wheel)).strip())
     except (OSError, ValueError):
         return ""
-
-
-def _format_url(file: LockedFile) -> str:
-    url = file.path.as_uri() if file.path else file.url
-    return f"{file.name} @ {url} --hash=sha256:{file.sha256}" if url else _format_pin(file)
 
 
 def _format_pin(file: LockedFile) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.format.manifest import Layer, Manifest
+from bundle.protocol.dataclass import dataclass
 
 from ..config.load import Config
 from ..config.sections import OF_NODE
@@ -33,7 +34,6 @@ from ..layers.layer_build import MadeLayers, make_layers
 from ..layers.layer_file import list_top_modules
 from ..layers.prune import Pruned, notes_on_patterns, sum_notes
 from ..layers.source import LayerSource, layer_id
-from ..layers.tree import list_folders
 from ..lock.lock import ResolveOptions
 from ..lock.pylock import Lock, PackageChanges, compare_packages, read_lock
 from ..lock.spec import Spec
@@ -52,8 +52,6 @@ from .project_lock import (
     read_buildable_spec,
     sort_upgrades,
 )
-
-# --- The Python that a project's bundle brings, if the settings ask for one ----------------------
 
 
 def _find_own_interpreter(
@@ -76,10 +74,7 @@ REPORTED = ("torch", "transformers", "datasets", "numpy")
 
 def _list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
     """Return the user's requirements; all packages of a lock without requirements."""
-    if spec.pylock is not None:
-        requested = [str(file.name) for file in lock.files]
-    else:
-        requested = [*spec.requirements]
+    requested = [*spec.requirements] if spec.pylock is None else [one.name for one in lock.files]
     if spec.uv_lock is not None:
         locked = {file.name for file in lock.files}
         requested += [name for name in spec.uv_lock.direct() if name in locked]
@@ -115,43 +110,34 @@ _MOST_NAMED = 3  # names of one kind in a message
 def find_previous_manifest(store: Store, project: Path) -> Manifest | None:
     """Return the manifest of the bundle that a project's last build made, if it can be read."""
     newest = bundle_file.find_newest(store, project)
-    if newest is None:
-        return None
-    try:
-        return bundle_file.read_manifest(newest.path)
-    except StagerError:
-        return None
+    with suppress(StagerError):
+        return bundle_file.read_manifest(newest.path) if newest else None
+    return None
 
 
 def _compare_manifests(old: Manifest | None, new: Manifest) -> PackageChanges:
-    """Compare a bundle with the one before; without one, all packages are added.
-
-    The bytes are those of all layers, as they are sent, that the earlier bundle does not have.
-    """
+    """Compare with the bundle before; the bytes are those of all layers that it does not have."""
     earlier = old.layers if old is not None else ()
     there = {layer.id for layer in earlier}
-    return replace(
-        compare_packages(_packages(earlier), _packages(new.layers)),
-        bytes=sum(layer.size for layer in new.layers if layer.id not in there),
+    before, now = (
+        {one.name: (one.version, one.version, one.size) for one in layers if one.kind == "wheel"}
+        for layers in (earlier, new.layers)
     )
+    sent = sum(layer.size for layer in new.layers if layer.id not in there)
+    return replace(compare_packages(before, now), bytes=sent)
 
 
 def describe_changed_files(
     old: Manifest, trees: Sequence[LayerSource], store: Store, target: Target
 ) -> str:
-    """Return the files of a project that differ from those in its bundle, in parentheses.
-
-    Empty if none differs, or it is not known; ``trees`` are the layers that are not wheels, now.
-    """
+    """Return which files differ from those in the project's bundle, in parentheses, or nothing."""
     was = _list_shipped(old, store)
     now = _list_present(trees, was) if was else was
-    added = now.keys() - was.keys()
-    edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
-    new = _merge_new_folders(added, list_folders(was))
-    changed = [*_list_changed_assets(old, trees, target), *edited]
-    removed = list(was.keys() - now.keys())
-    named = list(_name_some({"new": new, "changed": changed, "removed": removed}))
-    only_new = bool(added) and not changed and not removed
+    changed = [*_list_changed_assets(old, trees, target)]
+    added, removed = now.keys() - was.keys(), was.keys() - now.keys()
+    changed += [path for path in now.keys() & was.keys() if now[path] != was[path]]
+    named = list(_name_some({"new": added, "changed": changed, "removed": removed}))
+    only_new = added and not changed and not removed
     if only_new and not any(path.endswith(".py") for path in added):
         named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
     return f" ({'; '.join(named)})" if named else ""
@@ -176,7 +162,7 @@ def _list_changed_assets(
             yield one.name
 
 
-def _name_some(kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _name_some(kinds: Mapping[str, Collection[str]]) -> Iterator[str]:
     more = 0
     for kind, names in kinds.items():
         if names:
@@ -192,23 +178,9 @@ def _list_shipped(old: Manifest, store: Store) -> dict[str, str]:
         for layer in old.layers:
             if layer.kind == "project":
                 files = read_stored_head(store, layer)[1].files
-                paths = {file.path.partition("/")[2]: file.sha256 for file in files}
+                paths = {file.path.partition("/")[2]: str(file.sha256) for file in files}
                 return {path: digest for path, digest in paths.items() if path[-4:] != ".pyc"}
     return {}
-
-
-def _merge_new_folders(paths: Iterable[str], known: Collection[str]) -> list[str]:
-    """Return new paths, with one entry for each new folder."""
-    merged = set()
-    for path in paths:
-        folders = [f"{folder}/" for folder in sorted(list_folders([path])) if folder not in known]
-        merged.add(folders[0] if folders else path)
-    return list(merged)
-
-
-def _packages(layers: Sequence[Layer]) -> dict[str, tuple[str, str, int]]:
-    wheels = (layer for layer in layers if layer.kind == "wheel")
-    return {layer.name: (layer.version, layer.version, layer.size) for layer in wheels}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +329,6 @@ def _make_missing_layers(
     options: BuildOptions,
     listener: Listener,
 ) -> MadeLayers:
-    """Make the missing layers, then forget the files that were fetched from a hub for them."""
     made = make_layers(
         [replace(source, compiler=compiler) for source in sources],
         store=store,
@@ -365,7 +336,7 @@ def _make_missing_layers(
         jobs=options.jobs or len(os.sched_getaffinity(0)),
         progress=lambda made, done, total: listener.step(f"{made} made", done, total),
     )
-    if any(source.hub for source in sources):
+    if any(source.hub for source in sources):  # the layers have what was fetched for them
         forget_files(store)
     for line in made.notes:
         listener.note(line)
@@ -394,11 +365,9 @@ def make_again(
     listener.note(f"{why}: building it again")
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
     if packed.path != before and not bundle_file.is_named(store, before):
-        fate = "which is in use, and stays"
-        if bundle_file.is_marked(before, time.time()):
-            fate = "which stays: a batch script or a failed job has used it"
-        elif bundle_file.clear_away(before):
-            fate = "which is removed"
+        is_kept = bundle_file.is_marked(before, time.time()) or not bundle_file.clear_away(before)
+        stays = "which stays: a batch script or a failed job has used it, or it is in use"
+        fate = stays if is_kept else "which is removed"
         listener.note(f"{packed.path.name} replaces {before.name}, {fate}")
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
 

@@ -9,6 +9,7 @@ That it was made from that wheel nobody can check, so somebody has to vouch for 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -56,7 +57,6 @@ class BundledWheels:
         """Read no bundle yet. The store's lock must be held."""
         self._config, self._spec, self._store, self._note = config, spec, store, note
         self._compiler = compiler
-        self._known: list[tuple[Path, Manifest]] | None = None
         self._found: dict[Digest, Wheel | None] = {}
         self._sources: dict[Digest, LayerSource] = {}
 
@@ -74,15 +74,8 @@ class BundledWheels:
         """Return a line on the packages whose wheels are not here; none where all are."""
         if not self._sources:
             return []
-        lines = [
-            f"{format_count(len(self._sources), 'package')} taken from bundles in "
-            f"{self._store.bundles}: the wheels are not here"
-        ]
-        used = {word for source in self._sources.values() for word in source.prune}
-        unused = [word for word in self._spec.prune if word not in used]
-        if unused:
-            lines.append(f"environment.prune: {', '.join(unused)} left nothing out of these")
-        return lines
+        many = format_count(len(self._sources), "package")
+        return [f"{many} taken from bundles in {self._store.bundles}: the wheels are not here"]
 
     def take_assets(self, repositories: Sequence[LockedRepository]) -> None:
         """Put the layers of models and data sets of a lock into the store."""
@@ -94,26 +87,26 @@ class BundledWheels:
         self, wanted: Collection[tuple[str, str, str]]
     ) -> Iterator[tuple[Path, Manifest, Layer]]:
         """Yield the layers of bundles with one of these kinds, names and versions."""
-        for path, manifest in self._bundles() if wanted else ():
+        for path, manifest in self._bundles if wanted else ():
             for layer in manifest.layers:
                 if (layer.kind, layer.name, layer.version) in wanted:
                     yield path, manifest, layer
 
+    @functools.cached_property
     def _bundles(self) -> list[tuple[Path, Manifest]]:
-        """Return bundles built here, signed by an allowed signer, or approved at import."""
-        if self._known is None:
-            self._known = []
-            for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
-                with contextlib.suppress(BundleError):  # damaged, of another format, not signed
-                    manifest = bundle_file.read_manifest(path)
-                    verdict, _ = decide_trust(self._config, self._store, path, manifest.id)
-                    signed = verdict is not None and verdict.is_accepted
-                    if signed or bundle_file.is_for_builds(self._store, path, manifest.id):
-                        self._known.append((path, manifest))
-        return self._known
+        """Bundles built here, signed by an allowed signer, or approved at import."""
+        known = []
+        for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
+            with contextlib.suppress(BundleError):  # damaged, of another format, not signed
+                manifest = bundle_file.read_manifest(path)
+                verdict, _ = decide_trust(self._config, self._store, path, manifest.id)
+                is_signed = verdict is not None and verdict.is_accepted
+                if is_signed or bundle_file.is_for_builds(self._store, path, manifest.id):
+                    known.append((path, manifest))
+        return known
 
     def _find_decompressor(self, file: LockedFile) -> Wheel | None:
-        for path, manifest in self._bundles():
+        for path, manifest in self._bundles:
             part = manifest.decompressor
             if part is None or part.sha256 != file.sha256:
                 continue
@@ -285,10 +278,7 @@ def forget_files(store: Store) -> None:
 def _list_content(
     repository: LockedRepository, blobs: dict[Digest, str]
 ) -> tuple[_Content, dict[str, str]]:
-    """Return the files of a snapshot, and the targets of its links.
-
-    ``blobs`` collects the first path of each content.
-    """
+    """Return a snapshot's files, and the links in it; ``blobs`` has each content's first path."""
     content: _Content = {}
     goals: dict[str, str] = {}
     request = repository.request

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 
 from ..config.load import Config
 from ..core.errors import ConfigError, ResolveError, WheelError
 from ..core.store import Store
 from ..core.values import Wheel
 from ..hub.client import HubFiles, resolve
-from ..hub.repositories import HubRequest, LockedRepository
+from ..hub.repositories import HubRequest
 from ..lock.build_source import list_certain_builds, refuse_without_nvcc
 from ..lock.indexes import TORCH_INDEX
 from ..lock.lock import ResolveOptions, make_lock
@@ -42,28 +43,19 @@ from .current_bundle import Listener, hub_requests, lock_path, offline_root
 def sort_upgrades(
     config: Config, options: ResolveOptions
 ) -> tuple[ResolveOptions, frozenset[HubRequest]]:
-    """Return the options with packages alone, and what of the hub has no commit that is kept.
-
-    A name with an owner, as in ``org/name``, must be one of the settings'.
-    """
+    """Return the options for packages, and the assets that move; ``org/name`` must be one."""
     requests = hub_requests(config)
     if options.upgrade:
         return options, frozenset(requests)
-    packages, moved = [], set()
-    for name in options.upgrade_packages:
-        named = {request for request in requests if name in (request.name, request.label)}
-        moved |= named
-        if named:
-            continue
-        if "/" in name:
-            known = ", ".join(dict.fromkeys(request.label for request in requests))
-            raise ConfigError(
-                f"--upgrade-package {name}: no asset of {config.source.name} on the hub has this "
-                "name",
-                hint=f"there are {known}" if known else "its assets name none",
-            )
-        packages.append(name)
-    return replace(options, upgrade_packages=tuple(packages)), frozenset(moved)
+    named = {*options.upgrade_packages}
+    moved = frozenset(one for one in requests if named & {one.name, one.label})
+    packages = named.difference(*((one.name, one.label) for one in moved))
+    for name in (name for name in packages if "/" in name):
+        raise ConfigError(
+            f"--upgrade-package {name}: no asset of {config.source.name} on the hub has this name",
+            hint=f"there are {', '.join(one.label for one in requests) or 'none'}",
+        )
+    return replace(options, upgrade_packages=tuple(sorted(packages))), moved
 
 
 def lock_assets(
@@ -80,30 +72,21 @@ def lock_assets(
     What it has stays at its commit, but for ``moved``; ``locked`` allows no new ones.
     """
     requests = hub_requests(config)
-    known = {repository.request for repository in lock.assets}
+    known = {repository.request: repository.commit for repository in lock.assets}
     new = [request.label for request in requests if request not in known]
     if locked and new:
         raise ResolveError(
             f"the lock {lock.path} lacks {', '.join(new)}, and it may not be changed now",
             hint="run `stager lock`, review the difference, and build again",
         )
-    if not requests and not lock.assets:
-        return lock
     kept = [repository for repository in lock.assets if repository.request not in moved]
     resolved = resolve(requests, kept, files)
-    _note_new_commits(lock.assets, resolved, listener)
+    for repository in resolved:
+        request, commit = repository.request, repository.commit
+        old = known.get(request, commit)
+        if old != commit:
+            listener.note(f"{request.kind} {request.label}: {old[:12]} -> {commit[:12]}")
     return keep_assets(lock, resolved)
-
-
-def _note_new_commits(
-    before: Iterable[LockedRepository], after: Iterable[LockedRepository], listener: Listener
-) -> None:
-    earlier = {repository.request: repository.commit for repository in before}
-    for repository in after:
-        request, old = repository.request, earlier.get(repository.request, repository.commit)
-        if old != repository.commit:
-            change = f"{old[:12]} -> {repository.commit[:12]}"
-            listener.note(f"{request.kind} {request.label}: {change}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +178,12 @@ def _refuse_without_effect(spec: Spec, options: ResolveOptions) -> None:
     cutoff = options.exclude_newer not in (None, NONE)
     if supplied is None or not (options.upgrade or options.upgrade_packages or cutoff):
         return
-    remedy = "give the option to the tool that wrote it"
-    if spec.uv_lock:
-        remedy = f"give the option to `{spec.uv_lock.command}` there, and run this command again "
-        remedy += "without it"
+    writer = f"`{spec.uv_lock.command}`" if spec.uv_lock else "the tool that wrote it"
     name = "--exclude-newer" if cutoff else "--upgrade"
-    raise ConfigError(f"{name} has no effect: {supplied} decides all versions", hint=remedy)
+    raise ConfigError(
+        f"{name} has no effect: {supplied} decides all versions",
+        hint=f"give the option to {writer}, and run this command again without it",
+    )
 
 
 def _make_lock(
@@ -211,18 +194,24 @@ def _make_lock(
     told = replace(options, note=listener.note)
     lock = make_lock(spec, path=path, store=store, options=told)
     lock = keep_assets(lock, earlier.assets if earlier else ())
-    indexes, gpus = _note_indexes(spec, lock, options), _note_gpu_packages(spec, lock)
-    for remark in (*spec.remarks, *indexes, *gpus):
+    for remark in _list_remarks(spec, lock, options):
         listener.note(remark)
+    return lock
+
+
+def _list_remarks(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
+    yield from spec.remarks
+    yield from _note_indexes(spec, lock, options)
+    yield from _note_gpu_packages(spec, lock)
+    names = {file.name for file in lock.files}
     for name in options.upgrade_packages:
-        if canonicalize_name(name) not in {file.name for file in lock.files}:
-            listener.note(f"--upgrade-package {name}: the lock has no such package")
+        if canonicalize_name(name) not in names:
+            yield f"--upgrade-package {name}: the lock has no such package"
     if lock.exclude_newer and options.exclude_newer is None:
-        listener.note(
+        yield (
             f"files uploaded after {lock.exclude_newer} did not count, as in the lock before; "
             "--exclude-newer none lifts that"
         )
-    return lock
 
 
 def _note_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
@@ -237,7 +226,7 @@ def _note_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[s
 
 
 def _note_gpu_packages(spec: Spec, lock: Lock) -> Iterator[str]:
-    gpu = sum(file.name.startswith("nvidia-") for file in lock.files)
+    gpu = len({file.name for file in lock.files if file.name.startswith("nvidia-")})
     if gpu and spec.torch_backend is None:
         size = format_size(sum(file.size or 0 for file in lock.files))
         yield (

@@ -14,13 +14,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from bundle.environment import hub_datasets
 from bundle.format.layer import abridge_path, explain_excess
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 
 from ..core import toml
@@ -29,7 +29,7 @@ from ..core.store import Store, digest_file, write_error
 from .repositories import HubFile, HubRequest, LockedRepository, is_safe
 
 _INSTALL = "uv tool install --reinstall '.[hub]'"
-_TOO_MANY, _SERVER_FAULT = 429, 500  # statuses of HTTP; from the second on it is the server's fault
+_TOO_MANY = 429  # a status of HTTP
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
 """Errors that are those of this machine's disk."""
 _WHY_LINES = 3
@@ -47,23 +47,9 @@ class HubEntry:
     """Git's own digest of a small file; empty where the hub does not say it."""
     problem: str = ""
 
-    @property
-    def is_named_badly(self) -> bool:
-        """True if its name is the problem, and not what the hub says about it."""
-        return not is_safe(self.path) or bool(explain_excess(self.path))
 
-
-class HubAnswer(NamedTuple):
-    """A repository at one commit, as the hub describes it."""
-
-    commit: str
-    licence: str
-    entries: tuple[HubEntry, ...]
-    configs: tuple[Mapping[str, object], ...]
-    """``configs`` of a data set's card."""
-
-
-def _describe_repository(request: HubRequest) -> HubAnswer:
+def _describe_repository(request: HubRequest) -> tuple[str, Mapping[str, object], list[HubEntry]]:
+    """Return a repository's commit, its card, and its files."""
     library = _library()
     with _convert_errors(request):
         api = library.HfApi(endpoint=_endpoint(), library_name="stager")
@@ -77,19 +63,13 @@ def _describe_repository(request: HubRequest) -> HubAnswer:
             f"{request.kind} {request.label}: the hub names no commit, but {info.sha!r}",
             hint="check HF_ENDPOINT: what answers there is not a hub",
         )
-    entries = tuple(map(_entry, info.siblings or ()))
-    configs = [one for one in toml.get_list(card, "configs") if isinstance(one, dict)]
-    return HubAnswer(info.sha, _licence(card), entries, tuple(configs))
+    return info.sha, card, list(map(_entry, info.siblings or ()))
 
 
 def _fetch_file(request: HubRequest, commit: str, path: str, cache: Path) -> Path:
-    """Fetch a file into a cache, or find it there; return its path.
-
-    A connection that is cut is taken up where it was. The library's progress bars are for a
-    terminal only.
-    """
+    """Return the path of a file in a cache; fetch it, or the rest of it, if it is not there."""
     library = _library()
-    with _convert_errors(request), _disable_bars():
+    with _convert_errors(request):
         found = library.hf_hub_download(
             request.name,
             path,
@@ -109,8 +89,10 @@ def _fetch_file(request: HubRequest, commit: str, path: str, cache: Path) -> Pat
 
 
 def _library() -> Any:  # noqa: ANN401 - a module that need not be installed
-    # Its telemetry is nobody's business here; the variable counts when it is imported.
+    # Both variables count when it is imported. Its progress bars are for a terminal only.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         import huggingface_hub
     except ImportError as exc:
@@ -129,26 +111,9 @@ def _endpoint() -> str | None:
 
 
 @contextlib.contextmanager
-def _disable_bars() -> Iterator[None]:
-    """Disable the library's progress bars where standard error is not a terminal."""
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-
-    if sys.stderr.isatty():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
-
-
-@contextlib.contextmanager
 def _convert_errors(request: HubRequest) -> Iterator[None]:
     try:
         yield
-    except StagerError:
-        raise
     # Its errors come from three HTTP libraries by version, and from its own classes.
     except Exception as exc:
         if isinstance(exc, OSError) and exc.errno in _FULL:
@@ -190,8 +155,6 @@ def _fault(request: HubRequest, exc: Exception) -> StagerError:
     hint = "check the network and HF_ENDPOINT, and run this again: files that are whole are kept"
     if status == _TOO_MANY:
         hint = "it has had too many requests: wait some minutes; `hf auth login` raises the limit"
-    elif status is not None and status >= _SERVER_FAULT:
-        hint = "that is the hub's own fault: run this again later; files that are whole are kept"
     return StagerError(
         f"{what}: the hub did not give it", hint=hint, context=_reasons(exc.__cause__ or exc)
     )
@@ -224,16 +187,16 @@ def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
     """Check the hub's answer about one file; a problem matters only if the file is selected."""
     path, size, lfs = str(sibling.rfilename), sibling.size, sibling.lfs
     digest, problem = None, ""
+    try:
+        digest = Digest(lfs.sha256) if lfs else None
+    except (ValueError, TypeError):
+        problem = "its digest is not a sha256"
     if not is_safe(path):
         problem = "its name leaves the repository, or cannot be printed"
     elif explain_excess(path):
         problem = f"no node can hold {explain_excess(path)}"
     elif type(size) is not int or size < 0:
         problem = f"its size is {size!r}"
-    try:
-        digest = Digest(lfs.sha256) if lfs else None
-    except (ValueError, TypeError):
-        problem = "its digest is not a sha256"
     return HubEntry(
         path=path,
         size=0 if problem else size,
@@ -272,54 +235,32 @@ class HubFiles:
     store: Store
     progress: Progress
 
-    def find(self, request: HubRequest, commit: str, path: str) -> Path | None:
-        """Return a file that is here already, unchecked; None if none is."""
-        for cache in (*user_caches(os.environ), self.store.hub):
-            file = cache / request.folder / "snapshots" / commit / path
-            if os.path.isfile(file):  # noqa: PTH113 - False also where it cannot be looked at
-                return file
-        return None
-
     def digest(self, request: HubRequest, commit: str, entry: HubEntry) -> Digest:
         """Return the digest of a small file, fetched if it is not here as the hub lists it."""
-        return digest_file(
-            self._obtain(
-                (request, commit, entry.path, entry.size),
-                lambda file: _is_listed(file, entry),
-                "the hub lists: its size or its digest is another",
-                "check HF_ENDPOINT and the proxy",
-            )
-        )
+        file = (request, commit, entry.path, entry.size)
+        return digest_file(self._obtain(*file, lambda found: _is_listed(found, entry)))
 
     def obtain_locked(self, repository: LockedRepository, file: HubFile) -> Path:
         """Return a file with the content that the lock says, fetched if it is not here."""
+        wanted = (repository.request, repository.commit, file.path, file.size)
         return self._obtain(
-            (repository.request, repository.commit, file.path, file.size),
-            lambda found: _has_content(found, file),
-            "was locked: its digest is another",
-            "run `stager lock` and review the difference",
+            *wanted,
+            lambda found: found.stat().st_size == file.size and digest_file(found) == file.sha256,
         )
 
     def _obtain(
         self,
-        wanted: tuple[HubRequest, str, str, int],
+        request: HubRequest,
+        commit: str,
+        path: str,
+        size: int,
         is_right: Callable[[Path], bool],
-        expected: str,
-        remedy: str,
     ) -> Path:
-        request, commit, path, _ = wanted
-        found = self.find(request, commit, path)
-        if found is None or not is_right(found):
-            found = self._fetch(*wanted)
-            if not is_right(found):
-                found.resolve().unlink(missing_ok=True)  # fetched once more, the next time
-                raise StagerError(
-                    f"{request.kind} {request.label}: {path} is not the file that {expected}",
-                    hint=f"run this again; if it stays so, {remedy}",
-                )
-        return found
-
-    def _fetch(self, request: HubRequest, commit: str, path: str, size: int) -> Path:
+        for cache in (*user_caches(os.environ), self.store.hub):
+            file = cache / request.folder / "snapshots" / commit / path
+            with contextlib.suppress(OSError):
+                if file.is_file() and is_right(file):
+                    return file
         if self.offline:
             raise StagerError(
                 f"{request.kind} {request.label} is not on this machine: {path} is missing, and "
@@ -329,26 +270,25 @@ class HubFiles:
             )
         self.store.require_space(size, f"{request.name} {path}")
         self.progress(f"{request.label} {path}, {format_size(size)}")
-        return _fetch_file(request, commit, path, self.store.hub)
+        file = _fetch_file(request, commit, path, self.store.hub)
+        if not is_right(file):
+            file.resolve().unlink(missing_ok=True)  # fetched once more, the next time
+            raise StagerError(
+                f"{request.kind} {request.label}: {path} is not the file that the hub lists, or "
+                "that was locked: its size or its digest is another",
+                hint="run this again; if it stays so, check HF_ENDPOINT and the proxy, or run "
+                "`stager lock` and review the difference",
+            )
+        return file
 
 
 def _is_listed(path: Path, entry: HubEntry) -> bool:
     """Compare a file with the hub's size and, if known, git SHA-1: it finds damage, not attacks."""
-    try:
-        if path.stat().st_size != entry.size:
-            return False
-        data = path.read_bytes()
-    except OSError:
+    if path.stat().st_size != entry.size:
         return False
+    data = path.read_bytes()
     blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
     return entry.blob in ("", blob.hexdigest())
-
-
-def _has_content(path: Path, file: HubFile) -> bool:
-    try:
-        return path.stat().st_size == file.size and digest_file(path) == file.sha256
-    except OSError:
-        return False
 
 
 # --- The choice of the files of a repository that are taken --------------------------------------
@@ -364,8 +304,7 @@ _PICKLED = re.compile(
 """Weights that ``from_pretrained`` reads only where no safetensors of their name are."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _NO_WEIGHTS = (
-    *("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*"),
-    "openvino_*",
+    *("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*", "openvino_*"),
 )
 """Files with such a suffix that are no weights of PyTorch: the Trainer's own, and OpenVINO's."""
 _ALWAYS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
@@ -398,19 +337,14 @@ def _model_files(paths: Sequence[str]) -> list[str]:
 
     A repository without any weights that PyTorch reads is taken as it is.
     """
-    if not any(map(_is_weights, paths)):
+    names = (path.rpartition("/")[2] for path in paths if path.endswith(_WEIGHTS))
+    if all(_matches(name, _NO_WEIGHTS) for name in names):
         return list(paths)
-    there = frozenset(paths)
     return [
         path
         for path in paths
-        if not _matches(path, _OTHER_FRAMEWORKS) and not _is_replaced(path, there)
+        if not _matches(path, _OTHER_FRAMEWORKS) and not _is_replaced(path, paths)
     ]
-
-
-def _is_weights(path: str) -> bool:
-    name = PurePosixPath(path).name
-    return name.endswith(_WEIGHTS) and not _matches(name, _NO_WEIGHTS)
 
 
 def _is_replaced(path: str, there: Collection[str]) -> bool:
@@ -492,21 +426,22 @@ def _resolve_one(request: HubRequest, files: HubFiles) -> LockedRepository:
             f"{request.kind} {request.label} is not in the lock, and nothing may be fetched",
             hint="run `stager lock` once where the hub can be reached",
         )
-    answer = _describe_repository(request)
-    paths = select_files(request, [entry.path for entry in answer.entries], answer.configs)
+    commit, card, entries = _describe_repository(request)
+    configs = [one for one in toml.get_list(card, "configs") if isinstance(one, dict)]
+    paths = {*select_files(request, [entry.path for entry in entries], configs)}
     return LockedRepository(
         request=request,
-        commit=answer.commit,
-        licence=answer.licence,
+        commit=commit,
+        licence=_licence(card),
         files=tuple(
             HubFile(
                 path=entry.path,
                 size=entry.size,
-                sha256=entry.sha256 or files.digest(request, answer.commit, entry),
+                sha256=entry.sha256 or files.digest(request, commit, entry),
             )
-            for entry in _list_usable(request, answer.entries, set(paths))
+            for entry in _list_usable(request, entries, paths)
         ),
-        left_out=tuple(sorted(filter(is_safe, {one.path for one in answer.entries} - {*paths}))),
+        left_out=tuple(sorted(filter(is_safe, {one.path for one in entries} - paths))),
     )
 
 
@@ -518,10 +453,8 @@ def _list_usable(
     if unusable:
         raise StagerError(
             f"{request.kind} {request.label}: the hub lists files that cannot be used",
-            hint="name the files to take with files = [...] in its entry of stager.toml"
-            if all(entry.is_named_badly for entry in unusable)
-            else "check HF_ENDPOINT: what answers there does not list sizes and digests as the hub "
-            "does; lock where the hub itself can be reached",
+            hint="name the files to take with files = [...] in its entry of stager.toml, or check "
+            "HF_ENDPOINT: what answers there may not list sizes and digests as the hub does",
             context=[f"{abridge_path(entry.path)!r}: {entry.problem}" for entry in unusable],
         )
     return taken

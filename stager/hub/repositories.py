@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import filterfalse
 from pathlib import PurePosixPath
 from typing import Literal, get_args
 
 from bundle.protocol.codec import decode, encode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 
 Kind = Literal["model", "dataset", "space"]
@@ -40,6 +41,19 @@ class HubRequest:
     split: str = ""
     files: tuple[str, ...] = ()
     """Patterns of the files to take; empty to leave that to :mod:`stager.hub.client`."""
+
+    def __post_init__(self) -> None:
+        if not _REPOSITORY.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not the name of a repository, as in org/name")
+        if self.revision and not _REVISION.fullmatch(self.revision):
+            raise ValueError(f"{self.revision!r} is not a branch, a tag or a commit")
+        for text in (self.config, self.split):
+            if text and not _PART.fullmatch(text):
+                raise ValueError(f"{text!r} is not the name of a configuration or a split")
+        if self.files and (self.config or self.split):
+            raise ValueError(
+                "files goes with neither config nor split, which choose files themselves"
+            )
 
     @property
     def label(self) -> str:
@@ -79,30 +93,17 @@ def parse_request(kind: Kind, value: object) -> HubRequest:
         raise ValueError("neither a string nor a table")
     for key in filterfalse(_KEYS[kind].__contains__, value):
         raise ValueError(f"unknown key {key!r}; known are {', '.join(_KEYS[kind])}")
-    texts, files = {"name": "", **value}, value.get("files", [])
-    texts.pop("files", None)
+    texts = {"name": "", **value}
+    files = _read_patterns(texts.pop("files", []))
     for key in (key for key, text in texts.items() if not isinstance(text, str)):
         raise ValueError(f"{key} is not a string")
-    return _check(HubRequest(kind=kind, files=_read_patterns(files), **texts))
+    return HubRequest(kind=kind, files=files, **texts)
 
 
 def _read_patterns(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
         raise ValueError("files is not a list of patterns")
     return tuple(value)
-
-
-def _check(request: HubRequest) -> HubRequest:
-    if not _REPOSITORY.fullmatch(request.name):
-        raise ValueError(f"{request.name!r} is not the name of a repository, as in org/name")
-    if request.revision and not _REVISION.fullmatch(request.revision):
-        raise ValueError(f"{request.revision!r} is not a branch, a tag or a commit")
-    for text in (request.config, request.split):
-        if text and not _PART.fullmatch(text):
-            raise ValueError(f"{text!r} is not the name of a configuration or a split")
-    if request.files and (request.config or request.split):
-        raise ValueError("files goes with neither config nor split, which choose files themselves")
-    return request
 
 
 # --- A repository in the lock: its commit, and the size and digest of each file ------------------

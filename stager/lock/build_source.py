@@ -19,7 +19,8 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from itertools import filterfalse
 from pathlib import Path
 
 from packaging.utils import (
@@ -31,6 +32,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import canonical_json
 
 from ..core import toml
@@ -38,9 +40,7 @@ from ..core.errors import ResolveError, StagerError
 from ..core.processes import run
 from ..core.store import digest_file
 from ..core.values import Digest
-from .indexes import (
-    Indexes,
-)
+from .indexes import Indexes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,7 @@ def list_files(root: Path, *, skip: Iterable[Path] = ()) -> list[Path]:
 
 
 def digest_content(path: Path, *, skip: Iterable[Path] = ()) -> Digest:
-    """Return the digest of a file, or of the files of a project that count.
-
-    A project's covers names, contents and executable bits, without place or time.
-    """
+    """Return the digest of a file, or of names, contents and executable bits of a project."""
     if path.is_file():
         return digest_file(path)
     state = hashlib.sha256()
@@ -113,10 +110,7 @@ def copy(root: Path, names: Sequence[Path], to: Path) -> None:
 
 
 def copy_to_build(root: Path, to: Path) -> Path:
-    """Copy a project into a folder, and return the copy; a build writes into its source.
-
-    Where its version is taken from git, the copy gets the repository's history as well.
-    """
+    """Copy a project, with git's history if its version needs it: builds write into it."""
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
     if top is None or not _is_versioned_by_git(root):
         copy(root, list_files(root), to / root.name)
@@ -128,13 +122,8 @@ def copy_to_build(root: Path, to: Path) -> Path:
 
 
 def _is_versioned_by_git(root: Path) -> bool:
-    for name in ("pyproject.toml", "setup.py", "setup.cfg"):
-        try:
-            if _FROM_GIT.search((root / name).read_bytes()):
-                return True
-        except OSError:
-            continue
-    return False
+    files = (root / name for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+    return any(path.is_file() and _FROM_GIT.search(path.read_bytes()) for path in files)
 
 
 def _add_history(top: Path, copied: Path, scratch: Path) -> None:
@@ -168,24 +157,18 @@ def _list_git_files(root: Path) -> list[Path]:
         return []
     argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listing = run(argv, timeout=60, check=False)
+        listing = run(argv, timeout=60).stdout
     except StagerError:
         return []
-    if listing.returncode != 0:
-        return []
-    names = dict.fromkeys(listing.stdout.split("\0"))
-    return [Path(name) for name in names if name]
+    return [Path(name) for name in dict.fromkeys(listing.split("\0")) if name]
 
 
 def _walk(root: Path) -> Iterator[Path]:
     """Yield files and links below a folder; an environment is never part of a source."""
     for folder, folders, names in os.walk(root):
         here = Path(folder)
-        folders[:] = [
-            name
-            for name in folders
-            if not _is_left_behind(name) and not (here / name / "pyvenv.cfg").exists()
-        ]
+        kept = filterfalse(_is_left_behind, folders)
+        folders[:] = [name for name in kept if not (here / name / "pyvenv.cfg").exists()]
         linked = [name for name in folders if (here / name).is_symlink()]
         for name in (*names, *linked):
             yield here.relative_to(root) / name
@@ -196,21 +179,20 @@ def _walk(root: Path) -> Iterator[Path]:
 # PyTorch extensions of the kind of ``flash-attn`` import torch while they are built, compile for an
 # hour, and need NVIDIA's compiler. All of that is known before the first byte is fetched.
 
-NEED_NVCC = frozenset(
-    canonicalize_name(name)
-    for name in (
-        *("apex", "causal-conv1d", "cumm", "flash-attn", "flash-attn-3", "grouped-gemm"),
-        *("mamba-ssm", "natten", "spconv", "torch-cluster", "torch-scatter", "torch-sparse"),
-        *("torch-spline-conv", "transformer-engine-torch", "vllm-flash-attn"),
-    )
+
+def _canonicalize(*names: str) -> frozenset[NormalizedName]:
+    return frozenset(map(canonicalize_name, names))
+
+
+NEED_NVCC = _canonicalize(
+    *("apex", "causal-conv1d", "cumm", "flash-attn", "flash-attn-3", "grouped-gemm", "mamba-ssm"),
+    *("natten", "spconv", "torch-cluster", "torch-scatter", "torch-sparse", "torch-spline-conv"),
+    *("transformer-engine-torch", "vllm-flash-attn"),
 )
 """Packages whose build from source calls NVIDIA's compiler, and takes long."""
-BUILT_AGAINST = frozenset(
-    canonicalize_name(name)
-    for name in (
-        *("torch", "torchvision", "torchaudio", "triton", "jax", "jaxlib", "tensorflow", "numpy"),
-        *("scipy", "pyarrow", "cython", "pybind11", "nanobind", "cffi", "mpi4py", "setuptools"),
-    )
+BUILT_AGAINST = _canonicalize(
+    *("torch", "torchvision", "torchaudio", "triton", "jax", "jaxlib", "tensorflow", "numpy"),
+    *("scipy", "pyarrow", "cython", "pybind11", "nanobind", "cffi", "mpi4py", "setuptools"),
 )
 """Packages that a build without isolation may take headers or code from."""
 TAIL_LINES = 12
@@ -269,15 +251,10 @@ def refuse_without_nvcc(names: Iterable[str], builds: BuildSettings) -> None:
 def list_certain_builds(
     requested: Iterable[NormalizedName], builds: BuildSettings, indexes: Indexes
 ) -> list[str]:
-    """Return requested packages that need nvcc and can only come from source, before any look-up.
-
-    PyPI has no wheels of them; another index, or a page of links, may.
-    """
+    """Return requested packages that need nvcc and must come from source: PyPI has no wheels."""
     places = indexes.find_links
     wheels, sources = _list_distributions(places)
-    is_remote = bool(indexes.index_url or indexes.extra_index_urls) or not all(
-        map(is_folder, places)
-    )
+    is_remote = bool(indexes.urls) or not all(map(is_folder, places))
     unbuilt = [name for name in dict.fromkeys(requested) if name not in wheels]
     only_as_source = builds.in_environment if is_remote else NEED_NVCC
     return [

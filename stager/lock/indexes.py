@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -23,6 +23,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from bundle.protocol.codec import decode, encode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.processes import Runner, run
@@ -87,10 +88,8 @@ def list_names(texts: Iterable[str]) -> set[NormalizedName]:
 
 def format_extras(names: Iterable[str]) -> str:
     """Return extras as they follow a name, ``[a,b]``; an empty string for no extras."""
-    normalized = sorted(canonicalize_name(name) for name in names if name)
-    if not normalized:
-        return ""
-    return f"[{','.join(normalized)}]"
+    normalized = ",".join(sorted(canonicalize_name(name) for name in names if name))
+    return f"[{normalized}]" if normalized else ""
 
 
 def find_path(text: str, folders: Iterable[Path]) -> Path:
@@ -203,17 +202,6 @@ class Indexes:
             find_links=tuple(map(change, self.find_links)),
         )
 
-    def list_misplaced(self) -> list[str]:
-        """Return a line for each place on this machine that is not what it is given as."""
-        folders = {place: _folder(place) for place in (*self.urls, *self.find_links)}
-        lines = []
-        for place, folder in folders.items():
-            if folder is not None and not folder.exists():
-                lines.append(f"{strip_credentials(place)}: there is no such folder")
-            elif folder is not None and place in self.urls and (folder / "simple").is_dir():
-                lines.append(f"{strip_credentials(place)}: the index is the folder simple in it")
-        return lines
-
     def to_dict(self) -> dict[str, object]:
         """Return the values that are not defaults, without credentials, for a lock."""
         values = encode(self.strip_credentials())
@@ -289,10 +277,7 @@ def _pip_values(run: Runner) -> dict[str, str]:
 
 
 def strip_credentials(url: str) -> str:
-    """Return a URL or path without user, password, query and fragment.
-
-    A token may stand in the query as well, and nothing that is fetched by file name needs one.
-    """
+    """Return a URL without user, password, query (it may hold a token) and fragment, or a path."""
     if "://" not in url:
         return url
     parts = urlsplit(url)
@@ -306,11 +291,10 @@ def restore_credentials(url: str, known: Iterable[str]) -> str:
     """Return a URL with the user, password and query that one of some URLs for its file has."""
     for full in known:
         if _identify_file(full) == _identify_file(url):
-            parts = urlsplit(url)
-            query = urlsplit(full).query
-            query = f"?{query}" if query else ""
-            fragment = f"#{parts.fragment}" if parts.fragment else ""
-            return f"{parts.scheme}://{urlsplit(full).netloc}{parts.path}{query}{fragment}"
+            ours, theirs = urlsplit(url), urlsplit(full)
+            query = f"?{theirs.query}" if theirs.query else ""
+            fragment = f"#{ours.fragment}" if ours.fragment else ""
+            return f"{ours.scheme}://{theirs.netloc}{ours.path}{query}{fragment}"
     return url
 
 
@@ -338,13 +322,9 @@ def _parse_config(listing: str) -> dict[str, str]:
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listing.splitlines():
         match = _SETTING.fullmatch(line)
-        if match is None or match[1] not in sections:
-            continue
-        name = match[2].replace("_", "-")
-        try:
-            sections[match[1]][name] = str(ast.literal_eval(match[3]))
-        except (ValueError, SyntaxError):  # a form of quoting we do not know
-            continue
+        if match and match[1] in sections:
+            value = str(ast.literal_eval(match[3]))  # pip writes it with repr()
+            sections[match[1]][match[2].replace("_", "-")] = value
     return {name: value for section in sections.values() for name, value in section.items()}
 
 
@@ -383,11 +363,6 @@ class GitPin:
     """The folder of the package in the repository; empty for the top."""
 
     @property
-    def requirement(self) -> str:
-        """Return the requirement that takes this very commit."""
-        return f"{self.name} @ {self.label}"
-
-    @property
     def label(self) -> str:
         """Return the place of this very commit, without credentials."""
         return f"git+{self.url}@{self.commit}{self.fragment}"
@@ -401,10 +376,6 @@ class GitPin:
     def digest(self) -> Digest:
         """Return the digest that the wheel of this very commit is kept under."""
         return Digest.of(canonical_json([self.url, self.commit, self.subdirectory]))
-
-    def is_same_branch(self, other: GitPin) -> bool:
-        """Return whether both pin the same package of the same branch."""
-        return replace(self, commit="") == replace(other, commit="")
 
 
 def make_git_pin(name: str, vcs: PackageVcs) -> GitPin:

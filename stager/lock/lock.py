@@ -11,16 +11,16 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from packaging.pylock import is_valid_pylock_path
 from packaging.utils import canonicalize_name
 
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 
 from ..core import toml
-from ..core.errors import ConfigError, ResolveError
+from ..core.errors import ResolveError
 from ..core.store import DigestCache, Store, digest_file
 from ..core.values import LockedFile
 from . import pip_tools, resolver, uv
@@ -28,7 +28,6 @@ from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
 from .pip import Pip, ResolvedFile, condense
 from .pylock import (
     Lock,
-    digest_content,
     find_earlier_lock,
     lock_files,
     missing_file_error,
@@ -54,10 +53,7 @@ from .spec import Spec
 # --- Resolving requirements to one exact file for each package, or to every reason against it ----
 
 _BUILD_OF_TORCH = re.compile(r"(?:^|\n)(torch[\w-]*)==[\w.]+\+(cpu|cu\d+|rocm[\d.]+)")
-_SOLVERS = {"auto": uv.solve, "uv": uv.solve, "pip-tools": pip_tools.solve}
-"""A solver raises NoSolution, or ResolveError if it failed."""
-# Each round drops what the last reason involved, so this many independent reasons are found.
-ROUNDS = 20
+ROUNDS = 20  # each drops what the last reason involved: so many independent reasons are found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +81,12 @@ class ResolveOptions:
 
 def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
     """Resolve requirements."""
-    if resolver not in _SOLVERS:
-        raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
+    by_pip = resolver == "pip-tools"
     try:
-        return _SOLVERS[resolver](request)
+        return pip_tools.solve(request) if by_pip else uv.solve(request)
     except NoSolution as failure:
         # As cheaply as possible, to find out whether there is a solution.
-        check = pip_tools.check if resolver == "pip-tools" else uv.solve
-        raise _explain(failure, request, check) from failure
+        raise _explain(failure, request, pip_tools.check if by_pip else uv.solve) from failure
 
 
 def _explain(
@@ -103,20 +97,16 @@ def _explain(
     unavailable = {one.requirement: one for failure in failures for one in failure.absent}
     reasons += describe_unavailable_packages(list(unavailable.values()), request)
     target = request.spec.target
-    configured = request.settings.indexes if request.settings else Indexes()
-    misplaced = (
-        [] if request.pip.offline else configured.merge(request.pip.indexes).list_misplaced()
-    )
     not_searched = dict.fromkeys(line for one in failures for line in one.not_searched)
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{format_count(len(reasons), 'problem')}",
-        hint=_remedy(failures, request),
-        context=[*reasons, *not_searched, *misplaced],
+        hint=_remedy(request, is_limited=bool(not_searched)),
+        context=[*reasons, *not_searched],
     )
 
 
-def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
+def _remedy(request: ResolveRequest, *, is_limited: bool) -> str:
     if request.pip.offline:
         return "only the offline root was searched; lock once without --offline"
     build = _BUILD_OF_TORCH.search("\n".join(request.requirements))
@@ -127,12 +117,8 @@ def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
             f"{TORCH_INDEX}{build[2]})"
         )
     others = "check the names; change the versions asked for, or environment.python and platform"
-    if not any(failure.not_searched for failure in failures):
-        return others
     remedy = 'set environment.index-strategy = "unsafe-best-match" to search all indexes'
-    if all(failure.not_searched for failure in failures):
-        return remedy
-    return f"{remedy}; {others}"
+    return f"{remedy}; {others}" if is_limited else others
 
 
 def _all_failures(
@@ -148,11 +134,10 @@ def _all_failures(
         request = replace(request, requirements=rest)
         try:
             check(request)
+            break
         except NoSolution as failure:
             failures.append(failure)
         except ResolveError:  # the index stopped answering; report what is known
-            break
-        else:
             break
     return failures
 
@@ -163,27 +148,10 @@ def describe_unavailable_packages(
     """Describe what exists for each package without a file that fits; ask pip if not known."""
     lines = []
     for package in packages:
-        files = package.files or tuple(
-            request.pip.list_existing_files(parse_name(package.requirement))
-        )
-        lines.append(describe_unavailable(package._replace(files=files), request.spec.target))
+        files = package.files or request.pip.list_existing_files(parse_name(package.requirement))
+        known = package._replace(files=tuple(files))
+        lines.append(describe_unavailable(known, request.spec.target))
     return lines
-
-
-# --- The parts of a lock that the next one keeps: pins, commits, and its cutoff ------------------
-
-
-def _keep_pins(
-    request: ResolveRequest, options: ResolveOptions, earlier: Lock | None
-) -> ResolveRequest:
-    """Return the request with what is kept of a lock."""
-    cutoff = options.exclude_newer or (earlier.exclude_newer if earlier else None)
-    request = replace(request, cutoff=None if cutoff == NONE else cutoff)
-    if earlier is None or options.upgrade:
-        return request
-    upgraded = {canonicalize_name(name) for name in options.upgrade_packages}
-    commits = tuple(pin for pin in earlier.git if canonicalize_name(pin.name) not in upgraded)
-    return replace(request, pins=earlier.pins(upgraded), git=commits)
 
 
 # --- Resolving and building packages whose builds import other packages of the environment -------
@@ -288,10 +256,8 @@ def _from_disk(file: ResolvedFile, store: Store, digest_cache: DigestCache) -> R
             raise ResolveError(f"cannot read {file.path}: {exc.strerror or exc}") from exc
         return replace(file, size=size, sha256=file.sha256 or digest_file(file.path))
     stored = store.wheels / file.filename
-    digest = digest_cache.digest(stored)
-    if digest is None or digest != file.sha256:
-        return file
-    return replace(file, size=stored.stat().st_size)
+    is_same = file.sha256 is not None and digest_cache.digest(stored) == file.sha256
+    return replace(file, size=stored.stat().st_size) if is_same else file
 
 
 def _download(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
@@ -307,14 +273,23 @@ def _download(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
     downloaded = folder / file.filename
     if not downloaded.is_file():
         return file
-    measured = replace(
-        file,
-        size=downloaded.stat().st_size,
-        sha256=file.sha256 or digest_file(downloaded),
-    )
     with store.publish(store.wheels / file.filename) as partial:
         shutil.copyfile(downloaded, partial)
-    return measured
+    size = downloaded.stat().st_size
+    return replace(file, size=size, sha256=file.sha256 or digest_file(downloaded))
+
+
+def _keep_pins(
+    request: ResolveRequest, options: ResolveOptions, earlier: Lock | None
+) -> ResolveRequest:
+    """Return the request with what is kept of a lock."""
+    cutoff = options.exclude_newer or (earlier.exclude_newer if earlier else None)
+    request = replace(request, cutoff=None if cutoff == NONE else cutoff)
+    if earlier is None or options.upgrade:
+        return request
+    upgraded = {canonicalize_name(name) for name in options.upgrade_packages}
+    commits = tuple(pin for pin in earlier.git if canonicalize_name(pin.name) not in upgraded)
+    return replace(request, pins=earlier.pins(upgraded), git=commits)
 
 
 def make_lock(
@@ -325,15 +300,7 @@ def make_lock(
     options: ResolveOptions,
     reachable: Callable[[str], bool] = can_reach_index,
 ) -> Lock:
-    """Resolve a spec and write the lock, unless it is the very one that the spec names.
-
-    Sources are built in the store; ``reachable`` returns whether an index answers.
-    """
-    if not is_valid_pylock_path(path):
-        raise ConfigError(
-            f"{path.name} is not a name for a lock",
-            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
-        )
+    """Resolve a spec and write the lock; ``reachable`` returns whether an index answers."""
     automatic = spec.torch_backend == resolver.AUTO
     spec = resolver.settle_torch_backend(spec, path, options.driver, options.note)
     spec, settings, earlier = _read_settings(spec, path, store)
@@ -369,7 +336,6 @@ def make_lock(
         target=spec.target,
         files=files,
         spec_digest=spec.digest,
-        digest=digest_content(spec.target, files),
         indexes=(spec.indexes if options.offline else indexes).strip_credentials(),
         sources=tuple((name, _relate(label, spec.root, path)) for name, label in builder.built),
         torch_backend=spec.torch_backend if automatic else None,
@@ -381,15 +347,10 @@ def make_lock(
     return lock
 
 
-def _read_settings(
-    spec: Spec, path: Path, store: Store
-) -> tuple[Spec, PipSettings | None, Lock | None]:
-    """Return the spec, pip's configuration, and the lock to start from; None for a given lock.
-
-    A mirror's wheels replace builds of the lock's git sources.
-    """
+def _read_settings(spec: Spec, path: Path, store: Store) -> tuple[Spec, PipSettings, Lock | None]:
+    """Return the spec, pip's configuration, and the lock to start from; none for a given lock."""
     if spec.pylock is not None or spec.uv_lock is not None:
-        return spec, None, None
+        return spec, PipSettings(Indexes(), {}), None
     settings, earlier = pip_settings(), find_earlier_lock(path, spec.target)
     if settings.require_hashes and not spec.require_hashes:
         spec = replace(spec, require_hashes="pip's configuration")
@@ -426,34 +387,6 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
     )
 
 
-def _add_missing_index(
-    error: ResolveError, request: ResolveRequest, silent: str | None
-) -> ResolveError:
-    """Add to an error that PyTorch's own index did not answer, and a build that can be pinned."""
-    if silent is None:
-        return error
-    line = f"{silent}, which environment.torch-backend adds, did not answer and was left out"
-    here = _local_builds(request, silent.rpartition("/")[2])
-    pin = f"pin a build that is here: {here}" if here else "pin a build that your own indexes have"
-    return ResolveError(
-        f"{error.message}; PyTorch's own index did not answer",
-        hint=f"{pin}; or run it again where that index can be reached",
-        context=(*error.context, line),
-    )
-
-
-def _local_builds(request: ResolveRequest, backend: str) -> str:
-    configured = request.settings.indexes if request.settings else Indexes()
-    tag = f"cp{request.spec.target.python.replace('.', '')}"
-    found = [
-        f"torch=={path.name.split('-')[1]} in {folder}"
-        for folder in configured.merge(request.pip.indexes).find_links
-        for path in Path(folder.removeprefix("file://")).glob(f"torch-*+{backend}-*.whl")
-        if path.name.split("-")[2] in (tag, "py3")
-    ]
-    return ", ".join(sorted(found))
-
-
 def _resolve(
     request: ResolveRequest, options: ResolveOptions, silent: str | None
 ) -> list[ResolvedFile]:
@@ -469,10 +402,18 @@ def _resolve(
             files = resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":
             # Before anything of several GB could be downloaded.
-            resolver.refuse_cuda(files, request.names)
+            resolver.refuse_cuda(files)
         resolver.refuse_other_build(files, spec.torch_backend, silent)
     except ResolveError as exc:
-        raise _add_missing_index(exc, request, silent) from exc
+        if silent is None:
+            raise
+        line = f"{silent}, which environment.torch-backend adds, did not answer and was left out"
+        raise ResolveError(
+            f"{exc.message}; PyTorch's own index did not answer",
+            hint="pin a build that your own indexes or folders have; or run it again where that "
+            "index can be reached",
+            context=(*exc.context, line),
+        ) from exc
     return files
 
 

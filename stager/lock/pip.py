@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +19,7 @@ from packaging.utils import NormalizedName, parse_sdist_filename, parse_wheel_fi
 from packaging.version import Version
 
 from bundle.node import interpreter
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.problem import NodeError
 from bundle.redaction.secrets import strip_url_secrets
 from bundle.system.processes import CompletedCommand
@@ -150,7 +151,8 @@ class Pip:
                 return _read_report(report), missing
             if is_unreachable(done.stderr):
                 raise unreachable_index_error(done.stderr)
-            unmatched = _find_unmatched(done.stderr, left)
+            match = re.search(r"No matching distribution found for (\S+)", done.stderr)
+            unmatched = [pin for pin in left if match and pin.partition(" ")[0] == match[1]]
             if not unmatched:
                 raise ResolveError(
                     "pip cannot choose files for what was resolved",
@@ -161,10 +163,7 @@ class Pip:
         return [], missing
 
     def download(self, lines: Iterable[str], folder: Path) -> CompletedCommand:
-        """Download exactly the files that requirement lines name into a folder.
-
-        Where a line carries ``--hash``, pip requires one of every line, and checks them.
-        """
+        """Download the files that requirement lines name; where one has ``--hash``, each must."""
         options = ["--no-deps", "-q", "-d", str(folder)]
         return self.call("download", [*options, *self.target_options()], lines)
 
@@ -204,8 +203,8 @@ class Pip:
     ) -> CompletedCommand:
         """Build on a node, perhaps without a network: fetch here first what the build needs."""
         here = dict(env) if packages is None else {**env, **list_build_variables(packages)}
-        source, fetched = _local_source(line), self.scratch / "source"
-        if source is None or source.is_file():  # the node need not see its folder; pip compares it
+        source, fetched = _find_folder(line), self.scratch / "source"
+        if source is None:  # pip compares the digest
             remove(fetched)
             fetching = ["--no-deps", "-q", "-d", str(fetched)]
             if packages is not None:
@@ -252,7 +251,7 @@ class Pip:
 def _read_report(report: Path) -> list[ResolvedFile]:
     """Read pip's installation report (its format 1)."""
     files = []
-    for entry in json.loads(report.read_text(encoding="utf-8")).get("install", []):
+    for entry in json.loads(report.read_text(encoding="utf-8"))["install"]:
         info = entry["download_info"]
         url = info["url"]
         path, is_local = unquote(urlsplit(url).path), url.startswith("file://")
@@ -266,25 +265,6 @@ def _read_report(report: Path) -> list[ResolvedFile]:
     return files
 
 
-def _refuse_without_node(output: str) -> None:
-    """Raise NoNodeError if only ``srun`` has printed anything, and nothing about a task."""
-    lines = list(filter(str.strip, output.splitlines()))
-    if lines and all(line.startswith("srun: ") and ": task " not in line for line in lines):
-        raise NoNodeError("Slurm gave no node for the build", context=lines)
-
-
-def _local_source(line: str) -> Path | None:
-    place = line.partition(" --hash=")[0].rpartition(" ")[2]
-    return Path(unquote(urlsplit(place).path)) if place.startswith("file://") else None
-
-
-def _find_unmatched(output: str, pins: Sequence[str]) -> list[str]:
-    match = re.search(r"No matching distribution found for (\S+)", output)
-    if match is None:
-        return []
-    return [pin for pin in pins if pin.partition(" ")[0] == match[1]]
-
-
 def is_unreachable(output: str) -> bool:
     """Return whether a tool's output says that an index did not answer, or refused to."""
     found = {match[0].lower() for match in _UNREACHABLE.finditer(output)}
@@ -294,10 +274,7 @@ def is_unreachable(output: str) -> bool:
 
 
 def condense(output: str) -> str:
-    """Return a tool's error as one paragraph: no warnings, no traceback, no credentials.
-
-    The cause stands at the end, so a long one is cut at its beginning.
-    """
+    """Return a tool's error as one paragraph without warnings, traceback and credentials."""
     output = _TRACEBACK.split(strip_url_secrets(output))[-1]
     lines = [line.strip() for line in output.splitlines() if not _NOISE.search(line)]
     first = next((number for number, line in enumerate(lines) if line.startswith("ERROR")), 0)
@@ -311,19 +288,6 @@ def keep_end(text: str) -> str:
     return text if len(text) <= LONGEST_ERROR else "..." + text[-LONGEST_ERROR:]
 
 
-def find_gone_address(output: str) -> ResolveError | None:
-    """Return the error for an address that a server does not know; None for other output."""
-    lines = [line.strip() for line in strip_url_secrets(output).splitlines()]
-    kept = [line for line in lines if _GONE.search(line) or "failed to fetch" in line.lower()]
-    if not _GONE.search(output):
-        return None
-    return ResolveError(
-        "a server answers that it has no such file or page (404)",
-        hint="correct the address: of a requirement, an index or a page of links",
-        context=list(dict.fromkeys(kept))[:3],
-    )
-
-
 def unreachable_index_error(output: str) -> ResolveError:
     """Return the error for an index that does not answer, with the lines of a tool that say so."""
     output = strip_url_secrets(output)
@@ -334,3 +298,17 @@ def unreachable_index_error(output: str) -> ResolveError:
         "when the wheels are already in the offline root",
         context=list(dict.fromkeys(lines))[:3],
     )
+
+
+def _find_folder(line: str) -> Path | None:
+    """Return the folder that a requirement names, None for a file or what is to be fetched."""
+    place = line.partition(" --hash=")[0].rpartition(" ")[2]
+    path = Path(unquote(urlsplit(place).path))
+    return path if place.startswith("file://") and path.is_dir() else None
+
+
+def _refuse_without_node(output: str) -> None:
+    """Raise NoNodeError if only ``srun`` has printed anything, and nothing about a task."""
+    lines = list(filter(str.strip, output.splitlines()))
+    if lines and all(line.startswith("srun: ") and ": task " not in line for line in lines):
+        raise NoNodeError("Slurm gave no node for the build", context=lines)

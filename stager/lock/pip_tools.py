@@ -39,36 +39,15 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     if missing:
         unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
         raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
-    files = [_take_allowed(file, request) for file in chosen]
-    _require_pinned(files, set().union(*pins.values()))
-    return files
-
-
-def _require_pinned(files: list[ResolvedFile], allowed: set[str]) -> None:
-    changed = [file.filename for file in files if file.sha256 and file.sha256 not in allowed]
+    allowed = set().union(*pins.values())
+    changed = [file.filename for file in chosen if file.sha256 and file.sha256 not in allowed]
     if allowed and changed:
         raise ResolveError(
             "the files on an index changed while the lock was being made",
             hint="run `stager lock` again",
             context=changed,
         )
-
-
-def _take_allowed(file: ResolvedFile, request: ResolveRequest) -> ResolvedFile:
-    """Return the file of the same version that the requirements' hashes allow.
-
-    pip looks at hashes only where each requirement has some, and downloads every file then.
-    """
-    name, version = file.identity
-    hashes = request.spec.hashes.get(name, ())
-    if not hashes or file.sha256 in hashes:
-        return file
-    line = " ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in hashes)])
-    try:
-        chosen, _ = request.pip.choose([line])
-    except ResolveError:  # there is none; the digest of this one is refused
-        return file
-    return chosen[0] if chosen else file
+    return chosen
 
 
 def check(request: ResolveRequest) -> None:
@@ -97,6 +76,7 @@ def check(request: ResolveRequest) -> None:
 
 
 def _compile(request: ResolveRequest) -> dict[str, set[str]]:
+    """Return the digests of all files of each version that pip-tools chose."""
     lines = [*request.pip.indexes.pip_lines(), *request.requirements]
     source = write_lines(request.pip.scratch / "requirements.in", lines)
     output = request.pip.scratch / "requirements.txt"
@@ -114,22 +94,22 @@ def _compile(request: ResolveRequest) -> dict[str, set[str]]:
     if done.returncode != 0:
         if is_unreachable(done.stderr):
             raise unreachable_index_error(done.stderr)
-        if re.search("No such option.*uploaded-prior-to|requires pip", done.stderr):
-            raise ResolveError(
-                "this version of pip-tools, or of pip, does not know --exclude-newer",
-                hint="upgrade both (`pip install -U pip pip-tools`), or use --resolver uv",
-            )
         check(request)  # raises the reason in words that can be shown
         raise ResolveError(
             "pip-tools could not resolve the requirements",
             hint="try --resolver uv",
             context=[condense(done.stderr.rpartition("\nTraceback")[0] or done.stderr)],
         )
-    return _parse_pins(output.read_text(encoding="utf-8"))
+    pins: dict[str, set[str]] = {}
+    for line in output.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+        pin = re.split(r"\s+--hash=", line.strip())[0].strip()
+        if pin and not pin.startswith(("#", "-")):
+            pins[pin] = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", line))
+    return pins
 
 
 def _limits(request: ResolveRequest) -> list[str]:
-    places = list(request.settings.constraints) if request.settings else []
+    places = [*request.settings.constraints]
     if request.constraints:
         places.append(write_lines(request.pip.scratch / "constraints.txt", request.constraints))
     argv = [word for place in places for word in ("--constraint", place)]
@@ -158,12 +138,3 @@ def _require_host(target: Target) -> None:
             f"({host.python}, {host.machine}), not for {target.python}, {target.machine}",
             hint="use uv (--resolver uv), which can, or run stager with that Python",
         )
-
-
-def _parse_pins(text: str) -> dict[str, set[str]]:
-    pins: dict[str, set[str]] = {}
-    for line in text.replace("\\\n", " ").splitlines():
-        pin = re.split(r"\s+--hash=", line.strip())[0].strip()
-        if pin and not pin.startswith(("#", "-")):
-            pins[pin] = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", line))
-    return pins

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from bundle.protocol.codec import DecodeError, decode
-from bundle.protocol.digest import canonical_json
+from bundle.protocol.codec import decode
+from bundle.protocol.dataclass import dataclass
 
 from ..core import toml
 from ..core.errors import ConfigError, ResolveError, StagerError
@@ -56,8 +55,6 @@ class Lock:
     files: tuple[LockedFile, ...]
     spec_digest: Digest | None
     """Digest of the spec it was made from; None in a lock that another tool wrote."""
-    digest: Digest
-    """Covers target, packages, versions and file digests; not where the files are."""
     indexes: Indexes
     """The indexes that were used, beyond pip's own configuration; without credentials."""
     sources: tuple[tuple[str, str], ...]
@@ -69,10 +66,7 @@ class Lock:
     assets: tuple[LockedRepository, ...] = ()
 
     def is_current(self, spec: Spec) -> bool:
-        """Return whether the lock matches this spec.
-
-        A lock that the user supplied is current as long as the spec names that very file.
-        """
+        """Return whether the lock matches this spec; a user's does if the spec names its file."""
         if self.spec_digest is not None:
             return self.spec_digest == spec.digest
         return spec.pylock is not None and spec.pylock.absolute() == self.path.absolute()
@@ -112,6 +106,7 @@ def select(
     tags, environment = list(target.tags()), target.environment()
     files: list[ResolvedFile] = []
     unavailable: list[UnavailablePackage] = []
+    counts: Counter[str] = Counter()
     for package in lock.packages:
         # One package at a time, so that each is reported by itself if nothing of it fits. The
         # highest build tag comes first: ``Pylock.select`` takes the first of equal wheels.
@@ -121,6 +116,7 @@ def select(
         try:
             for _, selected in single.select(environment=environment, tags=tags):
                 files.append(_resolve_file(package, selected, base, source, build))
+                counts[files[-1].identity[0]] += 1
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
@@ -129,13 +125,22 @@ def select(
                 ) from exc
             names = [wheel.filename for wheel in wheels]
             unavailable.append(_make_unavailable(package.name, package.version, names))
-        except (UndefinedComparison, UndefinedEnvironmentName) as exc:
+        except (UndefinedComparison, UndefinedEnvironmentName, ValueError) as exc:
             raise ResolveError(
-                f"{source}: the marker of {package.name} has no meaning: {exc}",
-                hint="correct it, or lock again",
+                f"{source}: {package.name}: {exc}", hint="correct it, or lock again"
             ) from exc
-    _require_one_each(files, source)
+    _require_one_each(counts, source)
     return files, unavailable
+
+
+def _require_one_each(counts: Counter[str], source: str) -> None:
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    if repeated:
+        raise ResolveError(
+            f"{source} gives more than one file for the same package",
+            hint="lock again, or remove all but one entry of each",
+            context=repeated,
+        )
 
 
 def _make_unavailable(
@@ -146,14 +151,11 @@ def _make_unavailable(
 
 
 def drop_other_files(package: Package, hashes: Collection[str]) -> Package:
-    """Drop the files of a package that its hashes do not allow; all stay if they allow none.
-
-    What is left then is refused by its digest, which the message names.
-    """
+    """Drop files that a package's hashes do not allow; if none is left, keep all, to be refused."""
     wheels = [wheel for wheel in package.wheels or () if wheel.hashes.get("sha256") in hashes]
-    sdist = (
-        package.sdist if package.sdist and package.sdist.hashes.get("sha256") in hashes else None
-    )
+    sdist = package.sdist
+    if sdist and sdist.hashes.get("sha256") not in hashes:
+        sdist = None
     return replace(package, wheels=wheels, sdist=sdist) if wheels or sdist else package
 
 
@@ -163,38 +165,25 @@ def _resolve_file(
     if isinstance(selected, PackageDirectory | PackageVcs):
         if build:
             return build(package, selected, base)
-        kind = "a folder" if isinstance(selected, PackageDirectory) else "version control"
         raise ResolveError(
-            f"{source} takes {package.name} from {kind}, which has no digest",
+            f"{source} takes {package.name} from a folder or version control: it has no digest",
             hint="name what the lock was made from in environment.requirements instead, so that "
             "a wheel is built and locked",
         )
-    try:
-        filename, url, path = _locate(selected.url or "", selected.path, base)
-    except ValueError as exc:
-        raise ResolveError(
-            f"{source}: {package.name}: {selected.url} is not a URL: {exc}",
-            hint="correct it, or lock again",
-        ) from exc
+    url = selected.url or ""
+    place = urlsplit(url).path
+    path = Path(os.path.normpath(base / selected.path)) if selected.path else None
+    if url.startswith("file://"):
+        url, path = "", Path(unquote(place))
     named = None if isinstance(selected, PackageArchive) else selected.name
+    # A quoted slash stays in the name, which is refused then.
     return ResolvedFile(
-        filename=named or filename,
-        url=url,
+        filename=named or (path.name if path else unquote(place.rpartition("/")[2])),
+        url=strip_credentials(url) or None,
         path=path,
         sha256=selected.hashes.get("sha256"),
         size=selected.size,
     )
-
-
-def _locate(url: str, path: str | None, base: Path) -> tuple[str, str | None, Path | None]:
-    """Return a file's name, its URL without credentials, and its path on this machine."""
-    place = urlsplit(url).path
-    if url.startswith("file://"):
-        return Path(unquote(place)).name, None, Path(unquote(place))
-    here = Path(os.path.normpath(base / path)) if path else None
-    # A quoted slash stays in the name, which is refused then.
-    name = here.name if here else unquote(place.rpartition("/")[2])
-    return name, strip_credentials(url) or None, here
 
 
 def lock_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[LockedFile, ...]:
@@ -207,40 +196,24 @@ def lock_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[Locked
             "run `stager lock`",
             context=without,
         )
-    files = []
-    for file in resolved:
-        name, version = file.identity
-        try:
-            digest = Digest(str(file.sha256))
-        except ValueError as exc:
-            raise ResolveError(
-                f"{source}: {file.filename}: {exc}", hint="lock again: somebody edited the digest"
-            ) from exc
-        locked = LockedFile(
-            name=name,
-            version=version,
-            filename=file.filename,
-            sha256=digest,
-            size=file.size,
-            url=file.url,
-            path=file.path,
-        )
-        files.append(locked)
-    return tuple(sorted(files, key=lambda file: file.name))
-
-
-def _require_one_each(files: list[ResolvedFile], source: str) -> None:
     try:
-        counts = Counter(file.identity[0] for file in files)
+        files = [
+            LockedFile(
+                name=file.identity[0],
+                version=file.identity[1],
+                filename=file.filename,
+                sha256=Digest(str(file.sha256)),
+                size=file.size,
+                url=file.url,
+                path=file.path,
+            )
+            for file in resolved
+        ]
     except ValueError as exc:
-        raise ResolveError(f"{source}: {exc}", hint="a lock names wheels and sdists") from exc
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    if repeated:
         raise ResolveError(
-            f"{source} gives more than one file for the same package",
-            hint="lock again, or remove all but one entry of each",
-            context=repeated,
-        )
+            f"{source}: {exc}", hint="lock again: somebody edited the digest"
+        ) from exc
+    return tuple(sorted(files, key=lambda file: file.name))
 
 
 # --- Differences between two sets of packages, and what they mean in bytes to send ---------------
@@ -271,19 +244,12 @@ class PackageChanges:
     bytes: int = 0
     """What has to be sent to a node that has all of the earlier set; for locks, about."""
 
-    @property
-    def any(self) -> bool:
-        """Return whether there is a difference."""
-        return bool(self.added or self.removed or self.changed)
-
 
 def compare_locks(earlier: Lock | None, later: Lock) -> PackageChanges:
     """Return what a lock changes; everything is added where there was none before."""
     old, new = (
-        {str(one.name): (str(one.version), str(one.sha256), one.size or 0) for one in lock.files}
-        if lock
-        else {}
-        for lock in (earlier, later)
+        {str(one.name): (str(one.version), str(one.sha256), one.size or 0) for one in files}
+        for files in (earlier.files if earlier else (), later.files)
     )
     return compare_packages(old, new)
 
@@ -292,12 +258,13 @@ def compare_packages(old: PackageFiles, new: PackageFiles) -> PackageChanges:
     """Return the difference between two sets of packages."""
 
     def list_changes(names: Iterable[str]) -> tuple[PackageChange, ...]:
+        none = (None, "", 0)
         return tuple(
             PackageChange(
                 name=name,
-                old=old[name][0] if name in old else None,
-                new=new[name][0] if name in new else None,
-                bytes=new[name][2] if name in new else 0,
+                old=old.get(name, none)[0],
+                new=new.get(name, none)[0],
+                bytes=new.get(name, none)[2],
             )
             for name in sorted(names)
         )
@@ -338,13 +305,14 @@ def read_lock(path: Path, target: Target) -> Lock:
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
     data = parse_lock(path)
-    ours = data.get("created-by") == CREATED_BY
-    metadata = toml.get_table(data, "tool", "stager") if ours else {}
+    is_ours = data.get("created-by") == CREATED_BY
+    metadata = toml.get_table(data, "tool", "stager") if is_ours else {}
     try:
         target, spec_digest, cutoff, assets = _decode_metadata(metadata, target)
+        pins = tuple(decode(GitPin, entry) for entry in toml.get_list(metadata, "git"))
     except (KeyError, TypeError, ValueError, StagerError) as exc:
         raise ResolveError(
-            f"{path}: [tool.stager] (spec-digest, exclude-newer or assets) is damaged: {exc}",
+            f"{path}: [tool.stager] (spec-digest, git, exclude-newer or assets) is damaged: {exc}",
             hint="run `stager lock` to make it again",
         ) from exc
     parsed, empty = parse_pylock(data, str(path))
@@ -354,20 +322,16 @@ def read_lock(path: Path, target: Target) -> Lock:
         lines = [describe_unavailable(package, target) for package in unavailable]
         raise missing_file_error(path, target, lines)
     files = lock_files(resolved, source=str(path))
-    built, pins = toml.get_table(metadata, "sources"), []
-    for entry in toml.get_list(metadata, "git"):
-        with suppress(DecodeError):
-            pins.append(decode(GitPin, entry))
+    built = toml.get_table(metadata, "sources")
     return Lock(
         path=path,
         target=target,
         files=files,
         spec_digest=spec_digest,
-        digest=digest_content(target, files),
         indexes=Indexes.from_dict(toml.get_table(metadata, "indexes")),
         sources=tuple((wheel, str(label)) for wheel, label in built.items()),
         torch_backend=resolver.read_recorded_backend(path) if metadata else None,
-        git=tuple(pins),
+        git=pins,
         exclude_newer=cutoff,
         assets=assets,
     )
@@ -446,9 +410,14 @@ def _package(file: LockedFile, base: Path) -> Package:
     url, path = (None, file.path) if file.path else (file.url, None)
     if path and path.is_relative_to(base):
         path = path.relative_to(base)
-    place, hashes = str(path) if path else None, {"sha256": str(file.sha256)}
     kind = PackageWheel if file.is_wheel else PackageSdist
-    entry = kind(name=file.filename, url=url, path=place, size=file.size, hashes=hashes)
+    entry = kind(
+        name=file.filename,
+        url=url,
+        path=str(path) if path else None,
+        size=file.size,
+        hashes={"sha256": str(file.sha256)},
+    )
     if isinstance(entry, PackageWheel):
         return Package(name=file.name, version=file.version, wheels=[entry])
     return Package(name=file.name, version=file.version, sdist=entry)
@@ -461,15 +430,6 @@ def parse_lock(path: Path) -> dict[str, Any]:
     except ConfigError as exc:
         remedy = "run `stager lock` to make the lock again, or the tool that wrote it"
         raise ConfigError(exc.message, hint=f"{exc.hint}; {remedy}") from exc
-
-
-def digest_content(target: Target, files: Sequence[LockedFile]) -> Digest:
-    """Return the digest of what a lock installs, wherever its files lie."""
-    content = {
-        "target": [target.python, target.platform],
-        "files": [[f.name, str(f.version), f.filename, f.sha256] for f in files],
-    }
-    return Digest.of(canonical_json(content))
 
 
 def publish(path: Path, text: str) -> None:

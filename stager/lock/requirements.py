@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import getopt
+import io
 import os
 import re
 import shlex
+import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +23,7 @@ from typing import Any
 from packaging import dependency_groups
 from packaging.errors import ExceptionGroup
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 
@@ -29,6 +32,7 @@ from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT
 from ..core import toml
 from ..core.errors import ConfigError
 from ..core.files import read_bytes
+from ..core.values import Target
 from . import uv_project
 from .indexes import (
     FLAGS,
@@ -50,7 +54,7 @@ from .uv_project import UvProject
 _LATEST_PATCH = 99
 
 
-def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
+def list_faults(project: UvProject, target: Target, root: Path) -> Iterator[str]:
     """Yield one message for each setting of a project that would be ignored, or rules it out."""
     data, shown = project.document, shorten_path(project.file, root)
     yield from uv_project.refuse(project.tables, root)
@@ -63,12 +67,12 @@ def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
     if keys:
         yield _message(shown, keys, "PDM", PDM_EXPORT)
     chosen = {*project.extras, *project.groups}
-    faults = (_check_python(data, python), _check_environments(data, python))
+    faults = (_check_python(data, target.python), _check_environments(data, target))
     for fault in filter(None, (*faults, _check_conflicts(data, chosen))):
         yield f"{shown}: {fault}"
 
 
-def describe_foreign_dependencies(data: toml.Table, path: Path, *, shown: str) -> str:
+def _describe_foreign_dependencies(data: toml.Table, shown: str) -> str:
     """Say which other tool alone reads the dependencies; empty for a ``[project]`` (PEP 621)."""
     poetry = toml.get_table(data, "tool", "poetry")
     dependencies = {*toml.get_table(poetry, "dependencies")} - {"python"}
@@ -80,11 +84,11 @@ def describe_foreign_dependencies(data: toml.Table, path: Path, *, shown: str) -
         )
     if "project" in data:
         return ""
-    message = f"{shown}: it has no [project] table, so it declares no dependencies"
-    built = [name for name in ("setup.py", "setup.cfg") if path.with_name(name).is_file()]
-    if built:
-        message += f"; name the folder instead, which has {built[0]}"
-    return f"{message}; or name what to install in environment.requirements"
+    return (
+        f"{shown}: it has no [project] table, so it declares no dependencies; name its folder "
+        "instead, to build what a setup.py describes, or name what to install in "
+        "environment.requirements"
+    )
 
 
 def _check_python(data: toml.Table, python: str) -> str:
@@ -105,25 +109,23 @@ def _check_python(data: toml.Table, python: str) -> str:
     )
 
 
-def _check_environments(data: toml.Table, python: str) -> str:
+def _check_environments(data: toml.Table, target: Target) -> str:
     """Describe ``tool.uv.environments`` that do not include the nodes, which uv itself ignores."""
     markers = toml.get_list(toml.get_table(data, "tool", "uv"), "environments")
-    nodes = list_node_markers(python)
     try:
-        if not markers or any(Marker(str(marker)).evaluate(nodes) for marker in markers):
+        if not markers or any(Marker(str(one)).evaluate(_list_markers(target)) for one in markers):
             return ""
     except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName) as exc:
         return f"tool.uv.environments: {exc}"
     return (
-        f"tool.uv.environments has none for Python {python} on Linux, so the project does not "
-        "support the nodes"
+        f"tool.uv.environments has none for Python {target.python} on Linux, so the project does "
+        "not support the nodes"
     )
 
 
-def list_node_markers(python: str) -> dict[str, str]:
-    """Return the values of environment markers that all nodes with a Python version have."""
-    nodes = {"python_version": python, "python_full_version": f"{python}.0"}
-    return nodes | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+def _list_markers(target: Target) -> dict[str, str]:
+    """Return the values of environment markers that the nodes have."""
+    return {key: str(value) for key, value in target.environment().items()}
 
 
 def _check_conflicts(data: toml.Table, chosen: Collection[str]) -> str:
@@ -147,7 +149,6 @@ _NEAR = 0.8
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _LINE_OPTIONS = re.compile(r"\s+(--[a-z-]+.*)$")
-_SHORT_WITH_VALUE = re.compile(r"-[a-zA-Z][^=]")
 _LONG_NAMES = {
     "-r": "--requirement",
     "-c": "--constraint",
@@ -157,19 +158,11 @@ _LONG_NAMES = {
     "--pypi-url": "--index-url",
 }
 _WITHOUT_VALUE = (*FLAGS, "--require-hashes", "--prefer-binary")
-_WITHOUT_EFFECT = ("--prefer-binary", "--use-feature")
-
-_KNOWN = {*_LONG_NAMES.values(), *_WITHOUT_VALUE, *_WITHOUT_EFFECT, *INDEX_OPTIONS}
-
-_BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32",  # before that of UTF-16, with which it begins
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-_CODING = re.compile(rb"\A(?:[^\n]*\n)?[ \t]*#[^\n]*?coding[:=][ \t]*([\w.-]+)")
-"""The line that names a file's encoding (PEP 263), one of the first two."""
+_OTHERS = ("--pypi-url", "--use-feature")
+_OPTIONS = [
+    option.removeprefix("--") + ("" if option in _WITHOUT_VALUE else "=")
+    for option in {*_LONG_NAMES.values(), *_WITHOUT_VALUE, *INDEX_OPTIONS, *_OTHERS}
+]
 
 
 def refuse_editable(text: str) -> str:
@@ -187,9 +180,8 @@ def refuse_editable(text: str) -> str:
 class RequirementReader:
     """Collects the contents of a set of requirement files; collects problems, too."""
 
-    def __init__(self, root: Path, python: str) -> None:
-        self.root = root
-        self.python = python
+    def __init__(self, root: Path, target: Target) -> None:
+        self.root, self.target = root, target
         self.lines: list[RequirementLine] = []
         self.indexes = Indexes()
         self.problems: list[str] = []
@@ -226,10 +218,7 @@ class RequirementReader:
                 self.problems.append(f"{line.origin}: {exc}")
 
     def leave_to_uv(self, project: UvProject, requested: Collection[str] | None) -> bool:
-        """Note the part of a project that uv is to read, as its settings change what is installed.
-
-        ``requested`` is that of :func:`stager.lock.uv_project.list_keys`.
-        """
+        """Note the part of a project that uv is to read; ``requested`` is that of ``list_keys``."""
         keys = uv_project.list_keys(project.tables, requested, self.root)
         if keys:
             project = replace(project, keys=keys)
@@ -243,29 +232,24 @@ class RequirementReader:
         text = line.text[: found.start()] if found else line.text
         for word in options.split():
             option = word.partition("=")[0]
-            if not option.startswith("--") or option == "--hash":
-                continue
-            remedy = "build the wheel with it (`pip wheel`), and name that wheel"
-            if option in _KNOWN:
-                remedy = "write it on a line of its own"
-            self.problems.append(
-                f"{line.origin}: {option} after a requirement is not supported; {remedy}"
-            )
+            if option.startswith("--") and option != "--hash":
+                self.problems.append(
+                    f"{line.origin}: {option} after a requirement is not supported; write it on a "
+                    "line of its own, or build the wheel with it (`pip wheel`) and name that wheel"
+                )
         if "://" not in text:  # those of a URL may be secrets, and the resolvers fill them in
             text = _fill_in_variables(text)
         self.lines.append(replace(line, text=text.strip(), options=options))
 
     def _read_options(self, line: RequirementLine) -> None:
-        words = shlex.split(line.text, comments=False)
-        while words:
-            if not words[0].startswith("-"):
-                raise ValueError(f"{words[0]} belongs on a line of its own")
-            name, value = _next_option(words)
-            if name not in _KNOWN:
-                raise ValueError(f"the option {name} is not known here")
-            if value is None:
-                raise ValueError(f"{name} needs a value")
-            self._apply_option(name, value, line)
+        try:
+            options, rest = getopt.getopt(shlex.split(line.text), "r:c:e:i:f:", _OPTIONS)
+        except getopt.GetoptError as exc:
+            raise ValueError(str(exc)) from exc
+        for name, value in options:
+            self._apply_option(_LONG_NAMES.get(name, name), value, line)
+        if rest:
+            raise ValueError(f"{rest[0]} belongs on a line of its own")
 
     def _apply_option(self, name: str, value: str, line: RequirementLine) -> None:
         if name in ("--requirement", "--constraint"):
@@ -290,29 +274,17 @@ def _read_text(path: Path, shown: str) -> str:
     if remedy:
         raise ValueError(f"{shown} is not a requirement file; {remedy}")
     try:
-        text = _decode(read_bytes(path))
+        data = read_bytes(path)
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # PowerShell's
+            return data.decode("utf-16")
+        return data.decode(tokenize.detect_encoding(io.BytesIO(data).readline)[0])  # as pip
     except OSError as exc:
         raise ValueError(f"cannot read {shown}: {exc.strerror}{_suggest_name(path)}") from exc
-    except (UnicodeError, LookupError) as exc:
+    except (UnicodeError, SyntaxError) as exc:
         raise ValueError(
             f"cannot read {shown}: {exc}; save it as UTF-8, or begin it with the encoding that it "
             "has (# -*- coding: latin-1 -*-)"
         ) from exc
-    if "\0" in text:
-        raise ValueError(
-            f"cannot read {shown}: it has a NUL character, so it is not a text file, or UTF-16 "
-            "without a mark; save it as UTF-8"
-        )
-    return text
-
-
-def _decode(data: bytes) -> str:
-    """Decode a requirement file as pip does: by its byte order mark, or its first lines."""
-    for mark, encoding in _BYTE_ORDER_MARKS.items():
-        if data.startswith(mark):
-            return data[len(mark) if encoding == "utf-8" else 0 :].decode(encoding)
-    named = _CODING.match(data)
-    return data.decode(named[1].decode("ascii") if named else "utf-8")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -335,22 +307,6 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         pending = []
         if line:
             yield start, line
-
-
-def _next_option(words: list[str]) -> tuple[str, str | None]:
-    """Remove the first option of a line; its value is None if missing, "" if it takes none."""
-    word = words.pop(0)
-    name, equals, value = word.partition("=")
-    if _SHORT_WITH_VALUE.match(word) and not word.startswith("--"):
-        name, equals, value = word[:2], "=", word[2:].removeprefix("=")
-    name = _LONG_NAMES.get(name, name)
-    if name in _WITHOUT_VALUE:
-        return name, ""
-    if equals:
-        return name, value
-    if not words:
-        return name, None
-    return name, words.pop(0)
 
 
 def _fill_in_variables(text: str) -> str:
@@ -376,23 +332,26 @@ class PyprojectReader:
     def __init__(self, project: UvProject, taken: RequirementReader) -> None:
         self.project, self.taken, self.problems = project, taken, taken.problems
         self.shown = shorten_path(project.file, taken.root)
-        self._name = NormalizedName("")
-        self._referenced: list[tuple[str, str]] = []
-        """The extras, "" for the project itself, that it refers to, each with its marker."""
+        self._referenced: list[str] = []
+        """The extras, "" for the project itself, that it refers to."""
 
-    def read(self, *, origin: str) -> None:
+    def read(self) -> None:
         """Read the dependencies and extras, or only the groups (PEP 735) where any are named."""
         project, root = self.project, self.taken.root
         try:
             data = project.document if project.is_script else toml.read(project.file)
         except ConfigError as exc:
-            self.problems.append(f"{origin}: {exc.message}")
+            self.problems.append(f"environment.requirements: {exc.message}")
             return
         table = toml.get_table(data, "project")
         if project.is_script:
             lines = self._list_lines(table.get("dependencies"), "dependencies")
         else:
-            lines, itself = self._expand_all(data, self._read_parts(data))
+            name = canonicalize_name(str(table.get("name", "")))
+            lines = self._read_parts(data)
+            if name not in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
+                lines = [*self._expand(table, name, lines)]  # else uv takes it from that folder
+            itself = self._referenced
             project = replace(
                 project,
                 document=data,
@@ -401,7 +360,7 @@ class PyprojectReader:
                 excluded=(str(table.get("name")),) if itself else (),
             )
         texts = tuple(line.text for line in lines)
-        self.problems += list_faults(project, self.taken.python, root)
+        self.problems += list_faults(project, self.taken.target, root)
         project = replace(project, requirements=texts)
         by_uv = self.taken.leave_to_uv(project, list_names(texts))
         self.taken.lines += [replace(line, by_uv=by_uv) for line in lines]
@@ -409,7 +368,7 @@ class PyprojectReader:
     def _read_parts(self, data: toml.Table) -> list[RequirementLine]:
         if self.project.groups:
             return [line for name in self.project.groups for line in self._read_group(data, name)]
-        problem = describe_foreign_dependencies(data, self.project.file, shown=self.shown)
+        problem = _describe_foreign_dependencies(data, self.shown)
         if not problem and not isinstance(data["project"], dict):
             problem = f"{self.shown}: project is not a table"
         if problem:
@@ -461,56 +420,26 @@ class PyprojectReader:
         self.problems.append(f"{origin}: must be a list of strings")
         return []
 
-    def _expand_all(
-        self, data: toml.Table, lines: list[RequirementLine]
-    ) -> tuple[list[RequirementLine], list[str]]:
-        """Expand references of the project to itself; return its extras that hold on the nodes.
+    def _expand(
+        self, project: toml.Table, name: NormalizedName, lines: Iterable[RequirementLine]
+    ) -> Iterator[RequirementLine]:
+        """Yield lines with what a project's reference to itself stands for in its place.
 
         ``all = ["this-project[train,plot]"]`` means these extras of the project here: an index may
         have a stranger's package of that name.
         """
-        project = toml.get_table(data, "project")
-        self._name = canonicalize_name(str(project.get("name", "")))
-        if self._name in map(canonicalize_name, toml.get_table(data, "tool", "uv", "sources")):
-            return lines, []  # uv takes it from the folder that its source names
-        expanded, nodes = [*self._expand(project, lines, ())], list_node_markers(self.taken.python)
-        return expanded, [
-            extra
-            for extra, marker in self._referenced
-            if not marker or Marker(marker).evaluate(nodes)
-        ]
-
-    def _expand(
-        self, project: toml.Table, lines: Iterable[RequirementLine], above: tuple[str, ...]
-    ) -> Iterator[RequirementLine]:
-        """Yield lines with what a project's reference to itself stands for in its place.
-
-        What lies above is in already, where no less holds: so a circle ends.
-        """
+        nodes = _list_markers(self.taken.target)
         for line in lines:
-            if self._name not in list_names([line.text]):
+            if name not in list_names([line.text]):
                 yield line
                 continue
             reference = Requirement(line.text)
-            marker = str(reference.marker or "")
-            named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
-            for extra in named:
-                if (extra, marker) not in self._referenced:
-                    self._referenced.append((extra, marker))
-                    part = (_add_marker(one, marker) for one in self._read_part(project, extra))
-                    yield from self._expand(project, [*part], (*above, *named))
-
-
-def _add_marker(line: RequirementLine, marker: str) -> RequirementLine:
-    if not marker:
-        return line
-    try:
-        requirement = Requirement(line.text)
-    except InvalidRequirement:
-        return line
-    both = f"({requirement.marker}) and ({marker})" if requirement.marker else marker
-    requirement.marker = Marker(both)
-    return replace(line, text=str(requirement))
+            if reference.marker and not reference.marker.evaluate(nodes):
+                continue
+            for extra in ("", *sorted(reference.extras)):
+                if extra not in self._referenced:  # so a circle ends
+                    self._referenced.append(extra)
+                    yield from self._expand(project, name, self._read_part(project, extra))
 
 
 def _list_known(names: Iterable[str]) -> str:

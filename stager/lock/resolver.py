@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from packaging.utils import (
 from packaging.version import Version
 
 from bundle.driver.cuda import MINIMAL, OWN, find_cuda_need, parse_version
+from bundle.protocol.dataclass import dataclass
 
 from ..core import toml
 from ..core.errors import ResolveError, StagerError
@@ -43,22 +44,19 @@ def check_cutoff(text: str) -> str:
 
 
 def to_timestamp(text: str) -> str:
-    """Return a date or RFC 3339 timestamp as a time in UTC; ValueError if it is neither.
-
-    A date stands for its whole day, as with uv.
-    """
+    """Return a date (all of its day, as uv) or RFC 3339 time as a time in UTC; or ValueError."""
     try:
         if _DATE.fullmatch(text):
-            day = datetime.date.fromisoformat(text) + datetime.timedelta(days=1)
-            return f"{day.isoformat()}T00:00:00Z"
-        moment = datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+            moment = datetime.datetime.fromisoformat(f"{text}T00:00:00+00:00")
+            moment += datetime.timedelta(days=1)
+        else:
+            moment = datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
         if moment.tzinfo is None:
             raise ValueError("it has no time zone")
         moment = moment.astimezone(datetime.timezone.utc)
-    except OverflowError as exc:  # the day after 9999-12-31, or its like in another time zone
+    except OverflowError as exc:
         raise ValueError("its year is not one of 1 to 9999 in UTC") from exc
-    # Not strftime, which writes the year 999 with three digits.
-    return f"{moment.replace(tzinfo=None).isoformat(timespec='seconds')}Z"
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -83,7 +81,7 @@ class ResolveRequest:
     """Commits that are kept of packages from git, where the same branch is asked for."""
     cutoff: str | None = None
     """The cutoff: that of the command, else that of the lock before; None for none."""
-    settings: PipSettings | None = None
+    settings: PipSettings
     torch_backend: str | None = None
     build: BuildSource | None = None
     """Builds the wheel of what uv takes from a folder or from a git repository."""
@@ -140,24 +138,22 @@ def find_names(text: str, known: set[NormalizedName]) -> set[NormalizedName]:
 def describe_unavailable(package: UnavailablePackage, target: Target) -> str:
     """Describe why no file fits, and what exists instead."""
     requirement = Requirement(package.requirement)
-    shown = package.requirement
-    if package.parent:
-        shown += f" (for {package.parent})"
-    files = _files_by_version(package)
+    shown = package.requirement + (f" (for {package.parent})" if package.parent else "")
+    files = _sort_by_version(package)
     if not files:
         return f"{shown}: no index has a package of this name"
     fitting = [v for v in files if requirement.specifier.contains(v, prereleases=True)]
     if not fitting:
         newest = ", ".join(str(version) for version in sorted(files)[-VERSIONS_SHOWN:])
         return f"{shown}: no such version; the newest are {newest}"
-    version = max(fitting)
+    newest_fitting = max(fitting)
     return (
-        f"{requirement.name} {version}: no wheel for {target.python_tag} on {target.platform}; "
-        f"there are {_wheel_tags(files[version])}"
+        f"{requirement.name} {newest_fitting}: no wheel for {target.python_tag} on "
+        f"{target.platform}; there are {_list_wheel_tags(files[newest_fitting])}"
     )
 
 
-def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
+def _sort_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
     wanted = parse_name(package.requirement)
     files: dict[Version, list[str]] = {}
     for filename in package.files:
@@ -168,15 +164,11 @@ def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
     return files
 
 
-def _wheel_tags(filenames: Sequence[str]) -> str:
-    stems = [name.removesuffix(".whl") for name in filenames if name.endswith(".whl")]
-    tags = {"-".join(stem.split("-")[-3:]) for stem in stems}
-    if not tags:
-        return "no wheel at all"
-    listed = ", ".join(sorted(tags)[:TAGS_SHOWN])
-    if len(tags) > TAGS_SHOWN:
-        listed += f" and {len(tags) - TAGS_SHOWN} more"
-    return listed
+def _list_wheel_tags(filenames: Sequence[str]) -> str:
+    wheels = [name[:-4] for name in filenames if name.endswith(".whl")]
+    tags = sorted({"-".join(stem.split("-")[-3:]) for stem in wheels})
+    more = [f"{len(tags) - TAGS_SHOWN} more"] if len(tags) > TAGS_SHOWN else []
+    return ", ".join([*tags[:TAGS_SHOWN], *more]) or "no wheels"
 
 
 # --- The build of PyTorch that ``environment.torch-backend = "auto"`` stands for -----------------
@@ -281,31 +273,22 @@ _CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
 _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
-def _is_for_cuda(identity: tuple[str, Version]) -> bool:
-    name, version = identity
-    return bool(_CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or ""))
-
-
-def refuse_cuda(files: Sequence[ResolvedFile], requested: Collection[str]) -> None:
+def refuse_cuda(files: Sequence[ResolvedFile]) -> None:
     """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
-    versions = dict(sorted(filter(_is_for_cuda, (file.identity for file in files))))
-    if not versions:
-        return
-    packages = [f"{name} {version}" for name, version in versions.items()]
-    if all(name in requested and _CUDA_NAME.fullmatch(name) for name in versions):
+    identities = sorted(file.identity for file in files)
+    packages = [
+        f"{name} {version}"
+        for name, version in identities
+        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
+    ]
+    if packages:
         raise ResolveError(
-            f'torch-backend is "cpu", but the requirements name {", ".join(versions)}, which is '
-            "for GPUs only",
-            hint="leave it out of the requirements, or set environment.torch-backend to what the "
-            "nodes have",
+            f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
+            hint="leave them out of the requirements, pin a CPU build that your indexes or "
+            "--find-links folders have (torch==VERSION+cpu), or set environment.torch-backend to "
+            "what the nodes have",
             context=packages,
         )
-    raise ResolveError(
-        f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
-        hint="pin a CPU build that your indexes or --find-links folders have "
-        "(torch==VERSION+cpu), or set environment.torch-backend to what the nodes have",
-        context=packages,
-    )
 
 
 def refuse_other_build(
@@ -349,8 +332,7 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collectio
 
 def _is_allowed(file: LockedFile, spec: Spec) -> bool:
     """Apply the hashes; unless they are required, pass the build that torch-backend asks for."""
-    if file.name not in spec.hashes or file.sha256 in spec.hashes[file.name]:
+    if file.sha256 in spec.hashes.get(file.name, (file.sha256,)):
         return True
-    if spec.require_hashes:
-        return False
-    return spec.torch_backend is not None and file.version.local == spec.torch_backend
+    backend = None if spec.require_hashes else spec.torch_backend
+    return backend is not None and file.version.local == backend

@@ -59,14 +59,13 @@ def _find_commit(url: str, pin: GitPin, pins: Sequence[GitPin], pip: Pip) -> str
     if _COMMIT.fullmatch(pin.revision):
         return pin.revision
     for earlier in pins:
-        if earlier.is_same_branch(replace(pin, name=earlier.name)):
+        if replace(earlier, name="", commit="") == replace(pin, commit=""):
             return earlier.commit
     if pip.offline:
         return ""
-    name = pin.revision or "HEAD"
-    asked = ["git", "ls-remote", "--", url, name]
-    env = {"GIT_TERMINAL_PROMPT": "0"}
-    listing = pip.run(asked, timeout=600, env=env, check=False).stdout
+    name, env = pin.revision or "HEAD", {"GIT_TERMINAL_PROMPT": "0"}
+    argv = ["git", "ls-remote", "--", url, name]
+    listing = pip.run(argv, timeout=600, env=env, check=False).stdout
     known = {ref: commit for commit, _, ref in (row.partition("\t") for row in listing.split("\n"))}
     refs = (f"refs/heads/{name}", f"refs/tags/{name}^{{}}", f"refs/tags/{name}", name)
     return next((known[ref] for ref in refs if ref in known), "")
@@ -155,10 +154,7 @@ def describe_source(where: Path | str, label: str) -> SourceRequirement:
 
 
 def take_built(lock: Lock, store: Store, indexes: Indexes) -> None:
-    """Take wheels that a lock has of commits from a mirror, in place of builds of their own.
-
-    Behind an air gap there is the wheel, and no repository to clone.
-    """
+    """Take wheels of git sources from a mirror: behind an air gap is no repository to clone."""
     wheels = {label: name for name, label in lock.sources}
     digests = {file.filename: file.sha256 for file in lock.files}
     for pin in lock.git:
@@ -204,12 +200,10 @@ class SourceBuilder:
             self.built.append((wheel.name, chosen.label))
             self.git += [replace(pin, name=name)] if pin else []
         if problems:
-            hint = "`pip wheel --no-deps` on each shows the full output"
-            if self.pip.offline:
-                hint += "; offline, their build backend has to be installed beside stager"
             raise ResolveError(
                 "local projects and sources that cannot be built into wheels",
-                hint=hint,
+                hint="`pip wheel --no-deps` on each shows the full output; offline, their build "
+                "backend has to be installed beside stager",
                 context=problems,
             )
         return tuple(lines)

@@ -1,18 +1,8 @@
 """The spec: every requirement of ``[environment]``, read and put in one form.
 
-An entry of ``environment.requirements`` is one of
-
-* a requirement file (``requirements.txt``, ``requirements.in``), in pip's format;
-* a requirement string (PEP 508): ``numpy>=2``, ``name @ https://...``;
-* ``pyproject.toml``: the dependencies it declares; ``pyproject.toml[extra1,extra2]``: these and the
-  extras'; ``pyproject.toml:group1,group2``: only those dependency groups (PEP 735);
-* a script with a block of its own (PEP 723), and alone with the lock of uv beside it;
-* ``uv.lock``, ``uv.lock[extra]``, ``uv.lock:group``, alone (:mod:`stager.lock.uv_project`);
-* ``pylock.toml`` or ``pylock.NAME.toml`` (PEP 751), alone: it is taken as it is;
-* a folder (``./mylib``, ``./mylib[extra]``), an sdist or a wheel file.
-
-Folders, sdist files and everything from version control are *sources*: they are built into wheels
-before anything is resolved, since no index has them. A bare name that is a file's is refused
+docs/settings.md lists what an entry of ``environment.requirements`` may be. Folders, sdist files
+and everything from version control are *sources*: they are built into wheels before anything is
+resolved, since no index has them. A bare name that is a file's is refused
 (:mod:`stager.config.foreign_files`), and so are settings that would be left out in silence
 (:mod:`stager.lock.requirements`).
 """
@@ -23,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import filterfalse
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -32,6 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import canonical_json
 from bundle.redaction.secrets import strip_url_secrets
 
@@ -70,8 +61,7 @@ from .uv_project import UvLock, UvProject, make_script_project, parse_entry
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
-_CONDA_NAMES = {"pytorch": "torch"}  # packages of conda that have another name in a package index
-_CONDA_LINE = re.compile(r"([\w.-]+)=(\d[^=\s]*)(=\S+)?\s*$")
+_CONDA_LINE = re.compile(r"[\w.-]+=\d[^=\s]*(=\S+)?\s*$")
 """A line of `conda list --export`: package, version, build."""
 _INLINE = "environment.requirements"
 """Origin of a requirement that is written in the settings themselves."""
@@ -80,20 +70,15 @@ _ARCHIVES = (".whl", *_SDIST_ENDINGS)
 _LINE = re.compile(
     r"(?P<place>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
 )
-_CONDA_FOLDER = re.compile(r"/(croot|feedstock_root|conda-bld|conda/feedstock\w*|tmp/build/\d+)/")
-_FREEZE = (
-    ", where conda built the package: `pip list --format=freeze` writes versions in place of such "
-    "paths"
-)
 _COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
 
 
 class SpecReader:
     """Sorts lines into requirements, constraints and sources; collects every problem."""
 
-    def __init__(self, config: Config, python: str) -> None:
+    def __init__(self, config: Config, target: Target) -> None:
         self.root, self.environment = config.root, config.environment
-        self.lines = RequirementReader(config.root, python)
+        self.lines = RequirementReader(config.root, target)
         self.problems = self.lines.problems
         self.skipped = [config.root / name for name in config.project.outputs]
         if config.environment.offline_root:
@@ -111,20 +96,21 @@ class SpecReader:
     def read(self) -> None:
         """Read everything."""
         entries = self.environment.requirements
-        for entry in filter(_PYLOCK.fullmatch, entries):
-            self.pylock = self.root / expand_user(entry)
-            if len(entries) > 1:
-                self.problems.append(
-                    f"{_INLINE}: {entry} is a complete lock and must stand alone; drop the other "
-                    "entries, or name what the lock was made from instead"
-                )
-            if not self.pylock.is_file():
-                self.problems.append(f"{_INLINE}: no such file: {entry}")
+        given = next(filter(_PYLOCK.fullmatch, entries), None)
+        if given is None:
+            self.uv_lock, problems = uv_project.read_entries(entries, self.root)
+            self.problems += problems
+            if self.uv_lock is None:
+                self._read_entries(entries)
             return
-        self.uv_lock, problems = uv_project.read_entries(entries, self.root)
-        self.problems += problems
-        if self.uv_lock is None:
-            self._read_entries(entries)
+        self.pylock = self.root / expand_user(given)
+        if len(entries) > 1:
+            self.problems.append(
+                f"{_INLINE}: {given} is a complete lock and must stand alone; drop the other "
+                "entries, or name what the lock was made from instead"
+            )
+        if not self.pylock.is_file():
+            self.problems.append(f"{_INLINE}: no such file: {given}")
 
     def _read_entries(self, entries: tuple[str, ...]) -> None:
         for entry in entries:
@@ -141,6 +127,16 @@ class SpecReader:
             self._add_line(line)
         self._refuse_empty(entries)
         self._choose_project(list(self.lines.uv_projects.values()))
+
+    def _refuse_empty(self, entries: tuple[str, ...]) -> None:
+        """Report files without any requirement, as a failed export leaves them."""
+        files = list(filterfalse(_SCRIPT.fullmatch, entries))
+        if files and not self.problems and all(line.constraint for line in self.lines.lines):
+            self.problems.append(
+                f"{_INLINE}: {', '.join(files)} declares no dependencies; list some, name an extra "
+                'or a group that has some ("pyproject.toml[train]", "pyproject.toml:train"), or '
+                "write requirements = [] for an environment without packages"
+            )
 
     def _choose_project(self, projects: Sequence[UvProject]) -> None:
         self.uv_project = projects[0] if projects else None
@@ -164,7 +160,7 @@ class SpecReader:
                 self._read_script(path, block)
                 return
         if project is not None:
-            PyprojectReader(project, self.lines).read(origin=_INLINE)
+            PyprojectReader(project, self.lines).read()
         else:
             self._read_text(entry, _INLINE, constraint=False)
 
@@ -192,7 +188,7 @@ class SpecReader:
                 f"{lock.file.name} does not count: it is a complete lock, and the settings ask for "
                 f"more than {shorten_path(script, self.root)}"
             )
-        PyprojectReader(make_script_project(script, block), self.lines).read(origin=_INLINE)
+        PyprojectReader(make_script_project(script, block), self.lines).read()
 
     def _read_settings_around(self) -> None:
         """Apply uv's settings in the project's folder, which hold for requirement files."""
@@ -205,10 +201,7 @@ class SpecReader:
 
     @property
     def indexes(self) -> Indexes:
-        """The places of the requirement files and of the settings.
-
-        Where a folder has a wheel of a package that would else be built, its wheels alone count.
-        """
+        """The places of requirement files and settings; wheels in folders count before sources."""
         wheels = list_prebuilt(self.environment.find_links)
         named = map(canonicalize_name, self.environment.no_build_isolation)
         only = tuple(sorted(wheels & ({*named} | NEED_NVCC)))
@@ -222,51 +215,30 @@ class SpecReader:
         asking = (name for name in names if is_true(os.environ.get(name, "")))
         return next(asking, self.lines.require_hashes)
 
-    def _refuse_empty(self, entries: tuple[str, ...]) -> None:
-        """Report files without any requirement, as a failed export leaves them."""
-        if self.problems or not all(line.constraint for line in self.lines.lines):
-            return
-        empty = "requirements = [] in place of it, for an environment without packages"
-        files = ", ".join(filter(_FILE.fullmatch, entries))
-        if files:
-            self.problems.append(f"{_INLINE}: {files}: no requirement in it; write {empty}")
-        for entry in entries:
-            if parse_entry(entry, self.root):
-                path = re.split(r"[\[:]", entry)[0]
-                self.problems.append(
-                    f"environment.requirements: {entry} declares no dependencies; list them in "
-                    f"[project] dependencies, name an extra or a group that has some "
-                    f'("{path}[train]", "{path}:train"), or write {empty}'
-                )
-
     def _add_line(self, line: RequirementLine) -> None:
         asked = "" if line.constraint else self.require_hashes
         try:
             line = replace(line, hashes=read_hashes(line))
-        except ValueError as exc:
-            self.problems.append(f"{line.origin}: {exc}")
-            return
-        try:
             self._sort(line)
+            if asked and not line.hashes:
+                shown = strip_url_secrets(line.text)
+                raise ValueError(f"{shown} has no --hash=sha256:..., which {asked} requires")
         except ValueError as exc:
             self.problems.append(f"{line.origin}: {exc}")
-        if asked and not line.hashes:
-            self.problems.append(
-                f"{line.origin}: {strip_url_secrets(line.text)} has no --hash=sha256:..., which "
-                f"{asked} requires"
-            )
 
     def _sort(self, line: RequirementLine) -> None:
         """Add a line where it belongs; ValueError says what is wrong with it."""
-        problem = ""
         if not (line.metadata or _is_archive(line)):
             problem = foreign_files.explain_misread(line.text, (line.base, self.root))
+            if problem:
+                raise ValueError(problem)
         try:
             parsed = _parse_line(line)
         except InvalidRequirement as exc:
-            problem = problem or _describe_malformed(line.text, exc)
-        if problem:
-            raise ValueError(problem)
+            why = str(exc).splitlines()[0]
+            if _CONDA_LINE.match(line.text):
+                why = "one = is conda's notation; write package==version, as pip names the package"
+            raise ValueError(f"{line.text!r}: {why}") from exc
         if line.constraint:
             self.constraints.append(self._allow_hashes(parsed, line))
         elif parsed.url and not line.by_uv:
@@ -312,7 +284,7 @@ class SpecReader:
             return
         if (path / "pyproject.toml").is_file():
             self._read_build_settings(parsed, path / "pyproject.toml")
-        label, digest = shorten_path(path, self.root), self.digest_content(path)
+        label, digest = shorten_path(path, self.root), self._digest(path)
         source = SourceRequirement(requirement=str(path), label=label, digest=digest)
         self._add_source(parsed, source)
 
@@ -325,15 +297,13 @@ class SpecReader:
         try:
             data = toml.read(file)
         except ConfigError as exc:
-            self.problems.append(exc.message)
-            return
+            raise ValueError(exc.message) from exc
         extras = tuple(sorted(map(canonicalize_name, parsed.extras)))
         project = UvProject(file=file, document=data, extras=extras)
-        self.problems += list_faults(project, self.lines.python, self.root)
+        self.problems += list_faults(project, self.lines.target, self.root)
         self.lines.leave_to_uv(project, None)
 
-    def digest_content(self, path: Path) -> Digest:
-        """Return the digest of a file, or of a folder's files that count."""
+    def _digest(self, path: Path) -> Digest:
         return digest_content(path, skip=self.skipped)
 
     def _add_url(self, parsed: Requirement, line: RequirementLine, parts: SplitResult) -> None:
@@ -388,7 +358,7 @@ class SpecReader:
         for key, used in (("uv-lock", self.uv_lock), ("uv-project", self.uv_project)):
             if used is not None:
                 places = [
-                    [os.path.relpath(path, self.root), self.digest_content(path)]
+                    [os.path.relpath(path, self.root), self._digest(path)]
                     for path in used.local_sources()
                     if path.exists()
                 ]
@@ -424,21 +394,10 @@ def _is_archive(line: RequirementLine) -> bool:
     return names_file and foreign_files.parse_bare_name(line.text).endswith(_ARCHIVES)
 
 
-def _describe_malformed(text: str, exc: InvalidRequirement) -> str:
-    conda = _CONDA_LINE.match(text)
-    why = str(exc).splitlines()[0]
-    if conda:
-        wanted = f"write {_CONDA_NAMES.get(conda[1], conda[1])}=={conda[2]}"
-        if conda[1] == "python":
-            wanted = f'set environment.python = "{".".join(conda[2].split(".")[:2])}" instead'
-        why = f"one = is conda's notation; {wanted}"
-    return f"{text!r}: {why}"
-
-
 def _check_path(path: Path, place: str) -> str:
-    if not path.exists():
-        built_by_conda = _CONDA_FOLDER.search(place)
-        return f"no such file or folder: {place}" + (_FREEZE if built_by_conda else "")
+    if not path.exists():  # `pip freeze` writes where conda built a package
+        versions = "; `pip list --format=freeze` writes versions in place of such paths"
+        return f"no such file or folder: {place}{versions if place.startswith('file:') else ''}"
     if path.is_dir():
         if (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
             return ""
@@ -446,9 +405,7 @@ def _check_path(path: Path, place: str) -> str:
             f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
             "ship plain folders as [project] or [assets] paths"
         )
-    if not path.is_file():
-        return f"{place} is not a regular file, but a pipe, a socket or a device; name a file"
-    if not path.name.endswith(_ARCHIVES):
+    if not (path.is_file() and path.name.endswith(_ARCHIVES)):
         remedy = foreign_files.make_remedy(path.name)
         return f"{place} is neither a wheel nor an sdist; {remedy}"
     return ""
@@ -502,15 +459,12 @@ class Spec:
     """What builds from source are given; does not affect the lock."""
     prune: tuple[str, ...]
     """Kinds of files left out of the wheels' layers; does not affect the lock."""
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...]
     """What a person should know about the requirements, a line each; does not affect the lock."""
 
     @property
     def all_indexes(self) -> Indexes:
-        """The indexes in the requirement files, and those that a project of uv names.
-
-        Files that a lock names are fetched from them, each with its digest.
-        """
+        """The indexes of requirement files and of uv's projects, to fetch a lock's files from."""
         project = self.uv_lock.project if self.uv_lock else self.uv_project
         urls = project.indexes if project else ()
         return self.indexes.merge(Indexes(extra_index_urls=urls))
@@ -543,7 +497,7 @@ def read_spec(config: Config) -> Spec:
         host = Target.from_host()
         python, platform = python or host.python, platform or host.platform
     target = Target(python=python, platform=platform)
-    reader = SpecReader(config, target.python)
+    reader = SpecReader(config, target)
     reader.read()
     if reader.problems:
         many = format_count(len(reader.problems), "problem")

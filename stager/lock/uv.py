@@ -34,14 +34,12 @@ from .indexes import (
     GitPin,
     Indexes,
     make_git_pin,
-    pip_settings,
     resolve_place_variables,
     write_lines,
 )
 from .pip import (
     HOUR,
     ResolvedFile,
-    find_gone_address,
     is_unreachable,
     keep_end,
     unreachable_index_error,
@@ -69,23 +67,17 @@ _FIRST_INDEX = re.compile(
 _UNKNOWN = re.compile(r"([\w.-]+) was not found in the package registry")
 
 
-def find_uv() -> list[str] | None:
-    """Return the command of uv: of this environment, else on PATH; None if it is not installed."""
+def require_uv() -> list[str]:
+    """Return the command of uv: of this environment, else on PATH."""
     if importlib.util.find_spec("uv"):
         return [sys.executable, "-m", "uv"]
     path = shutil.which("uv")
-    return [path] if path else None
-
-
-def require_uv() -> list[str]:
-    """Return the command of uv."""
-    start = find_uv()
-    if start is None:
+    if path is None:
         raise ResolveError(
             "uv is not installed",
             hint="install stager again, which brings it, or use --resolver pip-tools",
         )
-    return start
+    return [path]
 
 
 def solve(request: ResolveRequest) -> list[ResolvedFile]:
@@ -94,10 +86,11 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     done = _compile(request, target)
     if done.returncode != 0:
         raise _explain(request, done)
+    # uv does not keep the commits of branches: those that have another one now are overridden.
     moved = _find_moved_pins(request)
     if moved:
         commits = write_lines(
-            request.pip.scratch / "commits.txt", [pin.requirement for pin in moved]
+            request.pip.scratch / "commits.txt", [f"{pin.name} @ {pin.label}" for pin in moved]
         )
         done = _compile(request, [*target, "--overrides", commits])
         if done.returncode != 0:  # a commit is gone, for example
@@ -110,17 +103,15 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
 
 
 def _find_moved_pins(request: ResolveRequest) -> list[GitPin]:
-    """Return the earlier pins of branches that have another commit now."""
     packages = _read(request)[0].packages
     taken = [make_git_pin(package.name, package.vcs) for package in packages if package.vcs]
-    moved = {replace(now, commit="") for now in taken if now not in request.git}
-    return [pin for pin in request.git if replace(pin, commit="") in moved]
+    changed = {replace(now, commit="") for now in taken if now not in request.git}
+    return [pin for pin in request.git if replace(pin, commit="") in changed]
 
 
 def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
     _refuse_redirection()
-    settings = request.settings or pip_settings(request.pip.run)
-    indexes = request.pip.indexes
+    settings, indexes = request.settings, request.pip.indexes
     if not request.pip.offline:
         indexes = _list_indexes(settings.indexes, request)
     lines = [*indexes.lines(), *request.requirements]
@@ -138,21 +129,10 @@ def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedComman
         env |= list_build_variables(request.packages)
     if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
         env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
-    return request.pip.run(
-        [
-            *require_uv(),
-            *_arguments(request, indexes),
-            *options,
-            *(word for place in settings.constraints for word in ("--constraints", place)),
-            "-o",
-            ANSWER,
-            requirements,
-        ],
-        timeout=HOUR,
-        env=env,
-        cwd=request.pip.scratch,
-        check=False,
-    )
+    argv = [*require_uv(), *_arguments(request, indexes), *options]
+    argv += [word for place in settings.constraints for word in ("--constraints", place)]
+    argv += ["-o", ANSWER, requirements]
+    return request.pip.run(argv, timeout=HOUR, env=env, cwd=request.pip.scratch, check=False)
 
 
 def _explain(request: ResolveRequest, done: CompletedCommand) -> Exception:
@@ -166,10 +146,13 @@ def _explain(request: ResolveRequest, done: CompletedCommand) -> Exception:
     reason = " ".join(body.partition("\nhint:")[0].split())
     required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
     blamed = find_names(required, request.names) or find_names(reason, request.names)
-    unavailable = _all_unavailable(request, output)
-    return NoSolution(
-        reason, blamed=blamed, absent=unavailable, not_searched=_list_unsearched_indexes(output)
-    )
+    not_searched = []
+    for name, first, other in _FIRST_INDEX.findall(" ".join(output.split())):
+        not_searched += [
+            f"{name} was looked for only on {first}, the first index that has one",
+            f"{name} was not looked for on {other}",
+        ]
+    return NoSolution(reason, blamed, _all_unavailable(request, output), not_searched)
 
 
 def _all_unavailable(request: ResolveRequest, output: str) -> list[UnavailablePackage]:
@@ -279,27 +262,9 @@ def _select_files(
     return files, [*empty, *unavailable]
 
 
-def _list_unsearched_indexes(output: str) -> list[str]:
-    lines = []
-    for name, first, other in _FIRST_INDEX.findall(re.sub(r"\s+", " ", output)):
-        lines.append(f"{name} was looked for only on {first}, the first index that has one")
-        lines.append(f"{name} was not looked for on {other}")
-    return lines
-
-
 def _describe_failure(output: str) -> ResolveError:
     if is_unreachable(output):
         return unreachable_index_error(output)
-    gone = find_gone_address(output)
-    if gone:
-        return gone
-    text = keep_end(output.replace("error:", ""))
-    if "unexpected argument" in output or "invalid value" in output:
-        return ResolveError(
-            "this version of uv lacks an option that stager needs",
-            hint="upgrade it (`pip install -U uv`), or use --resolver pip-tools",
-            context=[text],
-        )
     build = re.search(r"Failed to build `?([\w.-]+?)(?:==[^`\s]+)?`?\s", output)
     if build:
         return ResolveError(
@@ -310,7 +275,7 @@ def _describe_failure(output: str) -> ResolveError:
     return ResolveError(
         "uv could not resolve the requirements",
         hint="correct what uv names; --resolver pip-tools asks another program",
-        context=[text],
+        context=[keep_end(output.replace("error:", ""))],
     )
 
 
@@ -376,10 +341,9 @@ def _export_failure(lock: UvLock, request: ResolveRequest, output: str) -> Resol
         )
     if is_unreachable(output):
         return unreachable_index_error(output)
-    text = keep_end(output.replace("error:", ""))
     return ResolveError(
         f"uv cannot read {lock.file}",
         hint=f"`{lock.command}` makes it again; one that a newer uv wrote needs that "
         "(`pip install -U uv`)",
-        context=[text],
+        context=[keep_end(output.replace("error:", ""))],
     )

@@ -12,12 +12,15 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from packaging.utils import NormalizedName, canonicalize_name
+
+from bundle.protocol.dataclass import dataclass
 
 from ..config import inline_script
 from ..core import toml
@@ -88,10 +91,7 @@ def _list_indexes(settings: toml.Table) -> list[toml.Table]:
 
 
 def _index_urls(settings: toml.Table) -> Iterator[str]:
-    """Yield the address of each index that settings list by name.
-
-    It has the credentials of ``UV_INDEX_NAME_USERNAME`` and ``UV_INDEX_NAME_PASSWORD``, if set.
-    """
+    """Yield the address of each named index, with the credentials of ``UV_INDEX_*`` variables."""
     for index in _list_indexes(settings):
         url = index.get("url")
         if not isinstance(url, str) or "://" not in url:
@@ -129,27 +129,17 @@ def find_workspace(path: Path) -> Path | None:
 def _list_members(root: Path) -> set[Path]:
     """Return the folders of a workspace's members; one that uv refuses may be among them."""
     workspace = toml.get_table(read(root / "pyproject.toml"), "tool", "uv", "workspace")
-    members, excluded = (
-        {file.parent for file in _matches(root, toml.get_list(workspace, key))}
-        for key in ("members", "exclude")
-    )
-    return members - excluded
 
+    def find(key: str) -> Iterator[Path]:
+        for pattern in toml.get_list(workspace, key):
+            with suppress(ValueError, NotImplementedError):  # uv says what is wrong with it
+                yield from (file.parent for file in root.glob(f"{pattern}/pyproject.toml"))
 
-def _matches(root: Path, patterns: Sequence[object]) -> Iterator[Path]:
-    for pattern in patterns:
-        try:
-            yield from root.glob(f"{pattern}/pyproject.toml")
-        except (ValueError, NotImplementedError):  # uv says what is wrong with it
-            continue
+    return {*find("members")} - {*find("exclude")}
 
 
 def _describe_workspace(root: Path, project: Path) -> list[object]:
-    """Return what ``uv lock --check`` compares with a lock besides its own bytes, as JSON.
-
-    uv itself decides when the lock is read (:mod:`stager.lock.uv`); here it is only noticed
-    that it has to be asked.
-    """
+    """Return what ``uv lock --check`` compares besides the lock, to notice when to ask uv."""
     described = []
     for folder in sorted({root, project, *_list_members(root)}):
         document = read(folder / "pyproject.toml")
@@ -251,10 +241,9 @@ class UvProject:
     @property
     def has_default_index(self) -> bool:
         """Return whether it has an index of its own in place of the usual one."""
-        tables = self.tables.values()
-        indexes = [index for table in tables for index in _list_indexes(table)]
-        return any("index-url" in one for one in tables) or any(
-            one.get("default") for one in indexes
+        return any(
+            "index-url" in table or any(index.get("default") for index in _list_indexes(table))
+            for table in self.tables.values()
         )
 
     @property
@@ -284,11 +273,7 @@ class UvProject:
 
 
 def parse_entry(entry: str, root: Path) -> UvProject | None:
-    """Return the part of a file that an entry of ``environment.requirements`` names.
-
-    That is ``pyproject.toml``, ``pyproject.toml[extra,...]`` or ``pyproject.toml:group,...``, and
-    the same with ``uv.lock``; None for any other entry.
-    """
+    """Return the part of a ``pyproject.toml`` or ``uv.lock`` that an entry names; None for none."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         return None
@@ -337,24 +322,20 @@ def _local_sources(file: Path, document: toml.Table) -> Iterator[Path]:
 
 
 def _find_members(name: str, workspace: Path) -> list[Path]:
-    folders = sorted(_list_members(workspace))
-    return [folder for folder in folders if _read_name(folder / "pyproject.toml") == name]
+    return [member for member in sorted(_list_members(workspace)) if _read_name(member) == name]
 
 
-def _read_name(file: Path) -> str:
-    return canonicalize_name(str(toml.get_table(read(file), "project").get("name", "")))
+def _read_name(folder: Path) -> str:
+    project = toml.get_table(read(folder / "pyproject.toml"), "project")
+    return canonicalize_name(str(project.get("name", "")))
 
 
 # --- The part of a ``uv.lock`` that a project takes; :mod:`stager.lock.uv` reads it -------
 
-# An entry of ``environment.requirements`` is ``uv.lock``, ``uv.lock[extra1,extra2]`` or
-# ``uv.lock:group1,group2``, as for ``pyproject.toml``; several may name the same lock. A group
-# alone stands for itself, and the group ``dev`` counts only where it is named.
-#
-# A script (PEP 723) that was locked with ``uv lock --script`` has its lock beside it, and is alone.
+# Several entries may name parts of the same lock. A script (PEP 723) that was locked with ``uv lock
+# --script`` has its lock beside it, and is alone.
 
 NAME = "uv.lock"
-_OF_SCRIPT = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,13 +380,10 @@ class UvLock:
 
     @functools.cached_property
     def _own(self) -> str:
-        return _read_name(self.project.file)
+        return _read_name(self.project.file.parent)
 
     def local_sources(self) -> list[Path]:
-        """Return the folders and files on this machine that the project's packages come from.
-
-        Packages count that the project needs on any platform and with all extras.
-        """
+        """Return the folders and files here that packages of the project and its extras lie in."""
         is_script = self.project.is_script
         found, reached = set(), list(self.direct() if is_script else [self._own])
         for name in reached:
@@ -465,6 +443,12 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
     return lock, [*_list_faults(lock, strangers, shorten_path(file, root))]
 
 
+def _find_project(folder: Path, root: Path) -> Path:
+    """Return the project that a lock is read for: this one, if it is a member of the workspace."""
+    is_member = root.is_relative_to(folder) and (root / "pyproject.toml").is_file()
+    return root if is_member else folder
+
+
 def _find_parts(entries: Sequence[str], root: Path) -> dict[str, UvProject]:
     parsed = ((entry, parse_entry(entry, root)) for entry in entries)
     return {entry: part for entry, part in parsed if part and part.file.name == NAME}
@@ -486,15 +470,9 @@ def _list_faults(lock: UvLock, strangers: Sequence[str], shown: str) -> Iterator
         )
 
 
-def _find_project(folder: Path, root: Path) -> Path:
-    """Return the project that a lock is read for: this one, if it is a member of the workspace."""
-    is_member = root.is_relative_to(folder) and (root / "pyproject.toml").is_file()
-    return root if is_member else folder
-
-
 def read_script_lock(script: Path, block: toml.Table) -> UvLock | None:
     """Return the lock that ``uv lock --script`` has put beside a script; None if there is none."""
-    file = Path(f"{script}{_OF_SCRIPT}")
+    file = Path(f"{script}.lock")
     return UvLock(file=file, project=make_script_project(script, block)) if file.is_file() else None
 
 

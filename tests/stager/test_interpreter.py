@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bundle.node import interpreter
-from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 from stager.core.errors import ConfigError, StagerError
 from stager.core.store import Store
@@ -55,7 +53,6 @@ def test_what_goes_and_what_stays(own, python):
     assert python.glibc > (2, 0)
     for name, files in python.foreign.items():  # the nodes must have it
         assert f"{name} ({files[0].partition('.')[0]}" in python.note()
-    assert bool(python.note()) == bool(python.foreign)
     # Headers stay where the settings say so.
     found = find_interpreter(str(own.prefix), own.target)
     without = make_bundled_interpreter(found, own.target, ("headers",)).source
@@ -77,10 +74,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"_gone\.so cannot be read: No such file") as caught:
         make_bundled_interpreter(made, target, ("headers",))
     assert caught.value.hint.startswith("make these files readable")
-    (library / "lib-dynload" / "_gone.so").unlink()
-    (library / "lib-dynload" / "_bad.so").symlink_to("/proc/self/mem")  # it opens; reading fails
-    with pytest.raises(ConfigError, match=f"a file in {tmp_path} cannot be read: Input/output"):
-        make_bundled_interpreter(made, target, ("headers",))
 
 
 def test_a_static_program_is_refused(tmp_path):
@@ -93,7 +86,7 @@ def test_a_static_program_is_refused(tmp_path):
     program = tmp_path / "bin" / "python3"
     subprocess.run(["gcc", "-static", "-o", str(program), str(source)], check=True)
     made = Installation(prefix=tmp_path, program="bin/python3", version=f"{target.python}.1")
-    with pytest.raises(ConfigError, match="is linked statically"):
+    with pytest.raises(ConfigError, match="linked statically"):
         make_bundled_interpreter(made, target, ())
 
 
@@ -235,8 +228,6 @@ def test_what_is_no_python_is_refused(own, tmp_path):
         return refused(path, own.target).message
 
     assert f"{tmp_path}/nowhere is not there" in said(tmp_path / "nowhere")
-    (tmp_path / "link").symlink_to("nowhere")
-    assert "link is a link to nowhere, which is not" in said(tmp_path / "link")
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho hello\n")
     assert str(script) in said(script)
@@ -244,14 +235,7 @@ def test_what_is_no_python_is_refused(own, tmp_path):
     assert "is not a Python interpreter" in said(script)
 
 
-def test_one_for_another_machine_is_refused(own, tmp_path):
-    number, machine = (21, "ppc64le") if HOST.machine == "s390x" else (22, "s390x")
-    other, program = tmp_path / "python", bytearray(own.program.read_bytes())
-    program[18:20] = number.to_bytes(2, "little")
-    other.write_bytes(program)
-    other.chmod(0o755)
-    message = refused(other, own.target).message
-    assert f"{other} is for {machine}; this machine is {HOST.machine}" in message
+def test_one_for_another_machine_is_refused(own):
     for platform in ("manylinux_2_28_s390x", f"musllinux_1_2_{HOST.machine}"):
         error = refused(own.prefix, replace(own.target, platform=platform))
         assert "the Python of this machine is for" in error.message
@@ -269,7 +253,7 @@ def test_of_a_shim_that_has_no_version_the_reason_is_shown(own, tmp_path):
     assert find_interpreter(str(shim), own.target).prefix == own.prefix
 
 
-def test_pyenvs_newest_is_found_after_uvs(own, tmp_path):
+def test_pyenvs_newest_is_found(own, tmp_path):
     versions = tmp_path / "versions"
     minor = own.target.python
     for name in (f"{minor}.0", f"{minor}.10", f"{minor}.9"):
@@ -287,27 +271,6 @@ def test_pyenvs_newest_is_found_after_uvs(own, tmp_path):
     assert f"there is no Python {minor} here" in caught.value.message
     assert any(str(broken) in line for line in caught.value.context)
     assert f"uv python install {minor}" in caught.value.hint
-    kept = tmp_path / f"cpython-{minor}.4-linux-{HOST.machine}-gnu" / "bin"
-    kept.mkdir(parents=True)
-    (kept / own.program.name).symlink_to(own.program)
-    asked = []
-
-    def uv(argv, **_):
-        asked.append(argv)
-        return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
-
-    assert find_interpreter("bundled", own.target, env, run=uv).prefix == own.prefix
-    assert asked == [[sys.executable, "-m", "uv", "python", "dir"]]
-
-
-def test_where_the_running_python_does_not_fit_there_is_none(own, tmp_path, monkeypatch):
-    def find_none(*_):
-        raise NodeError(Problem(ProblemCode.NO_CPYTHON, "here", {}))
-
-    monkeypatch.setattr(interpreter, "find_base_python", find_none)
-    env = {**os.environ, "PYENV_ROOT": str(tmp_path)}
-    with pytest.raises(ConfigError, match="there is no Python"):
-        find_interpreter("bundled", replace(own.target, python=HOST.python), env, run=no_uv)
 
 
 def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path):
@@ -402,14 +365,6 @@ def test_a_program_that_changes_meanwhile_is_noticed(prefix):
     (prefix / PROGRAM).write_bytes(b"another one")
     with pytest.raises(StagerError, match="changed while it was being packed"):
         interpreter.content(file_of(prefix, PROGRAM))
-
-
-def test_a_relative_run_path_is_left_alone(prefix):
-    source = "int o(void); int main(void) {return o();}"
-    own = str(prefix / "lib" / "libown.so.1")
-    compiled(prefix / PROGRAM, source, own, "-Wl,-rpath,$ORIGIN/../lib")
-    found = followed(prefix)
-    assert (found.own, found.run_paths) == ({"libown.so.1": "lib/libown.so.1"}, {})
 
 
 @pytest.mark.parametrize("entry", ["$ORIGIN/../lib/libown.so.1", "{prefix}/lib/libown.so.1"])

@@ -63,7 +63,6 @@ def lock_of(*files, target=HERE, path=None, **more):
         target=target,
         files=tuple(sorted(files, key=lambda file: file.name)),
         spec_digest=None,
-        digest=Digest("0" * 64),
         indexes=Indexes(),
         sources=(),
     )
@@ -212,14 +211,6 @@ def test_a_bad_file_in_the_store_is_replaced(index, store):
     assert digest_file(bad) == sha256
 
 
-def test_offline_all_missing_files_are_listed(index, store):
-    error = fails(served(index), store, offline=True)
-    names = ("alpha-1.0-py3-none-any.whl", "beta-2.0+local.1-py3-none-any.whl")
-    assert error.context == tuple(f"{name}: not in the offline root" for name in names)
-    assert str(store.wheels) in error.hint
-    assert index.asked == []
-
-
 def test_no_network(store, monkeypatch, tmp_path):
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.setenv(name, "")
@@ -309,9 +300,6 @@ def test_a_local_project_is_built_again_where_its_wheel_is_gone(index_env, store
     assert "no such file or folder" in line
 
 
-# --- the record of what was checked --------------------------------------------------------------
-
-
 def test_a_digest_is_remembered_until_the_file_changes(store):
     path = store.wheels / "file"
     path.write_bytes(b"one")
@@ -328,6 +316,9 @@ def test_a_digest_is_remembered_until_the_file_changes(store):
     assert DigestCache(store).digest(path) == hashlib.sha256(b"two").hexdigest()
     path.unlink()
     assert DigestCache(store).digest(path) is None
+
+
+# --- the record of what was checked --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"wheels/file": 3}', '{"wheels/file": [1]}'])

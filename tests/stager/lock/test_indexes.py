@@ -1,10 +1,7 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
-from stager.lock import indexes
 from stager.lock.indexes import Indexes, pip_settings, restore_credentials, strip_credentials
 
 FULL = Indexes(
@@ -133,39 +130,3 @@ def test_pips_configuration(tmp_path, monkeypatch):
     }
     monkeypatch.setenv("SSL_CERT_FILE", "/etc/own.pem")
     assert "SSL_CERT_FILE" not in pip_settings().environment
-
-
-def test_variables_alone_say_what_pip_makes_of_them(monkeypatch):
-    """Without files to read pip is not asked; it would answer the same."""
-    variables = {
-        "PIP_INDEX_URL": "https://it's.example/simple",
-        "PIP_EXTRA_INDEX_URL": "https://two.example/simple https://three.example/simple",
-        "PIP_FIND_LINKS": "",
-        "PIP_NO_INDEX": "1",
-        "PIP_CONFIG_FILE": os.devnull,
-    }
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    argv = [sys.executable, "-m", "pip", "config", "list"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    never: list[object] = []
-    values = indexes._pip_values(never.append)
-    assert (values, never) == (indexes._parse_config(said), [])
-    assert pip_settings().indexes.find_links == ()
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    """A resolver says only that it found nothing, as if a package's name were wrong."""
-    mirror = tmp_path / "a mirror"
-    (mirror / "simple").mkdir(parents=True)
-    places = Indexes(
-        index_url=mirror.as_uri(),
-        extra_index_urls=((mirror / "simple").as_uri(), "https://user:secret@one.example/simple"),
-        find_links=(str(mirror), str(tmp_path / "miror"), "https://two.example/files"),
-    )
-    assert places.list_misplaced() == [
-        f"{mirror.as_uri()}: the index is the folder simple in it",
-        f"{tmp_path / 'miror'}: there is no such folder",
-    ]

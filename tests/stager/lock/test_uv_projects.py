@@ -97,15 +97,6 @@ def test_settings_of_a_project_are_uvs_to_honour(lock, ask, indexes, root, tmp_p
 
 
 @pytest.mark.usefixtures("indexes")
-def test_overrides_and_constraints(lock, root):
-    settings = '[tool.uv]\noverride-dependencies = ["beta==1.0"]\n'
-    write_project(root, '"alpha"', settings)
-    assert versions(lock("pyproject.toml")) == {"alpha": "1.0", "beta": "1.0"}
-    write_project(root, '"alpha"', '[tool.uv]\nconstraint-dependencies = ["beta<2"]\n')
-    assert versions(lock("pyproject.toml")) == {"alpha": "1.0", "beta": "1.1"}
-
-
-@pytest.mark.usefixtures("indexes")
 @pytest.mark.parametrize(
     ("name", "table"), [("uv.toml", ""), ("pyproject.toml", "tool.uv.")], ids=["uv.toml", "tool.uv"]
 )
@@ -333,16 +324,6 @@ def test_members_of_a_workspace_that_are_none(ask, root, line):
     more = f"[tool.uv.sources]\nother = {{ workspace = true }}\n[tool.uv.workspace]\n{line}\n"
     write_project(root, '"other"', more)
     assert ask("pyproject.toml").uv_project is not None
-
-
-def test_extras_and_groups_that_are_no_tables(ask, root):
-    (root / "pyproject.toml").write_text(
-        'dependency-groups = 3\n[project]\nname = "app"\noptional-dependencies = ["a"]\n'
-    )
-    with pytest.raises(ConfigError) as caught:
-        ask("pyproject.toml[a]", "pyproject.toml:g")
-    assert "no extra 'a'; there are none" in caught.value.context[0]
-    assert "no dependency group 'g'" in caught.value.context[1]
 
 
 def test_a_project_that_names_itself_is_never_looked_for(lock, indexes, root, wheelhouse):
