@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from bundle.protocol.codec import decode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import FailureClass, TextEnum
 
 from ..core.toml import read
-
-# --- A search for many texts in a log, without looking for each in every line --------------------
 
 # Logs repeat themselves: lines differ in digits only, and words come again and again. A word is
 # looked at once, whatever the number of files it is in.
@@ -53,11 +52,8 @@ class Prefilter:
         return texts, [place for place, line in enumerate(lines) if line in having]
 
     def _present(self, words: Collection[bytes], joined: bytes) -> list[bytes]:
-        parts: set[bytes] = set()
-        for word in words:
-            parts.update(self._parts_of.get(word, ()))
-        candidates = (text for part in parts for text in self._by_part[part])
-        return sorted(text for text in candidates if text in joined)
+        parts = {part for word in words for part in self._parts_of.get(word, ())}
+        return sorted(text for part in parts for text in self._by_part[part] if text in joined)
 
     def _learn(self, words: Collection[bytes]) -> None:
         joined = b"\n".join(words)
@@ -79,8 +75,8 @@ class Prefilter:
 #
 #     [disk-full]                                 # its name
 #     needle = "No space left on device"          # no line without it can match; no digits in it
-#     pattern = 'No space left on device'         # a regular expression, searched for in one line
-#     role = "primary"                            # one of LineRole
+#     pattern = 'No space left on (?P<what>\w+)'  # a regular expression; optional: the needle
+#     role = "cascade"                            # one of LineRole; optional: "primary"
 #     class = "disk-full"                         # one of FailureClass
 #     cause = "a disk is full on that node"       # {name}: what a group of the pattern matched
 #     remedy = "free some space there"
@@ -113,7 +109,6 @@ class LineTells(TextEnum):
     EXIT = "exit"
     """Only that something ended, not why."""
     STUCK = "stuck"
-    """That somebody else did not come."""
     SYMPTOM = "symptom"
     """What often follows from another failure; it counts where nothing else tells one."""
     END = "end"
@@ -127,8 +122,9 @@ class CatalogueEntry:
     name: str
     needle: str
     """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.hits`."""
-    expression: str = field(metadata={"json": "pattern"})
-    role: LineRole
+    expression: str = field(default="", metadata={"json": "pattern"})
+    """A regular expression, searched for in one line; empty for the needle itself."""
+    role: LineRole = LineRole.PRIMARY
     kind: FailureClass = field(metadata={"json": "class"})
     cause: str
     """One sentence; groups of the pattern in braces."""
@@ -148,7 +144,7 @@ class CatalogueEntry:
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
         """Return its expression, compiled."""
-        return re.compile(self.expression)
+        return re.compile(self.expression or re.escape(self.needle))
 
     def explain(self, groups: Mapping[str, str]) -> tuple[str, str]:
         """Return cause and remedy, filled in with what the pattern found in a line."""
@@ -184,7 +180,11 @@ def match_line(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Ca
     if _WARNING.search(line):
         return None
     searched = _find_by_needle(_DIGITS.sub("", line)) if entries is None else entries
-    matches = filter(None, (_match_entry(candidate, line) for candidate in searched))
+    matches = [
+        CatalogueMatch(entry, found.groupdict(default=""))
+        for entry in searched
+        if entry.needle in line and (found := entry.pattern.search(line))
+    ]
     return min(matches, key=_weigh, default=None)  # of equal ones the first
 
 
@@ -192,11 +192,6 @@ def match_line(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Ca
 def _find_by_needle(shape: str) -> tuple[CatalogueEntry, ...]:
     """Find entries by their needles, which contain no digits, in a line without digits."""
     return tuple(candidate for candidate in catalogue() if candidate.needle in shape)
-
-
-def _match_entry(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
-    found = entry.pattern.search(line) if entry.needle in line else None
-    return CatalogueMatch(entry, found.groupdict(default="")) if found else None
 
 
 def _weigh(known: CatalogueMatch) -> tuple[int, bool]:

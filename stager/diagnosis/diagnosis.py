@@ -44,8 +44,6 @@ from .log_verdict import (
 )
 from .process_exits import Exit, find_torchruns, has_waited_in_vain, weigh_failure
 
-# --- Failures of several ranks compared, without what only tells one place from another ----------
-
 # Each begins where the one before it cannot go on: else a long word is read again from each letter.
 _ROOT = r"(?<![^\s'\"`(<\[=:,])[^\s'\"`(<\[=:,]*/stager-\d+"
 _VARIABLE = (
@@ -60,11 +58,7 @@ _VARIABLE = (
 
 
 def make_comparable(record: FailureRecord) -> tuple[str, str]:
-    """Return the exception and the message of a rank's failure, equal for equal failures.
-
-    The node root, the job's directory, addresses, and the numbers of the rank and its process are
-    each rank's own. With an exit status counts what was printed last.
-    """
+    """Return the exception and the message of a rank's failure, equal for equal failures."""
     text = record.message
     if record.exception == "SystemExit":  # a status alone is no error that two may have in common
         text += "".join(record.lines[-1:])
@@ -204,20 +198,16 @@ def _find_evidence(case: _Case, first: FirstFailure, in_logs: LogVerdict) -> Ite
     hits = () if first.hang else _find_in_logs(first, in_logs, case.hits)
     yield from map(_make_evidence, hits)
     if not hits and case.files.job_id:
-        found = _find_in_preflight(first, case.files) or _find_in_events(first, case)
-        yield from filter(None, [found])
+        yield from filter(None, [_find_in_driver_files(first, case)])
 
 
-def _find_in_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
-    shown = f"{first.node} problem: {first.problem}".partition("\n")[0]
-    for number, line in number_lines(files.preflight) if first.problem else ():
-        if line == shown:
-            return Evidence(path=files.preflight, number=number, text=line)
-    return None
-
-
-def _find_in_events(first: FirstFailure, case: _Case) -> Evidence | None:
+def _find_in_driver_files(first: FirstFailure, case: _Case) -> Evidence | None:
     """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
+    preflight = case.files.preflight
+    shown = f"{first.node} problem: {first.problem}".partition("\n")[0]
+    for number, line in number_lines(preflight) if first.problem else ():
+        if line == shown:
+            return Evidence(path=preflight, number=number, text=line)
     texts = list(_list_signs(first, case.result))
     for number, line in number_lines(case.files.events) if texts else ():
         if not first.node or json.dumps(first.node) in line:
@@ -307,11 +297,9 @@ class _Case(NamedTuple):
 
 
 def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
-    """Find the first failure of a job.
+    """Find the first failure of a job; a record of None is read from the files.
 
-    The driver's result counts most: the records of the ranks, the problems of the nodes, and the
-    way Slurm ended the job. Logs explain it, and stand in for it where there was no such driver.
-    A record of None is read from the files.
+    The driver's result counts most. Logs explain it, or stand in for it.
     """
     if record is None:
         record = read_events(files.events) if files.job_id else JobRecord()
@@ -397,17 +385,15 @@ def _read_logs(files: JobFiles, record: JobRecord) -> tuple[_Case, LogVerdict]:
 
 def _select_last_attempt(logs: Sequence[LogFile]) -> tuple[LogFile, ...]:
     last: dict[Path, int] = {}
-    for log in logs:
+    for log in sorted(logs, key=lambda log: log.attempt or 0):
         if log.attempt is not None:
-            run = log.path.parents[2]
-            last[run] = max(log.attempt, last.get(run, 0))
+            last[log.path.parents[2]] = log.attempt
     return tuple(
         log for log in logs if log.attempt is None or log.attempt == last[log.path.parents[2]]
     )
 
 
 def _deal_ranks(world_size: int | None, nodes: Sequence[str]) -> dict[int, str]:
-    """Return the node of each rank; empty if the nodes cannot have equally many ranks."""
     if not nodes or not world_size or world_size % len(nodes):
         return {}
     ranks_per_node = world_size // len(nodes)
@@ -478,7 +464,6 @@ def _explain_hang(
 
 
 def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
-    """Add the last lines of the rank that the others waited for to a hang."""
     if first.kind != FailureClass.HANG or first.exit_code:
         return first
     own = [log.path for log in files.logs if log.rank == first.rank]
@@ -490,8 +475,8 @@ def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
 def _read_last_words(path: Path) -> tuple[str, ...]:
     """Return the last lines of a log, but none of an earlier attempt."""
     lines = read_last_lines(path, _LAST_WORDS)
-    marks = [number for number, line in enumerate(lines) if line.startswith(ATTEMPT_MARK)]
-    return lines[marks[-1] + 1 :] if marks else lines
+    marks = [number for number, line in enumerate(lines, 1) if line.startswith(ATTEMPT_MARK)]
+    return lines[marks[-1] if marks else 0 :]
 
 
 def _add_retry(first: FirstFailure, result: JobEnds) -> FirstFailure:

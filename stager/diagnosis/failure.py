@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from bundle.driver.findings import shorten_names
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import FailureClass, Retry
 from bundle.protocol.events import AttemptBegins, CompiledCode, Hang
 from bundle.protocol.messages import FrameVariables, Variable
 from bundle.protocol.problem import Problem
 
 from ..catalogue.catalogue import CatalogueMatch
-
-# --- The values of a diagnosis: the first failure, its evidence, and its consequences ------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ import collections
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.log_names import ATTEMPT_MARK
 
@@ -30,8 +31,6 @@ from ..logs.prefixes import (
     show_block_as_terminal,
     show_line,
 )
-
-# --- The words by which programs say that they go on after an error, begin again, or end ---------
 
 # What follows an error mostly says whether it ended its process (:mod:`.log_verdict`);
 # these words say so themselves.
@@ -109,10 +108,6 @@ _OF_AN_END = re.compile(
 def says_recovered(text: str) -> bool:
     """Return whether a line says that its program goes on after an error."""
     return bool(_RECOVERED.search(text))
-
-
-def _says_survived(text: str) -> bool:
-    return bool(_LEVEL.search(text)) or says_recovered(text)
 
 
 def says_restarted(text: str) -> bool:
@@ -318,19 +313,11 @@ class Hit:
         """Return the node that it is about, else the one that wrote it; empty if unknown."""
         return self.groups.get("node") or self.prefix_node or self.log.node
 
-    @property
-    def is_primary(self) -> bool:
-        """True if it tells a cause."""
-        return self.entry.role == LineRole.PRIMARY and not self.entry.tells
-
 
 def scan_logs(
     logs: Iterable[LogFile], files: JobFiles
 ) -> tuple[list[Hit], dict[Path, tuple[int, ...]]]:
-    """Return the hits of a job's logs in order; one that cannot be read has none.
-
-    With them, by log: the numbers of the lines that begin as its first line does.
-    """
+    """Return the hits of a job's logs, and by log the lines that begin as its first one does."""
     order = read_order(files)
     texts = {text for entry in catalogue() for text in (entry.needle, entry.over) if text}
     prefilter = Prefilter({TRACEBACK, *texts})
@@ -544,7 +531,9 @@ def _choose_exception(
             continue
         if len(trace.closing) == 1 or (known.entry.role, known.entry.kind) != _PASSED_ON:
             telling.append((at, known))
-    return min(telling, key=lambda place: _rank_exception(place[1].entry), default=None)
+    causes = [place for place in telling if place[1].entry.role == LineRole.PRIMARY]
+    exact = [place for place in causes if not place[1].entry.tells]
+    return next(iter((*exact, *causes, *telling)), None)
 
 
 def _cut_at_number(line: bytes) -> bytes:
@@ -562,14 +551,7 @@ def _is_weak(entry: CatalogueEntry, text: str) -> bool:
     """Return whether an error in a line, seen alone, may be one that its program survived."""
     if entry.over or entry.tells in (LineTells.EXIT, LineTells.END):
         return entry.weak
-    survived = _says_survived(text)
+    survived = bool(_LEVEL.search(text)) or says_recovered(text)
     # An exception, or words by which its program gives up, show an end.
     shows_end = _EXCEPTION.match(text) or (_GAVE_UP.search(text) and not survived)
     return survived or (entry.weak and not shows_end)
-
-
-def _rank_exception(entry: CatalogueEntry) -> int:
-    """Order exceptions of one traceback: a lower number is more informative."""
-    if entry.role != LineRole.PRIMARY:
-        return 2
-    return 1 if entry.tells else 0

@@ -30,14 +30,14 @@ from .hits import (
     says_trained,
 )
 from .process_exits import (
+    ENDED_BY_OTHERS,
     LINES,
     Exit,
     describe_exit_code,
+    find_signal,
     list_exits,
 )
 from .verdict import Candidate, Role, pick_first_failure
-
-# --- The lines that a process printed after a hit: whether it survived what the hit tells --------
 
 # Programs print errors that they survive: a download that is tried again, a batch that is skipped,
 # an optional import. Only what follows such a line tells it from the one that ended the process.
@@ -68,10 +68,8 @@ class Aftermath(NamedTuple):
     ordinary: int
     """Lines that are not about an end; no more than a few hundred are counted."""
     recovered: bool
-    """Whether its program says that it went on: it tries again, skips, falls back."""
     restarted: bool
     ended_well: bool
-    """Whether the last of the lines say that all ended well."""
 
     def shows_survival(self, hit: Hit, *, shared: bool) -> bool:
         """Return whether the writer survived the hit; ``shared``: others may have written here."""
@@ -168,7 +166,6 @@ def select_last_attempts(
 
 
 def _find_last_start(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> int:
-    """Return the line after which the last attempt begins; 0 for a single attempt."""
     endings = (LineTells.EXIT, LineTells.END)
     ends = [hit for hit in hits if hit.entry.tells in endings or hit.entry.name in _ENDS]
     start = _find_last_restart(hits, restarts)
@@ -206,7 +203,6 @@ LOG_TELLS = (
     "its log shows what it did last; look for code that only some ranks run, and for different "
     "numbers of batches"
 )
-"""The hint for a rank that others waited for."""
 
 
 def find_absent_ranks(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
@@ -239,11 +235,7 @@ def describe_hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str])
 
 
 def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
-    """Return the ranks whose watchdogs name an earlier collective than those of other ranks.
-
-    Collectives are counted for each group of ranks. A rank with several numbers has several groups,
-    and where groups are not named nothing can be said of them.
-    """
+    """Return the ranks whose watchdogs name an earlier collective of their group than others'."""
     for numbers in _group_collectives(waiting).values():
         lowest = min(numbers.values())
         if lowest < max(numbers.values()):
@@ -253,7 +245,7 @@ def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
 
 def _group_collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
     by_group: dict[str, dict[int, int]] = {}
-    is_ambiguous = False
+    is_ambiguous = False  # a rank with several numbers has several groups, which are not named
     for hit in waiting:
         at, number = hit.groups.get("at"), hit.groups.get("seq")
         rank = int(at) if hit.rank is None and at else hit.rank
@@ -300,10 +292,7 @@ class LogVerdict(NamedTuple):
 
 
 def judge_logs(hits: Sequence[Hit], nodes: dict[int, str]) -> LogVerdict:
-    """Return the first failure that logs show; its class may be unknown.
-
-    Two questions, in this order: does anything show that something ended badly? Then why?
-    """
+    """Return the first failure that logs show: did something end badly, and then, why?"""
     logs = _Logs(hits, nodes)
     first = pick_first_failure(logs.list_candidates()) if logs.has_bad_end() else None
     if first is None:
@@ -351,7 +340,9 @@ class _Logs:
         """Yield all that may have failed first; skip what came after Slurm ended the job."""
         yield from self._list_causes()
         for report in filter(self._is_before_end, self._ended):
-            if report.is_own_end:
+            # By a signal that no other process can have sent.
+            by_others = report.followed or report.code in ENDED_BY_OTHERS
+            if not by_others and find_signal(report.code):
                 yield _make_exit_candidate(Role.KILLED, report)
         for hit in filter(self._is_before_end, self._list(LineTells.SYMPTOM)):
             if not self._is_explained(hit):
@@ -397,7 +388,10 @@ class _Logs:
         """Return a hit; a cause without a rank yields to a rank's hit of its entry and file."""
         # Of a log without marks of ranks, other ranks may have written what follows.
         shared = hit.log.rank is None and bool(self._ended)
-        placed = self._find_place(hit)
+        if hit.trace and hit.rank is None and hit.entry.role == LineRole.PRIMARY:
+            placed = self._add_root_cause(hit)
+        else:
+            placed = self._add_task(hit if _has_writer(hit) else self._add_near_rank(hit))
         return Candidate(
             role=role,
             failure=partial(_convert_hit, placed, self._ended, self._nodes),
@@ -408,11 +402,6 @@ class _Logs:
             passed_over=self._root is not None and hit.rank not in (None, self._root.rank),
             shown=(placed,),
         )
-
-    def _find_place(self, hit: Hit) -> Hit:
-        if hit.trace and hit.rank is None and hit.entry.role == LineRole.PRIMARY:
-            return self._add_root_cause(hit)
-        return self._add_task(hit if _has_writer(hit) else self._add_near_rank(hit))
 
     def _add_root_cause(self, hit: Hit) -> Hit:
         """Give an unmarked traceback the rank of the root cause in the first table below it."""
@@ -489,8 +478,8 @@ def _find_writer(hit: Hit) -> tuple[Path, int | None, int]:
 
 
 def _is_own_failure(hit: Hit) -> bool:
-    if not hit.is_primary or hit.entry is not EXCEPTION:
-        return hit.is_primary
+    if hit.entry is not EXCEPTION:
+        return hit.entry.role == LineRole.PRIMARY and not hit.entry.tells
     # An exception from a collective tells that a peer had left.
     in_collective = any(_IN_COLLECTIVE.search(line) for line in hit.trace[-6:])
     return not (in_collective and _LOST_PEER.match(hit.text))

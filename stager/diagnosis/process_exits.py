@@ -21,8 +21,6 @@ from ..logs.prefixes import parse_line
 from .failure import FirstFailure
 from .hits import LAUNCHER_FRAME, Hit
 
-# --- The failure of one rank, as its record tells it: its exception, its words, its exit status
-
 _HIGHEST_SIGNAL = 64
 SIGNAL_NAMES = {int(known): known.name for known in signal.Signals}
 LINES = 20  # lines that are kept of a failure
@@ -101,10 +99,8 @@ def describe_exit_code(code: int) -> Cause:
 
 
 def find_signal(code: int) -> int:
-    """Return the number of the signal that an exit status stands for; 0 for none.
-
-    A shell adds 128 to a signal's number; ssh, Apptainer and ``sys.exit(-1)`` end with 255.
-    """
+    """Return the number of the signal that an exit status stands for; 0 for none."""
+    # A shell adds 128 to a signal's number; ssh, Apptainer and ``sys.exit(-1)`` end with 255.
     number = -code if code < 0 else code - 128
     return number if 0 < number <= _HIGHEST_SIGNAL else 0
 
@@ -127,10 +123,7 @@ def find_own_words(record: FailureRecord) -> tuple[str, str]:
 
 
 def weigh_failure(record: FailureRecord) -> int:
-    """Return the relation of a failure to those of others: cause, lost peer, or ended by others.
-
-    The far side weighs it; but a rank whose collective did not end in time has lost its peers, too.
-    """
+    """Return the weight of a failure; a rank that waited in vain has lost its peers, too."""
     seen = weigh_exit(record.exit_code, record.exception, record.message, record.told_to_end)
     if seen != CAUSE:
         return seen
@@ -146,11 +139,7 @@ def has_waited_in_vain(record: FailureRecord) -> bool:
 
 
 def look_up_failure(record: FailureRecord) -> CatalogueMatch | None:
-    """Return what the catalogue knows of a rank's failure.
-
-    Its exception counts, then those that it followed from. Of a rank that left none, the lines may
-    be anybody's.
-    """
+    """Return what the catalogue knows of a rank's exception, else of those that led to it."""
     if not record.exception:
         return None
     closing = match_line(f"{record.exception}: {_summarize(record)}")
@@ -177,7 +166,6 @@ _FIELD = re.compile(r"^\s*(?:\[\d+\]:\s*)?(?P<name>time|host|rank|exitcode)\s*: 
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _CODE = re.compile(r"(-?\d+)")
 _TABLE_ENTRIES = ("torchrun-report", "child-failed")
-"""Entries that stand above a table of torchrun's."""
 _STEP_ENDS = ("cancelled", "task-failure", "step-ended")
 """Entries by which Slurm says that it ends the tasks that are left."""
 _SIGNALS = {str(signal.strsignal(number)).lower(): -number for number in signal.Signals}
@@ -195,18 +183,10 @@ class Exit(NamedTuple):
     rank: int | None
     """The rank; None where only a local one, or none, is reported."""
     code: int
-    """The exit status, negative for a signal."""
     time: float | None
     """The time, in seconds since the epoch; a table has whole seconds."""
     followed: bool = False
     """Whether its launcher saw another one fail first, and may have killed it."""
-
-    @property
-    def is_own_end(self) -> bool:
-        """True if a signal ended it that no other process can have sent."""
-        if self.followed or self.code in ENDED_BY_OTHERS:
-            return False
-        return find_signal(self.code) > 0
 
     @property
     def has_raised(self) -> bool:
@@ -257,7 +237,6 @@ def _make_exit(hit: Hit, node: str, named: str) -> Exit:
 
 
 def _find_step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
-    """Return, for each log, the line at which Slurm begins to end the step."""
     ends: dict[Path, int] = {}
     for hit in hits:
         if hit.entry.tells == LineTells.END or hit.entry.name in _STEP_ENDS:
@@ -350,7 +329,6 @@ class Torchruns(NamedTuple):
     """The ranks of logs that are of whole torchruns; without effect on any other logs."""
 
     first: Mapping[Path, int]
-    """The lowest rank of each log's torchrun."""
     blamed: Mapping[Path, int]
     """The rank that ended with an exception, by its log; of several the one that was first."""
     each: int = 1

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum, auto
 from functools import partial
 from typing import TypeVar
 
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Ending, FailureClass
 from bundle.protocol.events import Hang, JobEnds
 from bundle.protocol.messages import Departure, FailureRecord, Lingering, Vanished
 from bundle.protocol.problem import Problem, ProblemCode, make_ending_problem
 
-from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match_line
+from ..catalogue.catalogue import LineRole, LineTells, match_line
 from .failure import FirstFailure, describe_lingering, is_certain_hang
 from .hits import Hit
 from .process_exits import (
@@ -28,67 +29,45 @@ from .process_exits import (
     weigh_failure,
 )
 
-# --- The verdict: which of many candidates failed first, and why it is that one ------------------
-
-# Two front ends make the candidates: :func:`judge_result` from the driver's typed result, and
-# :mod:`.log_verdict` from lines of logs, whoever's launcher wrote them. Both are ranked here, by
-# one rule: the :class:`Role` counts first, then whether a writer went on after its line, then
-# whether its launcher saw another rank fail first, then the time. Of two that are still equal, the
-# one that its front end gives first counts. Then, if a cause has no words of its own, the next
-# candidate of the same failure that has some speaks for it.
+# :func:`judge_result` makes candidates from the driver's typed result, :mod:`.log_verdict` from
+# lines of logs, whoever's launcher wrote them. The :class:`Role` counts first, then whether a
+# writer went on after its line, then whether its launcher saw another rank fail first, then the
+# time, then the order in which they come. If a cause has no words of its own, the next candidate of
+# the same failure that has some speaks for it.
 #
-# The order of the roles goes from what needs nobody else to what needs an explanation itself:
-#
-# 1. One that failed by itself explains the others, so a cause always counts first, however late it
-#    came: a rank that loses its peers often raises before the one that left has been noticed.
-# 2. A signal comes after a written cause, since a launcher kills those that wait for the failed
-#    rank.
-# 3. A symptom (ranks cannot meet) names no culprit, but does say what is wrong.
-# 4. A node that could not do its part explains the ranks that missed it, and not the other way
-#    round. A node that only followed another one counts where that other one is not known.
-# 5. A hang that the driver named while it lasted comes next: it saw the processes, the collective
-#    operations and the stacks of all ranks, and what follows is what they leave when they are ended
-#    for it, or give up. A rank that may have been at work was no certain hang: it comes after 7.
-# 6. Ranks that somebody missed come next: one whose launcher ended the others because of it, one
-#    that left early, one that never came. Nothing is wrong with them but their absence.
-# 7. Slurm's end of the job follows: what came before it may have made the job hang until its limit.
-#    A cause that its writer survived comes after it.
-# 8. A bare exit status of a launcher or process says that it failed, but not why. It counts only
-#    after Slurm's end, which leaves such statuses behind.
-# 9. Consequences count where there is nothing else: better a rank that lost its peers than none.
-#    Logs do not name it, since another one failed first. One that was told to end says less than
-#    one that lost its peers, and a launcher that was told to end says less than its ranks.
-# 10. A process that goes on for too long is no failure unless nothing else ended the job.
-#
-# The front ends differ in three ways, because their evidence does:
+# The two differ because their evidence does:
 #
 # - The driver knows who sent a signal, so a rank that was killed, or that ended without a word, is
 #   a ``CAUSE`` for it. Logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``.
-# - The driver asks Slurm whether it ended the job. If it did, what ranks and nodes report followed
-#   from that, and there is nothing to rank but a hang that lasted until then. Logs are compared
-#   with the line of the end, by place and by time, and what came after it is no candidate.
+# - The driver asks Slurm whether it ended the job. If it did, there is nothing to rank but a hang
+#   that lasted until then. Logs are compared with the line of the end, by place and by time.
 # - Candidates of both are never mixed. Where the driver has a verdict, logs explain it
-#   (:mod:`.diagnosis`): their times are less exact than the driver's, and they tell of the same
-#   ranks again, less reliably. Of a job without a result, Slurm's accounting may know that Slurm
-#   ended it. That has no time to compare, so what a log tells comes before it, unless the end may
-#   have caused that: a signal, a hang, a bare status, or consequences.
+#   (:mod:`.diagnosis`), as their times are less exact. Of a job without a result, Slurm's
+#   accounting may know that Slurm ended it: what a log tells comes before that, unless the end may
+#   have caused it (a signal, a hang, a bare status, or consequences).
 
 
 class Role(IntEnum):
-    """The part that a candidate has in a failure; the lowest one counts."""
+    """The part that a candidate has in a failure; the lowest one counts.
+
+    The order goes from what needs nobody else to what needs an explanation itself.
+    """
 
     CAUSE = auto()
-    """A rank or a line that failed by itself."""
+    """A rank or a line that failed by itself. It explains the others, however late it came: a rank
+    that loses its peers often raises before the one that left has been noticed."""
     KILLED = auto()
-    """A process that a signal ended, as logs report it."""
+    """A process that a signal ended, as logs report it: launchers kill those that wait for the
+    failed rank."""
     SYMPTOM = auto()
-    """A line that tells what often follows from something else."""
+    """A line that names no culprit (ranks cannot meet), but does say what is wrong."""
     NODE = auto()
-    """A node that could not do its part."""
+    """A node that could not do its part, which explains the ranks that missed it."""
     FOLLOWING_NODE = auto()
-    """A node whose problem follows from that of another one."""
+    """A node whose problem follows from that of another one, where that one is not known."""
     HANG = auto()
-    """A hang that the driver named, and that lasted to the end."""
+    """A hang that the driver named while it lasted, as it saw all ranks; what follows is what they
+    leave when they are ended for it, or give up."""
     VANISHED = auto()
     """A rank that made its launcher end the others, with unknown status."""
     LEFT_EARLY = auto()
@@ -96,21 +75,19 @@ class Role(IntEnum):
     ABSENT = auto()
     """Ranks that did not come to where others waited."""
     SLURM_END = auto()
-    """Slurm's end of the job."""
+    """Slurm's end of the job: what came before may have made the job hang until its limit."""
     POSSIBLE_HANG = auto()
-    """The same of ranks that may have been at work."""
+    """A hang of ranks that may have been at work."""
     SURVIVED = auto()
     """A line that tells a cause, though its writer went on after it."""
     BARE_STATUS = auto()
-    """A process of which nothing but a bad exit status is known, such as a launcher's."""
+    """A process of which nothing but a bad exit status is known; Slurm's end leaves such, too."""
     LOST_PEER = auto()
-    """A rank or a line that tells of the failure of another one."""
+    """A rank or a line that tells of the failure of another one: better than none."""
     ENDED_BY_OTHERS = auto()
-    """A rank that was told to end."""
     ENDED_LAUNCHER = auto()
-    """A launcher that was told to end."""
     LINGERING = auto()
-    """A process that goes on for too long."""
+    """A process that goes on for too long: no failure unless nothing else ended the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +101,7 @@ class Candidate:
     time: float | None = None
     """The time, in seconds since the epoch; one without a time comes after those that have one."""
     survived: bool = False
-    """Whether its writer went on for long after it."""
     passed_over: bool = False
-    """Whether its launcher saw another rank fail first."""
     silent: bool = False
     """Whether another candidate of the same failure may speak for it."""
     same: object = None
@@ -137,7 +112,13 @@ class Candidate:
 
 def pick_first_failure(candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the candidate that failed first, or the one that speaks for it; None for none."""
-    ranked = sorted(candidates, key=_order)
+    ranked = sorted(
+        candidates,
+        key=lambda one: (
+            *(one.role, one.survived, one.passed_over),
+            float("inf") if one.time is None else one.time,
+        ),
+    )
     if not ranked:
         return None
     first = ranked[0]
@@ -145,11 +126,6 @@ def pick_first_failure(candidates: Iterable[Candidate]) -> Candidate | None:
         return first
     same = (other for other in ranked if (other.role, other.same) == (first.role, first.same))
     return next((other for other in same if not other.silent), first)
-
-
-def _order(candidate: Candidate) -> tuple[Role, bool, bool, float]:
-    time = float("inf") if candidate.time is None else candidate.time
-    return candidate.role, candidate.survived, candidate.passed_over, time
 
 
 # --- The failure that a problem of the far side is: its words, its class and its remedy ----------
@@ -178,7 +154,6 @@ def convert_ending(ending: str, job_id: str, node: str) -> FirstFailure:
 # Their order, and the reasons for it, are above.
 
 _ROLES = {CAUSE: Role.CAUSE, LOST_PEER: Role.LOST_PEER, ENDED: Role.ENDED_BY_OTHERS}
-"""The role of a rank, by the weight of its failure."""
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _AFTER_A_HANG = (Ending.TIME_LIMIT, Ending.CANCELLED)
 """The ends by Slurm that a job comes to because it hangs; others come to any job."""
@@ -202,10 +177,7 @@ def judge_result(result: JobEnds, job_id: str) -> FirstFailure | None:
 
 
 def select_usable_result(result: JobEnds) -> JobEnds:
-    """Return a result without ranks that cannot be.
-
-    If its user's interrupt ended the job, it is also without what only followed from that.
-    """
+    """Return a result without ranks that cannot be, or what followed from a user's interrupt."""
     # Without the time of its end it is unknown which ranks a rank delayed.
     vanished = [rank for rank in _drop_unknown_ranks(result.vanished) if rank.time is not None]
     result = replace(
@@ -391,18 +363,13 @@ def _describe_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailur
         hint="the node's log holds all that was written",
         lines=tuple(tail[-LINES:]),
     )
-    for line in tail:
-        known = match_line(line)
-        if known is not None and _names_cause(known.entry):
+    for line, known in zip(tail, map(match_line, tail), strict=True):
+        if known and known.entry.role == LineRole.PRIMARY and known.entry.tells != LineTells.EXIT:
             return replace(failure, cause=line.strip()).explain(known)
     if find_signal(code):
         text, kind, hint = describe_exit_code(code)
         return replace(failure, kind=kind, cause=f"the launcher: {text}", hint=hint)
     return failure
-
-
-def _names_cause(entry: CatalogueEntry) -> bool:
-    return entry.role == LineRole.PRIMARY and entry.tells != LineTells.EXIT
 
 
 def _find_lingering(result: JobEnds, node: str = "") -> Lingering | None:
@@ -411,13 +378,15 @@ def _find_lingering(result: JobEnds, node: str = "") -> Lingering | None:
     out_of_group = [process for process in processes if process.left is not None]
     if len(out_of_group) == result.world_size:
         return None  # nobody is in the group any more, so nobody waits there for anybody
-    return min(processes, key=_order_lingering, default=None)
-
-
-def _order_lingering(process: Lingering) -> tuple[bool, bool, float, int]:
-    """Order lingering ranks: first finished ones, then those that have left their group."""
-    finished, left = process.finished, process.left
-    return finished is None, left is None, finished or left or 0.0, process.rank
+    # First finished ones, then those that have left their group.
+    return min(
+        processes,
+        key=lambda one: (
+            *(one.finished is None, one.left is None),
+            *(one.finished or one.left or 0.0, one.rank),
+        ),
+        default=None,
+    )
 
 
 def _convert_lingering(process: Lingering) -> FirstFailure:

@@ -109,11 +109,7 @@ def exclude_bad_nodes(
     listener: JobListener,
     listing: Callable[[], list[PartitionNode] | None] = query_nodes,
 ) -> Prepared:
-    """Return a job whose request also excludes nodes that failed, if that is asked for.
-
-    Raises:
-        ConfigError: ``SALLOC_OPTS`` cannot be read.
-    """
+    """Return a job whose request also excludes nodes that failed, if that is asked for."""
     cluster = prepared.config.cluster
     if not cluster.avoid_bad or not nodes or prepared.source not in ("salloc", "sbatch"):
         return prepared
@@ -148,10 +144,7 @@ def point_out_bad_nodes(
     prepared: Prepared,
     listener: JobListener,
 ) -> Callable[[Record], None]:
-    """Return a listener that also names the nodes of the job that failed before, once it has them.
-
-    Where such nodes were to be avoided, in an allocation that stands, that is a warning.
-    """
+    """Return a listener that also names the nodes of the job that failed before."""
     is_late = prepared.config.cluster.avoid_bad and prepared.source == "inside"
 
     def listen(record: Record) -> None:
@@ -182,13 +175,5 @@ def expect_job(store: Store, prepared: Prepared, job_id: str) -> None:
     """Leave a note of a batch job, so that a later command reads what became of it."""
     job, bundle = prepared.job, prepared.bundle
     mark(store, bundle, job_id)
-    note_job(
-        store,
-        PendingJob(
-            job_id=job_id,
-            log_dir=job.log_dir,
-            project=job.name,
-            submitted=time(),
-            bundle=str(bundle),
-        ),
-    )
+    place = {"log_dir": job.log_dir, "project": job.name, "bundle": str(bundle)}
+    note_job(store, PendingJob(job_id=job_id, submitted=time(), **place))

@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from operator import attrgetter
 
 from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
 from bundle.protocol.events import JobEnds
 from bundle.protocol.problem import Problem
@@ -21,8 +22,6 @@ from ..core.files import open_regular
 from ..core.store import INCIDENTS, Store, write_error
 from ..diagnosis.failure import FirstFailure
 from ..logs.job_record import JobRecord
-
-# --- An incident: what failed on one node in one job, taken from the end of that job -------------
 
 MAX_CAUSE = 300
 
@@ -121,10 +120,7 @@ _JOB = re.compile(r"\d{1,20}")
 
 
 def keep_incidents(store: Store, incidents: Sequence[Incident], now: float) -> bool:
-    """Keep what the nodes of a job are to blame for, once; return False where that is impossible.
-
-    A root that cannot be written is no failure of the job.
-    """
+    """Keep what the nodes of a job are to blame for, once; False where that is impossible."""
     if not incidents:
         return True
     try:
@@ -143,15 +139,11 @@ def read_incidents(store: Store, days: int, now: float) -> list[Incident]:
     since = now - days * DAY
     # A clock may be wrong, but not by more than a day.
     possible = [one for one in _read_all(store) if since <= one.time <= now + DAY]
-    return sorted(possible, key=_get_time)[-MAX_INCIDENTS:]
+    return sorted(possible, key=attrgetter("time"))[-MAX_INCIDENTS:]
 
 
 def forget_nodes(store: Store, nodes: Collection[str], now: float) -> int:
-    """Remove all incidents of some nodes, and return how many there were.
-
-    Raises:
-        StagerError: the root cannot be written.
-    """
+    """Remove all incidents of some nodes, and return how many there were."""
     if not read_incidents(store, KEPT_DAYS, now):
         return 0
     with _lock_history(store):
@@ -225,9 +217,7 @@ class NodeHistory:
     cluster: AnyText
     times: int
     last: float
-    """When the job of the last one ended, in seconds since the epoch."""
     faults: tuple[FaultHistory, ...]
-    """Its failures by their kind, the most frequent first."""
 
     def summary(self, days: int) -> str:
         """Return the node and its failures in a line: ``node07: disk full 3 times in 7 days``."""
@@ -251,7 +241,7 @@ def list_histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
     A job that Slurm has put back into the queue counts once, however often it began.
     """
     of_jobs: dict[tuple[str, str, NodeFault, str], Incident] = {}
-    for incident in sorted(incidents, key=_get_time):
+    for incident in sorted(incidents, key=attrgetter("time")):
         of_jobs[incident.cluster, incident.node, incident.fault, incident.job_id] = incident
     by_node: dict[tuple[str, str], list[Incident]] = collections.defaultdict(list)
     for incident in of_jobs.values():
@@ -271,7 +261,7 @@ def _make_history(incidents: Sequence[Incident]) -> NodeHistory:
         by_fault[incident.fault].append(incident)
     faults = []
     for fault, listed in by_fault.items():
-        last = max(listed, key=_get_time)
+        last = max(listed, key=attrgetter("time"))
         faults.append(
             FaultHistory(
                 fault=fault,
@@ -287,13 +277,9 @@ def _make_history(incidents: Sequence[Incident]) -> NodeHistory:
         node=incidents[0].node,
         cluster=incidents[0].cluster,
         times=len(incidents),
-        last=max(map(_get_time, incidents)),
+        last=max(incident.time for incident in incidents),
         faults=tuple(sorted(faults, key=lambda fault: (-fault.times, -fault.last, fault.fault))),
     )
-
-
-def _get_time(incident: Incident) -> float:
-    return incident.time
 
 
 def name_first(lines: Collection[str]) -> list[str]:

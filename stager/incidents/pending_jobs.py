@@ -9,12 +9,12 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.driver.logs import CLOCK_SECONDS
 from bundle.protocol import log_names
 from bundle.protocol.codec import AnyText, decode, encode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Ending
 from bundle.protocol.events import JobEnds
 
@@ -27,8 +27,6 @@ from ..logs.job_record import JobRecord, parse_event, read_events
 from ..logs.lines import read_tail
 from ..pack.bundle_file import mark, unmark
 from .node_history import DAY, find_incidents, keep_incidents
-
-# --- Jobs that are over, read from the files that they have left in their log directory ----------
 
 _LAST_BYTES = 1 << 20
 """An event log is examined from its end: those of jobs that still run are not read as a whole."""

@@ -30,7 +30,6 @@ from bundle.format.manifest import PYTHON
 from .. import __version__
 from .inventory import Inventory, InventoryItem
 from .package_metadata import Licence
-from .provenance import Provenance
 
 FILES_LIMIT = 1000  # files of an asset that are listed; of more, only the number is
 _ASSET_TYPES = {
@@ -49,7 +48,6 @@ _REFERENCES = {
     "sdist": ExternalReferenceType.SOURCE_DISTRIBUTION,
     "vcs": ExternalReferenceType.VCS,
 }
-"""The reference to where a package comes from, by the kind of its source."""
 _DECLARED = LicenseAcknowledgement.DECLARED
 
 
@@ -101,6 +99,10 @@ def _project(inventory: Inventory) -> Component:
 def _package(package: InventoryItem) -> Component:
     source = package.provenance
     qualifiers = {"vcs_url": source.url} if source.kind == "vcs" and source.url else {}
+    references = []
+    if source.url:
+        kind, url, hashes = _REFERENCES[source.kind], XsUri(source.url), _hashes(source.sha256)
+        references.append(ExternalReference(type=kind, url=url, hashes=hashes))
     properties = {
         "hashes": "of the wheel",
         "licence-field": package.licence.field,
@@ -115,7 +117,7 @@ def _package(package: InventoryItem) -> Component:
         hashes=_hashes(package.sha256),
         licenses=_licenses(package.licence),
         purl=_purl("pypi", "", package.name, package.version, qualifiers),
-        external_references=_references(source),
+        external_references=references,
         properties=_properties(properties),
     )
 
@@ -170,13 +172,6 @@ def _part(part: InventoryItem) -> Component:
         hashes=_hashes(part.sha256) if is_program else (),
         properties=_properties({} if is_program else {"tree-sha256": part.sha256}),
     )
-
-
-def _references(source: Provenance) -> list[ExternalReference]:
-    if not source.url:
-        return []
-    kind, url, hashes = _REFERENCES[source.kind], XsUri(source.url), _hashes(source.sha256)
-    return [ExternalReference(type=kind, url=url, hashes=hashes)]
 
 
 def _hashes(sha256: str) -> list[HashType]:

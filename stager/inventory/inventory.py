@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
 from bundle.format.layer import LayerError, Origin, read_origin
 from bundle.format.manifest import PYTHON, Manifest
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError, StagerError
@@ -44,7 +45,6 @@ class InventoryItem:
     """The id of its layer, or the digest of a file that is stored as it is."""
     name: str
     version: str = ""
-    """Its version; the commit of a model, data set or Space."""
     sha256: str
     """Digest of the wheel or the file; for files of a layer, of paths and contents together."""
     licence: Licence = field(default_factory=Licence)
@@ -62,7 +62,6 @@ class Inventory:
     manifest: Manifest
     written: datetime.datetime
     packages: tuple[InventoryItem, ...]
-    """The packages of the environment, sorted by name."""
     direct: tuple[str, ...]
     """Names of packages that the project asks for, or that no other package needs."""
     assets: tuple[InventoryItem, ...]
@@ -154,7 +153,6 @@ def _assets(bundle: BundleFile, origins: Mapping[Digest, Origin]) -> Iterator[In
 
 
 def _read_hub_entry(origin: Origin) -> Mapping[str, str]:
-    """Return what a hub repository states about itself; empty for other assets."""
     entry = origin.options.get("hub")
     fields = entry.items() if isinstance(entry, dict) else ()
     return {str(name): clean(str(value)) for name, value in fields}
@@ -189,15 +187,11 @@ def _parts(
         )
 
 
-# --- The result of ``stager inspect --licenses`` -------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class LicensedComponent:
     """A component of a bundle that somebody else has made, with its licence."""
 
     kind: str
-    """``package``, ``decompressor``, ``model``, ``dataset`` or ``space``."""
     name: str
     version: str
     licence: str
@@ -248,10 +242,7 @@ _INSTALL = "uv tool install --reinstall '.[sbom]'"
 
 
 def sbom(inventory: Inventory) -> str:
-    """Return the inventory as JSON of CycloneDX 1.6; for the same bundle and locks the same text.
-
-    The library comes with the extra ``stager[sbom]`` and is imported when it is needed.
-    """
+    """Return the inventory as JSON of CycloneDX 1.6, the same for the same bundle and locks."""
     try:
         from .cyclonedx_document import document
     except ImportError as exc:
@@ -274,7 +265,6 @@ class SbomResult:
     packages: int
     assets: int
     unknown_sources: tuple[str, ...]
-    """Packages of which no lock at hand says where they came from."""
 
 
 def unknown_sources(inventory: Inventory) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import zstandard
@@ -118,8 +119,6 @@ def _decompress_beginning(frame: bytes, size: int) -> bytes:
     return content
 
 
-# --- The licence of a package as its metadata declares it ----------------------------------------
-
 _NO_LICENCE = (
     *("", "unknown", "none", "n/a", "license", "dual license", "see license", "see license file"),
 )
@@ -174,11 +173,7 @@ class Licence(NamedTuple):
 
 
 def choose_licence(metadata: PackageMetadata) -> Licence:
-    """Return the licence of a package, from the field that says it most exactly.
-
-    An expression of SPDX wins wherever it stands, then ``License-Expression``, a short ``License``,
-    classifiers, and at last the first line of the licence's text.
-    """
+    """Return the licence of a package; an expression of SPDX wins wherever it stands."""
     lines = list(filter(str.strip, metadata.licence.splitlines()))
     is_name = len(lines) == 1 and len(lines[0]) <= TEXT_LIMIT
     classified = [text.rpartition(" :: ")[2] for text in metadata.classifiers]
@@ -221,7 +216,7 @@ _EXTRAS_LIMIT = 50  # extras of one package that are looked at: more are nobody'
 def find_dependencies(
     requires: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the packages that each package needs, of those that are there.
+    """Return the packages, of those that are there, that each package needs.
 
     A requirement of an extra counts if another package asks for that extra.
     """
@@ -241,12 +236,11 @@ def find_dependencies(
     return {name: tuple(sorted(found[name] - {name})) for name in parsed}
 
 
-def _parse_requirements(texts: Iterable[str]) -> Iterable[Requirement]:
+def _parse_requirements(texts: Iterable[str]) -> Iterator[Requirement]:
     for text in texts:
-        try:
+        # Old metadata, or nonsense: the resolver could not read it either.
+        with suppress(InvalidRequirement, RecursionError):
             yield Requirement(text)
-        except (InvalidRequirement, RecursionError):
-            continue  # old metadata, or nonsense: the resolver could not read it either
 
 
 def _applies(requirement: Requirement, extra: str, environment: Mapping[str, str]) -> bool:

@@ -30,8 +30,6 @@ from ..lock.indexes import strip_credentials
 from ..pack.bundle_file import ChosenBundle, find_imported_lock, open_bundle
 from .package_metadata import clean
 
-# --- The files of models, data sets and other assets in a bundle, with their digests -------------
-
 _PREFIX = "assets/"  # where assets that are no repository of a hub lie in an environment
 
 

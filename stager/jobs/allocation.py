@@ -15,8 +15,6 @@ from ..config.job_settings import JobOptions, SettingRow, SlurmOptions, join_nod
 from ..config.load import Config
 from ..core.errors import ConfigError
 
-# --- The hosts of a job without Slurm: named by an option, by the batch system, or by the settings
-
 _NODE_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE")
 """Variables with the path of a file that has a line for each slot of a job of PBS, LSF or OAR."""
 _SLOTS = re.compile(r"(max[-_]?)?(slots|cpus?|ncpus)=\d+", re.IGNORECASE)
@@ -40,10 +38,6 @@ def find_hosts(options: JobOptions, config: Config, env: Mapping[str, str]) -> H
     """Return the hosts that are named; None if none are.
 
     An option counts more than the job that this runs in, and that more than the settings.
-
-    Raises:
-        ConfigError: a list of hosts cannot be read, or names one twice; or an option names hosts,
-            and the site has fixed them.
     """
     if options.hosts and options.host_file:
         raise ConfigError(
@@ -173,7 +167,6 @@ _USED = ("nodes", "cpus_per_task")  # options that a job keeps to within what it
 
 
 def _is_within(name: str, asked: str, there: str) -> bool:
-    """Return whether an option's value fits that of the variable in an allocation."""
     if name == "mem":
         return _read_megabytes(asked) == _read_megabytes(there)
     if name == "nodelist":
@@ -206,19 +199,14 @@ def list_options_without_slurm(options: JobOptions, where: Allocation) -> Iterat
 
 
 def check_options_inside(options: JobOptions, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note about the options that have no effect in this allocation.
-
-    Raises:
-        ConfigError: options that contradict the allocation; all of them are named.
-    """
+    """Yield a note about the options that have no effect here; refuse those that contradict."""
     wrong, ignored = [], []
     for name, row in _list_given_rows(options).items():
-        variable = row.variable
-        asked, there = getattr(options, name), env.get(variable, "")
+        asked, there = getattr(options, name), env.get(row.variable, "")
         if not there:
             ignored.append(row.option)
         elif not _is_within(name, asked, there):
-            wrong.append(f"{row.option} {asked}: this allocation has {there} ({variable})")
+            wrong.append(f"{row.option} {asked}: this allocation has {there} ({row.variable})")
     job = env.get("SLURM_JOB_ID", "")
     if wrong:
         raise ConfigError(

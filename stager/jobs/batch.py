@@ -24,15 +24,13 @@ from ..core.processes import CommandError, run, run_with_input
 from ..core.store import Store
 from ..logs.job_files import LogFile, list_job_files
 from ..logs.job_record import parse_event
-from ..logs.lines import LogReader
+from ..logs.lines import LogReader, read_last_lines
 from ..pack.bundle_file import node_program, read_manifest
 from ..slurm import messages
 from ..slurm.request import make_request
 from .driver import OnEvent
 from .outcome import Outcome, make_submitted_job
 from .preparation import Prepared
-
-# --- The output of a batch job's ranks, read from their logs while somebody waits for the job ----
 
 OUTPUT_SECONDS = 2.0
 """Time between two looks: the directory may be large, and on a shared file system."""
@@ -93,9 +91,7 @@ class Submission(NamedTuple):
     """A batch job that only has to be submitted."""
 
     argv: tuple[str, ...]
-    """The command; it reads the script."""
     environment: Mapping[str, str]
-    """The variables of the command, and so of the job."""
     script: str
 
 
@@ -104,7 +100,6 @@ class Submitted(NamedTuple):
 
     job_id: str
     cluster: str = ""
-    """The cluster, where there are several."""
     older: os.stat_result | None = None
     """The event log of this number from before it was submitted: another job's; None for none."""
 
@@ -119,8 +114,8 @@ def make_submission(
 ) -> Submission:
     """Return the batch script of a job, and the command that would submit it.
 
-    ``embed`` puts the node program into the script, which makes it 60 times as large; None does so
-    where the bundle lies on no shared file system, so that nodes may not see it.
+    ``embed`` puts the node program into the script, 60 times its size; None does so where nodes may
+    not see the bundle.
     """
     from ..slurm import batch_script
 
@@ -145,10 +140,7 @@ def make_submission(
 
 
 def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitted:
-    """Hand the script to Slurm, as soon as its controller answers.
-
-    It is handed over again only where Slurm has certainly not received it before.
-    """
+    """Hand the script to Slurm; again only where Slurm has certainly not received it before."""
     from bundle.driver.transports.slurm import ControllerWait
 
     older = {path.name: path.stat() for path in log_dir.glob(log_names.make_events_name("*"))}
@@ -205,10 +197,6 @@ def follow(
     """Wait for the job's end, and pass on its events and its ranks' output as they arrive.
 
     An interrupt ends the wait and not the job, as with ``sbatch --wait``.
-
-    Raises:
-        JobError: it ended without a result; the message has Slurm's reason.
-        KeyboardInterrupt: the user does not want to wait any more.
     """
     log_dir, job_id = Path(outcome.job.log_dir), submitted.job_id
     log = log_dir / log_names.make_events_name(job_id)
@@ -274,7 +262,6 @@ def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], 
 
 
 def _query_state(submitted: Submitted) -> str | None:
-    """Return the job's state in the queue; empty if it has left it, None without an answer."""
     try:
         printed = submitted.ask(
             "squeue", "--noheader", f"--jobs={submitted.job_id}", "--format=%T %r"
@@ -310,15 +297,8 @@ def _explain_missing_result(submitted: Submitted, job: Job, facts: Mapping[str, 
     return JobError(
         f"job {submitted.job_id} left no result: {', '.join(words)}",
         hint=f"its log is {log}" + ("" if log.exists() else f" on the node it ran on. {_SHARED}"),
-        context=_read_tail(log),
+        context=read_last_lines(log, 15),
     )
-
-
-def _read_tail(log: Path) -> list[str]:
-    try:
-        return log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-    except OSError:
-        return []
 
 
 class _EventLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -12,8 +13,6 @@ from bundle.protocol.enumerations import Backend
 
 from ..config import checks
 from ..core.errors import ConfigError
-
-# --- The launchers of Python programs: their options as they read them, and what becomes of them
 
 # torchrun: ``torch/distributed/run.py`` of torch 2.13; accelerate: ``commands/launch.py`` of 1.15;
 # uv: ``uv run --help`` of 0.13. Options of accelerate that configure the training itself
@@ -37,10 +36,7 @@ class Option(NamedTuple):
 def read_options(
     program: str, table: Mapping[str, Option], words: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Split a launcher's arguments into its options and what it launches.
-
-    Options have their values by name, in the order of the command; empty for those that take none.
-    """
+    """Split a launcher's arguments into its options, with their values, and what it launches."""
     given: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
@@ -56,7 +52,6 @@ def read_options(
 
 
 def _read_value(shown: str, option: Option, word: str, rest: list[str]) -> str:
-    """Return an option's value, for which a word may be taken from the rest; empty for none."""
     if option.refused:
         raise ConfigError(f"{shown}: {option.refused}")
     is_long = word.startswith("--")
@@ -145,22 +140,17 @@ _SET_BY_STAGER = "stager sets it itself where it starts torchrun on each node"
 _BIND = "bind through Slurm, with [cluster] salloc-args"
 
 
-def _values(names: str, why: str = "") -> dict[str, Option]:
+def _values(
+    names: str, why: str = "", *, takes_value: bool = True, is_number: bool = False
+) -> dict[str, Option]:
     """Return options with a value, which are dropped if there is a reason; ``tee/t`` is short."""
-    return _make_options(names, Option(takes_value=True, dropped=why))
-
-
-def _numbers(names: str, why: str) -> dict[str, Option]:
-    return _make_options(names, Option(takes_value=True, is_number=True, dropped=why))
-
-
-def _flags(names: str, why: str = "") -> dict[str, Option]:
-    return _make_options(names, Option(dropped=why))
-
-
-def _make_options(names: str, option: Option) -> dict[str, Option]:
+    option = Option(takes_value, is_number, dropped=why)
     pairs = (name.partition("/") for name in names.split())
     return {name: option._replace(short=short) for name, _, short in pairs}
+
+
+_numbers = partial(_values, is_number=True)
+_flags = partial(_values, takes_value=False)
 
 
 TORCHRUN: dict[str, Option] = {
@@ -180,7 +170,6 @@ TORCHRUN: dict[str, Option] = {
 }
 
 LAUNCH: dict[str, Option] = {**TORCHRUN, "use-env": Option()}
-"""Of ``torch.distributed.launch``, the older name."""
 
 ACCELERATE: dict[str, Option] = {
     **_values("num-processes num-machines max-restarts mixed-precision dynamo-backend"),
@@ -287,8 +276,6 @@ def refuse_program(command: Sequence[str]) -> None:
         raise ConfigError(f"{shown} cannot be converted: {why}", hint=EXAMPLE)
 
 
-# --- Conversion of a command for one machine into the settings of a job on several ---------------
-
 # ``python -m torch.distributed.run --nproc_per_node=8 train.py``, ``torchrun``, ``uv run``,
 # ``accelerate launch``: each names the script, the ranks of a machine, and much about that machine
 # which a job decides by itself. A note names each option that is left out.
@@ -305,7 +292,6 @@ _LAUNCHER_MODULES = {
     _OLD_TORCHRUN: _OLD_TORCHRUN,
     "accelerate.commands.launch": "accelerate-launch",
 }
-"""Modules that are launchers, each with its program."""
 
 
 class Converted(NamedTuple):
@@ -317,7 +303,6 @@ class Converted(NamedTuple):
     nnodes: tuple[int, int] | None = None
     """Fewest and most nodes; None for one node too, as every command for one machine has that."""
     max_restarts: int | None = None
-    """The number of times that torchrun starts failed ranks again."""
     backend: Backend | None = None
     notes: tuple[str, ...] = ()
     """A line for each option that was left out, with the reason; without values of variables."""
@@ -332,8 +317,12 @@ def convert(command: Sequence[str]) -> Converted:
         )
     words, notes = _strip_variables(command)
     if words and PurePath(words[0]).name == "uv":
-        words, more = _strip_uv(words[1:])
-        notes += more
+        before, rest = read_options("uv", UV_RUN, words[1:])
+        if rest[0] != "run":
+            raise ConfigError("uv: only `uv run` starts a program", hint=EXAMPLE)
+        given, rest = read_options("uv run", UV_RUN, rest[1:])
+        words = list(_join_script(given, rest))
+        notes += list_dropped_options("uv run", UV_RUN, {**before, **given})
     if words and is_python(PurePath(words[0]).name):
         words, more = _strip_python(words)
         notes += more
@@ -435,7 +424,6 @@ def _join_script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ..
 
 
 def _read_nproc(program: str, text: str | None, notes: list[str]) -> int | str | None:
-    """Return the ranks of a node: a number, or one of torchrun's words."""
     one_a_gpu = "one rank for each GPU, and one on a node without GPUs"
     if text is None or text in ("gpu", "cpu", "auto"):
         if text == "auto":
@@ -466,7 +454,6 @@ def _read_nnodes(program: str, name: str, text: str, notes: list[str]) -> tuple[
 
 
 def _read_number(program: str, name: str, text: str | None, least: int) -> int | None:
-    """Return a whole number; None for none."""
     if text is None:
         return None
     digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
@@ -494,15 +481,6 @@ def _strip_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
         f" `export {name}=...`; your variables reach the ranks, secrets by --pass-env {name}"
         for name in names
     ]
-
-
-def _strip_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    before, rest = read_options("uv", UV_RUN, arguments)
-    if rest[0] != "run":
-        raise ConfigError("uv: only `uv run` starts a program", hint=EXAMPLE)
-    given, words = read_options("uv run", UV_RUN, rest[1:])
-    notes = list_dropped_options("uv run", UV_RUN, {**before, **given})
-    return list(_join_script(given, words)), notes
 
 
 def _split_python_options(

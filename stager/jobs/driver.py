@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from .outcome import SubmittedJob
 
 
-# --- Whoever hears of the progress of a job: a console, or a Python program ----------------------
-
-
 class JobListener(Listener, Protocol):
     """Receives the progress of a job, besides that of a build."""
 
@@ -105,13 +102,7 @@ class DriverStart(NamedTuple):
 def run_driver(
     outcome: Outcome, config: Config, start: DriverStart, on_event: OnEvent, on_talk: OnTalk
 ) -> None:
-    """Start the driver and follow it to its end.
-
-    Raises:
-        JobError: the driver ended without a result.
-        StagerError: Slurm did not allocate nodes.
-        BundleError: the bundle is damaged.
-    """
+    """Start the driver and follow it to its end."""
     store = Store(offline_root(config))
     asked = outcome.job.bundle_id
     program = find_compiled_program(node_program(outcome.bundle, store, asked), store)

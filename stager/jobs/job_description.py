@@ -33,9 +33,6 @@ from ..core.files import expand_home
 from ..core.store import keep_out_of_projects
 from ..logs.job_files import DEFAULT_LOG_DIR
 
-# --- The settings as the command line changes them -----------------------------------------------
-
-
 _SECTIONS = ("project", "cluster", "launch")  # the tables that have settings which options change
 
 
@@ -154,19 +151,12 @@ def _explain_unwritable(log_dir: Path, exc: OSError) -> StagerError:
 # --- The job that the far side gets, made from settings, options and a bundle --------------------
 
 _SENDING = (TransferWay.RELAY, TransferWay.SBCAST)
-"""The ways that send the bundle from one machine to another."""
 
 
 def make_job(
     config: Config, options: JobOptions, bundle: Path, manifest: Manifest, action: Action
 ) -> Job:
-    """Return the job as the far side gets it.
-
-    Raises:
-        ConfigError: there is nothing to run, or a value that this allocation cannot do, or a
-            directory that its container could not have.
-        StagerError: the log directory cannot be written.
-    """
+    """Return the job as the far side gets it, and make its log directory."""
     settled = apply_options(config, options)
     allocation = Allocation(options.allocation)
     least, most = settled.cluster.nodes
@@ -248,37 +238,29 @@ def _check_transfer(
     is_local = allocation is Allocation.LOCAL
     absent = (*_SENDING, Stage.ALWAYS) if is_local else (TransferWay.SBCAST,)
     for option, value in (("--stage", options.stage), ("--transfer", options.transfer)):
-        if value not in absent:
-            continue
-        if is_local:
+        if value in absent:
+            why = "only Slurm has sbcast, and these hosts are reached over ssh"
+            if is_local:
+                why = "nothing is sent in a local allocation, whose nodes are all this machine"
             raise ConfigError(
-                f"{option} {value}: nothing is sent in a local allocation, whose nodes are all this"
-                " machine",
+                f"{option} {value}: {why}",
                 hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
             )
-        raise ConfigError(
-            "--transfer sbcast: only Slurm has sbcast, and these hosts are reached over ssh",
-            hint="leave it out: the hosts pass the bundle on to each other",
-        )
     if options.container_image or not is_local:
-        _refuse_pyxis(cluster.container_image, options, is_local=is_local)
+        _refuse_pyxis(cluster.container_image)
     transfer = TransferWay.AUTO if cluster.transfer in absent else cluster.transfer
     stage = Stage.AUTO if cluster.stage in absent else cluster.stage
     return replace(cluster, transfer=transfer, stage=stage)
 
 
-def _refuse_pyxis(image: str | None, options: JobOptions, *, is_local: bool) -> None:
-    if not image or image.endswith((".sif", "/")):
-        return
-    why, asked = "these hosts are reached over ssh", f"container-image {image}"
-    if is_local:
-        why = "this job runs on this machine, without Slurm"
-        asked = f"--container-image {options.container_image}"
-    raise ConfigError(
-        f"{asked}: Slurm's pyxis plugin starts such containers, and {why}",
-        hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
-        "starts",
-    )
+def _refuse_pyxis(image: str | None) -> None:
+    if image and not image.endswith((".sif", "/")):
+        raise ConfigError(
+            f"container-image {image}: Slurm's pyxis plugin starts such containers, and this job "
+            "runs without Slurm",
+            hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
+            "starts",
+        )
 
 
 def _refuse_unbindable(*folders: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeGuard
 
 from bundle.protocol import log_names
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Launcher, PhaseName
 from bundle.protocol.events import (
     AttemptBegins,
@@ -33,8 +35,6 @@ from ..core.files import open_regular
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.job_files import list_job_files
 from ..logs.job_record import JobRecord
-
-# --- The figures of a training job, which its program wrote into its outputs ---------------------
 
 # The program may write anything there: only a regular file is read, and of its content only finite
 # numbers under ordinary names are taken.
@@ -114,15 +114,14 @@ def _read(path: Path) -> dict[str, float]:
     except (OSError, ValueError, RecursionError):
         return {}
     figures = raw.items() if isinstance(raw, dict) else ()
-    return {name: value for name, value in figures if _NAME.fullmatch(name) and _is_finite(value)}
+    return {name: value for name, value in figures if _NAME.fullmatch(name) and is_number(value)}
 
 
-def _is_finite(value: object) -> bool:
+def is_number(value: object, largest: float = sys.float_info.max) -> TypeGuard[float]:
+    """Return whether a value of JSON is a number that is not infinite, and no larger than this."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    with suppress(OverflowError):
-        return math.isfinite(value)
-    return False
+    return abs(value) <= largest  # NaN is not
 
 
 # --- The outcome of a job, as its events come ----------------------------------------------------
@@ -181,10 +180,7 @@ class Outcome(JobRecord):
 
     @property
     def spent(self) -> dict[str, float]:
-        """Seconds of each phase; ``launch`` ends as ranks run on all nodes, and ``train`` begins.
-
-        They are one phase where the driver has not told when the ranks started.
-        """
+        """Seconds of each phase; ``launch`` ends when all nodes run ranks, and ``train`` begins."""
         spent: dict[str, float] = {}
         waited = self._find_launch_seconds()
         for name, seconds in self.end.seconds.items():
@@ -195,7 +191,6 @@ class Outcome(JobRecord):
         return spent
 
     def _find_launch_seconds(self) -> float | None:
-        """Return the time from the launch to the last node's start; None where it is not known."""
         begun: float | None = None
         started: dict[str, float] = {}
         for record in self.records:
@@ -210,10 +205,7 @@ class Outcome(JobRecord):
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """Its diagnosis, made once when it has ended; None for a job that ended well.
-
-        For a job that its user ended this is what had failed before.
-        """
+        """Its diagnosis, made once when it has ended; None for a job that ended well."""
         if self.ok:
             return None
         # Imported only where something failed: it takes a while.
@@ -242,7 +234,6 @@ class NodeCheck:
     node: str
     ok: bool
     python: str
-    """The version of Python; empty if it was not reached."""
     packages: dict[str, str | None]
     origin_ok: bool
     interface: str
@@ -261,24 +252,17 @@ class JobResult:
     job_id: str
     bundle: Path
     id: str
-    """The bundle's id."""
     log_dir: Path
     seconds: dict[str, float]
-    """Duration of each phase."""
     send_seconds: float | None
     """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
     unpack_seconds: float | None
     """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
     bytes_broadcast: int
-    """Bytes sent to the nodes."""
     left_out: tuple[str, ...]
-    """Nodes that the job went on without."""
     ended_by: str
-    """The reason why Slurm ended the job; empty for none."""
     plan: TransferPlan | None
-    """The plan of the transfer; None where there was none."""
     repaired: dict[str, Problem]
-    """The damage to environments that was repaired, by node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,21 +288,16 @@ class RunResult(JobResult):
     backend: str | None
     """``gloo`` or ``nccl``; None if no ranks were started."""
     exit_codes: dict[str, int]
-    """The exit status of the ranks of each node."""
     first_failure: FirstFailure | None
     """The failure that the others follow from; None if the job ended well."""
     consequences: tuple[int, ...]
-    """Ranks that failed because of it."""
     restarts: tuple[AttemptBegins, ...]
     """The further starts of the ranks, each with the failure before it."""
     task_codes: dict[str, int]
     """The exit status of each task of the launch, by its number."""
     collected: tuple[OutputsCollected, ...]
-    """Results that were brought back."""
     trained: tuple[Figures, ...]
-    """The figures that the program has written into its outputs."""
     logs_lost: tuple[OutputLoss, ...]
-    """Output of ranks that is in no log."""
     notes: tuple[str, ...]
 
 

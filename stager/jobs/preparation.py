@@ -54,8 +54,6 @@ from .allocation import Hosts, check_options_inside, find_hosts, list_options_wi
 from .driver import DriverStart
 from .job_description import apply_options, make_job, refuse_launcher
 
-# --- The check that a job can be started: its script or module is here, or in the bundle ---------
-
 _MAX_SHOWN = 200  # characters of a name that are shown
 _SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
 _PROJECT = "project/"  # the folder of the project in an environment
@@ -145,9 +143,10 @@ def _suggest_similar(name: str, known: Collection[str]) -> str:
 
 
 def _suggest_script(path: str, staged: Collection[str]) -> str:
-    module = _entry_point_here(path)
-    if module:
-        return f"it is an entry point of pyproject.toml; start its module: -m {module}"
+    with suppress(ConfigError):
+        programs = toml.get_table(toml.read(Path("pyproject.toml")), "project", "scripts")
+        if module := str(programs.get(path, "")).partition(":")[0]:
+            return f"it is an entry point of pyproject.toml; start its module: -m {module}"
     scripts = {file for file in staged if file.endswith(".py")}
     with suppress(OSError):  # this directory was removed, or may not be read
         scripts |= {file.name for file in Path.cwd().glob("*.py")}
@@ -158,14 +157,6 @@ def _suggest_script(path: str, staged: Collection[str]) -> str:
     if " " in path:
         return "a blank is part of it: leave out the quotes around it, or the backslash before it"
     return "check the name; project.exclude and .gitignore keep files out of the bundle"
-
-
-def _entry_point_here(name: str) -> str:
-    """Return the module of a program that the project here would install; empty for no such."""
-    with suppress(ConfigError):
-        scripts = toml.get_table(toml.read(Path("pyproject.toml")), "project", "scripts")
-        return str(scripts.get(name, "")).partition(":")[0]
-    return ""
 
 
 def _is_here(name: str) -> bool:
@@ -196,7 +187,6 @@ class Prepared(NamedTuple):
     """A job that only has to be started."""
 
     config: Config
-    """The settings, with the command line's options in them."""
     bundle: Path
     source: Source
     job: Job
@@ -209,13 +199,9 @@ def load_project(
     start: Path | None = None,
     command: Sequence[str] = (),
 ) -> Config:
-    """Return the settings for a directory, or those of a script where it has none.
+    """Return the settings for a directory, or those of the command's script (PEP 723).
 
-    Args:
-        bundle: a bundle named by its path; a folder without settings will do then.
-        asked: a bundle named by its id; the same.
-        start: a settings file, or the folder from which to look for one; None for this directory.
-        command: the job's; a script in it may bring its own settings (PEP 723).
+    With a bundle named by its path or id (``asked``), a folder without settings will do.
     """
     start = start or Path.cwd()
     if find(start) is None:
@@ -240,8 +226,7 @@ def get_current_bundle(
 ) -> tuple[Path, Manifest]:
     """Return the bundle that is named, else the project's newest, made current if need be.
 
-    ``asked`` is the id it must have, or its first digits; without a file it is looked up in the
-    store and taken as it is.
+    ``asked`` is the id it must have, or its first digits.
     """
     if bundle is not None or asked:
         return get_named_bundle(config, bundle, asked)
@@ -397,9 +382,8 @@ def _use_staged_script(config: Config, options: JobOptions) -> JobOptions:
     command = options.command or config.project.command
     if not command or config.project.path is None:
         return options
-    return replace(
-        options, command=(make_project_path(command[0], config.project.path), *command[1:])
-    )
+    script = make_project_path(command[0], config.project.path)
+    return replace(options, command=(script, *command[1:]))
 
 
 def make_driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
@@ -410,7 +394,7 @@ def make_driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart
 
     asked = request.make_request(prepared.config, env, prepared.job.bundle_id)
     return DriverStart(
-        argv=request.make_salloc_argv(asked, ()),
+        argv=request.make_salloc_argv(asked),
         environment=make_submit_environment(env, prepared.job.launch.pass_env),
     )
 

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from bundle.launch.wrapper import is_own_file
 from bundle.node.machine import host_facts, kernel_driver
 from bundle.protocol.codec import decode
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action, FailureClass, Launcher
 from bundle.protocol.events import JobEnds
 from bundle.protocol.messages import FailureRecord, PreflightAnswer
@@ -48,8 +48,6 @@ from ..pack.bundle_file import ChosenBundle, find_by_id, layer_paths, open_bundl
 from .driver import make_exec_argv
 from .replayed_rank import BEGUN, REQUEST
 from .stacks import read_own_job
-
-# --- The rank to run, and the reasons to run none ------------------------------------------------
 
 _OF_ONE_RANK = (
     *(FailureClass.PYTHON_ERROR, FailureClass.MISSING_ASSET, FailureClass.MISSING_MODULE),
@@ -88,10 +86,9 @@ class ReplayedRank(NamedTuple):
 
 
 def choose_rank(files: JobFiles, asked: int | None, *, is_forced: bool) -> ReplayedRank:
-    """Return the rank that is to run again: by default the one that failed first.
+    """Return the rank to run again: by default the one that failed first.
 
-    Raises:
-        StagerError: there is no such rank; or, unless ``is_forced``, a replay would show nothing.
+    Refused are ranks that are not there and, unless ``is_forced``, those that would show nothing.
     """
     job, record = read_own_job(files, "only of those are the environment and the command known")
     _refuse_without_ranks(files, job, record)
@@ -307,11 +304,9 @@ class ReplayResult:
     same: bool | None
     """Whether it failed as it had in the job; null where it had not, or has not begun here."""
     verdict: str
-    """The same in words."""
     expected: str
     """The failure of this rank in the job; empty for none."""
     failure: str
-    """That of the replay; empty for none."""
     work_dir: str
     """The directory with what the program has written; empty where that is nothing."""
 
@@ -427,12 +422,11 @@ def describe_place(record: FailureRecord, folders: Sequence[str]) -> str:
 
 
 def _compare(expected: str, failure: str) -> str:
-    if not failure:
-        return f"it did not fail here{f'; in the job: {expected}' if expected else ''}"
-    if failure == expected:
+    if failure and failure == expected:
         return f"the same failure: {failure}"
+    here = f"another failure: {failure}" if failure else "it did not fail here"
     in_job = f"in the job: {expected}" if expected else "it did not fail in the job"
-    return f"another failure: {failure}; {in_job}"
+    return f"{here}; {in_job}" if failure or expected else here
 
 
 def _has_written(work: Path, begun: Path) -> bool:

@@ -32,7 +32,6 @@ REQUEST, BEGUN = "replay.json", "begun"
 FAKE = "fake"  # PyTorch's backend of a group that has no other member
 _STORE_SECONDS = 10.0  # a wait for a key that another rank would have set
 _INIT = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
-"""The parameters of ``init_process_group``, in order."""
 
 
 def main(argv: list[str]) -> int:
@@ -80,9 +79,6 @@ def place_project(source: str, tree: str, *, is_linked: bool) -> None:
                     target.symlink_to(folder / entry)
                 else:
                     shutil.copy2(folder / entry, target, follow_symlinks=False)
-
-
-# --- A process group of one process that plays one of its ranks ----------------------------------
 
 
 def fake_process_groups(groups: ModuleType) -> None:

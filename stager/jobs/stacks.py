@@ -27,8 +27,6 @@ from ..diagnosis.failure import format_hang, format_ranks, name_file
 from ..logs.job_files import JobFiles, KeptJob, format_time
 from ..logs.job_record import JobRecord, read_events
 
-# --- The question to a job's driver, and its answer ----------------------------------------------
-
 WAIT_SECONDS = 50.0
 """An answer takes five seconds: the driver asks the nodes twice within three. A node that does not
 answer takes 20 s each time, and its ranks are shown without stacks."""
@@ -47,12 +45,7 @@ class FoundStacks(NamedTuple):
 def find_stacks(
     files: JobFiles, say: Callable[[str], None], seconds: float = WAIT_SECONDS
 ) -> FoundStacks:
-    """Ask the driver of a running job where its ranks are; return the last answer of another.
-
-    Raises:
-        StagerError: the job cannot be asked, its driver does not answer within these seconds, or
-            the job has ended without an answer.
-    """
+    """Ask the driver of a running job where its ranks are; return the last answer of another."""
     job, record = read_own_job(files, "only of those can the ranks be asked")
     if record.result is not None:
         last = read_stacks(files)
@@ -105,9 +98,8 @@ def _ask_driver(files: JobFiles, job: KeptJob, seconds: float) -> JobStacks:
     answer = read_stacks(files) if is_answered else None
     if answer is not None and answer != before:
         return answer
-    what = f"not answered within {seconds:.0f} s"
-    if is_answered:
-        what = "removed the request without an answer"
+    late = f"not answered within {seconds:.0f} s"
+    what = "removed the request without an answer" if is_answered else late
     raise StagerError(
         f"the driver of job {files.job_id} has {what}",
         hint=f"see whether the job still runs (`squeue -j {files.job_id}` for one of Slurm's), and "
@@ -154,18 +146,13 @@ _STATES = {
     "D": "is held by the kernel, as for a file or a device",
     **dict.fromkeys(("Z", "X", ""), "has ended"),
 }
-"""The states of processes that say something, in words."""
 _PACKAGE = re.compile(
     r"(?:^<(?:frozen )?|-packages/|/lib(?:64)?/python3[\d.]*/(?!(?:site|dist)-packages/))(\w+)"
 )
-"""The package of a frame that is not the program's own."""
 
 
 def group_ranks(stacks: JobStacks) -> list[tuple[str, RankState]]:
-    """Return the ranks that are at the same place, in words, and the state of the first of them.
-
-    The smaller groups come first: an outlier is at the top.
-    """
+    """Return the ranks at the same place, in words, and the state of one; small groups first."""
     placed = [(state.rank, node, state) for node, some in stacks.nodes.items() for state in some]
     groups: dict[object, list[tuple[int, str, RankState]]] = {}
     for one in sorted(placed, key=lambda one: one[0]):
@@ -190,10 +177,7 @@ def _get_place(state: RankState) -> tuple[object, ...]:
 
 
 def describe_stacks(found: FoundStacks, *, is_full: bool = False) -> Iterator[str]:
-    """Yield the verdict, then each group of ranks, in lines of 80 columns.
-
-    ``is_full`` shows all frames of all threads.
-    """
+    """Yield the verdict, then each group of ranks; ``is_full``: all frames of all threads."""
     stacks = found.stacks
     if stacks.hang is not None:
         yield from (*_wrap(format_hang(stacks.hang)), "")
@@ -245,7 +229,6 @@ def _list_bad(state: RankState) -> list[ProcessState]:
 
 
 def _describe_collectives(state: RankState) -> str:
-    """Return the operations that a rank is in, else the last one that it was in."""
     entered = [group for group in state.groups if group.enqueued >= 0]
     inside = [group for group in entered if group.enqueued > group.completed]
     if inside:

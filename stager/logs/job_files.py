@@ -8,17 +8,16 @@ import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from bundle.protocol import log_names
 from bundle.protocol.codec import decode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action, LogMode
 
 from ..core.errors import StagerError
 from ..core.files import expand_home, read_bytes
-
-# --- A job's description, ``job.json``, as a driver of whatever version has written it -----------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,6 @@ class KeptLaunch:
     pass_env: tuple[str, ...] = ()
     """Names of secret variables that the ranks got."""
     container_image: str = ""
-    """The image that the ranks ran in."""
     omp_num_threads: int | None = None
     nproc_per_node: int | None = None
     """None for the number of GPUs."""
@@ -150,7 +148,6 @@ class LogFile:
     attempt: int | None = None
     """The number of torchrun's restarts before it."""
     job: str = ""
-    """The number of somebody else's job."""
     own: bool = False
     """Whether only that rank (and torchrun) writes there."""
 
@@ -163,7 +160,6 @@ class JobFiles:
     job_id: str
     """The job's number; empty for a directory of somebody else's logs."""
     logs: tuple[LogFile, ...] = ()
-    """The logs, sorted by rank and name."""
     other_jobs: tuple[str, ...] = ()
     """The numbers of somebody else's older jobs, whose logs in the same directory are left out."""
 
@@ -231,11 +227,7 @@ def choose_log_dir(asked: Path | None) -> Path:
 
 
 def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
-    """Return the files of a job: by its number, a directory, or a file; None is the newest job.
-
-    Raises:
-        StagerError: there is no such job or directory, or nothing to read in it.
-    """
+    """Return the files of a job: by its number, a directory, or a file; None is the newest job."""
     if wanted and (files := _find_at_path(expand_home(wanted))):
         return files
     jobs = _list_jobs(log_dir)
@@ -272,11 +264,9 @@ def _explain_missing_job(wanted: str | None, log_dir: Path, jobs: Sequence[str])
     context = [f"the jobs in {log_dir}, the last active first:"] if listed else []
     context += [f"  {files.describe()}" for files in listed]
     if wanted is None or _NUMBER.fullmatch(wanted):
-        what = (
-            f"there are no logs of {'any job' if wanted is None else f'job {wanted}'} in {log_dir}"
-        )
+        which = "any job" if wanted is None else f"job {wanted}"
+        what = f"there are no logs of {which} in {log_dir}"
         hint = "--log-dir names another place, and a directory of logs can be given too"
-        hint = hint if jobs else f"no job has left any there; {hint}"
     else:
         what = f"there is no directory {wanted}"
         if _stat(expand_home(wanted)) is not None:
@@ -351,10 +341,7 @@ def _find_job_name(path: Path) -> str:
 
 
 def find_newest_change(folder: Path) -> float:
-    """Return when a job has last written something, in seconds since the epoch; 0.0 for none.
-
-    The empty file by which a local job claims its number does not count.
-    """
+    """Return when a job has last written (not claimed) a file, in seconds; 0.0 for none."""
     found = [_stat(path) for path in _list_entries(folder) if _find_job_name(path)]
     return max((status.st_mtime for status in found if status and status.st_size), default=0.0)
 
@@ -379,8 +366,7 @@ def list_job_files(folder: Path, job_id: str) -> JobFiles:
 def parse_log_name(path: Path, folder: Path) -> LogFile:
     """Return a log of somebody else's launcher; its name may tell its job, node and rank.
 
-    A name may begin with anything, such as ``gpt2-4711.out``: a word with a number is a node only
-    behind the job's number, or if nothing but hosts is called so.
+    A word with a number is a node only behind the job's number, or if only hosts are called so.
     """
     shown = path.relative_to(folder).as_posix()
     if named := _NODE_AND_TASK.fullmatch(path.name):
@@ -478,8 +464,7 @@ def _list_entries(folder: Path) -> list[Path]:
 def resolve_output(path: Path, files: JobFiles, what: str) -> Path:
     """Return the path that a file is written to; a link stays one, and its target is renewed.
 
-    Raises:
-        StagerError: a device or a pipe lies there, or one of the job's own files.
+    Refused are devices and pipes, and the job's own files.
     """
     place = Path(os.path.realpath(path))  # unlike resolve(), it takes a loop of links as it is
     of_driver = (files.events, files.job, files.order, files.stacks)

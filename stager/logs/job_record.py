@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from time import time
 from typing import TypeVar
 
 from bundle.protocol.codec import AnyText, decode, encode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import LogMode, PhaseName
 from bundle.protocol.events import (
     PRINTED_ONLY,
@@ -31,8 +32,6 @@ from bundle.system import permissions
 from ..core.errors import StagerError
 from ..core.files import open_regular, replace_file
 from . import job_files
-
-# --- The events of a job, live or from the file that its driver keeps ----------------------------
 
 _Kind = TypeVar("_Kind")
 
@@ -132,10 +131,7 @@ def read_events(path: Path) -> JobRecord:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield every event of a file; none if there is no such file.
-
-    A line that is no event, such as the last of a driver that was killed, is skipped.
-    """
+    """Yield every event of a file; skip a line that is none, as a killed driver leaves."""
     with suppress(OSError), open_regular(path) as handle:
         yield from filter(None, map(parse_event, handle))
 
@@ -160,7 +156,6 @@ class Refused:
     """A command that failed before its job began."""
 
     command: str
-    """``verify`` or ``run``."""
     time: float
     """When it failed, in seconds since the epoch."""
     message: AnyText

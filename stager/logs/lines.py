@@ -13,11 +13,11 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import NamedTuple
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, Prefilter, catalogue, match_line
@@ -32,8 +32,6 @@ from .prefixes import (
     show_block_as_terminal,
     show_line,
 )
-
-# --- The times of a log's lines: from the driver's order of pieces, or from their own stamps -----
 
 _CLOCK = re.compile(
     rb"(?<!\d)(?P<hour>\d\d?):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d+))?"
@@ -152,7 +150,6 @@ def read_year(path: Path) -> int:
 # --- The lines that may belong to errors, so that no others of long logs need be read ------------
 
 WORDS = ("error", "fatal", "critical", "exception", "panic", "slurmstepd:", "srun:")
-"""Texts of which a line about an error has at least one, in any case."""
 _DIGITS = b"0123456789"
 _CLOSING = re.compile(r"[A-Za-z_][\w.]*(?::|\s*$)")
 """The beginning of the line that ends a traceback: the exception, which is not indented."""
@@ -271,8 +268,11 @@ class LogReader:
         """
         while raws := self._read_block(whole):
             sizes = [*map(len, raws)]
-            if self._pieces:  # no stamp is looked for
-                raws = [*map(_drop_overwritten, raws)]
+            if self._pieces:  # no stamp is looked for: of hours of a progress bar the last will do
+                raws = [
+                    raw if len(raw) < _BLOCK else raw[raw.rstrip(b"\r\n").rfind(b"\r") + 1 :]
+                    for raw in raws
+                ]
             wanted: Collection[int] = range(len(raws))
             if self._suspects is not None:
                 wanted, self._open = self._suspects.pick(raws, self._open)
@@ -311,11 +311,6 @@ class LogReader:
         if marked := _MARK.match(text):
             rank, text = int(marked[1]), text[marked.end() :]
         return Line(self._time, self.log.path, self._number, text, node, rank)
-
-
-def _drop_overwritten(raw: bytes) -> bytes:
-    """Return only the last state of a progress bar that grew for hours; other lines as they are."""
-    return raw if len(raw) < _BLOCK else raw[raw.rstrip(b"\r\n").rfind(b"\r") + 1 :]
 
 
 def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:
@@ -375,11 +370,7 @@ _LONGEST_TRACE = 200
 
 
 def select_errors(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the lines that belong to errors.
-
-    A traceback is one thing: it comes whole, at its last line's time. Lines that are equal but for
-    numbers are shown for the first rank that has them, and counted for the others.
-    """
+    """Yield the lines that belong to errors: a traceback as a whole, equal ones once."""
     open_traces: dict[tuple[object, ...], _Trace] = {}
     seen: collections.Counter[str] = collections.Counter()
     for line in lines:
@@ -481,11 +472,7 @@ class LineFilter(NamedTuple):
 
 
 def merge_logs(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
-    """Return all chosen lines, by time.
-
-    Raises:
-        StagerError: no log is of such a rank or node.
-    """
+    """Return all chosen lines, by time; refuse a rank or node that no log is of."""
     logs = wanted.select_logs(files)
     # A file of no rank may contain lines of several.
     if not any(log.rank is not None or not wanted.ranks or not log.own for log in logs):
@@ -511,8 +498,7 @@ def follow_logs(
 ) -> Iterator[Line]:
     """Return the chosen lines that exist, then those that are added, until the job has ended.
 
-    Lines that are added at about the same time may be out of order by half a second. Somebody
-    else's logs have no visible end: they are followed for as long as somebody reads.
+    Those that are added at about the same time may be out of order by half a second.
     """
 
     def read() -> Iterator[Line]:
@@ -555,15 +541,11 @@ def _explain_missing_log(files: JobFiles) -> StagerError:
     return StagerError(what, hint=hint)
 
 
-# --- The result of ``stager logs`` ---------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class MergedLines:
     """The result of ``stager logs``."""
 
     job_id: str
-    """The job; empty where files have no number."""
     lines: tuple[Mapping[str, object], ...]
     """Each with ``time``, ``node``, ``rank``, ``file``, ``line`` and ``text``; null: unknown."""
 

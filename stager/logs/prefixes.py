@@ -165,7 +165,6 @@ class ParsedLine(NamedTuple):
     """What names its writer: each group of the patterns above, and its text."""
     rank: int | None = None
     local_rank: int | None = None
-    """The rank on its node: torchrun's ``[default3]:``."""
     task: int | None = None
     """The task of ``srun --label``: a rank, unless each task is a torchrun."""
     node: str = ""

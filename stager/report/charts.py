@@ -6,20 +6,18 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputsCollected
 
 from ..core.files import open_regular
-from ..jobs.outcome import find_output_files
+from ..jobs.outcome import find_output_files, is_number
 from ..logs.job_files import JobFiles, KeptJob
 from ..logs.job_record import JobRecord
-
-# --- The course of a training, from the ``metrics.jsonl`` files among a job's outputs ------------
 
 # ``python -m trainer`` writes one object a line: for each step ``step``, ``loss`` and
 # ``samples_per_second``, for each epoch ``step``, ``epoch``, ``avg_loss`` and ``accuracy``. Any
@@ -65,10 +63,7 @@ class Curves(NamedTuple):
 def find_curves(
     files: JobFiles, job: KeptJob, record: JobRecord
 ) -> tuple[list[Curves], list[Path]]:
-    """Return the curves of a job's training, and the files that are not this job's.
-
-    Those are older, or were changed after its end.
-    """
+    """Return the curves of a job's training, and the files that are not this job's."""
     if not files.job_id:
         mine, others = [log.path for log in files.logs if log.path.name == NAME], []
     else:
@@ -118,7 +113,6 @@ def _list_files(job: KeptJob, record: JobRecord) -> list[Path]:
 
 
 def _is_written_by(path: Path, record: JobRecord) -> bool:
-    """Return whether a file was last written while the ranks ran."""
     launches = (kept.time for kept in record.records if kept.phase == PhaseName.LAUNCH)
     begun, ended = next(launches, None), record.end_time
     try:
@@ -143,16 +137,8 @@ def _read_objects(path: Path) -> Iterator[Mapping[str, object]]:
 
 
 def _read_figures(raw: Mapping[str, object]) -> dict[str, float]:
-    """Return the finite numbers of a usual size."""
-    figures: dict[str, float] = {}
-    for name in _FIGURES:
-        value = raw.get(name)
-        # A longer integer has no float, and neither NaN nor infinity is below the limit.
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        if abs(value) < _LARGEST:
-            figures[name] = float(value)
-    return figures
+    values = ((name, raw.get(name)) for name in _FIGURES)
+    return {name: float(value) for name, value in values if is_number(value, _LARGEST)}
 
 
 # --- Lines over axes: the places of all that is drawn, and the numbers beside it -----------------
@@ -167,7 +153,7 @@ _HEIGHT, _ABOVE, _BELOW = 190, 10, 24
 _POINTS = 400  # more cannot be told apart; of each stretch the lowest and the highest are kept
 _UNITS = 1000  # of the coordinates in which a line is drawn, whatever size it then has
 _EDGE = 0.04  # a label nearer than this to an end of its axis would be cut off there
-_STEPS = (1.0, 2.0, 5.0)
+_STEPS = (1.0, 2.0, 5.0, 10.0)
 _ALIKE = 1e-9  # numbers that differ by less than this part of them are one to an axis
 
 
@@ -180,7 +166,6 @@ class LineChart:
     across: str
     points: Sequence[Point]
     dots: Sequence[tuple[Point, str]] = ()
-    """Single points on top of it, each with its text."""
     dots_are: str = ""
     above: int = _ABOVE
     plot_height: int = _HEIGHT
@@ -202,7 +187,6 @@ class LineChart:
         return (x - axis[0][0]) / (axis[-1][0] - axis[0][0])
 
     def _find_height(self, y: float) -> float:
-        """Return a place from the top of the plot down, as a share of its height."""
         _, axis = self._axes
         return 1 - (y - axis[0][0]) / (axis[-1][0] - axis[0][0])
 
@@ -336,8 +320,7 @@ def _round_step(width: float, most: int) -> float:
     """Return the smallest round step of which no more than so many are needed."""
     rough = width / most
     power = 10.0 ** math.floor(math.log10(rough))
-    fitting = (step * power for step in (*_STEPS, 10.0) if step * power >= rough * (1 - 1e-9))
-    return next(fitting)
+    return next(step * power for step in _STEPS if step * power >= rough * (1 - 1e-9))
 
 
 def _text(value: float, step: float) -> str:

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bundle.format.manifest import Layer
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 from bundle.redaction.secrets import mask_arguments
 from bundle.system import permissions
 
@@ -66,8 +67,6 @@ from .phases import (
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# --- Everything known about a job, from the files that it has left -------------------------------
-
 
 class Verdict(Enum):
     """The outcome of a job."""
@@ -91,7 +90,6 @@ class BundleContents(NamedTuple):
 
     path: str
     missing: str
-    """The reason why its parts are not known; empty where they are."""
     parts: tuple[Layer, ...] = ()
 
 
@@ -100,7 +98,6 @@ class ReportData:
     """Everything that a page about a job shows."""
 
     job_id: str
-    """The job's number; empty for somebody else's logs."""
     folder: Path
     job: KeptJob
     """The job as its driver got it, without what looks like a secret."""
@@ -180,7 +177,6 @@ def collect_report(files: JobFiles) -> ReportData:
 
 
 def _judge(files: JobFiles, record: JobRecord, diagnosis: Diagnosis | None) -> Verdict:
-    """Return the verdict of the driver's result; without one, of the job's state or its logs."""
     result = record.result
     if result is not None:
         is_the_users = result.interrupted and not result.ended_by
@@ -190,9 +186,8 @@ def _judge(files: JobFiles, record: JobRecord, diagnosis: Diagnosis | None) -> V
         state = messages.read_job_state(files.job_id, begun=record.begun)
         if state in _AT_WORK or _is_driven_here(files):
             return Verdict.RUNNING
-    verdicts = {True: Verdict.WELL, False: Verdict.FAILED}
-    ok = diagnosis.ok if diagnosis is not None else None
-    return Verdict.UNKNOWN if ok is None else verdicts[ok]
+    verdicts = {True: Verdict.WELL, False: Verdict.FAILED, None: Verdict.UNKNOWN}
+    return verdicts[diagnosis.ok if diagnosis else None]
 
 
 def _is_driven_here(files: JobFiles) -> bool:
@@ -259,15 +254,13 @@ class TimeWindow(NamedTuple):
 
 def choose_rows(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
     """Return the rows to draw: the first failure, others, and the slowest, in the job's order."""
-    ranked = sorted(
-        rows, key=lambda row: (row.node != first, not row.has_failed, -_sum_staging(row))
-    )
-    kept = {row.node for row in ranked[:_MOST]}
+
+    def order(row: NodePhases) -> tuple[bool, bool, float]:
+        staging = sum(span.seconds for span in row.spans if span.phase in STAGING)
+        return row.node != first, not row.has_failed, -staging
+
+    kept = {row.node for row in sorted(rows, key=order)[:_MOST]}
     return [row for row in rows if row.node in kept]
-
-
-def _sum_staging(row: NodePhases) -> float:
-    return sum(span.seconds for span in row.spans if span.phase in STAGING)
 
 
 def _choose_windows(job: JobPhases) -> list[TimeWindow]:
@@ -315,22 +308,13 @@ def describe_timeline(window: TimeWindow, rows: Sequence[NodePhases], first: str
 _LONGEST = 600  # characters of a text that are shown; what ranks write may have no end
 _SHOWN = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
 _SHOWN |= {0x7F: "\u2421"}
-_SHOWN |= dict.fromkeys(
-    (
-        *range(0x80, 0xA0),  # a terminal's, as escape is
-        *range(0xD800, 0xE000),  # halves of characters, which no file can hold
-    ),
-    "\ufffd",
-)
+# A terminal's, as escape is, and halves of characters, which no file can hold.
+_SHOWN |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), "\ufffd")
 _SHOWN |= {code: f"\\u{code:04x}" for code in TURNING}
 _COLUMNS = {
-    "state": "state",
-    "exit_status": "exit status",
-    "problems": "problems",
-    "python": "Python",
-    "packages": "packages",
-    "interface": "interface",
-    "address": "address",
+    **{"state": "state", "exit_status": "exit status", "problems": "problems"},
+    **{"python": "Python", "packages": "packages"},
+    **{"interface": "interface", "address": "address"},
 }
 
 
@@ -423,16 +407,11 @@ class Report:
     """True: a page that cannot be written is an error."""
     path: Path = field(metadata={"json": "report"})
     job_id: str
-    """The job it is about; empty for somebody else's logs."""
     size: int = field(metadata={"json": "bytes"})
 
 
 def write_report(files: JobFiles, output: Path | None = None) -> Report:
-    """Write the page of a job.
-
-    Raises:
-        StagerError: it cannot be written.
-    """
+    """Write the page of a job."""
     name = files.folder / f"report.{files.job_id}.html" if files.job_id else Path("report.html")
     path = (name if output is None else output).absolute()
     place = resolve_output(path, files, "the report")

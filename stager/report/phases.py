@@ -18,14 +18,9 @@ from bundle.protocol.messages import Answer, LaunchAnswer, ProbeAnswer, Started
 from ..diagnosis.process_exits import SIGNAL_NAMES, find_signal
 from ..logs.job_record import JobRecord
 
-# --- The events of a job, each with its moment ---------------------------------------------------
-
 
 def _list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
-    """Yield each event with its moment, in seconds since the epoch.
-
-    A clock that was set back while the job ran makes no phase end before it has begun.
-    """
+    """Yield each event with its moment, none before its phase: a clock may be set back."""
     begun = job.begun or 0.0
     for record in job.records:
         at = max(begun, record.time or begun)
@@ -44,9 +39,7 @@ class Node(NamedTuple):
 
     name: str
     state: str
-    """``ok``, ``failed``, ``left out`` or ``not known``."""
     exit_status: str
-    """The exit status of the ranks there, with a signal's name."""
     problems: tuple[str, ...]
     python: str
     packages: Mapping[str, str]
@@ -114,10 +107,7 @@ def _find_exit_code(name: str, answers: Sequence[Answer], result: JobEnds) -> in
 
 
 def find_differences(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
-    """Return the packages whose versions differ: the nodes by package and version.
-
-    Nodes that have said nothing of packages do not count.
-    """
+    """Return the packages whose versions differ: the nodes by package and version."""
     checked = [node for node in every if node.packages]
     different: dict[str, dict[str, list[str]]] = {}
     for package in sorted({name for node in checked for name in node.packages}):
@@ -142,7 +132,6 @@ PHASES = {
     "all_reduce": ("all-reduce", "until all ranks had exchanged data"),
     "clean": ("clean", "until old environments were gone"),
 }
-"""The phases in order, each with its title and its meaning."""
 ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
 STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
 
@@ -189,7 +178,6 @@ class JobPhases(NamedTuple):
     rows: tuple[NodePhases, ...] = ()
     begin: float = 0.0
     end: float = 0.0
-    """The moment of its end, or of the last event."""
 
     @property
     def spans(self) -> list[PhaseSpan]:

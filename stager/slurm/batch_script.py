@@ -10,12 +10,12 @@ import textwrap
 import zlib
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.driver.transports.slurm_text import CREDENTIALS
 from bundle.protocol import log_names
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import ONE_A_CPU, Job
 from bundle.redaction.secret_names import remove_secret_variables
@@ -24,8 +24,6 @@ from bundle.redaction.secrets import mask_arguments
 from ..config.job_settings import list_slurm_rows, make_key
 from ..core.errors import ConfigError
 from .request import Request
-
-# --- The batch script of a job, and how it is submitted: functions of one frozen value -----------
 
 # The script is complete. It carries the far side's program and the job's description, so that the
 # nodes need neither ``stager`` nor the login node's home directory: bash, coreutils, gzip and any
@@ -46,11 +44,9 @@ _END = "#@end"
 _TEMPLATE_ONLY = ("#@", "# shellcheck ")
 
 _ENCLOSING_JOB = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_")
-_SLURM_ITSELF = frozenset(
-    (
-        *("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_DEBUG_FLAGS"),
-        *("SLURM_JWT", "SLURM_TIME_FORMAT"),
-    )
+_SLURM_ITSELF = (
+    *("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_DEBUG_FLAGS"),
+    *("SLURM_JWT", "SLURM_TIME_FORMAT"),
 )
 """How to reach and authenticate to Slurm, and how it prints: these say nothing of a job."""
 _RANK_VARIABLES = re.compile(
@@ -77,7 +73,6 @@ class ScriptFacts:
     program: bytes
     bundle_bytes: int
     request: Request
-    """The request for nodes that the ``#SBATCH`` lines make."""
     version: str
     requeue: bool = False
     """Whether the job goes back into the queue when its time is nearly up, or a node is lost."""
@@ -88,19 +83,12 @@ class ScriptFacts:
 
     @property
     def warning_seconds(self) -> int:
-        """Seconds before its time limit at which a job that is queued again gets its signal.
-
-        Slurm may be late by up to a minute; then the ranks save, and their results are collected.
-        """
+        """Seconds before its time limit at which a job that is queued again gets its signal."""
         return _SIGNAL_DELAY_SECONDS + self.job.launch.grace_seconds
 
 
 def batch_script(facts: ScriptFacts) -> str:
-    """Return the text of the batch script: the same facts, the same text.
-
-    Raises:
-        ConfigError: a value that cannot stand in a ``#SBATCH`` line; the message names its key.
-    """
+    """Return the text of the batch script: the same facts, the same text."""
     values = _make_values(facts)
     cases = {facts.job.action.value, "embed" if facts.embed else "from_bundle"}
     if facts.requeue:
@@ -118,8 +106,9 @@ def batch_script(facts: ScriptFacts) -> str:
 
 
 def _make_values(facts: ScriptFacts) -> dict[str, str]:
-    """Return the values of the placeholders."""
     job = facts.job
+    versions = [f"python3.{minor}" for minor in range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)]
+    pythons = dict.fromkeys([*job.python_hints, "python3", *versions, "python"])
     return {
         "directives": "\n".join(_make_directives(facts)),
         "purpose": "\n".join(_make_purpose(facts)),
@@ -132,7 +121,7 @@ def _make_values(facts: ScriptFacts) -> dict[str, str]:
         "log_dir": shlex.quote(job.log_dir.rstrip("/")),
         "log_umask": "027" if job.log_mode is LogMode.GROUP else "077",
         "program_sha256": hashlib.sha256(facts.program).hexdigest(),
-        "pythons": "\n".join(f"    {shlex.quote(python)}" for python in _list_pythons(job)),
+        "pythons": "\n".join(f"    {shlex.quote(python)}" for python in pythons),
         "most_restarts": str(MOST_RESTARTS),
         # ASCII, one field a line. It holds only the names of secret variables. The command is
         # complete, whatever it holds, as nothing else tells the driver what to run: Slurm shows a
@@ -143,7 +132,6 @@ def _make_values(facts: ScriptFacts) -> dict[str, str]:
 
 
 def _make_purpose(facts: ScriptFacts) -> Iterator[str]:
-    """Yield lines that say what the job does, for the comment block."""
     job, (least, most) = facts.job, facts.request.nodes
     nodes = (
         f"{least} to {format_count(most, 'node')}" if least < most else format_count(most, "node")
@@ -156,13 +144,9 @@ def _make_purpose(facts: ScriptFacts) -> Iterator[str]:
     does = f"runs {ranks} on {nodes}, from each node's own disk ({job.launch.launcher})."
     if job.action is not Action.RUN:
         does = f"checks that {nodes} can run the bundle; nothing is launched."
-    for line in textwrap.wrap(
-        f"{_escape_line(job.name)}: {does}",
-        _COLUMNS - 2,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ):
-        yield f"# {line}"
+    text = f"{_escape_line(job.name)}: {does}"
+    wrapper = textwrap.TextWrapper(_COLUMNS - 2, break_long_words=False, break_on_hyphens=False)
+    yield from (f"# {line}" for line in wrapper.wrap(text))
 
 
 def _list_facts(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
@@ -194,11 +178,10 @@ def _escape_line(text: str) -> str:
 
 
 def make_submit_argv(facts: ScriptFacts) -> list[str]:
-    """Return the command that submits the script from its standard input and prints the job's id.
+    """Return the command that submits the script and prints ``ID`` or ``ID;CLUSTER``.
 
-    Its output is ``ID`` or ``ID;CLUSTER``. The options that users and sites like to set in
-    variables (``SBATCH_PARTITION``...) are repeated: variables win over a script's lines, and the
-    command line over both.
+    The options that users and sites like to set in variables (``SBATCH_PARTITION``...) are
+    repeated: variables win over a script's lines, and the command line over both.
     """
     argv = ["sbatch", "--parsable", "--export=ALL"]
     options = facts.request.make_named_options()
@@ -214,9 +197,8 @@ def make_submit_environment(
 ) -> dict[str, str]:
     """Return the variables to run ``sbatch`` or ``salloc`` with, and so those of the job.
 
-    From within a job, all that describes it is left out, or the new job would inherit its shape;
-    outside one, a site's ``SBATCH_ACCOUNT`` and the like stay, except those that would undo what
-    the script says about itself. Rank variables and secrets are left out everywhere.
+    All that describes a job this runs in is left out, or the new one would inherit its shape, and
+    what would undo the script's own lines. A site's ``SBATCH_ACCOUNT`` and the like stay.
     """
     inside_job = "SLURM_JOB_ID" in base or "SLURM_JOBID" in base
     kept = {name: value for name, value in base.items() if _is_kept(name, inside_job)}
@@ -240,12 +222,9 @@ def _make_directives(facts: ScriptFacts) -> Iterator[str]:
             yield f"#SBATCH --{key}={_sbatch_word(_refuse_unprintable(key, value))}"
     yield "#SBATCH --requeue" if facts.requeue else "#SBATCH --no-requeue"
     yield "#SBATCH --no-kill"
-    if facts.request.salloc_args:
-        words = [
-            _sbatch_word(_refuse_unprintable("salloc-args", word))
-            for word in facts.request.salloc_args
-        ]
-        yield f"#SBATCH {' '.join(words)}"
+    words = [_refuse_unprintable("salloc-args", word) for word in facts.request.salloc_args]
+    if words:
+        yield f"#SBATCH {' '.join(map(_sbatch_word, words))}"
 
 
 def _sbatch_word(text: str) -> str:
@@ -264,12 +243,6 @@ def _refuse_unprintable(key: str, value: str) -> str:
             hint="take it out, in stager.toml or on the command line",
         )
     return value
-
-
-def _list_pythons(job: Job) -> list[str]:
-    newest, oldest = NEWEST_PYTHON[1], OLDEST_PYTHON[1]
-    versions = [f"python3.{minor}" for minor in range(newest, oldest - 1, -1)]
-    return list(dict.fromkeys([*job.python_hints, "python3", *versions, "python"]))
 
 
 def _encode_program(program: bytes) -> str:

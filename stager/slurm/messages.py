@@ -13,8 +13,6 @@ from bundle.driver.transports.slurm_text import CONTROLLER_FAULTS, parse_submit_
 from ..core.errors import JobError, StagerError
 from ..core.processes import Runner, run
 
-# --- Messages of Slurm's own commands on standard error, put in plain words. Pure functions ------
-
 # The texts are those of ``salloc`` and ``sbatch`` 22.05 to 24.11; unknown lines pass through.
 
 Kind = Literal["pending", "granted", "quiet", "revoked", "error", "other"]
@@ -116,13 +114,10 @@ class Message(NamedTuple):
     """One line of a Slurm command."""
 
     kind: Kind
-    """Its kind; ``other`` is not Slurm's."""
+    """``other`` is not Slurm's."""
     text: str
-    """The text, without the name of the command."""
     shown: str
-    """The words for a person; empty where there is nothing to show."""
     job_id: str = ""
-    """The job it names; empty for none."""
 
 
 def parse_message(line: str) -> Message:
@@ -131,24 +126,20 @@ def parse_message(line: str) -> Message:
     if spoken is None:
         return Message("other", line, line)
     text = spoken[1]
-    error = _ERROR.fullmatch(text) or _USAGE.fullmatch(text)
-    if error is not None:
-        return Message("error", error[1], _plain_error(error[1]))
+    if error := _ERROR.fullmatch(text) or _USAGE.fullmatch(text):
+        text, shown = error[1], ""
+        if held := _NOT_RELEASED.match(text):
+            shown = (
+                f"job {held[1]} still holds its nodes ({held[2]}); scancel {held[1]} releases them"
+            )
+        elif "retrying" in text:
+            shown = f"Slurm does not answer: {text} (Ctrl-C gives up)"
+        return Message("error", text, shown)
     for kind, pattern, shown in _KINDS:
         match = re.match(pattern, text)
         if match is not None:
             return Message(kind, text, shown.format(job=match[1]), match[1])
     return Message("other", line, line)
-
-
-def _plain_error(text: str) -> str:
-    """Return the message for an error after which the command goes on; empty for any other."""
-    held = _NOT_RELEASED.match(text)
-    if held is not None:
-        return f"job {held[1]} still holds its nodes ({held[2]}); scancel {held[1]} releases them"
-    if "retrying" in text:
-        return f"Slurm does not answer: {text} (Ctrl-C gives up)"
-    return ""
 
 
 def find_unsent_reason(stderr: str) -> str:
@@ -237,7 +228,7 @@ def read_job_state(job_id: str, runner: Runner = run, *, begun: float | None = N
     sacct = ["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,Submit"]
     scontrol = ["scontrol", "-o", "show", "job", job_id]
     for argv in (sacct, scontrol):
-        printed = _run_for_output(argv, runner)
+        printed = query_output(argv, runner)
         known, submitted = parse_job_state(printed), parse_submit_time(printed)
         if known:
             is_another = begun and submitted and begun + CLOCK_SECONDS < submitted
@@ -245,7 +236,7 @@ def read_job_state(job_id: str, runner: Runner = run, *, begun: float | None = N
     return ""
 
 
-def _run_for_output(argv: list[str], runner: Runner) -> str:
+def query_output(argv: list[str], runner: Runner) -> str:
     """Return what a command prints; empty if it is missing or fails."""
     if shutil.which(argv[0]) is None:
         return ""

@@ -7,11 +7,12 @@ import shlex
 import shutil
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Literal, NamedTuple
 
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.problem import NodeError
 from bundle.system.hostlist import expand_hostlist
 
@@ -19,8 +20,6 @@ from ..config.job_settings import ALLOCATIONS, SlurmOptions, list_slurm_rows, ma
 from ..config.load import Config
 from ..core.errors import ConfigError, StagerError
 from ..core.processes import CommandError, Runner, run, run_with_input
-
-# --- The choice where nodes come from, and the request that Slurm gets. Pure functions -----------
 
 COMMANDS = ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH to use Slurm from here."""
@@ -206,15 +205,15 @@ def _refuse_fixed(own: Sequence[GivenOption], asked: Request, config: Config) ->
             )
 
 
-def make_salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs another one inside a new allocation.
+def make_salloc_argv(asked: Request) -> tuple[str, ...]:
+    """Return the beginning of a command that runs the rest inside a new allocation.
 
     When the allocation is revoked, Slurm sends its command SIGTERM, so that it can still report.
     When a node is lost the allocation stays: the driver ends the job itself, and collects the
     results of the other nodes.
     """
     fixed = ("--kill-command=TERM", "--no-kill")
-    return ("salloc", *asked.options(), *fixed, *asked.salloc_args, *command)
+    return ("salloc", *asked.options(), *fixed, *asked.salloc_args)
 
 
 def _read_options(words: Sequence[str], place: str) -> Iterator[GivenOption]:
@@ -281,7 +280,6 @@ def make_build_launcher(config: Config, env: Mapping[str, str]) -> tuple[str, ..
 
 _SECONDS = 60  # time limit for each command; where Slurm does not answer, nothing is refused here
 LISTING = ("sinfo", "--all", "--Node", "--noheader", "--format=%P %N %c %T")
-"""The command that lists each node of each partition."""
 _DOWN = ("down", "drain", "fail", "error", "inval", "unknown", "power", "reboot", "maint", "future")
 """Beginnings of the states of nodes that no job gets for the time being (man sinfo)."""
 _REFUSED = re.compile(r"not available|[Nn]ode count specification|More processors requested")
@@ -352,7 +350,10 @@ def explain_shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int 
 def list_usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[PartitionNode]:
     """Return the nodes of the request's partitions that it does not exclude, each once."""
     partitions = asked.partition.split(",") if asked.partition else []
-    excluded = expand_excluded(asked)
+    try:
+        excluded = expand_hostlist(asked.exclude) if asked.exclude else []
+    except NodeError:  # Slurm refuses it
+        excluded = []
     usable: dict[str, PartitionNode] = {}
     for node in nodes:
         in_partition = node.partition in partitions if partitions else node.default
@@ -415,11 +416,3 @@ def _slurm_refuses(asked: Request, environment: Mapping[str, str]) -> bool:
     except CommandError as exc:
         return bool(_REFUSED.search(exc.completed.stderr))
     return False
-
-
-def expand_excluded(asked: Request) -> list[str]:
-    """Return the nodes that a request excludes."""
-    try:
-        return expand_hostlist(asked.exclude) if asked.exclude else []
-    except NodeError:
-        return []  # Slurm refuses it

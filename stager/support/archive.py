@@ -11,11 +11,13 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
+from itertools import chain, count
 from pathlib import Path
 from typing import IO
 
 from bundle.protocol.codec import encode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import LogMode
 from bundle.redaction.known_values import KnownValues, can_be_found, secrets_of_environment
 from bundle.system import permissions
@@ -42,8 +44,6 @@ from .evidence import (
     redact_file,
     write_readme,
 )
-
-# --- The secrets that are known here: those of the environment, and those that settings spell out
 
 _MIN_BYTES = 6  # the shortest value of settings that is looked for elsewhere, too
 _BRACKETS = (b"[", b"{", b"(")
@@ -148,7 +148,6 @@ class Supported:
     redacted: dict[str, int]
     """The number of secrets that were taken out, by kind."""
     left_out: tuple[str, ...] = field(metadata={"json": None})
-    """A line for each file that was not found or left out, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +166,6 @@ class SupportListing:
     ok: bool = True
     files: tuple[ListedFile, ...]
     left_out: tuple[str, ...]
-    """A line for each file that was not found or would be left out, with the reason."""
 
 
 def make_support_archive(
@@ -284,11 +282,8 @@ class _Gathering:
             safe = self._make_safe_name(before) + mark + self._make_safe_name(after)
         else:
             safe = "/".join(self._make_safe_name(part) for part in name.split("/"))
-        number, unique = 1, safe
-        while unique in archive.members:
-            number += 1
-            unique = f"{safe}-{number}"
-        return unique
+        names = (f"{safe}-{number}" for number in count(2))
+        return next(name for name in chain([safe], names) if name not in archive.members)
 
     def _make_safe_name(self, part: str) -> str:
         shown = _MARK.sub(r"redacted-\1", self.redactor.words(part))

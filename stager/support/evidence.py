@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,8 +23,7 @@ from ..logs import job_record
 from ..logs.job_files import JobFiles, KeptJob, parse_kept_job
 from ..pack.bundle_file import read_manifest
 from ..redaction.redactor import HELD, Redactor
-
-# --- The files of a job: only regular ones, inside their directory, and of long ones both ends
+from ..slurm.messages import query_output
 
 _CHUNK = 1 << 20
 _ALIGN = 1 << 16  # bytes within which the end of a line is looked for, where a file is cut
@@ -69,10 +67,7 @@ def get_size(path: Path, folder: Path) -> int:
 
 
 def _find_gap(handle: BinaryIO, size: int, limit: int) -> tuple[int, int, str]:
-    """Return start and end of the middle to leave out of a file, and a line in its place.
-
-    The file is cut between lines, unless lines are very long.
-    """
+    """Return start and end of the middle to leave out, between lines, and a line in its place."""
     start, end = limit // 2, size - (limit - limit // 2)
     handle.seek(max(0, start - _ALIGN))
     above = handle.read(start - handle.tell())
@@ -94,10 +89,7 @@ def _find_gap(handle: BinaryIO, size: int, limit: int) -> tuple[int, int, str]:
 
 
 def redact_file(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Iterator[bytes]:
-    """Yield a file without secrets, and without its middle if it is long.
-
-    The text around the cut is read, too, so that a secret which the cut divides is recognised.
-    """
+    """Yield a file without secrets, even one that the cut divides; of a long one both ends."""
     if size <= limit:
         yield from redactor.redact_stream(read_range(handle, 0, size))
         return
@@ -133,16 +125,12 @@ class ArchiveItem(NamedTuple):
     """One file of the archive."""
 
     name: str
-    """Its name there, below the top folder."""
     size: int
-    """Its bytes before anything is taken out."""
     path: Path | None = None
-    """The file; None for a text."""
     folder: Path = Path()
     """The directory that it must not lead out of."""
     text: bytes = b""
     may_be_cut: bool = False
-    """True where its middle may be left out."""
 
     def is_cut(self, limit: int) -> bool:
         """Return whether its middle is left out where logs may have so many bytes."""
@@ -155,7 +143,6 @@ class ArchiveContents(NamedTuple):
     items: tuple[ArchiveItem, ...]
     """The files, settings first: they name secrets that others only use."""
     files: JobFiles
-    """The job's files, without those that were left out."""
     left_out: tuple[str, ...]
     """A line for each file that was left out or not found, with the reason."""
     job: KeptJob
@@ -202,7 +189,6 @@ def collect_contents(files: JobFiles, here: Path) -> ArchiveContents:
 def _make_item(
     name: str, path: Path, folder: Path, left_out: list[str], *, may_be_cut: bool
 ) -> ArchiveItem | None:
-    """Return a file as an item; None, and a line in ``left_out``, if it cannot be added."""
     if not path.is_symlink() and not path.exists():
         left_out.append(f"{path.name}: not there")
         return None
@@ -227,27 +213,23 @@ def _list_settings(job: KeptJob, here: Path, left_out: list[str]) -> Iterator[Ar
             yield item
 
 
-def _list_manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
-    if not job.bundle:
-        return
+def _list_manifest(job: KeptJob, left_out: list[str]) -> list[ArchiveItem]:
     try:
-        data = read_manifest(Path(job.bundle)).to_bytes()
+        data = read_manifest(Path(job.bundle)).to_bytes() if job.bundle else b""
     except (StagerError, OSError) as exc:
         left_out.append(f"manifest.json: {exc}")
-        return
-    yield ArchiveItem("manifest.json", len(data), text=data)
+        return []
+    return [ArchiveItem("manifest.json", len(data), text=data)] if data else []
 
 
 # --- The pages about the archive in it: versions, the diagnosis, and a list of its members -------
-
-_SLURM_SECONDS = 10.0  # time that Slurm may take to tell its version
 
 
 def collect_versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
     """Return the versions of software here and, unless ``files`` is None, on the job's nodes."""
     nodes = _list_packages(files) if files is not None and files.job_id else {}
     torch = sorted({str(packages["torch"]) for packages in nodes.values() if packages.get("torch")})
-    slurm = _ask_slurm_version(runner) if shutil.which("sinfo") else ""
+    slurm = query_output(["sinfo", "--version"], runner).strip()
     return {
         "schema": 1,
         "stager": __version__,
@@ -263,12 +245,6 @@ def _list_packages(files: JobFiles) -> dict[str, dict[str, object]]:
     events = (record.event for record in job_record.read_records(files.events))
     answers = (event for event in events if isinstance(event, ProbeAnswer))
     return {answer.node: {"python": answer.python, **answer.packages} for answer in answers}
-
-
-def _ask_slurm_version(runner: Runner) -> str:
-    with suppress(StagerError):
-        return runner(["sinfo", "--version"], timeout=_SLURM_SECONDS, check=False).stdout.strip()
-    return ""
 
 
 def redact_diagnosis(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
@@ -315,10 +291,7 @@ def write_readme(
     left_out: Sequence[str],
     counts: Mapping[str, int],
 ) -> bytes:
-    """Return the page that lists what is in the archive and what is not.
-
-    ``members`` has the bytes of each file in the archive, and a remark.
-    """
+    """Return the page that lists the archive's members, with their bytes and a remark."""
     total = sum(counts.values())
     lines = [
         f"The evidence of {what}, gathered by stager {__version__}",

@@ -155,16 +155,6 @@ def test_the_state_of_a_job_that_was_submitted_later_is_not_that_of_an_older_one
     assert messages.read_job_state("17", begun=submitted - 3600) == ""
 
 
-def test_a_directory_of_somebody_elses_logs(tmp_path: Path) -> None:
-    at = "2026-11-22 05:21:{:02} "
-    (tmp_path / "t.9.node01.0.out").write_text(at.format(33) + "step\n" + trace(PEER))
-    (tmp_path / "t.9.node02.1.out").write_text(at.format(31) + "step\n" + trace("KeyError: 'x'"))
-    (tmp_path / "t.9.node03.2.out").write_text(at.format(35) + "step\n" + trace("KeyError: 'y'"))
-    found = diagnose(find_job_files(str(tmp_path), tmp_path))
-    assert (found.first.node, found.first.rank, found.first.cause) == ("node02", 1, "KeyError: 'x'")
-    assert found.consequences == (0, 2)
-
-
 def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracebacks and lines that lie across the end of a block are found, with their numbers."""
     monkeypatch.setattr("stager.diagnosis.hits.BLOCK", 1000)
@@ -264,21 +254,6 @@ def test_the_driver_that_saw_a_hang(tmp_path: Path) -> None:
     assert (found.first.rank, found.first.kind, found.missing) == (2, "hang", (2,))
     assert found.first.lines == ("shard 88",)
     assert (proof.number, proof.text) == (2, '"text": "rank 2 reads"')
-
-
-def test_how_a_rank_ended_that_left_no_word(tmp_path: Path) -> None:
-    failure = {**record(2, "", code=-9), "rank": 1, "local_rank": 0, "lines": ["step 1"]}
-    answer = {"event": "launch", "node": "n2", "ok": False, "problems": [], "failures": [failure]}
-    found, proof = made(tmp_path, answer, result(failures=[failure], problems={"n2": []}))
-    assert (found.first.rank, found.first.kind) == (1, "killed")
-    assert (proof.number, proof.text) == (2, '"exit_code": -9')
-
-
-def test_a_line_of_another_failure_proves_nothing(tmp_path: Path) -> None:
-    """A rank that Slurm ended with the job may have complained; that is not why it ended."""
-    (tmp_path / "demo.17.n2.1.out").write_text(trace("KeyError: 7"))
-    _, proof = made(tmp_path, result(ended_by="time-limit"))
-    assert proof.path.name == "events.17.jsonl"
 
 
 # --- A module that a rank did not find: what the bundle and the project's folder tell of it.

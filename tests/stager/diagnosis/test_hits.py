@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.diagnosis.hits import BLOCK, Hit, read_trace, scan_logs
+from stager.diagnosis.hits import BLOCK, Hit, scan_logs
 from stager.logs.job_files import find_job_files
 from tests.support.failed_logs import trace
 
@@ -92,13 +92,6 @@ def test_the_label_of_a_task_that_is_a_torchrun_is_no_rank(tmp_path: Path) -> No
     assert hit.rank == 1
     told = "1: E1122 05:30:00.1 9 torch/distributed/elastic/x.py:1] failed (exitcode: 1) local_rank"
     assert {hit.rank for hit in hits(tmp_path, line + told + ": 0 (pid: 9)\n")} == {None}
-
-
-def test_where_lines_are_still_to_come() -> None:
-    lines = [line.encode() for line in of(0, "KeyError: 'x'")]
-    assert read_trace(lines[:3], 0).is_open
-    assert read_trace(lines, 0).is_open  # another one may follow from it
-    assert not read_trace([*lines, *[b"[rank0]: step"] * 4], 0).is_open
 
 
 PLAIN = [

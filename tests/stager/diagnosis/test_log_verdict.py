@@ -9,7 +9,6 @@ import pytest
 
 from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import Diagnosis, FirstFailure
-from stager.diagnosis.process_exits import find_torchruns
 from stager.logs.job_files import find_job_files
 from tests.support.failed_logs import EXITED, PEER, WAITED, mark, report, table, trace
 
@@ -306,25 +305,3 @@ def test_a_rank_that_nobody_has_heard_of_is_missed(ran: Judge) -> None:
     found = ran(*(text + of_node(rank, 2) for text, rank in zip(nodes, (0, 2, 5), strict=True)))
     assert (found.first.node, found.first.rank, found.first.kind) == ("node02", 3, "hang")
     assert (found.missing, found.consequences) == ((3,), (0, 1, 2, 4, 5))
-
-
-@pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (255, "unknown"), (139, "killed")])
-def test_only_statuses_of_signals_are_signals(judged: Judge, code: int, kind: str) -> None:
-    first = judged(f"srun: error: n1: task 1: Exited with exit code {code}\n").first
-    assert (first.kind, first.exit_code) == (kind, code)
-    of_torchrun = judged(table((0, -9), (1, 3))).first
-    assert (of_torchrun.rank, of_torchrun.exit_code) == (1, 3)
-
-
-def test_srun_adds_the_node_to_a_line_about_memory(judged: Judge) -> None:
-    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks\n"
-    first = judged(line + "srun: error: n7: task 2: Out Of Memory\n").first
-    assert (first.kind, first.node, first.rank) == ("out-of-memory", "n7", 2)
-
-
-def test_a_log_that_is_gone_tells_nothing(tmp_path: Path) -> None:
-    log = tmp_path / "train.9.node01.0.out"
-    log.write_text(KEY_ERROR)
-    names = find_job_files(str(tmp_path), tmp_path).logs
-    log.unlink()
-    assert find_torchruns(names).blamed == {}

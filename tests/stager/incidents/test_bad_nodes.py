@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.events import JobBegins, Record
 from stager.config.job_settings import JobOptions
 from stager.config.template import make_default_config
 from stager.core.store import Store
@@ -19,7 +18,6 @@ from stager.incidents.bad_nodes import (
     exclude_bad_nodes,
     expect_job,
     find_failed_nodes,
-    point_out_bad_nodes,
     remember_bad_nodes,
 )
 from stager.incidents.node_history import NodeHistory, list_histories
@@ -137,15 +135,6 @@ def excluded(asked: Prepared, store: Store, heard: Heard) -> str | None:
     return exclude_bad_nodes(asked, find_failed_nodes(store), heard, listing).config.cluster.exclude
 
 
-def test_a_node_that_failed_is_excluded_beside_those_of_the_user(store: Store, logs: Path) -> None:
-    a_job_failed(store, logs)
-    heard = Heard()
-    options = JobOptions(avoid_bad=True, nodes=(1, 1), exclude="n3")
-    assert excluded(prepared(logs, options), store, heard) == "n3,n2"
-    assert heard.notes == ["avoiding n2: disk full once in 7 days"]
-    assert heard.warnings == []
-
-
 @pytest.mark.parametrize(
     ("options", "source"),
     [
@@ -161,35 +150,6 @@ def test_nothing_is_excluded_unasked_or_in_an_allocation(
     heard = Heard()
     assert excluded(prepared(logs, options, source), store, heard) is None
     assert heard.notes == heard.warnings == []
-
-
-def test_another_partition_may_be_named_by_an_option(
-    store: Store, logs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a_job_failed(store, logs)
-    monkeypatch.setenv("SALLOC_OPTS", "-p other")
-    nodes = read_nodes("torch* n1 4 idle\nother n2 4 idle\nother n5 4 idle\n")
-    asked = prepared(logs, JobOptions(avoid_bad=True))
-    found = exclude_bad_nodes(asked, find_failed_nodes(store), Heard(), lambda: nodes)
-    assert found.config.cluster.exclude == "n2"
-    assert found.config.cluster.partition is None
-
-
-@pytest.mark.parametrize("late", [True, False])
-def test_nodes_of_the_job_that_failed_before_are_named(
-    store: Store, logs: Path, late: bool
-) -> None:
-    a_job_failed(store, logs)
-    heard, seen = Heard(), list[Record]()
-    asked = prepared(logs, JobOptions(avoid_bad=late), "inside")
-    listen = point_out_bad_nodes(seen.append, find_failed_nodes(store), asked, heard)
-    begins = [Record(JobBegins(("n1", "n2"))), Record(JobBegins(("n1",)))]
-    for record in begins:
-        listen(record)
-    assert seen == begins
-    assert heard.notes == ["n2: disk full once in 7 days"]
-    cannot = ["n2 cannot be avoided: this allocation stands already"]
-    assert heard.warnings == (cannot if late else [])
 
 
 def test_a_job_that_was_followed_is_remembered_once(store: Store, logs: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
+from bundle.protocol.enumerations import FailureClass, NodeFault
 from bundle.protocol.problem import Problem, ProblemCode
 from stager.core.errors import StagerError
 from stager.core.store import Store
@@ -75,6 +75,22 @@ def test_a_full_disk_is_the_nodes() -> None:
         ({"n2": [UNREACHED]}, {}, [("n2", "network")]),
         # A problem of the driver's own is no node's.
         ({"n1": [problem(ProblemCode.NAME_UNRESOLVED)]}, {"of_driver": True}, []),
+        ({"elsewhere": [FULL]}, {}, []),
+        # What follows from the end of the job does not count, but the node that ended it does.
+        ({"n2": [LOST]}, {"interrupted": True}, []),
+        *(
+            (
+                {"n2": [LOST]},
+                {"ended_by": ending, "left_out": {"n3": [FULL]}},
+                [("n3", "disk-full")],
+            )
+            for ending in ("time-limit", "cancelled", "preempted")
+        ),
+        (
+            {"n1": [problem(ProblemCode.JOB_NODE_FAILURE)], "n2": [LOST]},
+            {"ended_by": "node-failure"},
+            [("n2", "node-failure")],
+        ),
     ],
 )
 def test_whose_fault_it_is(
@@ -120,27 +136,6 @@ NEVER = """
 @pytest.mark.parametrize("name", NEVER.split())
 def test_what_is_the_jobs_or_the_programs_never_counts(name: str) -> None:
     assert found({"n2": [problem(ProblemCode[name], "n2")]}) == []
-
-
-@pytest.mark.parametrize("ending", [Ending.TIME_LIMIT, Ending.CANCELLED, Ending.PREEMPTED])
-def test_what_follows_from_slurms_end_of_the_job_does_not_count(ending: Ending) -> None:
-    assert found({"n2": [LOST]}, ended_by=ending.value) == []
-    left = found({"n2": [LOST]}, ended_by=ending.value, left_out={"n3": [FULL]})
-    assert left == [("n3", "disk-full")]
-
-
-def test_a_lost_node_that_ended_the_job_counts() -> None:
-    ending = problem(ProblemCode.JOB_NODE_FAILURE)
-    lost = found({"n1": [ending], "n2": [LOST]}, ended_by=Ending.NODE_FAILURE.value)
-    assert lost == [("n2", "node-failure")]
-
-
-def test_nothing_counts_that_follows_from_ctrl_c() -> None:
-    assert found({"n2": [LOST]}, interrupted=True) == []
-
-
-def test_a_node_that_the_job_does_not_have_is_ignored() -> None:
-    assert found({"elsewhere": [FULL]}) == []
 
 
 def test_the_table_knows_only_problems_that_are_a_nodes() -> None:
@@ -189,12 +184,6 @@ def test_of_too_many_the_oldest_go(store: Store, monkeypatch: pytest.MonkeyPatch
     for number in range(4):
         keep(store, {"n2": [FULL]}, ended=ENDED - 100 + number, job_id=str(number))
     assert [incident.job_id for incident in read_incidents(store, 7, ENDED)] == ["2", "3"]
-
-
-def test_a_job_without_incidents_leaves_nothing(store: Store) -> None:
-    assert keep(store, {})
-    assert not store.root.exists()
-    assert names(store) == []
 
 
 def test_a_store_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
@@ -307,13 +296,6 @@ def test_a_history_in_words() -> None:
     assert node.summary(7) == "n7: disk full 3 times, node failure once in 7 days"
     (one,) = list_histories(several("n7", LOST))
     assert one.summary(1) == "n7: node failure once in 1 day"
-
-
-def test_the_newest_failure_speaks_for_those_of_its_kind() -> None:
-    (node,) = list_histories(reversed(several("n7", FULL, 3)))
-    (fault,) = node.faults
-    assert (fault.times, fault.last, fault.job_id, fault.code) == (3, ENDED, "0", "no-room")
-    assert (node.times, node.last) == (3, ENDED)
 
 
 def test_a_job_that_was_requeued_counts_once() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, TransferWay
-from bundle.protocol.job import ONE_A_CPU, parse_job
+from bundle.protocol.job import Job
 from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError, StagerError
 from stager.jobs.job_description import apply_options, assign_number, make_job
@@ -41,7 +41,7 @@ def test_the_job_says_what_the_far_side_needs(
     assert job.import_modules is False
     assert make(tmp_path, JobOptions(), action=Action.VERIFY).import_modules is True
     job = assign_number(job)
-    assert parse_job(job.to_json()) == job
+    assert Job.from_json(job.to_json()) == job
     (tmp_path / "file").write_text("")
     with pytest.raises(StagerError, match="log directory") as caught:
         make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path / "file" / "logs"))
@@ -103,7 +103,7 @@ def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
     assert (job.allocation, job.id, job.nodes) == ("slurm", "", ())
     assert (job.wanted, job.min_nodes, job.cpus_per_task) == (None, 2, 4)
     job = assign_number(job)
-    assert parse_job(job.to_json()) == job
+    assert Job.from_json(job.to_json()) == job
     assert list((tmp_path / "logs").glob("*.jsonl")) == []
     assert make(tmp_path, options, launch={"launcher": "srun"}).launch.launcher == "srun"
 
@@ -250,24 +250,6 @@ def test_results_of_trackers_in_the_bundle_come_home(tmp_path: Path) -> None:
     assert make(tmp_path, options).tracked == ()
     verified = make_job(own, options, tmp_path / "demo.pkgs.tar", bundle, Action.VERIFY)
     assert verified.tracked == ()
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("auto", (None, "auto")),
-        ("gpu", (None, "nccl")),
-        ("cpu", (ONE_A_CPU, "gloo")),
-        (4, (4, "auto")),
-        (None, (2, "auto")),
-    ],
-)
-def test_torchruns_words_for_the_ranks_of_a_node(
-    tmp_path: Path, word: str | int | None, expected: tuple[int | None, str]
-) -> None:
-    own = config(tmp_path, launch={"nproc-per-node": 2})
-    found = apply_options(own, JobOptions(nproc_per_node=word)).launch
-    assert (found.nproc_per_node, found.backend) == expected
 
 
 def test_an_option_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> None:

@@ -156,23 +156,6 @@ def test_a_variable_that_ranks_do_not_get_is_named(
     assert notes("HF_TOKEN", "API_KEY") == ()
 
 
-def test_a_block_that_does_not_count_is_named(tmp_path: Path) -> None:
-    """Once for each run, and only where it asks for packages that the settings do not name."""
-    block = '# /// script\n# dependencies = ["numpy"]\n# ///\n'
-    Path("train.py").write_text(block)
-    (note,) = make(tmp_path, "torchrun", "train.py", "--lr", "1").notes
-    assert note == (
-        "train.py: its own block (PEP 723) does not count, the packages are those of stager.toml; "
-        'to install what it asks for, add "train.py" to environment.requirements'
-    )
-    named = {"environment": {"requirements": ["./train.py"]}}
-    assert make(tmp_path, "train.py", tables=named).notes == ()
-    assert make(tmp_path, "train.py", bundle_id="0" * 12).notes == ()
-    for text in ("", block.replace('"numpy"', ""), block.replace("]", "")):
-        Path("train.py").write_text(text)
-        assert make(tmp_path, "train.py").notes == ()
-
-
 def test_how_the_driver_starts(tmp_path: Path) -> None:
     env = {
         "PATH": "/bin", "HF_TOKEN": "hunter2", "RANK": "3", "SALLOC_OPTS": "-v",

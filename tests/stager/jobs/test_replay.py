@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from bundle.launch.program_variables import USE_CPU
-from bundle.protocol.messages import FailureRecord
 from stager.core.errors import StagerError
 from stager.jobs import replay
-from stager.jobs.replay import ReplayedRank, choose_rank, describe_place, list_differences
+from stager.jobs.replay import ReplayedRank, choose_rank, list_differences
 from stager.logs.job_files import JobFiles
 from tests.support.building import STAGER, Project
 from tests.support.processes import living, start
@@ -142,26 +141,6 @@ def test_secrets_and_other_ranks_stay_outside(
     base = replay._make_base(failed(tmp_path, launch=launch).read_job())
     names = {"HF_TOKEN", "WANDB_API_KEY", "SLURM_PROCID", "RANK", "MASTER_ADDR", "LANG"}
     assert names & set(base) == {"HF_TOKEN", "LANG"}
-
-
-ENV = "/tmp/stager-7/envs/" + "a" * 64
-
-
-@pytest.mark.parametrize(
-    ("exception", "file", "place"),
-    [
-        ("ValueError", f"{ENV}/project/train.py", "ValueError at train.py:12"),
-        ("ValueError", f"{ENV}/lib/python3.9/site-packages/t/x.py", "ValueError at t/x.py:12"),
-        ("KeyError", "/home/me/run/data/loader.py", "KeyError at data/loader.py:12"),
-        ("KeyError", "/tmp/stager-7/jobs/77.work/train.py", "KeyError at train.py:12"),
-        ("SystemExit", "/home/me/run/train.py", "exit status 1 at train.py:12"),
-        ("", "", "exit status 1"),
-    ],
-)
-def test_a_place_is_the_same_on_each_machine(exception: str, file: str, place: str) -> None:
-    lines = (f'  File "{file}", line 12, in main', "    raise ValueError") if file else ()
-    record = FailureRecord("n", 0, 1, 0.0, exception=exception, lines=lines)
-    assert describe_place(record, ["/tmp/replay/work", "/home/me/run"]) == place
 
 
 def test_the_working_directory_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

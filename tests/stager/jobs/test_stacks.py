@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.hangs import find_place
 from bundle.protocol.codec import encode
 from stager.core.errors import StagerError
 from stager.jobs.stacks import FoundStacks, describe_stacks, find_stacks, group_ranks
 from stager.logs.job_files import JobFiles, KeptJob
-from tests.support.building import STAGER, Project
+from tests.support.building import Project
 from tests.support.processes import until
-from tests.support.stacks import READS, WAITS, job_stacks, rank_state, write_stacks
+from tests.support.stacks import WAITS, job_stacks, rank_state, write_stacks
 from tests.support.stories import Told, running, trainable, went_well
-from tests.support.users import as_user
 
 NODES = ["node01", "node02", "node03", "node04"]
 WATCHED = {"launch": {"watch": True}}
@@ -95,15 +92,6 @@ def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
     assert caught.value.context == (f"the last answer is an older one: {files.stacks}",)
 
 
-def test_the_log_directory_of_another_user(tmp_path: Path) -> None:
-    launched(tmp_path).write(**WATCHED)
-    argv = as_user(52342, [*STAGER, "stacks", "77", "--log-dir", str(tmp_path)])
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "cannot be written, and a request to the driver is a file in it" in done.stderr
-    assert "hint: ask the owner of the job to run `stager stacks 77`" in done.stderr
-
-
 def test_a_job_that_cannot_be_asked(tmp_path: Path) -> None:
     starting = Told(tmp_path / "a").say("job", nodes=NODES)
     for files, why in (
@@ -168,13 +156,6 @@ def test_hostile_values_stay_text_that_fits() -> None:
     assert "  and 18 more, which -v shows" in lines
     nobody = FoundStacks(replace(stacks, nodes={}), KeptJob(), has_ended=False)
     assert text(nobody)[-1] == "no rank is running"
-
-
-def test_the_programs_own_frames_are_those_of_the_verdict() -> None:
-    for frames in (WAITS, READS):
-        stacks = replace(job_stacks(hang=None), nodes={"n1": (rank_state(0, frames, 1),)})
-        lines = text(FoundStacks(stacks, KeptJob(), has_ended=False))
-        assert lines[4].endswith(find_place(stacks.nodes["n1"][0])), lines
 
 
 def test_errors_and_warnings_of_nccl_follow_and_all_it_says_on_request() -> None:

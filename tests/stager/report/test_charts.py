@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.counts import format_count
 from stager.logs.job_record import read_events
 from stager.report.charts import (
     Curves,
@@ -113,12 +112,6 @@ def test_another_jobs_curves_are_not_this_ones(tmp_path: Path, after: float, own
     assert others == ([] if own else [path])
 
 
-def test_a_job_that_launched_nothing_has_none(tmp_path: Path) -> None:
-    left(tmp_path / "out", T0 + 1, STEP)
-    told = Told(tmp_path / "logs").say("job", nodes=["a"]).phase("preflight", 2.0, ["a"])
-    assert found(told.say("result", ok=True), tmp_path, "out")[0] == []
-
-
 def test_results_that_got_another_name_on_their_way_home(tmp_path: Path) -> None:
     left(tmp_path / "out", T0 - 9, STEP)
     mine = left(tmp_path / "out.1", T0 + 62, {**STEP, "loss": 9.0})
@@ -178,7 +171,6 @@ def test_amounts_in_words() -> None:
         *("0.00 s", "0.08 s", "12.3 s", "1 min 0 s", "3 min 5 s", "1 h 0 min", "2 h 10 min"),
         "25 h 0 min",
     ]
-    assert (format_count(1, "node"), format_count(1000, "node")) == ("1 node", "1,000 nodes")
     assert (decimal(0.123456), decimal(123456.7)) == ("0.1235", "123,457")
     assert (percent(-1), percent(1 / 3), percent(7)) == ("0%", "33.33%", "100%")
 
@@ -209,9 +201,3 @@ def test_a_line_is_where_its_numbers_are() -> None:
     anchors = ["start", "middle", "middle", "middle", "middle", "end"]
     assert list(map(anchor, shares)) == anchors
     assert numbers.words == "Loss, mean: 0 at step 0, 5 at step 10; lowest 0 at 0, highest 10 at 5"
-
-
-@pytest.mark.parametrize("points", [[(1.0, 2.0)], [(0.0, 0.0)], [(1.0, 7.0), (2.0, 7.0)]])
-def test_a_line_of_little(points: list[tuple[float, float]]) -> None:
-    assert "nan" not in chart(points).path != ""
-    assert chart([], dots=[((1.0, 2.0), "a")]).path == ""

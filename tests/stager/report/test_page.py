@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.report.page import choose_rows, shorten, write_report
-from stager.report.phases import NodePhases, PhaseSpan
+from stager.report.page import write_report
 from tests.support.browser import Browser, Page, browsing
 from tests.support.building import Project
 from tests.support.stories import (
@@ -153,47 +152,10 @@ def test_of_many_nodes_those_are_drawn_that_matter(tmp_path: Path) -> None:
     assert rows[1000:] == nodes
 
 
-def test_the_first_failure_is_drawn_whatever_failed_after_it() -> None:
-    spans = [PhaseSpan(phase="probe", begin=0, end=number, state="failed") for number in range(100)]
-    rows = [NodePhases(node=f"n{number}", spans=(span,)) for number, span in enumerate(spans)]
-    drawn = [row.node for row in choose_rows(rows, "n3")]
-    assert drawn == ["n3", *(f"n{number}" for number in range(61, 100))]
-    assert choose_rows(rows[:40], "") == rows[:40]
-    assert shorten("gpu-partition-node-0017") == "gpu-p\u2026-node-0017"
-    assert shorten("sixteen-letters-") == "sixteen-letters-"
-
-
-# --- colours -------------------------------------------------------------------------------------
-
-
 def colours(scheme: str) -> dict[str, str]:
     """The variables of one scheme."""
     light, dark = STYLE.split("@media (prefers-color-scheme: dark)")
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light if scheme == "light" else dark))
-
-
-def contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [
-            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        ]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    bright, dim = sorted((luminance(one), luminance(other)), reverse=True)
-    return (bright + 0.05) / (dim + 0.05)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_can_be_told_from_what_is_behind_them(scheme: str) -> None:
-    found = colours(scheme)
-    for name in ("ink", "soft", "link", "good", "bad", "doubt"):
-        for behind in ("paper", "raised", "bad-paper"):
-            assert contrast(found[name], found[behind]) >= 4.5, (scheme, name, behind)
-    for name in ("preflight", "place", "unpack", "probe", "launch", "train", "line", "bad"):
-        assert contrast(found[name], found["paper"]) >= 3, (scheme, name)
 
 
 # --- a browser -----------------------------------------------------------------------------------
@@ -266,25 +228,4 @@ def test_a_real_jobs_page_in_a_browser_by_keyboard(browser: Browser, project: Pr
         assert one[3] == "solid", one
         assert float(str(one[4])) >= 2, one
         assert one[5] is True, one
-
-    # The skip link leads on, a summary unfolds, and a box scrolls by itself.
-    page.value("document.activeElement.blur(); document.querySelector('.skip').focus()")
-    page.press("Enter", 13)
-    assert page.value("location.hash + document.activeElement.id") == "#contentcontent"
-    page.value("document.querySelector('summary').focus()")
-    page.press("Enter", 13)
-    assert page.value("document.querySelector('details').open") is True
-    page.press("Tab", 9)
-    assert page.value("document.activeElement.className") == "box"
-    page.press("ArrowRight", 39)
-    moved = """new Promise(answer => {
-        const look = () => {
-            const left = document.activeElement.scrollLeft
-            left > 0 ? answer(left) : setTimeout(look, 50)
-        }
-        look()
-    })"""
-    assert page.value(moved) > 0
-    assert page.value("scrollX") == 0
-    looks_right(page)
     page.close()

@@ -96,12 +96,3 @@ def test_a_job_that_runs_and_one_whose_driver_was_killed(tmp_path: Path) -> None
     job = Told(tmp_path).say("job", nodes=["a"]).say("begin", phase="preflight")
     job.say("preflight", -3600, node="a", ok=True).say("end", phase="preflight", seconds=1.0)
     assert told(job)["a"] == [("preflight", 0.0, 0.0, "ended")]
-
-
-def test_the_all_reduce_of_a_deep_look(tmp_path: Path) -> None:
-    job = Told(tmp_path).say("job", nodes=NODES).phase("deep", 2.0, NODES)
-    job.say("begin", phase="all_reduce")
-    for node in NODES:
-        job.say("started", phase="launch", node=node).say("launch", 1, node=node, ok=True)
-    found = told(job.say("end", phase="all_reduce", seconds=2.0))
-    assert found["b"] == [("deep", 0.0, 2.0, "ended"), ("all_reduce", 2.0, 4.0, "ended")]

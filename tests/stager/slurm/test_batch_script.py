@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action, LogMode
-from bundle.protocol.job import parse_job
+from bundle.protocol.job import Job
 from stager.core.errors import ConfigError
 from stager.slurm.batch_script import batch_script, make_submit_argv, make_submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
@@ -77,7 +76,7 @@ def test_the_job_in_the_script_is_the_job() -> None:
     facts = SETTINGS["requeue"]
     text = batch_script(facts)
     described = text.partition("<<'END_OF_JOB'\n")[2].partition("\nEND_OF_JOB\n")[0]
-    assert parse_job(json.loads(described)) == facts.job
+    assert Job.from_json(json.loads(described)) == facts.job
     assert described.isascii()
     # A command may hold line breaks; in the comment it shows them.
     assert "#   command  -m 'a\\nb' 'it'\"'\"'s'\n" in text
@@ -135,17 +134,6 @@ def test_the_environment_of_a_new_job(
     more: dict[str, str], pass_env: tuple[str, ...], kept: dict[str, str]
 ) -> None:
     assert make_submit_environment({**OWN, **more}, pass_env) == {**OWN, **kept}
-
-
-def test_the_log_is_the_scripts_own(tmp_path: Path, tmp: Path) -> None:
-    """Slurm gives it /dev/null; the directory is made where it is missing."""
-    logs = tmp_path / "a b" / "logs"
-    path = script(tmp_path, job=replace(JOB, log_dir=f"{logs}/", python_hints=(sys.executable,)))
-    command = ["sh", "-c", f"bash {shlex.quote(str(path))} >/dev/null"]
-    for _ in range(2):  # the second time it is appended to
-        assert run(command, tmp, SLURM_JOB_ID="12").returncode == 0
-    assert [file.name for file in logs.iterdir()] == ["demo.12.batch.out"]
-    assert (logs / "demo.12.batch.out").read_text().count("\ndriver ") == 2
 
 
 # --- run by bash ------------------------------------------------------------------------------

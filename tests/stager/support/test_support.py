@@ -497,7 +497,10 @@ def test_what_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Path) -> N
     place.mkdir()
     # What is written cannot be closed either.
     argv = ["sh", "-c", 'ulimit -f 20; exec "$@"', "sh", *STAGER, "support", "--log-dir", "../logs"]
-    done = subprocess.run(argv, cwd=place, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # it would be cut short, too
+    done = subprocess.run(
+        argv, cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert "File too large" in done.stderr
     assert "Traceback" not in done.stderr
