@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TextEnum, TransferWay
 
 from . import pipeline

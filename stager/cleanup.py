@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,9 @@ from bundle.driver.code_store import (
     remove_stored_code,
 )
 from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, read_origin
-from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
+from bundle.format.manifest import FORMAT, Manifest, ManifestError
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 from bundle.protocol.messages import CleanAnswer, NodeCleanup, UnpackAnswer
 from bundle.system.hostlist import fold_hosts
@@ -60,39 +61,38 @@ def _item(kind: str, path: Path, why: str, size: int | None = None) -> CleanedIt
     return CleanedItem(place="offline root", path=path, bytes=size, kind=kind, why=why)
 
 
-def _read_layer_content(layer: Path, key: str) -> str | None:
+def _read_layer_content(layer: Path) -> str | None:
     """Return the digest of the wheel or tree that a layer was made from.
 
     None where no build would use it again: its format or compression is another version's, or it
-    is not what its name says. Empty for a wheel's layer that leaves something out: it is needed by
-    the bundles that name it, and not by a lock.
+    is not what its name says. Empty for a wheel's layer that leaves something out, and for the
+    decompressor: only the bundles that name it need it, and no lock.
     """
+    if layer.suffix == ".whl":
+        return ""
     with open_regular(layer, unnoticed=True) as handle:  # to look at it is not to use it
         try:
             origin = read_origin(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
         except LayerError:
             return None
     current = {"format": INDEX_FORMAT, "compression": describe_compression()}
-    if origin.id != key or not current.items() <= origin.options.items():
+    if f"{origin.id}{_LAYER}" != layer.name or not current.items() <= origin.options.items():
         return None
     return "" if "prune" in origin.options else origin.content
 
 
 def _is_unused(path: Path) -> bool:
-    """Return whether no job or command has a file of the store open, or a lock of it taken."""
     # A build takes this lock for itself; a shared one asked for here cannot keep it waiting.
     operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
     try:
         file = open_regular(path)
     except OSError:  # a directory in its place, for one: that cannot be known
         return False
-    with file as handle:
+    with file, suppress(OSError):  # a file system without locks
         try:
-            fcntl.flock(handle, operation | fcntl.LOCK_NB)
+            fcntl.flock(file, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except OSError:
-            return True  # a file system without locks
     return True
 
 
@@ -107,10 +107,7 @@ def _list_subfolders(folder: Path) -> list[Path]:
 
 
 def _list_content(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
+    return sorted(folder.iterdir()) if folder.exists() else []
 
 
 # --- Files of a hub that were fetched into the offline root and are waiting for a build ----------
@@ -140,7 +137,6 @@ def _list_unused_hub_files(
 def _list_unused_in_repository(
     repository: Path, commits: Collection[str], limit: float
 ) -> Iterator[CleanedItem]:
-    """Yield a repository as a whole, or those of its commits that no lock names."""
     snapshots = _list_subfolders(repository / _SNAPSHOTS)
     unnamed = [snapshot for snapshot in snapshots if snapshot.name not in commits]
     if len(unnamed) == len(snapshots):
@@ -164,7 +160,6 @@ def _remove_hub_file(path: Path) -> bool:
 
 
 def _list_own_blobs(snapshot: Path) -> list[Path]:
-    """Return the blobs that no other commit of the repository has."""
     others = [_find_blobs(one) for one in _list_subfolders(snapshot.parent) if one != snapshot]
     return sorted(_find_blobs(snapshot).difference(*others))
 
@@ -202,7 +197,7 @@ _DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
 
 
 class Rules(NamedTuple):
-    """The rules for what is removed."""
+    """Rules of a removal."""
 
     keep_newest: bool = True  # each project's newest bundle; one that is in use stays in any case
     wheels: bool = False
@@ -314,7 +309,6 @@ class _Plan:
         yield from _list_partial_files(self.store.root)
 
     def _explain_removal(self, path: Path) -> str:
-        """Return the reason why a bundle can be removed; empty where it stays."""
         is_others = not self.may_remove_all and path.lstat().st_uid != os.geteuid()
         is_needed = is_marked(path, self.now, by_jobs=not self.rules.keep_newest)
         if is_others or is_needed or not _is_unused(path):
@@ -323,9 +317,7 @@ class _Plan:
             return "it was made by an older version of stager, and cannot be used"
         if not self.rules.keep_newest:
             return "it is not in use"
-        if path.name in self.newest:
-            return ""
-        return "it is not a project's newest bundle"
+        return "" if path.name in self.newest else "it is not a project's newest bundle"
 
     def _find_orphans(self, bundles: Collection[str]) -> Iterator[CleanedItem]:
         beside = [
@@ -362,13 +354,9 @@ class _Plan:
     ) -> Iterator[CleanedItem]:
         needed = {member.file for manifest in manifests for member in manifest.external_members}
         for path in self._list_unused_files("layers", _LAYER, ".whl"):
-            key = path.name.removesuffix(_LAYER)
             if path.name in needed:
                 continue
-            if path.suffix == ".whl":
-                yield _item("layer", path, "no bundle needs it")
-                continue
-            content = _read_layer_content(path, key)
+            content = _read_layer_content(path)
             if content is None:
                 yield _item("layer", path, "this version of stager cannot use it")
             elif content not in locked:
@@ -411,8 +399,10 @@ def _is_there(settings: Path) -> bool:
     """Return whether a project's folder exists; one that cannot be looked at does."""
     try:
         settings.parent.lstat()
-    except OSError as exc:
-        return not isinstance(exc, FileNotFoundError | NotADirectoryError)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
     return True
 
 
@@ -423,21 +413,18 @@ def _read_manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
     """
     found, newer = [], False
     for path in bundles:
-        try:
+        with suppress(ManifestError):
+            newer = newer or bundle_file.read_format(path) > FORMAT
             found.append(bundle_file.read_stated_manifest(path))
-        except FormatError as exc:
-            newer = newer or (isinstance(exc.found, int) and exc.found > FORMAT)
-        except ManifestError:
-            continue
     return found, newer
 
 
 def _list_partial_files(root: Path) -> list[CleanedItem]:
     """Return what killed builds left; nothing during a build, for it may be that one's."""
     locks = [root / name for name in (".lock", ".tmp.lock") if (root / name).exists()]
-    if not all(map(_is_unused, locks)) or not (root / "tmp").is_dir():
+    if not all(map(_is_unused, locks)):
         return []
-    left = sorted((root / "tmp").iterdir())
+    left = _list_content(root / "tmp")
     return [_item("partial", path, "a build that was killed left it") for path in left]
 
 
@@ -445,6 +432,15 @@ def _remove_code(path: Path) -> bool:
     with suppress(OSError):
         remove_stored_code(str(path))
         path.parent.rmdir()
+    return not path.exists()
+
+
+def _remove_file(path: Path) -> bool:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        if path.parents[1].name == "wheels-built":
+            path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
+            path.parent.rmdir()
     return not path.exists()
 
 
@@ -458,18 +454,8 @@ _REMOVALS: dict[str, tuple[Callable[[Path], bool], str]] = {
 
 
 def _remove(item: CleanedItem) -> str:
-    """Remove an item; return why it is still there, or an empty string."""
-    if item.kind in _REMOVALS:
-        remove_it, obstacle = _REMOVALS[item.kind]
-        return "" if remove_it(item.path) else obstacle
-    try:
-        item.path.unlink(missing_ok=True)
-        if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
-            item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
-            item.path.parent.rmdir()
-    except OSError as exc:
-        return (exc.strerror or str(exc)) if item.path.exists() else ""
-    return ""
+    remove_it, obstacle = _REMOVALS.get(item.kind, (_remove_file, "it cannot be removed"))
+    return "" if remove_it(item.path) else obstacle
 
 
 # --- The result of ``stager clean`` --------------------------------------------------------------
@@ -546,7 +532,6 @@ def find_used_nodes(log_dir: Path) -> list[str]:
 
 
 def _read_lines(log_dir: Path) -> Iterator[bytes]:
-    """Yield the lines of the jobs' events, job by job in the order of their last change."""
     logs = []
     for path in log_dir.glob("events.*.jsonl"):
         with suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeVar
@@ -16,6 +16,7 @@ from bundle.driver.plan import SENT, SHARED, excerpt_size
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
 from bundle.protocol.events import FileSent, PhaseEnds, Record, StagingWork, TransferPlan
 from bundle.protocol.job import ASSUMED, Rates

@@ -12,12 +12,13 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action
 from bundle.redaction.secrets import mask_arguments
 

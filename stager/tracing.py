@@ -8,13 +8,13 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from bundle.format.manifest import Manifest, estimate_room
 from bundle.node.node_root import ROOT_VARIABLE, choose_base, list_automatic_bases, node_root_name
 from bundle.protocol.counts import format_size
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
 from bundle.protocol.events import Record
 from bundle.protocol.messages import PreflightAnswer
@@ -149,9 +149,7 @@ def _explain_refusal(folder: Path, room: tuple[int, int]) -> str:
         return exc.problem.values["why"].replace(f"{folder}: ", "")
     if keeps_access_times(folder):
         return ""
-    if os.statvfs(folder).f_flag & os.ST_NOATIME:
-        return "it is mounted with noatime"
-    return "its file system does not renew the access time of a file that is read"
+    return "its file system does not renew the access time of a file that is read (noatime?)"
 
 
 def keeps_access_times(folder: Path) -> bool:
@@ -238,14 +236,6 @@ _TEST = "test_"
 _BYTECODE = re.compile(r"^((?:.*/)?)__pycache__/([^/.]*)(?:\.[^/]*)?\.pyc$")
 
 
-class ReadFile(NamedTuple):
-    """One file of a package, below ``site-packages``, after the smoke test."""
-
-    path: str
-    size: int
-    read: bool
-
-
 @dataclass
 class Unit:
     """Files that stay or go together: a module is left out with its bytecode.
@@ -260,15 +250,15 @@ class Unit:
     read: bool = False
 
 
-def group_files(files: Iterable[ReadFile]) -> list[Unit]:
-    """Return the files of a package, each module with its bytecode."""
+def group_files(files: Iterable[tuple[str, int, bool]]) -> list[Unit]:
+    """Group files, given by path, size and whether they were read: modules with their bytecode."""
     made: dict[str, Unit] = {}
-    for file in files:
-        path = _BYTECODE.sub(r"\1\2.py", file.path)
+    for file, size, read in files:
+        path = _BYTECODE.sub(r"\1\2.py", file)
         unit = made.setdefault(path, Unit(path))
         unit.files += 1
-        unit.size += file.size
-        unit.read |= file.read
+        unit.size += size
+        unit.read |= read
     return list(made.values())
 
 
@@ -301,7 +291,6 @@ def _explain_staying(package: str, unit: Unit, gpus: int) -> str | None:
 
 
 def _sum_units(units: Sequence[Unit]) -> tuple[int, int]:
-    """Return the number of files, and their bytes."""
     return sum(unit.files for unit in units), sum(unit.size for unit in units)
 
 
@@ -447,13 +436,12 @@ def _make_smoke_test_error(outcome: Outcome, prune: Sequence[str]) -> JobError:
 def _list_packages(
     bundle: ChosenBundle, manifest: Manifest, environment: Path
 ) -> Iterator[tuple[str, tuple[str, list[Unit]]]]:
-    """Yield the name of each package with its version and files."""
     site = f"lib/python{manifest.requires.python}/site-packages/"
     with open_bundle(bundle.path, bundle.id) as file:
         for layer in manifest.layers:
             if layer.kind == "wheel":
                 files = (
-                    ReadFile(one.path[len(site) :], one.size, is_read(str(environment / one.path)))
+                    (one.path[len(site) :], one.size, is_read(str(environment / one.path)))
                     for one in file.index(layer, file.head(layer), decompress_index).files
                     if one.path.startswith(site)
                 )
@@ -463,7 +451,6 @@ def _list_packages(
 def _examine_packages(
     packages: Mapping[str, tuple[str, list[Unit]]], gpus: int
 ) -> tuple[list[TracedPackage], list[UnreadFiles]]:
-    """Return the packages, and their unread files, the largest first."""
     rows: list[TracedPackage] = []
     parts: list[UnreadFiles] = []
     for name, (version, made) in packages.items():

@@ -6,11 +6,10 @@ import grp
 import os
 import pwd
 import re
-import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from bundle.checks.signature import (
     statement,
     verify_signature,
 )
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.job import Trust
 from bundle.system.processes import CompletedCommand
 
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from .pack.members import InspectedSignature
 
 
-_LOCKED = "incorrect passphrase"  # what it says of a key whose passphrase nobody has typed
 _TOUCH = re.compile(r"user presence", re.IGNORECASE)
 """What it says of a hardware key that is to be touched."""
-OLDEST = "OpenSSH 8.2"
 
 
 def run(argv: Sequence[str], text: str) -> CompletedCommand:
@@ -53,9 +51,7 @@ def run(argv: Sequence[str], text: str) -> CompletedCommand:
             return exc.completed
         raise StagerError(
             f"{exc.message.splitlines()[0]}: it cannot check signatures",
-            hint="see what keeps this machine busy, and run the command again"
-            if exc.timed_out
-            else f"install {OLDEST} or newer",
+            hint="run the command again; if it fails again, install OpenSSH 8.2 or newer",
             context=exc.context,
         ) from exc
 
@@ -78,33 +74,14 @@ def _make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
     if ended.interrupted:
         raise KeyboardInterrupt
     if ended.returncode:
-        raise _not_signed(key, lines)
+        raise StagerError(
+            f"{KEYGEN} could not sign with {key}: {lines[-1] if lines else 'it did not say why'}",
+            hint="name a private key, or the public key (.pub) of one that your ssh-agent holds: "
+            "`ssh-add KEY` asks for its passphrase",
+            context=lines[:-1],
+        )
     for line in lines:
         say(line)
-
-
-def _not_signed(key: Path, lines: Sequence[str]) -> StagerError:
-    last = lines[-1] if lines else "it did not say why"
-    if _LOCKED in last and not _has_terminal():
-        word = shlex.quote(str(key))
-        return StagerError(
-            f"{key} has a passphrase, and there is no terminal to ask for it",
-            hint=f"`ssh-add {word}` in a terminal, then --key {word}.pub",
-        )
-    return StagerError(
-        f"{KEYGEN} could not sign with {key}: {last}",
-        hint="name a private key, or the public key (.pub) of one that your ssh-agent holds",
-        context=lines[:-1],
-    )
-
-
-def _has_terminal() -> bool:
-    """Return whether ``ssh-keygen`` could ask: it uses ``/dev/tty``, not its standard input."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 # --- The file with the keys that may sign: read once, and refused where others could change it
@@ -117,8 +94,7 @@ def read_signers(path: Path) -> str:
     setting = f"trust.allowed-signers: {path}"
     try:
         with open_regular(path) as handle:
-            for fault, hint in _find_writers(path, os.fstat(handle.fileno())):
-                raise ConfigError(f"{setting} {fault}", hint=hint)
+            _refuse_writers(setting, path, os.fstat(handle.fileno()))
             data = handle.read(MOST_SIGNERS_BYTES + 1)
     except OSError as exc:
         raise ConfigError(
@@ -137,25 +113,24 @@ def read_signers(path: Path) -> str:
         raise ConfigError(f"{setting} is not a text", hint="ssh-keygen(1) has its form") from exc
 
 
-def _find_writers(path: Path, status: os.stat_result) -> Iterator[tuple[str, str]]:
-    """Yield who else could change a file or replace it, with what to do about that."""
+def _refuse_writers(setting: str, path: Path, status: os.stat_result) -> None:
+    """Refuse a file that others could change or replace."""
     folder = path.parent.stat()
     others = bool(folder.st_mode & stat.S_IWOTH)
     group = folder.st_mode & stat.S_IWGRP and not _has_nobody_else(folder.st_gid)
     if (others or group) and not folder.st_mode & stat.S_ISVTX:  # there only owners replace a file
         who, bit = ("anyone", "o-w") if others else ("a group", "g-w")
-        yield (
-            f"is in a folder in which {who} can replace it",
-            f"chmod {bit} {path.parent}, or use a copy elsewhere",
-        )
-    if status.st_uid not in (os.geteuid(), 0):
-        yield (
-            "belongs to another user, who may change it",
-            "use a copy of your own, or one of root's",
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(status.st_mode)
-        yield f"may be changed by others: its mode is {mode:04o}", f"chmod go-w {path}"
+        fault = f"is in a folder in which {who} can replace it"
+        hint = f"chmod {bit} {path.parent}, or use a copy elsewhere"
+    elif status.st_uid not in (os.geteuid(), 0):
+        fault = "belongs to another user, who may change it"
+        hint = "use a copy of your own, or one of root's"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        fault = f"may be changed by others: its mode is {stat.S_IMODE(status.st_mode):04o}"
+        hint = f"chmod go-w {path}"
+    else:
+        return
+    raise ConfigError(f"{setting} {fault}", hint=hint)
 
 
 def _has_nobody_else(gid: int) -> bool:
@@ -181,29 +156,23 @@ _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 """How ``ssh-keygen`` names the key of a good signature."""
 _CERTIFICATE = re.compile(r"line (\d+): no valid principals found")
 """What ``ssh-keygen`` says of a certificate that a line's key has made, and that does not hold."""
-_LINE = re.compile(r"line (\d+): ")
-"""How :func:`bundle.checks.signature.parse_keygen_lines` names a line of the file of signers."""
-_FAULT = re.compile(r"line \d+: (missing key|invalid (key|line|options)|(bad )?options\b)")
-"""What ``ssh-keygen`` says of a line of that file that it cannot read, and leaves out."""
+_OF_LINE = re.compile(r"expired|not yet valid|not permitted")
+"""What ``ssh-keygen`` says of a line with the key whose conditions do not hold."""
 _SIGN_AGAIN = "sign the bundle again (`stager sign --key KEY`), or get its own signature"
 _ADD_LINE = (
     "get it signed with one of the keys in {signers}; only if you know whose key this is, and "
-    "trust them, add a line for it there"
+    "trust them, add a line for it there; with a certificate, sign with --key KEY-cert.pub"
 )
 _CHANGE_LINE = "sign it with another key of {signers}, or change this key's line there"
-_FOR_CERTIFICATE = "; with a certificate, sign with --key KEY-cert.pub"
 _NEW_CERTIFICATE = "sign it with a certificate that holds, or with another key of {signers}"
-_CORRECT_LINE = "correct that line of {signers}; ssh-keygen(1), ALLOWED SIGNERS, has its form"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignatureVerdict:
     """The decision on the signature of a bundle."""
 
-    why: str
-    """Why the signature is not accepted; empty if it is."""
-    key: str = ""
-    """The key that has signed this bundle, whoever's it is; empty if none has."""
+    why: str  # why the signature is not accepted; empty if it is
+    key: str = ""  # the key that has signed this bundle, whoever's it is; empty if none has
     remedy: str = ""
     """What would make it accepted, where that is known; ``{signers}`` stands for their file."""
     signer: str = ""
@@ -347,7 +316,9 @@ def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) ->
         if why:
             why = f"that certificate does not hold ({why})"
             return SignatureVerdict(why=why, key=key, remedy=_NEW_CERTIFICATE)
-        return _explain_unknown_key(found, key, signers)
+        remedy = _CHANGE_LINE if _OF_LINE.search(_why(found)) else _ADD_LINE
+        why = f"that key may not sign ({_why(found)})"
+        return SignatureVerdict(why=why, key=key, remedy=remedy)
     why = "nobody's"
     for signer in _list_principals(found.stdout):
         done = verify_signature(replace(asked, signer=signer), bundle_id, run)
@@ -355,23 +326,6 @@ def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) ->
             return SignatureVerdict(why="", key=key, signer=signer)
         why = _why(done)
     return SignatureVerdict(why=f"that key may not sign ({why})", key=key, remedy=_CHANGE_LINE)
-
-
-def _explain_unknown_key(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
-    written = signers.split("\n")
-    lines = []
-    for line in parse_keygen_lines(found):
-        at = _LINE.match(line)
-        if at and "".join(written[int(at[1]) - 1 : int(at[1])]).strip():  # not behind the last
-            lines.append(line)
-    faults = list(filter(_FAULT.match, lines))
-    if faults:
-        why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
-        return SignatureVerdict(why=why, key=key, remedy=_CORRECT_LINE)
-    remedy = _CHANGE_LINE if lines else _ADD_LINE
-    if not lines and "cert-authority" in signers and "-CERT" not in key:
-        remedy += _FOR_CERTIFICATE
-    return SignatureVerdict(why=f"that key may not sign ({_why(found)})", key=key, remedy=remedy)
 
 
 def _explain_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) -> str:

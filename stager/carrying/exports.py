@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -28,13 +28,12 @@ from bundle.format.manifest import (
 )
 from bundle.protocol.codec import decode
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..building.current_bundle import (
     Listener,
     current_bundle,
-    lock_path,
-    newest_bundle,
     offline_root,
 )
 from ..config.load import Config
@@ -42,7 +41,6 @@ from ..core.errors import BundleError
 from ..core.files import CARRIED_SUFFIX, read_bytes, write_output
 from ..core.store import Store
 from ..inventory.provenance import find_lock, list_possible_locks
-from ..lock.spec import read_spec
 from ..pack import bundle_file
 from ..pack.bundle import short_name
 from ..pack.bundle_file import LABEL_NAME, ChosenBundle
@@ -105,10 +103,8 @@ class Label:
 
     name: str
     id: Digest
-    base: str
-    """The id of the bundle that the other side has; empty if all is here."""
-    left_out: tuple[str, ...]
-    """The bundle's members that are not here, because the base has them."""
+    base: str  # the id of the bundle that the other side has; empty if all is here
+    left_out: tuple[str, ...]  # the bundle's members that are not here, because the base has them
     parts: tuple[CarriedPart, ...]
     """The manifest and what is not the bundle's, in the order of the tar."""
     format: int = FORMAT
@@ -172,9 +168,7 @@ class CarriedFile:
             return data
         why = "is no file that `stager export` has written, or is damaged at its beginning"
         hint = "name the exported file; if this is it, copy it again"
-        if not header:
-            why, hint = "is empty", "the copy was interrupted: copy it again"
-        elif header.startswith(MANIFEST_NAME.encode() + b"\0"):
+        if header.startswith(MANIFEST_NAME.encode() + b"\0"):
             why = "is a bundle, which needs no import"
             hint = (
                 f"use it as it is: stager verify --bundle {self.path}; where its offline root is "
@@ -221,7 +215,6 @@ class CarriedFile:
 
     @contextlib.contextmanager
     def _check_frame(self, name: str, size: int) -> Iterator[None]:
-        """Check what is before and after a member's content, which the block reads."""
         try:
             is_header = self._read(BLOCK) == member_header(name, size)
             self._require(is_header, f"{name} does not begin where it must")
@@ -274,22 +267,17 @@ class ExportResult:
 
     file: Path
     id: str
-    sha256: str
-    """The digest of the whole file, to compare on the other side."""
+    sha256: str  # the digest of the whole file, to compare on the other side
     bytes: int
     layers: int
     layers_left_out: int
-    base: str
-    """The id of the bundle that the other side has; empty if all is here."""
+    base: str  # the id of the bundle that the other side has; empty if all is here
     with_tool: bool
     signed: bool
 
 
 def _find_base(store: Store, name: str, options: ExportOptions) -> Manifest | None:
-    """Return the manifest of the bundle that the other side has; None if none is named.
-
-    It is named by its id, or the first digits of that, or as exported before a time.
-    """
+    """Return the manifest of the bundle that the other side has; None if none is named."""
     if options.base:
         return _find_base_by_id(store, options.base)
     if options.since is None:
@@ -299,12 +287,11 @@ def _find_base(store: Store, name: str, options: ExportOptions) -> Manifest | No
     before = [manifest for time, manifest in known if time < limit]
     if before:
         return before[-1]
-    first = ""
-    if known:
-        first = f"; the first export was at {datetime.datetime.fromtimestamp(known[0][0]):%F %T}"
+    times = [f"{datetime.datetime.fromtimestamp(time):%F %T}" for time, _ in known]
     raise BundleError(
-        f"no bundle of {name} was exported before {options.since:%F %T}{first}",
+        f"no bundle of {name} was exported before {options.since:%F %T}",
         hint="leave out --since to carry all of it",
+        context=[f"exported at {time}" for time in times],
     )
 
 
@@ -325,9 +312,9 @@ def _find_base_by_id(store: Store, asked: str) -> Manifest:
             hint="give more of its digits",
             context=sorted(found),
         )
+    if found:
+        return found.popitem()[1]
     try:
-        for manifest in found.values():
-            return manifest
         chosen = bundle_file.find_by_id(store, asked)
         return bundle_file.read_manifest(chosen.path, chosen.id)
     except BundleError as exc:
@@ -356,14 +343,12 @@ class ExportOptions:
 
     bundle: ChosenBundle | None = None
     """The bundle, where it is named; None for the project's, made current."""
-    output: Path | None = None
-    """The file to write; None for one in the current directory."""
+    output: Path | None = None  # the file to write; None for one in the current directory
     base: str = ""
     """The id of the bundle that the other side has, or its first digits; empty if not named."""
     since: datetime.datetime | None = None
     with_tool: bool = False
-    offline: bool = False
-    """True if nothing may be fetched for that."""
+    offline: bool = False  # true if nothing may be fetched for that
     with_code: bool = False
     """True to add what earlier jobs have compiled with this version of torch."""
 
@@ -375,7 +360,6 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     chosen = options.bundle or current_bundle(config, listener)
     manifest = bundle_file.read_manifest(chosen.path, chosen.id)
     store = Store(offline_root(config))
-    before = None if options.bundle is not None else read_bytes(_own_lock(config))
     base = _find_base(store, manifest.name, options)
     since = "" if base is None else f"-since-{base.id[:12]}"
     name = f"{manifest.name}-{manifest.id[:12]}{since}{CARRIED_SUFFIX}"
@@ -386,7 +370,7 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
         store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
         store.scratch("export") as scratch,
     ):
-        lock = _lock(config, chosen, before)
+        lock = _read_lock(config, chosen)
         if options.with_tool:
             listener.begin("tool")
             wheels, program = collect_tool(
@@ -395,10 +379,8 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
             files = {TOOL + short_name(wheel.name): read_bytes(wheel) for wheel in wheels}
         listener.begin("export")
         if options.with_code:
-            files |= {
-                CODE + name: data
-                for name, data in _read_code(store, manifest, listener.note).items()
-            }
+            code = _read_code(store, manifest, listener.note)
+            files |= {CODE + name: data for name, data in code.items()}
         return export(chosen, output, store, lock=lock, base=base, more=(files, program))
 
 
@@ -431,32 +413,17 @@ def _read_code(store: Store, manifest: Manifest, note: Callable[[str], None]) ->
     return files
 
 
-def _own_lock(config: Config) -> Path:
-    spec = read_spec(config)
-    lock = lock_path(config, spec)
-    return spec.pylock if spec.pylock is not None and not lock.exists() else lock
-
-
-def _lock(config: Config, chosen: ChosenBundle, before: bytes | None) -> bytes:
-    """Return a bundle's lock; ``before`` is None for a named one. The store's lock must be held."""
-    if before is None:
-        locks = list_possible_locks(chosen.path, config)
-        found = find_lock(chosen, locks)
-        if found is not None:
-            return read_bytes(found)
-        raise BundleError(
-            f"the lock that {chosen.path} was made from is not here, and would have to come along",
-            hint="export it in its project's folder, before the requirements change; or carry the "
-            "file itself, which `--bundle` takes over there",
-            context=[f"not its lock, or not there: {path}" for path in locks],
-        )
-    if read_bytes(_own_lock(config)) != before or newest_bundle(config).id != chosen.id:
-        raise BundleError(
-            f"another command has built {config.name} just now, so its lock may not be that of "
-            f"{chosen.path}",
-            hint="run the command again",
-        )
-    return before
+def _read_lock(config: Config, chosen: ChosenBundle) -> bytes:
+    locks = list_possible_locks(chosen.path, config)
+    found = find_lock(chosen, locks)
+    if found is not None:
+        return read_bytes(found)
+    raise BundleError(
+        f"the lock that {chosen.path} was made from is not here, and would have to come along",
+        hint="export it in its project's folder, before the requirements change; or carry the "
+        "file itself, which `--bundle` takes over there",
+        context=[f"not its lock, or not there: {path}" for path in locks],
+    )
 
 
 def export(
@@ -482,7 +449,16 @@ def export(
         if signature is not None:
             parts[SIGNATURE_NAME] = signature.encode()
         parts |= files
-        label = _make_label(manifest, base, shared, parts)
+        label = Label(
+            name=manifest.name,
+            id=manifest.id,
+            base=base.id if base else "",
+            left_out=tuple(name for name, _ in manifest.members() if name in shared),
+            parts=tuple(
+                CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
+                for name, data in parts.items()
+            ),
+        )
         with write_output(output) as handle:
             out = _Digesting(handle)
             for name, data in {LABEL_NAME: label.to_bytes(), **parts}.items():
@@ -502,21 +478,6 @@ def export(
         base=label.base,
         with_tool=bool(program),
         signed=signature is not None,
-    )
-
-
-def _make_label(
-    manifest: Manifest, base: Manifest | None, shared: Collection[str], parts: Mapping[str, bytes]
-) -> Label:
-    return Label(
-        name=manifest.name,
-        id=manifest.id,
-        base=base.id if base else "",
-        left_out=tuple(name for name, _ in manifest.members() if name in shared),
-        parts=tuple(
-            CarriedPart(name=name, sha256=Digest.of(data), size=len(data))
-            for name, data in parts.items()
-        ),
     )
 
 

@@ -7,18 +7,16 @@ mounted. What depends on the place, or on the time, is left out: the link to an 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.environment import listing
 from bundle.environment.listing import OWN_PYTHON, STATE
 from bundle.format.manifest import Manifest, estimate_room
 from bundle.launch.exec_command import LOOKING
+from bundle.protocol.dataclass import dataclass
 
 from ..building.current_bundle import Listener, current_bundle, offline_root
 from ..config.load import Config
@@ -34,11 +32,8 @@ PROGRAM = "mksquashfs"
 _PLACES = ("/usr/sbin", "/sbin")
 """Where some distributions have it, which is not on every user's PATH."""
 _SECONDS = 6 * 3600.0
-_TRY_SECONDS = 60.0
 _VARIABLES = {"SOURCE_DATE_EPOCH": "315532800"}
 """The time of everything in an image, 1980: the earliest that a zip made of it can hold."""
-_HINT_OLD = "install squashfs-tools 4.4 or newer, with zstd"
-_HINT_NO_ROOM = f"free some space, or {ANOTHER_OUTPUT}"
 _LEVEL = "9"
 _MEMORY = "1G"
 """Its queues take at most this; by default it is a quarter of the machine's, however many share it.
@@ -78,10 +73,8 @@ class ImageResult:
     id: str
     sha256: str
     bytes: int
-    brings_python: bool
-    """True if the bundle's own Python is in it; else the machine must have one."""
-    python: str
-    """The version of Python that it is for."""
+    brings_python: bool  # true if the bundle's own Python is in it; else the machine must have one
+    python: str  # the version of Python that it is for
 
 
 def export_image(
@@ -111,8 +104,7 @@ def export_image(
         tree = unpack_here(unpacker, whole, scratch, trusted=trusted)
         _make_movable(tree, manifest, program)
         listener.begin("squashfs")
-        with _convert_command_error(f"{output} cannot be written: {PROGRAM} failed", _HINT_NO_ROOM):
-            run(_argv(tool, tree, Path(target.name)), timeout=_SECONDS, env=_VARIABLES)
+        _make_image(tool, tree, Path(target.name), f"{output} cannot be written: {PROGRAM} failed")
     return ImageResult(
         file=output,
         id=manifest.id,
@@ -153,26 +145,20 @@ def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
                 path.chmod(0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
-def _argv(tool: str, tree: Path, image: Path) -> list[str]:
-    """Return the command; mksquashfs refuses options for times if SOURCE_DATE_EPOCH is set."""
-    return [
+def _make_image(tool: str, tree: Path, image: Path, message: str) -> None:
+    argv = [  # mksquashfs refuses options for times if SOURCE_DATE_EPOCH is set
         *(tool, str(tree), str(image), "-noappend", "-no-progress", "-quiet"),
         *("-comp", "zstd", "-Xcompression-level", _LEVEL, "-all-root", "-no-xattrs"),
         *("-processors", str(len(os.sched_getaffinity(0))), "-mem", _MEMORY),
     ]
+    try:
+        run(argv, timeout=_SECONDS, env=_VARIABLES)
+    except CommandError as exc:
+        hint = f"free some space, or {ANOTHER_OUTPUT}; or install squashfs-tools 4.4 or newer"
+        raise StagerError(message, hint=hint, context=exc.context) from exc
 
 
 def _require_zstd(tool: str, scratch: Path) -> None:
-    """Try the tool on an empty directory: old versions lack zstd or these options."""
-    empty = scratch / "empty"
+    empty = scratch / "empty"  # old versions lack zstd or these options
     empty.mkdir()
-    with _convert_command_error(f"{tool} cannot make an image with zstd", _HINT_OLD):
-        run(_argv(tool, empty, scratch / "empty.img"), timeout=_TRY_SECONDS, env=_VARIABLES)
-
-
-@contextlib.contextmanager
-def _convert_command_error(message: str, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except CommandError as exc:
-        raise StagerError(message, hint=hint, context=exc.context) from exc
+    _make_image(tool, empty, scratch / "empty.img", f"{tool} cannot make an image with zstd")

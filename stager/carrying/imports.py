@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +16,7 @@ from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, check_links
 from bundle.format.manifest import MANIFEST_NAME, Layer
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.problem import NodeError
 
 from ..building.current_bundle import LOCK_NAME, Listener, lock_path, offline_root
@@ -50,12 +51,10 @@ class ImportResult:
     lock: Path
     already_here: bool
     """True if the bundle itself was here; its lock and signature are those of the file now."""
-    signature: InspectedSignature | None
-    """Its signature; null if there is none."""
+    signature: InspectedSignature | None  # its signature; null if there is none
     project: Path | None = None
     """The folder that the project's code was written to; null if that was not asked for."""
-    notes: tuple[str, ...] = ()
-    """What a person should know before they build it there."""
+    notes: tuple[str, ...] = ()  # what a person should know before they build it there
 
 
 def import_bundle(
@@ -77,27 +76,22 @@ def import_bundle(
         _refuse_used(project)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         listener.begin("import")
-        result = import_file(path, config, store, asked=asked)
+        with _open(path) as handle:
+            carried = CarriedFile(path, handle)
+            key = carried.manifest.id
+            if not key.startswith(asked):
+                raise BundleError(
+                    f"{path} does not carry the bundle that was asked for: its id is {key}, "
+                    f"expected {asked}",
+                    hint="name the right file, or leave out --id",
+                )
+            result = _take(carried, config, store)
         if for_builds or project is not None:
             bundle_file.allow_for_builds(store, result.bundle, result.id)
         if project is None:
             return result
         notes = _write_project(result, store, project)
         return replace(result, project=project.absolute(), notes=tuple(notes))
-
-
-def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:
-    """Add the bundle of a carried file to the offline root. The store's lock must be held."""
-    with _open(path) as handle:
-        carried = CarriedFile(path, handle)
-        manifest = carried.manifest
-        if not manifest.id.startswith(asked):
-            raise BundleError(
-                f"{path} does not carry the bundle that was asked for: its id is {manifest.id}, "
-                f"expected {asked}",
-                hint="name the right file, or leave out --id",
-            )
-        return _take(carried, config, store)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -110,11 +104,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def read_compiled_code(path: Path) -> dict[str, bytes]:
-    """Return the compiled code of a carried file, for :func:`import_compiled_code`.
-
-    Raises:
-        BundleError: the file is damaged, or has none.
-    """
+    """Return the compiled code of a carried file; BundleError if it is damaged, or has none."""
     with _open(path) as handle:
         parts = CarriedFile(path, handle).parts()
         code = {name[len(CODE) :]: data for name, data in parts if name.startswith(CODE)}
@@ -224,7 +214,6 @@ def _copy_from_source(carried: CarriedFile, name: str, source: BundleFile) -> It
 def _open_sources(
     carried: CarriedFile, store: Store, opened_bundles: contextlib.ExitStack
 ) -> Mapping[str, BundleFile]:
-    """Open the bundles that have the members left out of the file; BundleError if none has."""
     label = carried.label
     left_out = set(label.left_out)
     wanted = {item for item in list_shared_members(carried.manifest) if item[0] in left_out}
@@ -272,7 +261,6 @@ def _refuse_used(folder: Path) -> None:
 
 
 def _write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
-    """Write a project, its assets and its lock into a new folder; return notes for a build."""
     folder = folder.absolute()
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -334,12 +322,11 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
 
 
 def _is_of_project(layer: Layer) -> bool:
-    """Return whether a layer may be written: not one of a model or data set, which a lock names."""
+    # Not a model or data set, which has a version: a lock names it.
     return layer.kind == "project" or (layer.kind == "asset" and not layer.version)
 
 
 def _find_layers(bundle: BundleFile) -> Iterator[Fresh]:
-    """Yield the layers to write."""
     for layer in bundle.manifest.layers:
         if _is_of_project(layer):
             index = bundle.index(layer, bundle.head(layer), decompress_index)
@@ -350,7 +337,6 @@ def _find_layers(bundle: BundleFile) -> Iterator[Fresh]:
 
 
 def _write_lock(folder: Path, imported: ImportResult, root: Path) -> list[str]:
-    """Write the lock where a build looks for it; return warnings about that build."""
     name, lock = imported.name, read_bytes(imported.lock)
     settings = find(folder)
     if settings is not None and settings.parent == folder:

@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 import venv
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 USAGE = """\
 usage: python3 FILE install [DIR]
@@ -164,35 +164,15 @@ def fill(place: pathlib.Path, wheels: pathlib.Path, names: Sequence[str]) -> Non
     argv += ["--no-index", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
     argv += [str(wheels / name) for name in names]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-    if run_to_its_end(argv, {**kept, "PIP_CONFIG_FILE": os.devnull}):
+    environment = {**kept, "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
         raise InstallRefused(
             "pip could not install the carried wheels (see above)",
             "where a wheel is not supported on this platform, the C library is older than the "
             "bundle's environment.platform: lower that on the other side, and export again; else "
             "free some space, or name another directory",
         )
-
-
-def run_to_its_end(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program, and return its exit status; a signal that ends this process ends it, too."""
-    # An interrupt within Popen, after its fork, would leave a process that nobody knows.
-    late: list[int] = []
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    caught = [number for number in ending if callable(signal.getsignal(number))]
-    handlers = {n: signal.signal(n, lambda number, frame: late.append(number)) for n in caught}
-    try:
-        process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    try:
-        if late:
-            raise KeyboardInterrupt
-        return process.wait()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 
 from ..building.current_bundle import Listener, offline_root
@@ -46,7 +44,6 @@ def _fetch_for_target(
     listener: Listener,
     offline: bool,
 ) -> tuple[Sequence[Wheel], set[str]]:
-    """Fetch the wheels for the target of ``settings``; return them, and names of built ones."""
     options = ResolveOptions(offline=offline, note=listener.note)
     listener.begin("lock")
     spec = _read_requested(settings, asked) if asked else read_buildable_spec(settings)
@@ -67,14 +64,12 @@ def _fetch_for_target(
 
 
 def _list_built(wheels: Sequence[Wheel], lock: Lock) -> set[str]:
-    """Return the names of built wheels: of those that no index has, or that have a source."""
     from_index = {file.sha256 for file in lock.files if file.is_wheel}
     built = {wheel.path.name for wheel in wheels if wheel.sha256 not in from_index}
     return built.union(name for name, _ in lock.sources)
 
 
 def _read_requested(config: Config, requirements: Sequence[str]) -> Spec:
-    """Return the spec of requirements, for the project's target and indexes."""
     environment = replace(config.environment, requirements=tuple(requirements), constraints=())
     try:
         asked = read_spec(replace(config, root=Path.cwd(), environment=environment))
@@ -91,22 +86,18 @@ def _read_requested(config: Config, requirements: Sequence[str]) -> Spec:
 def _digest_wheels(root: Path, listener: Listener) -> dict[str, Digest]:
     """Return the digest of each wheel that is there, read anew: a copy has other times."""
     paths = sorted(root.glob("*.whl"))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        digests: dict[str, Digest] = {}
-        for path, digest in zip(paths, pool.map(_digest, paths), strict=True):
-            digests[path.name] = digest
-            listener.step("checking the wheels", len(digests), len(paths))
-    return digests
-
-
-def _digest(path: Path) -> Digest:
+    digests: dict[str, Digest] = {}
     try:
-        return digest_file(path)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for path, digest in zip(paths, pool.map(digest_file, paths), strict=True):
+                digests[path.name] = digest
+                listener.step("checking the wheels", len(digests), len(paths))
     except OSError as exc:
         raise WheelError(
-            f"{path} cannot be read: {exc.strerror or exc}",
+            f"{exc.filename or root} cannot be read: {exc.strerror or exc}",
             hint="make it readable, or remove it and run the command again",
         ) from exc
+    return digests
 
 
 # --- ``stager mirror``: put wheels into a folder with an index; what is there stays --------------
@@ -116,15 +107,12 @@ def _digest(path: Path) -> Digest:
 class MirrorResult:
     """The result of ``stager mirror``."""
 
-    ok: bool = True
-    """True: a mirror that cannot be made is an error."""
+    ok: bool = True  # true: a mirror that cannot be made is an error
     mirror: Path
-    index: str
-    """The URL of its index, for pip and uv."""
+    index: str  # the URL of its index, for pip and uv
     packages: int
     wheels: int
-    bytes: int
-    """The size of its wheels in bytes."""
+    bytes: int  # the size of its wheels in bytes
     added: tuple[str, ...]
     replaced: tuple[str, ...]
     """Wheels that were damaged, or that were built here again with other bytes."""
@@ -140,10 +128,7 @@ def mirror_wheels(
     targets: Sequence[tuple[str | None, str | None]] = (),
     offline: bool = False,
 ) -> MirrorResult:
-    """Add wheels to the mirror in a folder, for some Pythons and platforms or for the project's.
-
-    They are those of requirements, whose paths start here; without any, of the project's lock.
-    """
+    """Add wheels to the mirror in a folder, for some Pythons and platforms or for the project's."""
     refuse_other(root)
     store = Store(offline_root(config))
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
@@ -193,7 +178,9 @@ def fill(
         if problems:
             raise WheelError(
                 f"{format_count(len(problems), 'wheel')} cannot be listed in the mirror {root}",
-                hint=_suggest_repair(root, damaged),
+                hint="`stager mirror DIR NAME==VERSION` replaces what is damaged, with the "
+                "--python and --platform that it is for; or remove it from there if it is not "
+                "needed, and run the command again",
                 context=problems,
             )
         if replaced:  # nothing is claimed of them until they are there
@@ -213,7 +200,6 @@ def fill(
 
 
 def _find_replaced(wheels: Mapping[str, Wheel], present: Mapping[str, Digest]) -> list[str]:
-    """Return the names of wheels of which the mirror has another file."""
     both = sorted(wheels.keys() & present.keys())
     return [name for name in both if wheels[name].sha256 != present[name]]
 
@@ -227,7 +213,6 @@ def _put_wheels(root: Path, wheels: Sequence[Wheel], listener: Listener) -> None
 def _list_wheels(
     root: Path, kept: Mapping[str, Digest], new: Collection[Wheel], problems: list[str]
 ) -> list[ListedWheel]:
-    """Return what an index lists of the wheels that stay and of new ones; add to the problems."""
     listed = []
     places = [(root / name, digest) for name, digest in kept.items()]
     for path, digest in (*places, *((wheel.path, wheel.sha256) for wheel in new)):
@@ -236,19 +221,3 @@ def _list_wheels(
         except ValueError as exc:
             problems.append(str(exc))
     return listed
-
-
-def _suggest_repair(root: Path, damaged: Collection[str]) -> str:
-    pins = []
-    for name in damaged:
-        with suppress(InvalidWheelFilename):
-            package, version, _, _ = parse_wheel_filename(name)
-            pins.append(f"'{package}=={version}'")
-    remove = "remove them from there if they are not needed, and run the command again"
-    if not pins:
-        return remove
-    target = ""
-    if not all(name.endswith("-none-any.whl") for name in damaged):
-        target = ", if it gets the --python and --platform that each is for"
-    command = f"stager mirror {root} {' '.join(pins)}"
-    return f"`{command}` replaces what is damaged{target}; or {remove}"

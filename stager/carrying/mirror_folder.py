@@ -12,7 +12,6 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -22,6 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_filename
 from packaging.version import Version
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 
 from ..core.errors import SpaceError, StagerError, WheelError
@@ -44,8 +44,7 @@ class ListedWheel:
     sha256: Digest
     size: int
     metadata: bytes
-    requires_python: str
-    """The versions of Python it is for; empty where it does not say."""
+    requires_python: str  # the versions of Python it is for; empty where it does not say
 
 
 def describe_wheel(path: Path, sha256: Digest) -> ListedWheel:
@@ -75,7 +74,6 @@ def describe_wheel(path: Path, sha256: Digest) -> ListedWheel:
 
 
 def _metadata(path: Path) -> bytes:
-    """Return the METADATA file of a wheel; raise one of ``UNREADABLE``."""
     with open_regular(path) as handle, zipfile.ZipFile(handle) as archive:
         members = list(filter(_MEMBER.fullmatch, archive.namelist()))
         if len(members) != 1:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
 import json
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata, resources
@@ -19,8 +16,10 @@ from ..config.load import Config, parse
 from ..core.errors import StagerError
 from ..core.store import Store
 from ..core.values import Target
+from ..layers.wheel import record_hash
 from ..lock.lock import ResolveOptions, make_lock
 from ..lock.spec import read_spec
+from ..pack.node_program import make_zip
 from ..wheels import Progress, WheelSource
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("stager", "bundle", "trainer")
 _CARRIED_EXTRAS = ("hub", "sbom")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: stager\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -80,7 +78,6 @@ def _distribution() -> metadata.Distribution:
 
 
 def _write_own_wheel(folder: Path) -> Path:
-    """Write stager's own wheel, from the files that run now, and return its path."""
     distribution = _distribution()
     info = f"stager-{distribution.version}.dist-info"
     content = {
@@ -89,10 +86,13 @@ def _write_own_wheel(folder: Path) -> Path:
     for name in ("METADATA", "entry_points.txt"):
         content[f"{info}/{name}"] = (distribution.read_text(name) or "").encode()
     content[f"{info}/WHEEL"] = _WHEEL.encode()
-    rows = [f"{path},{_digest(data)},{len(data)}" for path, data in content.items()]
+    rows = [
+        f"{path},sha256={record_hash(hashlib.sha256(data).digest()).value},{len(data)}"
+        for path, data in content.items()
+    ]
     content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     wheel = folder / f"stager-{distribution.version}-py3-none-any.whl"
-    wheel.write_bytes(_zip(content))
+    wheel.write_bytes(make_zip(content))
     return wheel
 
 
@@ -104,24 +104,8 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
             yield f"{path}/{item.name}", item.read_bytes()
 
 
-def _digest(data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    return f"sha256={digest}"
-
-
 def install_program(target: Target) -> bytes:
     """Return what ``python3 FILE install`` runs, as a zip: Python finds it at a file's end."""
     text = (resources.files(__package__) / "install_program.py").read_bytes()
     described = {"python": target.python, "machine": target.machine}
-    return _zip({"__main__.py": text, "target.json": json.dumps(described).encode()})
-
-
-def _zip(content: dict[str, bytes]) -> bytes:
-    memory = io.BytesIO()
-    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in content.items():
-            info = zipfile.ZipInfo(name, _EPOCH)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info.create_system, info.external_attr = 3, 0o644 << 16
-            archive.writestr(info, data)
-    return memory.getvalue()
+    return make_zip({"__main__.py": text, "target.json": json.dumps(described).encode()})

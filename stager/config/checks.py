@@ -10,10 +10,11 @@ import datetime
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import TextEnum
 
 S = TypeVar("S")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import (
     Backend,
     CompileCache,

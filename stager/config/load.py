@@ -10,12 +10,13 @@ import datetime
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Backend
 from bundle.protocol.job import ONE_A_CPU
 from bundle.redaction.secrets import mask_arguments, strip_url_secrets

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.launch.program_variables import CODE, DROPPED, RANK
+from bundle.protocol.dataclass import dataclass
 
 from ..hub.repositories import HubRequest, Kind, parse_request
 from . import checks

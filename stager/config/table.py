@@ -9,11 +9,12 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bundle.node.node_root import ROOT_VARIABLE
+from bundle.protocol.dataclass import dataclass
 
 from ..core import toml
 from ..core.errors import ConfigError

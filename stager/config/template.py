@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from bundle.protocol.dataclass import dataclass
 
 from ..core import toml
 from ..core.errors import ConfigError, StagerError

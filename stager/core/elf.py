@@ -49,15 +49,6 @@ class Elf(NamedTuple):
     run_path_at: int
     glibc: tuple[int, int]  # the oldest glibc that has all that it needs; (0, 0) for any
 
-    @property
-    def is_for_musl(self) -> bool:
-        """True if it was linked with musl, and cannot be loaded where the C library is another.
-
-        musl calls itself ``libc.so``, Alpine Linux calls it ``libc.musl-x86_64.so.1``.
-        """
-        names = (Path(self.loader).name, *self.needed)
-        return any(re.match(r"libc\.so$|libc\.musl-|ld-musl-", name) for name in names)
-
 
 def read_elf(path: Path) -> Elf | None:
     """Read a file; None if it is no program or library for 64 bits, little-endian; OSError."""
@@ -112,7 +103,6 @@ class _File:
                 yield self._read(offset, min(size, _TEXT * _DYNAMIC.size))
 
     def _read_versions(self) -> Iterator[tuple[int, int]]:
-        """Yield flags and the place of the name of each version (``.gnu.version_r``)."""
         if not self._dynamic[_VERSIONS]:
             return
         place = self._find_offset(self._dynamic[_VERSIONS][-1])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from bundle.protocol import enumerations
+from bundle.protocol.dataclass import dataclass
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -95,10 +95,7 @@ _UNSEEN = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\u2028\u2029\ud800
 
 
 def escape_invisible(text: str) -> str:
-    r"""Return a text without colours, with other invisible characters written as ``\x1b``.
-
-    A carriage return at its end, as files from elsewhere have it, goes without a word.
-    """
+    r"""Return a text without colours, with other invisible characters written as ``\x1b``."""
     text = text.removesuffix("\r")
     if _UNSEEN.search(text) is None:
         return text

@@ -218,10 +218,7 @@ def _is_main_thread() -> bool:
 
 
 def _deliver_lines(readers: Mapping[IO[bytes] | None, Callable[[str], None] | None]) -> None:
-    """Read pipes at the same time, line by line, to their ends, and close them.
-
-    A process that writes to one that was closed before its end gets SIGPIPE.
-    """
+    """Read pipes at the same time, line by line, to their ends, and close them."""
     with contextlib.ExitStack() as pipes, selectors.DefaultSelector() as selector:
         for pipe, on_line in readers.items():
             if pipe is not None and on_line is not None:

@@ -207,12 +207,11 @@ class Store:
         too_few_inodes = bool(state.f_files) and state.f_favail < inodes
         if free >= needed and not too_few_inodes:
             return
-        need = f"need {format_size(needed)}" + (f" and {inodes} inodes" if too_few_inodes else "")
-        have = f"have {format_size(free)}"
-        if state.f_files:
-            have += f" and {state.f_favail} inodes"
+        need, have = format_size(needed), format_size(free)
+        if too_few_inodes:
+            need, have = f"{inodes} inodes", f"{state.f_favail} inodes"
         raise SpaceError(
-            f"not enough space for {what}: {need}, {have} at {self.root}", hint=STORE_HINT
+            f"not enough space for {what}: need {need}, have {have} at {self.root}", hint=STORE_HINT
         )
 
     @contextlib.contextmanager
@@ -253,10 +252,6 @@ class Store:
                 path.mkdir(exist_ok=True)
                 self.open_up(path)
         except OSError as exc:
-            if exc.filename == str(path) != str(self.root) and exc.errno == errno.EEXIST:
-                raise StagerError(
-                    f"{path} is not a directory, but a directory is expected there", hint=_MOVE_AWAY
-                ) from exc
             raise write_error(path, exc) from exc
 
 
@@ -292,17 +287,14 @@ def write_error(path: Path, exc: OSError) -> StagerError:
     """Return the error for a path in the store that cannot be written, and what to change."""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(f"no space left while writing {path}", hint=STORE_HINT)
-    if exc.errno == errno.EISDIR:
-        return StagerError(f"{path} is a directory, but a file is expected there", hint=_MOVE_AWAY)
-    shared = (
-        " (a root that a group shares needs mode 2770; the next build of each user gives the others"
-        " access to that user's files)"
+    hint = (
+        "check the permissions, or choose another place with environment.offline-root in "
+        "stager.toml or $OFFLINE_ROOT; a root that a group shares needs mode 2770, and the next "
+        "build of each user gives the others access to that user's files"
     )
-    return StagerError(
-        f"cannot write {path}: {exc.strerror or exc}",
-        hint=f"check the permissions{shared if exc.errno == errno.EACCES else ''}, or choose "
-        "another place with environment.offline-root in stager.toml or $OFFLINE_ROOT",
-    )
+    if exc.errno in (errno.EISDIR, errno.EEXIST):  # a file where a folder belongs, or the reverse
+        hint = _MOVE_AWAY
+    return StagerError(f"cannot write {path}: {exc.strerror or exc}", hint=hint)
 
 
 # --- Recorded digests of files in the offline root, and of large ones in projects: each is read
@@ -331,18 +323,15 @@ class DigestCache:
 
     def digest(self, path: Path) -> Digest | None:
         """Return the digest of a file in the store; None where there is no such file."""
-        why, hint = "is not a file, but a file is expected there", _MOVE_AWAY
         try:
-            status = path.stat()
-            if stat.S_ISREG(status.st_mode):
-                hint = "make it readable"
-                return self._digest(path, str(path.relative_to(self._store.root)), status)
+            return self._digest(path, str(path.relative_to(self._store.root)), path.stat())
         except FileNotFoundError:
             return None
-        except OSError as exc:  # a link to itself, for one
-            why = f"cannot be read: {exc.strerror or exc}"
-            raise StagerError(f"{path} {why}", hint=hint) from exc
-        raise StagerError(f"{path} {why}", hint=hint)
+        except OSError as exc:  # a directory, or a link to itself, for one
+            raise StagerError(
+                f"{path} cannot be read: {exc.strerror or exc}",
+                hint=f"make it readable, or {_MOVE_AWAY}",
+            ) from exc
 
     def digest_of_content(self, path: Path) -> Digest:
         """Return the digest of a file of a project; OSError if it cannot be read."""

@@ -25,8 +25,6 @@ Table = Mapping[str, object]  # a table as it stands in a file, unchecked
 
 _BYTE_ORDER_MARK = "\ufeff"  # some editors write it; the standard's parser refuses it
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_TWICE = re.compile(r"Cannot declare (\(.*\)) twice")
-"""What the parser says of a table that is written twice, with the parts of its name."""
 _POSITION = re.compile(r"\s*\(at (line \d+, column \d+|end of document)\)")
 
 
@@ -49,28 +47,14 @@ def loads(text: str, source: Path) -> dict[str, Any]:
     """Parse TOML text; ``source`` is the file it came from, for the message."""
     try:
         data: dict[str, Any] = tomllib.loads(text.removeprefix(_BYTE_ORDER_MARK))
-    except tomllib.TOMLDecodeError as exc:
-        message = str(exc)
-        position = _POSITION.search(message)
-        place = position.group(1) if position else "somewhere"
-        why, hint = _POSITION.sub("", message), "strings need quotes, lists need brackets"
-        if twice := _TWICE.match(why):
-            name = ".".join(re.findall(r"'([^']*)'", twice[1]))
-            why, hint = (
-                f"the table [{name}] is there twice",
-                "write all its keys below the first one",
-            )
+    # Also a number of more than 4300 digits, and lists that lie too deep within each other.
+    except (ValueError, RecursionError) as exc:
+        position = _POSITION.search(str(exc))
+        place = f"{position[1]}: " if position else ""
         raise ConfigError(
-            f"{source}: {place}: {why}", hint=f"the file is not valid TOML; {hint}"
-        ) from exc
-    except RecursionError as exc:
-        raise ConfigError(
-            f"{source}: lists or tables lie too deep within each other",
-            hint="look for a bracket or brace that was repeated by mistake",
-        ) from exc
-    except ValueError as exc:  # a number of more than 4300 digits, a date that does not exist
-        raise ConfigError(
-            f"{source}: a value cannot be used: {exc}", hint="correct the number or the date"
+            f"{source}: {place}{_POSITION.sub('', str(exc))}",
+            hint="the file is not valid TOML; strings need quotes, lists need brackets, and all "
+            "keys of a table are written below its name",
         ) from exc
     return data
 
@@ -90,11 +74,7 @@ def get_list(data: Table, key: str) -> list[Any]:
 
 
 def dumps(data: Table) -> str:
-    """Write a mapping as TOML; the same mapping always gives the same bytes.
-
-    Mappings become ``[tables]``, lists of mappings ``[[arrays of tables]]``; inside the latter
-    everything is written inline, so that one entry stays one paragraph.
-    """
+    """Write a mapping as TOML; the same mapping always gives the same bytes."""
     return "\n".join(_table_lines(data, "")).strip("\n") + "\n"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform as host
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 from bundle.system.own_program import short_version
 

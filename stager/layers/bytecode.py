@@ -38,9 +38,8 @@ _TEST_MODULE = re.compile(r"(?:^|/)tests?/(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py$
 def is_worth_compiling(path: str) -> bool:
     """Return whether a module of a wheel gets bytecode: all but the test modules of test suites.
 
-    In the reference environment those are a fifth of all modules, and more than a quarter of the
-    time that compiling takes; no rank imports them. A rank that does compiles them in memory.
-    Helper modules beside them, which packages do import, get bytecode.
+    In the reference environment those are more than a quarter of the time that compiling takes, and
+    no rank imports them. Helper modules beside them, which packages do import, get bytecode.
     """
     return not _TEST_MODULE.search(path)
 
@@ -114,18 +113,14 @@ class Compiler(NamedTuple):
     """An interpreter on this machine that compiles for another version than the running one."""
 
     program: Path
-    version: str
-    """Its full version, ``3.12.1``."""
-    magic: str
-    """The first bytes of its bytecode, in hexadecimal digits."""
+    version: str  # its full version, ``3.12.1``
+    magic: str  # the first bytes of its bytecode, in hexadecimal digits
 
 
 class CompiledModules:
     """The bytecode of a layer's modules, which other processes make or have made."""
 
-    def __init__(
-        self, what: str, paths: Collection[str], collect: Callable[[], tuple[Made, list[str]]]
-    ) -> None:
+    def __init__(self, what: str, paths: Collection[str], collect: Callable[[], Made]) -> None:
         self._what = what
         self._paths = frozenset(paths)
         self._collect = functools.cache(collect)
@@ -138,14 +133,7 @@ class CompiledModules:
 
         ``digest`` is the :func:`importlib.util.source_hash` of its source.
         """
-        made, faults = self._collect()
-        if path not in made:
-            raise StagerError(
-                f"{self._what}: {path} could not be compiled",
-                hint="run the command again; if it fails again, remove the wheel and build again",
-                context=faults,
-            )
-        made_from, bytecode = made[path]
+        made_from, bytecode = self._collect()[path]
         if made_from != digest:
             raise StagerError(
                 f"{self._what}: {path} changed while it was being read",
@@ -177,7 +165,7 @@ def compile_elsewhere(
             bytecode = Path(folder, str(number))
             if bytecode.is_file():
                 made[path] = made[path][0], bytecode.read_bytes()
-    return CompiledModules(what, made, lambda: (made, []))
+    return CompiledModules(what, made, lambda: made)
 
 
 # --- Compiling the modules of a large wheel in processes of their own, while it is being read ----
@@ -235,20 +223,22 @@ def compile_in_parallel(
     with futures.ProcessPoolExecutor(len(slices), fork, initializer=end_with_parent) as pool:
         parts = [pool.submit(_compile, wheel, names) for names in slices]
 
-        def collect() -> tuple[Made, list[str]]:
+        def collect() -> Made:
             made: Made = {}
-            faults = []
             try:
                 for part in parts:
-                    slice_made, fault = part.result()
-                    made |= slice_made
-                    faults += [fault] if fault else []
+                    made |= part.result()
             except futures.process.BrokenProcessPool:
                 raise StagerError(
                     f"{wheel.name}: a process that compiled its modules was killed",
                     hint="usually the machine ran out of memory: free some, or use --jobs 1",
                 ) from None
-            return made, faults
+            except UnreadError as exc:
+                raise StagerError(
+                    f"{wheel.name}: its modules could not be compiled: {exc}",
+                    hint="run the command again; if it fails again, remove the wheel",
+                ) from None
+            return made
 
         try:
             if jobs == 1:
@@ -290,14 +280,11 @@ def _split_evenly(modules: dict[str, int], count: int) -> list[list[str]]:
     return slices
 
 
-def _compile(wheel: Path, names: Sequence[str]) -> tuple[Made, str]:
-    made: Made = {}
-    try:
-        for name, source in read_sources(wheel, names):
-            made[name] = importlib.util.source_hash(source), compile_module(source, name)
-    except UnreadError as exc:
-        return made, str(exc)
-    return made, ""
+def _compile(wheel: Path, names: Sequence[str]) -> Made:
+    return {
+        name: (importlib.util.source_hash(source), compile_module(source, name))
+        for name, source in read_sources(wheel, names)
+    }
 
 
 def read_sources(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:

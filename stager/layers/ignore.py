@@ -42,10 +42,7 @@ class Ignore:
         return cls((line.removesuffix("\r") for line in lines), base=base)
 
     def decide(self, path: str, *, is_dir: bool) -> bool | None:
-        """Return True to leave a path out, False to take it back, None if nothing matches.
-
-        It is relative to the same root as ``base``; a link to a directory is no directory.
-        """
+        """Return True to leave a path out, False to take it back, None if nothing matches."""
         inner = path.removeprefix(self._base)
         if (self._base and inner == path) or not self._any.search(inner):
             return None

@@ -7,7 +7,6 @@ import io
 import logging
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -84,7 +83,6 @@ def make_layers(
         spools = sorted(map(_estimate_spool, missing.values()), reverse=True)[:jobs]
         room = sum(source.size for source in missing.values()) * 3 // 2 + sum(spools)
         store.require_space(room, "the layers")
-        _require_open_files(min(jobs, len(missing)))
         with store.scratch("spool") as scratch:
             work = LayerWork(target=target, store=store, scratch=scratch, jobs=jobs)
             _build_all([*missing.values()], work, progress)
@@ -104,19 +102,7 @@ def make_layers(
     )
 
 
-def _require_open_files(processes: int) -> None:
-    """Refuse a limit of open files at which the fork server of multiprocessing would crash."""
-    needed, limit = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit < needed:
-        raise StagerError(
-            f"the limit of open files is too low to make the layers: it is {limit}, and "
-            f"{needed} are needed",
-            hint="raise it in this shell: ulimit -n 1024",
-        )
-
-
 def _estimate_spool(source: LayerSource) -> int:
-    """Return the bytes that a layer's spool needs: unpacked, with bytecode."""
     if source.wheel is None:
         return source.size
     try:
@@ -157,9 +143,9 @@ def is_stored(store: Store, key: Digest) -> bool:
 
 def _describe(store: Store, key: Digest, source: LayerSource) -> Layer:
     with open_regular(store.layer(key)) as handle:
-        prefix = handle.read(HEAD_PREFIX)
-        summary = head_summary(prefix)
-        head = prefix + handle.read(summary.head_size - HEAD_PREFIX)
+        summary = head_summary(handle.read(HEAD_PREFIX))
+        handle.seek(0)
+        head = handle.read(summary.head_size)
     return Layer(
         id=key,
         kind=source.kind,
@@ -217,8 +203,7 @@ class LayerWork(NamedTuple):
 
     target: Target
     store: Store
-    scratch: Path
-    """A directory on the store's own disk for unfinished layers."""
+    scratch: Path  # a directory on the store's own disk for unfinished layers
     jobs: int
 
 
@@ -265,13 +250,9 @@ def _prepare_start() -> Iterator[None]:
     """Surround the start of a process, and with the first one that of the server.
 
     Signals such as Ctrl-C wait until the process is recorded, to be killed like the others. They
-    stay blocked in the children, which inherit the mask but no handler: a terminal sends Ctrl-C to
-    the whole group, and each child would die with a traceback of its own.
-
-    The main module is replaced by an empty one, because multiprocessing runs it again in every
-    child: here it is the command line, as much work as a small layer, elsewhere a user's script.
-
-    The server's socket lies where its path is short enough.
+    stay blocked in the children: a terminal sends Ctrl-C to the whole group, and each child would
+    die with a traceback of its own. The main module is replaced by an empty one, because
+    multiprocessing runs it again in every child: it may be a user's script.
     """
     resource_tracker.ensure_running()  # starting it lets those signals through again
     before = signal.pthread_sigmask(
@@ -360,7 +341,6 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
 def _compile_wheel(
     source: LayerSource, wheel: Path, work: LayerWork
 ) -> Iterator[CompiledModules | None]:
-    """Yield a wheel's bytecode from other processes; None if the unpacking process makes it."""
     if source.compiler is None:
         with compile_in_parallel(wheel, work.target, work.jobs, source.prune) as modules:
             yield modules
@@ -373,7 +353,6 @@ def _compile_wheel(
 
 
 def _add_tree(writer: LayerWriter, source: LayerSource, tree: Tree, work: LayerWork) -> list[str]:
-    """Add files, with the bytecode of modules; return each file's digest."""
     digests = []
     compile_file = _make_compile_function(source, tree, work)
     for file in tree.files:
@@ -403,7 +382,6 @@ def _open_content(source: LayerSource, file: TreeFile, *, whole: bool) -> Binary
 def _make_compile_function(
     source: LayerSource, tree: Tree, work: LayerWork
 ) -> Callable[[TreeFile, bytes], bytes | None] | None:
-    """Return what compiles the source of a module; None if nothing does."""
     if source.kind == "asset":
         return None
     program = source.compiler.program if source.compiler else None

@@ -8,7 +8,6 @@ import shutil
 import struct
 import tarfile
 import tempfile
-import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -137,8 +136,7 @@ class Unread(NamedTuple):
     chunks: Callable[[int], Iterator[bytes | bytearray]]
     """Yields it in pieces of the given length, the last one shorter; raises an error at the end if
     it is not what was promised."""
-    dense: bool = False
-    """True if compressing it well does not pay."""
+    dense: bool = False  # true if compressing it well does not pay
 
 
 _Chunk = tuple["bytes | bytearray", int]  # some bytes of the tar, and the level that suits them
@@ -158,11 +156,7 @@ class _File(NamedTuple):
 
 
 class LayerWriter:
-    """Collects the files of one layer in a spool, then writes them sorted, framed and compressed.
-
-    The spool lives in memory up to ``SPOOL_MEMORY`` bytes and in an unnamed temporary file beyond,
-    so the memory a build needs does not depend on the largest wheel.
-    """
+    """Collects the files of one layer in a spool, then writes them sorted and compressed."""
 
     def __init__(self, scratch: Path, threads: int = 1, *, sampled: bool = False) -> None:
         """Spool to ``scratch`` (``/tmp`` may be small); the bytes do not depend on ``threads``."""
@@ -215,9 +209,6 @@ class LayerWriter:
         except LayerError as exc:
             raise WheelError(str(exc)) from exc
         self._links[path] = target
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._files
 
     def write(self, target: Path, origin: Origin) -> None:
         """Write the layer: first the frames, to a temporary file, as the head has their digests."""
@@ -280,13 +271,16 @@ class LayerWriter:
 
     def _compress(self, pieces: Iterator[tuple[bytearray, int]]) -> Iterator[tuple[bytes, Frame]]:
         """Compress each piece into a frame of its own, in threads: zstd releases the GIL."""
-        own = threading.local()
 
         def compress(piece: bytearray, level: int) -> tuple[bytes, Frame]:
             if self._sampled and not does_compression_pay(piece):
                 packed = store_uncompressed(piece)
             else:
-                packed = _compressor(own, level).compress(piece)
+                parameters = zstandard.ZstdCompressionParameters.from_level(
+                    level, window_log=WINDOW_LOG, write_checksum=False
+                )
+                compressor = zstandard.ZstdCompressor(compression_params=parameters)
+                packed = compressor.compress(piece)
             return packed, Frame(len(packed), len(piece), hashlib.sha256(packed).hexdigest())
 
         with ThreadPoolExecutor(self._threads) as pool:
@@ -297,18 +291,6 @@ class LayerWriter:
                     yield waiting.popleft().result()
             for left in waiting:
                 yield left.result()
-
-
-def _compressor(own: threading.local, level: int) -> zstandard.ZstdCompressor:
-    if not hasattr(own, "compressors"):
-        own.compressors = {}
-    compressors: dict[int, zstandard.ZstdCompressor] = own.compressors
-    if level not in compressors:
-        parameters = zstandard.ZstdCompressionParameters.from_level(
-            level, window_log=WINDOW_LOG, write_checksum=False
-        )
-        compressors[level] = zstandard.ZstdCompressor(compression_params=parameters)
-    return compressors[level]
 
 
 def _tar_header(name: str, file: _File | None, target: str | None) -> bytes:
@@ -398,7 +380,6 @@ def list_top_modules(name: str, index: Index) -> tuple[str, ...]:
 
 
 def _top_module(path: str) -> str:
-    """Return the top-level module that a file in ``site-packages`` makes; empty for none."""
     first, _, rest = path.partition("/")
     if rest == "__init__.py":
         return first

@@ -6,34 +6,29 @@ Nothing is written here, and all problems are reported at once.
 from __future__ import annotations
 
 import difflib
-import errno
 import glob
 import os
 import posixpath
 import stat
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+from bundle.protocol.dataclass import dataclass
 
 from ..core.errors import ConfigError
 from ..core.files import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
 from ..core.store import to_stamp
 from .ignore import Ignore, anchor, is_excluded
-from .tree import Collector, Tree, describe_kind, quote_path
+from .tree import Collector, Tree, quote_path
 
+_SIGNED = (BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX)
 NEVER_SHIPPED = (
     *(".git", ".hg", ".svn", ".DS_Store", "__pycache__/", "*.pyc", ".venv", "node_modules/"),
-    *(
-        "stager-support-*.tar.gz",
-        f"*{BUNDLE_SUFFIX}",
-        f"*{BUNDLE_SUFFIX}.sig",
-        f"*{CARRIED_SUFFIX}",
-        f"*{CARRIED_SUFFIX}.sig",
-        f"*{IMAGE_SUFFIX}",
-        f"*{IMAGE_SUFFIX}.sig",
-        f"*{SBOM_SUFFIX}",
-    ),  # our own, of an earlier job or build
+    # Our own, of an earlier job or build.
+    *("stager-support-*.tar.gz", f"*{SBOM_SUFFIX}"),
+    *(f"*{one}" for suffix in _SIGNED for one in (suffix, f"{suffix}.sig")),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     # The project comes first on sys.path: what an editable install left behind would hide the
     # bundle's own metadata from importlib.metadata and from plug-in discovery.
@@ -73,10 +68,8 @@ class _Asset(NamedTuple):
 def project_files(root: Path, exclude: Sequence[str]) -> Tree:
     """List the files of a project that are shipped.
 
-    Left out are files that ``exclude``, ``NEVER_SHIPPED``, or the ``.gitignore`` files of the
-    project and of the git repository around it name, and Python environments. Git itself is not
-    called, so a file that it tracks although a pattern names it is left out; ``"!/that/file"``
-    in ``exclude`` takes it back, within the limits that git sets to taking back.
+    Git itself is not called, so a file that it tracks although a ``.gitignore`` names it is left
+    out; ``"!/that/file"`` in ``exclude`` takes it back, within git's limits.
     """
     if not os.path.isdir(root):  # noqa: PTH112 - Path's raises where it may not look
         base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
@@ -94,12 +87,11 @@ def project_files(root: Path, exclude: Sequence[str]) -> Tree:
 
 
 def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
-    """List the files that ``assets.paths`` names.
+    """List the files that ``assets.paths`` names, whatever a ``.gitignore`` says.
 
-    An asset in the project keeps its path; any other goes by its last component. No ``.gitignore``
-    counts: data is often ignored by git, and the user has named it. A link to somewhere in the
-    same asset stays a link, any other is replaced by its target, such as the blobs that the
-    snapshots of a Hugging Face cache link to.
+    An asset in the project keeps its path; any other goes by its last component. A link to
+    somewhere in the same asset stays a link, any other is replaced by its target, such as the blobs
+    that the snapshots of a Hugging Face cache link to.
     """
     assets, problems = _resolve_entries(root, patterns)
     if problems:
@@ -120,10 +112,12 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
 
 
 def _bad_assets(problems: Sequence[str], root: Path) -> ConfigError:
-    hint = f"correct assets.paths; relative paths start from {root}"
     several = len(problems) > 1
-    message = f"assets.paths: {len(problems)} problems" if several else problems[0]
-    return ConfigError(message, hint=hint, context=problems if several else ())
+    return ConfigError(
+        f"assets.paths: {len(problems)} problems" if several else problems[0],
+        hint=f"correct assets.paths; relative paths start from {root}",
+        context=problems if several else (),
+    )
 
 
 def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
@@ -178,7 +172,6 @@ def _add_rules(
 
 
 def _find_outer_rules(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
-    """Return the path in the repository, and the patterns above; none if it ignores the project."""
     top = find_repository(root)
     rules: tuple[Ignore, ...] = ()
     path = ""
@@ -187,9 +180,7 @@ def _find_outer_rules(collector: Collector, root: Path) -> tuple[str, tuple[Igno
         path = f"{path}/{part}" if path else part
         if is_excluded(rules, path, is_dir=True):
             return "", ()
-    if not path:
-        return "", rules
-    return f"{path}/", rules
+    return f"{path}/" if path else "", rules
 
 
 def find_repository(root: Path) -> Path:
@@ -220,7 +211,6 @@ def _gitignore(collector: Collector, folder: str, base: str) -> tuple[Ignore, ..
 def _walk_asset(
     collector: Collector, folder: str, path: str, asset: _Asset, above: tuple[str, ...]
 ) -> None:
-    """Collect a directory of an asset; ``above`` are the real directories being walked."""
     for entry in collector.entries(folder, path):
         entry_path = f"{path}/{entry.name}"
         if entry.is_symlink():
@@ -234,16 +224,11 @@ def _walk_asset(
 def _follow(
     collector: Collector, source: str, path: str, asset: _Asset, above: tuple[str, ...]
 ) -> None:
-    """Keep a link that stays in the asset, else collect its target."""
     try:
         real = os.path.realpath(source, strict=True)
     except OSError as exc:
-        target = str(Path(source).readlink())
-        reasons = {
-            errno.ELOOP: "a loop of links",
-            errno.ENOENT: f"a broken link to {quote_path(target)}",
-        }
-        collector.refuse(path, reasons.get(exc.errno or 0, exc.strerror or str(exc)))
+        target = quote_path(str(Path(source).readlink()))
+        collector.refuse(path, f"a link to {target}: {exc.strerror or exc}")
         return
     if _is_within(real, asset.real):
         goal = asset.path + real[len(asset.real) :]
@@ -299,7 +284,7 @@ def _asset(base: Path, match: str) -> _Asset | str:
     except OSError as exc:
         return f"is a broken link ({exc.strerror})"
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        return f"is {describe_kind(mode)}, not a file or a directory"
+        return "is a pipe, socket or device, not a file or a directory"
     projects = (str(base), os.path.realpath(base))
     for project in projects:
         if _is_within(project, match) or _is_within(project, real):
@@ -326,9 +311,4 @@ def _nearby(path: Path) -> str:
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(repr(str(folder / name)) for name in close)}?"
-    if not names:
-        return f"{folder} is empty"
-    listed = ", ".join(names[:NEARBY])
-    if len(names) > NEARBY:
-        listed += f" and {len(names) - NEARBY} more"
-    return f"{folder} holds {listed}"
+    return f"{folder} holds {', '.join(names[:NEARBY]) or 'nothing'}"

@@ -29,19 +29,20 @@ import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bundle.format.archive import BundleFile
 from bundle.format.layer import LayerError, get_packed_index
 from bundle.format.manifest import Layer
-from bundle.protocol.codec import encode
+from bundle.protocol.codec import decode, encode
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import canonical_json
 from bundle.protocol.problem import NodeError
 
-from ..config.sections import HEADERS, PRUNABLE, TESTS
+from ..config.sections import HEADERS, TESTS
 from ..core.errors import ConfigError
 from ..core.values import Wheel
 from .ignore import Ignore
@@ -210,18 +211,8 @@ class Pruned:
     files: int
     size: int = field(metadata={"json": "bytes"})
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Pruned:
-        """Read a note; ValueError, KeyError or TypeError if it is none."""
-        given = raw["what"]
-        words = tuple(word for word in PRUNABLE if word in given)
-        words += tuple(word for word in given if isinstance(word, str) and is_pattern(word))
-        return cls(words=words, files=int(raw["files"]), size=int(raw["bytes"]))
-
 
 class _Members(NamedTuple):
-    """The names of a wheel's members by their installed paths, for each scheme."""
-
     site: dict[str, str]  # paths are relative to ``site-packages``
     headers: dict[str, str]
     data: dict[str, str]
@@ -259,7 +250,7 @@ def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[s
 
 
 def _list_site(wheel: Wheel, named: Collection[str]) -> list[str]:
-    """Return the files of a wheel in ``site-packages``; none of one that no pattern names."""
+    # Reading a wheel that no pattern names would take a while.
     return [*_read_members(wheel.path, metadata=True).site] if wheel.name in named else []
 
 
@@ -332,7 +323,7 @@ def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
             with bundle.turn_into_damage(LayerError):
                 note = tar.file(entry, 0, entry.size)
             with suppress(ValueError, KeyError, TypeError):  # a wheel's own file of that name
-                yield Pruned.from_json(json.loads(note))
+                yield decode(Pruned, json.loads(note))
 
 
 def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> _Members:
@@ -366,7 +357,6 @@ def _headers(members: _Members) -> set[str]:
 
 
 def _test_folders(site: Iterable[str]) -> set[str]:
-    """Return the directories in packages that are named after tests and hold some."""
     folders: set[str] = set()
     for path in site:
         if _TEST_FILE.fullmatch(posixpath.basename(path)):
@@ -376,11 +366,7 @@ def _test_folders(site: Iterable[str]) -> set[str]:
 
 
 def _find_unneeded_folders(archive: zipfile.ZipFile, site: Mapping[str, str]) -> set[str]:
-    """Return the test directories that nothing which stays installed imports or names.
-
-    Directories that a remaining directory imports remain as well, so this is repeated until no
-    more are found.
-    """
+    """Return the test directories that nothing which stays installed imports or names."""
     folders = _test_folders(site)
     parents = {posixpath.dirname(folder) for folder in folders}
 

@@ -10,7 +10,7 @@ import posixpath
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from bundle.format.layer import INDEX_FORMAT, Origin
 from bundle.launch.program_variables import ENV
 from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..config.load import Config
@@ -40,8 +41,7 @@ class RunPath(NamedTuple):
 
     at: int
     old: bytes
-    new: bytes
-    """The new one, which is not longer."""
+    new: bytes  # the new one, which is not longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,7 @@ class Interpreter:
     """The changes that make the layer of a Python out of its files."""
 
     program: Path
-    run_paths: Mapping[str, RunPath]
-    """The run paths that are replaced, by file."""
+    run_paths: Mapping[str, RunPath]  # the run paths that are replaced, by file
 
     def content(self, file: TreeFile) -> bytes:
         """Return a file as it is shipped."""
@@ -80,32 +79,24 @@ LARGE_PROJECT, MANY_FILES = 200 << 20, 5_000
 class LayerSource:
     """The source of one layer."""
 
-    kind: str
-    """One of :data:`bundle.format.manifest.KINDS`."""
-    name: str
-    """The distribution's normalized name, or the project's or asset's."""
+    kind: str  # one of `bundle.format.manifest.KINDS`
+    name: str  # the distribution's normalized name, or the project's or asset's
     version: str = ""
     """The distribution's or interpreter's version, or the beginning of the commit of a model or
     data set."""
-    digest: Digest
-    """Digest of the content: the wheel's, or the tree's."""
-    wheel: Path | None = None
-    """The wheel file, for a wheel."""
-    tree: Tree | None = None
-    """The files, for the other kinds."""
+    digest: Digest  # digest of the content: the wheel's, or the tree's
+    wheel: Path | None = None  # the wheel file, for a wheel
+    tree: Tree | None = None  # the files, for the other kinds
     contents: tuple[Digest, ...] = ()
     """The digests of the tree's files, in its order, where they are known."""
-    prefix: str = ""
-    """The directory in the environment for a tree's files."""
-    size: int
-    """Rough amount of work in bytes: large ones are started first."""
+    prefix: str = ""  # the directory in the environment for a tree's files
+    size: int  # rough amount of work in bytes: large ones are started first
     prune: tuple[str, ...] = ()
     """What is left out: words of :data:`stager.config.sections.PRUNABLE`, and patterns."""
     hub: Mapping[str, object] = field(default_factory=dict)
     """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``,
     and the files that were left out."""
-    interpreter: Interpreter | None = None
-    """How the files of a Python are changed and compiled."""
+    interpreter: Interpreter | None = None  # how the files of a Python are changed and compiled
     compiler: Compiler | None = None
     """What compiles modules for another version of Python; None for the running interpreter."""
 
@@ -197,10 +188,9 @@ def project_sources(
 ) -> list[LayerSource]:
     """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
-    Left out of the project are stager's ``own`` files (the offline root, those who may sign, and
-    the lock, which is of no use on a node and may name wheels by paths of this machine), and the
-    results of trackers, ``tracked``, unless ``project.exclude`` takes them back. ``note`` gets
-    notes on other files that were left out; ``read`` returns the digest of a file.
+    Left out of the project are stager's ``own`` files, such as the lock, which may name wheels by
+    paths of this machine, and the results of trackers, ``tracked``, unless ``project.exclude``
+    takes them back. ``note`` gets notes on other files; ``read`` returns the digest of a file.
     """
     sources = []
     assets = [str(path) for path in config.assets.paths]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from bundle.format.layer import (
@@ -20,6 +20,7 @@ from bundle.format.layer import (
     explain_excess,
 )
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import canonical_json
 
 from ..core.errors import StagerError
@@ -28,35 +29,23 @@ from ..core.values import Digest
 
 _PREFIX = "project"
 """Stands for the directory that a tree goes to in an environment, when its paths are measured."""
-_ABSOLUTE = "an absolute link, whose target the nodes may not have; left out"
-_OUTSIDE = "it points outside, where the nodes may have something else; left out"
-_KINDS = (
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeFile:
     """One file to be shipped."""
 
-    path: str
-    """Its relative path in the tree, with forward slashes."""
+    path: str  # its relative path in the tree, with forward slashes
     source: Path
-    mode: int
-    """0o755 if its owner may execute it, else 0o644."""
-    size: int
-    """Its length in bytes when it was looked at."""
+    mode: int  # 0o755 if its owner may execute it, else 0o644
+    size: int  # its length in bytes when it was looked at
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
     """Files and links to be shipped, in an order that depends on their names alone."""
 
-    files: tuple[TreeFile, ...] = ()
-    """Sorted by path."""
+    files: tuple[TreeFile, ...] = ()  # sorted by path
     links: tuple[tuple[str, str], ...] = ()
     """Path and target of each symbolic link, sorted; the targets are in this tree."""
     skipped: tuple[str, ...] = ()
@@ -125,7 +114,7 @@ class Collector:
         try:
             status = os.stat(source)  # noqa: PTH116 - a Path each would cost more than the call
             if not stat.S_ISREG(status.st_mode):
-                self.notes.append(f"{path}: {describe_kind(status.st_mode)}, left out")
+                self.notes.append(f"{path}: a pipe, socket or device, left out")
                 return
             # Mode bits do not show what a file server or an access list forbids; opening does.
             os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -224,10 +213,7 @@ def digest_contents(tree: Tree, read: Callable[[Path], Digest] = digest_file) ->
 
 
 def digest_tree(tree: Tree, digests: Sequence[str]) -> Digest:
-    """Return the digest of all that is shipped: paths, modes, contents and links, but not times.
-
-    ``digests`` are those of the files' contents, in the tree's order.
-    """
+    """Return the digest of all that is shipped: paths, modes, contents and links, but not times."""
     pairs = zip(tree.files, digests, strict=True)
     files = [[file.path, file.mode, digest] for file, digest in pairs]
     return Digest.of(canonical_json({"files": files, "links": tree.links}))
@@ -245,19 +231,9 @@ def digest_names(entries: Iterable[os.DirEntry[str]]) -> str:
     return Digest.of("\0".join(sorted(lines)).encode(errors="surrogateescape"))[:32]
 
 
-def describe_kind(mode: int) -> str:
-    """Return the kind of a special file, from its ``st_mode``."""
-    for test, name in _KINDS:
-        if test(mode):
-            return name
-    return "a special file"
-
-
 def quote_path(path: str) -> str:
     """Return a path that is safe to print: quoted if a terminal would act on it."""
-    if path.isprintable():
-        return path
-    return repr(path)
+    return path if path.isprintable() else repr(path)
 
 
 def list_parents(path: str) -> list[str]:
@@ -280,38 +256,34 @@ def list_folders(paths: Iterable[str]) -> set[str]:
 def _sound_links(
     files: Collection[str], links: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the links that lead to something shipped, and a note on each of the others.
-
-    A link may lead through other links, so dropping one can make another one lead nowhere.
-    """
+    """Return the links that lead to something shipped, and a note on each of the others."""
     kept = dict(links)
     notes: list[str] = []
-    faults = {path: _ABSOLUTE for path, target in links.items() if target.startswith("/")}
-    while faults := faults or _faults(files, kept):
-        for path, fault in faults.items():
-            notes.append(f"{path} -> {quote_path(kept.pop(path))}: {fault}")
-        faults = {}
+    while dead := _list_dead_links(files, kept):  # links may lead through others
+        for path in dead:
+            goal = quote_path(kept.pop(path))
+            notes.append(f"{path} -> {goal}: it leads to nothing that is shipped, left out")
     return kept, notes
 
 
-def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
+def _list_dead_links(files: Collection[str], links: Mapping[str, str]) -> list[str]:
     folders = list_folders([*files, *links])
-    faults = {}
+    dead = []
     for path, target in links.items():
         try:
             check_link(Link(f"{_PREFIX}/{path}", target))
-            fault = _find_dead_end(path, files, links, folders)
         except LayerError:
-            fault = _OUTSIDE
-        if fault:
-            faults[path] = fault
-    return faults
+            dead.append(path)
+            continue
+        if not _leads_somewhere(path, files, links, folders):
+            dead.append(path)
+    return dead
 
 
-def _find_dead_end(
+def _leads_somewhere(
     path: str, files: Collection[str], links: Mapping[str, str], folders: Collection[str]
-) -> str:
-    """Follow a link as the kernel will on a node; return why it gets nowhere, or nothing."""
+) -> bool:
+    """Follow a link as the kernel will on a node."""
     folder = path.split("/")[:-1]
     remaining = deque(links[path].split("/"))
     followed = 1
@@ -322,15 +294,15 @@ def _find_dead_end(
             continue
         if part == "..":
             if not folder:
-                return _OUTSIDE
+                return False
             folder.pop()
         elif place in links:
             followed += 1
-            if followed > LINK_LIMIT:
-                return "a loop of links, left out"
+            if followed > LINK_LIMIT:  # a loop
+                return False
             remaining.extendleft(reversed(links[place].split("/")))
         elif place in folders or (place in files and not remaining):
             folder.append(part)
         else:
-            return "its target is not shipped, left out"
-    return ""
+            return False
+    return True

@@ -210,12 +210,9 @@ class _CheckedWheel(WheelFile):
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         super().__init__(archive)
-        self.record: RecordEntry | None = None
-        """RECORD's line for the member being read."""
-        self.large: LargeMember | None = None
-        """The member being read, if it can be read later."""
-        self.left_out: frozenset[str] = frozenset()
-        """Members that are not to be installed."""
+        self.record: RecordEntry | None = None  # RECORD's line for the member being read
+        self.large: LargeMember | None = None  # the member being read, if it can be read later
+        self.left_out: frozenset[str] = frozenset()  # members that are not to be installed
 
     def check_names(self) -> None:
         if "RECORD" not in self.dist_info_filenames:
@@ -378,7 +375,6 @@ class _LayerDestination(WheelDestination):
         executable: bool,
         record: RecordEntry | None = None,
     ) -> RecordEntry:
-        """Add a file; compare it with its line of RECORD, which has its sha256, if one is given."""
         try:
             size, digest = self._writer.add(
                 self._path(scheme, path), content, executable=executable
@@ -394,7 +390,6 @@ class _LayerDestination(WheelDestination):
     def _add_large(
         self, scheme: Scheme, path: str, record: RecordEntry, *, executable: bool
     ) -> RecordEntry:
-        """Add a large member unread; its content is compared with RECORD when it is."""
         member = self._source.large
         if member is None or record.size not in (None, member.size):
             self._faults.append(describe_mismatch(record))

@@ -10,11 +10,11 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from bundle.format.layer import LayerError, check_path
+from bundle.protocol.dataclass import dataclass
 
 from ..core.errors import WheelError
 
@@ -47,7 +47,7 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
     names = Counter(member.filename for member in archive.infolist())
     faults = [f"{name} occurs twice" for name, count in names.items() if count > 1]
     for member in archive.infolist():
-        faults += _list_name_faults(member, data_dir) + _list_kind_faults(member)
+        faults += [*_list_name_faults(member, data_dir), *_list_kind_faults(member)]
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more"]
     if faults:
@@ -58,34 +58,29 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
         )
 
 
-def _list_name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
-    faults = []
+def _list_name_faults(member: zipfile.ZipInfo, data_dir: str) -> Iterator[str]:
     name = member.filename
-    if member.is_dir():
-        name = name.rstrip("/")
     try:
-        check_path(name)
+        check_path(name.rstrip("/") if member.is_dir() else name)
     except LayerError as exc:
-        faults.append(str(exc))
+        yield str(exc)
     # A file of the first name would make installer 1.1 loop forever, one of the second fail.
     is_scheme = name == data_dir or (name.startswith(f"{data_dir}/") and name.count("/") == 1)
     if is_scheme and not member.is_dir():
-        faults.append(f"{name} is a file, where a directory is expected")
-    if "\\" in member.filename:
-        faults.append(f"backslash in {member.filename!r}")
-    return faults
+        yield f"{name} is a file, where a directory is expected"
+    if "\\" in name:
+        yield f"backslash in {name!r}"
 
 
-def _list_kind_faults(member: zipfile.ZipInfo) -> list[str]:
-    faults = []
+def _list_kind_faults(member: zipfile.ZipInfo) -> Iterator[str]:
+    name = member.filename
     kind = stat.S_IFMT(member.external_attr >> 16)
     if kind == stat.S_IFLNK:
-        faults.append(f"{member.filename} is a symbolic link")
+        yield f"{name} is a symbolic link"
     elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        faults.append(f"{member.filename} is a device or special file")
+        yield f"{name} is a device or special file"
     if member.flag_bits & 0x1:
-        faults.append(f"{member.filename} is encrypted")
-    return faults
+        yield f"{name} is encrypted"
 
 
 # --- A large member of a wheel, which is read when its layer is written and not before -----------
@@ -113,11 +108,9 @@ class LargeMember:
     """A member that is read later."""
 
     wheel: Path
-    offset: int
-    """The start of its header in the archive."""
+    offset: int  # the start of its header in the archive
     packed_size: int
-    method: int
-    """One of ``METHODS``."""
+    method: int  # one of ``METHODS``
     size: int
     sha256: bytes
 

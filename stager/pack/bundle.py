@@ -10,10 +10,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -34,6 +33,7 @@ from bundle.format.manifest import (
     member_header,
 )
 from bundle.protocol.counts import format_count
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 from bundle.protocol.job import Requires
 
@@ -122,12 +122,9 @@ _NONE = (0, 0)
 class LibcNeed(NamedTuple):
     """Something in a bundle that needs a C library."""
 
-    version: tuple[int, int]
-    """The oldest version that it runs with; (0, 0) for any."""
-    package: str
-    """The package with its version, ``numpy 2.4.1``."""
-    because: str
-    """The file that needs it, or the tag that says so."""
+    version: tuple[int, int]  # the oldest version that it runs with; (0, 0) for any
+    package: str  # the package with its version, ``numpy 2.4.1``
+    because: str  # the file that needs it, or the tag that says so
 
     def __str__(self) -> str:
         return f"{self.package} ({self.because})"
@@ -137,7 +134,6 @@ class _Libraries(NamedTuple):
     major: int = 0
     minor: int = 0  # the oldest glibc with which all of them load; 0.0 for any
     file: str = ""  # the one that needs it
-    musl: str = ""  # one that was linked with musl; empty for none
 
     @property
     def version(self) -> tuple[int, int]:
@@ -171,26 +167,16 @@ def list_file_needs(
     do not count: that one cannot be started does not keep a module from being imported.
     """
     libc, newest = target.libc
+    if libc != "glibc":
+        return ()
     tags = {str(wheel.name): read_tag_need(wheel, newest) for wheel in wheels}
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _read_libraries(native, store, target)
     found = [(tags[layer.name].package, libraries[layer.id]) for layer in native]
-    _note_strangers(found, libc, note)
-    if libc != "glibc":
-        return ()
     needs = [LibcNeed(own.version, package, own.file) for package, own in found if any(own.version)]
     _note_understated(needs, tags, newest, note)
     _refuse_newer(needs, target)
     return tuple(needs)
-
-
-def _note_strangers(
-    found: Iterable[tuple[str, _Libraries]], libc: str, note: Callable[[str], None]
-) -> None:
-    for package, own in found:
-        file, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
-        if file:
-            note(f"{package}: {file} was built for {other}, and the nodes have {libc}")
 
 
 def _note_understated(
@@ -199,7 +185,6 @@ def _note_understated(
     newest: tuple[int, int],
     note: Callable[[str], None],
 ) -> None:
-    """Note what needs more than the tags of all wheels promise, as far as the target has it."""
     promised = max((need.version for need in tags.values()), default=_NONE)
     for need in needs:
         if promised < need.version <= newest:
@@ -255,20 +240,15 @@ def _read_record(store: Store) -> dict[Digest, _Libraries]:
 
 
 def _inspect_libraries(layer: Layer, store: Store, machine: str) -> _Libraries:
-    newest, file, musl = _NONE, "", ""
+    newest, file = _NONE, ""
     with open_stored_tar(store, layer) as tar:
         for entry in tar.index.files:
             if not _LIBRARY.search(entry.path):
                 continue
             header = elf.parse(partial(tar.file, entry))
-            if header is None or header.machine != machine:
-                continue
-            path = _SITE.sub("", entry.path)
-            if header.is_for_musl:
-                musl = musl or path
-            elif header.glibc > newest:
-                newest, file = header.glibc, path
-    return _Libraries(*newest, file, musl)
+            if header is not None and header.machine == machine and header.glibc > newest:
+                newest, file = header.glibc, _SITE.sub("", entry.path)
+    return _Libraries(*newest, file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,10 +259,8 @@ class Contents:
     target: Target
     wheels: tuple[Wheel, ...]
     """The wheels behind the layers; their tags decide what a node must have."""
-    layers: tuple[Layer, ...]
-    """The layers, in the order in which they are stored."""
-    decompressor: Wheel | None
-    """The zstandard wheel for the target; None if its Python has zstd."""
+    layers: tuple[Layer, ...]  # the layers, in the order in which they are stored
+    decompressor: Wheel | None  # the zstandard wheel for the target; None if its Python has zstd
     packages: tuple[str, ...]
     imports: tuple[str, ...]
     bundled_glibc: tuple[int, int] | None = None
@@ -350,11 +328,7 @@ def make_requires(
     bundled_glibc: tuple[int, int] | None = None,
     files: Sequence[LibcNeed] = (),
 ) -> Requires:
-    """Return the requirements on a node: the newest C library that anything inside needs.
-
-    It is often much older than the target's own, so a bundle built on a new login node runs on
-    older compute nodes if its wheels allow it.
-    """
+    """Return the requirements on a node: the newest C library that anything inside needs."""
     libc, newest = target.libc
     needs = [*files, *(read_tag_need(wheel, newest) for wheel in wheels)]
     if bundled_glibc is not None:
@@ -398,7 +372,6 @@ def short_name(filename: str) -> str:
 
 
 def _refuse_conflicts(layers: Sequence[tuple[Layer, Index]]) -> None:
-    """Refuse layers of which one would overwrite or block a path of another."""
     owners: dict[str, tuple[Layer, str]] = {}
     faults = []
     for layer, index in layers:

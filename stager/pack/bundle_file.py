@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from bundle.format.manifest import (
     ManifestError,
     parse,
 )
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 
@@ -42,15 +42,11 @@ class ChosenBundle:
     """A bundle to use."""
 
     path: Path
-    id: str = ""
-    """The id it must have, or the first digits of it; empty if only its name gives one."""
+    id: str = ""  # the id it must have, or the first digits of it; empty if only its name gives one
 
 
 def is_made_here(store: Store, path: Path, key: str) -> bool:
-    """Return whether a build of this store has made the bundle of this id.
-
-    The id covers every byte, so it does not matter what happened to the file since.
-    """
+    """Return whether a build of this store has made the bundle of this id."""
     note = _find_seal(store.root, path)
     try:
         return read_text(note).partition("\n")[0].split()[-1:] == [key]
@@ -61,13 +57,11 @@ def is_made_here(store: Store, path: Path, key: str) -> bool:
 class Newest(NamedTuple):
     """The bundle that the last build of a project made."""
 
-    settings: Path
-    """The project's settings file."""
+    settings: Path  # the project's settings file
     path: Path
     id: Digest | None
     """Its id; None if an older version of stager made it, which did not record the id."""
-    inputs: Digest
-    """Digest of everything it was made from."""
+    inputs: Digest  # digest of everything it was made from
 
 
 @contextmanager

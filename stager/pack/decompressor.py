@@ -40,19 +40,17 @@ def decompressor_lock(target: Target, *, bundled_python: bool = False) -> Lock |
             ) from exc
         if not isinstance(file, PackageWheel) or file.path is None or package.version is None:
             raise ResolveError(f"{PINNED} does not hold wheels", hint="install stager again")
-        digest = Digest(file.hashes["sha256"])
         locked = LockedFile(
             name=parse_wheel_filename(file.path)[0],
             version=package.version,
             filename=file.path,
-            sha256=digest,
+            sha256=Digest(file.hashes["sha256"]),
         )
         return Lock(
             path=path,
             target=target,
             files=(locked,),
             spec_digest=None,
-            digest=digest,
             indexes=Indexes(),
             sources=(),
         )

@@ -8,7 +8,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, decode_head, read_origin
 from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, count_padding, member_header
 from bundle.node.node_root import ROOT_VARIABLE
+from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import Problem
 
@@ -52,8 +52,7 @@ class CheckedMembers:
         self._compare_files = files
         self._layers = {name: layer for layer in manifest.layers for name, _ in layer.members}
         self._parts = {part.name: part for part in (manifest.node, manifest.decompressor) if part}
-        self._indexes: dict[str, Index] = {}
-        """By the name of the member that holds the frames."""
+        self._indexes: dict[str, Index] = {}  # by the name of the member that holds the frames
 
     def pieces(self, name: str, read: Read) -> Iterator[bytes]:
         """Yield a member's content, each piece once it is known to be right; else MemberError."""
@@ -102,8 +101,6 @@ def _check_digest(name: str, data: bytes, expected: str) -> bytes:
 
 
 class _Files:
-    """Compare the files of a layer with their digests while its frames are read."""
-
     def __init__(self, index: Index) -> None:
         self._waiting = deque(index.files)  # in the order in which they lie there
         self._digest = hashlib.sha256()
@@ -209,11 +206,9 @@ def copy_to(bundle: Path, output: Path) -> Path:
 class InspectedLayer:
     """A layer of a bundle."""
 
-    kind: str
-    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    kind: str  # ``wheel``, ``project``, ``trainer`` or ``asset``
     name: str
-    version: str
-    """Its version, or the beginning of a model's or data set's commit; empty for none."""
+    version: str  # its version, or the beginning of a model's or data set's commit; empty for none
     bytes: int
     unpacked_bytes: int
     files: int
@@ -224,14 +219,11 @@ class InspectedLayer:
 class InspectedRepository:
     """A model or data set of a hub in a bundle."""
 
-    type: str
-    """``model``, ``dataset`` or ``space``."""
+    type: str  # ``model``, ``dataset`` or ``space``
     name: str
     commit: str
-    licence: str
-    """The licence that its card names; empty if it names none."""
-    left_out: int
-    """Number of its files that were not taken."""
+    licence: str  # the licence that its card names; empty if it names none
+    left_out: int  # number of its files that were not taken
     left_out_files: tuple[str, ...]
     bytes: int
     unpacked_bytes: int
@@ -252,14 +244,10 @@ class InspectedSignature:
     """The signature beside a bundle."""
 
     file: Path
-    accepted: bool
-    """True if one of the signers that the settings allow has signed this bundle."""
-    signer: str
-    """Who, as ``trust.allowed-signers`` calls them; empty if it is nobody of these."""
-    key: str
-    """The key that has signed this bundle; empty if none has."""
-    why: str
-    """Why it is not accepted; empty if it is."""
+    accepted: bool  # true if one of the signers that the settings allow has signed this bundle
+    signer: str  # who, as ``trust.allowed-signers`` calls them; empty if it is nobody of these
+    key: str  # the key that has signed this bundle; empty if none has
+    why: str  # why it is not accepted; empty if it is
 
 
 @dataclass(frozen=True)
@@ -267,11 +255,9 @@ class InspectedCode:
     """What a job has compiled, in the offline root."""
 
     job_id: str
-    machine: str
-    """The kind of node that it is for."""
+    machine: str  # the kind of node that it is for
     bytes: int
-    kernels: int
-    """Compiled functions: shared objects and GPU binaries."""
+    kernels: int  # compiled functions: shared objects and GPU binaries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,8 +268,7 @@ class Inspection:
     id: str
     name: str
     python: str
-    platform: str
-    """The machine and the libc it needs."""
+    platform: str  # the machine and the libc it needs
     bundle_bytes: int
     unpacked_bytes: int
     files: int
@@ -291,8 +276,7 @@ class Inspection:
     layers: tuple[InspectedLayer, ...]
     pruned: Pruned
     hub: tuple[InspectedRepository, ...] = ()
-    signature: InspectedSignature | None = None
-    """Its signature; null if there is none beside it."""
+    signature: InspectedSignature | None = None  # its signature; null if there is none beside it
     compiled: tuple[InspectedCode, ...] = ()
     """What earlier jobs have compiled and jobs with this bundle use."""
 
@@ -315,23 +299,19 @@ def inspect_files(
 ) -> InspectionWithFiles:
     """Return what is in a bundle, with every file; see :func:`inspect`."""
     with open_bundle(path, asked) as bundle:
-        return InspectionWithFiles(
-            **vars(_inspection(path, bundle, store)), listing=tuple(_list_files(bundle))
+        listing = tuple(
+            InspectedFile(layer.name, entry.path, entry.size, entry.sha256)
+            for layer in bundle.manifest.layers
+            for entry in bundle.index(layer, bundle.head(layer), decompress_index).files
         )
-
-
-def _list_files(bundle: BundleFile) -> Iterator[InspectedFile]:
-    for layer in bundle.manifest.layers:
-        for entry in bundle.index(layer, bundle.head(layer), decompress_index).files:
-            yield InspectedFile(layer.name, entry.path, entry.size, entry.sha256)
+        return InspectionWithFiles(**vars(_inspection(path, bundle, store)), listing=listing)
 
 
 def _inspection(path: Path, bundle: BundleFile, store: Store | None) -> Inspection:
     manifest = bundle.manifest
     needs = manifest.requires
-    libc = f"{needs.libc} {needs.libc_version} or newer"
-    if needs.libc_version == "0.0":
-        libc = f"any {needs.libc}"
+    is_any = needs.libc_version == "0.0"
+    libc = f"any {needs.libc}" if is_any else f"{needs.libc} {needs.libc_version} or newer"
     return Inspection(
         bundle=path,
         id=manifest.id,

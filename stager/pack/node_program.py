@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,12 +45,18 @@ def make_node_program() -> bytes:
     """Return the far side as one zip that Python can run: the modules of ``bundle``, unchanged."""
     content = {"__main__.py": _MAIN}
     content |= dict(_modules(resources.files("bundle"), "bundle"))
+    return make_zip(dict(sorted(content.items())), zipfile.ZIP_STORED)
+
+
+def make_zip(content: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """Return a zip of files whose bytes depend on nothing but these."""
     memory = io.BytesIO()
-    with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(content):
+    with zipfile.ZipFile(memory, "w") as archive:
+        for name, data in content.items():
             info = zipfile.ZipInfo(name, _EPOCH)
+            info.compress_type = compression
             info.create_system, info.external_attr = 3, 0o644 << 16
-            archive.writestr(info, content[name])
+            archive.writestr(info, data)
     return memory.getvalue()
 
 
@@ -92,32 +98,23 @@ def find_compiled_program(program: Path, store: Store) -> Path:
 
 
 def add_bytecode(program: bytes) -> bytes:
-    """Return a zip of modules, each module's bytecode before its source, with a digest at the end.
-
-    The digest covers the program's own, too, so that a zip made from another program is noticed.
-    """
+    """Return a zip of modules, each one's bytecode before its source, with a digest at the end."""
     # Not before they are needed: a build that changes nothing makes no program.
     from bundle.driver.transports.agent_program import STRIPPED, agent_modules
 
     from ..layers.bytecode import compile_module
 
-    memory = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(program)) as source,
-        zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as made,
-    ):
-        for info in source.infolist():
-            text = source.read(info)
-            bytecode = compile_module(text, info.filename)
-            if info.filename.endswith(".py") and bytecode is not None:
-                same_time = zipfile.ZipInfo(f"{info.filename}c", info.date_time)
-                made.writestr(same_time, bytecode, zipfile.ZIP_DEFLATED)
-            made.writestr(info, text, zipfile.ZIP_DEFLATED)
-        for name, text in agent_modules(program).items():
-            same_time = zipfile.ZipInfo(f"{STRIPPED}{name}", _EPOCH)
-            made.writestr(same_time, text, zipfile.ZIP_DEFLATED)
-        made.comment = b"0" * _DIGITS
-    content = memory.getvalue()[:-_DIGITS]
+    made: dict[str, bytes] = {}
+    with zipfile.ZipFile(io.BytesIO(program)) as source:
+        for name in source.namelist():
+            text = source.read(name)
+            bytecode = compile_module(text, name) if name.endswith(".py") else None
+            if bytecode is not None:
+                made[f"{name}c"] = bytecode
+            made[name] = text
+    made |= {f"{STRIPPED}{name}": text for name, text in agent_modules(program).items()}
+    # The last two bytes are the length of the comment, which follows.
+    content = make_zip(made)[:-2] + _DIGITS.to_bytes(2, "little")
     return content + _seal(hashlib.sha256(program).hexdigest(), content)
 
 

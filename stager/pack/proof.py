@@ -18,7 +18,7 @@ from bundle.format.manifest import PYTHON, Manifest, estimate_room
 from bundle.node.node_root import ROOT_VARIABLE
 from bundle.protocol.counts import format_size
 from bundle.protocol.digest import Digest, canonical_json
-from bundle.protocol.problem import Problem, ProblemCode
+from bundle.protocol.problem import Problem
 from bundle.system.processes import CompletedCommand
 
 from ..core.errors import BundleError, SpaceError, StagerError
@@ -34,10 +34,7 @@ _METADATA = re.compile(r"lib/python[^/]+/site-packages/([^/]+\.dist-info)/METADA
 
 
 def write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
-    """Write the metadata of a bundle's packages into a directory, and nothing else of them.
-
-    It is read from the layers, so nothing has to run, or to be for this machine.
-    """
+    """Write the metadata of a bundle's packages into a directory, and nothing else of them."""
     for layer in manifest.layers:
         if layer.kind != "wheel":
             continue
@@ -63,7 +60,8 @@ def list_unmet(
     Extras count if something requests them: the user, or a package that is itself needed. What
     ``overridden`` packages ask for, and what is asked of them, does not count.
     """
-    installed, faults = _read_distributions(site)
+    installed = _read_distributions(site)
+    faults: list[str] = []
     wanted = map(Requirement, requirements)
     pending = [(_USER, requirement) for requirement in wanted if _applies(requirement, "", target)]
     pending += [(name, Requirement(name)) for name in sorted(installed)]
@@ -94,16 +92,9 @@ def _faults(
         yield f"{name} is {distribution.version}; {parent} needs {needed}"
 
 
-def _read_distributions(
-    site: Path,
-) -> tuple[dict[NormalizedName, importlib.metadata.Distribution], list[str]]:
-    """Return the distributions by name; a fault if one has metadata without name or version."""
-    distributions = list(importlib.metadata.distributions(path=[str(site)]))
-    installed = {
-        canonicalize_name(one.name): one for one in distributions if one.name and one.version
-    }
-    has_faults = len(installed) < len(distributions)
-    return installed, ["a package has metadata without name and version"] if has_faults else []
+def _read_distributions(site: Path) -> dict[NormalizedName, importlib.metadata.Distribution]:
+    distributions = importlib.metadata.distributions(path=[str(site)])
+    return {canonicalize_name(one.name): one for one in distributions if one.name and one.version}
 
 
 def _list_requirements(
@@ -133,17 +124,6 @@ def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
 
 _START_SECONDS = 60.0
 """Time that a program gets to start and end, also on a machine that is busy with other builds."""
-_OF_THE_STORE = (
-    ProblemCode.PATH_NOT_EXAMINED,
-    ProblemCode.NO_PLACE,
-    ProblemCode.NO_PLACE_WITH_ROOM,
-    ProblemCode.NODE_ROOT_REFUSED,
-    ProblemCode.NODE_ROOT_BASE_REFUSED,
-    ProblemCode.NO_ROOM,
-    ProblemCode.ENVIRONMENT_DISK_FULL,
-    ProblemCode.ENVIRONMENT_UNWRITABLE,
-)
-"""Problems with the scratch directory, which lies in the store."""
 _HINT = (
     "add what is missing to environment.requirements (in a project of uv: `uv add NAME`), or "
     "correct environment.imports, and build again; --no-prove skips this check"
@@ -269,7 +249,6 @@ def _probe(
     python: Path,
     step: Callable[[str, int, int], None],
 ) -> tuple[Path, list[Problem]]:
-    """Probe the bundle in a scratch directory; return the environment, and what is wrong in it."""
     names = ("http_proxy", "https_proxy", "all_proxy")
     proxies = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
     env = {**os.environ, **proxies, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
@@ -305,6 +284,6 @@ def _probe(
 def _probe_failed(problem: Problem) -> StagerError:
     why = problem.why.replace(f"${ROOT_VARIABLE} = ", "")  # set here, and not by the user
     text = f"it could not be proved that nothing is missing: {problem.where}: {problem.what}: {why}"
-    if problem.code in _OF_THE_STORE:
+    if ROOT_VARIABLE in problem.fix:  # of the scratch directory, which lies in the store
         return SpaceError(text, hint=STORE_HINT)
     return BundleError(text, hint=problem.fix)

@@ -27,8 +27,7 @@ from .secret_shapes import find_shapes
 
 # --- A text as it reads once colours, zero bytes and escapes are gone; places map back to the text
 
-_LEVELS = 6
-"""The number of times a text may be escaped: JSON within JSON within a shell's quotes, and more."""
+_LEVELS = 6  # times that a text may be escaped: JSON within JSON within a shell's quotes
 _ATOM = re.compile(
     rb"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[()][A-Z0-9])"
     rb"|\0|\xef\xbb\xbf|\xff\xfe|\xe2\x80[\x8b-\x8d]|\xc2[\xad\xa0]|[^\n]\x08"
@@ -51,8 +50,7 @@ class View(NamedTuple):
 
     text: bytes
     under: View | None = None
-    pieces: Sequence[tuple[int, int, int]] = ()
-    """For each piece its start here, its start in the level below, and its length there."""
+    pieces: Sequence[tuple[int, int, int]] = ()  # their starts here and below, their lengths below
 
     def map_back(self, start: int, end: int) -> tuple[int, int]:
         """Return a place here as one in the text itself."""
@@ -153,8 +151,7 @@ _DOMAIN = (
     rb"|[a-z]{2})\b(?!\.\w))?"
 )
 _EDGE = rb"(?![A-Za-z0-9])"
-_RANGE = rb"[0-9]{0,6}\[[0-9,-]{1,2000}\]"
-"""The end of a list of hosts as Slurm writes it: ``hpc[07-09,12]``."""
+_RANGE = rb"[0-9]{0,6}\[[0-9,-]{1,2000}\]"  # at the end of a list of hosts: ``hpc[07-09,12]``
 _PUBLIC = (
     b"pytorch.org", b"huggingface.co", b"github.com",
     b"githubusercontent.com", b"python.org", b"nvidia.com", b"anaconda.org", b"readthedocs.io",
@@ -169,14 +166,10 @@ _MIN_NAME = 3  # letters of a user's name that is hidden
 
 
 class Pseudonyms:
-    """Replaces names of users, hosts and addresses by numbers, in the order they are met.
-
-    Attributes:
-        learned: the number of users met that were not known at first.
-    """
+    """Replaces names of users, hosts and addresses by numbers, in the order they are met."""
 
     def __init__(self, users: Iterable[str] = (), hosts: Iterable[str] = ()) -> None:
-        self.learned = 0
+        self.learned = 0  # the number of users met that were not known at first
         self._given: dict[tuple[str, bytes], bytes] = {}
         self._users = [user.encode() for user in users if _is_name(user.encode())]
         bare = dict.fromkeys(host.partition(".")[0].encode() for host in hosts)
@@ -278,10 +271,8 @@ def _is_address(text: bytes) -> bool:
 # at again together with what follows: so no secret is missed because it was cut in two.
 
 BLOCK = 1 << 18  # bytes that go out at a time
-HELD = 1 << 16
-"""Bytes that are looked at again with what follows; no secret of a few lines is longer."""
-LONGEST = 1 << 22
-"""Bytes that are kept at most; of a secret that is longer the rest is taken out as it comes."""
+HELD = 1 << 16  # bytes that are looked at again with the next; no secret of a few lines is longer
+LONGEST = 1 << 22  # bytes kept at most; the rest of a longer secret is taken out as it comes
 _MAX_LEARNED_BYTES = 400  # bytes of a value that is learned: a longer one is not repeated by chance
 _MAX_LEARNED = 500  # values that are learned from texts at most
 _WIDTHS = frozenset((79, 80, 88, 99, 100, 119, 120, 132, 159, 160, 199, 200))
@@ -292,20 +283,14 @@ _WORD_BYTES = bytes(set(range(256)) - set(b" \t\r\n\"'"))
 
 
 class Redactor:
-    """Takes secrets out of texts, and counts them.
-
-    Attributes:
-        counts: the number of secrets of each kind that were taken out.
-        known: values that are looked for everywhere; it learns those that a name gave away.
-        learned: the number of values it has learned: what went out before may have them.
-    """
+    """Takes secrets out of texts, and counts them."""
 
     def __init__(
         self, known: KnownValues | None = None, pseudonyms: Pseudonyms | None = None
     ) -> None:
-        self.known = known or KnownValues()
-        self.counts: Counter[str] = Counter()
-        self.learned = 0
+        self.known = known or KnownValues()  # looked for everywhere; it learns
+        self.counts: Counter[str] = Counter()  # the number of secrets of each kind taken out
+        self.learned = 0  # the number of values it has learned: what went out may have them
         self._pseudonyms = pseudonyms
 
     def words(self, text: str) -> str:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stager.carrying.install_program import LIMIT, InstallRefused, unpack
+from stager.carrying.install_program import InstallRefused, unpack
 
 WHEEL = b"a wheel"
 
 
-def carried(
-    path: Path, files: Mapping[str, bytes], named: Mapping[str, bytes], larger: int = 0
-) -> Path:
-    """A tar with these files whose label names others; at its end a bundle's large member."""
+def carried(path: Path, files: Mapping[str, bytes], named: Mapping[str, bytes]) -> Path:
+    """A tar with these files whose label names others."""
     parts = [
         {"name": name, "sha256": hashlib.sha256(data).hexdigest()} for name, data in named.items()
     ]
@@ -29,23 +27,7 @@ def carried(
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    if larger:
-        member = tarfile.TarInfo("layers/torch.tar.zst")
-        member.size = larger
-        with path.open("r+b") as handle, tarfile.open(path) as archive:
-            archive.getmembers()
-            handle.seek(archive.offset)
-            handle.write(member.tobuf(tarfile.USTAR_FORMAT))
-            handle.truncate(handle.tell() + larger + 1536)  # sparse
     return path
-
-
-def test_the_wheels_are_taken_out_however_large_the_bundle_is(tmp_path: Path) -> None:
-    """A layer of a CUDA build or a model may well be larger than any wheel of the tool."""
-    files = {"tool/a.whl": WHEEL}
-    file = carried(tmp_path / "f.carry.tar", files, files, larger=LIMIT + 1)
-    assert unpack(file, tmp_path) == ["a.whl"]
-    assert (tmp_path / "a.whl").read_bytes() == WHEEL
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from stager.carrying.exports import ExportOptions, export, export_project
 from stager.carrying.imports import ImportResult, import_bundle, refuse_clashes
 from stager.config.load import load
 from stager.config.template import make_default_config
-from stager.core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
+from stager.core.errors import BundleError, ConfigError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.pack.bundle import bundle_path
@@ -131,16 +131,6 @@ def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap) -> None:
     assert not gap.inside.layer(alpha.id).exists()
 
 
-def test_what_the_settings_do_not_leave_out_must_be_there(gap: Gap) -> None:
-    """A layer without headers is of no use to a build that wants them."""
-    gap.project.settings("schemes", more='prune = ["headers"]')
-    gap.carry()
-    text = (gap.lab / "stager.toml").read_text()
-    (gap.lab / "stager.toml").write_text(text.replace('["headers"]', "[]"))
-    with pytest.raises(WheelError, match=r"1 file of pylock\.toml cannot be obtained"):
-        gap.build(offline=True)
-
-
 def test_a_bundle_that_is_not_trusted_gives_nothing(gap: Gap, tmp_path: Path) -> None:
     gap.carry()
     (tmp_path / "signers").write_text("")
@@ -150,14 +140,6 @@ def test_a_bundle_that_is_not_trusted_gives_nothing(gap: Gap, tmp_path: Path) ->
     with pytest.raises(StagerError):
         gap.build(offline=True)
     assert list(gap.inside.layers.iterdir()) == []
-
-
-def test_new_requirements_need_an_index(gap: Gap) -> None:
-    gap.carry()
-    (gap.lab / "stager.toml").write_text('[environment]\nrequirements = ["alpha", "cli-tool"]\n')
-    with pytest.raises(ResolveError) as caught:
-        gap.build()
-    assert "carry the new packages here with `stager export --base ID`" in caught.value.hint
 
 
 def test_a_link_or_a_folder_that_is_used_is_refused_before_anything_is_imported(gap: Gap) -> None:

@@ -219,19 +219,6 @@ def test_a_lock_that_nothing_was_built_from_counts_if_it_is_named(
     assert plan(project.store, rules, later()) == ()
 
 
-def test_wheels_built_here_go_with_the_folder_of_their_source(
-    project: Project, sdist: Path
-) -> None:
-    other = other_project(project, "from-source")
-    other.build()
-    (built,) = project.store.built.iterdir()
-    assert sweep(project.store, wheels=True).removed == ()
-    shutil.rmtree(other.root)
-    project.build()
-    assert "wheel" in {item.kind for item in sweep(project.store, wheels=True).removed}
-    assert not built.exists()
-
-
 def test_a_lock_that_cannot_be_read_removes_nothing(project: Project) -> None:
     project.build()
     lock = project.root / "pylock.toml"
@@ -339,13 +326,6 @@ def test_it_waits_for_a_build_and_decides_then(project: Project) -> None:
     assert ("bundle", new.name) in names(done.removed)
 
 
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    store = Store(tmp_path / "none")
-    assert plan(store, Rules(wheels=True), later()) == ()
-    assert apply(store, Rules(), later()) == StoreCleanup(removed=(), left=())
-    assert not store.root.exists()
-
-
 def test_a_note_that_makes_no_sense_goes(project: Project) -> None:
     made = project.build().packed.path
     for number, note in enumerate(["", "{", "[]", "{}", '"text"', '{"project": 3, "bundle": "b"}']):
@@ -387,10 +367,3 @@ def test_nodes_keep_each_projects_newest(project: Project) -> None:
     assert list_kept_environments(store, own, everything=False) == [own]
     (store.root / "projects" / "made-by-hand.json").write_text("{")
     assert list_kept_environments(store, own, everything=False) == [own]
-
-
-@pytest.mark.parametrize("name", [".lock", ".tmp.lock"])
-def test_a_directory_in_the_place_of_a_lock_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(StagerError, match=rf"{name} is a directory, but a file is expected"):
-        apply(Store(tmp_path), Rules(), later())

@@ -37,15 +37,6 @@ def test_the_message_names_the_file_that_was_asked_for(tmp_path):
     assert caught.value.hint == "take a file"
 
 
-def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path):
-    place, other = tmp_path / "folder" / "a", tmp_path / "no" / "b"
-    place.parent.mkdir()
-    names_other = pytest.raises(StagerError, match=f"^{other} cannot be written: No such")
-    with names_other, write_output(place):
-        other.write_bytes(b"")
-    assert list(place.parent.iterdir()) == []
-
-
 def test_a_file_and_a_link_are_replaced_once_all_is_written(tmp_path):
     target, link, gone = tmp_path / "target", tmp_path / "link", tmp_path / "gone"
     target.write_text("old")

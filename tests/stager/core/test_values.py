@@ -16,13 +16,6 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 COMMON = Target(python="3.11", platform="manylinux_2_28_x86_64")
 
 
-def test_the_host_is_a_target():
-    target = Target.from_host()
-    assert target.python == HERE
-    assert target.platform in set(tags.platform_tags())
-    assert target.is_host_python
-
-
 def test_the_hosts_tags_are_packagings_own_in_the_same_order():
     """But for ``linux_*``, which comes after ``manylinux_*``, as with uv."""
     theirs = [tag for tag in tags.sys_tags() if tag.interpreter.startswith(("cp", "py"))]

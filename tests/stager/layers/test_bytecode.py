@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import StagerError, WheelError
-from stager.core.store import Store
 from stager.core.values import Target
 from stager.interpreter import find_compiler
 from stager.layers import bytecode
@@ -25,25 +24,21 @@ from stager.layers.bytecode import (
     LARGE,
     Compiler,
     bytecode_path,
-    compile_elsewhere,
     compile_in_parallel,
     compile_module,
     is_worth_compiling,
 )
-from stager.layers.source import LayerSource, layer_id
+from stager.layers.source import layer_id
 from tests.support.building import (
     HOST,
-    OTHER,
     contents,
     layers_in,
     left_in_tmp,
     source_of,
-    tree_of,
-    wheel_of,
 )
 from tests.support.interpreters import OTHERS
 from tests.support.processes import is_alive, until
-from tests.support.wheelhouse import make_wheel, truncated
+from tests.support.wheelhouse import make_wheel
 
 SOURCE = b"""
 '''A module.'''
@@ -64,13 +59,6 @@ def compiled_elsewhere(before, env):
     )
     argv, env = [sys.executable, "-c", code], {**os.environ, **env}
     return subprocess.run(argv, env=env, cwd=REPO, capture_output=True, check=True).stdout
-
-
-def test_the_header_says_never_to_look_at_the_source():
-    data = compile_module(SOURCE, "m.py")
-    assert data[:4] == importlib.util.MAGIC_NUMBER
-    assert data[4:8] == b"\x01\0\0\0"
-    assert data[8:16] == importlib.util.source_hash(SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -171,27 +159,6 @@ def test_a_wheel_has_bytecode_that_the_other_python_runs(program, tmp_path, stor
     assert f"one/__pycache__/match.cpython-{target.python.replace('.', '')}.pyc" in record
 
 
-@pytest.mark.parametrize("program", OTHERS[-1:])
-def test_a_project_too_and_the_same_bytes_each_time(program, tmp_path):
-    target, compiler = other(program)
-    folder = tmp_path / "project"
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    wheel = source_of(make_wheel(tmp_path, "one", files=FILES))
-    tree = LayerSource.from_tree("project", "p", tree_of(folder), "project")
-    sources = [replace(source, compiler=compiler) for source in (wheel, tree)]
-    layers = []
-    for number in (1, 2):
-        store = Store(tmp_path / f"store{number}")
-        made = layers_in(store, *sources, target=target, jobs=2)
-        layers.append([store.layer(layer.id).read_bytes() for layer in made.layers])
-    assert layers[0] == layers[1]
-    names = contents(store.layer(made.layers[1].id))
-    assert bytecode_path("project/one/match.py", target) in names
-    assert bytecode_path("project/one/template.py", target) not in names
-
-
 def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path, store):
     """The version that runs this needs no other process."""
     arm = replace(HOST, platform="manylinux_2_28_aarch64")
@@ -216,18 +183,6 @@ def test_without_a_python_of_that_version_there_is_no_compiler(tmp_path):
     assert find_compiler(target, talks) is None
 
 
-def test_it_has_the_libraries_of_environment_modules(tmp_path, monkeypatch):
-    """Without them such a Python starts when it is looked for, and not when it compiles."""
-    program, source = tmp_path / "python", b"A = 1\n"
-    program.write_text(
-        f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /of/modules ] || exit 127\nexec {sys.executable} "$@"\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/modules")
-    modules = compile_elsewhere(program, "one", [("one.py", source)], tmp_path)
-    assert modules.take("one.py", source_hash(source))
-
-
 def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path):
     source = source_of(make_wheel(tmp_path, "one"))
     target = Target(python="3.98", platform=HOST.platform)
@@ -237,14 +192,6 @@ def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path):
     ids = [layer_id(replace(source, compiler=one), target) for one in (None, first, moved, newer)]
     assert ids[1] == ids[2], "where it lies does not matter"
     assert len(set(ids)) == 3
-
-
-@pytest.mark.parametrize("program", OTHERS[-1:])
-def test_a_damaged_wheel_is_refused_for_what_it_is(program, tmp_path, store):
-    target, compiler = other(program)
-    source = replace(source_of(truncated(tmp_path)), compiler=compiler)
-    with pytest.raises(WheelError, match="damaged or cut short"):
-        layers_in(store, source, target=target)
 
 
 # --- Compiling the modules of a large wheel beside its unpacking: the same bytes, and nothing l...
@@ -303,36 +250,6 @@ def slow(monkeypatch):
     monkeypatch.setattr(bytecode, "compile_module", lambda source, path: time.sleep(600))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_every_module_that_is_worth_it_is_compiled(large, jobs):
-    with compile_in_parallel(large, HOST, jobs) as ahead:
-        assert jobs > 1 or no_children()
-        left_out = [name for name in LARGE_FILES if name not in ahead]
-        assert left_out == ["large/tests/test_it.py", "large/data.txt"]
-        for name, is_python in (("large/m3.py", True), ("large/template.py", False)):
-            source = LARGE_FILES[name].encode()
-            expected = compile_module(source, name)
-            assert ahead.take(name, source_hash(source)) == expected
-            assert (expected is not None) is is_python
-
-
-@pytest.mark.parametrize("case", ["small", "scripts and data", "another Python", "gone"])
-def test_where_it_does_not_pay_nothing_is_compiled_ahead(large, tmp_path, case):
-    """Scripts and data are no modules of the same name; who unpacks a wheel says it is gone."""
-    target = OTHER if case == "another Python" else HOST
-    if case == "small":
-        files = {"small.py": COMMENT * (LARGE // len(COMMENT) - 1)}
-        wheel = make_wheel(tmp_path, "small", files=files)
-    elif case == "scripts and data":
-        more = {f"large-1.0.data/purelib/{name}": text for name, text in LARGE_FILES.items()}
-        wheel = make_wheel(tmp_path, "large", files={"large.py": "", **more})
-    else:
-        wheel = large if case == "another Python" else tmp_path / "gone.whl"
-    with compile_in_parallel(wheel, target, 8) as ahead:
-        assert ahead is None
-        assert no_children()
-
-
 def test_a_wheel_that_changes_meanwhile_is_told(large, tmp_path):
     changed = pytest.raises(StagerError, match=r"large-1\.0.*large/m1\.py changed while it was b")
     with compile_in_parallel(large, HOST, 2) as ahead, changed:
@@ -376,24 +293,6 @@ def test_a_damaged_wheel_is_refused_as_ever(large, tmp_path, damage, store):
     assert list(store.layers.iterdir()) == []
 
 
-@pytest.mark.parametrize("jobs", [1, 8])
-def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs, store):
-    helper = "large/tests/helper.py"
-    tests = {"large/tests/__init__.py": "", helper: "# the last words of a helper\n" * 40_000}
-    wheel = make_wheel(tmp_path, "large", files={**LARGE_FILES, **tests})
-    with zipfile.ZipFile(wheel) as archive:
-        crc = archive.getinfo(helper).CRC.to_bytes(4, "little")
-    data = wheel.read_bytes()
-    assert data.count(crc) == 2
-    wheel.write_bytes(data.replace(crc, bytes(4)))
-    source = LayerSource.from_wheel(wheel_of(wheel), ("tests",))
-    made = layers_in(store, source, jobs=jobs)
-    found = contents(store.layer(made.layers[0].id))
-    assert not any("/tests/" in name for name in found)
-    modules = [name for name in LARGE_FILES if name.endswith(".py") and "tests" not in name]
-    assert sum(name.endswith(".pyc") for name in found) == len(modules) - 1  # but the template
-
-
 @pytest.mark.parametrize("error", [OSError(116, "Stale file handle"), MemoryError()])
 def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_python(
     large, tmp_path, monkeypatch, error
@@ -405,10 +304,9 @@ def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_pyth
             return member.read()
 
     monkeypatch.setattr(zipfile.ZipFile, "read", read)
-    failure = pytest.raises(StagerError, match=r"large/m7\.py could not be compiled")
-    with compile_in_parallel(large, HOST, 2) as ahead, failure as caught:
+    failure = pytest.raises(StagerError, match=rf"not be compiled: {type(error).__name__}")
+    with compile_in_parallel(large, HOST, 2) as ahead, failure:
         ahead.take("large/m7.py", b"")
-    assert type(error).__name__ in caught.value.context[0]
 
 
 @pytest.mark.usefixtures("slow")

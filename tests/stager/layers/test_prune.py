@@ -10,31 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from stager.core.errors import ConfigError, WheelError
-from stager.layers.layer_file import LayerWriter
+from stager.core.errors import ConfigError
 from stager.layers.prune import (
     NOTE,
     RULES,
-    Pruned,
     check,
     list_effective_entries,
     list_left_out,
     list_matching,
-    select_entries,
 )
 from stager.layers.source import LayerSource, layer_id
-from stager.layers.wheel import add_wheel
 from stager.pack.members import inspect
 from tests.support.building import (
     HOST,
     SITE,
     contents,
     fake_installation,
-    index_of,
     layer_of,
     wheel_of,
 )
-from tests.support.wheelhouse import DAMAGED, make_wheel
+from tests.support.wheelhouse import make_wheel
 
 BOTH = ("headers", "tests")
 HEADERS = {
@@ -135,18 +130,6 @@ def test_tests_that_kept_tests_or_an_entry_point_use_stay(tmp_path):
     assert names(tmp_path, files, "tests", entry_points=points) == {"p/c/tests/test_c.py"}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        '"""Import the tests, from p.tests say."""\n# import p.tests\nNAME = "tests"\n',
-        "print 'no Python 3'\nimport p.tests\n",
-    ],
-)
-def test_prose_about_tests_and_what_does_not_parse_keep_nothing(tmp_path, source):
-    files = {"p/__init__.py": source, "p/tests/test_it.py": ""}
-    assert names(tmp_path, files, "tests") == {"p/tests/test_it.py"}
-
-
 def test_the_layer_and_its_record_have_the_rest(tmp_path):
     wheel = make_wheel(tmp_path, "p", files={**HEADERS, **TESTS, **KEPT})
     layer = layer_of(wheel, *BOTH)
@@ -188,24 +171,6 @@ def test_what_is_left_out_is_part_of_the_id_where_a_wheel_has_it(tmp_path, monke
     assert [one == two for one, two in zip(before, after, strict=True)] == [True, *[False] * 3]
 
 
-@pytest.mark.parametrize("kind", sorted(DAMAGED))
-def test_an_unsound_wheel_is_refused_as_ever(tmp_path, kind):
-    wheel = DAMAGED[kind](tmp_path)
-    list_effective_entries(wheel, BOTH)
-    said = []
-    for words in ((), BOTH):
-        with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as caught:
-            add_wheel(writer, wheel, HOST, words)
-        said.append((caught.value.message, caught.value.context))
-    assert said[0] == said[1]
-
-
-def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(project, tmp_path):
-    files = {"p/__init__.py": "", f"p-1.0.dist-info/{NOTE}": "[1]"}
-    packed = project.locked(make_wheel(tmp_path, "p", files=files)).build().packed
-    assert inspect(packed.path).pruned == Pruned(words=(), files=0, size=0)
-
-
 # --- Patterns of ``environment.prune``: what they leave out of a package, and what they may not
 
 
@@ -237,12 +202,6 @@ FILES = {path: f"# {path}\n" for path in PATHS if "dist-info" not in path}
 )
 def test_a_pattern_is_matched_as_in_a_gitignore(pattern, left_out):
     assert list_matching(f"p:{pattern}", PATHS) == left_out
-
-
-def test_a_package_has_its_own_patterns_and_all_words():
-    entries = ("headers", "p:/p/test/", "pp:/pp/", "tests")
-    assert select_entries(entries, "p") == ("headers", "p:/p/test/", "tests")
-    assert select_entries(entries, "q") == ("headers", "tests")
 
 
 @pytest.mark.parametrize(
@@ -299,17 +258,6 @@ def test_a_build_says_what_was_left_out(project, tmp_path):
     assert (
         "left out: headers and tests of the packages and what 2 patterns match, 6 files, " in shown
     )
-    (layer,) = (one for one in inspect(Path(report["bundle"])).layers if one.name == "p")
-    index = index_of(project.store.layer(layer.id))
-    there = {entry.path.removeprefix(f"{SITE}/") for entry in index.files}
-    assert {path for path in there if path.startswith("p/") and "__pycache__" not in path} == {
-        "p/__init__.py",
-        "p/core.py",
-        "p/lib/libp.so",
-        "p/test/data/a.txt",
-    }
-    assert not any("/sub/" in path for path in there)
-
     project.locked(wheel, more='prune = ["p:/p/"]')
     refused = project.stager("build", "--no-prove", "--offline")
     assert refused.returncode == 1

@@ -15,11 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zstandard
 
-from bundle.format.layer import head_summary
 from stager.core.errors import WheelError
-from stager.layers import layer_file
 from stager.layers.layer_file import LayerWriter, Unread
 from stager.layers.wheel import add_wheel
 from stager.layers.wheel_members import LARGE, ChangedMemberError, LargeMember
@@ -126,16 +123,6 @@ def test_bytecode_in_a_wheel_is_not_trusted(tmp_path):
     files = {"p/__init__.py": "", "p/__pycache__/evil.cpython-311.pyc": b"evil"}
     found = contents(layer_of(make_wheel(tmp_path, "p", files=files)))
     assert not any(data == b"evil" for data in found.values())
-
-
-def test_a_compiled_extension_keeps_its_mode_and_name(tmp_path, native_wheel):
-    layer = layer_of(native_wheel)
-    (entry,) = [entry for entry in index_of(layer).files if entry.path.endswith(".so")]
-    assert entry.path.startswith(f"{SITE}/native_ext.")
-    python = fake_installation([layer], tmp_path / "env")
-    code = "import native_ext; print(native_ext.answer())"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "42\n"
 
 
 @pytest.mark.parametrize("algorithm", ["sha384", "sha512"])
@@ -249,12 +236,6 @@ def test_entry_points_and_places_that_make_no_sense(options, said, tmp_path):
     assert said in story(refusal(tmp_path, make_wheel(tmp_path, "bad", **options)))
 
 
-def test_a_file_that_is_also_a_directory(tmp_path):
-    wheel = make_wheel(tmp_path, "bad", files={"bad": "file", "bad/__init__.py": ""})
-    with pytest.raises(WheelError, match="also a directory"):
-        layer_of(wheel)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["bad-1.0.data", "bad-1.0.data/purelib"])
 def test_a_data_directory_or_scheme_that_is_a_file_does_not_hang(tmp_path, name):
@@ -354,12 +335,6 @@ def test_a_member_that_is_not_what_was_promised_is_noticed(tmp_path, method):
         list(whole.chunks(LARGE))
 
 
-def test_what_keeps_half_of_its_size_is_dense(tmp_path):
-    assert member(tmp_path / "a.zip", NOISE, zipfile.ZIP_DEFLATED).dense
-    assert not member(tmp_path / "b.zip", MIXED, zipfile.ZIP_DEFLATED).dense
-    assert not member(tmp_path / "c.zip", NOISE, zipfile.ZIP_STORED).dense  # nobody knows
-
-
 def row_of(content):
     """What RECORD says of a large file."""
     return parts("lib", files={"lib/large.so": content}).record()[0]
@@ -412,32 +387,3 @@ def test_a_file_that_is_read_later_clashes_like_others(tmp_path):
             writer.add("a/file", io.BytesIO(b"two"))
         with pytest.raises(WheelError, match="unsafe"):
             writer.add("../file", later)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "dense", "level"),
-    [
-        (0, False, layer_file.LEVEL),
-        (1, False, layer_file.LEVEL),
-        (1, True, layer_file.DENSE_LEVEL),
-        (layer_file.HUGE // LARGE, False, layer_file.HUGE_LEVEL),
-        (layer_file.HUGE // LARGE, True, layer_file.DENSE_LEVEL),
-    ],
-)
-def test_most_of_a_frame_decides_its_level(tmp_path, pieces, dense, level):
-    piece = bytes(random.Random(6).choices(b"abcdefgh", k=LARGE))
-    digest = hashlib.sha256(piece * pieces).digest()
-    chunks = [piece] * pieces
-    later = Unread(LARGE * pieces, digest, lambda _length: iter(chunks), dense=dense)
-    with LayerWriter(tmp_path) as writer:
-        writer.add("a/small", io.BytesIO(piece[: LARGE - 1] if not pieces else b"x"))
-        writer.add("b/large", later)
-        writer.write(tmp_path / "layer", ORIGIN)
-    layer = (tmp_path / "layer").read_bytes()
-    head = head_summary(layer).head_size
-    frame = layer[head : head + index_of(tmp_path / "layer").frames[0].size]
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        level, window_log=layer_file.WINDOW_LOG, write_checksum=False
-    )
-    content = zstandard.ZstdDecompressor().decompress(frame)
-    assert frame == zstandard.ZstdCompressor(compression_params=parameters).compress(content)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ import pytest
 from stager.carrying.mirror import mirror_wheels
 from stager.config.load import load
 from stager.core.values import Target
-from tests.support.building import HOST, STAGER, Project, Recorder, fetch_zstandard
+from tests.support.building import HOST, Project, Recorder, fetch_zstandard
 from tests.support.mirrors import UV, installed_by, plain_environment, served
-from tests.support.namespaces import entering
 from tests.support.wheelhouse import make_wheel
 
 LOCAL = "1.0+cpu.1"
@@ -87,6 +87,22 @@ def locked_by_uv(index: str, folder: Path) -> set[str]:
     return {name for name in ("alpha", "beta", "odd") if f"/{name}-" in lock or f'"{name}-' in lock}
 
 
+def test_no_project_is_needed_for_requirements(project: Project, tmp_path: Path) -> None:
+    """The fixture's project is elsewhere; requirement files are read from where one is."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "wanted.txt").write_text("beta<2\n")
+    elsewhere = replace(project, root=here)
+    done = elsewhere.stager("mirror", "mirror", "wanted.txt")
+    assert done.returncode == 0, done.stderr
+    assert (here / "mirror" / "beta-1.1-py3-none-any.whl").exists()
+    assert done.stdout == f"{(here / 'mirror' / 'simple').as_uri()}\n"
+    assert f"pip install --index-url {done.stdout.strip()} NAME" in done.stderr
+    nothing = elsewhere.stager("mirror", "mirror")
+    assert nothing.returncode == 1
+    assert "no stager.toml" in nothing.stderr
+
+
 @pytest.mark.full
 def test_one_mirror_for_several_pythons_and_platforms(
     project: Project, wheelhouse: Path, pip_settings: Mapping[str, str], tmp_path: Path
@@ -118,66 +134,3 @@ def test_one_mirror_for_several_pythons_and_platforms(
     for option, bad in (("--python", "312"), ("--platform", "linux")):
         refused = project.stager("mirror", str(root), option, bad)
         assert (refused.returncode, option in refused.stderr) == (2, True), refused.stderr
-
-
-# --- Inside an air gap: a project is built from a mirror alone, without any other index ---------
-
-
-PYPROJECT = """\
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "inner"
-version = "1.0"
-[tool.setuptools]
-py-modules = ["inner"]
-"""
-
-
-def build(root: Path, *options: str, **env: str) -> dict[str, object]:
-    """Build a project where there is no network, with an offline root of its own."""
-    done = subprocess.run(
-        [*entering("-n", "ip link set lo up"), *STAGER, "build", "--json", *options],
-        cwd=root,
-        env={**plain_environment(root.parent), "OFFLINE_ROOT": str(root.parent / "root"), **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
-
-
-def settings(root: Path, *requirements: str) -> Path:
-    root.mkdir(parents=True)
-    text = f"[environment]\nrequirements = {json.dumps(requirements)}\n"
-    (root / "stager.toml").write_text(text)
-    return root
-
-
-@pytest.mark.full
-def test_a_project_inside_builds_from_a_mirror_alone(
-    project: Project, sdist: Path, tmp_path: Path
-) -> None:
-    """The wheel of an sdist, the decompressor, and what builds the project's own code."""
-    mirror = tmp_path / "stick" / "mirror"
-    assert sdist.exists()
-    done = project.settings("alpha", "from-source").stager("mirror", "--json", str(mirror))
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert (result["ok"], result["mirror"]) == (True, str(mirror))
-    assert result["index"] == (mirror / "simple").as_uri()
-    assert "from_source-1.0-py3-none-any.whl" in result["added"]
-    done = project.stager("mirror", str(mirror), "setuptools")
-    assert (done.returncode, done.stdout) == (0, f"{result['index']}\n"), done.stderr
-
-    inside = settings(tmp_path / "inside" / "project", "requirements.in", "./inner")
-    (inside / "requirements.in").write_text(f"--index-url {result['index']}\nfrom-source\nbeta\n")
-    (inside / "inner").mkdir()
-    (inside / "inner" / "pyproject.toml").write_text(PYPROJECT)
-    (inside / "inner" / "inner.py").write_text("import beta\n")
-    assert build(inside)["packages"] == 3
-    other = settings(tmp_path / "other" / "project", "alpha")
-    assert build(other, "--no-prove", PIP_INDEX_URL=result["index"])["packages"] == 2

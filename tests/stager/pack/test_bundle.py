@@ -37,7 +37,7 @@ from stager.pack.members import copy_to
 from stager.pack.node_program import make_node_program
 from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
 from tests.support.bundles import rot
-from tests.support.shared_objects import AARCH64, glibc, musl
+from tests.support.shared_objects import AARCH64, glibc
 from tests.support.wheelhouse import make_wheel, standard_set
 
 
@@ -338,16 +338,6 @@ def test_the_file_that_needs_most_decides_where_the_tag_promises_more(house):
     assert (needs.libc_version, needs.libc_needed_by) == ("2.27", "one 1.0 (one/most.so)")
 
 
-def test_a_tag_counts_where_no_file_needs_as_much(house):
-    """Nobody notes that a file needs less than its tag, or than the tag of another package."""
-    house.add("one", any=glibc("2.27"))
-    house.add("two", "cp311-cp311-manylinux_2_28_x86_64", any=glibc("2.4"))
-    assert len(house.needs()) == 2
-    assert house.notes == []
-    by = house.requires.libc_needed_by
-    assert (house.requires.libc_version, by) == ("2.28", "two 1.0 (manylinux_2_28_x86_64)")
-
-
 def test_more_than_the_nodes_have_is_refused_by_name(house):
     house.add("one", any=glibc("2.34")).add("two", any=glibc("2.17")).add("three", x=glibc("2.31"))
     with pytest.raises(WheelError, match="2 packages cannot be loaded on manylinux_2_28") as caught:
@@ -369,18 +359,6 @@ def test_what_the_loader_does_not_ask_for_is_no_need(house):
     assert house.requires.libc_version == "2.17"
 
 
-def test_a_library_for_another_c_library_is_noted_and_no_need(house):
-    house.add("one", alpine=musl(), usual=glibc("2.17"))
-    (need,) = house.needs()
-    assert need.because == "one/usual.so"
-    assert house.notes == ["one 1.0: one/alpine.so was built for musl, and the nodes have glibc"]
-    house.wheels.clear()
-    house.add("two", "cp311-cp311-musllinux_1_1_x86_64", own=musl(), other=glibc("2.34"))
-    assert house.needs(Target(python="3.11", platform="musllinux_1_2_x86_64")) == ()
-    assert house.notes == ["two 1.0: two/other.so was built for glibc, and the nodes have musl"]
-    assert (house.requires.libc, house.requires.libc_version) == ("musl", "1.1")
-
-
 def test_wheels_for_any_platform_are_not_read(house):
     house.add("one", "py3-none-any", any=glibc("2.34"))
     assert house.needs() == ()
@@ -397,15 +375,6 @@ def test_a_layer_is_read_once(house):
     with pytest.raises(BundleError, match=r"the stored layer of one 1\.0 is damaged"):
         house.needs()
     assert house.needs() == before, "it is made again, and read again"
-
-
-def test_what_was_found_in_layers_that_are_gone_is_forgotten(house):
-    house.add("one", any=glibc("2.27")).needs()
-    (gone,) = house.store.layers.iterdir()
-    gone.unlink()
-    house.wheels.clear()
-    house.add("two", any=glibc("2.27")).needs()
-    assert gone.name[:64] not in (house.store.root / FILE_NAME).read_text()
 
 
 def _damage(layer):

@@ -13,10 +13,9 @@ from bundle.system import processes
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
 from stager.pack.proof import Proof, Wanted, list_unmet, prove
-from tests.support.building import HOST, STAGER, Recorder, layers_of, left_in_tmp
-from tests.support.namespaces import namespace
+from tests.support.building import HOST, Recorder, layers_of, left_in_tmp
 from tests.support.needs import needs
-from tests.support.wheelhouse import Member, make_wheel, parts
+from tests.support.wheelhouse import make_wheel
 
 
 def refusal(project):
@@ -67,14 +66,6 @@ def test_a_complete_environment_is_proved_once(project, started):
     assert left_in_tmp(project.store) == []
 
 
-def test_a_requirement_in_metadata_that_a_given_lock_lacks(project, wheelhouse):
-    project.locked(wheelhouse / "alpha-1.0-py3-none-any.whl")
-    error = refusal(project)
-    assert error.context == ("beta is missing; alpha needs it",)
-    assert "--no-prove" in error.hint
-    assert project.build(prove=False).packed.path.exists()
-
-
 def test_everything_that_is_missing_is_named(project, tmp_path):
     wheels = [
         make_wheel(tmp_path, "one", requires=["gone>=1", "two>=2", 'not-here; os_name == "nt"']),
@@ -86,14 +77,6 @@ def test_everything_that_is_missing_is_named(project, tmp_path):
         assert line in text
     assert "two: the module cannot be imported: ModuleNotFoundError: No module named" in text
     assert "not-here" not in text
-
-
-def test_an_import_that_fails_is_named_whatever_it_raises(project, wheelhouse):
-    make_wheel(wheelhouse, "rude", files={"rude.py": "import sys\nsys.exit('no licence')\n"})
-    project.settings("rude", more='imports = ["rude", "rude.nothing"]')
-    first, second = refusal(project).context
-    assert first == "rude: the module cannot be imported: SystemExit: no licence"
-    assert second.startswith("rude.nothing: the module ")
 
 
 def test_pip_and_setuptools_together(project, wheelhouse):
@@ -246,35 +229,3 @@ def test_markers_are_those_of_the_target(tmp_path):
     for machine, name in (("aarch64", "arm"), ("x86_64", "intel")):
         target = Target(python=HOST.python, platform=f"manylinux_2_28_{machine}")
         assert list_unmet(site, [], target) == [f"{name} is missing; m needs it"]
-
-
-def test_metadata_without_a_name_is_a_fault(tmp_path):
-    base = parts("bad")
-    members = tuple(m for m in base.members if not m.name.endswith("METADATA"))
-    empty = Member(name=f"{base.dist_info}/METADATA", data=b"Metadata-Version: 2.1\n")
-    site = layers_of(tmp_path / "env", replace(base, members=(*members, empty)).write(tmp_path))
-    assert list_unmet(site, [], HOST) == ["a package has metadata without name and version"]
-
-
-def test_a_store_without_inodes_is_said_to_be_full_in_its_own_words(project, tmp_path):
-    """No variable is named that nobody has set."""
-    files = {f"many/f{number}.txt": "" for number in range(400)}
-    project.locked(make_wheel(tmp_path, "many", files=files), more="[project]\npath = false")
-    project.build()
-    small = tmp_path / "small"
-    small.mkdir()
-    shell = f"mount -t tmpfs -o nr_inodes=350 none {small}\ncp -r {project.store.root}/* {small}"
-    code = f"""
-import os, subprocess
-env = {{**os.environ, "OFFLINE_ROOT": {str(small)!r}}}
-env.pop("STAGER_NODE_ROOT", None)
-done = subprocess.run({[*STAGER, "build", "--offline"]!r}, cwd={str(project.root)!r}, env=env,
-    capture_output=True, text=True)
-print(json.dumps([done.returncode, done.stderr]))
-"""
-    status, said = namespace("-m", shell, code)
-    assert status == 1
-    assert "not enough space for the proof that nothing is missing: need " in said
-    assert " inodes, have " in said
-    assert "STAGER_NODE_ROOT" not in said
-    assert "$OFFLINE_ROOT" in said

@@ -17,7 +17,6 @@ from stager.tracing import (
     PROGRAMS,
     REASON,
     SMALL,
-    ReadFile,
     UnreadFiles,
     group_files,
     is_read,
@@ -28,7 +27,6 @@ from stager.tracing import (
     set_back,
 )
 from tests.support.building import left_in_tmp
-from tests.support.namespaces import namespace
 from tests.support.needs import lacks
 
 ROOM = (1000, 10)
@@ -91,42 +89,6 @@ def test_a_place_is_in_the_store_and_gone_afterwards_unless_it_has_no_room(tmp_p
     assert left_in_tmp(store) == []
 
 
-CODE = """
-import os
-from pathlib import Path
-from stager.core.errors import StagerError
-from stager.core.store import Store
-from stager.tracing import make_traced_place
-os.environ["TMPDIR"] = {tmpdir!r}
-try:
-    with make_traced_place(Store(Path({root!r})), (1000, 10)) as folder:
-        print(json.dumps([str(folder)]))
-except StagerError as exc:
-    print(json.dumps([exc.message, exc.hint, *exc.context]))
-"""
-
-
-def test_without_access_times_there_is_another_place_or_a_refusal(tmp_path: Path) -> None:
-    """A store, and all temporary directories, mounted with noatime; then one that is not."""
-    root, other = tmp_path / "offline", tmp_path / "other"
-    for folder in (root, other):
-        folder.mkdir()
-    mount = "mount -t tmpfs -o noatime,size=1M none"
-    of_tmp = 'mount -o remount,bind,noatime "$(findmnt -nro TARGET -T /tmp)"'
-    shell = f"{of_tmp}; {mount} {root}; {mount} /dev/shm; {mount} {other}"
-    refused = namespace("-m", shell, CODE.format(tmpdir=str(other), root=str(root)))
-    assert isinstance(refused, list)
-    message, hint, *context = refused
-    assert "which files a program reads" in message
-    assert "noatime" in hint
-    assert {f"{root}: it is mounted with noatime", f"{other}: it is mounted with noatime"} <= set(
-        context
-    )
-    shell += f"; mount -t tmpfs -o strictatime,size=1M none {other}"
-    (found,) = namespace("-m", shell, CODE.format(tmpdir=str(other), root=str(root)))  # type: ignore[misc]
-    assert Path(found).parent == other
-
-
 # --- What was not read of a package, and the patterns for it ------------------------------------
 
 
@@ -135,9 +97,7 @@ BIG, TINY = LEAST, 10
 
 
 def parts(files: dict[str, int], read: set[str] = READ, gpus: int = 1) -> list[UnreadFiles]:
-    made = group_files(
-        ReadFile(path=path, size=size, read=path in read) for path, size in files.items()
-    )
+    made = group_files((path, size, path in read) for path, size in files.items())
     return sorted(list_unread("p", made, gpus=gpus), key=lambda part: -part.bytes)
 
 
