@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks import broadcasts, forecasts, relays, tools
+from benchmarks import broadcasts, forecasts, relays
 from benchmarks.errors import BenchError
-from benchmarks.rounds import Samples
-from bundle.driver.forecast import Nodes, forecast_staging
 from bundle.protocol.events import StagingWork
 from stager.forecast import MeasuredJob
-
-WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -31,35 +26,6 @@ def test_the_pieces_are_the_whole(size: int, count: int, tmp_path: Path) -> None
     assert b"".join(part.read_bytes() for part in parts) == whole
     assert len(parts) == count
     assert max(part.stat().st_size for part in parts) == -(-size // count)
-
-
-def shown(nodes: int, slower: float) -> MeasuredJob:
-    """A job on nodes of one machine that took so many times as long as is assumed."""
-    made = forecast_staging(WORK, Nodes(nodes, cpus=2, sharing=nodes))
-    return MeasuredJob(
-        nodes=nodes,
-        cpus=2,
-        work=WORK,
-        step=1.0,
-        stage=made.seconds * slower,
-        send=made.send * slower,
-        unpack=made.unpack * slower,
-    )
-
-
-def test_two_nodes_foretell_the_others() -> None:
-    samples = Samples()
-    said: list[str] = []
-    jobs = {1: [shown(1, 3.0)], 2: [shown(2, 2.0), shown(2, 2.0)], 3: [shown(3, 1.0)]}
-    forecasts.compare(jobs, samples, said.append)
-    assert [line.rsplit(": ", 1)[1] for line in said] == [
-        "1.50",
-        "1.00 (fitted to these)",
-        "1.00 (fitted to these)",
-        "0.50",
-    ]
-    half = forecast_staging(WORK, Nodes(3, cpus=2, sharing=3)).seconds
-    assert samples.of("slurm/3/forecast/cold") == pytest.approx((2 * half,), rel=1e-3)
 
 
 def test_what_a_job_showed_is_in_its_events(tmp_path: Path) -> None:
@@ -98,15 +64,3 @@ def test_a_transfer_has_the_seconds_of_its_event(tmp_path: Path) -> None:
     assert relays.sent_seconds(sent, relayed=False) == 2.5
     with pytest.raises(BenchError, match="by sbcast at once"):
         relays.sent_seconds(relayed, relayed=False)
-
-
-@pytest.mark.usefixtures("index_env")
-def test_the_bundle_that_is_sent_has_the_size_that_is_wanted(
-    tmp_path: Path, zstandard_wheel: Path
-) -> None:
-    size = 8_000_000
-    (tmp_path / "offline" / "wheels").mkdir(parents=True)
-    shutil.copy(zstandard_wheel, tmp_path / "offline" / "wheels")
-    installed = tools.Tools(bin=Path(sys.executable).parent, base=tools.base_python())
-    bundle = relays.build(tmp_path, size, installed)
-    assert bundle.stat().st_size == pytest.approx(size, rel=0.1)

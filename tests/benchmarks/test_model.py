@@ -16,8 +16,7 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
 
 from benchmarks.model import scale  # noqa: E402
-from benchmarks.model.events import Clock, Process, Processors  # noqa: E402
-from benchmarks.model.job import PHASES, JobCosts, PhaseCosts, phase_seconds  # noqa: E402
+from benchmarks.model.job import PhaseCosts, phase_seconds  # noqa: E402
 from benchmarks.model.transfer import Site, StagingCosts, broadcast_block, relay, sbcast  # noqa: E402
 
 MB = 10**6
@@ -39,7 +38,6 @@ WORK = StagingWork(sent=40 * MB, bytes=40 * MB, files=100)
 LINK = 25.0 * MB
 NO_LATENCY = Site(nodes=1, link=LINK, latency=0.0)
 PHASE = PhaseCosts(fixed=1.0, driver=0.01, agent=0.2)
-JOB = JobCosts(staging=REAL, phases=dict.fromkeys(PHASES, PHASE))
 
 
 def wire(nodes: int, **more: object) -> float:
@@ -77,29 +75,6 @@ def test_a_worse_site_takes_longer(worse: dict[str, float]) -> None:
     assert relay(WORK, replace(site, **worse), REAL).unpacked > before  # type: ignore[arg-type]
 
 
-def test_one_processor_does_the_work_of_all_nodes() -> None:
-    site = Site(nodes=8, latency=0.0, cpus=1, shared=True)
-    copies = site.nodes * (REAL.receive_byte + REAL.send_byte + REAL.unpack_byte)
-    assert relay(WORK, site, REAL).unpacked == pytest.approx(copies * 40 * MB, rel=0.01)
-
-
-def test_unpacking_goes_on_while_bytes_arrive() -> None:
-    slow = replace(FREE, unpack_byte=20e-9)
-    site = replace(NO_LATENCY, nodes=2, cpus=1)
-    staged = relay(WORK, site, slow)
-    unpacking = 20e-9 * 40 * MB
-    assert staged.unpacked < staged.sent + 0.2 * unpacking
-
-
-def test_coarse_chunks_change_nothing() -> None:
-    """A file with more chunks than are simulated, on links and on CPUs that decide."""
-    work = replace(WORK, sent=2000 * MB, bytes=2000 * MB)
-    for link in (LINK, 1e12):
-        site = Site(nodes=32, link=link, cpus=4)
-        times = [relay(work, site, REAL, chunks=chunks).sent for chunks in (64, 128, 256)]
-        assert max(times) == pytest.approx(min(times), rel=0.05)
-
-
 # --- sbcast --------------------------------------------------------------------------------------
 
 
@@ -108,13 +83,6 @@ def test_a_block_of_a_full_tree_takes_what_the_forecast_says(width: int, depth: 
     nodes = sum(width**level for level in range(1, depth + 1))
     expected = block_seconds(nodes, width)
     assert broadcast_block(nodes, width, ASSUMED.link, ASSUMED.exchange) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 5, 9, 16, 73, 500, 4096])
-def test_no_block_takes_longer_than_the_forecast_says(nodes: int) -> None:
-    for width in range(1, 9):  # a width of 1 is a chain
-        block = broadcast_block(nodes, width, ASSUMED.link, ASSUMED.exchange)
-        assert block <= block_seconds(nodes, width) * (1 + 1e-9)
 
 
 def test_sbcast_grows_with_the_nodes_and_the_relay_does_not() -> None:
@@ -131,22 +99,7 @@ def test_nodes_of_their_own_work_at_the_same_time() -> None:
     assert phase_seconds(PHASE, site) == pytest.approx(1.0 + 100 * 0.01 + 0.2, rel=0.1)
 
 
-def test_nodes_on_one_machine_take_turns() -> None:
-    site = Site(nodes=100, cpus=2, shared=True)
-    assert phase_seconds(PHASE, site) == pytest.approx(1.0 + 100 * 0.21 / 2, rel=0.05)
-
-
 # --- time ----------------------------------------------------------------------------------------
-
-
-def test_a_processor_goes_from_process_to_process() -> None:
-    clock = Clock()
-    processors = Processors(clock, 1, turn=0.1)
-    ended: dict[str, float] = {}
-    for name, seconds in (("long", 1.0), ("short", 0.1)):
-        Process(processors).do(seconds, lambda name=name: ended.update({name: clock.now}))  # type: ignore[misc]
-    assert clock.run() == pytest.approx(1.1)
-    assert ended["short"] == pytest.approx(0.2)
 
 
 # --- fitting, and what is committed --------------------------------------------------------------

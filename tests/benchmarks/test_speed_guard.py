@@ -18,6 +18,7 @@ import pytest
 from stager.core.store import Store
 from stager.pack.node_program import find_compiled_program
 from tests.support.bundles import CLEAN, node_program
+from tests.support.processes import run
 from tests.support.torch_project import TorchProject
 
 GENEROUS = 3.0
@@ -37,7 +38,7 @@ def seconds(argv: list[str], target: Path) -> float:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(argv, env=CLEAN, capture_output=True, text=True, check=False)
+    done = run(argv, env=CLEAN)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime

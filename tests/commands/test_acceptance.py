@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.namespaces import entering
+from tests.support.processes import Done, run
 from tests.support.torch_project import STAGER, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -34,23 +35,6 @@ if __name__ == "__main__":
             .stdout.strip(),
         }
     print("ORIGINS", json.dumps({"env": os.environ["STAGER_ENV"], "found": found}), flush=True)
-"""
-TRAINER = """\
-import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-
-rows = [{"input_ids": torch.arange(4), "labels": torch.tensor(at % 2)} for at in range(8)]
-small = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
-model = BertForSequenceClassification(
-    BertConfig(num_hidden_layers=1, num_attention_heads=1, **small)
-)
-arguments = TrainingArguments(
-    "out", max_steps=2, per_device_train_batch_size=2, report_to=[], save_strategy="no"
-)
-trainer = Trainer(model, arguments, train_dataset=rows)
-trainer.train()
-wrapped = type(trainer.model_wrapped).__name__
-print("MODE", arguments.parallel_mode, wrapped, arguments.world_size, flush=True)
 """
 ALONE = """\
 ip link set lo up
@@ -79,27 +63,19 @@ def test_the_bundles_torch_is_the_one_imported(torch_project: TorchProject, tmp_
     env = {**torch_project.env, "HOME": str(home), "PYTHONPATH": str(path)}
     prepare = f"mount --bind {shlex.quote(str(system))} {shlex.quote(packages)}"
 
-    def run(argv: list[str], **changed: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*entering("-m", prepare), *argv],
-            env={**env, **changed},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+    def met(argv: list[str], **changed: str) -> Done:
+        return run([*entering("-m", prepare), *argv], cwd=tmp_path, env={**env, **changed})
 
     # Each decoy is where it would be taken from: without the tool, the program meets it.
     code = "import torch"
-    assert "decoy of PYTHONPATH" in run([str(base), "-c", code]).stderr
-    assert "decoy of the user" in run([str(base), "-c", code], PYTHONPATH="").stderr
-    assert "decoy of the interpreter" in run([str(base), "-s", "-c", code], PYTHONPATH="").stderr
+    assert "decoy of PYTHONPATH" in met([str(base), "-c", code]).stderr
+    assert "decoy of the user" in met([str(base), "-c", code], PYTHONPATH="").stderr
+    assert "decoy of the interpreter" in met([str(base), "-s", "-c", code], PYTHONPATH="").stderr
 
     (tmp_path / "origins.py").write_text(ORIGINS)
     options = ["--bundle", str(torch_project.bundle), "--log-dir", str(tmp_path / "logs")]
     options += ["--allocation", "local", "--nodes", "2", "--nproc-per-node", "1", "--verbose"]
-    done = run([STAGER, "run", *options, "--", "origins.py"])
+    done = met([STAGER, "run", *options, "--", "origins.py"])
     assert done.returncode == 0, done.stderr
     assert "decoy" not in done.stdout + done.stderr
     found = [line.split("ORIGINS ")[1] for line in done.stdout.splitlines() if "ORIGINS" in line]
@@ -122,15 +98,7 @@ def test_training_learns_with_no_network(
     training = ["--data", str(data_dir / "ag_news.csv"), "--held-out", "1000", "--epochs", "3"]
     training += ["--vocab", str(data_dir / "bert_uncased_vocab.txt"), "--out", "out"]
     argv = [STAGER, "run", *options, "--", "-m", "trainer", "tiny-bert", *training]
-    done = subprocess.run(
-        [*entering("-n", ALONE), *argv],
-        env=dict(torch_project.env),
-        cwd=work,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    done = run([*entering("-n", ALONE), *argv], cwd=work, env=torch_project.env, seconds=1200)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["world_size"] == 4
     metrics = json.loads((work / "out" / "metrics.json").read_text())
@@ -142,16 +110,3 @@ def test_training_learns_with_no_network(
     for rank in range(4):
         assert logs.count(f"[RANK {rank}] WORLD_SIZE=4") == 1
     assert [path.name for path in work.iterdir()] == ["out"]
-
-
-@pytest.mark.full
-def test_a_plain_trainer_is_distributed_where_there_is_no_gpu(
-    torch_project: TorchProject, tmp_path: Path
-) -> None:
-    """Unasked, accelerate starts no process group there: each rank would train by itself."""
-    options = ("--nodes", "2", "--nproc-per-node", "1")
-    ran = torch_project.run(TRAINER, cwd=tmp_path, options=options)
-    assert ran.code == 0, ran.stderr
-    modes = [line for line in ran.output() if line.startswith("MODE ")]
-    assert modes == ["MODE ParallelMode.DISTRIBUTED DistributedDataParallel 2"] * 2
-    assert ran.stderr.count("ACCELERATE_USE_CPU=true: not every node has a GPU") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,19 +10,11 @@ import pytest
 
 from stager.pack.bundle_file import remember_import
 from tests.support.building import STAGER, Project
+from tests.support.processes import Done, run
 
 
-def stager(
-    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*STAGER, *arguments],
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def stager(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
+    return run([*STAGER, *arguments], cwd=cwd, env={**os.environ, **(env or {})})
 
 
 @pytest.mark.parametrize("command", ["build", "run --"])
@@ -38,13 +29,6 @@ def test_a_script_without_a_block_is_the_projects(project: Project) -> None:
     done = stager("build", "train.py", cwd=project.root)
     assert "train.py has no block" in done.stderr
     assert "`stager build` builds this project, as stager.toml says" in done.stderr
-
-
-def test_an_option_that_begins_like_a_known_one_is_offered(tmp_path: Path) -> None:
-    done = stager("run", "--nprocs", "2", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--nproc-per-node" in done.stderr
-    assert "--qos" not in done.stderr
 
 
 def test_imported_bundles_are_named_where_no_build_has_made_one(

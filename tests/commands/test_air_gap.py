@@ -19,7 +19,7 @@ from stager.core.values import Target
 from stager.pack.members import copy_to
 from tests.support.building import STAGER, Project
 from tests.support.namespaces import entering
-from tests.support.processes import until
+from tests.support.processes import Done, run, until
 
 TRAIN = """\
 import os
@@ -38,9 +38,9 @@ class Inside:
         self.nodes.mkdir()
         self.tool = home / ".local" / "share" / "stager" / "bin" / "stager"
 
-    def run(self, *argv: str | Path) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str | Path) -> Done:
         """Run a program there."""
-        return subprocess.run(
+        return run(
             [*entering("-n", "ip link set lo up"), *map(str, argv)],
             cwd=self.home,
             env={
@@ -48,13 +48,9 @@ class Inside:
                 "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
                 "STAGER_NODE_ROOT": str(self.nodes),
             },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
         )
 
-    def stager(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    def stager(self, *arguments: str | Path) -> Done:
         """Run the tool that was installed there."""
         return self.run(self.tool, *arguments)
 
@@ -75,14 +71,10 @@ def test_from_nothing_to_a_job(
     file.parent.mkdir()
     # The project's packages come from its own wheels, the tool's from the index of this machine.
     argv = ["export", "--with-tool", "-o", str(file), "--json"]
-    done = subprocess.run(
+    done = run(
         [*STAGER, *argv],
         cwd=project.root,
         env={**{k: v for k, v in os.environ.items() if not k.startswith("PIP_")}, **pip_settings},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     exported = json.loads(done.stdout)
@@ -163,25 +155,6 @@ def test_what_the_program_in_the_file_says(
     assert "export on the other side for this one" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("export", "--base", "xyz"), "'xyz' cannot be used, allowed: 12 to 64 hexadecimal"),
-        (("export", "--since", "soon"), "'soon' cannot be used, allowed: a date (2026-01-31)"),
-        (("export", "--base", "0" * 12, "--since", "2026-01-31"), "cannot be used with --since"),
-        (("export", "--offline"), "is for --with-tool only"),
-        (("import",), "missing argument 'FILE'"),
-        (("import", "x", "--id", "12"), "'12' cannot be used"),
-        (("mirror",), "missing argument 'DIR'"),
-        (("mirror", ""), "it is empty: is a shell variable unset?"),
-    ],
-)
-def test_usage(arguments: tuple[str, ...], said: str, project: Project) -> None:
-    done = project.stager(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said.lower() in done.stderr.lower()
-
-
 def test_errors(project: Project, tmp_path: Path) -> None:
     absent = project.stager("import", str(tmp_path / "absent.carry.tar"))
     assert absent.returncode == 1
@@ -225,16 +198,6 @@ def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) 
         assert f"stager import {carried}" in refused.stderr
 
 
-def test_a_delta_does_not_replace_the_whole(project: Project) -> None:
-    """Both are exports of one bundle, in one folder."""
-    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
-    start = built["id"][:12]
-    assert project.stager("export").returncode == 0
-    assert project.stager("export", "--base", start).returncode == 0
-    names = {path.name for path in project.root.glob("*.carry.tar")}
-    assert names == {f"project-{start}.carry.tar", f"project-{start}-since-{start}.carry.tar"}
-
-
 def test_a_bundle_that_is_named_is_exported(project: Project, tmp_path: Path) -> None:
     """An older one of the project; one that was imported, where no project is; nothing is built."""
     first = json.loads(project.stager("build", "--no-prove", "--json").stdout)
@@ -276,79 +239,3 @@ def test_a_bundle_whose_lock_is_not_here_is_not_exported(project: Project, tmp_p
         assert f"the lock that {kept} was made from is not here" in refused.stderr
         assert "carry the file itself" in refused.stderr
     assert [*nowhere.root.iterdir()] == []
-
-
-def _mounted(project: Project, shell: str, *arguments: str | Path, root: Path) -> str:
-    """What the tool says where something is mounted as ``shell`` says; it must refuse."""
-    done = subprocess.run(
-        [*entering("-m", shell), *STAGER, *map(str, arguments)],
-        cwd=project.root,
-        env={**os.environ, "OFFLINE_ROOT": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    return done.stderr
-
-
-def test_an_offline_root_that_cannot_take_it(project: Project, tmp_path: Path) -> None:
-    """Read-only, or full, or without inodes; and a place for the project's code that is."""
-    assert project.stager("build", "--no-prove").returncode == 0
-    file, place = tmp_path / "lab.carry.tar", tmp_path / "place"
-    assert project.stager("export", "-o", str(file)).returncode == 0
-    place.mkdir()
-    root = place / "offline"
-    said = _mounted(project, f"mount -t tmpfs -o ro none {place}", "import", file, root=root)
-    assert f"error: cannot write {root}: Read-only file system" in said
-    assert "hint: check the permissions, or choose another place" in said
-    for full in ("size=1m", "nr_inodes=8"):
-        said = _mounted(
-            project, f"mount -t tmpfs -o {full} none {place}", "import", file, root=root
-        )
-        assert "error: not enough space for the bundle: need " in said
-        assert f"at {root}\nhint: free some space" in said
-    said = _mounted(
-        project,
-        f"mount -t tmpfs -o ro none {place}",
-        *("import", file, "--project", place / "lab"),
-        root=tmp_path / "elsewhere",
-    )
-    assert f"--project {place / 'lab'} cannot be written: Read-only file system" in said
-    assert f"the bundle itself is in {tmp_path / 'elsewhere'} now" in said
-
-
-def test_who_may_only_read_the_offline_root_uses_what_was_imported(
-    project: Project, tmp_path: Path
-) -> None:
-    """As where a site's staff imports, and all others use it."""
-    (project.root / "train.py").write_text(TRAIN)
-    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
-    file, root = tmp_path / "lab.carry.tar", tmp_path / "site"
-    assert project.stager("export", "-o", str(file)).returncode == 0
-    imported = project.stager("import", str(file), env={"OFFLINE_ROOT": str(root)})
-    assert imported.returncode == 0, imported.stderr
-    (tmp_path / "nowhere").mkdir()
-    read_only = f"mount --bind {root} {root}; mount -o remount,ro,bind {root}"
-    options = ("--allocation", "local", "--nodes", "2", "--launcher", "processes")
-    done = subprocess.run(
-        [
-            *entering("-m", read_only),
-            *STAGER,
-            "run",
-            "--id",
-            built["id"],
-            *options,
-            "--",
-            "train.py",
-        ],
-        cwd=tmp_path / "nowhere",
-        env={**os.environ, "OFFLINE_ROOT": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "rank 0 of 2 alpha" in done.stdout

@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 import stat
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.building import Project
-from tests.support.small_torch import TORCH
-from tests.support.wheelhouse import make_wheel
+from tests.support.small_torch import with_small_torch
 
 LOCAL = ("--allocation", "local", "--log-dir", "logs")
 
 
 @pytest.fixture
-def ready(project: Project, wheelhouse: Path) -> Project:
+def ready(project: Project) -> Project:
     """A project that can be run, whose newest job is a verify that went well."""
-    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
-    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
-    project.build()
-    verified(project)
+    verified(with_small_torch(project, ""))
     return project
 
 

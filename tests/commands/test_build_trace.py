@@ -120,16 +120,6 @@ def test_the_settings_of_a_cluster_do_not_matter(traced: Project) -> None:
     assert "of 1\n" in done.stdout
 
 
-def test_a_command_belongs_to_a_trace(project: Project) -> None:
-    for arguments, said in (
-        (("--trace",), "there is no smoke test to run"),
-        (("train.py", "again"), "'again' cannot be used"),
-    ):
-        done = project.stager("build", *arguments)
-        assert done.returncode == 2
-        assert said in done.stderr
-
-
 def test_ctrl_c_leaves_nothing(traced: Project, tmp_path: Path) -> None:
     mark = tmp_path / "started"
     (traced.root / "slow.py").write_text(

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from bundle.node.machine import c_library
-from stager.core.values import Target
 from stager.pack.bundle_file import read_manifest
 from tests.support.building import HOST, Project
 from tests.support.shared_objects import HOST as PROCESSORS
@@ -43,19 +42,3 @@ def test_a_node_is_refused_with_the_file_that_it_could_not_load(
     (problem,) = node["problems"]
     own = c_library()[1]
     assert f"alpha 1.0 (alpha/_fast.so) needs glibc 2.98 or newer, the node has {own}" in problem
-
-
-def test_a_build_for_older_nodes_is_refused_and_goes_on_without_that_file(
-    project: Project, tmp_path: Path
-) -> None:
-    wheel = understated(tmp_path)
-    older = f'platform = "{Target.from_host().platform}"'
-    refused = project.locked(wheel, more=older).stager("build")
-    assert refused.returncode == 1
-    assert "1 package cannot be loaded on" in refused.stderr
-    assert "alpha 1.0 needs glibc 2.98 (alpha/_fast.so)" in refused.stderr
-    prune = '["alpha:/alpha/_fast.so"]'
-    assert prune in refused.stderr.replace("\n", " ")
-    built = project.locked(wheel, more=f"{older}\nprune = {prune}").stager("build", "--json")
-    assert built.returncode == 0, built.stderr
-    assert read_manifest(Path(json.loads(built.stdout)["bundle"])).requires.libc_version == "2.17"

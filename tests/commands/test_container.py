@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.building import HOST, STAGER, Project
 from tests.support.containers import INSIDE, stand_in
-from tests.support.processes import until
+from tests.support.processes import living, until
 
 pytestmark = pytest.mark.needs("namespaces")
 
@@ -88,14 +87,6 @@ def test_ranks_run_in_the_container(sited: Project, tmp_path: Path) -> None:
     assert json.loads(failed.stdout)["first_failure"]["exit_code"] == 7
 
 
-@pytest.mark.full
-def test_singularity_does_as_well(sited: Project, tmp_path: Path) -> None:
-    (tmp_path / "bin" / "apptainer").rename(tmp_path / "bin" / "singularity")
-    done = sited.stager("verify", *LOCAL[:4], "--container-image", "../lab.sif", "--json")
-    assert done.returncode == 0, done.stderr
-    assert [node["ok"] for node in json.loads(done.stdout)["nodes"]] == [True, True]
-
-
 def test_what_a_node_lacks_is_said(sited: Project, tmp_path: Path) -> None:
     given = ("verify", *LOCAL[:4], "--container-image")
     absent = sited.stager(*given, str(tmp_path / "absent.sif"))
@@ -119,11 +110,4 @@ def test_ctrl_c_ends_what_runs_inside(sited: Project, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    assert left(str(sited.root)) == []
-
-
-def left(folder: str) -> list[str]:
-    """The command lines of processes that name a folder, some time after they must have ended."""
-    time.sleep(0.1)
-    lines = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in lines.stdout.splitlines() if "train.py" in line and folder in line]
+    assert living(sited.root) == []

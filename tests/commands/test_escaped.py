@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.building import STAGER, Project
-from tests.support.processes import is_alive, until
-from tests.support.small_torch import TORCH
-from tests.support.wheelhouse import make_wheel
+from tests.support.job_processes import find_node_programs
+from tests.support.processes import is_alive, start, until
+from tests.support.small_torch import with_small_torch
 
 TRAIN = """\
 import os, pathlib, subprocess, sys, time
@@ -29,26 +29,14 @@ time.sleep(float(sys.argv[2]))
 
 
 @pytest.fixture
-def ready(project: Project, wheelhouse: Path) -> Project:
+def ready(project: Project) -> Project:
     """A project whose one rank leaves a process behind and notes its number."""
-    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
-    (project.root / "train.py").write_text(TRAIN)
-    more = 'torch-backend = "none"\n[launch]\nbackend = "gloo"\ngrace-seconds = 1'
-    project.settings("alpha", "torch", more=more)
-    project.build()
-    return project
+    return with_small_torch(project, TRAIN, "grace-seconds = 1")
 
 
 def started(project: Project, *arguments: str) -> subprocess.Popen[str]:
     argv = [*STAGER, "run", "--allocation", "local", "--log-dir", "logs", "--", "train.py"]
-    return subprocess.Popen(
-        [*argv, *arguments],
-        cwd=project.root,
-        env=dict(os.environ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start([*argv, *arguments], cwd=project.root)
 
 
 def gone(project: Project) -> bool:
@@ -85,7 +73,7 @@ def test_nothing_of_an_agent_that_was_killed_goes_on(ready: Project) -> None:
     running = started(ready, "heeds", "600")
     note = ready.root / "left"
     begun = until(note.exists)
-    for agent in agents(ready):
+    for agent in find_node_programs(ready, "agent"):
         os.kill(agent, signal.SIGKILL)
     _, said = running.communicate(timeout=300)
     assert begun, said
@@ -97,17 +85,3 @@ def test_nothing_of_an_agent_that_was_killed_goes_on(ready: Project) -> None:
     done = ready.stager("verify", "--allocation", "local", "--log-dir", "logs")
     assert done.returncode == 0, done.stderr
     assert list(jobs.iterdir()) == []
-
-
-def agents(project: Project) -> list[int]:
-    """The agents of a project's job, by the node program that they run."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile
-            continue
-        ours = any(word.startswith(os.fsencode(project.store.root)) for word in words)
-        if ours and b"agent" in words:
-            found.append(int(entry.name))
-    return found

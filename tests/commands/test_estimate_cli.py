@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from stager.forecast import FILE, record_times
 from tests.support.building import Project
-from tests.support.past_jobs import as_expected
+from tests.support.fake_slurm import slurm_commands
+from tests.support.processes import run
 
 CASES = ["nothing there yet", "nothing changed", "alpha changed", "run from Lustre", "run from NFS"]
 
@@ -42,20 +40,6 @@ def test_lines_fit_80_columns_and_need_no_slurm(built: Project) -> None:
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
 
 
-def test_json(built: Project) -> None:
-    done = built.stager("estimate", "--nodes", "1,8,4096", "--nproc-per-node", "2", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
-    assert (report["schema"], report["nproc_per_node"], report["cpus"]) == (1, 2, 2)
-    assert [one["nodes"] for one in report["forecasts"]] == [1, 8, 4096]
-    assert report["forecasts"][1]["world_size"] == 16
-    for one in report["forecasts"]:
-        assert one["cold"]["total"] > one["unchanged"]["total"] > 0
-        assert one["unchanged"]["send"] == 0
-    totals = [one["cold"]["total"] for one in report["forecasts"]]
-    assert totals == sorted(totals)
-
-
 def test_the_former_name_does_the_same_and_is_not_listed(built: Project) -> None:
     done = built.stager("plan", "--nodes", "1,8", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -71,22 +55,10 @@ def test_the_settings_say_how_many_nodes(built: Project) -> None:
     assert [one["nodes"] for one in report["forecasts"]] == [5]
 
 
-def test_what_earlier_jobs_showed_is_used(built: Project) -> None:
-    assumed = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
-    record_times(built.store, as_expected(factor=10.0))
-    measured = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
-    assert measured["rates"]["basis"] == "measured on 1 job of up to 3 nodes"
-    before, now = (report["forecasts"][0]["cold"]["send"] for report in (assumed, measured))
-    assert now == pytest.approx(10 * before, rel=0.01)
-    (built.store.root / FILE).write_text("{")
-    again = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
-    assert again == assumed
-
-
 def test_a_bundle_that_is_named_needs_no_project(built: Project) -> None:
     (bundle,) = built.store.bundles.iterdir()
     argv = [sys.executable, "-m", "stager", "estimate", "--bundle", str(bundle), "--json"]
-    done = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False)
+    done = run(argv, cwd=Path("/"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["bundle"] == str(bundle)
 
@@ -102,54 +74,15 @@ def test_errors(built: Project) -> None:
     assert "hint: " in damaged.stderr
 
 
-def test_without_a_bundle(project: Project) -> None:
-    done = project.stager("estimate", "--nodes", "8")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "there is no bundle of project" in done.stderr
-    assert "`stager build`" in done.stderr
-
-
-def test_a_terminal_gets_a_table(built: Project) -> None:
-    leader, follower = pty.openpty()
-    started = subprocess.Popen(
-        [sys.executable, "-m", "stager", "estimate", "--nodes", "1,512"],
-        cwd=built.root,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
-        stdout=follower,
-        stderr=subprocess.PIPE,
-    )
-    os.close(follower)
-    shown = b""
-    try:
-        while chunk := os.read(leader, 65536):
-            shown += chunk
-    except OSError:  # the other end is closed
-        pass
-    finally:
-        os.close(leader)
-    started.communicate(timeout=300)
-    assert started.returncode == 0
-    text = shown.decode()
-    assert "\x1b[" in text
-    for case in CASES:
-        assert text.count(case) == 2
-    assert "staging pays: against Lustre " in text
-
-
 def test_a_dry_run_says_how_long_it_would_take(built: Project) -> None:
     """Outside of an allocation; Slurm's commands only have to be there."""
-    folder = built.root / "bin"
-    folder.mkdir()
-    for name in ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue"):
-        (folder / name).write_text("#!/bin/sh\nexit 1\n")
-        (folder / name).chmod(0o755)
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    slurm = slurm_commands(built.root / "bin")
     options = ("--nodes", "3", "--dry-run", "--log-dir", "logs", "--launcher", "srun")
     asked = ("run", *options, "--json", "--", "train.py")
-    report = json.loads(built.stager(*asked, env={"PATH": path}).stdout)
+    report = json.loads(built.stager(*asked, env=slurm).stdout)
     assert report["forecast"]["nodes"] == 3
     assert report["forecast"]["measured"] is False
     assert report["forecast"]["seconds"]["total"] > report["forecast"]["seconds"]["stage"] > 0
-    told = built.stager("verify", *options, env={"PATH": path})
+    told = built.stager("verify", *options, env=slurm)
     assert told.returncode == 0
     assert "expected on 3 nodes that have nothing of it yet: preflight " in told.stderr

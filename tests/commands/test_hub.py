@@ -229,7 +229,6 @@ def test_one_model_moves_and_the_rest_stays(project: Project, hub: HubServer) ->
     text = refused(project, "build", "--upgrade-package", "org/tine")
     assert "--upgrade-package org/tine: no asset of stager.toml on the hub has this name" in text
     assert "hint: there are org/tiny, org/sibling, org/news" in text
-    assert project.stager("lock", "-P", "a/b/c").returncode == 2
 
 
 def test_the_users_own_cache_comes_first_and_stays_in_use(
@@ -269,12 +268,15 @@ def test_a_damaged_file_of_the_users_cache_is_fetched(
     from huggingface_hub import snapshot_download
 
     found = Path(snapshot_download("org/tiny", cache_dir=tmp_path / "mine", endpoint=hub.url))
-    weights = (found / "model.safetensors").resolve()
-    weights.write_bytes(bytes(len(WEIGHTS)))
+    for name in ("model.safetensors", "config.json"):  # one in large file storage, and one in git
+        file = (found / name).resolve()
+        file.write_bytes(bytes(file.stat().st_size))
     naming(project, '["org/tiny"]')
     done(project, "build", "--json", "--no-prove", HF_HUB_CACHE=str(tmp_path / "mine"))
-    path = f"models--org--tiny/snapshots/{MODEL.commit}/model.safetensors"
-    assert in_environment(project)["found"][path] == WEIGHTS.hex()[:8]
+    there = in_environment(project)["found"]
+    for name in ("model.safetensors", "config.json"):
+        path = f"models--org--tiny/snapshots/{MODEL.commit}/{name}"
+        assert there[path] == MODEL.files[name].hex()[:8]
 
 
 def test_a_gated_model_names_itself_and_the_token_goes_nowhere(
@@ -314,9 +316,6 @@ def test_a_cut_download_goes_on(
         ('["org/tiny@v9"]', "[]", "model org/tiny@v9: there is no such revision"),
         ("[]", '[{name = "org/news", config = "third"}]', "it has default"),
         ("[]", '[{name = "org/news", split = "fourth"}]', "no file of it is asked for"),
-        ('["../x"]', "[]", "assets.models[0]: '../x' is not the name of a repository"),
-        ('["org/tiny@"]', "[]", "assets.models[0]: a revision is missing"),
-        ("[]", '[{name = "a/b", colour = "red"}]', "assets.datasets[0]: unknown key 'colour'"),
         ("[3]", "[]", "assets.models[0]: neither a string nor a table"),
     ],
 )
@@ -324,25 +323,6 @@ def test_what_cannot_be_had_is_named(
     project: Project, hub: HubServer, models: str, datasets: str, said: str
 ) -> None:
     assert said in refused(naming(project, models, datasets), "lock").replace("\n", " ")
-
-
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        ('{name = "org/news", config = "other"}', ["README.md", "other/train.csv"]),
-        ('{name = "org/news", config = "default", split = "train"}',
-         ["README.md", "data/train-0.parquet"]),
-        ('{name = "org/news", files = ["data/*"]}',
-         ["data/test-0.parquet", "data/train-0.parquet"]),
-    ],
-)  # fmt: skip
-def test_a_part_of_a_data_set(
-    project: Project, hub: HubServer, entry: str, expected: list[str]
-) -> None:
-    naming(project, datasets=f"[{entry}]")
-    (locked,) = project.build().lock.assets
-    assert [file.path for file in locked.files] == expected
-    assert locked.left_out == tuple(sorted(set(DATA.files) - set(expected)))
 
 
 def test_a_run_after_the_settings_have_changed_says_so(project: Project, hub: HubServer) -> None:
@@ -389,7 +369,6 @@ def test_a_hub_that_says_nonsense(
     naming(project, '["o/n"]')
     text = refused(project, "lock")
     assert said in text
-    assert ("hint: name the files to take" in text) == ("its name" in said or "a name" in said)
     assert "hint: " in text
     assert "tool.stager.assets" not in (project.root / "pylock.toml").read_text()
 
@@ -418,24 +397,3 @@ def test_a_card_that_makes_no_sense_says_nothing(
     hub.repositories.append(Repository(name="o/n", files={"a.json": b"{}"}, card=card))
     naming(project, '["o/n"]')
     assert done(project, "lock", "--json")["models"] == 1
-
-
-def test_a_file_that_is_not_taken_may_have_any_name(project: Project, hub: HubServer) -> None:
-    hub.repositories.append(Repository(name="o/n", files={"a.json": b"{}", "b\n../c": b"x"}))
-    naming(project, '[{name = "o/n", files = ["*.json"]}]')
-    done(project, "lock", "--json")
-
-
-def test_a_damaged_small_file_of_the_users_cache_is_fetched(
-    project: Project, hub: HubServer, tmp_path: Path
-) -> None:
-    from huggingface_hub import snapshot_download
-
-    found = Path(snapshot_download("org/tiny", cache_dir=tmp_path / "mine", endpoint=hub.url))
-    config = (found / "config.json").resolve()
-    config.write_bytes(b"x" * config.stat().st_size)
-    naming(project, '["org/tiny"]')
-    locked = done(project, "lock", "--json", HF_HUB_CACHE=str(tmp_path / "mine"))
-    (entry,) = toml.read(Path(locked["lock"]))["tool"]["stager"]["assets"]
-    digests = {file["path"]: file["sha256"] for file in entry["content"]}
-    assert digests["config.json"] == hashlib.sha256(MODEL.files["config.json"]).hexdigest()

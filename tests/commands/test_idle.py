@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.building import STAGER, Project
-from tests.support.processes import until
-from tests.support.small_torch import TORCH
-from tests.support.wheelhouse import make_wheel
+from tests.support.processes import start, until
+from tests.support.small_torch import with_small_torch
 
 SECONDS = 6
 TRIES = 5
@@ -20,13 +18,9 @@ TRAIN = "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)"
 
 
 @pytest.fixture
-def ready(project: Project, wheelhouse: Path) -> Project:
+def ready(project: Project) -> Project:
     """A project whose rank neither prints nor ends."""
-    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
-    (project.root / "train.py").write_text(TRAIN)
-    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
-    project.build()
-    return project
+    return with_small_torch(project, TRAIN)
 
 
 def switches(store: Path) -> dict[tuple[str, int], int]:
@@ -49,13 +43,8 @@ def switches(store: Path) -> dict[tuple[str, int], int]:
 
 @pytest.mark.full
 def test_nobody_wakes_up_often_for_nothing(ready: Project) -> None:
-    running = subprocess.Popen(
-        [*STAGER, "run", "--allocation", "local", "--log-dir", "logs", "--", "train.py"],
-        cwd=ready.root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    argv = [*STAGER, "run", "--allocation", "local", "--log-dir", "logs", "--", "train.py"]
+    running = start(argv, cwd=ready.root)
     try:
         assert until((ready.root / "begun").exists)
         time.sleep(2)

@@ -5,25 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from stager.pack.members import copy_to
 from tests.support.building import Project
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--files", "--sbom"), "--files: cannot be used with --sbom"),
-        (("--licenses", "--sbom"), "--licenses: cannot be used with --sbom"),
-        (("-o", "x.cdx.json"), "--output: is for --sbom only"),
-        (("--sbom", "--json"), "that prints JSON of its own"),
-    ],
-)
-def test_usage(project: Project, options: tuple[str, ...], said: str) -> None:
-    done = project.stager("inspect", *options)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
 
 
 def test_a_document_is_no_part_of_the_project(project: Project, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from stager.incidents.node_history import keep_incidents
 from tests.support.building import HOST, Project
 from tests.support.events import event_keys
+from tests.support.fake_slurm import slurm_commands
 from tests.support.golden import GOLDEN, check_golden
 from tests.support.incidents import FULL, incidents_of
 from tests.support.signing import Key
@@ -30,16 +31,6 @@ TWO_RANKS = ("--nproc-per-node", "2")
 LOGS = ("--log-dir", "logs")
 VARYING = re.compile(r"bytes(_.*)?|.*_(bytes|files)|size|sent|cpus|files|freed|removed|nfs")
 """Keys whose numbers depend on the machine, or on the size of our own program."""
-SLURM = {
-    "sbatch": "cat >/dev/null; echo 4711",
-    "squeue": "exit 1",
-    "sinfo": "true",
-    "salloc": "exit 1",
-    "srun": "exit 1",
-    "sbcast": "exit 1",
-    "scontrol": "exit 1",
-}
-"""Commands in the place of Slurm's: a real cluster is in ``tests/slurm``."""
 
 
 def normalized(value: object, words: Mapping[str, str], key: str = "") -> object:
@@ -145,15 +136,11 @@ def test_each_command_prints_the_json_that_scripts_know(
     keep_incidents(project.store, incidents_of({"n2": [FULL]}, ended=time() - 60), time())
     reports["nodes"] = printed(project, "nodes", "--forget", "n3")
 
-    commands = tmp_path / "slurm"
-    commands.mkdir()
-    for name, script in SLURM.items():
-        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
-        (commands / name).chmod(0o755)
-    path = f"{commands}:{os.environ['PATH']}"
+    answers = {"sbatch": "cat >/dev/null; echo 4711", "sinfo": "true"}
+    slurm = slurm_commands(tmp_path / "slurm", **answers)
     batch = ("run", "--batch", *LOGS)
-    reports["run-planned"] = printed(project, *batch, "--dry-run", "--", "train.py", PATH=path)
-    reports["run-submitted"] = printed(project, *batch, "--", "train.py", PATH=path)
+    reports["run-planned"] = printed(project, *batch, "--dry-run", "--", "train.py", **slurm)
+    reports["run-submitted"] = printed(project, *batch, "--", "train.py", **slurm)
 
     reports["sign"] = printed(project, "sign", "--key", str(alice.private))
     unread = {"extra/__init__.py": "", "extra/data/table": "x" * 500_000, "extra/core.py": ""}

@@ -298,17 +298,15 @@ def test_a_patch_release_may_be_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "beside", "said"),
+    ("text", "said"),
     [
-        ('[tool.poetry.dependencies]\nalpha = "*"\n', "", "only Poetry reads; run `poetry export"),
-        ('[build-system]\nrequires = ["setuptools"]\n', "setup.py", "which has setup.py"),
-        ("[tool.ruff]\n", "", "it has no [project] table, so it declares no dependencies"),
+        ('[tool.poetry.dependencies]\nalpha = "*"\n', "only Poetry reads; run `poetry export"),
+        ('[build-system]\nrequires = ["setuptools"]\n', "build what a setup.py describes"),
+        ("[tool.ruff]\n", "it has no [project] table, so it declares no dependencies"),
     ],
 )
-def test_a_pyproject_in_another_form(text: str, beside: str, said: str, tmp_path: Path) -> None:
+def test_a_pyproject_in_another_form(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
-    if beside:
-        (tmp_path / beside).write_text("")
     assert said in refused(tmp_path, "pyproject.toml")
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from stager.cli.node_commands import MOST_DAYS
 from stager.incidents.node_history import DAY, KEPT_DAYS, keep_incidents
 from tests.support.building import Project
+from tests.support.fake_slurm import slurm_commands
 from tests.support.incidents import FULL, LOST, incidents_of
 
 STAGER = str(Path(sys.executable).with_name("stager"))
@@ -64,26 +62,6 @@ def test_a_table_for_a_pipe(failed: Project) -> None:
     assert "--avoid-bad" in done.stderr
 
 
-def test_a_table_for_a_terminal(failed: Project) -> None:
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "OFFLINE_ROOT": str(failed.store.root)}
-    with subprocess.Popen([STAGER, "nodes"], cwd=failed.root, env=env, stdout=theirs):
-        os.close(theirs)
-        shown = everything(ours).decode()
-    assert "needs 1.4 GB, 0.2 GB are free" in " ".join(shown.split())
-    assert shown.count("n2") == 1
-
-
-def everything(terminal: int) -> bytes:
-    """All that comes out of a terminal until nobody has its other end; closes it."""
-    shown = b""
-    with contextlib.suppress(OSError):  # the other end is closed
-        while chunk := os.read(terminal, 65536):
-            shown += chunk
-    os.close(terminal)
-    return shown
-
-
 def test_more_days_and_forgetting(failed: Project) -> None:
     def nodes(*options: str) -> dict[str, int]:
         report = json.loads(failed.stager("nodes", "--json", *options).stdout)
@@ -128,14 +106,9 @@ def test_the_verdict_of_a_failed_verify_is_heard(project: Project) -> None:
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
     """Commands in the place of Slurm's, which accept a job that is gone at once."""
-    commands = tmp_path / "slurm"
-    commands.mkdir()
     gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-    answers = {"sbatch": "cat >/dev/null; echo 4711", "sinfo": "true", "squeue": gone}
-    for name in ("sbatch", "squeue", "sinfo", "salloc", "srun", "sbcast", "scontrol"):
-        (commands / name).write_text(f"#!/bin/sh\n{answers.get(name, 'exit 1')}\n")
-        (commands / name).chmod(0o755)
-    return {"PATH": f"{commands}:{os.environ['PATH']}"}
+    accept = "cat >/dev/null; echo 4711"
+    return slurm_commands(tmp_path / "slurm", sbatch=accept, sinfo="true", squeue=gone)
 
 
 BATCH = ("--batch", "--log-dir", "logs", "--", "train.py")

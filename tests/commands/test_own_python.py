@@ -12,10 +12,10 @@ import pytest
 
 from bundle.environment.listing import OWN_PYTHON
 from stager.pack.bundle_file import read_manifest
-from tests.support.building import STAGER, Project, fetch_zstandard
-from tests.support.missing_libraries import library_of, without
+from tests.support.building import Project, fetch_zstandard
 from tests.support.needs import needs
 from tests.support.own_pythons import movable_python, oldest_python
+from tests.support.processes import run
 
 RANK = """\
 import json, os, sys
@@ -66,40 +66,9 @@ def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
     argv = [str(folder / "python3"), "-I", "-S", str(program), "exec", "--id", report["id"]]
     argv += [report["bundle"], str(base), "--", "python", str(project.root / "train.py")]
     env = {"PATH": str(folder), "HOME": os.environ["HOME"]}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    done = run(argv, env=env)
     assert done.returncode == 0, done.stderr
     _assert_own(done.stdout, python, base)
-
-
-@pytest.mark.full
-def test_a_node_without_a_library_that_the_python_needs(
-    project: Project, pip_settings: Mapping[str, str], tmp_path: Path
-) -> None:
-    """A warning where the declared modules import without it; else the node cannot run the job."""
-    own = movable_python()
-    lacking = without(library_of(str(own.program), "_sqlite3"), tmp_path)
-    fetch_zstandard(own.target.python, project.store.wheels, pip_settings)
-    settings = f'python = "{own.target.python}"\ninterpreter = "{own.prefix}"\n'
-
-    def verified(more: str) -> subprocess.CompletedProcess[str]:
-        built = project.settings("alpha", more=settings + more).stager("build", "--no-prove")
-        assert built.returncode == 0, built.stderr
-        argv = [*lacking, *STAGER, "verify", "--allocation", "local"]
-        return subprocess.run(
-            argv, cwd=project.root, capture_output=True, text=True, check=False, timeout=900
-        )
-
-    done = verified("")
-    assert done.returncode == 0, done.stderr
-    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert "libsqlite3.so.0: the node has no usable copy of this shared library" in warning
-    assert "needed by sqlite3 in the environment's Python" in warning
-
-    done = verified('imports = ["alpha", "sqlite3"]')
-    assert done.returncode == 3, done.stderr
-    assert "error: local1: libsqlite3.so.0: the node has no usable copy of this" in done.stderr
-    assert "  cannot open shared object file: No such file or directory\n" in done.stderr
-    assert "hint: install the package that has it on the node; or build with a" in done.stderr
 
 
 def test_a_python_that_cannot_be_moved_is_refused_before_anything_is_made(

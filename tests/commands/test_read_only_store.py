@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.building import STAGER, Project
 from tests.support.namespaces import entering
-from tests.support.small_torch import TORCH
-from tests.support.wheelhouse import make_wheel
+from tests.support.processes import run
+from tests.support.small_torch import with_small_torch
 
 
 @pytest.fixture
-def built(project: Project, wheelhouse: Path) -> Project:
+def built(project: Project) -> Project:
     """A project whose bundle is there, and that no job has used yet."""
-    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
-    (project.root / "train.py").write_text('print("trained")\n')
-    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
-    project.build()
-    return project
+    return with_small_torch(project, 'print("trained")\n')
 
 
 def contents(root: Path) -> dict[Path, int]:
@@ -42,15 +36,7 @@ def test_a_bundle_is_used_from_a_store_that_is_mounted_read_only(
         "exec": [*STAGER, "exec", "--", "python", "-c", "print('{\"ok\": true}')"],
     }[command]
     mounted = f"mount --bind '{store}' '{store}'; mount -o remount,ro,bind '{store}'"
-    done = subprocess.run(
-        [*entering("-m", mounted), *argv],
-        cwd=built.root,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run([*entering("-m", mounted), *argv], cwd=built.root)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"]
     assert contents(store) == before

@@ -7,16 +7,15 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.building import Project
-from tests.support.small_torch import TORCH
-from tests.support.wheelhouse import make_wheel
+from tests.support.small_torch import with_small_torch
+from tests.support.users import umask
 
 SECRETS = {
     "GH_TOKEN": "ghtokenhush",
@@ -40,22 +39,9 @@ print("[RANK", os.environ["RANK"] + "] ran")
 
 
 @pytest.fixture
-def ready(project: Project, wheelhouse: Path) -> Project:
+def ready(project: Project) -> Project:
     """A project whose one rank notes what it was given."""
-    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
-    (project.root / "train.py").write_text(TRAIN)
-    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
-    project.build()
-    return project
-
-
-@contextmanager
-def umask(value: int) -> Iterator[None]:
-    old = os.umask(value)
-    try:
-        yield
-    finally:
-        os.umask(old)
+    return with_small_torch(project, TRAIN)
 
 
 def ran(

@@ -16,7 +16,7 @@ from stager.core.store import Store
 from stager.pack.members import copy_to
 from tests.support.building import STAGER, Project
 from tests.support.processes import until
-from tests.support.signing import ALICE, Key, allow, certified, make_key
+from tests.support.signing import ALICE, Key, allow, make_key
 
 LOCAL = ("--allocation", "local", "--log-dir", "logs")
 SETTINGS = """\
@@ -159,34 +159,10 @@ def agent(tmp_path: Path, alice: Key, monkeypatch: pytest.MonkeyPatch) -> Iterat
         running.wait()
 
 
-def test_a_key_that_an_agent_holds(asking: Project, agent: Path) -> None:
-    asking.build()
-    ended(asking, "sign", "--key", str(agent))
-    ended(asking, "verify", *LOCAL)
-
-
 def test_build_signs_with_a_key_that_only_an_agent_holds(asking: Project, agent: Path) -> None:
     built = report(asking, "build", "--no-prove", "--sign", str(agent))
     assert built["signature"] == f"{built['bundle']}.sig"
     ended(asking, "run", *LOCAL)
-
-
-def test_a_certified_key_that_only_an_agent_holds(
-    asking: Project, agent: Path, alice: Key, tmp_path: Path
-) -> None:
-    """The file of signers knows the authority alone, and asks who the certificate is for."""
-    carol = make_key(tmp_path, "carol")
-    certificate = certified(alice, carol, "-n", "carol@example.org").private
-    subprocess.run(["ssh-add", "-q", str(carol.private)], check=True)
-    carol.private.unlink()
-    allow(tmp_path / "trusted", f"*@example.org cert-authority {alice.public}")
-    asking.build()
-    ended(asking, "sign", "--key", f"{carol.private}.pub")
-    said = ended(asking, "verify", *LOCAL, status=1)
-    assert "with a certificate, sign with --key KEY-cert.pub" in said
-    ended(asking, "sign", "--key", str(certificate))
-    said = ended(asking, "verify", *LOCAL)
-    assert "signed by carol@example.org (ED25519-CERT key SHA256:" in said
 
 
 def test_a_passphrase_needs_a_terminal_or_an_agent(
@@ -202,9 +178,8 @@ def test_a_passphrase_needs_a_terminal_or_an_agent(
         argv, cwd=asking.root, capture_output=True, text=True, check=False, start_new_session=True
     )
     assert refused.returncode == 1
-    assert f"{key.private} has a passphrase, and there is no terminal" in refused.stderr
-    assert f"`ssh-add {key.private}` in a terminal, then --key {key.private}.pub" in refused.stderr
-    assert "incorrect passphrase" not in refused.stderr
+    assert "incorrect passphrase" in refused.stderr
+    assert "the public key (.pub) of one that your ssh-agent holds: `ssh-add KEY`" in refused.stderr
 
     answer = tmp_path / "answer"
     answer.write_text("#!/bin/sh\necho opensesame\n")
@@ -227,7 +202,6 @@ def test_a_key_that_cannot_sign(asking: Project, tmp_path: Path) -> None:
     assert said.count("No such file") == 1
     assert "hint: name a private key" in said
     assert [*asking.store.bundles.glob("*.sig")] == []
-    assert "missing option" in ended(asking, "sign", status=2)
 
 
 def test_without_require_a_signature_is_only_shown(asking: Project, mallory: Key) -> None:

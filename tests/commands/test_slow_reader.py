@@ -9,14 +9,13 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.support.building import STAGER, Project
-from tests.support.processes import until
-from tests.support.small_torch import TORCH
-from tests.support.wheelhouse import make_wheel
+from tests.support.job_processes import find_node_programs
+from tests.support.processes import start, until
+from tests.support.small_torch import with_small_torch
 
 TRAIN = """\
 import pathlib, sys
@@ -30,27 +29,16 @@ LINES = 300_000
 
 
 @pytest.fixture
-def ready(project: Project, wheelhouse: Path) -> Project:
+def ready(project: Project) -> Project:
     """A project whose one rank prints much."""
-    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
-    (project.root / "train.py").write_text(TRAIN)
-    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
-    project.build()
-    return project
+    return with_small_torch(project, TRAIN)
 
 
 @contextmanager
 def running(project: Project, lines: int) -> Iterator[subprocess.Popen[str]]:
     """A job whose output nobody reads as yet."""
     argv = [*STAGER, "run", "--allocation", "local", "--log-dir", "logs", "--", "train.py"]
-    started = subprocess.Popen(
-        [*argv, str(lines)],
-        cwd=project.root,
-        env=dict(os.environ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    started = start([*argv, str(lines)], cwd=project.root)
     try:
         yield started
     finally:
@@ -84,7 +72,7 @@ def test_ranks_and_logs_go_on_and_the_rest_is_shown_later(ready: Project) -> Non
 def test_the_result_comes_from_the_file_where_the_driver_has_not_waited(ready: Project) -> None:
     with running(ready, 30_000) as started:
         assert until(lambda: has_result(ready))
-        (driver,) = drivers(ready)
+        (driver,) = find_node_programs(ready, "drive")
         os.kill(driver, signal.SIGKILL)  # as it ends by itself after a minute
         out, err = started.communicate(timeout=300)
     assert started.returncode == 0, err
@@ -92,17 +80,3 @@ def test_the_result_comes_from_the_file_where_the_driver_has_not_waited(ready: P
     assert out.split()[0] == "0"
     (events,) = (ready.root / "logs").glob("events.*.jsonl")
     assert json.loads(events.read_text().splitlines()[-1])["ok"] is True
-
-
-def drivers(project: Project) -> list[int]:
-    """The drivers of a project's job, by the node program that they run."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile
-            continue
-        ours = any(word.startswith(os.fsencode(project.store.root)) for word in words)
-        if ours and b"drive" in words:
-            found.append(int(entry.name))
-    return found

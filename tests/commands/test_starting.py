@@ -20,6 +20,7 @@ from stager.pack.bundle import Packed
 from stager.pack.node_program import add_bytecode, find_compiled_program, make_node_program
 from tests.support.bundles import fetch_decompressor, make_bundle, node_program
 from tests.support.jobs import job_for
+from tests.support.processes import Done, run
 from tests.support.wheelhouse import make_wheel
 
 
@@ -48,7 +49,7 @@ def driver(program: Path, packed: Packed, folder: Path, **changed: Any) -> list[
 def modules(argv: list[str], said: str = "") -> set[str]:
     """What a Python program imports, by its own report."""
     argv = [argv[0], "-X", "importtime", *argv[1:]]
-    done = subprocess.run(argv, input=said, capture_output=True, text=True, check=False)
+    done = run(argv, given=said)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (line for line in done.stderr.splitlines() if line.startswith("import time:"))
     return {line.rpartition("|")[2].strip() for line in lines}
@@ -147,9 +148,8 @@ def rewritten(path: Path, change: dict[str, bytes]) -> Path:
     return changed
 
 
-def run(path: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-I", "-S", str(path)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
+def started(path: Path) -> Done:
+    return run([sys.executable, "-I", "-S", path])
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_bytecode_is_what_runs(small: Path) -> None:
     sources = dict.fromkeys(("__main__.py", "other.py"), b"raise RuntimeError('compiled')\n")
-    done = run(rewritten(small, sources))
+    done = started(rewritten(small, sources))
     assert (done.returncode, done.stdout) == (0, "main other\n"), done.stderr
 
 
@@ -177,7 +177,7 @@ def test_bytecode_of_another_python_is_passed_over(small: Path) -> None:
         codes = {name: archive.read(name) for name in archive.namelist() if name.endswith(".pyc")}
     assert set(codes) == {"__main__.pyc", "other.pyc"}
     foreign = {name: b"\0\0\r\n" + code[4:] for name, code in codes.items()}
-    done = run(rewritten(small, foreign))
+    done = started(rewritten(small, foreign))
     assert (done.returncode, done.stdout) == (0, "main other\n"), done.stderr
 
 
@@ -209,7 +209,7 @@ def test_a_program_is_compiled_once_and_again_when_it_is_damaged(
         made.write_bytes(damaged)
         assert find_compiled_program(source, store) == made
         assert made.read_bytes() == whole or os.path.getsize(made) == len(whole)
-        assert run(made).returncode == 2  # it wants a command
+        assert started(made).returncode == 2  # it wants a command
     made.write_bytes(small.read_bytes())  # whole, and of another program
     find_compiled_program(source, store)
     assert made.read_bytes() == whole or os.path.getsize(made) == len(whole)

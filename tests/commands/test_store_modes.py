@@ -19,6 +19,7 @@ from stager.core.values import Target
 from stager.layers.layer_build import make_layers
 from tests.support.building import STAGER, Project, left_behind, source_of
 from tests.support.needs import needs
+from tests.support.processes import run, start
 from tests.support.users import GROUP, as_user
 from tests.support.wheelhouse import make_wheel
 
@@ -119,14 +120,7 @@ def build(shared: Path, user: int) -> subprocess.Popen[str]:
         "PIP_FIND_LINKS": str(shared / "wheels"),
         "PYTHONPATH": str(REPO),
     }
-    return subprocess.Popen(
-        as_user(user, argv),
-        cwd=home,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start(as_user(user, argv), cwd=home, env=env)
 
 
 def finished(process: subprocess.Popen[str]) -> dict[str, object]:
@@ -168,7 +162,7 @@ def test_without_the_group_the_store_stays_closed(shared: Path) -> None:
         "except StagerError as exc: sys.exit(f'{exc.message} {exc.hint}')\n"
     )
     argv = as_user(USERS[0], [sys.executable, "-c", code, str(shared / "store")], group=1)
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
+    done = run(argv, cwd=REPO)
     assert done.returncode == 1
     assert "Permission denied" in done.stderr
     assert "2770" in done.stderr

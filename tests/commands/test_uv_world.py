@@ -112,23 +112,6 @@ default = true
     assert project.stager("build", "--locked", "--offline").returncode == 0
 
 
-def test_one_more_package_and_the_others_stay(project: Project, wheelhouse: Path) -> None:
-    project.settings("alpha", "beta<2").build()
-    added = make_wheel(wheelhouse, "tqdm")
-    project.settings("alpha", "beta", "tqdm")
-    done = project.stager("build")
-    assert done.returncode == 0, done.stderr
-    assert packages(project) == {"alpha": "1.0", "beta": "1.1", "tqdm": "1.0"}
-    assert "  packages: added tqdm 1.0" in done.stderr
-    assert " new to nodes;" in done.stderr  # bytes of the layers that nodes lack
-    changes = printed(project, "build", "--upgrade-package", "beta")["changes"]
-    assert changes["added"] == changes["removed"] == []
-    (one,) = changes["changed"]
-    assert (one["name"], one["old"], one["new"]) == ("beta", "1.1", "2.0")
-    assert 0 < one["bytes"] <= changes["bytes"]  # of layers: as they are sent
-    assert added.exists()
-
-
 def test_a_script_that_brings_its_own(project: Project, wheelhouse: Path) -> None:
     make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
     (project.root / "stager.toml").unlink()

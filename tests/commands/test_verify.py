@@ -15,21 +15,6 @@ from tests.support.torch_project import Ran, TorchProject
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 LOCAL = ("--allocation", "local")
-VERIFY_KEYS = {
-    "schema", "ok", "bundle", "id", "job_id", "nodes", "log_dir", "seconds", "left_out", "ended_by",
-    "bytes_broadcast", "plan", "deep", "repaired", "host_problems",
-    "send_seconds", "unpack_seconds",
-}  # fmt: skip
-NODE_KEYS = {
-    "node", "ok", "python", "packages", "origin_ok", "interface", "address", "seconds", "problems"
-}  # fmt: skip
-RUN_KEYS = {
-    "schema", "ok", "job_id", "bundle", "id", "nodes", "world_size", "launcher", "backend",
-    "exit_codes", "log_dir", "bytes_broadcast", "seconds", "first_failure", "task_codes",
-    "left_out", "ended_by", "collected", "plan", "trained", "consequences", "restarts", "logs_lost",
-    "notes",
-    "repaired", "send_seconds", "unpack_seconds",
-}  # fmt: skip
 NODE_LINE = re.compile(
     r"NODE (local\d) OK -> PY 3\.\d+ torch 2\.13\.0\S* tfm \S+ datasets \S+ numpy \S+"
 )
@@ -66,13 +51,11 @@ def test_scripts_get_every_nodes_facts_and_staging_is_done_once(
     ran = torch_project.job("verify", cwd=tmp_path)
     report = ran.report
     assert (ran.code, report["ok"], report["schema"]) == (0, True, 1)
-    assert set(report) == VERIFY_KEYS
     assert report["bundle"] == str(torch_project.bundle)
     assert report["log_dir"] == str(tmp_path / "logs")
     assert set(report["seconds"]) == {"preflight", "place", "unpack", "probe"}
     assert [node["node"] for node in report["nodes"]] == ["local1", "local2"]
     for node in report["nodes"]:
-        assert set(node) == NODE_KEYS
         assert (node["ok"], node["origin_ok"], node["problems"]) == (True, True, [])
         assert (node["interface"], node["address"]) == ("lo", "127.0.0.1")
         assert node["packages"]["torch"].startswith("2.13.0")
@@ -111,7 +94,6 @@ def test_a_users_own_script_runs_unchanged_and_an_edit_counts(
     report = json.loads(done.stdout)
     ran = Ran(code=done.returncode, report=report, stderr=done.stderr, logs=tmp_path / "logs")
     assert ran.code == 0
-    assert set(report) == RUN_KEYS
     assert (report["ok"], report["first_failure"], report["bytes_broadcast"]) == (True, None, 0)
     assert (report["world_size"], report["launcher"], report["backend"]) == (4, "torchrun", "gloo")
     assert report["exit_codes"] == {"local1": 0, "local2": 0}

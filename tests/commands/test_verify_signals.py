@@ -30,21 +30,11 @@ GONE_AFTER = 300
 """Seconds within which all processes of a job must have ended, whatever happened."""
 
 
-def begin(
-    torch_project: TorchProject, folder: Path, *slow: str, program: str = WAIT
-) -> subprocess.Popen[str]:
+def begin(torch_project: TorchProject, folder: Path, *slow: str) -> subprocess.Popen[str]:
     """Start a job of two nodes, with one rank each, and wait until the ranks are at work."""
-    (folder / "wait.py").write_text(program)
-    options = [
-        "--allocation",
-        "local",
-        "--nodes",
-        "2",
-        "--nproc-per-node",
-        "1",
-        "--bundle",
-        torch_project.bundle,
-    ]
+    (folder / "wait.py").write_text(WAIT)
+    options = ["--allocation", "local", "--nodes", "2", "--nproc-per-node", "1"]
+    options += ["--bundle", torch_project.bundle]
     argv = ["run", "--json", "--log-dir", folder / "logs", *options, "--", "wait.py", *slow]
     started = torch_project.start(*argv, cwd=folder)
     begun = [folder / "begun0", folder / "begun1"]
@@ -102,16 +92,8 @@ def test_killed_or_with_its_terminal_gone(
 def test_the_reader_of_the_output_goes_away(torch_project: TorchProject, tmp_path: Path) -> None:
     """As in ``stager run ... | head -1``."""
     (tmp_path / "talk.py").write_text("while True: print('line', flush=True)\n")
-    options = [
-        "--allocation",
-        "local",
-        "--nodes",
-        "1",
-        "--nproc-per-node",
-        "1",
-        "--bundle",
-        torch_project.bundle,
-    ]
+    options = ["--allocation", "local", "--nodes", "1", "--nproc-per-node", "1"]
+    options += ["--bundle", torch_project.bundle]
     argv = ["run", "--log-dir", tmp_path / "logs", *options, "--", "talk.py"]
     started = torch_project.start(*argv, cwd=tmp_path)
     assert started.stdout is not None
@@ -122,27 +104,3 @@ def test_the_reader_of_the_output_goes_away(torch_project: TorchProject, tmp_pat
     assert "Traceback" not in err
     assert "BrokenPipe" not in err
     assert torch_project.left_over() == []
-
-
-SAVE = """\
-import os, pathlib, signal, time
-received = []
-for number in (signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda number, frame: received.append(number))
-pathlib.Path("begun" + os.environ["RANK"]).touch()
-while {*received} != {signal.SIGUSR1, signal.SIGUSR2}:
-    time.sleep(0.05)
-"""
-
-
-def test_signals_for_the_ranks_reach_them(torch_project: TorchProject, tmp_path: Path) -> None:
-    """Programs write a checkpoint on SIGUSR1 or SIGUSR2; the job goes on."""
-    started = begin(torch_project, tmp_path, program=SAVE)
-    started.send_signal(signal.SIGUSR1)
-    started.send_signal(signal.SIGUSR2)
-    out, err = started.communicate(timeout=GONE_AFTER)
-    assert started.returncode == 0, err
-    log = next((tmp_path / "logs").glob("*.local2.1.out")).read_text()
-    for name in ("SIGUSR1", "SIGUSR2"):
-        assert f"stager: {name} was passed on to rank 1" in log
-    assert json.loads(out)["ok"] is True

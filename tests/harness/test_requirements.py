@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import requirements
+from tests.support.processes import run
 
 REPO = Path(__file__).resolve().parents[2]
 MARKED = "tests/commands/test_starting.py"  # has one test with the mark, which needs strace
@@ -21,7 +21,7 @@ def run_python(folder: Path, *arguments: str, ci: bool = False) -> tuple[int, st
     variables = {"PATH": str(folder), requirements.SKIPPED_FILE: str(folder / "noted")}
     env = {**os.environ, **variables, "CI": str(ci).lower()}
     argv = [sys.executable, *arguments]
-    done = subprocess.run(argv, cwd=REPO, env=env, capture_output=True, text=True, check=False)
+    done = run(argv, cwd=REPO, env=env)
     return done.returncode, done.stdout
 
 

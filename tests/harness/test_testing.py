@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.needs import needs
+from tests.support.processes import run
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 STUBS = """
@@ -48,17 +48,13 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def run(folder: Path, *arguments: str, before: str = ":") -> tuple[int, str, list[int]]:
+def run_tests(folder: Path, *arguments: str, before: str = ":") -> tuple[int, str, list[int]]:
     """Exit status, what is said, and the signals ignored by each pytest that is started."""
     trace = folder / "trace"
-    done = subprocess.run(
+    done = run(
         ["bash", "-c", f'{before}; exec bash scripts/test "$@"', "bash", *arguments],
         cwd=folder,
         env={**os.environ, "TRACE": str(trace), "CI": "false"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     lines = trace.read_text().splitlines() if trace.exists() else []
     return done.returncode, done.stderr, [int(line.split()[1], 16) for line in lines]
@@ -67,7 +63,7 @@ def run(folder: Path, *arguments: str, before: str = ":") -> tuple[int, str, lis
 @pytest.mark.parametrize("arguments", [(), ("-x", "tests/slurm/test_ends.py"), ("tests/",)])
 def test_a_checkout_that_slurm_nodes_cannot_see(arguments: tuple[str, ...], folder: Path) -> None:
     needs("root")
-    code, said, started = run(folder, *arguments)
+    code, said, started = run_tests(folder, *arguments)
     if folder.is_relative_to("/tmp"):
         assert (code, started) == (1, [])
         assert f"error: this checkout is in {folder}, which the tests' Slurm nodes" in said
@@ -79,37 +75,18 @@ def test_a_checkout_that_slurm_nodes_cannot_see(arguments: tuple[str, ...], fold
 
 def test_ctrl_c_works_in_tests_that_a_script_starts_in_the_background(folder: Path) -> None:
     arguments = () if folder.is_relative_to("/var/tmp") else ("tests/bundle",)
-    code, said, started = run(folder, *arguments, before='trap "" INT QUIT')
+    code, said, started = run_tests(folder, *arguments, before='trap "" INT QUIT')
     assert (code, said) == (0, "")
     assert len(started) == (1 if arguments else 2)
     assert [mask & CTRL_C for mask in started] == [0] * len(started)
 
 
-def test_a_package_that_cannot_be_had_does_not_keep_out_the_others(folder: Path) -> None:
-    python = folder / ".venv-test" / "bin" / "python"
-    missing = "tests/support/requirements.py) printf '%s\\n' strace no-such;"
-    python.write_text(SHOW.replace("tests/support/requirements.py)", missing))
-    with (folder / "scripts" / "environment.sh").open("a") as handle:
-        handle.write('may_install() { :; }\nsay() { echo "$*" >&2; }\n')
-    apt = folder / "programs" / "apt-get"
-    apt.parent.mkdir()
-    apt.write_text(f'#!/bin/sh\necho "$*" >>{folder}/asked\ncase $* in *no-such*) exit 100; esac\n')
-    apt.chmod(0o755)
-    code, said, started = run(folder, "tests/bundle", before=f"PATH={apt.parent}:$PATH")
-    assert (code, len(started)) == (0, 1)
-    options = "install -y -qq --no-install-recommends"
-    asked = (folder / "asked").read_text().splitlines()
-    assert asked[1:] == [f"{options} {names}" for names in ("strace no-such", "strace", "no-such")]
-    assert said.startswith("installing with apt-get: strace no-such\n")
-    assert "the tests that need them are skipped" in said
-
-
-@pytest.mark.parametrize("part", ["tests", "tests/slurm"])
+@pytest.mark.parametrize("part", ["tests/stager", "tests/slurm"])
 def test_one_part_that_fails_is_enough(
     part: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if folder.is_relative_to("/tmp"):
         return  # it is refused there
     monkeypatch.setenv("FAILING", part)
-    code, _, started = run(folder)
+    code, _, started = run_tests(folder)
     assert (code, len(started)) == (1, 2)

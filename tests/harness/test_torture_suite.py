@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import run
 from tests.support.torture_rounds import breaks, fails, hangs, leaves, round_of
-from tests.torture import deadline
 from tests.torture.rounds import BROKEN
 
 REPO = Path(__file__).resolve().parents[2]
@@ -42,14 +41,7 @@ def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path)
         f"r = t.round_of(Path({str(tmp_path)!r})); "
         f"print(json.dumps(isolation.play(t.{attempt.__name__}, r, seconds={seconds}, own=False)))"  # type: ignore[attr-defined]
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    done = run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(REPO)})
     told = json.loads(done.stdout)
     assert (told["outcome"], told["promise"]) == (BROKEN, promise)
     if attempt in (hangs, breaks):
@@ -66,17 +58,3 @@ def test_ctrl_c_ends_the_suite_and_leaves_nothing(tmp_path: Path) -> None:
         said = process.communicate(timeout=300)[1]
     assert process.returncode == -signal.SIGINT, said
     assert not list(Path("/var/tmp").glob(f"stager-torture-{process.pid}-*"))
-
-
-def test_a_deadline_waits_for_a_busy_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = tmp_path / "loadavg"
-    monkeypatch.setattr(deadline, "_LOAD", load)
-    limit = deadline.Deadline(0.02)
-    load.write_text("900.00 400.00 200.00 1000000/1000100 5\n")  # thousands of times too many
-    time.sleep(0.1)
-    assert not limit.passed()
-    load.write_text("0.10 0.10 0.10 1/100 5\n")
-    time.sleep(0.1)
-    assert limit.passed()

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from stager.config.load import parse
 from stager.core.store import Store
 from tests.support.architecture import ORDER
 from tests.support.building import Supplies
+from tests.support.processes import Done, run
 from tests.support.small_torch import TORCH
 from tests.support.torch_project import REQUIREMENTS
 from tests.support.wheelhouse import make_wheel
@@ -201,20 +201,9 @@ def test_the_sample_session_uses_real_options(command: list[str]) -> None:
         assert option in done.stdout
 
 
-def _run(
-    command: list[str], folder: Path, env: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], folder: Path, env: Mapping[str, str]) -> Done:
     program = str(Path(sys.executable).with_name(command[0]))
-    return subprocess.run(
-        [program, *command[1:]],
-        cwd=folder,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run([program, *command[1:]], cwd=folder, env=dict(env))
 
 
 def _rows(text: str) -> list[list[str]]:

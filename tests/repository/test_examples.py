@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.pictures import digits, nothing, things
+from tests.support.processes import start
 from tests.support.torch_project import TorchProject
 
 pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.network]
@@ -70,22 +70,15 @@ def test_the_two_terminal_way_of_the_document(torch_project: TorchProject, tmp_p
         .replace("29500", "29817")
         for line in lines
     )
-    running = [
-        subprocess.Popen(
-            [
-                "sh",
-                "-c",
-                "\n".join([*settings, f"exec {line} --out {tmp_path}/out{node} --subset 640"]),
-            ],
-            cwd=tmp_path,
-            env=dict(torch_project.env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    commands = [
+        f"exec {line} --out {tmp_path}/out{node} --subset 640"
         for node, line in enumerate((first, second))
     ]
-    said = [one.communicate(timeout=300)[0] for one in running]
+    running = [
+        start(["sh", "-c", "\n".join([*settings, line])], cwd=tmp_path, env=torch_project.env)
+        for line in commands
+    ]
+    said = [one.communicate(timeout=300) for one in running]
     assert [one.returncode for one in running] == [0, 0], said
     assert json.loads((tmp_path / "out0" / "metrics.json").read_text())["world_size"] == 4
 

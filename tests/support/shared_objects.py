@@ -91,11 +91,6 @@ def glibc(*versions: str, weak: bool = False, machine: int = X86_64) -> bytes:
     return SharedObject(versions={"libc.so.6": names}, weak=weak, machine=machine).data()
 
 
-def musl() -> bytes:
-    """A library that was linked on Alpine Linux."""
-    return SharedObject(versions={}, needed=["libc.musl-x86_64.so.1"]).data()
-
-
 def _segment(kind: int, offset: int, size: int) -> bytes:
     return struct.pack("<IIQQQQQQ", kind, 6, offset, offset, offset, size, size, 0x1000)
 

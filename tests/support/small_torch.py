@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tests.support.building import Project
+from tests.support.wheelhouse import make_wheel
+
 LAUNCHER = """\
 import os, subprocess, sys
 
@@ -39,3 +42,12 @@ TORCH = {
     "torch/distributed/elastic/rendezvous/__init__.py": "",
     "torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py": "",
 }
+
+
+def with_small_torch(project: Project, program: str, more: str = "") -> Project:
+    """The project with this torch and a program, and more settings of its launch; built."""
+    make_wheel(project.root.parent / "wheelhouse", "torch", "2.13.0", files=TORCH)
+    (project.root / "train.py").write_text(program)
+    launch = f'torch-backend = "none"\n[launch]\nbackend = "gloo"\n{more}'
+    project.settings("alpha", "torch", more=launch).build()
+    return project

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tests.support.needs import lacks, needs
 
@@ -23,3 +25,13 @@ def as_user(user: int, argv: Sequence[str], *, group: int = GROUP) -> list[str]:
     except (OSError, subprocess.CalledProcessError) as exc:
         lacks("root", f"commands cannot be run as another user: {exc}")
     return [*prefix, *argv]
+
+
+@contextmanager
+def umask(value: int) -> Iterator[None]:
+    """With another umask of this process."""
+    before = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(before)

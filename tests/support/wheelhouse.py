@@ -210,13 +210,6 @@ DAMAGED: Mapping[str, Callable[[Path], Path]] = {
 """Kind of damage to a function that writes such a wheel of project ``bad`` 1.0 into a folder."""
 
 
-def conflicting_pair(folder: Path) -> tuple[Path, Path]:
-    """Two wheels, each correct, that install one path with different content."""
-    one = make_wheel(folder, "clash-one", files={"clash/shared.py": "WHO = 'one'\n"})
-    two = make_wheel(folder, "clash-two", files={"clash/shared.py": "WHO = 'two'\n"})
-    return one, two
-
-
 # --- a standard set ------------------------------------------------------------------------------
 
 

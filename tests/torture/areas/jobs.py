@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bundle.format.manifest import ManifestError, parse
 from bundle.protocol.digest import Digest, canonical_json
-from bundle.protocol.job import parse_job
+from bundle.protocol.job import Job
 from bundle.protocol.problem import NodeError
 from tests.support.bundles import node_program
 
@@ -57,7 +57,7 @@ def _manifest(value: Any) -> str:
 
 
 def _job(value: Any) -> str:
-    return fuzz.reads(lambda: parse_job(value), NodeError, value)
+    return fuzz.reads(lambda: Job.from_json(value), NodeError, value)
 
 
 def _program(round_: Round, kind: str, job: object) -> str:
