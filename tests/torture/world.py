@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.environment.unpack import unpack
+from bundle.environment.unpack import Source, unpack
 from bundle.node.node_root import make_secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -173,6 +173,7 @@ def unpack_below(base: Path, bundle: Path, identity: str, processes: int = 1) ->
         expected=identity,
         python=BASE_PYTHON,
         processes=processes,
+        source=Source(),
     )
     return Path(made.path)
 
