@@ -1,6 +1,6 @@
-"""``@dataclass`` for an eighth of what the standard one costs when a module is imported.
+"""``@dataclass`` for about a sixth of what the standard one costs when a module is imported.
 
-That compiles up to seven methods of each class with ``exec`` (all at once since Python 3.13:
+That compiles up to six methods of each class with ``exec`` (all at once since Python 3.13:
 https://github.com/python/cpython/issues/109870), and looks up the signature of a class without a
 docstring. For 190 classes it took half of the time that a command needs before its job starts. This
 one has it compile ``__init__`` only; the other methods are shared by all classes. That nothing is
