@@ -1,10 +1,10 @@
-"""``@dataclass`` for about a sixth of what the standard one costs when a module is imported.
+"""``@dataclass`` that costs next to nothing when a module is imported.
 
-That compiles up to six methods of each class with ``exec`` (all at once since Python 3.13:
-https://github.com/python/cpython/issues/109870), and looks up the signature of a class without a
-docstring. For 190 classes it took half of the time that a command needs before its job starts. This
-one has it compile ``__init__`` only; the other methods are shared by all classes. That nothing is
-assigned to the fields of a frozen one is left to the type checker.
+The standard one compiles up to six methods of each class with ``exec`` (all at once since Python
+3.13: https://github.com/python/cpython/issues/109870). A command imports 190 of them before its job
+starts, and uses a few dozen. This one has the standard one make the fields and ``__init__`` of a
+class when it is first used; the other methods are shared by all classes. That nothing is assigned
+to the fields of a frozen one is left to the type checker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
 
@@ -25,16 +25,51 @@ else:
         """Return a class with the methods of a dataclass; the options are those of the standard."""
         if cls is None:
             return functools.partial(dataclass, frozen=frozen, **options)
-        cls.__doc__ = cls.__doc__ or cls.__name__
         own = dict(vars(cls))
-        made = dataclasses.dataclass(cls, **{**options, "repr": False, "eq": False})
-        shared = {"__repr__": _format} if options.get("repr", True) else {}
+        cls.__doc__ = cls.__doc__ or cls.__name__
+        shared = {"__init__": _make_first_init(cls)} if options.get("init", True) else {}
+        if options.get("repr", True):
+            shared["__repr__"] = _format
         if options.get("eq", True):
             shared |= {"__eq__": _is_equal, "__hash__": _compute_hash if frozen else None}
         for name, method in shared.items():
             if name not in own:
-                setattr(made, name, method)
-        return made
+                setattr(cls, name, method)
+        for name, value in own.items():
+            if isinstance(value, dataclasses.Field):
+                delattr(cls, name)
+                if value.default is not dataclasses.MISSING:
+                    setattr(cls, name, value.default)
+        cls.__dataclass_fields__ = _UnusedFields(cls, own, options)
+        return cls
+
+
+class _UnusedFields:
+    """Stands for the fields of a class until something asks for them."""
+
+    def __init__(self, kind: type, own: dict[str, Any], options: dict[str, bool]) -> None:
+        self.kind, self.own, self.options = kind, own, options
+
+    def __get__(self, instance: object, owner: type) -> object:
+        # Made beside the class, which other threads may be using: each would make the same.
+        kind, own = self.kind, self.own
+        bases = tuple(base for base in kind.__mro__[1:] if "__dataclass_fields__" in vars(base))
+        names = {"__annotations__", "__module__", "__post_init__", *own.get("__annotations__", ())}
+        body = {name: value for name, value in own.items() if name in names}
+        made = type(kind.__name__, bases, body)
+        dataclasses.dataclass(**{**self.options, "repr": False, "eq": False})(made)
+        for name in ("__init__", "__dataclass_params__", "__dataclass_fields__"):
+            if name in vars(made) and name not in own:
+                setattr(kind, name, vars(made)[name])
+        return vars(kind)["__dataclass_fields__"]
+
+
+def _make_first_init(kind: Any) -> Callable[..., None]:  # noqa: ANN401
+    def init(self: object, *values: object, **named: object) -> None:
+        dataclasses.fields(kind)  # sets the true `__init__`
+        kind.__init__(self, *values, **named)
+
+    return init
 
 
 def _format(self: object) -> str:

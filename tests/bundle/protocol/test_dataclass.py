@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -56,3 +56,29 @@ def test_one_that_changes_or_is_only_itself(decorate: Callable[..., Any]) -> Non
         hash(count)
     assert Self() != Self()
     assert (str(Self()), len({Self(), Self()})) == ("me", 2)
+
+
+@BOTH
+def test_its_fields_are_known_before_and_without_an_instance(decorate: Callable[..., Any]) -> None:
+    @decorate(kw_only=True)
+    class Base:
+        kind: ClassVar[str] = "base"
+        names: list[str] = field(default_factory=list)
+        size: int = field(default=1)
+
+        def __post_init__(self) -> None:
+            self.size += 1
+
+    @decorate
+    class Empty(Base):
+        pass
+
+    class Plain(Empty):
+        def __init__(self) -> None:
+            super().__init__(size=5)
+
+    assert (Base.size, hasattr(Base, "names")) == (1, False)
+    assert [each.name for each in dataclasses.fields(Plain)] == ["names", "size"]
+    assert (Plain().size, Empty(names=["x"]).names, Base().names) == (6, ["x"], [])
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        Empty(other=1)
